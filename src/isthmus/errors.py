@@ -1,0 +1,140 @@
+"""Everything Isthmus raises on purpose, branched by who can act on it.
+
+    IsthmusError
+    ├── DataError (ValueError)          the person with the file: file, line, text, cure
+    ├── ConfigError (ValueError)        the person with the configuration: key, value, nearest
+    ├── MissingExtra (ImportError)      the person with the environment: pip install isthmus[…]
+    ├── PrivacyError                    the silo's owner
+    │   ├── BudgetExhausted             a release would overspend: peer, asked, left
+    │   └── ProtocolError               a message that is not what the protocol says
+    ├── FederationError                 the coordinator
+    │   ├── RoundFailed                 too few usable answers: round, silos
+    │   └── IncompatibleUpdate          silo, expected, got
+    └── ServiceError                    the operator
+        ├── SiloUnavailable
+        └── Refused
+
+A message names both clashing facts and the cure, on one line. Messages that travel to a peer never
+echo terms, ids or counts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from os import PathLike
+
+
+class IsthmusError(Exception):
+    """The root: `except IsthmusError` catches every failure Isthmus foresees."""
+
+
+class DataError(IsthmusError, ValueError):
+    """Input that cannot be read as what it claims to be."""
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: str | PathLike[str] | None = None,
+        line: int | None = None,
+        text: str | None = None,
+        cure: str | None = None,
+    ) -> None:
+        self.problem = problem
+        self.file = None if file is None else str(file)
+        self.line = line
+        self.text = None if text is None else _shorten(text)
+        self.cure = cure
+        where = "" if self.file is None else f"{self.file}:{line}: " if line else f"{self.file}: "
+        shown = "" if self.text is None else f": {self.text!r}"
+        hint = "" if cure is None else f" ({cure})"
+        super().__init__(f"{where}{problem}{shown}{hint}")
+
+
+class ConfigError(IsthmusError, ValueError):
+    """A configuration key or value that Isthmus does not know."""
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        key: str | None = None,
+        value: object = None,
+        known: Iterable[str] = (),
+    ) -> None:
+        self.key = key
+        self.value = value
+        self.nearest = nearest(key or "", known) if known else None
+        hint = f" (did you mean {self.nearest!r}?)" if self.nearest else ""
+        super().__init__(f"{problem}{hint}")
+
+
+class MissingExtra(IsthmusError, ImportError):
+    """An optional room was entered without its furniture."""
+
+    def __init__(self, extra: str, purpose: str) -> None:
+        self.extra = extra
+        super().__init__(f"{purpose} needs an optional package: pip install 'isthmus[{extra}]'")
+
+
+class PrivacyError(IsthmusError):
+    """Something private would have left a silo, or a message was not what it should be."""
+
+
+class BudgetExhausted(PrivacyError):
+    """A release would spend more than the budget has left; nothing was released."""
+
+    def __init__(self, peer: str, asked: float, left: float) -> None:
+        self.peer, self.asked, self.left = peer, asked, left
+        super().__init__(
+            f"the release asks for ε = {asked:g} but only {left:g} is left for {peer}"
+            " (raise the budget in the silo's policy, or ask for less)"
+        )
+
+
+class ProtocolError(PrivacyError):
+    """A malformed, replayed, truncated or oversized message."""
+
+
+class FederationError(IsthmusError):
+    """Training across silos could not go on."""
+
+
+class RoundFailed(FederationError):
+    """Too few silos gave a usable answer."""
+
+    def __init__(self, round: int, silos: dict[str, str], needed: int) -> None:
+        self.round, self.silos = round, silos
+        told = ", ".join(f"{silo}: {why}" for silo, why in sorted(silos.items())) or "no silo answered"
+        super().__init__(f"round {round} needs {needed} usable answers ({told})")
+
+
+class IncompatibleUpdate(FederationError):
+    """A silo's parameters do not fit the model."""
+
+    def __init__(self, silo: str, expected: str, got: str) -> None:
+        self.silo, self.expected, self.got = silo, expected, got
+        super().__init__(f"{silo} sent {got} where the model has {expected}")
+
+
+class ServiceError(IsthmusError):
+    """A node or the broker could not serve."""
+
+
+class SiloUnavailable(ServiceError):
+    """A silo did not answer in time, or at all."""
+
+
+class Refused(ServiceError):
+    """The other side knows us and said no."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` was probably meant to be, if any is close enough."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def _shorten(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
