@@ -1,0 +1,7 @@
+"""The tables everything travels in: rankings, judgements, feature rows, corpora."""
+
+from isthmus.tables.corpus import SPLITS, Corpus, Documents, Queries
+from isthmus.tables.letor import Letor
+from isthmus.tables.rankings import UNJUDGED, Qrels, Run
+
+__all__ = ["SPLITS", "UNJUDGED", "Corpus", "Documents", "Letor", "Qrels", "Queries", "Run"]

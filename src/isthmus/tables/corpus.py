@@ -1,0 +1,136 @@
+"""`Corpus`: documents, queries and judgements, dealt into silos and splits.
+
+Ids are unique in the whole corpus, whichever silo holds a document, so one set of judgements serves
+every way of dealing; outside the federation a document is addressed as `silo/id`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import DataError
+from isthmus.tables.ids import IntArray, frozen
+from isthmus.tables.rankings import Qrels
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """Titles and bodies in parallel columns; `silos[i]` is a position in `Corpus.silos`."""
+
+    ids: tuple[str, ...]
+    titles: tuple[str, ...]
+    bodies: tuple[str, ...]
+    silos: IntArray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Title and body together, as a full-text index reads a document."""
+        pairs = zip(self.titles, self.bodies, strict=True)
+        return tuple(f"{title}\n{body}" if title else body for title, body in pairs)
+
+    def take(self, rows: NDArray[Any]) -> Documents:
+        """The documents at these positions (integers or a mask)."""
+        chosen = np.arange(len(self))[rows].tolist()
+        return Documents(
+            tuple(self.ids[row] for row in chosen),
+            tuple(self.titles[row] for row in chosen),
+            tuple(self.bodies[row] for row in chosen),
+            frozen(self.silos[chosen]),
+        )
+
+    def __repr__(self) -> str:
+        return f"Documents({len(self):,})"
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """Query texts in parallel columns; `splits[i]` is one of `SPLITS`, `own` the document (if any)
+    a query was made from, which is never a candidate for it."""
+
+    ids: tuple[str, ...]
+    texts: tuple[str, ...]
+    silos: IntArray
+    splits: tuple[str, ...]
+    own: tuple[str | None, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: NDArray[Any]) -> Queries:
+        """The queries at these positions (integers or a mask)."""
+        chosen = np.arange(len(self))[rows].tolist()
+        return Queries(
+            tuple(self.ids[row] for row in chosen),
+            tuple(self.texts[row] for row in chosen),
+            frozen(self.silos[chosen]),
+            tuple(self.splits[row] for row in chosen),
+            tuple(self.own[row] for row in chosen) if self.own else (),
+        )
+
+    def __repr__(self) -> str:
+        return f"Queries({len(self):,})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Corpus:
+    """A collection with its judgements, seen whole; `silo(name)` is what one silo may see."""
+
+    name: str
+    documents: Documents
+    queries: Queries
+    qrels: Qrels
+    silos: tuple[str, ...] = ("all",)
+
+    def silo(self, name: str) -> Corpus:
+        """The documents and queries that one silo holds, with its own queries' judgements."""
+        if name not in self.silos:
+            raise DataError(f"{self.name} has no silo {name!r}", cure=f"silos: {', '.join(self.silos)}")
+        at = self.silos.index(name)
+        return self._restricted(self.documents.silos == at, self.queries.silos == at)
+
+    def split(self, name: str) -> Corpus:
+        """All documents, with the queries of one split."""
+        if name not in SPLITS:
+            raise DataError(f"no split {name!r}", cure=f"splits: {', '.join(SPLITS)}")
+        mask = np.array([split == name for split in self.queries.splits], dtype=bool)
+        return self._restricted(np.ones(len(self.documents), dtype=bool), mask)
+
+    def _restricted(self, documents: NDArray[np.bool_], queries: NDArray[np.bool_]) -> Corpus:
+        kept = self.queries.take(queries)
+        judged = [query for query in kept.ids if query in self.qrels]
+        return replace(self, documents=self.documents.take(documents), queries=kept, qrels=self.qrels[judged])
+
+    def dealt(self, silos: Sequence[str], documents: IntArray, queries: IntArray) -> Corpus:
+        """The same collection with its documents and queries in these silos."""
+        return replace(
+            self,
+            silos=tuple(silos),
+            documents=replace(self.documents, silos=frozen(np.asarray(documents, dtype=np.int64))),
+            queries=replace(self.queries, silos=frozen(np.asarray(queries, dtype=np.int64))),
+        )
+
+    @cached_property
+    def row_of_document(self) -> dict[str, int]:
+        """Where each document stands."""
+        return {document: row for row, document in enumerate(self.documents.ids)}
+
+    def address(self, document: str) -> str:
+        """How the outside names a document: `silo/id`."""
+        return f"{self.silos[self.documents.silos[self.row_of_document[document]]]}/{document}"
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.documents):,} documents, {len(self.queries):,} queries"
+        judged = f"{self.qrels.rows:,} judgements"
+        where = "" if len(self.silos) == 1 else f", {len(self.silos)} silos ({', '.join(self.silos)})"
+        return f"Corpus {self.name!r}: {counts}, {judged}{where}"

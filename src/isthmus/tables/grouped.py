@@ -1,0 +1,111 @@
+"""The grouping arithmetic that every table shares.
+
+A table grouped by query is CSR: the rows of query i are `offsets[i]:offsets[i + 1]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.tables.ids import Ids, IntArray, frozen
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ByQuery:
+    """Rows grouped by query in CSR form; the columns beyond that are the subclass's."""
+
+    queries: tuple[str, ...]
+    offsets: IntArray
+
+    def __len__(self) -> int:
+        """The number of queries."""
+        return len(self.queries)
+
+    @property
+    def rows(self) -> int:
+        """The number of (query, document) pairs."""
+        return int(self.offsets[-1])
+
+    @cached_property
+    def query_of_row(self) -> IntArray:
+        """The position in `queries` that every row belongs to."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    @cached_property
+    def position(self) -> Mapping[str, int]:
+        """Where each query stands in `queries`."""
+        return {query: at for at, query in enumerate(self.queries)}
+
+    def __contains__(self, query: object) -> bool:
+        return query in self.position
+
+    def __getitem__(self, which: str | slice | Sequence[str] | NDArray[Any]) -> Self:
+        """The part of the table about some queries: `run["q7"]`, `run[:10]`, `run[["q7", "q9"]]`.
+
+        A boolean or integer array selects by position. A query the table does not have is a KeyError.
+        """
+        chosen = self._positions(which)
+        lengths = np.diff(self.offsets)[chosen]
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        table = self._take(rows_of(self.offsets, chosen))
+        return replace(table, queries=tuple(self.queries[at] for at in chosen), offsets=frozen(offsets))
+
+    def _positions(self, which: str | slice | Sequence[str] | NDArray[Any]) -> IntArray:
+        if isinstance(which, str):
+            return np.array([self.position[which]])
+        if isinstance(which, slice) or (isinstance(which, np.ndarray) and which.dtype.kind in "bi"):
+            chosen: IntArray = np.arange(len(self))[which]
+            return chosen
+        return np.array([self.position[query] for query in which], dtype=np.int64)
+
+    def _take(self, rows: NDArray[Any]) -> Self:
+        """The same columns at these rows; the caller sets matching queries and offsets."""
+        raise NotImplementedError
+
+    def keep(self, mask: NDArray[np.bool_]) -> Self:
+        """The rows inside the mask; every query stays, if with an empty list."""
+        offsets = offsets_of(self.query_of_row[mask], len(self))
+        return replace(self._take(np.flatnonzero(mask)), offsets=offsets)
+
+    def spans(self) -> Iterator[tuple[str, int, int]]:
+        """Query by query: its id, its first row and the row after its last."""
+        bounds = self.offsets.tolist()
+        return zip(self.queries, bounds[:-1], bounds[1:], strict=True)
+
+
+def group(names: Ids) -> tuple[tuple[str, ...], IntArray, IntArray]:
+    """Number the groups of equally named rows in order of first appearance.
+
+    Returns (name of every group, group of every row, first row of every group). Rows need not arrive
+    grouped.
+    """
+    first = np.full(len(names.vocabulary), len(names), dtype=np.int64)
+    np.minimum.at(first, names.codes, np.arange(len(names)))
+    present = np.flatnonzero(first < len(names))
+    present = present[np.argsort(first[present], kind="stable")]
+    position = np.full(len(names.vocabulary), -1, dtype=np.int64)
+    position[present] = np.arange(len(present))
+    words = names.words
+    return tuple(words[code] for code in present), position[names.codes], first[present]
+
+
+def offsets_of(groups: IntArray, count: int) -> IntArray:
+    """CSR offsets once rows are sorted by group: rows of group g are offsets[g]:offsets[g + 1]."""
+    offsets = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(groups, minlength=count), out=offsets[1:])
+    return frozen(offsets)
+
+
+def rows_of(offsets: IntArray, groups: IntArray) -> IntArray:
+    """The row numbers of the chosen groups, one group after the other."""
+    lengths = np.diff(offsets)[groups]
+    ends = np.cumsum(lengths)
+    shift: IntArray = np.repeat(offsets[groups] - (ends - lengths), lengths)
+    rows: IntArray = np.arange(len(shift)) + shift
+    return rows

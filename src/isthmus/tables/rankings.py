@@ -1,0 +1,364 @@
+"""`Run` and `Qrels`: what was ranked, and what was judged.
+
+Both are frozen, columnar and grouped by query (CSR: the rows of query i are
+`offsets[i]:offsets[i + 1]`). Queries keep the order in which they first appeared; a run's rows are in
+trec_eval's order, score descending and then document id descending as strings; judgements are in
+order of document id. Everything else in Isthmus is array arithmetic over these columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+from isthmus.errors import DataError
+from isthmus.tables.grouped import ByQuery, group, offsets_of
+from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+
+UNJUDGED = np.iinfo(np.int32).min
+"""The grade `Run.grades` gives to a document nobody judged."""
+
+Names: TypeAlias = "Iterable[str] | pa.Array | pa.ChunkedArray | Ids"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Rankings(ByQuery):
+    """What `Run` and `Qrels` share: a document in every row."""
+
+    documents: Ids
+
+    @property
+    def _query_column(self) -> Ids:
+        return Ids.of(self.queries)[self.query_of_row]
+
+    def _aligned(self, other: Self) -> Self | None:
+        """The other table with its queries in this one's order, if both rank the same documents."""
+        if self.rows != other.rows or set(self.queries) != set(other.queries):
+            return None
+        other = other[self.queries]
+        same = np.array_equal(self.offsets, other.offsets) and np.array_equal(
+            self.documents.codes_in(other.documents), other.documents.codes
+        )
+        return other if same else None
+
+    def _show(self, title: str, extra: str, values: NDArray[Any]) -> str:
+        plural = "query" if len(self) == 1 else "queries"
+        lines = [f"{title}{len(self):,} {plural}, {self.rows:,} rows{extra}"]
+        for query, start, end in list(self.spans())[:3]:
+            shown = range(start, min(end, start + 3))
+            pairs = [f"{self.documents.word(row)} {values[row]:g}" for row in shown]
+            lines.append(f"  {query}  " + ", ".join(pairs) + (", …" if end - start > 3 else ""))
+        return "\n".join([*lines, "  …"] if len(self) > 3 else lines)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Run(_Rankings):
+    """Ranked lists: every query's documents with their scores, best first.
+
+    >>> run = Run.from_dict({"q1": {"d1": 0.4, "d2": 0.9}}, name="bm25")
+    >>> run
+    Run 'bm25': 1 query, 2 rows
+      q1  d2 0.9, d1 0.4
+
+    `probabilities`, where a calibrator has added them, never change the order: order is by score.
+    """
+
+    scores: FloatArray
+    probabilities: FloatArray | None = None
+    name: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        queries: Names,
+        documents: Names,
+        scores: ArrayLike,
+        *,
+        probabilities: ArrayLike | None = None,
+        name: str = "",
+    ) -> Run:
+        """A run from parallel columns in any order.
+
+        NaN and infinite scores, and a document twice for one query, are a DataError.
+        """
+        query_ids, document_ids = _ids(queries), _ids(documents)
+        values = np.asarray(scores, dtype=np.float64).reshape(-1)
+        _check_lengths(queries=query_ids, documents=document_ids, scores=values)
+        found, groups, _ = group(query_ids)
+        return cls._ordered(found, groups, document_ids, values, probabilities, name)
+
+    @classmethod
+    def from_dict(cls, lists: Mapping[str, Mapping[str, float]], *, name: str = "") -> Run:
+        """A run from `{query: {document: score}}`; a query with an empty list is kept."""
+        queries, groups, documents, values = _flatten(lists)
+        return cls._ordered(queries, groups, documents, np.asarray(values, np.float64), None, name)
+
+    @classmethod
+    def _ordered(
+        cls,
+        queries: tuple[str, ...],
+        groups: IntArray,
+        documents: Ids,
+        scores: FloatArray,
+        probabilities: ArrayLike | None,
+        name: str,
+    ) -> Run:
+        finite = np.isfinite(scores)
+        if not finite.all():
+            row = int(np.argmin(finite))
+            raise DataError(
+                f"score {scores[row]} of document {documents.word(row)!r} for query {queries[groups[row]]!r}",
+                cure="scores must be finite numbers",
+            )
+        _check_no_duplicates(queries, groups, documents, _keys(groups, documents))
+        order = np.lexsort((-documents.codes, -scores, groups))
+        chances = None
+        if probabilities is not None:
+            chances = frozen(_as_probabilities(probabilities, len(scores))[order])
+        offsets = offsets_of(groups, len(queries))
+        return cls(queries, offsets, documents[order], frozen(scores[order]), chances, name)
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """`{query: {document: score}}`, best first."""
+        documents, scores = self.documents.tolist(), self.scores.tolist()
+        return {
+            query: dict(zip(documents[start:end], scores[start:end], strict=True))
+            for query, start, end in self.spans()
+        }
+
+    def lists(self) -> Iterator[tuple[str, list[str], FloatArray]]:
+        """Query by query: its id, its documents best first, their scores."""
+        documents = self.documents.tolist()
+        for query, start, end in self.spans():
+            yield query, documents[start:end], self.scores[start:end]
+
+    @cached_property
+    def ranks(self) -> IntArray:
+        """The rank of every row in its list, from 1."""
+        return np.arange(self.rows) - self.offsets[self.query_of_row] + 1
+
+    def top(self, k: int) -> Run:
+        """The best k documents of every query."""
+        return self.keep(self.ranks <= k)
+
+    def with_scores(self, scores: ArrayLike, *, name: str | None = None) -> Run:
+        """The same documents under new scores, put in order again; probabilities are dropped."""
+        values = np.asarray(scores, dtype=np.float64).reshape(-1)
+        _check_lengths(rows=self.documents, scores=values)
+        named = self.name if name is None else name
+        groups = self.query_of_row
+        return Run._ordered(self.queries, groups, self.documents, values, None, named)
+
+    def with_probabilities(self, probabilities: ArrayLike | None) -> Run:
+        """The same order with a probability of relevance for every row."""
+        if probabilities is None:
+            return replace(self, probabilities=None)
+        return replace(self, probabilities=frozen(_as_probabilities(probabilities, self.rows)))
+
+    def named(self, name: str) -> Run:
+        """The same run under another name."""
+        return replace(self, name=name)
+
+    def grades(self, qrels: Qrels) -> NDArray[np.int32]:
+        """The grade of every row; `UNJUDGED` where nobody judged it."""
+        if not qrels.rows:
+            return np.full(self.rows, UNJUDGED, dtype=np.int32)
+        rows = qrels.rows_for(self)
+        return np.where(rows < 0, np.int32(UNJUDGED), qrels.grades[rows])
+
+    @staticmethod
+    def concat(runs: Sequence[Run], *, name: str = "") -> Run:
+        """All lists together; a query that several runs have gets one list of all its documents."""
+        scores = np.concatenate([run.scores for run in runs]) if runs else np.empty(0)
+        found, groups, _ = group(Ids.concat([run._query_column for run in runs]))
+        documents = Ids.concat([run.documents for run in runs])
+        joined = Run._ordered(found, groups, documents, scores, _all_probabilities(runs), name)
+        empty = {query: None for run in runs for query in run.queries if query not in joined}
+        return joined._with_empty(tuple(empty))
+
+    def _with_empty(self, queries: tuple[str, ...]) -> Run:
+        offsets = np.concatenate((self.offsets, np.full(len(queries), self.offsets[-1])))
+        return replace(self, queries=(*self.queries, *queries), offsets=frozen(offsets))
+
+    def __eq__(self, other: object) -> bool:
+        """The same lists with the same scores and probabilities; names and query order aside."""
+        if not isinstance(other, Run):
+            return NotImplemented
+        aligned = self._aligned(other)
+        if aligned is None or not np.array_equal(self.scores, aligned.scores):
+            return False
+        if self.probabilities is None or aligned.probabilities is None:
+            return self.probabilities is aligned.probabilities
+        return np.array_equal(self.probabilities, aligned.probabilities)
+
+    __hash__ = None  # type: ignore[assignment]  # equality is by content
+
+    def __repr__(self) -> str:
+        title = f"Run {self.name!r}" if self.name else "Run"
+        extra = "" if self.probabilities is None else ", with probabilities"
+        values = self.scores if self.probabilities is None else self.probabilities
+        return self._show(title + ": ", extra, values)
+
+    def _take(self, rows: NDArray[Any]) -> Run:
+        chances = None if self.probabilities is None else frozen(self.probabilities[rows])
+        return replace(
+            self,
+            documents=self.documents[rows],
+            scores=frozen(self.scores[rows]),
+            probabilities=chances,
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Qrels(_Rankings):
+    """Judgements: every query's judged documents with their integer grades.
+
+    >>> Qrels.from_dict({"q1": {"d1": 2, "d2": 0}})
+    Qrels: 1 query, 2 rows, grades 0..2
+      q1  d1 2, d2 0
+
+    A negative grade means judged but worthless (TREC marks spam so); it is kept and never relevant.
+    """
+
+    grades: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, queries: Names, documents: Names, grades: ArrayLike) -> Qrels:
+        """Judgements from parallel columns in any order.
+
+        A fractional grade, or a document judged twice for one query, is a DataError.
+        """
+        query_ids, document_ids = _ids(queries), _ids(documents)
+        values = _as_grades(grades)
+        _check_lengths(queries=query_ids, documents=document_ids, grades=values)
+        found, groups, _ = group(query_ids)
+        return cls._ordered(found, groups, document_ids, values)
+
+    @classmethod
+    def from_dict(cls, judgements: Mapping[str, Mapping[str, int]]) -> Qrels:
+        """Judgements from `{query: {document: grade}}`."""
+        queries, groups, documents, values = _flatten(judgements)
+        return cls._ordered(queries, groups, documents, _as_grades(values))
+
+    @classmethod
+    def _ordered(
+        cls, queries: tuple[str, ...], groups: IntArray, documents: Ids, grades: NDArray[np.int32]
+    ) -> Qrels:
+        keys = _keys(groups, documents)
+        _check_no_duplicates(queries, groups, documents, keys)
+        order = np.argsort(keys, kind="stable")
+        offsets = offsets_of(groups, len(queries))
+        return cls(queries, offsets, documents[order], frozen(grades[order]))
+
+    def to_dict(self) -> dict[str, dict[str, int]]:
+        """`{query: {document: grade}}`."""
+        documents, grades = self.documents.tolist(), self.grades.tolist()
+        return {
+            query: dict(zip(documents[start:end], grades[start:end], strict=True))
+            for query, start, end in self.spans()
+        }
+
+    def rows_for(self, table: _Rankings) -> IntArray:
+        """For every row of another table, the row here with the same query and document; -1 if none."""
+        if not self.rows:
+            return np.full(table.rows, -1, dtype=np.int64)
+        query_here = np.array([self.position.get(query, -1) for query in table.queries], np.int64)
+        queries = query_here[table.query_of_row]
+        documents = table.documents.codes_in(self.documents)
+        size = len(self.documents.vocabulary)
+        wanted = queries * size + documents
+        found = np.minimum(np.searchsorted(self._row_keys, wanted), self.rows - 1)
+        hit = (self._row_keys[found] == wanted) & (queries >= 0) & (documents >= 0)
+        return np.where(hit, found, -1)
+
+    @cached_property
+    def _row_keys(self) -> IntArray:
+        return _keys(self.query_of_row, self.documents)
+
+    @staticmethod
+    def concat(parts: Sequence[Qrels]) -> Qrels:
+        """All judgements together; the same pair judged twice is a DataError."""
+        grades = np.concatenate([part.grades for part in parts]) if parts else np.empty(0, np.int32)
+        found, groups, _ = group(Ids.concat([part._query_column for part in parts]))
+        return Qrels._ordered(found, groups, Ids.concat([part.documents for part in parts]), grades)
+
+    def __eq__(self, other: object) -> bool:
+        """The same judgements; query order aside."""
+        if not isinstance(other, Qrels):
+            return NotImplemented
+        aligned = self._aligned(other)
+        return aligned is not None and np.array_equal(self.grades, aligned.grades)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        span = f", grades {self.grades.min()}..{self.grades.max()}" if self.rows else ""
+        return self._show("Qrels: ", span, self.grades)
+
+    def _take(self, rows: NDArray[Any]) -> Qrels:
+        return replace(self, documents=self.documents[rows], grades=frozen(self.grades[rows]))
+
+
+def _flatten(
+    lists: Mapping[str, Mapping[str, Any]],
+) -> tuple[tuple[str, ...], IntArray, Ids, list[Any]]:
+    queries = tuple(lists)
+    groups = np.repeat(np.arange(len(queries)), [len(lists[query]) for query in queries])
+    documents = Ids.of([document for query in queries for document in lists[query]])
+    return queries, groups, documents, [v for query in queries for v in lists[query].values()]
+
+
+def _ids(values: Names) -> Ids:
+    return values if isinstance(values, Ids) else Ids.of(values)
+
+
+def _keys(groups: IntArray, documents: Ids) -> IntArray:
+    """One integer per row that orders by (query, document id)."""
+    return groups * max(1, len(documents.vocabulary)) + documents.codes
+
+
+def _check_lengths(**columns: Any) -> None:
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{count} {name}" for name, count in lengths.items())
+        raise DataError(f"columns differ in length: {told}")
+
+
+def _check_no_duplicates(queries: tuple[str, ...], groups: IntArray, documents: Ids, keys: IntArray) -> None:
+    ordered = np.sort(keys)
+    twice = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if len(twice):
+        row = int(np.flatnonzero(keys == ordered[twice[0]])[1])
+        raise DataError(
+            f"document {documents.word(row)!r} appears twice for query {queries[groups[row]]!r}",
+            cure="keep one row per query and document",
+        )
+
+
+def _as_grades(grades: ArrayLike) -> NDArray[np.int32]:
+    values = np.asarray(grades).reshape(-1)
+    whole = values.astype(np.int32)
+    if values.dtype.kind not in "biu" and not np.array_equal(whole, values):
+        bad = values[np.argmax(whole != values)]
+        raise DataError(f"grade {bad} is not a whole number", cure="grades are integers")
+    return whole
+
+
+def _as_probabilities(values: ArrayLike, rows: int) -> FloatArray:
+    chances = np.asarray(values, dtype=np.float64).reshape(-1)
+    if len(chances) != rows:
+        raise DataError(f"{len(chances)} probabilities for {rows} rows")
+    if not ((chances >= 0) & (chances <= 1)).all():
+        raise DataError("a probability lies outside 0..1 or is NaN")
+    return chances
+
+
+def _all_probabilities(runs: Sequence[Run]) -> FloatArray | None:
+    chances = [run.probabilities for run in runs if run.probabilities is not None]
+    return np.concatenate(chances) if runs and len(chances) == len(runs) else None
