@@ -1,0 +1,36 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The real collections, or a skip that says how to provide them."""
+    named = os.environ.get("ISTHMUS_DATA")
+    if not named:
+        pytest.skip("ISTHMUS_DATA is not set; it names the folder of the real collections")
+    path = Path(named)
+    if not path.is_dir():
+        pytest.skip(f"ISTHMUS_DATA names {path}, which is not a folder")
+    return path
+
+
+@pytest.fixture(scope="session")
+def soak_count() -> Callable[[int, int], int]:
+    """`soak_count(small, full)`: how often a long trial repeats; `full` only with ISTHMUS_SOAK=1."""
+    soaking = os.environ.get("ISTHMUS_SOAK") == "1"
+    return lambda small, full: full if soaking else small
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory):
+    """Nothing a test caches reaches the user's cache folder, in this process or in its children."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ISTHMUS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
