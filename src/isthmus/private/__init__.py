@@ -1,0 +1,1 @@
+"""What stands between a silo and the outside; no network code."""
