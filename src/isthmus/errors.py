@@ -2,7 +2,7 @@
 
     IsthmusError
     ├── DataError (ValueError)          the person with the file: file, line, text, cure
-    ├── ConfigError (ValueError)        the person with the configuration: key, value, nearest
+    ├── ConfigError (ValueError)        the person with the configuration: key, value, expected, nearest
     ├── MissingExtra (ImportError)      the person with the environment: pip install isthmus[…]
     ├── PrivacyError                    the silo's owner
     │   ├── BudgetExhausted             a release would overspend: peer, asked, left
@@ -53,7 +53,10 @@ class DataError(IsthmusError, ValueError):
 
 
 class ConfigError(IsthmusError, ValueError):
-    """A configuration key or value that Isthmus does not know."""
+    """A configuration key or value that Isthmus does not know.
+
+    `key` is dotted (`train.rounds`); `known` are the names possible where its last part stands.
+    """
 
     def __init__(
         self,
@@ -61,13 +64,20 @@ class ConfigError(IsthmusError, ValueError):
         *,
         key: str | None = None,
         value: object = None,
+        expected: str | None = None,
         known: Iterable[str] = (),
     ) -> None:
+        names = list(known)
         self.key = key
         self.value = value
-        self.nearest = nearest(key or "", known) if known else None
-        hint = f" (did you mean {self.nearest!r}?)" if self.nearest else ""
-        super().__init__(f"{problem}{hint}")
+        self.expected = expected
+        self.nearest = nearest((key or "").rpartition(".")[2], names)
+        cures = [] if expected is None else [f"expected {expected}"]
+        if self.nearest:
+            cures.append(f"did you mean {self.nearest!r}?")
+        elif names:
+            cures.append(f"known: {', '.join(names)}")
+        super().__init__(f"{problem} ({'; '.join(cures)})" if cures else problem)
 
 
 class MissingExtra(IsthmusError, ImportError):

@@ -1,0 +1,325 @@
+"""Configuration: TOML to frozen dataclasses and back.
+
+    @dataclass(frozen=True)
+    class Local:
+        epochs: int = 1
+
+    @dataclass(frozen=True)
+    class Training:
+        rounds: int = 100
+        local: Local = field(default_factory=Local)
+
+    load(Training, "run.toml", ["local.epochs=5"])   # Training(rounds=20, local=Local(epochs=5))
+
+The dataclass is the schema. Its fields may be bool, int, float, str, Path, `Literal`, enums (by
+value), tuples, `Mapping[str, …]`, other dataclasses, and unions of these; its `__post_init__` may
+refuse a value with a ValueError. TOML has no null, so where None is allowed the word "none" stands
+for it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from isthmus.errors import ConfigError
+
+T = TypeVar("T")
+Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | None"
+NONE = "none"
+"""How None is written."""
+
+
+def load(cls: type[T], source: Source = None, overrides: Iterable[str] = ()) -> T:
+    """The configuration in a TOML file or a mapping, with `key.key=value` overrides on top.
+
+    An override's value is read as TOML, and as a plain string where it is not TOML or where only a
+    string fits. An unknown key, a missing one or a value of the wrong type is a ConfigError.
+    """
+    table, origin = _read(source)
+    for override in overrides:
+        _override(table, override)
+    built: T = _Reader(origin).build(cls, table, "")
+    return built
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """The configuration as plain tables, lists and scalars, complete with its defaults."""
+    return {field.name: _plain(getattr(config, field.name)) for field in fields(config)}
+
+
+def to_toml(config: Any) -> str:
+    """The configuration as TOML that `load` reads back to an equal one."""
+    return "\n".join(_lines(to_mapping(config), ())) + "\n"
+
+
+def _read(source: Source) -> tuple[dict[str, Any], str]:
+    if source is None:
+        return {}, ""
+    if isinstance(source, Mapping):
+        return _copied(source), ""
+    try:
+        return tomllib.loads(Path(source).read_text(encoding="utf-8")), f"{source}: "
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source}: not UTF-8 at byte {error.start}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source}: not TOML: {error}") from error
+
+
+def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables as fresh dicts, so that overrides never reach the caller's mapping."""
+    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A value from the command line: what it says, and what it means as TOML."""
+
+    text: str
+    value: Any
+
+
+def _override(table: dict[str, Any], override: str) -> None:
+    key, sign, text = override.partition("=")
+    path = key.strip().split(".")
+    if not sign or not all(path):
+        raise ConfigError(f"override {override!r} is not key=value", value=override, expected="a.b=3")
+    for depth, name in enumerate(path[:-1], 1):
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"override {override!r}: {'.'.join(path[:depth])} holds a value, not a table", key=key
+            )
+    table[path[-1]] = _Said(text.strip(), _as_toml(text.strip()))
+
+
+def _as_toml(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+class _Reader:
+    """Builds typed values and says where a wrong one came from."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+
+    def build(self, cls: Any, table: Any, at: str) -> Any:
+        if not isinstance(table, Mapping):
+            raise self._wrong(at, table, "a table")
+        hints = _hints(cls)
+        for key in table:
+            if key not in hints:
+                raise ConfigError(
+                    f"{self.origin}unknown key {_join(at, key)!r}", key=_join(at, key), known=hints
+                )
+        values = {key: self.convert(hints[key], value, _join(at, key)) for key, value in table.items()}
+        for name in _required(cls):
+            if name not in values:
+                raise ConfigError(f"{self.origin}key {_join(at, name)!r} is missing", key=_join(at, name))
+        try:
+            return cls(**values)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"{self.origin}{at + ': ' if at else ''}{error}", key=at or None) from error
+
+    def convert(self, kind: Any, value: Any, at: str) -> Any:
+        if not isinstance(value, _Said):
+            return self._convert(kind, value, at)
+        try:
+            return self._convert(kind, value.value, at)
+        except ConfigError:
+            if isinstance(value.value, str):
+                raise
+        try:
+            return self._convert(kind, value.text, at)
+        except ConfigError:
+            return self._convert(kind, value.value, at)
+
+    def _convert(self, kind: Any, value: Any, at: str) -> Any:
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin is Annotated:
+            return self._convert(arguments[0], value, at)
+        if origin in (Union, UnionType):
+            return self._one_of(kind, arguments, value, at)
+        if origin is Literal:
+            return self._choice(kind, arguments, arguments, value, at)
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return self._choice(kind, [member.value for member in kind], list(kind), value, at)
+        if is_dataclass(kind):
+            return self.build(kind, value, at)
+        if origin is tuple:
+            return self._tuple(kind, arguments, value, at)
+        if origin in (dict, Mapping):
+            if not isinstance(value, Mapping):
+                raise self._wrong(at, value, _told(kind))
+            return {key: self.convert(arguments[1], item, _join(at, key)) for key, item in value.items()}
+        return self._scalar(kind, value, at)
+
+    def _scalar(self, kind: Any, value: Any, at: str) -> Any:
+        if kind is Any:
+            return value
+        if kind is NoneType:
+            if value is None or value == NONE:
+                return None
+        elif kind is float:
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return float(value)
+        elif kind is Path:
+            if isinstance(value, (str, PathLike)):
+                return Path(value)
+        elif kind in (bool, int, str):
+            if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+                return value
+        else:
+            raise TypeError(f"{at}: configuration fields cannot be of type {kind}")
+        raise self._wrong(at, value, _told(kind))
+
+    def _choice(self, kind: Any, names: Sequence[Any], values: Sequence[Any], value: Any, at: str) -> Any:
+        for name, meant in zip(names, values, strict=True):
+            if (type(name) is type(value) and name == value) or meant is value:
+                return meant
+        raise self._wrong(at, value, _told(kind))
+
+    def _one_of(self, kind: Any, kinds: tuple[Any, ...], value: Any, at: str) -> Any:
+        if NoneType in kinds and (value is None or value == NONE):
+            return None
+        tables = [choice for choice in kinds if is_dataclass(choice)]
+        if isinstance(value, Mapping) and len(tables) == 1:
+            return self.build(tables[0], value, at)
+        for choice in kinds:
+            try:
+                return self._convert(choice, value, at)
+            except ConfigError:
+                continue
+        raise self._wrong(at, value, _told(kind))
+
+    def _tuple(self, kind: Any, kinds: tuple[Any, ...], value: Any, at: str) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise self._wrong(at, value, _told(kind))
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            kinds = (kinds[0],) * len(value)
+        if len(kinds) != len(value):
+            raise self._wrong(at, value, _told(kind))
+        pairs = zip(kinds, value, strict=True)
+        return tuple(self.convert(each, item, f"{at}[{row}]") for row, (each, item) in enumerate(pairs))
+
+    def _wrong(self, at: str, value: Any, expected: str) -> ConfigError:
+        return ConfigError(
+            f"{self.origin}{at or 'the configuration'} = {value!r}", key=at, value=value, expected=expected
+        )
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(cls) if field.init}
+
+
+def _required(cls: Any) -> list[str]:
+    return [
+        field.name
+        for field in fields(cls)
+        if field.init and field.default is MISSING and field.default_factory is MISSING
+    ]
+
+
+def _told(kind: Any) -> str:
+    """A type in the words of a person who writes TOML."""
+    plain = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+        Path: "a path",
+        NoneType: f'"{NONE}"',
+    }
+    if kind in plain:
+        return plain[kind]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _told(arguments[0])
+    if origin in (Union, UnionType):
+        return " or ".join(_told(choice) for choice in arguments)
+    if origin is Literal:
+        return "one of " + ", ".join(_value(choice) for choice in arguments)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "one of " + ", ".join(_value(member.value) for member in kind)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return f"a list, each {_told(arguments[0])}"
+    if origin is tuple:
+        return f"a list of {len(arguments)}: {', '.join(_told(each) for each in arguments)}"
+    return "a table"
+
+
+def _join(at: str, key: str) -> str:
+    return f"{at}.{key}" if at else str(key)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_mapping(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, PathLike):
+        return str(value)
+    return NONE if value is None else value
+
+
+def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
+    """Scalars first, then the tables below: a key after a [header] would belong to that header."""
+    for key, value in table.items():
+        if not isinstance(value, Mapping):
+            yield f"{_key(key)} = {_value(value)}"
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            below = (*path, key)
+            yield f"\n[{'.'.join(_key(part) for part in below)}]"
+            yield from _lines(value, below)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real):
+        return repr(float(value))
+    if isinstance(value, Mapping):
+        pairs = (f"{_key(key)} = {_value(item)}" for key, item in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return _quoted(str(value))
+
+
+def _key(key: str) -> str:
+    bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
+    return key if bare else _quoted(key)
+
+
+def _quoted(text: str) -> str:
+    escapes = {'"': '\\"', "\\": "\\\\"}
+    told = (
+        escapes.get(char) or (f"\\u{ord(char):04x}" if ord(char) < 32 or ord(char) == 127 else char)
+        for char in text
+    )
+    return '"' + "".join(told) + '"'
