@@ -1,0 +1,1 @@
+"""Training one ranker across silos: strategies, engines, apps."""
