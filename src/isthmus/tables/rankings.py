@@ -116,7 +116,7 @@ class Run(_Rankings):
                 f"score {scores[row]} of document {documents.word(row)!r} for query {queries[groups[row]]!r}",
                 cure="scores must be finite numbers",
             )
-        _check_no_duplicates(queries, groups, documents, _keys(groups, documents))
+        _check_no_duplicates(queries, groups, documents)
         order = np.lexsort((-documents.codes, -scores, groups))
         chances = None
         if probabilities is not None:
@@ -250,9 +250,8 @@ class Qrels(_Rankings):
     def _ordered(
         cls, queries: tuple[str, ...], groups: IntArray, documents: Ids, grades: NDArray[np.int32]
     ) -> Qrels:
-        keys = _keys(groups, documents)
-        _check_no_duplicates(queries, groups, documents, keys)
-        order = np.argsort(keys, kind="stable")
+        _check_no_duplicates(queries, groups, documents)
+        order = np.argsort(_keys(groups, documents), kind="stable")
         offsets = offsets_of(groups, len(queries))
         return cls(queries, offsets, documents[order], frozen(grades[order]))
 
@@ -330,11 +329,21 @@ def _check_lengths(**columns: Any) -> None:
         raise DataError(f"columns differ in length: {told}")
 
 
-def _check_no_duplicates(queries: tuple[str, ...], groups: IntArray, documents: Ids, keys: IntArray) -> None:
+def duplicate_rows(groups: IntArray, documents: Ids) -> tuple[int, int] | None:
+    """The first two rows that hold the same document for the same query, if any do."""
+    keys = _keys(groups, documents)
     ordered = np.sort(keys)
-    twice = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if len(twice):
-        row = int(np.flatnonzero(keys == ordered[twice[0]])[1])
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(twice):
+        return None
+    first, second = np.flatnonzero(keys == twice[0])[:2].tolist()
+    return first, second
+
+
+def _check_no_duplicates(queries: tuple[str, ...], groups: IntArray, documents: Ids) -> None:
+    twice = duplicate_rows(groups, documents)
+    if twice is not None:
+        row = twice[1]
         raise DataError(
             f"document {documents.word(row)!r} appears twice for query {queries[groups[row]]!r}",
             cure="keep one row per query and document",

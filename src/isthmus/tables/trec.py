@@ -1,0 +1,282 @@
+"""TREC run and qrels files.
+
+    run     qid  Q0  docid  rank  score  [tag]
+    qrels   qid  iter  docid  grade        or        qid  docid  grade
+
+Columns are separated by any white space. The first line decides which of the variants the file has;
+every other line must have as many columns. What stands in the second column (`Q0`, `0`, `iter`) and in
+the rank column is not looked at: order is by score, as in trec_eval. A last line without a line feed is
+accepted if it is complete. A BEIR header (`query-id corpus-id score`) is skipped in judgements.
+
+Arrow's CSV reader cuts the columns; a block of lines that it refuses is read again line by line, which
+either succeeds (`+1` is a number too) or finds the line that is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from isthmus.errors import DataError
+from isthmus.tables.files import Block, read_blocks, replacing
+from isthmus.tables.grouped import group
+from isthmus.tables.ids import FloatArray, Ids, IntArray
+from isthmus.tables.rankings import UNJUDGED, Qrels, Run, duplicate_rows
+
+_Table = TypeVar("_Table")
+_NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_TO_SPACE = bytes.maketrans(b"\t\v\f\r", b"    ")
+_SPACE, _FEED = 32, 10
+_WRITTEN_AT_ONCE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which columns matter: (query, document, value) for every number of columns a line may have."""
+
+    example: str
+    value: str
+    columns: dict[int, tuple[int, int, int]]
+    header: bytes | None = None
+
+
+_RUN = _Layout("qid Q0 docid rank score tag", "score", {6: (0, 2, 4), 5: (0, 2, 4)})
+_QRELS = _Layout("qid 0 docid grade", "grade", {4: (0, 2, 3), 3: (0, 1, 2)}, b"query-id corpus-id score")
+
+
+def read_run(path: str | os.PathLike[str], *, name: str | None = None) -> Run:
+    """Read a TREC run; its name is the tag of the first line unless another is given.
+
+    A score that is not a finite number, a document twice for one query (the message names both lines),
+    a line with the wrong number of columns and a file without rows are a DataError.
+    """
+    rows = _read(path, _RUN)
+    named = rows.tag if name is None else name
+    return rows.table(lambda queries, documents: Run.of(queries, documents, rows.values, name=named))
+
+
+def read_qrels(path: str | os.PathLike[str]) -> Qrels:
+    """Read TREC judgements, with or without the iteration column.
+
+    Negative grades are kept (TREC marks junk so) and are never relevant. A fractional grade, a document
+    judged twice for one query (the message names both lines), a line with the wrong number of columns
+    and a file without rows are a DataError.
+    """
+    rows = _read(path, _QRELS)
+    return rows.table(lambda queries, documents: Qrels.of(queries, documents, rows.values))
+
+
+def write_run(run: Run, path: str | os.PathLike[str], *, probabilities: bool = False) -> None:
+    """Write a run in TREC form, best first; with `probabilities` these stand in the score column.
+
+    Reading gives the same floats again. The format cannot hold a query without documents, which is left
+    out, nor white space in an id, which is a DataError.
+    """
+    values = run.scores
+    if probabilities:
+        if run.probabilities is None:
+            raise DataError("the run has no probabilities", cure="calibrate it first")
+        values = run.probabilities
+    tag = "_".join(run.name.split()) or "isthmus"
+    _write(
+        path, _names(run.query_of_row, run.queries), "Q0", _id_texts(run.documents), run.ranks, values, tag
+    )
+
+
+def write_qrels(qrels: Qrels, path: str | os.PathLike[str]) -> None:
+    """Write judgements in TREC form, with four columns."""
+    _write(path, _names(qrels.query_of_row, qrels.queries), "0", _id_texts(qrels.documents), qrels.grades)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The columns of a file, in its order."""
+
+    path: str | os.PathLike[str]
+    layout: _Layout
+    queries: Ids
+    documents: Ids
+    values: FloatArray
+    tag: str
+
+    def table(self, build: Callable[[Ids, Ids], _Table]) -> _Table:
+        """What `build` makes of the columns; when it finds a document twice, the two lines are named."""
+        try:
+            return build(self.queries, self.documents)
+        except DataError as error:
+            twice = duplicate_rows(group(self.queries)[1], self.documents)
+            if twice is None:
+                raise
+            (first, _), (second, text) = (self._line(row) for row in twice)
+            raise DataError(
+                f"{error.problem}, first in line {first}",
+                file=self.path,
+                line=second,
+                text=text,
+                cure=error.cure,
+            ) from None
+
+    def _line(self, row: int) -> tuple[int, str]:
+        """The number and the text of the line that a row came from."""
+        lines = (line for block in read_blocks(self.path) for line in block.lines())
+        rows = (line for line in lines if not _is_header(line[1], self.layout))
+        number, text = next(line for at, line in enumerate(rows) if at == row)
+        return number, text.decode().strip()
+
+
+def _read(path: str | os.PathLike[str], layout: _Layout) -> _Rows:
+    width, tag = 0, ""
+    parts: list[pa.Table] = []
+    for block in read_blocks(path):
+        if not width:
+            block, width, tag = _begin(block, layout)
+        if width:
+            parts.append(_cut_at_once(block, layout, width) or _cut_line_by_line(block, layout, width))
+    if not parts:
+        raise DataError("no rows", file=path, cure=f"a line is: {layout.example}")
+    rows = pa.concat_tables(parts)
+    values = rows["value"].to_numpy()
+    return _Rows(path, layout, Ids.of(rows["query"]), Ids.of(rows["document"]), values, tag)
+
+
+def _is_header(line: bytes, layout: _Layout) -> bool:
+    return layout.header is not None and b" ".join(line.split()) == layout.header
+
+
+def _begin(block: Block, layout: _Layout) -> tuple[Block, int, str]:
+    """The block without a header, the number of columns and the tag in its first row (0 if there is none)."""
+    for number, line in block.lines():
+        fields = line.split()
+        if _is_header(line, layout):
+            rest = block.data.split(b"\n", number - block.first_line + 1)
+            block = Block(block.file, number + 1, rest[-1])
+            continue
+        if len(fields) not in layout.columns:
+            raise _wrong_width(block, number, line, layout)
+        tag = fields[5].decode() if len(fields) == 6 else ""
+        return block, len(fields), tag
+    return block, 0, ""
+
+
+def _cut_at_once(block: Block, layout: _Layout, width: int) -> pa.Table | None:
+    """The three columns through Arrow's CSV reader; None when anything about them is unusual."""
+    from pyarrow import csv
+
+    names = [str(column) for column in range(width)]
+    query, document, value = (names[column] for column in layout.columns[width])
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(_single_spaced(block.data)),
+            read_options=csv.ReadOptions(column_names=names, block_size=1 << 22),
+            parse_options=csv.ParseOptions(delimiter=" ", quote_char=False),
+            convert_options=csv.ConvertOptions(
+                column_types={query: pa.large_string(), document: pa.large_string(), value: pa.float64()},
+                include_columns=[query, document, value],
+                null_values=[],
+                strings_can_be_null=False,
+            ),
+        ).rename_columns(["query", "document", "value"])
+    except pa.ArrowInvalid:
+        return None
+    return table if _valid(table["value"].to_numpy(), layout).all() else None
+
+
+def _valid(values: FloatArray, layout: _Layout) -> NDArray[np.bool_]:
+    if layout is _RUN:
+        return np.isfinite(values)
+    return np.asarray((values == np.floor(values)) & (np.abs(values) < -UNJUDGED))
+
+
+def _single_spaced(data: bytes) -> bytes:
+    """The lines with one space between columns and none around them."""
+    data = data.replace(b"\r\n", b"\n").translate(_TO_SPACE)
+    if b"  " not in data and b" \n" not in data and b"\n " not in data and data.strip(b" ") == data:
+        return data
+    symbols = np.frombuffer(data + b"\n", dtype=np.uint8)
+    before_blank = np.append((symbols[1:] == _SPACE) | (symbols[1:] == _FEED), False)
+    symbols = symbols[(symbols != _SPACE) | ~before_blank]
+    after_feed = np.insert(symbols[:-1] == _FEED, 0, True)
+    return bytes(symbols[(symbols != _SPACE) | ~after_feed])
+
+
+def _cut_line_by_line(block: Block, layout: _Layout, width: int) -> pa.Table:
+    """The three columns in plain Python: slow, but it knows which line is wrong."""
+    at_query, at_document, at_value = layout.columns[width]
+    queries, documents, values = [], [], []
+    for number, line in block.lines():
+        fields = line.split()
+        if len(fields) != width:
+            raise _wrong_width(block, number, line, layout, expected=width)
+        queries.append(fields[at_query].decode())
+        documents.append(fields[at_document].decode())
+        values.append(_value(block, number, line, fields[at_value], layout))
+    texts = pa.large_string()
+    columns = {
+        "query": pa.array(queries, texts),
+        "document": pa.array(documents, texts),
+        "value": pa.array(values, pa.float64()),
+    }
+    return pa.table(columns)
+
+
+def _value(block: Block, number: int, line: bytes, field: bytes, layout: _Layout) -> float:
+    value = float(field) if _NUMBER.fullmatch(field) else np.nan
+    if _valid(np.array(value), layout):
+        return value
+    kind = "a finite number" if layout is _RUN else "a whole number of 32 bits"
+    problem = f"{layout.value} {field.decode()!r} is not {kind}"
+    raise block.error(problem, number, line, f"a line is: {layout.example}")
+
+
+def _wrong_width(
+    block: Block, number: int, line: bytes, layout: _Layout, *, expected: int | None = None
+) -> DataError:
+    found = len(line.split())
+    if block.is_cut and block.data.endswith(line) and expected and found < expected:
+        cure = f"copy the file again; it has {expected} columns, and a line is: {layout.example}"
+        return block.error("the file ends in the middle of a line", number, line, cure)
+    wanted = " or ".join(map(str, layout.columns)) if expected is None else f"{expected}, as before"
+    problem = f"{found} column{'s' * (found != 1)} where there should be {wanted}"
+    return block.error(problem, number, line, f"a line is: {layout.example}")
+
+
+def _names(rows: IntArray, words: tuple[str, ...]) -> pa.LargeStringArray:
+    return _checked(pa.array(words, pa.large_string())).take(pa.array(rows))
+
+
+def _id_texts(ids: Ids) -> pa.LargeStringArray:
+    return _checked(ids.vocabulary.take(pa.array(ids.codes)))
+
+
+def _checked(names: pa.LargeStringArray) -> pa.LargeStringArray:
+    """The names, if all of them survive being a column of a text file."""
+    bad = pc.match_substring_regex(names, r"[\s\x0b\x00]|^$")
+    if pc.any(bad).as_py():
+        name = names.filter(bad)[0].as_py()
+        raise DataError(f"the id {name!r} cannot be a column", cure="ids in TREC files have no white space")
+    return names
+
+
+def _write(path: str | os.PathLike[str], *columns: Any) -> None:
+    """Join columns (texts, numbers, or one word for all rows) into lines."""
+    with replacing(path) as stream:
+        for start in range(0, len(columns[0]), _WRITTEN_AT_ONCE):
+            rows = slice(start, start + _WRITTEN_AT_ONCE)
+            texts = [_text(column if isinstance(column, str) else column[rows]) for column in columns]
+            lines = pc.binary_join_element_wise(*texts, _text(" "))
+            lines = pc.binary_join_element_wise(lines, _text(""), _text("\n"))
+            stream.write(lines.buffers()[2])
+
+
+def _text(column: Any) -> pa.Scalar | pa.LargeStringArray:
+    if isinstance(column, str):
+        return pa.scalar(column, pa.large_string())
+    return pa.array(column).cast(pa.large_string())
