@@ -1,0 +1,237 @@
+"""Losses as score gradients: `f(scores, labels, offsets) -> (value, gradient)`.
+
+Every loss takes the scores of all rows of a batch, their grades, and the CSR offsets of their queries, and
+gives the mean loss and its derivative by every score, so one function serves a network (which carries the
+gradient on to its weights) and a tree alike. The rows of query i are `offsets[i]:offsets[i + 1]`; lists may
+be empty and of any lengths. Pointwise losses average over rows and do not look at `offsets`; the others
+average over queries. The arithmetic keeps the type of `scores`.
+
+>>> value, gradient = softmax(np.array([2.0, 1.0, 3.0]), np.array([1, 0, 0]), np.array([0, 3]))
+>>> round(value, 5), gradient.round(3)
+(1.40761, array([-0.755,  0.09 ,  0.665]))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import ConfigError
+
+Floats = NDArray[Any]
+Ints = NDArray[Any]
+
+PAIR_BUDGET = 1 << 21
+"""Pairs of (padded) documents looked at together; bounds the memory of the pairwise losses."""
+
+
+class ScoreGradient(Protocol):
+    """The one signature of this file."""
+
+    def __call__(self, scores: Floats, labels: Ints, offsets: Ints, /) -> tuple[float, Floats]: ...
+
+
+def squared_error(scores: Floats, labels: Ints, offsets: Ints) -> tuple[float, Floats]:
+    """Mean squared difference of score and grade, halved: ½ (s − y)²."""
+    gradient = scores - labels.astype(scores.dtype)
+    value = 0.5 * float(np.dot(gradient, gradient)) / max(1, len(gradient))
+    gradient /= max(1, len(gradient))
+    return value, gradient
+
+
+def cross_entropy(scores: Floats, labels: Ints, offsets: Ints) -> tuple[float, Floats]:
+    """Cross entropy of the grade: −log softmax(s)_y, with one score per row and grade.
+
+    The fastest layout of `scores` is the transpose of a (grades × rows) array.
+    """
+    rows = len(scores)
+    if not rows:
+        return 0.0, np.zeros_like(scores)
+    gradient = np.subtract(scores, scores.max(axis=1, keepdims=True))
+    picked = np.arange(rows), labels
+    value = -float(np.add.reduce(gradient[picked]))
+    np.exp(gradient, out=gradient)
+    total = np.add.reduce(gradient, axis=1)
+    value += float(np.add.reduce(np.log(total)))
+    total *= rows
+    gradient /= total[:, None]
+    gradient[picked] -= scores.dtype.type(1 / rows)
+    return value / rows, gradient
+
+
+def softmax(scores: Floats, labels: Ints, offsets: Ints) -> tuple[float, Floats]:
+    """Listwise softmax: −Σ_i p_i log softmax(s)_i over a list, p_i = (2^{y_i} − 1) / Σ_j (2^{y_j} − 1).
+
+    A list without a relevant document has no target and adds nothing.
+    """
+    gradient = np.zeros_like(scores)
+    lengths = np.diff(offsets)
+    starts, lengths = offsets[:-1][lengths > 0], lengths[lengths > 0]
+    if not len(starts):
+        return 0.0, gradient
+    gains = _gains(labels, scores.dtype)
+    totals = np.add.reduceat(gains, starts)
+    some = totals > 0
+    targets = gains / np.repeat(np.where(some, totals, 1), lengths)
+    shifted = scores - np.repeat(np.maximum.reduceat(scores, starts), lengths)
+    np.exp(shifted, out=gradient)
+    partition = np.add.reduceat(gradient, starts)
+    logs = np.log(partition)
+    value = float(np.add.reduce(logs[some]) - np.dot(targets, shifted))
+    gradient *= np.repeat(some / partition, lengths)
+    gradient -= targets
+    queries = len(offsets) - 1
+    gradient /= queries
+    return value / queries, gradient
+
+
+def ranknet(scores: Floats, labels: Ints, offsets: Ints, *, sigma: float = 1.0) -> tuple[float, Floats]:
+    """RankNet (Burges 2005): the mean over a list's pairs with y_i > y_j of log(1 + exp(−σ(s_i − s_j)))."""
+    value, gradient = 0.0, np.zeros_like(scores)
+    for rows, valid in _blocks(offsets):
+        grades = labels[rows].astype(scores.dtype)
+        weights = np.triu(np.sign(grades[:, :, None] - grades[:, None, :]))
+        weights *= valid[:, None, :]
+        weights /= np.maximum(np.count_nonzero(weights, axis=(1, 2)), 1)[:, None, None]
+        value += _add_pairs(gradient, scores, rows, weights, sigma)
+    return _mean_over_queries(value, gradient, offsets)
+
+
+def lambdarank(
+    scores: Floats, labels: Ints, offsets: Ints, *, sigma: float = 1.0, truncation: int | None = None
+) -> tuple[float, Floats]:
+    """LambdaRank (Burges 2010): RankNet's pairs weighted by |ΔnDCG|, the change of nDCG when i and j swap.
+
+    |ΔnDCG_ij| = |2^{y_i} − 2^{y_j}| · |1/log2(1 + r_i) − 1/log2(1 + r_j)| / IDCG, ranks r by score, ties in
+    row order. As in LightGBM, `truncation` keeps the pairs with at least one document in the best
+    `truncation` ranks and takes IDCG at that depth. The value is the weighted pair loss at these weights;
+    the gradient holds the weights constant (there is no function it is the derivative of).
+    """
+    value, gradient = 0.0, np.zeros_like(scores)
+    gains = _gains(labels, scores.dtype)
+    for rows, valid in _blocks(offsets, depth=truncation):
+        order = np.argsort(np.where(valid, -scores[rows], np.inf), axis=1, kind="stable")
+        rows = np.take_along_axis(rows, order, axis=1)  # padding stays last, so `valid` still holds
+        weights = _swap_weights(gains[rows] * valid, truncation)
+        weights *= valid[:, None, :]
+        value += _add_pairs(gradient, scores, rows, weights, sigma)
+    return _mean_over_queries(value, gradient, offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss with what a trainer must know of it."""
+
+    name: str
+    function: ScoreGradient
+    kind: Literal["pointwise", "pairwise", "listwise"]
+    graded: bool = False
+    """One output per grade instead of one score."""
+
+    @property
+    def whole_queries(self) -> bool:
+        """Whether a batch must hold whole lists: the loss means nothing on torn queries."""
+        return self.kind != "pointwise"
+
+    def outputs(self, grades: int) -> int:
+        """How many outputs the ranker needs for a row, with grades 0 … `grades` − 1."""
+        return grades if self.graded else 1
+
+
+LOSSES: Mapping[str, Loss] = MappingProxyType(
+    {
+        loss.name: loss
+        for loss in (
+            Loss("squared_error", squared_error, "pointwise"),
+            Loss("cross_entropy", cross_entropy, "pointwise", graded=True),
+            Loss("ranknet", ranknet, "pairwise"),
+            Loss("lambdarank", lambdarank, "pairwise"),
+            Loss("softmax", softmax, "listwise"),
+        )
+    }
+)
+
+
+def loss_named(name: str) -> Loss:
+    """The loss of that name; an unknown one is a ConfigError that names the nearest."""
+    if name not in LOSSES:
+        known = ", ".join(LOSSES)
+        raise ConfigError(f"no loss {name!r} (known: {known})", key=name, value=name, known=LOSSES)
+    return LOSSES[name]
+
+
+def _gains(labels: Ints, dtype: Any) -> Floats:
+    """2^y − 1; a negative grade is worthless, like 0."""
+    gains: Floats = np.exp2(np.maximum(labels, 0).astype(dtype)) - dtype.type(1)
+    return gains
+
+
+def _mean_over_queries(value: float, gradient: Floats, offsets: Ints) -> tuple[float, Floats]:
+    queries = max(1, len(offsets) - 1)
+    gradient /= queries
+    return value / queries, gradient
+
+
+def _blocks(offsets: Ints, depth: int | None = None) -> Iterator[tuple[Ints, NDArray[np.bool_]]]:
+    """The lists of two or more rows, as padded tables of row numbers with a mask of the real ones.
+
+    Lists of similar length share a block, and a block holds at most PAIR_BUDGET pairs, so a few long lists
+    among many short ones cost neither memory nor time.
+    """
+    lengths = np.diff(offsets)
+    order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths > 1)]
+    while len(order):
+        longest = int(lengths[order[0]])
+        pairs = longest * min(longest, depth or longest)
+        size = max(1, PAIR_BUDGET // pairs)
+        chosen, order = order[:size], order[size:]
+        places = np.arange(longest)
+        valid = places < lengths[chosen, None]
+        yield np.where(valid, offsets[chosen, None] + places, offsets[chosen, None]), valid
+
+
+def _swap_weights(gains: Floats, truncation: int | None) -> Floats:
+    """Signed ΔnDCG of every pair of ranks (i < truncation, j > i): positive where i's document is better."""
+    longest = gains.shape[1]
+    depth = min(truncation or longest, longest)
+    discounts = (1 / np.log2(np.arange(longest) + 2)).astype(gains.dtype)
+    ideal = -np.sort(-gains, axis=1)[:, :depth] @ discounts[:depth]
+    scaled = gains / np.where(ideal > 0, ideal, 1)[:, None]
+    weights = scaled[:, :depth, None] - scaled[:, None, :]
+    weights *= np.triu(discounts[:depth, None] - discounts, k=1)
+    result: Floats = weights
+    return result
+
+
+def _add_pairs(gradient: Floats, scores: Floats, rows: Ints, weights: Floats, sigma: float) -> float:
+    """Adds a block's Σ |w_ij| log(1 + exp(−m_ij)), m_ij = σ sign(w_ij) (s_i − s_j), to the gradient.
+
+    `weights` is (lists, upper documents, all documents); a negative one says that j is the better document.
+    Returns the value. With e = exp(−|m|) nothing overflows: log(1 + exp(−m)) = max(−m, 0) + log(1 + e), and
+    its derivative by m is −e/(1 + e) for m > 0 and −1/(1 + e) otherwise.
+    """
+    held = scores[rows]
+    margin = held[:, : weights.shape[1], None] - held[:, None, :]
+    margin *= sigma
+    np.copysign(margin, margin * weights, out=margin)
+    shrunk = np.exp(-np.abs(margin))
+    total = shrunk + 1
+    slope = np.where(margin > 0, shrunk, 1)
+    slope /= total
+    slope *= weights
+    slope *= sigma
+    np.log(total, out=total)
+    total -= np.minimum(margin, 0)
+    total *= weights
+    value = float(np.add.reduce(np.abs(total, out=total), axis=None))
+    pushed = np.add.reduce(slope, axis=1)
+    pushed[:, : weights.shape[1]] -= np.add.reduce(slope, axis=2)
+    gradient += np.bincount(rows.ravel(), weights=pushed.ravel(), minlength=len(gradient)).astype(
+        scores.dtype
+    )
+    return value
