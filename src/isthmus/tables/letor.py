@@ -19,13 +19,15 @@ class Letor(ByQuery):
     """One row per (query, document): features, a grade, and the document's id.
 
     Rows keep the order of the file within their query. `documents` is None when the file names none;
-    `ids` then calls them `qid-row`.
+    `ids` then calls them `qid-row`. `torn` says that rows of some query here lie in another silo, so
+    that whatever compares the documents of a query can refuse the table.
     """
 
     features: NDArray[np.float32]
     grades: NDArray[np.int32]
     documents: Ids | None = None
     name: str = ""
+    torn: bool = False
 
     @property
     def width(self) -> int:
@@ -67,7 +69,8 @@ class Letor(ByQuery):
     def __repr__(self) -> str:
         title = f"Letor {self.name!r}: " if self.name else "Letor: "
         span = f", grades {self.grades.min()}..{self.grades.max()}" if self.rows else ""
-        return f"{title}{len(self):,} queries, {self.rows:,} rows, {self.width} features{span}"
+        torn = ", torn queries" if self.torn else ""
+        return f"{title}{len(self):,} queries, {self.rows:,} rows, {self.width} features{span}{torn}"
 
     def _take(self, rows: NDArray[Any]) -> Letor:
         return replace(
