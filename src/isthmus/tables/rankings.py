@@ -88,7 +88,7 @@ class Run(_Rankings):
         NaN and infinite scores, and a document twice for one query, are a DataError.
         """
         query_ids, document_ids = _ids(queries), _ids(documents)
-        values = np.asarray(scores, dtype=np.float64).reshape(-1)
+        values = _column(scores)
         _check_lengths(queries=query_ids, documents=document_ids, scores=values)
         found, groups, _ = group(query_ids)
         return cls._ordered(found, groups, document_ids, values, probabilities, name)
@@ -97,7 +97,7 @@ class Run(_Rankings):
     def from_dict(cls, lists: Mapping[str, Mapping[str, float]], *, name: str = "") -> Run:
         """A run from `{query: {document: score}}`; a query with an empty list is kept."""
         queries, groups, documents, values = _flatten(lists)
-        return cls._ordered(queries, groups, documents, np.asarray(values, np.float64), None, name)
+        return cls._ordered(queries, groups, documents, _column(values), None, name)
 
     @classmethod
     def _ordered(
@@ -117,11 +117,12 @@ class Run(_Rankings):
                 cure="scores must be finite numbers",
             )
         _check_no_duplicates(queries, groups, documents)
-        order = np.lexsort((-documents.codes, -scores, groups))
-        chances = None
-        if probabilities is not None:
-            chances = frozen(_as_probabilities(probabilities, len(scores))[order])
+        chances = None if probabilities is None else _as_probabilities(probabilities, len(scores))
         offsets = offsets_of(groups, len(queries))
+        if _is_best_first(groups, scores, documents.codes):
+            return cls(queries, offsets, documents, frozen(scores), chances, name)
+        order = _best_first(groups, scores, documents)
+        chances = None if chances is None else frozen(chances[order])
         return cls(queries, offsets, documents[order], frozen(scores[order]), chances, name)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
@@ -149,7 +150,7 @@ class Run(_Rankings):
 
     def with_scores(self, scores: ArrayLike, *, name: str | None = None) -> Run:
         """The same documents under new scores, put in order again; probabilities are dropped."""
-        values = np.asarray(scores, dtype=np.float64).reshape(-1)
+        values = _column(scores)
         _check_lengths(rows=self.documents, scores=values)
         named = self.name if name is None else name
         groups = self.query_of_row
@@ -159,7 +160,7 @@ class Run(_Rankings):
         """The same order with a probability of relevance for every row."""
         if probabilities is None:
             return replace(self, probabilities=None)
-        return replace(self, probabilities=frozen(_as_probabilities(probabilities, self.rows)))
+        return replace(self, probabilities=_as_probabilities(probabilities, self.rows))
 
     def named(self, name: str) -> Run:
         """The same run under another name."""
@@ -313,6 +314,11 @@ def _flatten(
     return queries, groups, documents, [v for query in queries for v in lists[query].values()]
 
 
+def _column(values: ArrayLike) -> FloatArray:
+    """A copy of the numbers, so that whoever gave them may go on changing theirs."""
+    return np.array(values, dtype=np.float64).reshape(-1)
+
+
 def _ids(values: Names) -> Ids:
     return values if isinstance(values, Ids) else Ids.of(values)
 
@@ -320,6 +326,26 @@ def _ids(values: Names) -> Ids:
 def _keys(groups: IntArray, documents: Ids) -> IntArray:
     """One integer per row that orders by (query, document id)."""
     return groups * max(1, len(documents.vocabulary)) + documents.codes
+
+
+def _is_best_first(groups: IntArray, scores: FloatArray, codes: IntArray) -> bool:
+    """Whether the rows are in order already, as they mostly are in files."""
+    falls = (scores[1:] < scores[:-1]) | ((scores[1:] == scores[:-1]) & (codes[1:] < codes[:-1]))
+    return bool(((groups[1:] > groups[:-1]) | ((groups[1:] == groups[:-1]) & falls)).all())
+
+
+def _best_first(groups: IntArray, scores: FloatArray, documents: Ids) -> IntArray:
+    """The rows by query, score descending and id descending.
+
+    One integer per row that orders like the three together sorts several times faster than they do; it
+    fits 64 bits unless (queries × distinct scores × distinct ids) passes 9e18.
+    """
+    distinct, places = np.unique(-scores, return_inverse=True)
+    keys = groups * len(distinct) + places
+    size = len(documents.vocabulary)
+    if (int(groups.max()) + 1) * len(distinct) * size < 2**63:
+        return np.argsort(keys * size - documents.codes)
+    return np.lexsort((-documents.codes, keys))
 
 
 def _check_lengths(**columns: Any) -> None:
@@ -360,12 +386,12 @@ def _as_grades(grades: ArrayLike) -> NDArray[np.int32]:
 
 
 def _as_probabilities(values: ArrayLike, rows: int) -> FloatArray:
-    chances = np.asarray(values, dtype=np.float64).reshape(-1)
+    chances = _column(values)
     if len(chances) != rows:
         raise DataError(f"{len(chances)} probabilities for {rows} rows")
     if not ((chances >= 0) & (chances <= 1)).all():
         raise DataError("a probability lies outside 0..1 or is NaN")
-    return chances
+    return frozen(chances)
 
 
 def _all_probabilities(runs: Sequence[Run]) -> FloatArray | None:

@@ -197,10 +197,11 @@ def _valid(values: FloatArray, layout: _Layout) -> NDArray[np.bool_]:
 
 def _single_spaced(data: bytes) -> bytes:
     """The lines with one space between columns and none around them."""
-    data = data.replace(b"\r\n", b"\n").translate(_TO_SPACE)
-    if b"  " not in data and b" \n" not in data and b"\n " not in data and data.strip(b" ") == data:
+    data = data.replace(b"\r\n", b"\n").translate(_TO_SPACE) + b"\n"
+    symbols = np.frombuffer(data, dtype=np.uint8)
+    blank = symbols <= _SPACE
+    if not (blank[0] or (blank[1:] & blank[:-1])[:-1].any()):
         return data
-    symbols = np.frombuffer(data + b"\n", dtype=np.uint8)
     before_blank = np.append((symbols[1:] == _SPACE) | (symbols[1:] == _FEED), False)
     symbols = symbols[(symbols != _SPACE) | ~before_blank]
     after_feed = np.insert(symbols[:-1] == _FEED, 0, True)
