@@ -14,7 +14,8 @@ average over queries. The arithmetic keeps the type of `scores`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -132,6 +133,8 @@ class Loss:
     kind: Literal["pointwise", "pairwise", "listwise"]
     graded: bool = False
     """One output per grade instead of one score."""
+    options: frozenset[str] = frozenset()
+    """The keyword arguments that `function` takes."""
 
     @property
     def whole_queries(self) -> bool:
@@ -149,20 +152,27 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
         for loss in (
             Loss("squared_error", squared_error, "pointwise"),
             Loss("cross_entropy", cross_entropy, "pointwise", graded=True),
-            Loss("ranknet", ranknet, "pairwise"),
-            Loss("lambdarank", lambdarank, "pairwise"),
+            Loss("ranknet", ranknet, "pairwise", options=frozenset({"sigma"})),
+            Loss("lambdarank", lambdarank, "pairwise", options=frozenset({"sigma", "truncation"})),
             Loss("softmax", softmax, "listwise"),
         )
     }
 )
 
 
-def loss_named(name: str) -> Loss:
-    """The loss of that name; an unknown one is a ConfigError that names the nearest."""
+def loss_named(name: str, **options: float) -> Loss:
+    """The loss of that name with these options; an unknown one is a ConfigError that names the nearest."""
     if name not in LOSSES:
         known = ", ".join(LOSSES)
         raise ConfigError(f"no loss {name!r} (known: {known})", key=name, value=name, known=LOSSES)
-    return LOSSES[name]
+    loss = LOSSES[name]
+    for key, value in options.items():
+        if key not in loss.options:
+            known = ", ".join(sorted(loss.options)) or "none"
+            raise ConfigError(
+                f"the loss {name} has no option {key!r} (it has: {known})", key=key, value=value
+            )
+    return replace(loss, function=partial(loss.function, **options)) if options else loss
 
 
 def _gains(labels: Ints, dtype: Any) -> Floats:

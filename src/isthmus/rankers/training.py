@@ -1,0 +1,368 @@
+"""Networks and their training in NumPy: forward and backward passes, optimisers, mini-batches.
+
+A network is its parameters: `weight0, bias0, weight1, …` as named float32 arrays, with ReLU between the
+layers; without a hidden layer it is the linear ranker. While training, all parameters lie in one flat
+vector, so an optimiser's step is a handful of vector operations, and buffers are allocated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import ConfigError, DataError
+from isthmus.losses import Loss, loss_named
+from isthmus.tables import Letor
+from isthmus.tables.grouped import rows_of
+
+Array = NDArray[np.float32]
+Parameters = dict[str, Array]
+Observer = Callable[[Array, NDArray[np.int32]], None]
+
+OPTIMISERS = ("sgd", "momentum", "adam")
+_CHUNK = 1024  # rows scored together: the activations stay in cache
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTraining:
+    """How one holder of data trains: the same words for a silo's round and for a central fit."""
+
+    loss: str = "lambdarank"
+    optimiser: str = "adam"
+    learning_rate: float = 1e-3
+    epochs: int = 1
+    batch: int | None = None
+    """Rows of a mini-batch for a pointwise loss (None: 256), queries for the others (None: 16)."""
+    momentum: float = 0.9
+    """Of the optimiser `momentum`; Adam's first decay rate is 0.9."""
+    weight_decay: float = 0.0
+    """Decoupled: every step first shrinks the parameters by learning_rate × weight_decay."""
+    proximal: float = 0.0
+    """FedProx's μ: adds μ (θ − θ_start) to the gradient."""
+    sigma: float | None = None
+    truncation: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimiser not in OPTIMISERS:
+            known = ", ".join(OPTIMISERS)
+            raise ConfigError(
+                f"no optimiser {self.optimiser!r} (known: {known})", key=self.optimiser, known=OPTIMISERS
+            )
+        for key in ("learning_rate", "epochs", "batch"):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{key} = {value} must be above 0", key=key, value=value)
+        self.resolved_loss()
+
+    def resolved_loss(self) -> Loss:
+        """The loss with this configuration's options."""
+        given = {"sigma": self.sigma, "truncation": self.truncation}
+        return loss_named(self.loss, **{key: value for key, value in given.items() if value is not None})
+
+    def batch_size(self) -> int:
+        """Rows or queries of a mini-batch."""
+        return self.batch or (16 if self.resolved_loss().whole_queries else 256)
+
+
+class Trained(NamedTuple):
+    """What local training gives back."""
+
+    parameters: Parameters
+    steps: int
+    loss: float
+    """Mean over the last epoch, each batch measured before its step; not finite when training diverged."""
+
+
+def initial_parameters(
+    inputs: int, hidden: Sequence[int], outputs: int, rng: np.random.Generator
+) -> Parameters:
+    """He-normal weights for the hidden layers, small ones for the last, zero biases."""
+    sizes = [inputs, *hidden, outputs]
+    parameters: Parameters = {}
+    for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+        spread = np.sqrt((2 if layer < len(hidden) else 0.01) / fan_in)
+        parameters[f"weight{layer}"] = rng.normal(0, spread, (fan_in, fan_out)).astype(np.float32)
+        parameters[f"bias{layer}"] = np.zeros(fan_out, np.float32)
+    return parameters
+
+
+def train_epochs(
+    parameters: Mapping[str, Array],
+    data: Letor,
+    config: LocalTraining,
+    rng: np.random.Generator,
+    *,
+    correction: Mapping[str, Array] | None = None,
+    observe: Observer | None = None,
+) -> Trained:
+    """Train from these parameters on (already scaled) data; the given arrays are left alone.
+
+    `correction` is added to every gradient (SCAFFOLD's c − c_k); `observe(scores, grades)` sees every
+    mini-batch before its step. The optimiser starts fresh.
+    """
+    descent = Descent(parameters, config, correction=correction, observe=observe)
+    loss = 0.0
+    for _ in range(config.epochs):
+        loss = descent.epoch(data, rng)
+    return Trained(descent.parameters(), descent.steps, loss)
+
+
+def network_scores(parameters: Mapping[str, Array], features: Array) -> Array:
+    """The network's outputs for (already scaled) rows: one column per output."""
+    network = _Network(parameters, min(_CHUNK, len(features)))
+    scores = np.empty((len(features), network.outputs), np.float32)
+    with one_blas_thread():
+        for start in range(0, len(features), _CHUNK):
+            scores[start : start + _CHUNK] = network.forward(features[start : start + _CHUNK])
+    return scores
+
+
+class Descent:
+    """Gradient descent on one network; the optimiser's state lives from epoch to epoch."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Array],
+        config: LocalTraining,
+        *,
+        correction: Mapping[str, Array] | None = None,
+        observe: Observer | None = None,
+    ) -> None:
+        self._network = _Network(parameters)
+        self._config = config
+        self._loss = config.resolved_loss()
+        self._optimiser = _Optimiser(self._network.flat, config)
+        self._start = self._network.flat.copy() if config.proximal else None
+        self._correction = None if correction is None else _flatten(correction)
+        self._observe = observe
+        self.steps = 0
+
+    def parameters(self) -> Parameters:
+        """A copy of the parameters as they stand."""
+        return self._network.parameters()
+
+    def epoch(self, data: Letor, rng: np.random.Generator) -> float:
+        """One pass over the data in random order; returns the mean loss."""
+        _check_fits(self._network, self._loss, data)
+        total, weight = 0.0, 0
+        # A diverging run shows in its loss and parameters; a warning per operation would not help.
+        with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):
+            for rows, offsets in self._batches(data, rng):
+                value = self._step(data.features, rows, data.grades[rows], offsets)
+                size = len(offsets) - 1 if self._loss.whole_queries else len(rows)
+                total, weight = total + value * size, weight + size
+        return total / max(1, weight)
+
+    def _batches(
+        self, data: Letor, rng: np.random.Generator
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        size = self._config.batch_size()
+        if not self._loss.whole_queries:
+            order = rng.permutation(data.rows)
+            nothing = np.zeros(1, np.int64)
+            for start in range(0, len(order), size):
+                yield order[start : start + size], nothing
+            return
+        order = rng.permutation(len(data))
+        rows = rows_of(data.offsets, order)
+        bounds = np.concatenate(([0], np.cumsum(np.diff(data.offsets)[order])))
+        for start in range(0, len(order), size):
+            offsets = bounds[start : start + size + 1]
+            if offsets[-1] > offsets[0]:
+                yield rows[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+    def _step(
+        self,
+        features: Array,
+        rows: NDArray[np.int64],
+        grades: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+    ) -> float:
+        network = self._network
+        batch = network.gather(features, rows)
+        outputs = network.forward(batch)
+        scores = outputs if self._loss.graded else outputs[:, 0]
+        if self._observe is not None:
+            self._observe(scores, grades)
+        value, slope = self._loss.function(scores, grades, offsets)
+        network.backward(batch, slope.reshape(outputs.shape, order="A"))
+        if self._start is not None:
+            network.gradient += self._config.proximal * (network.flat - self._start)
+        if self._correction is not None:
+            network.gradient += self._correction
+        self._optimiser.step(network.gradient)
+        self.steps += 1
+        return value
+
+
+class _Network:
+    """Parameters in one flat vector, their gradient in another, and the buffers between them."""
+
+    def __init__(self, parameters: Mapping[str, Array], rows: int = 0) -> None:
+        self._shapes = {name: value.shape for name, value in parameters.items()}
+        self.flat = _flatten(parameters)
+        self.gradient = np.empty_like(self.flat)
+        values, slopes = list(self._views(self.flat).values()), list(self._views(self.gradient).values())
+        self._weights, self._biases = values[::2], values[1::2]
+        self._weight_slopes, self._bias_slopes = slopes[::2], slopes[1::2]
+        self.inputs, self.outputs = self._weights[0].shape[0], self._weights[-1].shape[1]
+        self._reserve(rows)
+
+    def parameters(self) -> Parameters:
+        """A copy, by name."""
+        return {name: view.copy() for name, view in self._views(self.flat).items()}
+
+    def gather(self, features: Array, rows: NDArray[np.int64]) -> Array:
+        """The chosen rows, in a buffer that the next call overwrites."""
+        self._reserve(len(rows))
+        batch = self._batch[: len(rows)]
+        return np.take(features, rows, axis=0, out=batch, mode="clip")  # "clip" spares a second buffer
+
+    def forward(self, features: Array) -> Array:
+        """One column of outputs per output, laid out column by column; the next call overwrites them."""
+        rows, below = len(features), features
+        self._reserve(rows)
+        for weight, bias, buffer in zip(self._weights[:-1], self._biases[:-1], self._hidden, strict=True):
+            below = np.matmul(below, weight, out=buffer[:rows])
+            below += bias
+            np.maximum(below, 0, out=below)
+        outputs = np.matmul(self._weights[-1].T, below.T, out=self._outputs[:, :rows])
+        outputs += self._biases[-1][:, None]
+        return outputs.T
+
+    def backward(self, features: Array, slope: Array) -> None:
+        """Fill `gradient` from the loss's derivative by the outputs of the last forward pass."""
+        rows = len(features)
+        for layer in reversed(range(len(self._weights))):
+            below = self._hidden[layer - 1][:rows] if layer else features
+            np.matmul(below.T, slope, out=self._weight_slopes[layer])
+            np.matmul(self._ones[:rows], slope, out=self._bias_slopes[layer])
+            if layer:
+                slope = np.matmul(slope, self._weights[layer].T, out=self._slopes[layer - 1][:rows])
+                slope *= np.greater(below, 0, out=self._active[layer - 1][:rows])
+
+    def _reserve(self, rows: int) -> None:
+        if rows <= getattr(self, "_room", 0):
+            return
+        self._room = rows
+        self._batch = np.empty((rows, self.inputs), np.float32)
+        self._ones = np.ones(rows, np.float32)
+        sizes = [weight.shape[1] for weight in self._weights[:-1]]
+        self._hidden = [np.empty((rows, size), np.float32) for size in sizes]
+        self._slopes = [np.empty((rows, size), np.float32) for size in sizes]
+        self._active = [np.empty((rows, size), np.bool_) for size in sizes]
+        self._outputs = np.empty((self.outputs, rows), np.float32)
+
+    def _views(self, flat: Array) -> Parameters:
+        views, start = {}, 0
+        for name, shape in self._shapes.items():
+            size = int(np.prod(shape))
+            views[name] = flat[start : start + size].reshape(shape)
+            start += size
+        return views
+
+
+class _Optimiser:
+    """SGD, momentum or Adam (Kingma & Ba 2015, Algorithm 1) on a flat vector, in place."""
+
+    def __init__(self, flat: Array, config: LocalTraining) -> None:
+        self._flat, self._config = flat, config
+        self._velocity = np.zeros_like(flat)
+        self._squares = np.zeros_like(flat)
+        self._scratch = np.empty_like(flat)
+        self._steps = 0
+
+    def step(self, gradient: Array) -> None:
+        """Move the parameters; the gradient is used up."""
+        rate, kind = self._config.learning_rate, self._config.optimiser
+        self._steps += 1
+        if self._config.weight_decay:
+            self._flat *= np.float32(1 - rate * self._config.weight_decay)
+        if kind == "adam":
+            self._adam(gradient, rate)
+            return
+        if kind == "momentum":
+            self._velocity *= np.float32(self._config.momentum)
+            self._velocity += gradient
+            np.multiply(self._velocity, np.float32(rate), out=gradient)
+        else:
+            gradient *= np.float32(rate)
+        self._flat -= gradient
+
+    def _adam(self, gradient: Array, rate: float, first: float = 0.9, second: float = 0.999) -> None:
+        scratch = self._scratch
+        self._velocity *= np.float32(first)
+        self._velocity += np.multiply(gradient, np.float32(1 - first), out=scratch)
+        self._squares *= np.float32(second)
+        gradient *= gradient
+        gradient *= np.float32(1 - second)
+        self._squares += gradient
+        # The two bias corrections, folded into the rate and into epsilon.
+        correction = float(np.sqrt(1 - second**self._steps))
+        np.sqrt(self._squares, out=scratch)
+        scratch += np.float32(1e-8 * correction)
+        np.divide(self._velocity, scratch, out=scratch)
+        scratch *= np.float32(rate * correction / (1 - first**self._steps))
+        self._flat -= scratch
+
+
+def _flatten(parameters: Mapping[str, Array]) -> Array:
+    return np.concatenate([np.asarray(value, np.float32).ravel() for value in parameters.values()])
+
+
+def _check_fits(network: _Network, loss: Loss, data: Letor) -> None:
+    if data.width != network.inputs:
+        raise DataError(f"the data have {data.width} features where the ranker takes {network.inputs}")
+    if loss.graded and data.rows and not 0 <= data.grades.min() <= data.grades.max() < network.outputs:
+        found, known = f"{data.grades.min()}..{data.grades.max()}", f"0..{network.outputs - 1}"
+        raise DataError(
+            f"grades {found} where the ranker has outputs for {known}",
+            cure="give the number of grades of the whole federation, counted from 0",
+        )
+    if not loss.graded and network.outputs != 1:
+        raise ConfigError(f"the loss {loss.name} needs one output and the ranker has {network.outputs}")
+
+
+@cache
+def _blas() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+class _Users:
+    """How many threads of this process want BLAS held to one thread: the setting is the process's."""
+
+    def __init__(self) -> None:
+        self.lock, self.count = Lock(), 0
+        self.limit: Any = None
+
+
+_USERS = _Users()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Hold BLAS to one thread: matrices this small lose with two, and results stay the same on any machine.
+
+    The limit is the process's, so the first to enter sets it and the last to leave restores it.
+    """
+    with _USERS.lock:
+        _USERS.count += 1
+        if _USERS.count == 1:
+            _USERS.limit = _blas().limit(limits=1)
+    try:
+        yield
+    finally:
+        with _USERS.lock:
+            _USERS.count -= 1
+            if not _USERS.count:
+                _USERS.limit.restore_original_limits()
