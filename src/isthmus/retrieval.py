@@ -1,0 +1,205 @@
+"""Retrievers: anything with `search(queries, k) -> Run`, so a fused or a remote one is a retriever too.
+
+>>> from isthmus.tables import Documents, Queries
+>>> import numpy as np
+>>> documents = Documents(("d1", "d2"), ("", ""), ("a red apple", "a green pear"), np.zeros(2, int))
+>>> queries = Queries(("q1",), ("green pears",), np.zeros(1, int), ("test",))
+>>> BM25().index(documents).search(queries, k=10)
+Run 'bm25': 1 query, 1 rows
+  q1  d2 0.554518
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from isthmus.errors import ConfigError, DataError
+from isthmus.tables import Documents, Queries, Run
+from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.text import ENGLISH, Tokeniser, Tokens
+
+
+class Retriever(Protocol):
+    """Ranks its documents for every query."""
+
+    def search(self, queries: Queries, k: int) -> Run:
+        """The best k documents of every query; a query that matches nothing keeps an empty list."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Statistics:
+    """What BM25 must know of a whole collection; those of several silos add.
+
+    `frequencies[i]` is the number of documents that have the term `terms[i]`.
+    """
+
+    documents: int
+    length: int
+    terms: Ids
+    frequencies: IntArray
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> Statistics:
+        """Counted from the documents themselves."""
+        counts = tokens.counts()
+        size = len(tokens.terms.vocabulary)
+        frequencies = np.bincount(counts.indices, minlength=size)
+        terms = Ids(frozen(np.arange(size)), tokens.terms.vocabulary)
+        return cls(len(tokens), len(tokens.terms), terms, frozen(frequencies))
+
+    def __add__(self, other: Statistics) -> Statistics:
+        both = Ids.concat([self.terms, other.terms])
+        counted = np.concatenate([self.frequencies, other.frequencies])
+        frequencies = np.bincount(both.codes, counted, len(both.vocabulary)).astype(np.int64)
+        terms = Ids(frozen(np.arange(len(both.vocabulary))), both.vocabulary)
+        documents, length = self.documents + other.documents, self.length + other.length
+        return Statistics(documents, length, terms, frozen(frequencies))
+
+    @property
+    def average_length(self) -> float:
+        """Terms per document; 1 for a collection without any term."""
+        return self.length / self.documents if self.length else 1.0
+
+    def frequencies_of(self, terms: Ids) -> IntArray:
+        """The document frequency of every word of a vocabulary; 0 where it is unknown here."""
+        at = terms.translation(self.terms)
+        known = np.append(self.frequencies, 0)
+        return known[at]
+
+    def __repr__(self) -> str:
+        size = len(self.terms.vocabulary)
+        return f"Statistics: {self.documents:,} documents of {self.average_length:.4g} terms, {size:,} terms"
+
+
+@dataclass(frozen=True)
+class BM25:
+    """Okapi BM25 in Lucene's exact form.
+
+    score(q, d) = Σ_{t ∈ q} ln(1 + (N − df_t + ½)/(df_t + ½)) · tf / (tf + k1·(1 − b + b·|d|/avg|d|))
+
+    A term that a query repeats counts as often as it stands there.
+    """
+
+    k1: float = 1.5
+    b: float = 0.75
+    tokeniser: Tokeniser = ENGLISH
+    name: str = "bm25"
+
+    def __post_init__(self) -> None:
+        if not (self.k1 >= 0 and np.isfinite(self.k1)):
+            raise ConfigError(f"k1 = {self.k1} must not be negative", key="k1", value=self.k1)
+        if not 0 <= self.b <= 1:
+            raise ConfigError(f"b = {self.b} must lie in 0..1", key="b", value=self.b)
+
+    def index(self, documents: Documents, *, statistics: Statistics | None = None) -> BM25Index:
+        """An index of these documents.
+
+        `statistics` are those of a larger collection that the documents are a part of; with the sum of
+        all silos' statistics, every silo scores exactly as one central index would.
+        """
+        _check_unique(documents.ids, "document")
+        names = Ids.of(documents.ids)
+        order = np.argsort(-names.codes)
+        tokens = self.tokeniser([documents.texts[row] for row in order.tolist()])
+        known = Statistics.of(tokens) if statistics is None else statistics
+        return BM25Index(self, names[order], tokens.terms, self._weights(tokens, known))
+
+    def _weights(self, tokens: Tokens, known: Statistics) -> Any:
+        """The score that every term adds to every document it is in: SciPy CSC, documents × terms."""
+        counts = tokens.counts()
+        having = np.clip(known.frequencies_of(tokens.terms), 0, known.documents)
+        rarity = np.log1p((known.documents - having + 0.5) / (having + 0.5))
+        lengths = np.repeat(tokens.lengths, np.diff(counts.indptr)) / known.average_length
+        saturated = counts.data / (counts.data + self.k1 * (1 - self.b + self.b * lengths))
+        counts.data = rarity[counts.indices] * saturated
+        return counts.tocsc()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BM25Index:
+    """Documents ready to be searched; rows are in descending order of id, which is how ties are broken."""
+
+    settings: BM25
+    documents: Ids
+    terms: Ids
+    weights: Any
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def search(self, queries: Queries, k: int) -> Run:
+        """The best k documents of every query, without the one a query was made from.
+
+        A document that shares no term with the query is not listed.
+        """
+        if k < 1:
+            raise ConfigError(f"k = {k}: ask for at least one document", key="k", value=k)
+        _check_unique(queries.ids, "query")
+        tokens = self.settings.tokeniser(queries.texts)
+        codes = tokens.terms.codes_in(self.terms)
+        hidden = self._rows_of(queries.own) if queries.own else np.full(len(queries), -1)
+        found: list[IntArray] = []
+        scores: list[FloatArray] = []
+        for query in range(len(queries)):
+            known = codes[tokens.offsets[query] : tokens.offsets[query + 1]]
+            everything = self._score(known[known >= 0])
+            if hidden[query] >= 0:
+                everything[hidden[query]] = 0
+            rows = _best(everything, k)
+            found.append(rows)
+            scores.append(everything[rows])
+        return self._run(queries.ids, found, scores)
+
+    def _score(self, terms: IntArray) -> FloatArray:
+        scores: FloatArray = self._scorer.get_scores_from_ids(terms)
+        return scores
+
+    @cached_property
+    def _scorer(self) -> Any:
+        """bm25s over our weights: it adds up the columns of a query's terms, in the query's order."""
+        import bm25s
+
+        scorer = bm25s.BM25(k1=self.settings.k1, b=self.settings.b, method="lucene", dtype="float64")
+        scorer.scores = {
+            "data": self.weights.data,
+            "indices": self.weights.indices,
+            "indptr": self.weights.indptr,
+            "num_docs": len(self.documents),
+        }
+        scorer.nonoccurrence_array = None
+        return scorer
+
+    def _rows_of(self, own: Sequence[str | None]) -> IntArray:
+        row_of = {document: row for row, document in enumerate(self.documents.tolist())}
+        return np.array([-1 if document is None else row_of.get(document, -1) for document in own])
+
+    def _run(self, queries: tuple[str, ...], found: list[IntArray], scores: list[FloatArray]) -> Run:
+        offsets = np.cumsum([0, *(len(rows) for rows in found)])
+        rows = np.concatenate([np.empty(0, dtype=np.int64), *found])
+        values = np.concatenate([np.empty(0), *scores])
+        return Run(queries, frozen(offsets), self.documents[rows], frozen(values), None, self.settings.name)
+
+    def __repr__(self) -> str:
+        return f"BM25Index: {len(self):,} documents, {len(self.terms.vocabulary):,} terms"
+
+
+def _best(scores: FloatArray, k: int) -> IntArray:
+    """The rows of the k largest positive scores, best first; of equal scores the earlier rows."""
+    rows = np.flatnonzero(scores > 0)
+    if len(rows) > k:
+        least = np.partition(scores[rows], len(rows) - k)[len(rows) - k]
+        rows = rows[scores[rows] >= least]
+    return rows[np.argsort(-scores[rows], kind="stable")][:k]
+
+
+def _check_unique(ids: Sequence[str], kind: str) -> None:
+    seen: set[str] = set()
+    for name in ids:
+        if name in seen:
+            raise DataError(f"{kind} id {name!r} appears twice", cure=f"give every {kind} an id of its own")
+        seen.add(name)

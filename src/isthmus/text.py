@@ -1,0 +1,175 @@
+"""Text as integers: one tokeniser for retrieval, features and sketches.
+
+>>> tokens = tokenise(["Fast Fourier transforms", "the transform of a wave"])
+>>> tokens.words(1)
+['transform', 'wave']
+>>> tokens.counts().toarray()
+array([[1, 1, 1, 0],
+       [0, 0, 1, 1]])
+
+A token is a run of letters and digits of any script (marks belong to their letter; everything else,
+underscores and apostrophes included, separates), after Unicode compatibility normalisation (NFKC) and
+lower-casing. Stop words go, the rest is stemmed. Texts are cut at the level of bytes and every
+distinct word is looked at once, so the cost is that of reading the text, not of making Python strings.
+Scripts written without spaces are not segmented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from isthmus.errors import ConfigError
+from isthmus.tables.grouped import offsets_of
+from isthmus.tables.ids import Ids, IntArray, frozen
+
+_FUNCTION_WORDS = """
+    a about above after again against all also although am among an and any are as at be because been
+    before being below between both but by can cannot could d did do does doing done down during each
+    either etc few for from further get gets given had has have having he hence her here hers herself
+    him himself his how however i if in into is it its itself just ll m may me might more most must my
+    myself neither no nor not of off on once one only onto or other others our ours ourselves out over
+    own per rather re s same shall she should since so some such t than that the their theirs them
+    themselves then there therefore these they this those though through thus to too under until up
+    upon us use used uses using ve very via was we were what when where whether which while who whom
+    whose why will with within without would yet you your yours yourself yourselves
+"""
+STOP_WORDS = frozenset(_FUNCTION_WORDS.split())
+"""English words that carry no topic, with what an apostrophe leaves behind (don't, it's, we'll)."""
+
+_SEPARATORS = r"[^\pL\pN\pM]+"
+_IS_WORD = np.zeros(256, dtype=bool)
+_IS_WORD[[*b"abcdefghijklmnopqrstuvwxyz0123456789"]] = True
+_IS_WORD[128:] = True  # part of a longer character; separators beyond ASCII are blanked beforehand
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tokens:
+    """The terms of many texts in their order: those of text i are `terms[offsets[i]:offsets[i + 1]]`."""
+
+    terms: Ids
+    offsets: IntArray
+
+    def __len__(self) -> int:
+        """The number of texts."""
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> IntArray:
+        """The number of terms of every text."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def text_of_token(self) -> IntArray:
+        """The text that every token belongs to."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def words(self, text: int) -> list[str]:
+        """The terms of one text as strings."""
+        return self.terms[self.offsets[text] : self.offsets[text + 1]].tolist()
+
+    def counts(self) -> Any:
+        """How often every text has every term: a SciPy CSR array, texts × vocabulary, columns sorted."""
+        from scipy.sparse import csr_array
+
+        ones = np.ones(len(self.terms), dtype=np.int64)
+        shape = (len(self), len(self.terms.vocabulary))
+        table = csr_array((ones, self.terms.codes.copy(), self.offsets.copy()), shape=shape)
+        table.sum_duplicates()
+        return table
+
+    def __repr__(self) -> str:
+        size = len(self.terms.vocabulary)
+        return f"Tokens: {len(self):,} texts, {len(self.terms):,} tokens, {size:,} terms"
+
+
+@dataclass(frozen=True)
+class Tokeniser:
+    """How texts become terms; `stemmer` is a Snowball language, or None to leave words as they are."""
+
+    stemmer: str | None = "english"
+    stop_words: frozenset[str] = STOP_WORDS
+
+    def __post_init__(self) -> None:
+        from Stemmer import algorithms
+
+        if self.stemmer is not None and self.stemmer not in algorithms():
+            raise ConfigError(
+                f"no stemmer for {self.stemmer!r}", key=self.stemmer, value=self.stemmer, known=algorithms()
+            )
+
+    def __call__(self, texts: Iterable[str]) -> Tokens:
+        """Cut, stop and stem."""
+        words, texts_of_words, count = _cut(texts)
+        encoded = words.dictionary_encode()
+        codes, vocabulary = self._terms(encoded.dictionary)
+        found = codes[encoded.indices.to_numpy()]
+        kept = found >= 0
+        offsets = offsets_of(texts_of_words[kept], count)
+        return Tokens(Ids(frozen(found[kept]), vocabulary), offsets)
+
+    def _terms(self, words: pa.LargeStringArray) -> tuple[IntArray, pa.LargeStringArray]:
+        """For every distinct word the code of its term, -1 for a stop word; and the terms in order."""
+        from Stemmer import Stemmer
+
+        spelled = words.to_pylist()
+        stopped = np.fromiter((word in self.stop_words for word in spelled), dtype=bool, count=len(spelled))
+        kept = [word for word in spelled if word not in self.stop_words]
+        stems = Ids.of(kept if self.stemmer is None else Stemmer(self.stemmer).stemWords(kept))
+        codes = np.full(len(spelled), -1, dtype=np.int64)
+        codes[~stopped] = stems.codes
+        return codes, stems.vocabulary
+
+
+ENGLISH = Tokeniser()
+"""How every part of Isthmus reads a text unless told otherwise."""
+
+
+def tokenise(texts: Iterable[str]) -> Tokens:
+    """The terms of English texts."""
+    return ENGLISH(texts)
+
+
+def _cut(texts: Iterable[str]) -> tuple[pa.LargeStringArray, IntArray, int]:
+    """All words one after the other, the text of every word, and the number of texts."""
+    column = pa.array(texts if isinstance(texts, list) else list(texts), type=pa.large_string())
+    column = pc.utf8_lower(_plain(column))
+    bounds, data = _buffers(column)
+    in_word = _IS_WORD[data]
+    begins = in_word.copy()
+    begins[1:] &= ~in_word[:-1]
+    inner = bounds[:-1][np.diff(bounds) > 0]
+    begins[inner] = in_word[inner]  # a text's first word does not continue the text before
+    starts = np.flatnonzero(begins)
+    words = _strings(data[in_word], np.flatnonzero(begins[in_word]))
+    return words, np.searchsorted(bounds, starts, side="right") - 1, len(column)
+
+
+def _plain(column: pa.LargeStringArray) -> pa.LargeStringArray:
+    """Normalised, with blanks for separators, where a text goes beyond ASCII; the others need neither."""
+    beyond = pc.invert(pc.string_is_ascii(column))
+    if not pc.any(beyond, min_count=0).as_py():
+        return column
+    rare = pc.utf8_normalize(column.filter(beyond), form="NFKC")
+    return pc.replace_with_mask(column, beyond, pc.replace_substring_regex(rare, _SEPARATORS, " "))
+
+
+def _buffers(column: pa.LargeStringArray) -> tuple[IntArray, NDArray[np.uint8]]:
+    """The offsets of the strings and their bytes, without a copy."""
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int64, count=len(column) + column.offset + 1)[column.offset :]
+    octets = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, dtype=np.uint8)
+    return bounds - bounds[0], octets[bounds[0] : bounds[-1]]
+
+
+def _strings(octets: NDArray[np.uint8], starts: IntArray) -> pa.LargeStringArray:
+    """The bytes as strings that begin at these positions and end where the next one begins."""
+    offsets = np.append(starts, len(octets)).astype(np.int64)
+    return pa.LargeStringArray.from_buffers(len(starts), pa.py_buffer(offsets), pa.py_buffer(octets))
