@@ -1,0 +1,452 @@
+"""Who holds what: dealing rows, queries and documents into folds and silos.
+
+The functions below are pure: labels, groups or texts and a generator in, a `Deal` (the silo of every item) or
+an array of parts out. `deal` applies them to feature rows as a `Dealing` says, `deal_corpus` to a
+collection. Nothing is ever dropped or dealt twice.
+
+Rows of one query in different silos (deals over pairs, as the FedRisk paper has them) leave no silo a list to
+rank: such parts are marked `torn`, and a listwise loss refuses them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from isthmus.errors import DataError
+from isthmus.randomness import Streams
+from isthmus.tables import Corpus, Letor
+from isthmus.tables.ids import FloatArray, IntArray, frozen
+
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """How feature rows are dealt to silos; a section of a configuration file.
+
+    - `query`: whole queries at random, equally many in every silo;
+    - `size`: whole queries at random, silo r gets a share proportional to r^−skew;
+    - `dirichlet-query`: whole queries, skewed by their highest grade (`least` is then made up
+      from the largest silos);
+    - `site`: whole queries, by the site each came from;
+    - `iid`, `dirichlet-pair`: single rows, at random or skewed by their grade, which tears queries. The
+      FedRisk paper deals so, with Flower's partitioner: `least` rows a silo or another draw, `redraws` times.
+
+    `least` is 1 query or 10 rows unless given.
+    """
+
+    kind: Literal["query", "size", "dirichlet-query", "site", "iid", "dirichlet-pair"] = "query"
+    silos: int = 100
+    concentration: float = 0.1
+    skew: float = 1.0
+    least: int | None = None
+    redraws: int = 10
+
+    def __post_init__(self) -> None:
+        if self.silos < 1:
+            raise ValueError(f"silos = {self.silos} (at least one silo is needed)")
+        if not self.concentration > 0:
+            raise ValueError(f"concentration = {self.concentration} (it must be positive)")
+        if self.skew < 0 or self.redraws < 0 or (self.least or 0) < 0:
+            raise ValueError("skew, redraws and least cannot be negative")
+
+    @property
+    def tears(self) -> bool:
+        """Whether rows of one query may go to different silos."""
+        return self.kind in ("iid", "dirichlet-pair")
+
+
+class Holdings(NamedTuple):
+    """How often every silo holds every label: `counts[silo, at]` of `labels[at]`."""
+
+    labels: NDArray[Any]
+    counts: IntArray
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Deal:
+    """`holders[i]` is the silo, out of `silos`, that holds item i."""
+
+    holders: IntArray
+    silos: int
+
+    def __len__(self) -> int:
+        """The number of silos."""
+        return self.silos
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """How many items every silo holds."""
+        return np.bincount(self.holders, minlength=self.silos)
+
+    def members(self, silo: int) -> IntArray:
+        """The items of one silo, in their original order."""
+        end = int(np.cumsum(self.sizes)[silo])
+        return self._by_silo[end - int(self.sizes[silo]) : end]
+
+    @cached_property
+    def _by_silo(self) -> IntArray:
+        return np.argsort(self.holders, kind="stable")
+
+    def following(self, groups: IntArray) -> Deal:
+        """The deal of things that go where their group goes: rows with their query."""
+        return Deal(frozen(self.holders[groups]), self.silos)
+
+    def torn(self, groups: IntArray) -> IntArray:
+        """The groups whose items lie in more than one silo."""
+        count = int(groups.max(initial=-1)) + 1
+        first, last = np.full(count, self.silos), np.full(count, -1)
+        np.minimum.at(first, groups, self.holders)
+        np.maximum.at(last, groups, self.holders)
+        return np.flatnonzero(first < last)
+
+    def holdings(self, labels: ArrayLike) -> Holdings:
+        """Who holds what, label by label: the data of a stacked bar chart, one bar per silo."""
+        found, codes = np.unique(np.asarray(labels), return_inverse=True)
+        cells = np.bincount(self.holders * len(found) + codes, minlength=self.silos * len(found))
+        return Holdings(found, cells.reshape(self.silos, len(found)))
+
+    def part(self, letor: Letor, silo: int) -> Letor:
+        """What one silo holds of a table whose rows were dealt."""
+        rows = self.members(silo)
+        groups = letor.query_of_row[rows]
+        starts = np.flatnonzero(np.diff(groups, prepend=-1))
+        offsets = np.append(starts, len(rows))
+        found = groups[starts]
+        torn = not np.array_equal(np.diff(offsets), np.diff(letor.offsets)[found])
+        return Letor(
+            queries=tuple(letor.queries[query] for query in found.tolist()),
+            offsets=frozen(offsets),
+            features=frozen(letor.features[rows]),
+            grades=frozen(letor.grades[rows]),
+            # rows of whole queries keep their generated names without spelling them out
+            documents=letor.ids[rows] if torn or letor.documents is not None else None,
+            name=letor.name,
+            torn=torn or letor.torn,
+        )
+
+    def parts(self, letor: Letor) -> list[Letor]:
+        """What every silo holds of a table whose rows were dealt."""
+        return [self.part(letor, silo) for silo in range(self.silos)]
+
+    def __repr__(self) -> str:
+        low, high = (int(self.sizes.min()), int(self.sizes.max())) if self.silos else (0, 0)
+        return f"Deal: {len(self.holders):,} items to {self.silos:,} silos, {low:,} to {high:,} each"
+
+
+def deal(letor: Letor, dealing: Dealing, streams: Streams, *, sites: Sequence[str] | None = None) -> Deal:
+    """Deal the rows of a table; `.parts(letor)` is then what every silo holds.
+
+    `sites` names every query's site; by default it is what stands before the first `/` of the query's id.
+    """
+    rng = streams("partition", dealing.kind)
+    silos = dealing.silos
+    if dealing.kind == "iid":
+        return Deal(divide(letor.rows, np.ones(silos), rng), silos)
+    if dealing.kind == "dirichlet-pair":
+        least = 10 if dealing.least is None else dealing.least
+        return dirichlet(letor.grades, dealing, rng, least=least)
+    if dealing.kind == "site":
+        queries = by_site(_sites(letor) if sites is None else sites, silos)
+    elif dealing.kind == "dirichlet-query":
+        order = rng.permutation(len(letor))  # or neighbours in the file would stay neighbours
+        shuffled = dirichlet(highest_grades(letor)[order], dealing, rng, least=0)
+        queries = Deal(shuffled.holders[np.argsort(order)], silos)
+    else:
+        skew = dealing.skew if dealing.kind == "size" else 0.0
+        shares = rng.permutation(np.arange(1, silos + 1) ** -skew)
+        queries = Deal(divide(len(letor), shares, rng), silos)
+    least = 1 if dealing.least is None else dealing.least
+    return _filled(queries, least, rng).following(letor.query_of_row)
+
+
+def highest_grades(letor: Letor) -> IntArray:
+    """The highest grade of every query, the class of a query; 0 for one without documents."""
+    highest = np.zeros(len(letor), dtype=np.int64)
+    np.maximum.at(highest, letor.query_of_row, letor.grades)
+    return highest
+
+
+def dirichlet(labels: NDArray[Any], dealing: Dealing, rng: Rng, *, least: int) -> Deal:
+    """Deal items with a label skew: for every label, shares over silos ~ Dirichlet(concentration).
+
+    A silo's items of one label are neighbours in the given order. While a silo has fewer than `least` items
+    everything is drawn again, `dealing.redraws` times at most, and then a DataError.
+    """
+    codes = np.unique(labels, return_inverse=True)[1]
+    members = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
+    weights = np.full(dealing.silos, dealing.concentration)
+    smallest = 0
+    for _ in range(dealing.redraws + 1):
+        holders = np.empty(len(codes), dtype=np.int64)
+        for items in members if len(codes) else []:
+            ends = (np.cumsum(rng.dirichlet(weights)) * len(items)).astype(np.int64)[:-1]
+            holders[items] = np.searchsorted(ends, np.arange(len(items)), side="right")
+        smallest = int(np.bincount(holders, minlength=dealing.silos).min())
+        if smallest >= least:
+            return Deal(frozen(holders), dealing.silos)
+    raise DataError(
+        f"{len(codes):,} items dealt to {dealing.silos} silos with concentration {dealing.concentration:g}: "
+        f"in {dealing.redraws + 1} draws the smallest silo never had {least} (in the last it had {smallest})",
+        cure="raise the concentration, deal to fewer silos, or lower the minimum",
+    )
+
+
+def by_site(sites: Sequence[str], silos: int) -> Deal:
+    """Whole sites to silos, the largest first and always to the silo that has least so far.
+
+    With as many silos as sites every site is a silo, in the order of their names.
+    """
+    names, codes = np.unique(np.asarray(sites, dtype=np.str_), return_inverse=True)
+    if len(names) < silos:
+        raise DataError(
+            f"{len(names)} sites cannot be dealt to {silos} silos", cure=f"deal to at most {len(names)} silos"
+        )
+    if len(names) == silos:
+        return Deal(frozen(codes), silos)
+    return Deal(frozen(balanced(np.bincount(codes), silos)[codes]), silos)
+
+
+def balanced(sizes: ArrayLike, silos: int) -> IntArray:
+    """The silo of every group, largest first to the silo that has least so far (longest processing time)."""
+    counts = np.asarray(sizes, dtype=np.int64)
+    loads = np.zeros(silos, dtype=np.int64)
+    homes = np.empty(len(counts), dtype=np.int64)
+    for group in np.argsort(-counts, kind="stable").tolist():
+        homes[group] = loads.argmin()
+        loads[homes[group]] += counts[group]
+    return homes
+
+
+def divide(
+    count: int,
+    shares: ArrayLike,
+    rng: Rng,
+    *,
+    groups: IntArray | None = None,
+    strata: ArrayLike | None = None,
+) -> IntArray:
+    """The part of every item, at random, with part sizes in proportion to `shares`.
+
+    Items of one group stay together. With `strata` every part gets its share of every stratum, as nearly as
+    groups allow; a group's stratum is that of its first item.
+    """
+    portions = np.asarray(shares, dtype=np.float64) / np.sum(shares)
+    group_of = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
+    firsts = np.unique(group_of, return_index=True)[1]
+    if len(firsts) < len(portions):
+        unit = "items" if groups is None else "groups that stay together"
+        raise DataError(
+            f"{len(firsts)} {unit} cannot be dealt into {len(portions)} parts", cure="make fewer parts"
+        )
+    sizes = np.bincount(group_of)
+    stratum_of = np.zeros(len(firsts), np.int64)
+    if strata is not None:
+        stratum_of = np.unique(np.asarray(strata)[firsts], return_inverse=True)[1]
+    parts = np.empty(len(firsts), dtype=np.int64)
+    owed = np.zeros(len(portions))
+    for stratum in range(int(stratum_of.max(initial=0)) + 1):
+        members = rng.permutation(np.flatnonzero(stratum_of == stratum))
+        owed += portions * sizes[members].sum()
+        parts[members], given = _fill(sizes[members], owed)
+        owed = owed - given
+    return parts[group_of]
+
+
+def _fill(sizes: IntArray, owed: FloatArray) -> tuple[IntArray, IntArray]:
+    """Give groups to parts that are owed so many items: (part of each group, items given to each part)."""
+    given = np.zeros(len(owed), dtype=np.int64)
+    parts = np.empty(len(sizes), dtype=np.int64)
+    large = np.flatnonzero(sizes > 1)
+    for group in large[np.argsort(-sizes[large], kind="stable")].tolist():
+        parts[group] = (owed - given).argmax()
+        given[parts[group]] += sizes[group]
+    single = np.flatnonzero(sizes == 1)
+    counts = _apportioned(owed - given, len(single))
+    parts[single] = np.repeat(np.arange(len(owed)), counts)
+    return parts, given + counts
+
+
+def _apportioned(owed: FloatArray, total: int) -> IntArray:
+    """Whole numbers in proportion to what is owed that sum to `total` (largest remainders)."""
+    claims = np.maximum(owed, 0.0)
+    exact = claims * (total / claims.sum()) if claims.sum() > 0 else np.full(len(owed), total / len(owed))
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    short = total - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:short]] += 1
+    return counts
+
+
+def _filled(queries: Deal, least: int, rng: Rng) -> Deal:
+    """The same deal where silos with fewer than `least` are made up from whoever has most."""
+    if len(queries.holders) < least * queries.silos:
+        raise DataError(
+            f"{len(queries.holders):,} queries cannot give {queries.silos:,} silos {least} each",
+            cure="deal to fewer silos or lower the minimum",
+        )
+    holders, sizes = queries.holders.copy(), queries.sizes.copy()
+    for silo in np.flatnonzero(sizes < least).tolist():
+        while sizes[silo] < least:
+            richest = int(sizes.argmax())
+            holders[rng.choice(np.flatnonzero(holders == richest))] = silo
+            sizes[richest] -= 1
+            sizes[silo] += 1
+    return Deal(frozen(holders), queries.silos)
+
+
+def _sites(letor: Letor) -> list[str]:
+    sites = [query.partition("/") for query in letor.queries]
+    bare = next((name for name, slash, _ in sites if not slash), None)
+    if bare is not None:
+        raise DataError(
+            f"query {bare!r} does not say which site it is from",
+            cure="name queries site/id, or pass the site of every query",
+        )
+    return [site for site, _, _ in sites]
+
+
+def folds(
+    count: int, k: int, rng: Rng, *, groups: IntArray | None = None, strata: ArrayLike | None = None
+) -> IntArray:
+    """The fold, 0 to k−1, of every item; groups stay together, strata are spread evenly."""
+    return divide(count, np.ones(k), rng, groups=groups, strata=strata)
+
+
+class Rotation(NamedTuple):
+    """The items of one turn of cross-validation."""
+
+    train: IntArray
+    validation: IntArray
+    test: IntArray
+
+
+def rotation(fold_of: IntArray, test: int) -> Rotation:
+    """One turn over folds, as LETOR's: fold `test` tests, the one before it validates, the rest trains."""
+    k = int(fold_of.max(initial=-1)) + 1
+    if k < 3 or not 0 <= test < k:
+        raise DataError(f"fold {test} of {k} cannot be a test fold", cure="make at least three folds")
+    validation = (test - 1) % k
+    train = (fold_of != test) & (fold_of != validation)
+    return Rotation(*(np.flatnonzero(mask) for mask in (train, fold_of == validation, fold_of == test)))
+
+
+def same_text(texts: Iterable[str]) -> IntArray:
+    """Groups of equal texts, letter case and white space aside: duplicates must not straddle folds."""
+    seen: dict[str, int] = {}
+    return np.array(
+        [seen.setdefault(" ".join(text.casefold().split()), len(seen)) for text in texts], np.int64
+    )
+
+
+def head_labels(counts: ArrayLike, share: float = 0.2) -> NDArray[np.bool_]:
+    """Which labels are head: the ⌊share·L⌋ + 1 most frequent of L, ties to the earlier label."""
+    frequency = np.asarray(counts)
+    head = np.zeros(len(frequency), dtype=bool)
+    head[np.argsort(-frequency, kind="stable")[: int(share * len(frequency) + 1e-9) + 1]] = True
+    return head
+
+
+def move_share(names: Sequence[str], silos: IntArray, share: float, count: int) -> IntArray:
+    """The dial from topical silos (share 0) to random ones (share 1): that share of the names moves to a
+    silo chosen by a hash of the name.
+
+    Who moves and where depends on the name alone, so a growing share moves a growing set.
+    """
+    if not 0 <= share <= 1:
+        raise DataError(f"a share of {share} cannot move", cure="choose a share from 0 to 1")
+    digests = b"".join(hashlib.blake2b(name.encode(), digest_size=16).digest() for name in names)
+    hashes = np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
+    moves = hashes[:, 0] / 2.0**64 < share
+    return np.where(moves, (hashes[:, 1] % np.uint64(count)).astype(np.int64), silos)
+
+
+def deal_corpus(
+    corpus: Corpus, silos: int, streams: Streams, *, by: Literal["topic", "random"] = "topic"
+) -> Corpus:
+    """The same collection with its documents and queries in silos, by topic or at random."""
+    if by == "topic":
+        documents, queries = by_topic(corpus.documents.texts, corpus.queries.texts, silos, streams)
+    else:
+        rng = streams("partition", "random")
+        documents = divide(len(corpus.documents), np.ones(silos), rng)
+        queries = rng.integers(silos, size=len(corpus.queries))
+    return corpus.dealt([f"silo{silo + 1}" for silo in range(silos)], documents, queries)
+
+
+def by_topic(
+    documents: Sequence[str], queries: Sequence[str], silos: int, streams: Streams
+) -> tuple[IntArray, IntArray]:
+    """The silo of every document, by spherical k-means on TF-IDF, and of every query, by nearest centroid.
+
+    A text without a known word goes anywhere.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectors = TfidfVectorizer(sublinear_tf=True, stop_words="english", dtype=np.float32)
+    try:
+        points = vectors.fit_transform(documents)
+    except ValueError as error:
+        raise DataError("no document has a word to tell its topic by", cure="deal at random") from error
+    rng = streams("partition", "topic")
+    if points.shape[0] < silos:
+        raise DataError(f"{points.shape[0]} documents cannot be dealt to {silos} silos", cure="fewer silos")
+    homes, centres = max((_k_means(points, silos, rng) for _ in range(RESTARTS)), key=lambda found: found[2])[
+        :2
+    ]
+    asked = vectors.transform(queries)
+    return _anywhere(points, homes, silos, rng), _anywhere(
+        asked, (asked @ centres.T).argmax(axis=1), silos, rng
+    )
+
+
+RESTARTS = 4
+"""How often k-means starts anew; the tightest clusters win."""
+
+
+def _k_means(points: Any, k: int, rng: Rng, *, rounds: int = 60) -> tuple[IntArray, NDArray[Any], float]:
+    """Clusters of unit rows by cosine: (cluster of each, unit centroids, mean similarity)."""
+    from scipy.sparse import csr_array
+
+    count = points.shape[0]
+    centres = _seeds(points, k, rng)
+    homes = np.full(count, -1)
+    for _ in range(rounds):
+        likeness = points @ centres.T
+        found = likeness.argmax(axis=1)
+        best = likeness.max(axis=1)
+        for empty in np.flatnonzero(np.bincount(found, minlength=k) == 0):
+            lonely = int(best.argmin())
+            found[lonely], best[lonely] = empty, np.inf
+        if np.array_equal(found, homes):
+            break
+        homes = found
+        chosen = csr_array((np.ones(count, np.float32), (homes, np.arange(count))), shape=(k, count))
+        sums = (chosen @ points).toarray()
+        centres = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
+    return homes, centres, float(likeness.max(axis=1).mean())
+
+
+def _seeds(points: Any, k: int, rng: Rng) -> NDArray[Any]:
+    """k-means++: every further seed is drawn by its distance to the nearest seed so far."""
+    rows = [int(rng.integers(points.shape[0]))]
+    nearest = np.full(points.shape[0], -np.inf)
+    for _ in range(k - 1):
+        nearest = np.maximum(nearest, (points @ points[[rows[-1]]].T).toarray().ravel())
+        distance = np.maximum(1.0 - nearest, 0.0)
+        distance[rows] = 0.0
+        total = distance.sum()
+        chances = distance / total if total > 0 else None
+        rows.append(int(rng.choice(points.shape[0], p=chances)))
+    return np.asarray(points[rows].toarray())
+
+
+def _anywhere(points: Any, homes: IntArray, silos: int, rng: Rng) -> IntArray:
+    blank = np.diff(points.indptr) == 0
+    return np.where(blank, rng.integers(silos, size=len(homes)), homes)
