@@ -23,6 +23,7 @@ from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.tables import Corpus, Letor
 from isthmus.tables.ids import FloatArray, IntArray, frozen
+from isthmus.text import tokenise
 
 Rng = np.random.Generator
 
@@ -387,23 +388,31 @@ def by_topic(
 
     A text without a known word goes anywhere.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    vectors = TfidfVectorizer(sublinear_tf=True, stop_words="english", dtype=np.float32)
-    try:
-        points = vectors.fit_transform(documents)
-    except ValueError as error:
-        raise DataError("no document has a word to tell its topic by", cure="deal at random") from error
+    if len(documents) < silos:
+        raise DataError(
+            f"{len(documents)} documents cannot be dealt to {silos} silos", cure="deal to fewer silos"
+        )
+    points, asked = _tf_idf(documents, queries)
+    if not points.nnz:
+        raise DataError("no document has a word to tell its topic by", cure="deal at random")
     rng = streams("partition", "topic")
-    if points.shape[0] < silos:
-        raise DataError(f"{points.shape[0]} documents cannot be dealt to {silos} silos", cure="fewer silos")
-    homes, centres = max((_k_means(points, silos, rng) for _ in range(RESTARTS)), key=lambda found: found[2])[
-        :2
-    ]
-    asked = vectors.transform(queries)
-    return _anywhere(points, homes, silos, rng), _anywhere(
-        asked, (asked @ centres.T).argmax(axis=1), silos, rng
+    homes, centres, _ = max(
+        (_k_means(points, silos, rng) for _ in range(RESTARTS)), key=lambda found: found[2]
     )
+    nearest = (asked @ centres.T).argmax(axis=1)
+    return _anywhere(points, homes, silos, rng), _anywhere(asked, nearest, silos, rng)
+
+
+def _tf_idf(documents: Sequence[str], queries: Sequence[str]) -> tuple[Any, Any]:
+    """Unit rows of (1 + ln tf)·(1 + ln((1 + N)/(1 + df))) for documents and queries, in CSR form."""
+    counts = tokenise([*documents, *queries]).counts().astype(np.float32)
+    df = np.bincount(counts[: len(documents)].indices, minlength=counts.shape[1])
+    idf = 1 + np.log((1 + len(documents)) / (1 + df))
+    counts.data = (1 + np.log(counts.data)) * idf[counts.indices].astype(np.float32)
+    lengths = np.diff(counts.indptr)
+    norms = np.sqrt(np.bincount(np.repeat(np.arange(len(lengths)), lengths), counts.data**2, len(lengths)))
+    counts.data /= np.repeat(norms, lengths).astype(np.float32)
+    return counts[: len(documents)], counts[len(documents) :]
 
 
 RESTARTS = 4
