@@ -1,0 +1,136 @@
+"""The shape of the package: imports point down in one total order, and some libraries have one home."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "src" / "isthmus"
+
+ORDER = """
+    __main__ cli demo experiments|service federation private features rankers losses
+    retrieval encoders fusion calibration corpora partition report evaluation text config
+    tables randomness errors
+"""
+LEVEL = {part: level for level, tier in enumerate(ORDER.split()) for part in tier.split("|")}
+
+HOMES = {
+    "argparse": ("isthmus.cli",),
+    "flwr": ("isthmus.federation", "isthmus.private.secure_sum"),
+    "ray": ("isthmus.federation",),
+    "fastapi": ("isthmus.service",),
+    "starlette": ("isthmus.service",),
+    "uvicorn": ("isthmus.service",),
+    "xgboost": ("isthmus.federation", "isthmus.rankers"),
+    "lightgbm": ("isthmus.federation", "isthmus.rankers"),
+    "matplotlib": ("isthmus.report",),
+    # never: global random state, code in data files, a second parser, gigabytes
+    "random": (),
+    "pickle": (),
+    "joblib": (),
+    "typer": (),
+    "click": (),
+    "torch": (),
+}
+"""The only parts of the package that may import a library."""
+
+
+def modules() -> list[tuple[str, Path]]:
+    """Every module with its dotted name; a package's `__init__` has the package's name."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = ("isthmus", *path.relative_to(PACKAGE).with_suffix("").parts)
+        found.append((".".join(parts[:-1] if parts[-1] == "__init__" else parts), path))
+    return found
+
+
+def imports(path: Path, module: str) -> Iterator[tuple[int, str]]:
+    """Every imported name with its line, wherever in the file it stands."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.rsplit(".", node.level - 1)[0] + "." if node.level else ""
+            source = (above + (node.module or "")).rstrip(".")
+            yield from ((node.lineno, f"{source}.{alias.name}") for alias in node.names)
+
+
+def part_of(name: str) -> str:
+    """The part of the package a dotted name lies in: `isthmus.tables.ids` is in `tables`."""
+    return name.split(".")[1]
+
+
+EVERYTHING = [(module, path) for module, path in modules() if module != "isthmus"]
+
+
+@pytest.mark.parametrize(("module", "path"), EVERYTHING, ids=[module for module, _ in EVERYTHING])
+def test_imports_point_down(module: str, path: Path) -> None:
+    here = part_of(module)
+    assert here in LEVEL, f"give {here} a place in ORDER"
+    for line, name in imports(path, module):
+        if not name.startswith("isthmus.") or name == "isthmus.__version__":
+            continue
+        there = part_of(name)
+        assert there in LEVEL, f"{path.name}:{line} imports {name}: name the module, not the contents page"
+        below = LEVEL[there] > LEVEL[here] or there == here
+        assert below, f"{path.name}:{line}: {here} may not import {there}"
+
+
+@pytest.mark.parametrize("library", HOMES)
+def test_a_library_has_one_home(library: str) -> None:
+    strangers = [
+        f"{path.name}:{line}"
+        for module, path in EVERYTHING
+        if not any(module == home or module.startswith(home + ".") for home in HOMES[library])
+        for line, name in imports(path, module)
+        if name.split(".")[0] == library
+    ]
+    assert not strangers
+
+
+def test_init_is_a_table_of_contents() -> None:
+    source = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 60
+    functions = [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    assert functions == ["__getattr__", "__dir__"]
+    assert not [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.ClassDef, ast.For))]
+
+
+def test_every_name_in_the_contents_is_there() -> None:
+    import isthmus
+
+    for name in isthmus.__all__:
+        thing = getattr(isthmus, name)
+        home = getattr(thing, "__module__", None)
+        assert home is None or home.startswith(f"isthmus.{isthmus._HOME[name]}"), name
+    assert set(isthmus.__all__) <= set(dir(isthmus))
+    with pytest.raises(AttributeError, match="nonsense"):
+        isthmus.nonsense  # noqa: B018
+
+
+def test_type_checkers_see_the_same_contents() -> None:
+    import isthmus
+
+    seen = {
+        alias.asname: node.module
+        for guard in ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body
+        if isinstance(guard, ast.If)
+        for node in guard.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == {name: f"isthmus.{home}" for name, home in isthmus._HOME.items()}
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    script = "import sys, isthmus; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"numpy", "pyarrow", "scipy", "sklearn", "flwr", "matplotlib", "rich"} & set(
+        done.stdout.split()
+    )
