@@ -1,0 +1,360 @@
+"""`pydocs`, the built-in world: real text that every installation already has.
+
+Documents are the docstrings of public functions, classes and methods of NumPy, SciPy and scikit-learn
+(of those that import); the query of a document is its first sentence without its own name; what people
+linked under *See Also* is relevant: grade 2 if both link each other, 1 if one links the other. A query's
+own document is no candidate for it. Queries are split by connected component of the link graph, so no
+link crosses from training to test. Deterministic for given package versions: memory addresses go, and
+set literals, whose order changes from process to process, are sorted.
+
+The deal into silos is ours, not the libraries': whole sub-packages, balanced greedily, and then a share
+of the documents moves by a hash of its name, the dial from topical (0) to random (1) silos.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from isthmus.errors import DataError
+from isthmus.partition import by_site, divide, move_share
+from isthmus.randomness import Streams
+from isthmus.tables import SPLITS, Corpus, Documents, Qrels, Queries
+from isthmus.tables.ids import IntArray, frozen
+from isthmus.text import tokenise
+
+FORMAT = 1
+"""Goes up whenever the same packages would give another world."""
+
+MODULES: Mapping[str, str] = {
+    "numpy": """char ctypeslib dtypes exceptions fft lib lib.array_utils lib.format lib.introspect lib.mixins
+        lib.npyio lib.recfunctions lib.scimath lib.stride_tricks linalg ma ma.extras ma.mrecords matlib
+        polynomial polynomial.chebyshev polynomial.hermite polynomial.hermite_e polynomial.laguerre
+        polynomial.legendre polynomial.polynomial polynomial.polyutils random rec strings testing typing""",
+    "scipy": """cluster cluster.hierarchy cluster.vq constants datasets differentiate fft fftpack integrate
+        interpolate io io.arff io.matlab io.wavfile linalg linalg.blas linalg.interpolative linalg.lapack
+        ndimage odr optimize optimize.elementwise signal signal.windows sparse sparse.csgraph sparse.linalg
+        spatial spatial.distance spatial.transform special stats stats.contingency stats.distributions
+        stats.mstats stats.qmc stats.sampling""",
+    "sklearn": """base calibration cluster compose covariance cross_decomposition datasets decomposition
+        discriminant_analysis dummy ensemble exceptions feature_extraction feature_extraction.image
+        feature_extraction.text feature_selection frozen gaussian_process gaussian_process.kernels impute
+        inspection isotonic kernel_approximation kernel_ridge linear_model manifold metrics metrics.cluster
+        metrics.pairwise mixture model_selection multiclass multioutput naive_bayes neighbors neural_network
+        pipeline preprocessing random_projection semi_supervised svm tree utils utils.arrayfuncs
+        utils.class_weight utils.deprecation utils.discovery utils.estimator_checks utils.extmath utils.graph
+        utils.metadata_routing utils.metaestimators utils.multiclass utils.murmurhash utils.parallel
+        utils.random utils.sparsefuncs utils.validation""",
+}
+"""The public modules, named one by one: walking the packages would run whatever else lies in them."""
+
+THEMES = {"numpy": "arrays", "scipy.stats": "statistics", "scipy.special": "functions"}
+"""What to call a silo after its largest sub-package; the others go by their own last name."""
+
+SILOS = 4
+SHARE = 0.5
+SPLIT_SHARES = (0.6, 0.2, 0.2)
+
+_STRIPPED = {"examples", "example", "references", "see also"}
+_HEADING = re.compile(r"^[ ]*(\S[^\n]*)\n[ ]*[-=~]{3,}[ ]*$", re.MULTILINE)
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_SCALAR = r"(?:'[^'\n]*'|\"[^\"\n]*\"|[\w.+-]+)"
+_SET = re.compile(rf"\{{({_SCALAR}(?:,\s+{_SCALAR})+)\}}")
+_SIGNATURE = re.compile(r"[\w., ]*=?\s*[\w.]+\(.*\)(\s*->.*)?", re.DOTALL)
+_ROLE = re.compile(r":[a-z:]+:`~?([^`<]*?)(?:\s*<[^>]*>)?`")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z(])")
+_WORD = re.compile(r"[^\W_]+(?:[-'][^\W_]+)*")
+_NAME_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_TARGET = re.compile(r"[A-Za-z_][\w.]*")
+
+
+@dataclass(frozen=True)
+class World:
+    """The world before it is dealt: what is slow to collect and the same for every deal."""
+
+    names: list[str]
+    bodies: list[str]
+    sites: list[str]
+    links: list[tuple[str, str]]
+    queries: dict[str, str]
+    splits: list[str]
+
+    def corpus(self, *, share: float = SHARE, silos: int = SILOS) -> Corpus:
+        """Dealt into silos; `share` is the part of the documents that leaves its sub-package's silo."""
+        topical = by_site(self.sites, silos).holders
+        homes = move_share(self.names, topical, share, silos)
+        row_of = {name: row for row, name in enumerate(self.names)}
+        ids = tuple(self.queries)
+        queries = Queries(
+            ids,
+            tuple(self.queries.values()),
+            frozen(homes[[row_of[query] for query in ids]]),
+            tuple(self.splits),
+            ids,
+        )
+        names = tuple(self.names)
+        documents = Documents(names, names, tuple(self.bodies), frozen(homes))
+        qrels = Qrels.from_dict(_judgements(self.links, ids))
+        return Corpus("pydocs", documents, queries, qrels, _silo_names(self.sites, topical, silos))
+
+
+def build() -> World:
+    """Collect the world from the installed packages (about three seconds)."""
+    if sys.flags.optimize >= 2:
+        raise DataError("docstrings are missing under python -OO", cure="run Python without -OO")
+    entries = _merged(_collect())
+    alias = _aliases(entries)
+    links = sorted({(a, b) for a, entry in entries.items() for b in _linked(entry, alias) if a != b})
+    degree = Counter(name for pair in {frozenset(pair) for pair in links} for name in pair)
+    queries = _queries({name: entry.body for name, entry in entries.items() if degree[name] >= 2})
+    names = sorted(entries)
+    return World(
+        names,
+        [entries[name].body for name in names],
+        [entries[name].site for name in names],
+        links,
+        queries,
+        _split(names, links, list(queries)),
+    )
+
+
+@dataclass
+class _Entry:
+    """A document on its way: its text and, for all objects that have it, their names and links."""
+
+    name: str
+    site: str
+    body: str
+    names: list[str] = field(default_factory=list)
+    see_also: list[tuple[str, str]] = field(default_factory=list)
+
+
+def _collect() -> list[tuple[Any, list[tuple[str, str]]]]:
+    """Every public object once, with all its (qualified name, sub-package)."""
+    found: dict[int, tuple[Any, list[tuple[str, str]]]] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for package, listed in MODULES.items():
+            for module_name in ["", *listed.split()]:
+                site = f"{package}.{module_name.partition('.')[0]}".rstrip(".")
+                full = f"{package}.{module_name}".rstrip(".")
+                for name, thing in _members(full, package):
+                    found.setdefault(id(thing), (thing, []))[1].append((name, site))
+    return list(found.values())
+
+
+def _members(module_name: str, package: str) -> Iterator[tuple[str, Any]]:
+    """The documented functions, classes and methods of one module, if it imports."""
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError:
+        return
+    for name in _public(getattr(module, "__all__", None) or dir(module)):
+        thing = _attribute(module, name)
+        if _home(thing, package) == package and _documented(thing):
+            yield f"{module_name}.{name}", thing
+            if inspect.isclass(thing):
+                yield from _methods(thing, f"{module_name}.{name}", package)
+
+
+def _methods(cls: type, class_name: str, package: str) -> Iterator[tuple[str, Any]]:
+    for name in _public(dir(cls)):
+        found = inspect.getattr_static(cls, name)
+        function = found.__func__ if isinstance(found, staticmethod | classmethod) else found
+        if not inspect.isclass(function) and _home(function, package) == package and _documented(function):
+            yield f"{class_name}.{name}", function
+
+
+def _public(names: Iterable[str]) -> list[str]:
+    return sorted({name for name in names if not name.startswith("_")})
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    """Some names are promises that raise when touched: experimental classes, removed functions."""
+    try:
+        return getattr(module, name)
+    except (ImportError, AttributeError):
+        return None
+
+
+def _documented(thing: Any) -> bool:
+    callable_kind = inspect.isclass(thing) or inspect.isroutine(thing) or isinstance(thing, np.ufunc)
+    text = thing.__doc__ if callable_kind else None
+    return isinstance(text, str) and bool(text.strip())
+
+
+def _home(thing: Any, package: str) -> str:
+    """The package an object comes from; built-in ones often do not say, and are the module's own."""
+    owner = getattr(thing, "__module__", None) or getattr(
+        getattr(thing, "__objclass__", None), "__module__", None
+    )
+    return str(owner or package).partition(".")[0]
+
+
+def _merged(objects: Iterable[tuple[Any, list[tuple[str, str]]]]) -> dict[str, _Entry]:
+    """Documents by name; objects with equal texts are one document under the plainest of their names."""
+    by_text: dict[str, _Entry] = {}
+    for thing, names in sorted(objects, key=lambda pair: _plainest(*pair)):
+        name, site = _plainest(thing, names)[-2:]
+        body, see_also = _read(thing.__doc__)
+        if not body:
+            continue
+        entry = by_text.setdefault(body, _Entry(name, site, body))
+        entry.names += [other for other, _ in names]
+        entry.see_also.append((name, see_also))
+    return {entry.name: entry for entry in by_text.values()}
+
+
+def _plainest(thing: Any, names: list[tuple[str, str]]) -> tuple[bool, int, int, str, str]:
+    """Sorts first: the name an object gives itself, then few dots, short, alphabetical."""
+    own = "." + str(getattr(thing, "__qualname__", None) or getattr(thing, "__name__", ""))
+    return min((not name.endswith(own), name.count("."), len(name), name, site) for name, site in names)
+
+
+def _read(docstring: str) -> tuple[str, str]:
+    """A docstring's text without examples, references and links; and the links."""
+    text = inspect.cleandoc(docstring)
+    headings = list(_HEADING.finditer(text))
+    ends = [*(heading.start() for heading in headings), len(text)]
+    kept, links = [text[: ends[0]]], []
+    for heading, end in zip(headings, ends[1:], strict=True):
+        title = heading[1].strip().lower()
+        if title == "see also":
+            links.append(text[heading.end() : end])
+        if title not in _STRIPPED:
+            kept.append(text[heading.start() : end])
+    body = "\n\n".join(part.strip() for part in kept)
+    return _SET.sub(_sorted_set, _ADDRESS.sub("", body)).strip(), "\n".join(links)
+
+
+def _sorted_set(match: re.Match[str]) -> str:
+    return "{" + ", ".join(sorted(re.split(r",\s+", match[1]))) + "}"
+
+
+def _aliases(entries: Mapping[str, _Entry]) -> dict[str, str]:
+    """Every way to name a document: all full names, and per package endings that only one has."""
+    alias = {name: entry.name for entry in entries.values() for name in entry.names}
+    endings: dict[str, set[str]] = defaultdict(set)
+    for name, target in alias.items():
+        package, *rest = name.split(".")
+        for length in (1, 2):
+            endings[f"{package}:{'.'.join(rest[-length:])}"].add(target)
+    return {ending: min(targets) for ending, targets in endings.items() if len(targets) == 1} | alias
+
+
+def _linked(entry: _Entry, alias: Mapping[str, str]) -> Iterator[str]:
+    """The documents that an entry's *See Also* sections name."""
+    for name, section in entry.see_also:
+        for target in _targets(section):
+            for spelling in _spellings(target, [name, *entry.names]):
+                if spelling in alias:
+                    yield alias[spelling]
+                    break
+
+
+def _targets(section: str) -> Iterator[str]:
+    """What stands before the colon of every unindented line: `name, other : what they do`."""
+    lines = inspect.cleandoc("\n" + section).splitlines()
+    for line in lines:
+        if line[:1].strip():
+            head = re.split(r"\s*:(?:\s|$)", _ROLE.sub(r"\1", line).replace("`", ""), maxsplit=1)[0]
+            for target in head.split(","):
+                named = target.strip().strip(".").removesuffix("()")
+                if _TARGET.fullmatch(named):
+                    yield named
+
+
+def _spellings(target: str, names: Iterable[str]) -> Iterator[str]:
+    """Full names that a target may mean, read from within the modules that hold the names."""
+    target = "numpy" + target[2:] if target.startswith("np.") else target
+    yield target
+    package = ""
+    for name in names:
+        package = package or name.partition(".")[0]
+        prefix = name
+        while prefix := prefix.rpartition(".")[0]:
+            yield f"{prefix}.{target}"
+    for other in (package, *MODULES):
+        yield f"{other}:{target}"
+
+
+def _queries(bodies: Mapping[str, str]) -> dict[str, str]:
+    """The query of every document that makes a good one: three content words, shared with no other."""
+    texts = {name: _query(name, bodies[name]) for name in sorted(bodies)}
+    enough = tokenise(texts.values()).lengths >= 3
+    shared = Counter(text.lower() for text in texts.values())
+    return {
+        name: text
+        for (name, text), long in zip(texts.items(), enough.tolist(), strict=True)
+        if long and shared[text.lower()] == 1
+    }
+
+
+def _query(name: str, body: str) -> str:
+    """The first sentence without markup and without the words of the object's own name."""
+    paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n", body))
+    prose = (part for part in paragraphs if not _SIGNATURE.fullmatch(part) and not part.startswith(".. "))
+    sentence = _SENTENCE_END.split(next(prose, ""), maxsplit=1)[0]
+    sentence = _ROLE.sub(lambda role: role[1].rpartition(".")[2], sentence)
+    if sentence.lower().startswith("refer to"):
+        return ""
+    words = _WORD.findall(re.sub(r"`+([^`]*)`+_*", r"\1", sentence))
+    own = _stems(_own_words(name))
+    return " ".join(word for word in words if not _stems([word]) & own)
+
+
+def _own_words(name: str) -> list[str]:
+    last = name.rpartition(".")[2]
+    return [last, *last.split("_"), *_NAME_PART.findall(last)]
+
+
+def _stems(words: Iterable[str]) -> set[str]:
+    from Stemmer import Stemmer
+
+    stemmer = Stemmer("english")
+    lower = [word.lower() for word in words]
+    return {*lower, *stemmer.stemWords(lower)}
+
+
+def _judgements(links: Iterable[tuple[str, str]], queries: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Grade 2 where both documents link each other, 1 where one does; for the queries' documents."""
+    grades: dict[str, dict[str, int]] = {query: {} for query in queries}
+    for a, b in links:
+        for source, target in ((a, b), (b, a)):
+            if source in grades:
+                grades[source][target] = grades[source].get(target, 0) + 1
+    return grades
+
+
+def _split(names: list[str], links: list[tuple[str, str]], queries: list[str]) -> list[str]:
+    """The split of every query; those whose documents are linked, however distantly, stay together."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    row_of = {name: row for row, name in enumerate(names)}
+    rows = np.array([[row_of[a], row_of[b]] for a, b in links], dtype=np.int64).reshape(-1, 2)
+    graph = coo_array((np.ones(len(rows)), rows.T), shape=(len(names), len(names)))
+    component = connected_components(graph, directed=False)[1][[row_of[query] for query in queries]]
+    groups = np.unique(component, return_inverse=True)[1].astype(np.int64)
+    parts = divide(len(queries), SPLIT_SHARES, Streams(0)("pydocs", "split"), groups=groups)
+    return [SPLITS[part] for part in parts.tolist()]
+
+
+def _silo_names(sites: list[str], homes: IntArray, silos: int) -> tuple[str, ...]:
+    """Every silo goes by the theme of its largest sub-package."""
+    names = []
+    for silo in range(silos):
+        sizes = Counter(site for site, home in zip(sites, homes.tolist(), strict=True) if home == silo)
+        largest = min(sizes, key=lambda site: (-sizes[site], site))
+        names.append(THEMES.get(largest, largest.rpartition(".")[2]))
+    return tuple(names)
