@@ -149,3 +149,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def cache_folder() -> Path:
+    """Where parsed files may be kept: ISTHMUS_CACHE, or `isthmus` in the user's cache folder."""
+    named = os.environ.get("ISTHMUS_CACHE")
+    if named:
+        return Path(named)
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "isthmus" / "Cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isthmus"
