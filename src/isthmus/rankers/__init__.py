@@ -1,5 +1,7 @@
 """Rankers: linear and MLP in NumPy, their losses' training, feature scaling, and gradient-boosted trees."""
 
+from isthmus.rankers.networks import CENTRAL, MLP, Linear
+from isthmus.rankers.ranker import Ranker, load_ranker
 from isthmus.rankers.scaling import SCALINGS, Scaling, ScalingStats
 from isthmus.rankers.training import (
     Descent,
@@ -13,14 +15,19 @@ from isthmus.rankers.training import (
 )
 
 __all__ = [
+    "CENTRAL",
+    "MLP",
     "SCALINGS",
     "Descent",
+    "Linear",
     "LocalTraining",
     "Parameters",
+    "Ranker",
     "Scaling",
     "ScalingStats",
     "Trained",
     "initial_parameters",
+    "load_ranker",
     "network_scores",
     "one_blas_thread",
     "train_epochs",

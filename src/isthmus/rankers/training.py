@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError, DataError
 from isthmus.losses import Loss, loss_named
+from isthmus.rankers.ranker import check_width
 from isthmus.tables import Letor
 from isthmus.tables.grouped import rows_of
 
@@ -319,8 +320,12 @@ def _flatten(parameters: Mapping[str, Array]) -> Array:
 
 
 def _check_fits(network: _Network, loss: Loss, data: Letor) -> None:
-    if data.width != network.inputs:
-        raise DataError(f"the data have {data.width} features where the ranker takes {network.inputs}")
+    check_width(data, network.inputs)
+    if loss.whole_queries and data.torn:
+        raise DataError(
+            f"{loss.name} compares the documents of a query, and these queries are torn between silos",
+            cure="deal whole queries, or choose a pointwise loss: squared_error, cross_entropy",
+        )
     if loss.graded and data.rows and not 0 <= data.grades.min() <= data.grades.max() < network.outputs:
         found, known = f"{data.grades.min()}..{data.grades.max()}", f"0..{network.outputs - 1}"
         raise DataError(

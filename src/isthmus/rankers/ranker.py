@@ -1,0 +1,90 @@
+"""What every ranker does: score rows, rank lists, save itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from os import PathLike
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import DataError
+from isthmus.rankers.files import Saved
+from isthmus.tables import Letor, Run
+
+Scores = NDArray[np.float64]
+
+
+class Ranker(ABC):
+    """A fitted ranker takes raw features: whatever scaling it was trained with is part of it."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def fit(self, letor: Letor, *, validation: Letor | None = None) -> Self:
+        """Learn from judged lists; with `validation`, stop where its nDCG@10 is best."""
+
+    @abstractmethod
+    def score(self, letor: Letor) -> Scores:
+        """One score per row, larger is better."""
+
+    @abstractmethod
+    def saved(self) -> Saved:
+        """Everything a file must hold."""
+
+    @classmethod
+    @abstractmethod
+    def from_saved(cls, saved: Saved) -> Self:
+        """The ranker that `saved` came from."""
+
+    def rank(self, letor: Letor, *, name: str = "") -> Run:
+        """The lists in the order of their scores."""
+        return letor.run(self.score(letor), name=name)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the ranker to one file, atomically; `load_ranker` reads it back."""
+        self.saved().write(path)
+
+
+def load_ranker(path: str | PathLike[str]) -> Ranker:
+    """The ranker in a file that `save` wrote, of whatever kind."""
+    from isthmus.rankers.networks import MLP  # the kinds are built on this module
+
+    saved = Saved.read(path)
+    kinds: dict[str, type[Ranker]] = {kind.kind: kind for kind in (MLP,)}
+    named = saved.header.get("kind")
+    if named not in kinds:
+        raise DataError(
+            f"holds a ranker of kind {named!r}", file=path, cure=f"this Isthmus knows {', '.join(kinds)}"
+        )
+    try:
+        return kinds[named].from_saved(saved)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"is not a complete {named}", file=path, text=str(error), cure="train or copy it again"
+        ) from error
+
+
+def check_width(letor: Letor, width: int) -> None:
+    """Data with another number of features than the ranker was trained on are a DataError."""
+    if letor.width != width:
+        raise DataError(
+            f"the data have {letor.width} features where the ranker takes {width}",
+            cure="use the features it was trained on, in the same order",
+        )
+
+
+def validation_ndcg(letor: Letor, scores: Scores) -> float:
+    """Mean nDCG@10 over the lists with a relevant document: what every central fit watches."""
+    lengths = np.diff(letor.offsets)
+    places = np.arange(max(int(lengths.max(initial=1)), 10))
+    valid = places < lengths[:, None]
+    rows = np.where(valid, letor.offsets[:-1, None] + places, 0)
+    gains = np.where(valid, np.exp2(np.maximum(letor.grades, 0))[rows] - 1, 0)
+    order = np.argsort(np.where(valid, -scores[rows], np.inf), axis=1, kind="stable")[:, :10]
+    discounts = 1 / np.log2(np.arange(10) + 2)
+    ideal = -np.sort(-gains, axis=1)[:, :10] @ discounts
+    some = ideal > 0
+    found = np.take_along_axis(gains, order, axis=1) @ discounts
+    return float(np.mean(found[some] / ideal[some])) if some.any() else 0.0
