@@ -72,6 +72,8 @@ class Run(_Rankings):
     scores: FloatArray
     probabilities: FloatArray | None = None
     name: str = ""
+    arrival: IntArray | None = None
+    """Where every row stood in the input, for measures that break ties so; None if in this order."""
 
     @classmethod
     def of(
@@ -123,7 +125,7 @@ class Run(_Rankings):
             return cls(queries, offsets, documents, frozen(scores), chances, name)
         order = _best_first(groups, scores, documents)
         chances = None if chances is None else frozen(chances[order])
-        return cls(queries, offsets, documents[order], frozen(scores[order]), chances, name)
+        return cls(queries, offsets, documents[order], frozen(scores[order]), chances, name, frozen(order))
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """`{query: {document: score}}`, best first."""
@@ -154,7 +156,11 @@ class Run(_Rankings):
         _check_lengths(rows=self.documents, scores=values)
         named = self.name if name is None else name
         groups = self.query_of_row
-        return Run._ordered(self.queries, groups, self.documents, values, None, named)
+        ranked = Run._ordered(self.queries, groups, self.documents, values, None, named)
+        if self.arrival is None:
+            return ranked
+        arrival = self.arrival if ranked.arrival is None else frozen(self.arrival[ranked.arrival])
+        return replace(ranked, arrival=arrival)
 
     def with_probabilities(self, probabilities: ArrayLike | None) -> Run:
         """The same order with a probability of relevance for every row."""
@@ -213,6 +219,7 @@ class Run(_Rankings):
             documents=self.documents[rows],
             scores=frozen(self.scores[rows]),
             probabilities=chances,
+            arrival=None if self.arrival is None else frozen(self.arrival[rows]),
         )
 
 
