@@ -1,0 +1,218 @@
+"""Label sets: the labels are the documents, the texts to be labelled are the queries.
+
+Two layouts are read:
+
+- a folder with `texts.txt` and `labels.txt` (line by line; a label is a number) and `folds/K.json` (line
+  numbers, from 0, under `train`, `val` and `test`, and a description of every label, made from that fold's
+  training texts, which becomes the body of the label's document);
+- Reuters-21578 as its SGML files, in the ModApte split (articles marked TOPICS="YES", LEWISSPLIT says train or
+  test) with the topics that have an article in both: 90 topics, 10,789 articles. A topic named twice for an
+  article counts once, 13,329 pairs in all. There is no validation part, and a topic has a name but no body.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from isthmus.errors import DataError
+from isthmus.partition import head_labels
+from isthmus.tables import Corpus, Documents, Qrels, Queries
+from isthmus.tables.files import read_all
+from isthmus.tables.ids import frozen
+
+LABEL_NAMES = {
+    "twitter": (
+        "arts & culture",
+        "business & entrepreneurs",
+        "pop culture",
+        "daily life",
+        "sports & gaming",
+        "science & technology",
+    ),
+    "trec": ("description", "entity", "abbreviation", "human", "location", "numeric"),
+}
+"""What the numbers mean in the two public sets; in any other folder a label goes by its number."""
+
+_SPLIT_OF_PART = {"train": "train", "val": "validation", "test": "test"}
+
+
+class HeadTail(NamedTuple):
+    """The labels with most training texts, and the others."""
+
+    head: tuple[str, ...]
+    tail: tuple[str, ...]
+
+
+def head_tail(corpus: Corpus, *, share: float = 0.2) -> HeadTail:
+    """The ⌊share·L⌋ + 1 labels most frequent in training, and the rest, in the corpus's order."""
+    training = corpus.split("train").qrels
+    counted = Counter(training.keep(training.grades > 0).documents.tolist())
+    labels = corpus.documents.ids
+    head = head_labels([counted[label] for label in labels], share)
+    return HeadTail(
+        tuple(label for label, is_head in zip(labels, head, strict=True) if is_head),
+        tuple(label for label, is_head in zip(labels, head, strict=True) if not is_head),
+    )
+
+
+def is_label_folder(folder: Path) -> bool:
+    """Whether a folder has the layout of `read_labels`."""
+    return (folder / "texts.txt").is_file() and (folder / "labels.txt").is_file()
+
+
+def read_labels(folder: Path, *, fold: int = 0) -> Corpus:
+    """One fold of a label set; a text that the fold leaves out is left out."""
+    texts, labels = _lines(folder / "texts.txt"), _lines(folder / "labels.txt")
+    if len(texts) != len(labels):
+        raise DataError(
+            f"{len(texts):,} texts but {len(labels):,} labels", file=folder, cure="pair line by line"
+        )
+    found = sorted(set(labels), key=lambda label: (len(label), label))
+    splits, descriptions = _read_fold(folder / "folds" / f"{fold}.json", len(texts))
+    names = _label_names(folder.name, found)
+    bodies = [str(descriptions.get(label, "")).strip() for label in found]
+    kept = [line for line, split in enumerate(splits) if split]
+    return _corpus(
+        folder.name,
+        documents=_documents(found, names, bodies),
+        articles={str(line): texts[line] for line in kept},
+        splits=[splits[line] for line in kept],
+        relevant={str(line): {labels[line]: 1} for line in kept},
+    )
+
+
+def fold_count(folder: Path) -> int:
+    """How many folds a label set has."""
+    count = 0
+    while (folder / "folds" / f"{count}.json").is_file():
+        count += 1
+    return count
+
+
+def _lines(path: Path) -> list[str]:
+    lines = read_all(path).data.decode().split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [line.rstrip("\r") for line in lines]
+
+
+def _label_names(name: str, labels: Sequence[str]) -> list[str]:
+    known = {str(number): title for number, title in enumerate(LABEL_NAMES.get(name, ()))}
+    return [known.get(label, f"label {label}") for label in labels]
+
+
+def _read_fold(path: Path, texts: int) -> tuple[list[str], dict[str, Any]]:
+    """The split of every line ("" for none), and the label descriptions."""
+    if not path.is_file():
+        count = fold_count(path.parents[1])
+        raise DataError(f"no fold {path.stem}", file=path, cure=f"folds go from 0 to {count - 1}")
+    try:
+        fold = json.loads(read_all(path).data)
+        splits = [""] * texts
+        for part, split in _SPLIT_OF_PART.items():
+            for line in fold[part]:
+                if splits[line] or line < 0:
+                    raise DataError(
+                        f"line {line} stands twice in the fold", file=path, cure="one part a line"
+                    )
+                splits[line] = split
+        return splits, dict(fold.get("label_descriptions", {}))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        cure = f"train, val and test list lines from 0 to {texts - 1}"
+        raise DataError(f"not a fold: {error!r}", file=path, cure=cure) from error
+
+
+_ARTICLE = re.compile(r"<REUTERS([^>]*)>(.*?)</REUTERS>", re.DOTALL)
+_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+_TOPICS = re.compile(r"<TOPICS>(.*?)</TOPICS>", re.DOTALL)
+_TOPIC = re.compile(r"<D>(.*?)</D>")
+_TEXT = re.compile(r"<TEXT[^>]*>(.*?)</TEXT>", re.DOTALL)
+_DATELINE = re.compile(r"<(AUTHOR|DATELINE)>.*?</\1>", re.DOTALL)
+_TAG = re.compile(r"</?[A-Z]+>")
+_CONTROL = re.compile(r"&#\d+;|[\x00-\x08\x0b-\x1f]")
+
+
+class _Article(NamedTuple):
+    id: str
+    split: str
+    topics: tuple[str, ...]
+    text: str
+
+
+def is_reuters_folder(folder: Path) -> bool:
+    """Whether a folder holds the SGML files of Reuters-21578."""
+    return any(folder.glob("reut2-*.sgm"))
+
+
+def read_reuters(folder: Path) -> Corpus:
+    """Reuters-21578, ModApte: topics as documents, articles as queries."""
+    articles = [article for path in sorted(folder.glob("reut2-*.sgm")) for article in _articles(path)]
+    seen: dict[str, set[str]] = {
+        split: {topic for article in articles if article.split == split for topic in article.topics}
+        for split in ("train", "test")
+    }
+    topics = sorted(seen["train"] & seen["test"])
+    if not topics:
+        raise DataError("no topic with a training and a test article", file=folder, cure="get all 22 files")
+    known = set(topics)
+    kept = [article for article in articles if known & set(article.topics)]
+    return _corpus(
+        "reuters",
+        documents=_documents(topics, topics, [""] * len(topics)),
+        articles={article.id: article.text for article in kept},
+        splits=[article.split for article in kept],
+        relevant={article.id: {topic: 1 for topic in article.topics if topic in known} for article in kept},
+    )
+
+
+def _articles(path: Path) -> list[_Article]:
+    """The articles of one file that ModApte uses."""
+    text = path.read_bytes().decode("latin-1")  # one stray byte aside the files are ASCII
+    if text.count("<REUTERS ") != text.count("</REUTERS>"):
+        raise DataError("an article that does not end", file=path, cure="get the file again")
+    found = []
+    for match in _ARTICLE.finditer(text):
+        marks = dict(_ATTRIBUTE.findall(match[1]))
+        split = {"TRAIN": "train", "TEST": "test"}.get(marks.get("LEWISSPLIT", ""))
+        topics, body = _TOPICS.search(match[2]), _TEXT.search(match[2])
+        if not marks.get("NEWID") or topics is None or body is None:
+            line = text.count("\n", 0, match.start()) + 1
+            raise DataError("not an article", file=path, line=line, text=match[1], cure="get the file again")
+        if split and marks.get("TOPICS") == "YES":
+            named = tuple(dict.fromkeys(_TOPIC.findall(topics[1])))
+            found.append(_Article(marks["NEWID"], split, named, _clean(body[1])))
+    return found
+
+
+def _clean(markup: str) -> str:
+    """Title and body without date line, tags, control characters and entities."""
+    text = _TAG.sub("\n", _DATELINE.sub("\n", markup))
+    lines = html.unescape(_CONTROL.sub(" ", text)).splitlines()
+    return "\n".join(line.strip() for line in lines if line.strip())
+
+
+def _documents(ids: Sequence[str], titles: Sequence[str], bodies: Sequence[str]) -> Documents:
+    return Documents(tuple(ids), tuple(titles), tuple(bodies), frozen(np.zeros(len(ids), dtype=np.int64)))
+
+
+def _corpus(
+    name: str,
+    *,
+    documents: Documents,
+    articles: dict[str, str],
+    splits: Sequence[str],
+    relevant: dict[str, dict[str, int]],
+) -> Corpus:
+    silos = frozen(np.zeros(len(articles), dtype=np.int64))
+    queries = Queries(tuple(articles), tuple(articles.values()), silos, tuple(splits))
+    return Corpus(name, documents, queries, Qrels.from_dict(relevant))
