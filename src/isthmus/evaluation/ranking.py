@@ -1,0 +1,313 @@
+"""Rankings joined with judgements: the arrays that every measure is computed from.
+
+A `Ranking` joins once; a `View` is its order under one tie rule; `Hits` are the rows of a view that matter
+(the judged or the relevant ones), sorted by query and rank. All measures of one evaluation share them, and
+nothing loops over queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import ConfigError, DataError
+from isthmus.randomness import Streams
+from isthmus.tables import UNJUDGED, Qrels, Run
+from isthmus.tables.ids import FloatArray, IntArray
+
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class Hits:
+    """Some rows of ranked lists, sorted by query and then rank."""
+
+    size: int
+    """The number of queries, with rows or not."""
+    query: IntArray
+    rank: IntArray
+    grade: NDArray[np.int32]
+    row: IntArray
+    """The row of the run that this is (of the judgements, for an ideal list)."""
+
+    @cached_property
+    def count(self) -> IntArray:
+        """The number of rows of every query."""
+        return np.bincount(self.query, minlength=self.size)
+
+    @cached_property
+    def start(self) -> IntArray:
+        """The first row of every query."""
+        return np.cumsum(self.count) - self.count
+
+    @cached_property
+    def nth(self) -> IntArray:
+        """The place of every row among its query's rows, from 0."""
+        return np.arange(len(self.query)) - self.start[self.query]
+
+    def keep(self, mask: NDArray[np.bool_]) -> Hits:
+        """The rows inside the mask."""
+        return Hits(self.size, self.query[mask], self.rank[mask], self.grade[mask], self.row[mask])
+
+    def to(self, cutoff: int | float | None) -> Hits:
+        """The rows down to a rank."""
+        return self if cutoff is None else self.keep(self.rank <= cutoff)
+
+    def total(self, values: NDArray[Any]) -> FloatArray:
+        """The sum of a value over every query's rows, added in order of rank."""
+        return np.bincount(self.query, weights=values, minlength=self.size).astype(np.float64)
+
+    def before(self, mask: NDArray[np.bool_]) -> IntArray:
+        """For every row, how many rows inside the mask stand above it in its list."""
+        above: IntArray = np.cumsum(mask) - mask
+        return above - above[self.start[self.query]]
+
+    def running(self, operation: np.ufunc, values: FloatArray) -> FloatArray:
+        """Accumulate within every query, rank by rank: the value of each row is that up to its rank.
+
+        Rows are laid out as (query, place) in blocks, so that sums of one query do not lose digits to the
+        sums of another.
+        """
+        accumulated = np.empty(len(values))
+        width = int(self.count.max(initial=0))
+        step = max(1, _BLOCK // max(1, width))
+        for first in range(0, self.size, step):
+            rows = slice(*np.searchsorted(self.query, (first, first + step)))
+            block = np.full((min(step, self.size - first), width), float(operation.identity or 0))
+            place = self.query[rows] - first, self.nth[rows]
+            block[place] = values[rows]
+            accumulated[rows] = operation.accumulate(block, axis=1)[place]
+        return accumulated
+
+    def last_to(self, query: IntArray, rank: IntArray) -> IntArray:
+        """For (query, rank) pairs, the index of the query's last row down to that rank; -1 if none."""
+        width = int(max(self.rank.max(initial=0), rank.max(initial=0))) + 1
+        keys = self.query * width + self.rank
+        found: IntArray = np.searchsorted(keys, query * width + rank, side="right") - 1
+        return np.where((found >= 0) & (found >= self.start[query]), found, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Ranked lists with the grade of every row, beside everything that was judged."""
+
+    queries: tuple[str, ...]
+    """The judged queries; every result has one value for each of them."""
+    lists: tuple[str, ...]
+    query_of_list: IntArray
+    """Which judged query each ranked list answers; -1 for none."""
+    list_of_row: IntArray
+    scores: FloatArray
+    grades: NDArray[np.int32]
+    ranks: IntArray
+    judgements: Hits
+    """All judged rows; their rank has no meaning."""
+    run: Run | None = None
+    qrels: Qrels | None = None
+    _views: dict[tuple[str, int, str], View] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, qrels: Qrels, run: Run) -> Ranking:
+        """Join a run with judgements."""
+        query_of_list = np.array([qrels.position.get(query, -1) for query in run.queries], dtype=np.int64)
+        if len(qrels) and not (query_of_list >= 0).any():
+            raise DataError(
+                f"the run {run.name!r} and the judgements have no query in common",
+                cure="check that both use the same query ids",
+            )
+        rows = np.arange(qrels.rows)
+        judgements = Hits(len(qrels), qrels.query_of_row, rows, qrels.grades, rows)
+        return cls(
+            qrels.queries,
+            run.queries,
+            query_of_list,
+            run.query_of_row,
+            run.scores,
+            run.grades(qrels),
+            run.ranks,
+            judgements,
+            run,
+            qrels,
+        )
+
+    @classmethod
+    def of_rows(cls, grades: NDArray[np.int32], scores: FloatArray, offsets: IntArray) -> Ranking:
+        """Rank feature rows grouped by query; every row is judged, and ties keep the order of the rows."""
+        size = len(offsets) - 1
+        group = np.repeat(np.arange(size), np.diff(offsets))
+        order = np.lexsort((-scores, group))
+        names = tuple(map(str, range(size)))
+        ranks = np.arange(len(group)) - offsets[group] + 1
+        graded = grades[order]
+        judgements = Hits(size, group, ranks, graded, order)
+        return cls(names, names, np.arange(size), group, scores[order], graded, ranks, judgements)
+
+    @property
+    def size(self) -> int:
+        """The number of judged queries."""
+        return len(self.queries)
+
+    @cached_property
+    def gmax(self) -> int:
+        """The largest grade in the judgements."""
+        return int(self.judgements.grade.max(initial=0))
+
+    @cached_property
+    def present(self) -> NDArray[np.bool_]:
+        """Which judged queries the run has."""
+        found = np.zeros(self.size, dtype=bool)
+        found[self.query_of_list[self.query_of_list >= 0]] = True
+        return found
+
+    @cached_property
+    def ideal(self) -> Hits:
+        """The judged documents of positive grade, best first."""
+        positive = np.flatnonzero(self.judgements.grade > 0)
+        query, grade = self.judgements.query[positive], self.judgements.grade[positive]
+        order = np.argsort(query * (self.gmax + 1) + (self.gmax - grade), kind="stable")
+        hits = Hits(self.size, query[order], order, grade[order], positive[order])
+        return Hits(hits.size, hits.query, hits.nth + 1, hits.grade, hits.row)
+
+    def relevant(self, threshold: int) -> IntArray:
+        """The number of relevant documents of every query."""
+        return self.judgements.keep(self.judgements.grade >= threshold).count
+
+    @cached_property
+    def tied(self) -> NDArray[np.bool_]:
+        """Whether a row has the score of the row above it in the same list."""
+        below = np.zeros(len(self.scores), dtype=bool)
+        same_list = self.list_of_row[1:] == self.list_of_row[:-1]
+        below[1:] = same_list & (self.scores[1:] == self.scores[:-1])
+        return below
+
+    @property
+    def tie_rate(self) -> float:
+        """The share of rows whose score another row of the same list has too."""
+        either = self.tied.copy()
+        either[:-1] |= self.tied[1:]
+        return float(either.mean()) if len(either) else 0.0
+
+    def view(self, ties: str, seed: int, unjudged: str) -> View:
+        """The lists in the order of a tie rule, unjudged rows dropped or not; built once."""
+        key = ties, seed if ties == "random" else 0, unjudged
+        if key not in self._views:
+            self._views[key] = self._build(*key)
+        return self._views[key]
+
+    def _build(self, ties: str, seed: int, unjudged: str) -> View:
+        order = self._order(ties, seed)
+        ranks = self.ranks
+        kept = None
+        if order is not None:
+            ranks = np.empty_like(self.ranks)
+            ranks[order] = self.ranks
+        if unjudged == "drop":
+            kept = self.grades >= 0
+            ranks = _ranks_among(kept, self.list_of_row, order)
+        if ties in ("average", "last"):
+            first, last = self._tie_groups()
+            return View(self, None, last if ties == "last" else ranks, kept, first, last)
+        return View(self, order, ranks, kept)
+
+    def _order(self, ties: str, seed: int) -> IntArray | None:
+        """The rows in the order of the tie rule; None where they stand so already."""
+        if ties in ("trec", "trec32") and self.run is None:
+            raise ConfigError(f"rows without document ids cannot have ties={ties}", key="ties", value=ties)
+        if ties == "trec32" and self.run is not None:
+            return self._single_precision(self.run.documents.codes)
+        if ties == "input" and self.run is not None and self.run.arrival is not None and self.tied.any():
+            return np.lexsort((self.run.arrival, -self.scores, self.list_of_row))
+        if ties == "random" and self.tied.any():
+            return np.lexsort((self._dice(seed), -self.scores, self.list_of_row))
+        return None
+
+    def _single_precision(self, codes: IntArray) -> IntArray | None:
+        with np.errstate(over="ignore"):
+            scores = self.scores.astype(np.float32)
+        merged = (scores[1:] == scores[:-1]) & (self.scores[1:] != self.scores[:-1])
+        if not (merged & (self.list_of_row[1:] == self.list_of_row[:-1])).any():
+            return None
+        return np.lexsort((-codes, -scores, self.list_of_row))
+
+    def _dice(self, seed: int) -> FloatArray:
+        """Random keys from each list's own stream, so that no list depends on another."""
+        dice = np.zeros(len(self.scores))
+        streams = Streams(seed)
+        for at in np.unique(self.list_of_row[self.tied]).tolist():
+            rows = slice(*np.searchsorted(self.list_of_row, (at, at + 1)))
+            dice[rows] = streams("ties", self.lists[at]).random(rows.stop - rows.start)
+        return dice
+
+    def _tie_groups(self) -> tuple[IntArray, IntArray]:
+        """For every row, the first and the last rank of the rows that share its score."""
+        group = np.cumsum(~self.tied) - 1
+        first = self.ranks[~self.tied]
+        return first[group], (first + np.bincount(group) - 1)[group]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The lists of a ranking under one tie rule."""
+
+    ranking: Ranking
+    order: IntArray | None
+    ranks: IntArray
+    kept: NDArray[np.bool_] | None
+    first: IntArray | None = None
+    last: IntArray | None = None
+    _relevant: dict[int, Hits] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def length(self) -> IntArray:
+        """The number of documents in every query's list."""
+        lists = self.ranking.list_of_row if self.kept is None else self.ranking.list_of_row[self.kept]
+        counts = np.bincount(lists, minlength=len(self.ranking.lists))
+        answered = self.ranking.query_of_list >= 0
+        lengths = np.zeros(self.ranking.size, dtype=np.int64)
+        lengths[self.ranking.query_of_list[answered]] = counts[answered]
+        return lengths
+
+    @cached_property
+    def judged(self) -> Hits:
+        """The judged rows, negative grades included."""
+        return self._select(self.ranking.grades != UNJUDGED)
+
+    @cached_property
+    def everything(self) -> Hits:
+        """All rows; an unjudged or negative grade is 0."""
+        hits = self._select(np.ones(len(self.ranking.grades), dtype=bool))
+        return Hits(hits.size, hits.query, hits.rank, np.maximum(hits.grade, 0), hits.row)
+
+    def relevant(self, threshold: int = 1) -> Hits:
+        """The rows of at least this grade."""
+        if threshold not in self._relevant:
+            self._relevant[threshold] = self.judged.keep(self.judged.grade >= threshold)
+        return self._relevant[threshold]
+
+    def _select(self, mask: NDArray[np.bool_]) -> Hits:
+        if self.kept is not None:
+            mask = mask & self.kept
+        rows = np.flatnonzero(mask) if self.order is None else self.order[mask[self.order]]
+        query = self.ranking.query_of_list[self.ranking.list_of_row[rows]]
+        if (query < 0).any():
+            rows, query = rows[query >= 0], query[query >= 0]
+        if (query[1:] < query[:-1]).any():
+            order = np.argsort(query, kind="stable")
+            rows, query = rows[order], query[order]
+        return Hits(self.ranking.size, query, self.ranks[rows], self.ranking.grades[rows], rows)
+
+
+def _ranks_among(kept: NDArray[np.bool_], list_of_row: IntArray, order: IntArray | None) -> IntArray:
+    """Ranks that count the kept rows only."""
+    order = np.arange(len(kept)) if order is None else order
+    counted = np.cumsum(kept[order])
+    lists = list_of_row[order]
+    before_list = np.searchsorted(lists, lists)
+    above = np.where(before_list > 0, counted[before_list - 1], 0)
+    ranks = np.empty(len(kept), dtype=np.int64)
+    ranks[order] = counted - above
+    return ranks

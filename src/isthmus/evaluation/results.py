@@ -1,0 +1,202 @@
+"""`evaluate`: measures of a run against judgements, per query and together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from isthmus.errors import DataError
+from isthmus.evaluation.formulas import FORMULAS, relevant
+from isthmus.evaluation.measures import Measure, as_measures
+from isthmus.evaluation.propensity import Propensity, propensity_scored
+from isthmus.evaluation.ranking import Ranking
+from isthmus.tables import Qrels, Run
+from isthmus.tables.ids import FloatArray, frozen
+
+
+class Means(dict[str, float]):
+    """Means by the measure's canonical name; any other spelling of the measure finds them too."""
+
+    def __init__(self, means: Mapping[str, float], profile: str | None) -> None:
+        super().__init__(means)
+        self._profile = profile
+
+    def __missing__(self, name: str) -> float:
+        asked = Measure.parse(name)
+        for spelled in (asked, asked.under(self._profile) if self._profile else asked):
+            if str(spelled) in self:
+                return self[str(spelled)]
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What `evaluate` found.
+
+    `values[measure]` has one number per query of the judgements, NaN where the query does not count;
+    `weights[measure]` says how much each counts, for the measures that are ratios of means.
+    """
+
+    run: str
+    queries: tuple[str, ...]
+    measures: tuple[Measure, ...]
+    values: Mapping[Measure, FloatArray]
+    weights: Mapping[Measure, FloatArray]
+    profile: str | None
+    gmax: int
+    """The largest grade in the judgements."""
+    missing: tuple[str, ...]
+    """Queries of the judgements that the run lacks."""
+    unjudged: tuple[str, ...]
+    """Queries of the run without judgements; they never count."""
+    tie_rate: float
+    """The share of rows whose score another row of the same list has too."""
+
+    @cached_property
+    def means(self) -> Means:
+        """Every measure over all queries that count, by name."""
+        found = {
+            str(measure): together(measure, self.values[measure], self.weights.get(measure))
+            for measure in self.measures
+        }
+        return Means(found, self.profile)
+
+    def __getitem__(self, measure: str | Measure) -> float:
+        return self.means[str(measure)]
+
+    def counted(self, measure: Measure) -> int:
+        """The number of queries that count."""
+        return int(np.isfinite(self.values[measure]).sum())
+
+    def per_query(self, measure: str | Measure) -> dict[str, float]:
+        """The values of one measure by query, those that count."""
+        values = self.values[self.resolve(measure)]
+        pairs = zip(self.queries, values.tolist(), strict=True)
+        return {query: value for query, value in pairs if value == value}
+
+    def resolve(self, measure: str | Measure) -> Measure:
+        """The measure of this evaluation that a spelling means."""
+        asked = measure if isinstance(measure, Measure) else Measure.parse(measure)
+        for known in (asked, asked.under(self.profile) if self.profile else asked):
+            if known in self.values:
+                return known
+        raise KeyError(str(measure))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The machine-readable form: one `{"run", "measure", "value", "queries"}` per measure."""
+        return [
+            {"run": self.run, "measure": str(measure), "value": value, "queries": self.counted(measure)}
+            for measure, value in zip(self.measures, self.means.values(), strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        means = ", ".join(f"{name} {value:.4f}" for name, value in self.means.items())
+        return f"Evaluation {self.run!r}: {len(self.queries):,} queries: {means}"
+
+
+def evaluate(
+    qrels: Qrels,
+    run: Run,
+    measures: Iterable[str | Measure],
+    *,
+    profile: str | None = None,
+    propensity: Propensity | None = None,
+) -> Evaluation:
+    """Measure a run.
+
+    >>> qrels = Qrels.from_dict({"q1": {"d1": 2, "d2": 0}, "q2": {"d3": 1}})
+    >>> run = Run.from_dict({"q1": {"d2": 0.9, "d1": 0.4}, "q2": {"d3": 0.5}}, name="bm25")
+    >>> evaluate(qrels, run, ["nDCG@10", "MRR", "P@1"])
+    Evaluation 'bm25': 2 queries: nDCG@10 0.8155, MRR 0.7500, P@1 0.5000
+
+    Every query of the judgements counts: one that the run lacks is an empty list, unless the measure says
+    `missing=skip`. A query of the run without judgements does not count. A run that shares no query with
+    the judgements is a DataError. `profile` (trec_eval, lightgbm, sklearn) sets the conventions that a
+    measure does not state itself; `propensity` is needed by psP and psnDCG.
+    """
+    ranking = Ranking.of(qrels, run)
+    found = _measure(ranking, as_measures(measures, profile), propensity)
+    absent = np.flatnonzero(~ranking.present)
+    return Evaluation(
+        run=run.name,
+        profile=profile,
+        missing=tuple(qrels.queries[at] for at in absent),
+        unjudged=tuple(query for query in run.queries if query not in qrels),
+        **found,
+    )
+
+
+def evaluate_rows(
+    grades: ArrayLike,
+    scores: ArrayLike,
+    offsets: ArrayLike,
+    measures: Iterable[str | Measure],
+    *,
+    profile: str | None = None,
+) -> Evaluation:
+    """Measure the scores of feature rows grouped by query (rows of query i: offsets[i]:offsets[i + 1]).
+
+    For training loops: nothing is joined. Rows have no ids to break ties by; a measure that does not say
+    otherwise (`ties=input`) breaks them at random with its seed, so that a file sorted by grade flatters
+    nobody.
+    """
+    graded = np.asarray(grades).astype(np.int32).reshape(-1)
+    scored = np.asarray(scores, dtype=np.float64).reshape(-1)
+    bounds = np.asarray(offsets, dtype=np.int64).reshape(-1)
+    if not len(graded) == len(scored) == int(bounds[-1]):
+        raise DataError(f"{len(graded)} grades, {len(scored)} scores and rows up to {int(bounds[-1])}")
+    if not np.isfinite(scored).all():
+        raise DataError("a score is NaN or infinite", cure="scores must be finite numbers")
+    ranking = Ranking.of_rows(graded, scored, bounds)
+    asked = as_measures(measures, profile)
+    stated = tuple(m(ties="random") if m["ties"] == "trec" and "ties" not in m.said else m for m in asked)
+    found = _measure(ranking, stated, None)
+    return Evaluation(run="", profile=profile, missing=(), unjudged=(), **found)
+
+
+def together(measure: Measure, values: FloatArray, weights: FloatArray | None = None) -> float:
+    """One number for all queries that count: a mean, weighted or geometric, or a sum; NaN if none counts."""
+    counts = np.isfinite(values)
+    if not counts.any():
+        return float("nan")
+    if measure.family.aggregate == "sum":
+        return float(values[counts].sum())
+    if weights is not None:
+        whole = weights[counts].sum()
+        return float((values[counts] * weights[counts]).sum() / whole) if whole > 0 else float("nan")
+    mean = float(values[counts].mean())
+    return float(np.exp(mean)) if measure.family.aggregate == "geometric" else mean
+
+
+def _measure(
+    ranking: Ranking, measures: tuple[Measure, ...], propensity: Propensity | None
+) -> dict[str, Any]:
+    """The fields of an `Evaluation` that come from the arrays."""
+    values: dict[Measure, FloatArray] = {}
+    weights: dict[Measure, FloatArray] = {}
+    for measure in measures:
+        view = ranking.view(str(measure["ties"]), int(measure["seed"]), str(measure["unjudged"]))
+        if measure.name in FORMULAS:
+            found = FORMULAS[measure.name](view, measure)
+            if "empty" in measure and measure["empty"] != "zero":
+                found = np.where(
+                    relevant(view, measure) > 0, found, 1.0 if measure["empty"] == "one" else np.nan
+                )
+        else:
+            found, weights[measure] = propensity_scored(view, measure, propensity)
+        if measure["missing"] == "skip":
+            found = np.where(ranking.present, found, np.nan)
+        values[measure] = frozen(found)
+    return {
+        "queries": ranking.queries,
+        "measures": measures,
+        "values": values,
+        "weights": weights,
+        "gmax": ranking.gmax,
+        "tie_rate": ranking.tie_rate,
+    }
