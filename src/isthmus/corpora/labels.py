@@ -5,9 +5,9 @@ Two layouts are read:
 - a folder with `texts.txt` and `labels.txt` (line by line; a label is a number) and `folds/K.json` (line
   numbers, from 0, under `train`, `val` and `test`, and a description of every label, made from that fold's
   training texts, which becomes the body of the label's document);
-- Reuters-21578 as its SGML files, in the ModApte split (articles marked TOPICS="YES", LEWISSPLIT says train or
-  test) with the topics that have an article in both: 90 topics, 10,789 articles. A topic named twice for an
-  article counts once, 13,329 pairs in all. There is no validation part, and a topic has a name but no body.
+- Reuters-21578 as its SGML files, in the ModApte split (articles marked TOPICS="YES", LEWISSPLIT says train
+  or test) with the topics that have an article in both: 90 topics, 10,789 articles. A topic named twice for
+  an article counts once, 13,329 pairs in all. There is no validation part; a topic has a name but no body.
 """
 
 from __future__ import annotations

@@ -13,14 +13,19 @@ of the documents moves by a hash of its name, the dial from topical (0) to rando
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
+import json
 import re
 import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +35,7 @@ from isthmus.errors import DataError
 from isthmus.partition import by_site, divide, move_share
 from isthmus.randomness import Streams
 from isthmus.tables import SPLITS, Corpus, Documents, Qrels, Queries
+from isthmus.tables.files import cache_folder, replacing
 from isthmus.tables.ids import IntArray, frozen
 from isthmus.text import tokenise
 
@@ -106,6 +112,41 @@ class World:
         documents = Documents(names, names, tuple(self.bodies), frozen(homes))
         qrels = Qrels.from_dict(_judgements(self.links, ids))
         return Corpus("pydocs", documents, queries, qrels, _silo_names(self.sites, topical, silos))
+
+
+def load(*, share: float = SHARE, silos: int = SILOS) -> Corpus:
+    """The dealt world; collected once for given package versions and then kept in the cache folder."""
+    kept = cache_folder() / f"pydocs-{_fingerprint()}.json"
+    world = _reopened(kept)
+    if world is None:
+        world = build()
+        _keep(world, kept)
+    return world.corpus(share=share, silos=silos)
+
+
+def _fingerprint() -> str:
+    """Changes with everything that the world depends on."""
+    versions = [sys.version.partition(" ")[0], str(FORMAT)]
+    for package in (*MODULES, "scikit-learn"):
+        with suppress(PackageNotFoundError):
+            versions.append(f"{package} {version(package)}")
+    return hashlib.blake2b("\n".join(versions).encode(), digest_size=8).hexdigest()
+
+
+def _reopened(path: Path) -> World | None:
+    """What was kept, unless there is nothing or it is damaged."""
+    try:
+        told = json.loads(path.read_bytes())
+        return World(**told | {"links": [(a, b) for a, b in told["links"]]})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _keep(world: World, path: Path) -> None:
+    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as stream:
+            stream.write(json.dumps(asdict(world), separators=(",", ":")).encode())
 
 
 def build() -> World:
