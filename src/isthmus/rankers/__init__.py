@@ -13,12 +13,14 @@ from isthmus.rankers.training import (
     one_blas_thread,
     train_epochs,
 )
+from isthmus.rankers.trees import LambdaMART
 
 __all__ = [
     "CENTRAL",
     "MLP",
     "SCALINGS",
     "Descent",
+    "LambdaMART",
     "Linear",
     "LocalTraining",
     "Parameters",

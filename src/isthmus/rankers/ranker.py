@@ -49,10 +49,11 @@ class Ranker(ABC):
 
 def load_ranker(path: str | PathLike[str]) -> Ranker:
     """The ranker in a file that `save` wrote, of whatever kind."""
-    from isthmus.rankers.networks import MLP  # the kinds are built on this module
+    from isthmus.rankers.networks import MLP  # both are built on this module
+    from isthmus.rankers.trees import LambdaMART
 
     saved = Saved.read(path)
-    kinds: dict[str, type[Ranker]] = {kind.kind: kind for kind in (MLP,)}
+    kinds: dict[str, type[Ranker]] = {kind.kind: kind for kind in (MLP, LambdaMART)}
     named = saved.header.get("kind")
     if named not in kinds:
         raise DataError(

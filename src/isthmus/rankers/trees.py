@@ -1,0 +1,196 @@
+"""LambdaMART through LightGBM or XGBoost (extra `trees`): the anchor that networks are measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from isthmus.errors import ConfigError, DataError, MissingExtra
+from isthmus.rankers.files import Saved
+from isthmus.rankers.ranker import Ranker, Scores, check_width
+from isthmus.tables import Letor
+
+Library = Literal["lightgbm", "xgboost"]
+_TEXTS = {"lightgbm": "model.txt", "xgboost": "model.json"}
+
+
+class LambdaMART(Ranker):
+    """Gradient-boosted trees on LambdaRank's gradients.
+
+    >>> LambdaMART(library="xgboost").fit(train, validation=validation).rank(test)   # doctest: +SKIP
+
+    `options` go to the library as they are and win over what is set here. With validation data it stops
+    `patience` trees after the best nDCG@10 and keeps the trees up to there. One thread by default, so that
+    the same data give the same trees.
+    """
+
+    kind: ClassVar[str] = "lambdamart"
+    model_: Any
+    """The library's own booster."""
+    width_: int
+
+    def __init__(
+        self,
+        *,
+        library: Library = "lightgbm",
+        trees: int = 300,
+        learning_rate: float = 0.05,
+        depth: int = 4,
+        patience: int = 30,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        if library not in _TEXTS:
+            raise ConfigError(f"no tree library {library!r}", key=library, value=library, known=_TEXTS)
+        self.library: Library = library
+        self.trees = trees
+        self.learning_rate = learning_rate
+        self.depth = depth
+        self.patience = patience
+        self.options = dict(options)
+
+    def fit(self, letor: Letor, *, validation: Letor | None = None) -> Self:
+        """Learn from judged lists; with `validation`, stop where its nDCG@10 is best."""
+        if letor.torn:
+            raise DataError(
+                "LambdaMART compares the documents of a query, and these queries are torn between silos",
+                cure="deal whole queries",
+            )
+        check_grades(letor)
+        train = self._fit_lightgbm if self.library == "lightgbm" else self._fit_xgboost
+        self.model_, self.width_ = train(letor, validation), letor.width
+        return self
+
+    def score(self, letor: Letor) -> Scores:
+        """One score per row, larger is better."""
+        if not hasattr(self, "model_"):
+            raise DataError("this ranker has not been trained", cure="call fit, or load a saved one")
+        check_width(letor, self.width_)
+        if not letor.rows:
+            return np.zeros(0)
+        if self.library == "lightgbm":
+            return np.asarray(self.model_.predict(letor.features, num_threads=1), np.float64)
+        return np.asarray(self.model_.inplace_predict(letor.features), np.float64)
+
+    def saved(self) -> Saved:
+        """The library's own text, under our header."""
+        text = self.model_.model_to_string() if self.library == "lightgbm" else _as_json(self.model_)
+        header = {
+            "kind": self.kind,
+            "library": self.library,
+            "library_version": tree_library(self.library).__version__,
+            "width": self.width_,
+            "trees": self.trees,
+            "learning_rate": self.learning_rate,
+            "depth": self.depth,
+            "options": self.options,
+        }
+        return Saved(header, texts={_TEXTS[self.library]: text})
+
+    @classmethod
+    def from_saved(cls, saved: Saved) -> Self:
+        """The ranker that `saved` came from."""
+        header = saved.header
+        names = ("library", "trees", "learning_rate", "depth", "options")
+        ranker = cls(**{name: header[name] for name in names})
+        return ranker.with_model(saved.texts[_TEXTS[ranker.library]], int(header["width"]))
+
+    def with_model(self, text: str, width: int) -> Self:
+        """The same ranker with the trees of a library's model text."""
+        library = tree_library(self.library)
+        lightgbm = self.library == "lightgbm"
+        failure = library.basic.LightGBMError if lightgbm else library.core.XGBoostError
+        try:
+            if lightgbm:
+                self.model_ = library.Booster(model_str=text)
+            else:
+                self.model_ = library.Booster({"nthread": 1}, model_file=bytearray(text.encode()))
+        except failure as error:
+            raise DataError(f"the {self.library} model inside cannot be read", text=str(error)) from error
+        self.width_ = width
+        return self
+
+    def xgboost_parameters(self) -> dict[str, Any]:
+        """What `xgboost.train` is given, here and in every silo of a federation."""
+        return {
+            "objective": "rank:ndcg",
+            "tree_method": "hist",
+            "eval_metric": "ndcg@10",
+            "max_depth": self.depth,
+            "eta": self.learning_rate,
+            "nthread": 1,
+            "seed": 0,
+            **self.options,
+        }
+
+    def _fit_xgboost(self, letor: Letor, validation: Letor | None) -> Any:
+        library = tree_library("xgboost")
+        watched = [] if validation is None else [(xgboost_matrix(validation), "validation")]
+        model = library.train(
+            self.xgboost_parameters(),
+            xgboost_matrix(letor),
+            num_boost_round=self.trees,
+            evals=watched,
+            early_stopping_rounds=self.patience if watched else None,
+            verbose_eval=False,
+        )
+        return model[: model.best_iteration + 1] if watched else model
+
+    def _fit_lightgbm(self, letor: Letor, validation: Letor | None) -> Any:
+        library = tree_library("lightgbm")
+        parameters = {
+            "objective": "lambdarank",
+            "metric": "ndcg",
+            "eval_at": [10],
+            "num_leaves": 2**self.depth - 1,
+            "learning_rate": self.learning_rate,
+            "min_data_in_leaf": 50,
+            "num_threads": 1,
+            "deterministic": True,
+            "force_row_wise": True,
+            "verbose": -1,
+            "seed": 0,
+            **self.options,
+        }
+        data = library.Dataset(letor.features, letor.grades, group=_group_sizes(letor), free_raw_data=True)
+        watched, callbacks = [], []
+        if validation is not None:
+            sizes = _group_sizes(validation)
+            watched = [data.create_valid(validation.features, validation.grades, group=sizes)]
+            callbacks = [library.early_stopping(self.patience, verbose=False)]
+        return library.train(parameters, data, self.trees, valid_sets=watched, callbacks=callbacks)
+
+
+def tree_library(name: str) -> Any:
+    """LightGBM or XGBoost, or a MissingExtra."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingExtra("trees", f"LambdaMART through {name}") from error
+
+
+def xgboost_matrix(letor: Letor) -> Any:
+    """The table as XGBoost's training matrix, lists included."""
+    library = tree_library("xgboost")
+    return library.DMatrix(letor.features, label=letor.grades, group=_group_sizes(letor), nthread=1)
+
+
+def check_grades(letor: Letor) -> None:
+    """Both libraries take grades 0..31 and features that may be missing but not infinite."""
+    if letor.rows and not 0 <= letor.grades.min() <= letor.grades.max() <= 31:
+        raise DataError(
+            f"grades {letor.grades.min()}..{letor.grades.max()} where LambdaMART takes 0..31",
+            cure="map negative grades to 0",
+        )
+
+
+def _group_sizes(letor: Letor) -> Any:
+    sizes = np.diff(letor.offsets)
+    return sizes[sizes > 0]
+
+
+def _as_json(model: Any) -> str:
+    return bytes(model.save_raw(raw_format="json")).decode()
