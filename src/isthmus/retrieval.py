@@ -156,6 +156,8 @@ class BM25Index:
         return self._run(queries.ids, found, scores)
 
     def _score(self, terms: IntArray) -> FloatArray:
+        if not len(terms):
+            return np.zeros(len(self))
         scores: FloatArray = self._scorer.get_scores_from_ids(terms)
         return scores
 

@@ -139,8 +139,7 @@ def tokenise(texts: Iterable[str]) -> Tokens:
 
 def _cut(texts: Iterable[str]) -> tuple[pa.LargeStringArray, IntArray, int]:
     """All words one after the other, the text of every word, and the number of texts."""
-    column = pa.array(texts if isinstance(texts, list) else list(texts), type=pa.large_string())
-    column = pc.utf8_lower(_plain(column))
+    column = pc.utf8_lower(_plain(_column(list(texts))))
     bounds, data = _buffers(column)
     in_word = _IS_WORD[data]
     begins = in_word.copy()
@@ -150,6 +149,14 @@ def _cut(texts: Iterable[str]) -> tuple[pa.LargeStringArray, IntArray, int]:
     starts = np.flatnonzero(begins)
     words = _strings(data[in_word], np.flatnonzero(begins[in_word]))
     return words, np.searchsorted(bounds, starts, side="right") - 1, len(column)
+
+
+def _column(texts: list[str]) -> pa.LargeStringArray:
+    try:
+        return pa.array(texts, type=pa.large_string())
+    except UnicodeEncodeError:  # half a surrogate pair, as JSON can spell it, separates words
+        whole = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+        return pa.array(whole, type=pa.large_string())
 
 
 def _plain(column: pa.LargeStringArray) -> pa.LargeStringArray:

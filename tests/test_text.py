@@ -1,0 +1,116 @@
+"""Cutting, stopping, stemming, counting."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.errors import ConfigError
+from isthmus.text import STOP_WORDS, Tokeniser, tokenise
+
+PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Fast FOURIER transforms", ["fast", "fourier", "transforms"]),
+        ("sparse.csr_matrix(x2)", ["sparse", "csr", "matrix", "x2"]),
+        ("don't re-use", ["don", "t", "re", "use"]),
+        ("ÉCOLE naïve Übung", ["école", "naïve", "übung"]),
+        ("e\u0301cole", ["école"]),
+        ("ﬁne ＡＢＣ x²", ["fine", "abc", "x2"]),
+        ("«цена» – €5…", ["цена", "5"]),
+        ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
+        ("α−β", ["α", "β"]),
+        ("a\ud800b", ["a", "b"]),
+        ("\x00nul\tand\nlines\r\n", ["nul", "and", "lines"]),
+        ("  ...  ", []),
+        ("", []),
+    ],
+)
+def test_words_are_runs_of_letters_and_digits(text: str, words: list[str]) -> None:
+    assert PLAIN([text]).words(0) == words
+
+
+def test_texts_that_touch_stay_apart() -> None:
+    tokens = PLAIN(["ab", "cd", "", " ef", "gh "])
+    assert [tokens.words(text) for text in range(len(tokens))] == [["ab"], ["cd"], [], ["ef"], ["gh"]]
+    assert tokens.lengths.tolist() == [1, 1, 0, 1, 1]
+    assert tokens.text_of_token.tolist() == [0, 1, 3, 4]
+
+
+def test_stop_words_go_before_stems_are_made() -> None:
+    tokens = tokenise(["The transforms of waves", "it's used for transforming"])
+    assert tokens.words(0) == ["transform", "wave"]
+    assert tokens.words(1) == ["transform"]
+
+
+def test_a_text_reads_the_same_in_any_company() -> None:
+    alone = tokenise(["Sparse naïve methods"]).words(0)
+    assert tokenise(["plain ascii", "Sparse naïve methods", "«»"]).words(1) == alone
+
+
+def test_counts_are_those_of_a_counter() -> None:
+    texts = ["wave wave transform", "", "the", "sine wave"]
+    tokens = tokenise(texts)
+    table = tokens.counts().toarray()
+    vocabulary = tokens.terms.words
+    assert vocabulary == sorted(vocabulary)
+    for text in range(len(texts)):
+        told = {word: int(count) for word, count in zip(vocabulary, table[text], strict=True) if count}
+        assert told == Counter(tokens.words(text))
+
+
+def test_counting_leaves_the_tokens_alone() -> None:
+    tokens = tokenise(["b a b a", "a"])
+    before = tokens.terms.codes.copy()
+    tokens.counts()
+    assert np.array_equal(tokens.terms.codes, before)
+    with pytest.raises(ValueError, match="read-only"):
+        tokens.terms.codes[0] = 5
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["", ""], ["the"]])
+def test_nothing_to_read_is_no_error(texts: list[str]) -> None:
+    tokens = tokenise(texts)
+    assert len(tokens) == len(texts)
+    assert tokens.counts().shape == (len(texts), 0)
+
+
+def test_any_iterable_of_texts_will_do() -> None:
+    assert tokenise(text for text in ("one wave", "two")).words(0) == ["wave"]
+
+
+def test_another_language() -> None:
+    assert Tokeniser("german", frozenset({"und"}))(["Häuser und Haus"]).words(0) == ["haus", "haus"]
+    with pytest.raises(ConfigError, match="did you mean 'german'"):
+        Tokeniser("germann")
+
+
+def test_stop_words_are_words() -> None:
+    assert all(PLAIN([word]).words(0) == [word] for word in STOP_WORDS)
+
+
+SCRIPTS = "aZ0éßñЖя9אبकि中ー_-'’. \n\t€½²"
+
+
+@given(st.lists(st.text(alphabet=SCRIPTS, max_size=12), max_size=6))
+def test_cutting_bytes_equals_cutting_characters(texts: list[str]) -> None:
+    tokens = PLAIN(texts)
+
+    def by_character(text: str) -> list[str]:
+        kept = (
+            char if unicodedata.category(char)[0] in "LNM" else " "
+            for char in unicodedata.normalize("NFKC", text)
+        )
+        return re.split(r" +", "".join(kept).strip(" ").lower()) if text.strip() else []
+
+    expected = [[word for word in by_character(text) if word] for text in texts]
+    assert [tokens.words(text) for text in range(len(texts))] == expected
