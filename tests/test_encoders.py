@@ -115,11 +115,10 @@ def test_the_contrastive_gradient_is_the_derivative() -> None:
 
 @needs_weights
 def test_minilm_knows_what_is_similar() -> None:
-    # Cosines of the reference implementation for these sentences, to the digits it prints.
+    # The cosines that sentence-transformers gives for these sentences and weights.
     vectors = Transformer().encode(["A cat sits on the mat", "Felines rest on carpets", "Stock prices fell"])
     near = vectors @ vectors.T
-    assert near[0, 1] == pytest.approx(0.4514, abs=2e-4)
-    assert near[0, 2] < 0.2
+    np.testing.assert_allclose(near[[0, 0, 1], [1, 2, 2]], [0.45143834, 0.07138215, 0.09878431], atol=1e-5)
 
 
 @needs_weights
