@@ -1,0 +1,57 @@
+"""From scores to probabilities: calibrators, their federated fitting, and `calibrate(run, …) -> Run`."""
+
+from isthmus.calibration.curves import (
+    Beta,
+    BetaCDF,
+    BinnedIsotonic,
+    Gamma,
+    Gaussian,
+    Isotonic,
+    Platt,
+    SumCalibrator,
+    Temperature,
+)
+from isthmus.calibration.estimator import Calibrator
+from isthmus.calibration.parts import PerPart
+from isthmus.calibration.query_feature import FEATURES, QueryFeature, list_features
+from isthmus.calibration.runs import (
+    CALIBRATORS,
+    Judging,
+    calibrate,
+    calibrator_named,
+    fit_calibrator,
+    probabilities_of,
+)
+from isthmus.calibration.saving import load_calibrator, save_calibrator
+from isthmus.calibration.softmax import Softmax
+from isthmus.calibration.sums import Ask, Pairs, Question, asking
+
+__all__ = [
+    "CALIBRATORS",
+    "FEATURES",
+    "Ask",
+    "Beta",
+    "BetaCDF",
+    "BinnedIsotonic",
+    "Calibrator",
+    "Gamma",
+    "Gaussian",
+    "Isotonic",
+    "Judging",
+    "Pairs",
+    "PerPart",
+    "Platt",
+    "QueryFeature",
+    "Question",
+    "Softmax",
+    "SumCalibrator",
+    "Temperature",
+    "asking",
+    "calibrate",
+    "calibrator_named",
+    "fit_calibrator",
+    "list_features",
+    "load_calibrator",
+    "probabilities_of",
+    "save_calibrator",
+]

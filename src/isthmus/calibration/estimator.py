@@ -1,0 +1,145 @@
+"""What every calibrator is: a scikit-learn classifier from one score to P(relevant).
+
+`fit(scores, y, *, groups=None)` learns from scores and binary relevance; `groups` says which list each
+score came from, for the calibrators that look at whole lists. The constructor stores, learned names end
+in an underscore. Scores come as a vector, or as the first column of a matrix, so that a calibrator can
+stand at the end of a scikit-learn pipeline.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from isthmus.errors import DataError
+from isthmus.tables.ids import FloatArray, IntArray
+
+
+class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Turns a retriever's scores into probabilities of relevance."""
+
+    needs_lists = False
+    """Whether `groups` changes what is learned."""
+
+    def fit(
+        self,
+        scores: ArrayLike,
+        y: ArrayLike,
+        *,
+        groups: ArrayLike | None = None,
+        judged: ArrayLike | None = None,
+    ) -> Self:
+        """Learn from scores and two-valued relevance (the larger value is "relevant").
+
+        Rows outside the mask `judged` only complete their lists; their y is not looked at.
+        """
+        values, relevant, known = self._checked(scores, y, judged)
+        self._learn_lists(values, relevant, numbered(groups, len(values)), known)
+        return self
+
+    def predict_proba(self, scores: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
+        """Two columns: P(not relevant), P(relevant)."""
+        chances = self.probabilities(scores, groups=groups)
+        return np.column_stack((1.0 - chances, chances))
+
+    def probabilities(self, scores: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
+        """P(relevant) of every score."""
+        values = self._values(scores)
+        return self._chances_lists(values, numbered(groups, len(values)))
+
+    def predict(self, scores: ArrayLike, *, groups: ArrayLike | None = None) -> NDArray[Any]:
+        """The likelier of the two values of `y`."""
+        chances = self.probabilities(scores, groups=groups)
+        labels: NDArray[Any] = self.classes_[(chances > 0.5).astype(np.intp)]
+        return labels
+
+    def _checked(
+        self, scores: ArrayLike, y: ArrayLike, judged: ArrayLike | None
+    ) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
+        """Scores, relevance as 0.0 and 1.0, and the mask of judged rows."""
+        matrix, labels = validate_data(self, _column(scores), y, dtype=np.float64)
+        known = np.ones(len(labels), dtype=bool) if judged is None else np.asarray(judged, dtype=bool)
+        relevant = np.zeros(len(labels))
+        relevant[known] = self._binary(labels[known])
+        return np.ascontiguousarray(matrix[:, 0]), relevant, known
+
+    def _binary(self, labels: NDArray[Any]) -> IntArray:
+        check_classification_targets(labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        if len(self.classes_) > 2:
+            kind = type_of_target(labels, input_name="y")
+            raise DataError(f"Only binary classification is supported. The type of the target is {kind}.")
+        if len(self.classes_) < 2:
+            raise DataError(
+                f"one class only: all {len(labels)} rows are {self.classes_[0]!r}",
+                cure="a calibrator needs relevant and irrelevant examples",
+            )
+        return np.asarray(codes, dtype=np.int64)
+
+    def _values(self, scores: ArrayLike) -> FloatArray:
+        """Checked scores; a vector stands for one column, if one column is what was fitted."""
+        check_is_fitted(self)
+        given = _column(scores) if self.n_features_in_ == 1 else scores
+        matrix = validate_data(self, given, reset=False, dtype=np.float64)
+        return np.ascontiguousarray(matrix[:, 0])
+
+    def _learn_lists(
+        self,
+        scores: FloatArray,
+        relevant: FloatArray,
+        groups: IntArray | None,
+        judged: NDArray[np.bool_],
+    ) -> None:
+        self._learn(scores[judged], relevant[judged])
+
+    def _chances_lists(self, scores: FloatArray, groups: IntArray | None) -> FloatArray:
+        return self._chances(scores)
+
+    def _learn(self, scores: FloatArray, relevant: FloatArray) -> None:
+        """Learn from checked arrays; `relevant` holds 0.0 and 1.0."""
+        raise NotImplementedError
+
+    def _chances(self, scores: FloatArray) -> FloatArray:
+        """P(relevant) of checked scores."""
+        raise NotImplementedError
+
+    def _check_lists(self, given: bool) -> None:
+        """A calibrator that learned from lists must be asked with lists, and the other way round."""
+        if self.with_lists_ != given:
+            told = ("with groups and asked without", "without groups and asked with")[given]
+            raise DataError(f"fitted {told} them", cure="name the list of every score")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        # as scikit-learn's own isotonic regression has it: the natural input is a vector
+        tags.input_tags.one_d_array = True
+        tags.input_tags.two_d_array = False
+        tags.classifier_tags.multi_class = False
+        tags.classifier_tags.poor_score = True  # one score alone seldom tells the classes apart
+        return tags
+
+
+def _column(scores: ArrayLike) -> Any:
+    array = scores if hasattr(scores, "ndim") else np.asarray(scores)
+    return np.asarray(array).reshape(-1, 1) if array.ndim == 1 else array
+
+
+def numbered(groups: ArrayLike | None, rows: int) -> IntArray | None:
+    """Groups as numbers from 0; their own order does not matter."""
+    if groups is None:
+        return None
+    names = np.asarray(groups).reshape(-1)
+    if len(names) != rows:
+        raise DataError(f"{len(names)} groups for {rows} scores", cure="name the list of every score")
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+
+
+def numbered_lists(groups: ArrayLike | None, rows: int) -> IntArray:
+    """As `numbered`, with every score a list of its own where no groups are given."""
+    found = numbered(groups, rows)
+    return np.arange(rows) if found is None else found

@@ -1,0 +1,212 @@
+"""From runs to probabilities: the one bridge between ranked lists and calibrators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
+
+from isthmus.calibration.curves import (
+    Beta,
+    BetaCDF,
+    BinnedIsotonic,
+    Gamma,
+    Gaussian,
+    Isotonic,
+    Platt,
+    Temperature,
+)
+from isthmus.calibration.estimator import Calibrator
+from isthmus.calibration.parts import PerPart
+from isthmus.calibration.query_feature import QueryFeature
+from isthmus.calibration.softmax import Softmax
+from isthmus.errors import ConfigError, DataError
+from isthmus.partition import folds as deal_folds
+from isthmus.randomness import Streams
+from isthmus.tables import UNJUDGED, Qrels, Run
+from isthmus.tables.ids import FloatArray, IntArray
+
+CALIBRATORS: dict[str, Callable[[], Calibrator]] = {
+    "platt": Platt,
+    "isotonic": Isotonic,
+    "isotonic-binned": BinnedIsotonic,
+    "temperature": Temperature,
+    "gaussian": Gaussian,
+    "gamma": Gamma,
+    "beta": Beta,
+    "beta-cdf": BetaCDF,
+    "query-feature": QueryFeature,
+    "query-feature-unconstrained": lambda: QueryFeature(boosting="unconstrained"),
+    "softmax": Softmax,
+}
+"""Every calibrator by name; `auto` chooses between query-feature and platt."""
+
+SHORT_LIST = 5
+FEW_POSITIVES = 50
+FEW_LISTS = 100
+"""With fewer lists, trees learn the lists themselves: on 43 queries QueryFeature is worse than no score."""
+
+LISTS_PER_LABEL = 20
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What counts as relevant, and what becomes of documents nobody judged.
+
+    `unjudged="irrelevant"` is trec_eval's rule; `"skip"` learns from judged documents only, which is right
+    where they are a fair sample. Queries without any judgement are never learned from.
+    """
+
+    threshold: int = 1
+    unjudged: Literal["irrelevant", "skip"] = "irrelevant"
+
+    def __post_init__(self) -> None:
+        if self.unjudged not in ("irrelevant", "skip"):
+            raise ConfigError(
+                f"unjudged = {self.unjudged!r} is neither 'irrelevant' nor 'skip'", key="unjudged"
+            )
+
+    def of(self, run: Run, qrels: Qrels) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which rows are relevant, and which to learn from."""
+        grades = run.grades(qrels)
+        known = np.array([query in qrels for query in run.queries], dtype=bool)[run.query_of_row]
+        if self.unjudged == "skip":
+            known &= grades != UNJUDGED
+        return grades >= self.threshold, known
+
+
+def calibrator_named(name: str) -> Calibrator:
+    """A fresh calibrator; hyphens and underscores are the same."""
+    spelt = name.replace("_", "-")
+    if spelt not in CALIBRATORS:
+        known = ("auto", *CALIBRATORS)
+        raise ConfigError(f"no calibrator {name!r}; there are {', '.join(known)}", key=spelt, known=known)
+    return CALIBRATORS[spelt]()
+
+
+def fit_calibrator(
+    run: Run,
+    qrels: Qrels,
+    method: str | Calibrator = "auto",
+    *,
+    judging: Judging | None = None,
+    parts: Mapping[str, str] | None = None,
+) -> Calibrator:
+    """Learn a calibrator from a run's lists and their judgements.
+
+    `auto` is QueryFeature, or Platt where there are fewer than a hundred lists, the median list is shorter
+    than five, or fewer than fifty rows are relevant. `parts` names the part (silo, head, tail) of every
+    document and fits one calibrator per part, shrunk to the pooled one.
+    """
+    relevant, known = (judging or Judging()).of(run, qrels)
+    if not (relevant & known).any() or not (known & ~relevant).any():
+        raise DataError(
+            f"{run.name or 'the run'}: {(relevant & known).sum()} of {known.sum()} judged rows are relevant",
+            cure="calibrating needs relevant and irrelevant documents in the lists of judged queries",
+        )
+    inside = _chosen(run, method, relevant, known)
+    if parts is not None and not isinstance(inside, PerPart):
+        inside = PerPart(inside)
+    return inside.fit(run.scores, relevant, judged=known, **_context(run, inside, parts))
+
+
+def calibrate(
+    run: Run,
+    calibrator: str | Calibrator = "auto",
+    *,
+    qrels: Qrels | None = None,
+    judging: Judging | None = None,
+    parts: Mapping[str, str] | None = None,
+    folds: int = 5,
+) -> Run:
+    """The same run with a probability of relevance for every row; the order does not change.
+
+    A fitted calibrator is applied. A name or an unfitted calibrator is fitted on `qrels`: judged queries get
+    their probabilities from calibrators that did not see them (`folds`-fold over queries), the others from
+    one fitted on all judged queries.
+    """
+    if isinstance(calibrator, Calibrator) and _is_fitted(calibrator):
+        return run.with_probabilities(probabilities_of(run, calibrator, parts=parts))
+    if qrels is None:
+        raise DataError("an unfitted calibrator and no judgements", cure="give qrels, or a fitted calibrator")
+    fold_of = query_folds(run, qrels, folds, judging=judging)
+    final = fit_calibrator(run, qrels, calibrator, judging=judging, parts=parts)
+    chances = probabilities_of(run, final, parts=parts)
+    for fold in range(folds):
+        held, rest = run[fold_of == fold], run[(fold_of >= 0) & (fold_of != fold)]
+        if len(held):
+            fitted = fit_calibrator(rest, qrels, clone(final), judging=judging, parts=parts)
+            chances[(fold_of == fold)[run.query_of_row]] = probabilities_of(held, fitted, parts=parts)
+    return run.with_probabilities(chances)
+
+
+def probabilities_of(
+    run: Run, calibrator: Calibrator, *, parts: Mapping[str, str] | None = None
+) -> FloatArray:
+    """P(relevant) of every row of a run, by a fitted calibrator."""
+    if not run.rows:
+        return np.empty(0)
+    context = _context(run, calibrator, parts)
+    if isinstance(calibrator, Softmax) and not len(calibrator.items_):
+        context.pop("items", None)
+    return np.asarray(calibrator.probabilities(run.scores, **context))
+
+
+def query_folds(
+    run: Run, qrels: Qrels, folds: int, *, judging: Judging | None = None, seed: int = 0
+) -> IntArray:
+    """The fold of every query, −1 where it has no judgement.
+
+    Dealt by name and seed, whatever the order of the queries; those with a relevant row are spread evenly.
+    """
+    judged = np.array([at for at, query in enumerate(run.queries) if query in qrels], dtype=np.int64)
+    if len(judged) < folds:
+        raise DataError(
+            f"{len(judged)} judged queries cannot make {folds} folds",
+            cure="judge more queries, or ask for fewer folds",
+        )
+    judged = judged[np.argsort(np.array(run.queries, dtype=np.str_)[judged])]
+    relevant, _ = (judging or Judging()).of(run, qrels)
+    some = np.bincount(run.query_of_row[relevant], minlength=len(run))[judged] > 0
+    fold_of = np.full(len(run), -1, dtype=np.int64)
+    fold_of[judged] = deal_folds(len(judged), folds, Streams(seed)("calibration", "folds"), strata=some)
+    return fold_of
+
+
+def _chosen(
+    run: Run, method: str | Calibrator, relevant: NDArray[np.bool_], known: NDArray[np.bool_]
+) -> Calibrator:
+    if isinstance(method, Calibrator):
+        found: Calibrator = clone(method)
+        return found
+    if method != "auto":
+        return calibrator_named(method)
+    lengths = np.diff(run.offsets)[np.unique(run.query_of_row[known])]
+    few = len(lengths) < FEW_LISTS or (relevant & known).sum() < FEW_POSITIVES
+    return Platt() if few or np.median(lengths) < SHORT_LIST else QueryFeature()
+
+
+def _context(run: Run, calibrator: Calibrator, parts: Mapping[str, str] | None) -> dict[str, Any]:
+    """What a calibrator wants to know beside the scores."""
+    context: dict[str, Any] = {"groups": run.query_of_row} if calibrator.needs_lists else {}
+    if isinstance(calibrator, PerPart) and parts is not None:
+        named = np.array([parts.get(word, "") for word in run.documents.words], dtype=np.str_)
+        context["parts"] = named[run.documents.codes]
+    used = len(np.unique(run.documents.codes))
+    if isinstance(calibrator, Softmax) and run.rows >= LISTS_PER_LABEL * used:
+        context["items"] = np.array(run.documents.words, dtype=np.str_)[run.documents.codes]
+    return context
+
+
+def _is_fitted(calibrator: Calibrator) -> bool:
+    try:
+        check_is_fitted(calibrator)
+    except NotFittedError:
+        return False
+    return True

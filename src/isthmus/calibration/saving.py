@@ -1,0 +1,131 @@
+"""Calibrators to files and back: constructor parameters as JSON, learned values as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.calibration.curves import (
+    Beta,
+    BetaCDF,
+    BinnedIsotonic,
+    Gamma,
+    Gaussian,
+    Isotonic,
+    Platt,
+    Temperature,
+)
+from isthmus.calibration.estimator import Calibrator
+from isthmus.calibration.parts import PerPart
+from isthmus.calibration.query_feature import QueryFeature
+from isthmus.calibration.softmax import Choice, Softmax
+from isthmus.calibration.trees import Forest
+from isthmus.errors import DataError
+from isthmus.tables.bundles import Bundle
+
+Arrays = dict[str, NDArray[Any]]
+
+KINDS: dict[str, type[Calibrator]] = {
+    kind.__name__: kind
+    for kind in (
+        Platt,
+        Temperature,
+        Gaussian,
+        Gamma,
+        Beta,
+        BetaCDF,
+        Isotonic,
+        BinnedIsotonic,
+        QueryFeature,
+        Softmax,
+        PerPart,
+    )
+}
+_RECORDS: dict[str, type[Forest | Choice]] = {"Forest": Forest, "Choice": Choice}
+
+
+@dataclass(frozen=True)
+class SavedCalibrator(Bundle):
+    """A calibrator's file."""
+
+    noun = "calibrator"
+
+
+def save_calibrator(calibrator: Calibrator, path: str | PathLike[str]) -> None:
+    """Write a fitted calibrator."""
+    header, arrays = pack(calibrator)
+    SavedCalibrator({"calibrator": header}, arrays).write(path)
+
+
+def load_calibrator(path: str | PathLike[str]) -> Calibrator:
+    """Read a calibrator back; it answers as it did when it was saved."""
+    saved = SavedCalibrator.read(path)
+    try:
+        return unpack(saved.header["calibrator"], saved.arrays)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError("is not a whole calibrator", file=path, text=str(error)) from error
+
+
+def pack(calibrator: Calibrator) -> tuple[dict[str, Any], Arrays]:
+    """What JSON can hold, and the arrays, of a calibrator and of those inside it."""
+    header: dict[str, Any] = {"kind": type(calibrator).__name__, "parameters": {}, "learned": {}}
+    arrays: Arrays = {}
+    for name, value in calibrator.get_params(deep=False).items():
+        header["parameters"][name] = pack(value)[0] if isinstance(value, Calibrator) else value
+    for name, value in vars(calibrator).items():
+        if name.endswith("_"):
+            header["learned"][name] = _pack_value(value, name, arrays)
+    return header, arrays
+
+
+def unpack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Calibrator:
+    """The inverse of `pack`."""
+    if header["kind"] not in KINDS:
+        raise DataError(f"unknown calibrator {header['kind']!r}", cure="use the Isthmus that wrote it")
+    parameters = {
+        name: unpack(value, {}) if isinstance(value, dict) else value
+        for name, value in header["parameters"].items()
+    }
+    calibrator = KINDS[header["kind"]](**parameters)
+    for name, form in header["learned"].items():
+        setattr(calibrator, name, _unpack_value(form, name, arrays))
+    return calibrator
+
+
+def _pack_value(value: Any, name: str, arrays: Arrays) -> Any:
+    if isinstance(value, np.ndarray):
+        arrays[name] = value
+        return "array"
+    if isinstance(value, (Forest, Choice)):
+        for part in fields(value):
+            arrays[f"{name}/{part.name}"] = np.asarray(getattr(value, part.name))
+        return {"record": type(value).__name__}
+    if isinstance(value, Calibrator):
+        header, inner = pack(value)
+        arrays.update({f"{name}/{part}": array for part, array in inner.items()})
+        return {"calibrator": header}
+    if isinstance(value, dict):
+        inside = enumerate(value.items())
+        return {"entries": [[key, _pack_value(held, f"{name}/{at}", arrays)] for at, (key, held) in inside]}
+    return {"value": value.item() if isinstance(value, np.generic) else value}
+
+
+def _unpack_value(form: Any, name: str, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    if form == "array":
+        return arrays[name]
+    if "value" in form:
+        return form["value"]
+    if "entries" in form:
+        inside = enumerate(form["entries"])
+        return {key: _unpack_value(held, f"{name}/{at}", arrays) for at, (key, held) in inside}
+    start = f"{name}/"
+    below = {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
+    if "calibrator" in form:
+        return unpack(form["calibrator"], below)
+    record: Any = _RECORDS[form["record"]]
+    return record(**{key: value if value.ndim else value.item() for key, value in below.items()})

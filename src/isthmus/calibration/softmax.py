@@ -1,0 +1,142 @@
+"""Softmax across a list: for tasks where one answer per query is right.
+
+Every candidate of a list competes with the others and with "none of these":
+
+    P(i | list) = exp(zᵢ) / (1 + Σⱼ exp(zⱼ)),   zᵢ = Σₖ wₖ·xₖᵢ + intercept + bias(itemᵢ)
+
+so probabilities of a list sum to at most one, and a list of one candidate is plain logistic regression.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from isthmus.calibration.estimator import Calibrator, numbered_lists
+from isthmus.tables.ids import FloatArray, IntArray
+
+BIAS_PENALTY = 1.0
+"""An item's bias is shrunk as if its prior were a standard normal law."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The fitted choice model."""
+
+    weights: FloatArray
+    intercept: float
+    biases: FloatArray
+
+    def margins(self, features: FloatArray, items: IntArray | None) -> FloatArray:
+        """z of every candidate; `features` has one row per weight, an item of −1 has no bias."""
+        margins = self.weights @ features + self.intercept
+        if items is None:
+            return np.asarray(margins)
+        return np.asarray(margins + np.where(items >= 0, np.append(self.biases, 0.0)[items], 0.0))
+
+
+def choice_probabilities(margins: FloatArray, groups: IntArray) -> FloatArray:
+    """P(i | list) for every candidate; groups are numbered from 0."""
+    top = np.zeros(groups.max(initial=-1) + 1)
+    np.maximum.at(top, groups, margins)
+    odds = np.exp(margins - top[groups])
+    total = np.exp(-top) + np.bincount(groups, weights=odds, minlength=len(top))
+    return np.asarray(odds / total[groups])
+
+
+def fit_choice(
+    features: FloatArray,
+    relevant: FloatArray,
+    groups: IntArray,
+    *,
+    items: IntArray | None = None,
+    nonnegative: bool = False,
+) -> Choice:
+    """Maximum likelihood with lightly shrunk weights; several right answers share the list's one vote."""
+    from scipy.optimize import Bounds, minimize
+
+    size, labels = len(features), 0 if items is None else int(items.max(initial=-1)) + 1
+    scale = np.where((spread := features.std(axis=1)) > 0, spread, 1.0)
+    scaled = features / scale[:, None]
+    votes = np.bincount(groups, weights=relevant)
+    targets = relevant / np.maximum(votes, 1.0)[groups]
+    penalty = np.concatenate((np.full(size, 1e-6), [1e-4], np.full(labels, BIAS_PENALTY)))
+
+    def loss(theta: FloatArray) -> tuple[float, FloatArray]:
+        model = Choice(theta[:size], float(theta[size]), theta[size + 1 :])
+        margins = model.margins(scaled, items)
+        chances = choice_probabilities(margins, groups)
+        none = 1.0 - np.bincount(groups, weights=chances)
+        right = np.log(np.maximum(chances, 1e-300)) @ targets
+        right += np.log(np.maximum(none, 1e-300)) @ (votes == 0)
+        slope = chances - targets
+        biases = np.empty(0) if items is None else np.bincount(items, weights=slope, minlength=labels)
+        gradient = np.concatenate((scaled @ slope, [slope.sum()], biases)) + penalty * theta
+        return float(-right + 0.5 * penalty @ theta**2), gradient
+
+    lowest = np.concatenate((np.full(size, 0.0 if nonnegative else -np.inf), np.full(1 + labels, -np.inf)))
+    found = minimize(
+        loss,
+        np.zeros(len(lowest)),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=Bounds(lowest, np.full(len(lowest), np.inf)),
+        options={"maxiter": 1000, "ftol": 1e-13, "gtol": 1e-9},
+    ).x
+    return Choice(found[:size] / scale, float(found[size]), found[size + 1 :])
+
+
+class Softmax(Calibrator):
+    """P(relevant) by a softmax across each list, for single-label tasks.
+
+    `fit(…, items=names)` learns a bias per item as well (a label's prior). Without groups every score
+    competes with "none of these" alone, which is Platt's curve.
+    """
+
+    needs_lists = True
+
+    def fit(
+        self,
+        scores: ArrayLike,
+        y: ArrayLike,
+        *,
+        groups: ArrayLike | None = None,
+        judged: ArrayLike | None = None,
+        items: ArrayLike | None = None,
+    ) -> Self:
+        """Learn a weight, an intercept and, with `items`, a bias per item. Whole lists are judged or not."""
+        values, relevant, known = self._checked(scores, y, judged)
+        lists = numbered_lists(groups, len(values))
+        codes = None
+        self.items_ = np.empty(0, dtype="U1")
+        if items is not None:
+            self.items_, codes = np.unique(np.asarray(items, dtype=np.str_), return_inverse=True)
+            codes = codes[known]
+        self.choice_ = fit_choice(
+            values[known][None, :],
+            relevant[known],
+            np.unique(lists[known], return_inverse=True)[1],
+            items=codes,
+            nonnegative=True,
+        )
+        self.with_lists_ = groups is not None
+        return self
+
+    def probabilities(
+        self, scores: ArrayLike, *, groups: ArrayLike | None = None, items: ArrayLike | None = None
+    ) -> FloatArray:
+        """P(relevant) of every score; an item that was not seen in fitting has no bias."""
+        values = self._values(scores)
+        self._check_lists(groups is not None)
+        lists = numbered_lists(groups, len(values))
+        codes = None if items is None else self._codes(np.asarray(items, dtype=np.str_))
+        return choice_probabilities(self.choice_.margins(values[None, :], codes), lists)
+
+    def _codes(self, items: NDArray[Any]) -> IntArray:
+        if not len(self.items_):
+            return np.full(len(items), -1, dtype=np.int64)
+        at = np.minimum(np.searchsorted(self.items_, items), len(self.items_) - 1)
+        return np.where(self.items_[at] == items, at, -1)

@@ -1,0 +1,377 @@
+"""Calibrators: what they learn, how they are kept, and the bridge from runs."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from unittest import SkipTest
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from isthmus.calibration import (
+    CALIBRATORS,
+    FEATURES,
+    Beta,
+    BinnedIsotonic,
+    Calibrator,
+    Gamma,
+    Gaussian,
+    Isotonic,
+    Judging,
+    Pairs,
+    PerPart,
+    Platt,
+    QueryFeature,
+    Softmax,
+    Temperature,
+    asking,
+    calibrate,
+    fit_calibrator,
+    list_features,
+    load_calibrator,
+    probabilities_of,
+    save_calibrator,
+)
+from isthmus.errors import ConfigError, DataError
+from isthmus.tables import Qrels, Run
+
+CURVES = ("platt", "isotonic", "isotonic-binned", "temperature", "gaussian", "gamma", "beta", "beta-cdf")
+
+
+def scored(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Scores whose true probability of relevance is σ(2s − 1)."""
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=rows)
+    return scores, (rng.random(rows) < expit(2 * scores - 1)).astype(int)
+
+
+def world(queries: int, documents: int, seed: int = 0) -> tuple[Run, Qrels]:
+    """Lists whose scores have a level and a scale of their own, as BM25's have."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=(queries, documents))
+    grades = (rng.random((queries, documents)) < expit(2 * truth - 2)).astype(int)
+    scores = rng.normal(5, 3, (queries, 1)) + rng.uniform(0.5, 3, (queries, 1)) * truth
+    ids = np.repeat(np.arange(queries), documents)
+    names = [f"q{at}" for at in ids]
+    found = [f"d{at}" for at in np.tile(np.arange(documents), queries)]
+    return Run.of(names, found, scores), Qrels.of(names, found, grades.reshape(-1))
+
+
+def every_calibrator() -> list[Calibrator]:
+    return [*(make() for make in CALIBRATORS.values()), PerPart()]
+
+
+def as_matrix(calibrator: Calibrator) -> Calibrator:
+    """The same calibrator told to be tested with matrices, as scikit-learn's full list of checks needs."""
+
+    class Matrix(type(calibrator)):  # type: ignore[misc]
+        __init__ = type(calibrator).__init__
+
+        def __sklearn_tags__(self):
+            tags = super().__sklearn_tags__()
+            tags.input_tags.one_d_array, tags.input_tags.two_d_array = False, True
+            return tags
+
+    Matrix.__name__ = Matrix.__qualname__ = type(calibrator).__name__ + "Matrix"
+    globals()[Matrix.__name__] = Matrix  # pickling, which one check does, looks it up here
+    return Matrix(**calibrator.get_params(deep=False))
+
+
+@pytest.mark.parametrize("calibrator", every_calibrator(), ids=str)
+def test_scikit_learns_generic_checks(calibrator: Calibrator) -> None:
+    ran = 0
+    for estimator, check in estimator_checks_generator(as_matrix(calibrator)):
+        if getattr(check, "func", check).__name__ == "check_fit1d":
+            continue  # it wants a vector refused, and a vector of scores is the natural input
+        with suppress(SkipTest):
+            check(estimator)
+            ran += 1
+    assert ran >= 50
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_find_the_true_probability(name: str) -> None:
+    scores, y = scored(20_000)
+    if name in ("temperature", "beta-cdf"):  # they know no prior: a symmetric problem suits them
+        y = (np.random.default_rng(1).random(len(scores)) < expit(2 * scores)).astype(int)
+    truth = expit(2 * scores - (0 if name in ("temperature", "beta-cdf") else 1))
+    chances = CALIBRATORS[name]().fit(scores, y).probabilities(scores)
+    assert np.abs(chances - truth).mean() < 0.035
+
+
+def test_platt_recovers_slope_and_intercept_with_smoothed_targets() -> None:
+    scores = np.array([0.0, 1.0, 2.0, 3.0])
+    y = np.array([0, 0, 1, 1])
+    fitted = Platt().fit(scores, y)
+    # the smoothed targets are 1/4 and 3/4, and the likelihood's derivatives vanish at the optimum
+    chances, targets = fitted.probabilities(scores), np.array([0.25, 0.25, 0.75, 0.75])
+    assert (chances - targets).sum() == pytest.approx(0, abs=1e-5)
+    assert ((chances - targets) * scores).sum() == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Platt, Beta, Gaussian, Gamma, Temperature])
+def test_a_score_that_misleads_says_nothing_instead_of_reordering(kind: type[Calibrator]) -> None:
+    scores, y = scored(2_000)
+    chances = kind().fit(-scores, y).probabilities(np.sort(-scores))
+    assert (np.diff(chances) >= 0).all()
+    loose = kind(monotone=False).fit(-scores, y).probabilities(np.sort(-scores))
+    assert (np.diff(loose) < 0).any()
+
+
+def test_separable_scores_stay_finite() -> None:
+    scores = np.arange(10.0)
+    y = scores > 4
+    for name in CURVES:
+        chances = CALIBRATORS[name]().fit(scores, y).probabilities(scores)
+        assert np.isfinite(chances).all()
+    assert Platt().fit(scores, y).probabilities(scores).max() < 0.999
+
+
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_tied_scores_give_the_base_rate(name: str) -> None:
+    if name in ("temperature", "beta-cdf"):
+        pytest.skip("it cannot express a base rate")
+    y = np.arange(40) % 4 == 0
+    chances = CALIBRATORS[name]().fit(np.full(40, 3.0), y).probabilities(np.array([3.0]))
+    assert chances[0] == pytest.approx(0.25, abs=0.03)
+
+
+def test_binned_isotonic_is_bin_rates_with_laplace_smoothing() -> None:
+    scores = np.arange(100.0)
+    y = np.concatenate((np.zeros(50), np.ones(10), np.zeros(15), np.ones(25))).astype(int)
+    fitted = BinnedIsotonic(bins=4).fit(scores, y)
+    # bins 0-24, 25-49, 50-74 (10 of 25 relevant), 75-99 (all relevant); p = (n₊ + 1)/(n + 2)
+    assert fitted.probabilities([12.0, 37.0, 62.0, 87.0]) == pytest.approx([1 / 27, 1 / 27, 11 / 27, 26 / 27])
+    assert fitted.probabilities([74.5]) == pytest.approx([(11 / 27 + 26 / 27) / 2])
+
+
+@pytest.mark.parametrize("kind", [Platt, Temperature, Gaussian, Gamma, Beta, BinnedIsotonic])
+def test_fitting_from_many_silos_sums_is_fitting_on_the_pool(kind: Callable[[], Calibrator]) -> None:
+    scores, y = scored(3_001)
+    scores[:40] = -1.5  # ties, across silos
+    pooled = kind().fit(scores, y)
+    deal = np.random.default_rng(5).integers(0, 7, len(scores))
+    silos = [Pairs(scores[deal == silo], y[deal == silo].astype(float)) for silo in range(7)]
+    federated = kind().fit_sums(asking(silos))
+    grid = np.linspace(scores.min() - 1, scores.max() + 1, 1_001)
+    assert np.abs(federated.probabilities(grid) - pooled.probabilities(grid)).max() < 1e-9
+
+
+def test_federated_fitting_refuses_one_class() -> None:
+    with pytest.raises(DataError, match="one class"):
+        Platt().fit_sums(asking([Pairs(np.arange(3.0), np.zeros(3))]))
+
+
+def test_query_features_are_their_definitions() -> None:
+    scores = np.array([1.0, 4.0, 2.0, 2.0, 9.0])
+    groups = np.array([0, 0, 0, 0, 1])
+    rows = {name: list_features(scores, groups)[:, at] for at, name in enumerate(FEATURES)}
+    share = np.array([1, 4, 2, 2]) / 9
+    assert rows["mean"][0] == pytest.approx(2.25)
+    assert rows["std"][0] == pytest.approx(np.std([1, 4, 2, 2]))
+    assert (rows["min"][0], rows["max"][0], rows["median"][0], rows["range"][0]) == (1, 4, 2, 3)
+    z = (scores[:4] - 2.25) / np.std(scores[:4])
+    assert rows["z"][:4] == pytest.approx(z)
+    assert rows["skewness"][0] == pytest.approx((z**3).mean())
+    assert rows["kurtosis"][0] == pytest.approx((z**4).mean() - 3)
+    assert rows["entropy"][0] == pytest.approx(-(share * np.log(share)).sum())
+    assert rows["gini"][0] == pytest.approx(1 - (share**2).sum())
+    assert rows["rank"][:4].tolist() == [0.75, 0.0, 0.25, 0.25]
+    assert rows["percentile"][:4].tolist() == [0.25, 1.0, 0.75, 0.75]
+    alone = {name: rows[name][4] for name in FEATURES}
+    assert alone == {
+        "score": 9, "mean": 9, "std": 0, "min": 9, "max": 9, "median": 9, "skewness": 0, "kurtosis": 0,
+        "range": 0, "entropy": 0, "gini": 0, "rank": 0, "z": 0, "percentile": 1,
+    }  # fmt: skip
+
+
+def test_monotone_query_feature_keeps_every_list_and_the_papers_form_does_not() -> None:
+    run, qrels = world(300, 10)
+    relevant, _ = Judging().of(run, qrels)
+    kept = QueryFeature().fit(run.scores, relevant, groups=run.query_of_row)
+    chances = kept.probabilities(run.scores, groups=run.query_of_row)
+    same_list = np.diff(run.query_of_row) == 0
+    assert (np.diff(chances)[same_list] <= 0).all()
+    loose = QueryFeature(boosting="unconstrained").fit(run.scores, relevant, groups=run.query_of_row)
+    chances = loose.probabilities(run.scores, groups=run.query_of_row)
+    assert (np.diff(chances)[same_list] > 0).any()
+
+
+def test_query_feature_uses_the_list_where_raw_scores_are_not_comparable() -> None:
+    run, qrels = world(600, 10)
+    relevant, _ = Judging().of(run, qrels)
+
+    def loss(method: str) -> float:
+        chances = np.clip(calibrate(run, method, qrels=qrels).probabilities, 1e-6, 1 - 1e-6)
+        return float(-np.where(relevant, np.log(chances), np.log1p(-chances)).mean())
+
+    assert loss("query-feature") < loss("platt") - 0.03
+
+
+def test_query_feature_searches_its_parameters() -> None:
+    run, qrels = world(60, 8)
+    relevant, _ = Judging().of(run, qrels)
+    fitted = QueryFeature(trees=20, search=True).fit(run.scores, relevant, groups=run.query_of_row)
+    trees, depth, rate = fitted.chosen_
+    assert trees in (10, 20, 30, 40)
+    assert depth in (3, 5)
+    assert rate in (0.05, 0.1)
+
+
+def test_query_feature_says_when_lists_are_missing() -> None:
+    scores, y = scored(100)
+    fitted = QueryFeature().fit(scores, y, groups=np.arange(100) // 10)
+    with pytest.raises(DataError, match="fitted with groups"):
+        fitted.probabilities(scores)
+    with pytest.raises(ConfigError, match="monotone"):
+        QueryFeature(boosting="monotonne").fit(scores, y)
+
+
+def test_unjudged_rows_complete_the_list_and_teach_nothing() -> None:
+    run, qrels = world(120, 12)
+    relevant, _ = Judging().of(run, qrels)
+    judged = run.ranks <= 6
+    fitted = QueryFeature().fit(run.scores, relevant, groups=run.query_of_row, judged=judged)
+    other = QueryFeature().fit(run.scores, relevant & judged, groups=run.query_of_row, judged=judged)
+    chances = [model.probabilities(run.scores, groups=run.query_of_row) for model in (fitted, other)]
+    assert np.array_equal(*chances)
+
+
+def test_softmax_sums_to_at_most_one_and_learns_label_priors() -> None:
+    rng = np.random.default_rng(3)
+    labels = np.tile(["a", "b", "c"], 400)
+    groups = np.repeat(np.arange(400), 3)
+    scores = rng.normal(size=1200)
+    odds = np.exp(2 * scores + np.tile([1.0, 0.0, -1.0], 400)).reshape(400, 3)
+    answer = np.array([rng.choice(3, p=row / row.sum()) for row in odds])
+    y = (np.tile(np.arange(3), 400) == np.repeat(answer, 3)).astype(int)
+    fitted = Softmax().fit(scores, y, groups=groups, items=labels)
+    chances = fitted.probabilities(scores, groups=groups, items=labels)
+    assert np.bincount(groups, weights=chances).max() <= 1 + 1e-12
+    truth = (odds / odds.sum(axis=1, keepdims=True)).reshape(-1)
+    assert np.abs(chances - truth).mean() < 0.03
+
+
+def test_parts_lean_on_the_pool() -> None:
+    scores, y = scored(4_000)
+    parts = np.where(np.arange(4_000) < 3_990, "large", "small")
+    tail = np.random.default_rng(1).random(3_990) < 0.5
+    parts[:3_990][tail] = "other"
+    y[:3_990][tail] = np.random.default_rng(2).random(tail.sum()) < 0.9
+    fitted = PerPart(Platt(), shrinkage=50).fit(scores, y, parts=parts)
+    assert set(fitted.parts_) == {"large", "other"}  # ten pairs are too few
+    grid = np.linspace(-2, 2, 50)
+    pooled = fitted.pooled_.probabilities(grid)
+    for unknown in ("small", "never seen"):
+        assert np.array_equal(fitted.probabilities(grid, parts=np.full(50, unknown)), pooled)
+    other = fitted.probabilities(grid, parts=np.full(50, "other"))
+    own = fitted.parts_["other"].probabilities(grid)
+    assert np.all((other - pooled) * (own - pooled) >= 0)
+    assert np.abs(other - own).max() < np.abs(own - pooled).max() / 4
+
+
+@pytest.mark.parametrize("calibrator", every_calibrator(), ids=str)
+def test_saved_calibrators_answer_the_same(calibrator: Calibrator, tmp_path: Path) -> None:
+    run, qrels = world(40, 8)
+    relevant, _ = Judging().of(run, qrels)
+    context = {"groups": run.query_of_row} if calibrator.needs_lists else {}
+    if isinstance(calibrator, PerPart):
+        calibrator.fit(run.scores, relevant, parts=run.query_of_row % 2)
+        context = {"parts": run.query_of_row % 2}
+    else:
+        calibrator.fit(run.scores, relevant, **context)
+    save_calibrator(calibrator, tmp_path / "one")
+    save_calibrator(calibrator, tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    again = load_calibrator(tmp_path / "one")
+    assert np.array_equal(
+        again.probabilities(run.scores, **context), calibrator.probabilities(run.scores, **context)
+    )
+    assert str(again) == str(calibrator)
+
+
+def test_a_file_of_another_version_or_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save_calibrator(Platt().fit([0.0, 1.0], [0, 1]), path)
+    with zipfile.ZipFile(path) as bundle:
+        parts = {name: bundle.read(name) for name in bundle.namelist()}
+    header = json.loads(parts["header.json"])
+    for change, message in (({"version": 99}, "format 99"), ({"format": "other"}, "not a saved calibrator")):
+        with zipfile.ZipFile(path, "w") as bundle:
+            for name, content in parts.items():
+                told = json.dumps({**header, **change}).encode() if name == "header.json" else content
+                bundle.writestr(name, told)
+        with pytest.raises(DataError, match=message):
+            load_calibrator(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="not a saved calibrator"):
+        load_calibrator(path)
+
+
+def test_calibrating_a_run_adds_probabilities_and_never_reorders() -> None:
+    run, qrels = world(120, 8)
+    for name in ("auto", *CALIBRATORS):
+        told = calibrate(run, name, qrels=qrels)
+        assert told.probabilities is not None
+        assert told.with_probabilities(None) == run
+
+
+def test_judged_queries_are_calibrated_by_models_that_did_not_see_them() -> None:
+    run, qrels = world(50, 8)
+    told = calibrate(run, "isotonic", qrels=qrels)
+    seen = probabilities_of(run, fit_calibrator(run, qrels, "isotonic"))
+    assert not np.allclose(told.probabilities, seen)
+    unjudged = qrels[[f"q{at}" for at in range(40)]]
+    told = calibrate(run, "isotonic", qrels=unjudged)
+    rest = run.query_of_row >= 40
+    seen = probabilities_of(run, fit_calibrator(run, unjudged, "isotonic"))
+    assert np.array_equal(told.probabilities[rest], seen[rest])
+
+
+def test_folds_do_not_depend_on_the_order_of_queries() -> None:
+    run, qrels = world(50, 8)
+    there = calibrate(run, "platt", qrels=qrels)
+    back = calibrate(run[run.queries[::-1]], "platt", qrels=qrels)[run.queries]
+    assert there.probabilities == pytest.approx(back.probabilities)
+
+
+def test_auto_takes_platt_for_short_lists_few_lists_and_few_positives() -> None:
+    assert isinstance(fit_calibrator(*world(120, 4)), Platt)
+    assert isinstance(fit_calibrator(*world(50, 30)), Platt)
+    assert isinstance(fit_calibrator(*world(120, 8)), QueryFeature)
+    run, qrels = world(120, 8)
+    first = {query: {doc: int(query == "q0" and grade) for doc, grade in judged.items()}
+             for query, judged in qrels.to_dict().items()}  # fmt: skip
+    first["q1"]["d0"] = 1
+    assert isinstance(fit_calibrator(run, Qrels.from_dict(first)), Platt)
+
+
+def test_what_nobody_judged_is_irrelevant_or_skipped() -> None:
+    run = Run.from_dict({"q": {"a": 3.0, "b": 2.0, "c": 1.0}, "other": {"a": 1.0}})
+    qrels = Qrels.from_dict({"q": {"a": 2, "b": 0}})
+    relevant, known = Judging().of(run, qrels)
+    assert relevant.tolist() == [True, False, False, False]
+    assert known.tolist() == [True, True, True, False]
+    assert Judging(unjudged="skip").of(run, qrels)[1].tolist() == [True, True, False, False]
+    assert Judging(threshold=3).of(run, qrels)[0].sum() == 0
+    with pytest.raises(ConfigError):
+        Judging(unjudged="maybe")  # type: ignore[arg-type]
+
+
+def test_mistakes_are_told() -> None:
+    run, qrels = world(10, 4)
+    with pytest.raises(ConfigError, match="did you mean 'platt'"):
+        calibrate(run, "plat", qrels=qrels)
+    with pytest.raises(DataError, match="no judgements"):
+        calibrate(run, "platt")
+    with pytest.raises(DataError, match="0 of 40 judged rows are relevant"):
+        calibrate(run, "platt", qrels=Qrels.from_dict({query: {"d0": 0} for query in run.queries}))
+    with pytest.raises(DataError, match="cannot make 20 folds"):
+        calibrate(run, "platt", qrels=qrels, folds=20)
+    assert Isotonic().fit([0.0, 1.0], [0, 1]).probabilities([[0.5]]) == pytest.approx([0.5])
