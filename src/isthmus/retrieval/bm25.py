@@ -1,4 +1,4 @@
-"""Retrievers: anything with `search(queries, k) -> Run`, so a fused or a remote one is a retriever too.
+"""BM25 over the words of documents, with statistics that silos can add up.
 
 >>> from isthmus.tables import Documents, Queries
 >>> import numpy as np
@@ -14,21 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from isthmus.errors import ConfigError, DataError
+from isthmus.errors import ConfigError
+from isthmus.retrieval.retriever import best_rows, check_unique
 from isthmus.tables import Documents, Queries, Run
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 from isthmus.text import ENGLISH, Tokeniser, Tokens
-
-
-class Retriever(Protocol):
-    """Ranks its documents for every query."""
-
-    def search(self, queries: Queries, k: int) -> Run:
-        """The best k documents of every query; a query that matches nothing keeps an empty list."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,7 +96,7 @@ class BM25:
         `statistics` are those of a larger collection that the documents are a part of; with the sum of
         all silos' statistics, every silo scores exactly as one central index would.
         """
-        _check_unique(documents.ids, "document")
+        check_unique(documents.ids, "document")
         names = Ids.of(documents.ids)
         order = np.argsort(-names.codes)
         tokens = self.tokeniser([documents.texts[row] for row in order.tolist()])
@@ -139,7 +133,7 @@ class BM25Index:
         """
         if k < 1:
             raise ConfigError(f"k = {k}: ask for at least one document", key="k", value=k)
-        _check_unique(queries.ids, "query")
+        check_unique(queries.ids, "query")
         tokens = self.settings.tokeniser(queries.texts)
         codes = tokens.terms.codes_in(self.terms)
         hidden = self._rows_of(queries.own) if queries.own else np.full(len(queries), -1)
@@ -150,7 +144,7 @@ class BM25Index:
             everything = self._score(known[known >= 0])
             if hidden[query] >= 0:
                 everything[hidden[query]] = 0
-            rows = _best(everything, k)
+            rows = best_rows(everything, k)
             found.append(rows)
             scores.append(everything[rows])
         return self._run(queries.ids, found, scores)
@@ -188,20 +182,3 @@ class BM25Index:
 
     def __repr__(self) -> str:
         return f"BM25Index: {len(self):,} documents, {len(self.terms.vocabulary):,} terms"
-
-
-def _best(scores: FloatArray, k: int) -> IntArray:
-    """The rows of the k largest positive scores, best first; of equal scores the earlier rows."""
-    rows = np.flatnonzero(scores > 0)
-    if len(rows) > k:
-        least = np.partition(scores[rows], len(rows) - k)[len(rows) - k]
-        rows = rows[scores[rows] >= least]
-    return rows[np.argsort(-scores[rows], kind="stable")][:k]
-
-
-def _check_unique(ids: Sequence[str], kind: str) -> None:
-    seen: set[str] = set()
-    for name in ids:
-        if name in seen:
-            raise DataError(f"{kind} id {name!r} appears twice", cure=f"give every {kind} an id of its own")
-        seen.add(name)

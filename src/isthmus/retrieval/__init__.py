@@ -1,0 +1,6 @@
+"""Retrievers: anything with `search(queries, k) -> Run`, so a fused or a remote one is a retriever too."""
+
+from isthmus.retrieval.bm25 import BM25, BM25Index, Statistics
+from isthmus.retrieval.retriever import Retriever
+
+__all__ = ["BM25", "BM25Index", "Retriever", "Statistics"]
