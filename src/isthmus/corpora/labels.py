@@ -119,7 +119,9 @@ def _read_fold(path: Path, texts: int) -> tuple[list[str], dict[str, Any]]:
         splits = [""] * texts
         for part, split in _SPLIT_OF_PART.items():
             for line in fold[part]:
-                if splits[line] or line < 0:
+                if line < 0:
+                    raise IndexError(f"line {line}")
+                if splits[line]:
                     raise DataError(
                         f"line {line} stands twice in the fold", file=path, cure="one part a line"
                     )
@@ -157,6 +159,9 @@ def is_reuters_folder(folder: Path) -> bool:
 def read_reuters(folder: Path) -> Corpus:
     """Reuters-21578, ModApte: topics as documents, articles as queries."""
     articles = [article for path in sorted(folder.glob("reut2-*.sgm")) for article in _articles(path)]
+    (number, times) = next(iter(Counter(article.id for article in articles).most_common(1)), ("", 0))
+    if times > 1:
+        raise DataError(f"article {number} is there {times} times", file=folder, cure="keep each file once")
     seen: dict[str, set[str]] = {
         split: {topic for article in articles if article.split == split for topic in article.topics}
         for split in ("train", "test")

@@ -1,0 +1,383 @@
+"""Collections by name and from their files: what is read, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from isthmus.corpora import available, head_tail, load
+from isthmus.errors import DataError
+from isthmus.evaluation import evaluate
+from isthmus.retrieval import BM25
+
+CRAN = {
+    "cran.all.1400": (
+        ".I 1\n.T\nwing in a\nslipstream .\n.A\nbrenckman,m.\n.B\nj. ae. scs.\n.W\nwing lift\nin air .\n"
+        ".I 2\n.T\n.A\n.B\n.W\n"
+        ".I 3\n.T\nheat\n.A\n.B\n.W\nslabs .5 thick\n.W \nand more\n"
+    ),
+    "cran.qry": ".I 001\n.W\nwhat wings\n.I 004\n.W\nwhat heat\nis there\n",
+    "cranqrel": "1 1 2 \n1 3 4 \n1 2 -1\n2 3 1\n2 1 3\n",
+}
+NPL = {
+    "doc-text": "1\ncompact memories\nhave\n   /\n2\nan analogue computer\n   /\n3\nwaves\n   /",
+    "query-text": "1\nMEMORIES\n/\n2\nWAVES OF 3\n/\n",
+    "rlv-ass": "1\n    1     2\n    3\n   /\n2\n    3",
+}
+TIME = {
+    "TIME.ALL": "*TEXT 017 01/04/63 PAGE 020\n\nTHE ALLIES\n\nMET .\n*TEXT 018 x\nTHE U.S .\n*STOP\n",
+    "TIME.QUE": "*FIND      1\n\n ALLIES\n\n*FIND      2\n\n NOTHING\n*STOP\n",
+    "TIME.REL": "1  1 2\n\n2\n",
+}
+MED = {
+    "MED.ALL": ".I 1\n.W\nplasma levels\n.I 2\n.W\nlens\n",
+    "MED.QRY": ".I 1\n.W\nlenses\n",
+    "MED.REL": "1 0 2 1\n",
+}
+CISI = {
+    "CISI.ALL": ".I 1\n.T\nDewey\n.A\nC.\n.W\nThe history.\n.X\n1\t5\t1\n",
+    "CISI.QRY": ".I 1\n.W\nTitles?\n.I 2\n.T\nNetworks\n.A\nA.\n.W\nLibraries.\n.B\n(J)\n",
+    "CISI.REL": "     1      1\t0\t0.000000\n",
+}
+ADI = {
+    "ADI.ALL": ".I 1\n.T\na center\n.W\nprovides\n",
+    "ADI.QRY": ".I 1\n.W\ncenters\n",
+    "ADI.REL": "1   1   0   0.000000   \n",
+}
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="latin-1")
+    return folder
+
+
+def test_cran(tmp_path: Path) -> None:
+    corpus = load(write(tmp_path, CRAN))
+    assert corpus.name == "cran"
+    assert corpus.documents.ids == ("1", "2", "3")
+    assert corpus.documents.titles == ("wing in a slipstream .", "", "heat")
+    assert corpus.documents.bodies == ("wing lift\nin air .", "", "slabs .5 thick\nand more")
+    assert corpus.queries.ids == ("1", "2")  # by position: the file calls them 001 and 004
+    assert corpus.queries.texts == ("what wings", "what heat is there")
+    assert corpus.qrels.to_dict() == {"1": {"1": 3, "3": 1}, "2": {"1": 2, "3": 4}}  # 5 − code, −1 left out
+    assert set(corpus.queries.splits) == {"test"}
+
+
+def test_npl(tmp_path: Path) -> None:
+    corpus = load(str(write(tmp_path, NPL)))
+    assert corpus.documents.bodies == ("compact memories\nhave", "an analogue computer", "waves")
+    assert corpus.queries.texts == ("MEMORIES", "WAVES OF 3")
+    assert corpus.qrels.to_dict() == {"1": {"1": 1, "2": 1, "3": 1}, "2": {"3": 1}}
+
+
+def test_time(tmp_path: Path) -> None:
+    corpus = load(write(tmp_path, TIME))
+    assert corpus.documents.bodies == ("THE ALLIES\nMET .", "THE U.S .")
+    assert corpus.queries.texts == ("ALLIES", "NOTHING")
+    assert corpus.qrels.to_dict() == {"1": {"1": 1, "2": 1}}
+
+
+def test_time_counts_the_two_documents_that_its_file_lost(tmp_path: Path) -> None:
+    many = "".join(f"*TEXT {number} x\nw{number}\n" for number in range(373))
+    corpus = load(write(tmp_path, TIME | {"TIME.ALL": many, "TIME.REL": "1 370 373\n"}))
+    assert corpus.documents.ids[369:] == ("370", "373", "374", "375")
+    assert corpus.documents.bodies[370] == "w370"
+
+
+@pytest.mark.parametrize(
+    ("files", "title", "query", "relevant"),
+    [(MED, "", "lenses", "2"), (CISI, "Dewey", "Titles?", "1"), (ADI, "a center", "centers", "1")],
+)
+def test_the_other_collections(
+    tmp_path: Path, files: dict[str, str], title: str, query: str, relevant: str
+) -> None:
+    corpus = load(write(tmp_path, files))
+    assert corpus.documents.titles[0] == title
+    assert corpus.queries.texts[0] == query
+    assert corpus.qrels.to_dict() == {"1": {relevant: 1}}
+
+
+def test_a_cisi_query_may_have_a_title(tmp_path: Path) -> None:
+    assert load(write(tmp_path, CISI)).queries.texts[1] == "Networks Libraries."
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (CRAN | {"cranqrel": "1 1 2\n1 x 2\n"}, r"cranqrel:2: not a judgement: '1 x 2'"),
+        (CRAN | {"cranqrel": "1 1\n"}, r"cranqrel:1: not a judgement"),
+        (CRAN | {"cranqrel": "1 9 2\n"}, r"cranqrel:1: no document 9 in the collection"),
+        (CRAN | {"cranqrel": "3 1 2\n"}, r"cranqrel:1: no query 3 in the collection"),
+        (CRAN | {"cranqrel": "1 1 2\n1 1 3\n"}, r"cranqrel:2: document 1 is judged twice for query 1"),
+        (CRAN | {"cranqrel": ""}, r"cranqrel: the file is empty"),
+        (CRAN | {"cran.qry": "words first\n.I 1\n"}, r"cran.qry:1: text outside a section: 'words first'"),
+        (CRAN | {"cran.all.1400": ".I 1\nwords\n"}, r"cran.all.1400:2: text outside a section"),
+        (CRAN | {"cran.all.1400": ".I 1\n.W\na\n.I 1\n.W\nb\n"}, r"document 1 is there twice"),
+        (CRAN | {"cran.all.1400": ".I 1\n.W\nna\xefve\n"}, r"cran.all.1400:3: byte 0xef .* not UTF-8"),
+        (NPL | {"rlv-ass": "1\n 2x\n/\n"}, r"rlv-ass:2: not a number: '2x'"),
+        (NPL | {"doc-text": "compact\n/\n"}, r"doc-text:1: text before its number: 'compact'"),
+        (TIME | {"TIME.REL": "1 1,2\n"}, r"TIME.REL:1: not a number: '1,2'"),
+        (TIME | {"TIME.QUE": "ALLIES\n*FIND 1\n"}, r"TIME.QUE:1: text before the first item"),
+    ],
+)
+def test_malformed_collections_name_file_and_line(tmp_path: Path, files: dict[str, str], told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        load(write(tmp_path, files))
+
+
+def test_a_collection_without_its_queries(tmp_path: Path) -> None:
+    write(tmp_path, {name: text for name, text in CRAN.items() if name != "cran.qry"})
+    with pytest.raises(DataError, match=r"cran\.qry: cannot be read"):
+        load(tmp_path)
+
+
+def article(number: int, split: str, topics: str, text: str, marked: str = "YES") -> str:
+    named = "".join(f"<D>{topic}</D>" for topic in topics.split())
+    return (
+        f'<REUTERS TOPICS="{marked}" LEWISSPLIT="{split}" CGISPLIT="X" OLDID="5" NEWID="{number}">\n'
+        f"<DATE>26-FEB-1987</DATE>\n<TOPICS>{named}</TOPICS>\n<PLACES><D>usa</D></PLACES>\n"
+        f"<TEXT>&#2;\n{text}\n&#3;</TEXT>\n</REUTERS>\n"
+    )
+
+
+COCOA = (
+    "<TITLE>COCOA &lt;CCO></TITLE>\n<DATELINE>  RIO, Feb 26 - </DATELINE>"
+    "<BODY>Showers &amp; sun\n    continued. Reuter\n&#3;</BODY>"
+)
+REUTERS = {
+    "reut2-000.sgm": "<!DOCTYPE lewis>\n"
+    + article(1, "TRAIN", "cocoa cocoa tea", COCOA)
+    + article(2, "TRAIN", "tea", "caf\xfc")
+    + article(3, "NOT-USED", "cocoa", "unused")
+    + article(4, "TRAIN", "cocoa", "unmarked", marked="NO"),
+    "reut2-001.sgm": article(5, "TEST", "cocoa", "cocoa again")
+    + article(6, "TEST", "gold", "only in test")
+    + article(7, "TEST", "", "no topic"),
+}
+
+
+def test_reuters(tmp_path: Path) -> None:
+    corpus = load(write(tmp_path, REUTERS))
+    assert corpus.name == "reuters"
+    assert corpus.documents.ids == ("cocoa",)  # tea has no test article, gold no training article
+    assert corpus.queries.ids == ("1", "5")
+    assert corpus.queries.splits == ("train", "test")
+    assert corpus.queries.texts[0] == "COCOA <CCO>\nShowers & sun\ncontinued. Reuter"
+    assert corpus.qrels.to_dict() == {"1": {"cocoa": 1}, "5": {"cocoa": 1}}
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda text: text[:-30], "does not end"),
+        (lambda text: text.replace("NEWID", "ID"), r"reut2-000.sgm:2: not an article"),
+        (lambda text: text.replace("TOPICS>", "TOPIC>"), "not an article"),
+        (lambda text: text.replace("cocoa", "tea"), "no topic with a training and a test article"),
+    ],
+)
+def test_damaged_reuters_files(tmp_path: Path, damage: Callable[[str], str], told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        load(write(tmp_path, REUTERS | {"reut2-000.sgm": damage(REUTERS["reut2-000.sgm"])}))
+
+
+def test_a_reuters_file_twice(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="article 5 is there 2 times"):
+        load(write(tmp_path, REUTERS | {"reut2-001-copy.sgm": REUTERS["reut2-001.sgm"]}))
+
+
+FOLD = {
+    "train": [0, 1, 2, 5],
+    "val": [3],
+    "test": [4],
+    "label_descriptions": {"0": " About cats.", "1": "Dogs"},
+}
+LABELS = {
+    "texts.txt": "a cat\nmy cat\nthe dog\n\ncats\x0bdogs\nbirds\n",
+    "labels.txt": "0\n0\n1\n1\n0\n10\n",
+    "folds/0.json": json.dumps(FOLD),
+    "folds/1.json": json.dumps(FOLD | {"train": [4], "test": [0]}),
+}
+
+
+def test_label_sets(tmp_path: Path) -> None:
+    corpus = load(write(tmp_path / "pets", LABELS))
+    assert corpus.name == "pets"
+    assert corpus.documents.ids == ("0", "1", "10")
+    assert corpus.documents.titles == ("label 0", "label 1", "label 10")
+    assert corpus.documents.bodies == ("About cats.", "Dogs", "")
+    assert corpus.queries.ids == ("0", "1", "2", "3", "4", "5")
+    assert corpus.queries.texts[3:5] == ("", "cats\x0bdogs")
+    assert corpus.queries.splits == ("train", "train", "train", "validation", "test", "train")
+    assert corpus.qrels.to_dict()["5"] == {"10": 1}
+
+
+def test_label_folds(tmp_path: Path) -> None:
+    folder = write(tmp_path, LABELS)
+    assert load(folder, fold=1).queries.ids == ("0", "3", "4")  # what a fold leaves out is left out
+    with pytest.raises(DataError, match=r"no fold 2 \(folds go from 0 to 1\)"):
+        load(folder, fold=2)
+
+
+def test_the_known_label_sets_have_names(tmp_path: Path) -> None:
+    corpus = load(write(tmp_path / "twitter", LABELS))
+    assert corpus.documents.titles[:2] == ("arts & culture", "business & entrepreneurs")
+
+
+def test_head_and_tail_by_training_frequency(tmp_path: Path) -> None:
+    split = head_tail(load(write(tmp_path, LABELS)))
+    assert split.head == ("0",)
+    assert split.tail == ("1", "10")
+    assert head_tail(load(tmp_path), share=0.5).head == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"labels.txt": "0\n"}, "6 texts but 1 labels"),
+        ({"folds/0.json": "{"}, r"0\.json: not a fold"),
+        ({"folds/0.json": "[]"}, r"0\.json: not a fold"),
+        ({"folds/0.json": '{"train": [0], "val": [1]}'}, "not a fold: KeyError"),
+        ({"folds/0.json": json.dumps(FOLD | {"test": [6]})}, "lines from 0 to 5"),
+        ({"folds/0.json": json.dumps(FOLD | {"test": [-1]})}, "line -1"),
+        ({"folds/0.json": json.dumps(FOLD | {"test": [0.5]})}, "not a fold"),
+        ({"folds/0.json": json.dumps(FOLD | {"test": [3]})}, "line 3 stands twice"),
+        ({"folds/0.json": json.dumps(FOLD | {"label_descriptions": 3})}, "not a fold"),
+    ],
+)
+def test_malformed_label_sets(tmp_path: Path, files: dict[str, str], told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        load(write(tmp_path, LABELS | files))
+
+
+SAMPLES = [CRAN, NPL, TIME, MED, CISI, ADI, REUTERS, LABELS]
+
+
+@given(
+    st.sampled_from(SAMPLES),
+    st.integers(0, 2),
+    st.integers(0, 10_000),
+    st.integers(0, 20),
+    st.text(alphabet="\n./*<>019 ITW-\x00\xff", max_size=6),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+def test_any_damage_is_read_or_refused(
+    tmp_path: Path, files: dict[str, str], which: int, at: int, gone: int, put: str
+) -> None:
+    name = sorted(files)[which % len(files)]
+    at %= len(files[name]) + 1
+    damaged = files[name][:at] + put + files[name][at + gone :]
+    folder = tmp_path / str(SAMPLES.index(files))
+    with suppress(DataError):
+        corpus = load(write(folder, files | {name: damaged}))
+        assert len(corpus.queries.ids) == len(corpus.queries.splits) == len(set(corpus.queries.ids))
+
+
+class TestNames:
+    def test_a_real_set_needs_to_be_told_where(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("ISTHMUS_DATA", raising=False)
+        with pytest.raises(DataError, match="set ISTHMUS_DATA to the folder that has collections/cran"):
+            load("cran")
+
+    def test_a_real_set_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ISTHMUS_DATA", str(tmp_path))
+        with pytest.raises(DataError, match=r"'reuters' is not under ISTHMUS_DATA.*labels/reuters21578"):
+            load("reuters")
+
+    def test_a_name_is_found_under_the_data_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("ISTHMUS_DATA", str(tmp_path))
+        write(tmp_path / "collections" / "npl", NPL)
+        assert load("npl").name == "npl"
+        here = {name for name, there in available().items() if there}
+        assert here == {"npl", "pydocs", "synthetic", "synthetic-mslr"}
+
+    def test_without_a_data_folder_the_built_in_sets_remain(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("ISTHMUS_DATA", raising=False)
+        assert sum(available().values()) == 3
+        assert len(available()) == 15
+
+    @pytest.mark.parametrize(
+        ("name", "told"),
+        [
+            ("reuter", "did you mean 'reuters'"),
+            ("pydoc", "did you mean 'pydocs'"),
+            ("/nowhere/at/all", "give a path, or one of"),
+            ("mq2008", "read it with load_letor"),
+            ("synthetic", "read it with load_letor"),
+        ],
+    )
+    def test_other_names_get_a_hint(self, name: str, told: str) -> None:
+        with pytest.raises(DataError, match=told):
+            load(name)
+
+    def test_a_folder_of_something_else(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="not a collection that Isthmus knows"):
+            load(tmp_path)
+
+    def test_only_label_sets_have_folds(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="only label sets have folds"):
+            load("pydocs", fold=1)
+        with pytest.raises(DataError, match="only label sets have folds"):
+            load(write(tmp_path, CRAN), fold=1)
+
+
+@pytest.mark.realdata
+class TestRealCollections:
+    @pytest.mark.parametrize(
+        ("name", "documents", "queries", "judged", "ndcg"),
+        [
+            ("cran", 1_400, 225, 1_612, 0.37),
+            ("cisi", 1_460, 112, 3_114, 0.40),
+            ("med", 1_033, 30, 696, 0.69),
+            ("npl", 11_429, 93, 2_083, 0.43),
+            ("time", 423, 83, 253, 0.71),
+            ("adi", 82, 35, 170, 0.46),
+        ],
+    )
+    def test_smart(
+        self, data_dir: Path, name: str, documents: int, queries: int, judged: int, ndcg: float
+    ) -> None:
+        corpus = load(name)
+        assert (len(corpus.documents), len(corpus.queries), corpus.qrels.rows) == (documents, queries, judged)
+        run = BM25().index(corpus.documents).search(corpus.queries, 100)
+        assert len(run) == queries
+        assert evaluate(corpus.qrels, run, ["nDCG@10"])["nDCG@10"] == pytest.approx(ndcg, abs=0.03)
+
+    def test_cran_has_two_empty_documents_and_four_grades(self, data_dir: Path) -> None:
+        corpus = load("cran")
+        assert [
+            name for name, text in zip(corpus.documents.ids, corpus.documents.texts, strict=True) if not text
+        ] == [
+            "471",
+            "995",
+        ]
+        assert Counter(corpus.qrels.grades.tolist()) == {1: 363, 2: 734, 3: 387, 4: 128}
+
+    def test_reuters(self, data_dir: Path) -> None:
+        corpus = load("reuters")
+        assert (len(corpus.documents), len(corpus.queries), corpus.qrels.rows) == (90, 10_789, 13_329)
+        assert Counter(corpus.queries.splits) == {"train": 7_770, "test": 3_019}
+        assert not any("&lt;" in text or "\x03" in text for text in corpus.queries.texts)
+        assert [len(part) for part in head_tail(corpus)] == [19, 71]
+
+    @pytest.mark.parametrize(("name", "texts", "head"), [("twitter", 6_997, "24"), ("trec", 5_952, "01")])
+    def test_label_sets(self, data_dir: Path, name: str, texts: int, head: str) -> None:
+        folds = [load(name, fold=fold) for fold in range(10)]
+        assert {len(fold.queries) for fold in folds} == {texts}
+        tested = np.concatenate([np.array(fold.split("test").queries.ids, dtype=int) for fold in folds])
+        assert sorted(tested.tolist()) == list(range(texts))  # the test parts partition the texts
+        told = json.loads((data_dir / "labels" / name / "head_tail.json").read_text())
+        authors = tuple(sorted(label for label, parts in told.items() if "head" in parts))
+        assert head_tail(folds[0]).head == authors == tuple(head)
+        assert all(folds[0].documents.bodies)
