@@ -1,6 +1,7 @@
 """Retrievers: anything with `search(queries, k) -> Run`, so a fused or a remote one is a retriever too."""
 
 from isthmus.retrieval.bm25 import BM25, BM25Index, Statistics
+from isthmus.retrieval.dense import Dense, DenseIndex
 from isthmus.retrieval.retriever import Retriever
 
-__all__ = ["BM25", "BM25Index", "Retriever", "Statistics"]
+__all__ = ["BM25", "BM25Index", "Dense", "DenseIndex", "Retriever", "Statistics"]

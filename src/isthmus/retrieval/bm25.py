@@ -11,7 +11,6 @@ Run 'bm25': 1 query, 1 rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.errors import ConfigError
-from isthmus.retrieval.retriever import best_rows, check_unique
+from isthmus.retrieval.retriever import best_rows, check_depth, check_unique, collect, rows_of
 from isthmus.tables import Documents, Queries, Run
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 from isthmus.text import ENGLISH, Tokeniser, Tokens
@@ -131,23 +130,20 @@ class BM25Index:
 
         A document that shares no term with the query is not listed.
         """
-        if k < 1:
-            raise ConfigError(f"k = {k}: ask for at least one document", key="k", value=k)
+        check_depth(k)
         check_unique(queries.ids, "query")
         tokens = self.settings.tokeniser(queries.texts)
         codes = tokens.terms.codes_in(self.terms)
-        hidden = self._rows_of(queries.own) if queries.own else np.full(len(queries), -1)
-        found: list[IntArray] = []
-        scores: list[FloatArray] = []
+        hidden = rows_of(self.documents, queries.own) if queries.own else np.full(len(queries), -1)
+        lists: list[tuple[IntArray, FloatArray]] = []
         for query in range(len(queries)):
             known = codes[tokens.offsets[query] : tokens.offsets[query + 1]]
-            everything = self._score(known[known >= 0])
+            scores = self._score(known[known >= 0])
             if hidden[query] >= 0:
-                everything[hidden[query]] = 0
-            rows = best_rows(everything, k)
-            found.append(rows)
-            scores.append(everything[rows])
-        return self._run(queries.ids, found, scores)
+                scores[hidden[query]] = 0
+            rows = best_rows(scores, k)
+            lists.append((rows, scores[rows]))
+        return collect(queries.ids, self.documents, lists, self.settings.name)
 
     def _score(self, terms: IntArray) -> FloatArray:
         if not len(terms):
@@ -169,16 +165,6 @@ class BM25Index:
         }
         scorer.nonoccurrence_array = None
         return scorer
-
-    def _rows_of(self, own: Sequence[str | None]) -> IntArray:
-        row_of = {document: row for row, document in enumerate(self.documents.tolist())}
-        return np.array([-1 if document is None else row_of.get(document, -1) for document in own])
-
-    def _run(self, queries: tuple[str, ...], found: list[IntArray], scores: list[FloatArray]) -> Run:
-        offsets = np.cumsum([0, *(len(rows) for rows in found)])
-        rows = np.concatenate([np.empty(0, dtype=np.int64), *found])
-        values = np.concatenate([np.empty(0), *scores])
-        return Run(queries, frozen(offsets), self.documents[rows], frozen(values), None, self.settings.name)
 
     def __repr__(self) -> str:
         return f"BM25Index: {len(self):,} documents, {len(self.terms.vocabulary):,} terms"

@@ -1,0 +1,96 @@
+"""Dense retrieval: exact and approximate search agree, and nothing comes from nowhere."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from isthmus.encoders import Lsa
+from isthmus.errors import ConfigError
+from isthmus.retrieval import Dense
+from isthmus.tables import Documents, Queries
+
+
+def documents(texts: list[str]) -> Documents:
+    ids = tuple(f"d{at:03d}" for at in range(len(texts)))
+    return Documents(ids, ("",) * len(texts), tuple(texts), np.zeros(len(texts), dtype=np.int64))
+
+
+def queries(texts: list[str], own: tuple[str | None, ...] = ()) -> Queries:
+    ids = tuple(f"q{at}" for at in range(len(texts)))
+    return Queries(ids, tuple(texts), np.zeros(len(texts), dtype=np.int64), ("test",) * len(texts), own)
+
+
+def random_texts(count: int) -> list[str]:
+    rng = np.random.default_rng(3)
+    return [" ".join(f"w{word}" for word in rng.integers(0, 60, 12)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def world() -> tuple[Documents, Lsa]:
+    held = documents([*random_texts(300), ""])
+    return held, Lsa.fit(held.texts, dimensions=40)
+
+
+def test_scores_are_the_cosines_of_all_documents_in_order(world: tuple[Documents, Lsa]) -> None:
+    held, encoder = world
+    asked = queries(held.texts[:5])
+    run = Dense(encoder).index(held).search(asked, k=20)
+    near = encoder.encode(asked.texts) @ encoder.encode(held.texts).T
+    for at, (_, found, scores) in enumerate(run.lists()):
+        best = sorted(zip(near[at].tolist(), held.ids, strict=True), reverse=True)[:20]
+        np.testing.assert_allclose(scores, [score for score, _ in best], atol=1e-5)
+        assert found[0] == held.ids[at]
+
+
+def test_approximate_search_finds_nearly_all_of_it(world: tuple[Documents, Lsa]) -> None:
+    if importlib.util.find_spec("faiss") is None:
+        pytest.skip("faiss is not installed")
+    held, encoder = world
+    asked = queries(random_texts(340)[300:])
+    exact = Dense(encoder).index(held).search(asked, k=10)
+    near = Dense(encoder, approximate=True).index(held).search(asked, k=10)
+    pairs = zip(exact.lists(), near.lists(), strict=True)
+    shared = [len(set(one[1]) & set(other[1])) / 10 for one, other in pairs]
+    assert np.mean(shared) > 0.95
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_the_own_document_and_texts_without_words_are_no_hits(
+    world: tuple[Documents, Lsa], approximate: bool
+) -> None:
+    if approximate and importlib.util.find_spec("faiss") is None:
+        pytest.skip("faiss is not installed")
+    held, encoder = world
+    asked = queries([held.texts[7], "", "unheard of"], own=("d007", None, None))
+    run = Dense(encoder, approximate=approximate).index(held).search(asked, k=1000)
+    assert "d007" not in run.to_dict()["q0"]
+    assert "d300" not in run.to_dict()["q0"]
+    assert run.to_dict()["q1"] == run.to_dict()["q2"] == {}
+    if not approximate:
+        assert len(run.to_dict()["q0"]) == 299
+
+
+def test_inverse_distance_keeps_the_order(world: tuple[Documents, Lsa]) -> None:
+    held, encoder = world
+    asked = queries(random_texts(310)[300:])
+    cosine = Dense(encoder).index(held).search(asked, k=10)
+    inverse = Dense(encoder, score="inverse_distance").index(held).search(asked, k=10)
+    assert [found for _, found, _ in cosine.lists()] == [found for _, found, _ in inverse.lists()]
+    np.testing.assert_allclose(inverse.scores, 1 / (2 - 2 * cosine.scores + 1e-9), rtol=1e-6)
+
+
+def test_bad_settings_are_errors(world: tuple[Documents, Lsa]) -> None:
+    held, encoder = world
+    with pytest.raises(ConfigError, match="cosine"):
+        Dense(encoder, score="cosin")
+    with pytest.raises(ConfigError, match="at least one"):
+        Dense(encoder).index(held).search(queries(["w1"]), k=0)
+
+
+def test_no_documents_and_no_queries() -> None:
+    encoder = Lsa.fit(["one text"])
+    assert Dense(encoder).index(documents([])).search(queries(["text"]), k=3).rows == 0
+    assert len(Dense(encoder).index(documents(["one text"])).search(queries([]), k=3)) == 0
