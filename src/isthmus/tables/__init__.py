@@ -2,6 +2,14 @@
 
 from isthmus.tables.corpus import SPLITS, Corpus, Documents, Queries
 from isthmus.tables.letor import Letor
+from isthmus.tables.letor_files import (
+    Fold,
+    read_letor,
+    read_letor_fold,
+    read_letor_folds,
+    rotated_folds,
+    write_letor,
+)
 from isthmus.tables.rankings import UNJUDGED, Qrels, Run
 from isthmus.tables.trec import read_qrels, read_run, write_qrels, write_run
 
@@ -10,12 +18,18 @@ __all__ = [
     "UNJUDGED",
     "Corpus",
     "Documents",
+    "Fold",
     "Letor",
     "Qrels",
     "Queries",
     "Run",
+    "read_letor",
+    "read_letor_fold",
+    "read_letor_folds",
     "read_qrels",
     "read_run",
+    "rotated_folds",
+    "write_letor",
     "write_qrels",
     "write_run",
 ]

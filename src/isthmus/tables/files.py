@@ -12,20 +12,28 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO
 from zlib import error as ZlibError
+
+import numpy as np
 
 from isthmus.errors import DataError
 
 BLOCK = 1 << 24
 LONGEST_LINE = 1 << 26
+NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+"""What all readers take for a number: no NaN, no infinity, no underscores."""
 
 _BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
+_TO_SPACE = bytes.maketrans(b"\t\v\f\r", b"    ")
+_SPACE, _FEED = 32, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,15 @@ def read_all(path: str | os.PathLike[str]) -> Block:
     """The whole file as one block, for files known to be small."""
     blocks = list(read_blocks(path))
     return Block(blocks[0].file, 1, b"".join(block.data for block in blocks))
+
+
+def line_of_row(
+    path: str | os.PathLike[str], row: int, *, is_row: Callable[[bytes], bool] = lambda line: True
+) -> tuple[int, str]:
+    """The number and the text of the line that a row came from, by reading up to it."""
+    lines = (line for block in read_blocks(path) for line in block.lines() if is_row(line[1]))
+    number, text = next(islice(lines, row, None))
+    return number, text.decode().strip()
 
 
 def _chunks(file: str, size: int) -> Iterator[bytes]:
@@ -122,6 +139,20 @@ def _check_text(block: Block, offset: int) -> None:
             block.data[start : at + 10].split(b"\n")[0],
             "convert the file to UTF-8, for example with iconv",
         )
+
+
+def single_spaced(data: bytes) -> bytes:
+    """The lines with one space between columns, none around them, and a line feed after each."""
+    data = data.replace(b"\r\n", b"\n").translate(_TO_SPACE)
+    data = data if data.endswith(b"\n") else data + b"\n"
+    symbols = np.frombuffer(data, dtype=np.uint8)
+    blank = symbols <= _SPACE
+    if not (blank[0] or (blank[1:] & blank[:-1]).any()):
+        return data
+    before_blank = np.append((symbols[1:] == _SPACE) | (symbols[1:] == _FEED), False)
+    symbols = symbols[(symbols != _SPACE) | ~before_blank]
+    after_feed = np.insert(symbols[:-1] == _FEED, 0, True)
+    return bytes(symbols[(symbols != _SPACE) | ~after_feed])
 
 
 @contextmanager

@@ -42,6 +42,11 @@ class ByQuery:
         """Where each query stands in `queries`."""
         return {query: at for at, query in enumerate(self.queries)}
 
+    @property
+    def _query_column(self) -> Ids:
+        """The query of every row, as a column."""
+        return Ids.of(self.queries)[self.query_of_row]
+
     def __contains__(self, query: object) -> bool:
         return query in self.position
 

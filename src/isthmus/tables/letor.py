@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
-from isthmus.tables.grouped import ByQuery
-from isthmus.tables.ids import Ids, frozen
-from isthmus.tables.rankings import Qrels, Run
+from isthmus.errors import DataError
+from isthmus.tables.grouped import ByQuery, group, offsets_of
+from isthmus.tables.ids import Ids, IntArray, frozen
+from isthmus.tables.rankings import Names, Qrels, Run
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Letor(ByQuery):
     """One row per (query, document): features, a grade, and the document's id.
+
+    >>> letor = Letor.of(["q1", "q1", "q2"], [[0.5, 1], [0, 2], [1, 1]], [2, 0, 1], name="tiny")
+    >>> letor
+    Letor 'tiny': 2 queries, 3 rows, 2 features, grades 0..2
 
     Rows keep the order of the file within their query. `documents` is None when the file names none;
     `ids` then calls them `qid-row`. `torn` says that rows of some query here lie in another silo, so
@@ -29,6 +37,36 @@ class Letor(ByQuery):
     name: str = ""
     torn: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        queries: Names,
+        features: ArrayLike,
+        grades: ArrayLike,
+        *,
+        documents: Names | None = None,
+        name: str = "",
+    ) -> Letor:
+        """A table from parallel columns; rows of one query are brought together in their order.
+
+        A fractional or negative grade is a DataError.
+        """
+        matrix = np.array(features, dtype=np.float32, ndmin=2)
+        values = np.asarray(grades).reshape(-1)
+        judged = values.astype(np.int32)
+        if (judged != values).any() or (judged < 0).any():
+            raise DataError("a grade is negative or not a whole number", cure="grades are 0, 1, 2, …")
+        names = queries if isinstance(queries, Ids) else Ids.of(queries)
+        ids = documents if documents is None or isinstance(documents, Ids) else Ids.of(documents)
+        if not len(names) == len(matrix) == len(judged) == (len(names) if ids is None else len(ids)):
+            told = f"{len(names)} queries, {len(matrix)} rows of features, {len(judged)} grades"
+            raise DataError(
+                f"columns differ in length: {told}{'' if ids is None else f', {len(ids)} documents'}"
+            )
+        found, groups, _ = group(names)
+        table = cls(found, offsets_of(groups, len(found)), frozen(matrix), frozen(judged), ids, name)
+        return table if in_order(groups) else table._take(np.argsort(groups, kind="stable"))
+
     @property
     def width(self) -> int:
         """The number of features."""
@@ -37,11 +75,7 @@ class Letor(ByQuery):
     @cached_property
     def ids(self) -> Ids:
         """The document id of every row."""
-        if self.documents is not None:
-            return self.documents
-        rows = np.arange(self.rows) - self.offsets[self.query_of_row]
-        pairs = zip(self.query_of_row.tolist(), rows.tolist(), strict=True)
-        return Ids.of([f"{self.queries[query]}-{row}" for query, row in pairs])
+        return self.documents if self.documents is not None else Ids.of(row_names(self.queries, self.offsets))
 
     def qrels(self) -> Qrels:
         """The grades as judgements."""
@@ -49,8 +83,46 @@ class Letor(ByQuery):
 
     def run(self, scores: ArrayLike, *, name: str = "") -> Run:
         """The rows ranked by these scores."""
-        values = np.asarray(scores, dtype=np.float64).reshape(-1)
+        values = np.array(scores, dtype=np.float64).reshape(-1)
+        if len(values) != self.rows:
+            raise DataError(f"{len(values)} scores for {self.rows} rows")
         return Run._ordered(self.queries, self.query_of_row, self.ids, values, None, name)
+
+    def keep(self, mask: NDArray[np.bool_]) -> Letor:
+        """The rows inside the mask, under the ids they had; every query stays, if with no rows."""
+        named = self if self.documents is not None else replace(self, documents=self.ids)
+        return super(Letor, named).keep(mask)
+
+    def widened(self, width: int, *, missing: float = 0.0) -> Letor:
+        """The same rows with features up to `width`, the new ones `missing`."""
+        if width < self.width:
+            raise DataError(f"{self.name or 'the table'} has {self.width} features, more than {width}")
+        if width == self.width:
+            return self
+        features = np.full((self.rows, width), missing, dtype=np.float32)
+        features[:, : self.width] = self.features
+        return replace(self, features=frozen(features))
+
+    @staticmethod
+    def concat(parts: Sequence[Letor], *, name: str = "") -> Letor:
+        """All rows together; a query that several parts have keeps the order of the parts.
+
+        Parts of different width are a DataError: widen them first.
+        """
+        if not parts:
+            raise DataError("no parts to put together")
+        widths = sorted({part.width for part in parts})
+        if len(widths) > 1:
+            raise DataError(f"parts have {widths[0]} and {widths[-1]} features", cure="widen them first")
+        named = any(part.documents is not None for part in parts)
+        whole = Letor.of(
+            Ids.concat([part._query_column for part in parts]),
+            np.concatenate([part.features for part in parts]),
+            np.concatenate([part.grades for part in parts]),
+            documents=Ids.concat([part.ids for part in parts]) if named else None,
+            name=name,
+        )
+        return replace(whole, torn=any(part.torn for part in parts))
 
     def __eq__(self, other: object) -> bool:
         """The same rows in the same order; names aside."""
@@ -61,21 +133,37 @@ class Letor(ByQuery):
             and np.array_equal(self.offsets, other.offsets)
             and np.array_equal(self.features, other.features, equal_nan=True)
             and np.array_equal(self.grades, other.grades)
-            and self.ids.tolist() == other.ids.tolist()
+            and np.array_equal(self.ids.codes_in(other.ids), other.ids.codes)
         )
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         title = f"Letor {self.name!r}: " if self.name else "Letor: "
+        plural = "query" if len(self) == 1 else "queries"
         span = f", grades {self.grades.min()}..{self.grades.max()}" if self.rows else ""
         torn = ", torn queries" if self.torn else ""
-        return f"{title}{len(self):,} queries, {self.rows:,} rows, {self.width} features{span}{torn}"
+        return f"{title}{len(self):,} {plural}, {self.rows:,} rows, {self.width} features{span}{torn}"
 
     def _take(self, rows: NDArray[Any]) -> Letor:
         return replace(
             self,
             features=frozen(self.features[rows]),
             grades=frozen(self.grades[rows]),
-            documents=self.ids[rows],
+            documents=None if self.documents is None else self.documents[rows],
         )
+
+
+def row_names(queries: Sequence[str], offsets: IntArray) -> pa.LargeStringArray:
+    """`qid-row` for every row, rows counted from 0 within their query."""
+    lengths = np.diff(offsets)
+    query = pa.array(np.repeat(np.arange(len(lengths)), lengths))
+    row = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], lengths)
+    text = pa.large_string()
+    names = pa.array(queries, text).take(query)
+    return pc.binary_join_element_wise(names, pa.array(row).cast(text), pa.scalar("-", text))
+
+
+def in_order(groups: IntArray) -> bool:
+    """Whether rows stand group by group already."""
+    return bool((groups[1:] >= groups[:-1]).all())

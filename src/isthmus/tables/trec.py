@@ -15,26 +15,22 @@ either succeeds (`+1` is a number too) or finds the line that is wrong.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from isthmus.errors import DataError
-from isthmus.tables.files import Block, read_blocks, replacing
+from isthmus.tables.files import NUMBER, Block, line_of_row, read_blocks, replacing, single_spaced
 from isthmus.tables.grouped import group
-from isthmus.tables.ids import FloatArray, Ids, IntArray
+from isthmus.tables.ids import FloatArray, Ids
+from isthmus.tables.lines import checked, joined_lines
 from isthmus.tables.rankings import UNJUDGED, Qrels, Run, duplicate_rows
 
 _Table = TypeVar("_Table")
-_NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_TO_SPACE = bytes.maketrans(b"\t\v\f\r", b"    ")
-_SPACE, _FEED = 32, 10
 _WRITTEN_AT_ONCE = 1_000_000
 
 
@@ -86,14 +82,14 @@ def write_run(run: Run, path: str | os.PathLike[str], *, probabilities: bool = F
             raise DataError("the run has no probabilities", cure="calibrate it first")
         values = run.probabilities
     tag = "_".join(run.name.split()) or "isthmus"
-    _write(
-        path, _names(run.query_of_row, run.queries), "Q0", _id_texts(run.documents), run.ranks, values, tag
-    )
+    queries = checked(run.queries).take(pa.array(run.query_of_row))
+    _write(path, queries, "Q0", checked(run.documents), run.ranks, values, tag)
 
 
 def write_qrels(qrels: Qrels, path: str | os.PathLike[str]) -> None:
     """Write judgements in TREC form, with four columns."""
-    _write(path, _names(qrels.query_of_row, qrels.queries), "0", _id_texts(qrels.documents), qrels.grades)
+    queries = checked(qrels.queries).take(pa.array(qrels.query_of_row))
+    _write(path, queries, "0", checked(qrels.documents), qrels.grades)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +111,10 @@ class _Rows:
             twice = duplicate_rows(group(self.queries)[1], self.documents)
             if twice is None:
                 raise
-            (first, _), (second, text) = (self._line(row) for row in twice)
+            (first, _), (second, text) = (
+                line_of_row(self.path, row, is_row=lambda line: not _is_header(line, self.layout))
+                for row in twice
+            )
             raise DataError(
                 f"{error.problem}, first in line {first}",
                 file=self.path,
@@ -123,13 +122,6 @@ class _Rows:
                 text=text,
                 cure=error.cure,
             ) from None
-
-    def _line(self, row: int) -> tuple[int, str]:
-        """The number and the text of the line that a row came from."""
-        lines = (line for block in read_blocks(self.path) for line in block.lines())
-        rows = (line for line in lines if not _is_header(line[1], self.layout))
-        number, text = next(line for at, line in enumerate(rows) if at == row)
-        return number, text.decode().strip()
 
 
 def _read(path: str | os.PathLike[str], layout: _Layout) -> _Rows:
@@ -174,7 +166,7 @@ def _cut_at_once(block: Block, layout: _Layout, width: int) -> pa.Table | None:
     query, document, value = (names[column] for column in layout.columns[width])
     try:
         table = csv.read_csv(
-            pa.BufferReader(_single_spaced(block.data)),
+            pa.BufferReader(single_spaced(block.data)),
             read_options=csv.ReadOptions(column_names=names, block_size=1 << 22),
             parse_options=csv.ParseOptions(delimiter=" ", quote_char=False),
             convert_options=csv.ConvertOptions(
@@ -193,19 +185,6 @@ def _valid(values: FloatArray, layout: _Layout) -> NDArray[np.bool_]:
     if layout is _RUN:
         return np.isfinite(values)
     return np.asarray((values == np.floor(values)) & (np.abs(values) < -UNJUDGED))
-
-
-def _single_spaced(data: bytes) -> bytes:
-    """The lines with one space between columns and none around them."""
-    data = data.replace(b"\r\n", b"\n").translate(_TO_SPACE) + b"\n"
-    symbols = np.frombuffer(data, dtype=np.uint8)
-    blank = symbols <= _SPACE
-    if not (blank[0] or (blank[1:] & blank[:-1])[:-1].any()):
-        return data
-    before_blank = np.append((symbols[1:] == _SPACE) | (symbols[1:] == _FEED), False)
-    symbols = symbols[(symbols != _SPACE) | ~before_blank]
-    after_feed = np.insert(symbols[:-1] == _FEED, 0, True)
-    return bytes(symbols[(symbols != _SPACE) | ~after_feed])
 
 
 def _cut_line_by_line(block: Block, layout: _Layout, width: int) -> pa.Table:
@@ -229,7 +208,7 @@ def _cut_line_by_line(block: Block, layout: _Layout, width: int) -> pa.Table:
 
 
 def _value(block: Block, number: int, line: bytes, field: bytes, layout: _Layout) -> float:
-    value = float(field) if _NUMBER.fullmatch(field) else np.nan
+    value = float(field) if NUMBER.fullmatch(field) else np.nan
     if _valid(np.array(value), layout):
         return value
     kind = "a finite number" if layout is _RUN else "a whole number of 32 bits"
@@ -249,35 +228,9 @@ def _wrong_width(
     return block.error(problem, number, line, f"a line is: {layout.example}")
 
 
-def _names(rows: IntArray, words: tuple[str, ...]) -> pa.LargeStringArray:
-    return _checked(pa.array(words, pa.large_string())).take(pa.array(rows))
-
-
-def _id_texts(ids: Ids) -> pa.LargeStringArray:
-    return _checked(ids.vocabulary.take(pa.array(ids.codes)))
-
-
-def _checked(names: pa.LargeStringArray) -> pa.LargeStringArray:
-    """The names, if all of them survive being a column of a text file."""
-    bad = pc.match_substring_regex(names, r"[\s\x0b\x00]|^$")
-    if pc.any(bad).as_py():
-        name = names.filter(bad)[0].as_py()
-        raise DataError(f"the id {name!r} cannot be a column", cure="ids in TREC files have no white space")
-    return names
-
-
 def _write(path: str | os.PathLike[str], *columns: Any) -> None:
-    """Join columns (texts, numbers, or one word for all rows) into lines."""
     with replacing(path) as stream:
         for start in range(0, len(columns[0]), _WRITTEN_AT_ONCE):
             rows = slice(start, start + _WRITTEN_AT_ONCE)
-            texts = [_text(column if isinstance(column, str) else column[rows]) for column in columns]
-            lines = pc.binary_join_element_wise(*texts, _text(" "))
-            lines = pc.binary_join_element_wise(lines, _text(""), _text("\n"))
-            stream.write(lines.buffers()[2])
-
-
-def _text(column: Any) -> pa.Scalar | pa.LargeStringArray:
-    if isinstance(column, str):
-        return pa.scalar(column, pa.large_string())
-    return pa.array(column).cast(pa.large_string())
+            parts = (column if isinstance(column, str) else column[rows] for column in columns)
+            stream.write(joined_lines(*parts))
