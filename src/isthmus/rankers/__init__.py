@@ -1,6 +1,6 @@
 """Rankers: linear and MLP in NumPy, their losses' training, feature scaling, and gradient-boosted trees."""
 
-from isthmus.rankers.networks import CENTRAL, MLP, Linear
+from isthmus.rankers.networks import CENTRAL, MLP, Linear, Scoring, scores_of
 from isthmus.rankers.ranker import Ranker, load_ranker
 from isthmus.rankers.scaling import SCALINGS, Scaling, ScalingStats
 from isthmus.rankers.training import (
@@ -27,10 +27,12 @@ __all__ = [
     "Ranker",
     "Scaling",
     "ScalingStats",
+    "Scoring",
     "Trained",
     "initial_parameters",
     "load_ranker",
     "network_scores",
     "one_blas_thread",
+    "scores_of",
     "train_epochs",
 ]

@@ -99,7 +99,7 @@ class MLP(Ranker):
             found = (
                 0.0
                 if watched is None
-                else validation_ndcg(watched, self._scored(descent.parameters(), watched))
+                else validation_ndcg(watched, scores_of(descent.parameters(), watched, self.scoring))
             )
             self.history_.append((loss, found))
             if watched is None or found > best:
@@ -112,19 +112,7 @@ class MLP(Ranker):
         """One score per row, larger is better."""
         if not hasattr(self, "parameters_"):
             raise DataError("this ranker has not been trained", cure="call fit, or load a saved one")
-        return self._scored(self.parameters_, self.scaling_(letor))
-
-    def _scored(self, parameters: Parameters, scaled: Letor) -> Scores:
-        outputs = network_scores(parameters, scaled.features).astype(np.float64)
-        if outputs.shape[1] == 1:
-            return outputs[:, 0]
-        outputs -= outputs.max(axis=1, keepdims=True)
-        chances = np.exp(outputs)
-        chances /= chances.sum(axis=1, keepdims=True)
-        if self.scoring == "argmax":
-            return _most_probable(chances, scaled)
-        expected: Scores = chances @ np.arange(chances.shape[1])
-        return expected
+        return scores_of(self.parameters_, self.scaling_(letor), self.scoring)
 
     def saved(self) -> Saved:
         """Everything a file must hold."""
@@ -165,6 +153,20 @@ class Linear(MLP):
         super().__init__(
             (), training=training, scaling=scaling, scoring=scoring, patience=patience, seed=seed
         )
+
+
+def scores_of(parameters: Mapping[str, Array], scaled: Letor, scoring: Scoring = "expected") -> Scores:
+    """One score per (already scaled) row: the network's one output, or what its grades' outputs amount to."""
+    outputs = network_scores(parameters, scaled.features).astype(np.float64)
+    if outputs.shape[1] == 1:
+        return outputs[:, 0]
+    outputs -= outputs.max(axis=1, keepdims=True)
+    chances = np.exp(outputs)
+    chances /= chances.sum(axis=1, keepdims=True)
+    if scoring == "argmax":
+        return _most_probable(chances, scaled)
+    expected: Scores = chances @ np.arange(chances.shape[1])
+    return expected
 
 
 def _most_probable(chances: Scores, letor: Letor) -> Scores:

@@ -10,10 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import DataError
+from isthmus.evaluation import evaluate_rows
 from isthmus.rankers.files import Saved
 from isthmus.tables import Letor, Run
 
 Scores = NDArray[np.float64]
+WATCHED = "nDCG@10(empty=skip, ties=random)"
+"""What early stopping looks at."""
 
 
 class Ranker(ABC):
@@ -77,15 +80,6 @@ def check_width(letor: Letor, width: int) -> None:
 
 
 def validation_ndcg(letor: Letor, scores: Scores) -> float:
-    """Mean nDCG@10 over the lists with a relevant document: what every central fit watches."""
-    lengths = np.diff(letor.offsets)
-    places = np.arange(max(int(lengths.max(initial=1)), 10))
-    valid = places < lengths[:, None]
-    rows = np.where(valid, letor.offsets[:-1, None] + places, 0)
-    gains = np.where(valid, np.exp2(np.maximum(letor.grades, 0))[rows] - 1, 0)
-    order = np.argsort(np.where(valid, -scores[rows], np.inf), axis=1, kind="stable")[:, :10]
-    discounts = 1 / np.log2(np.arange(10) + 2)
-    ideal = -np.sort(-gains, axis=1)[:, :10] @ discounts
-    some = ideal > 0
-    found = np.take_along_axis(gains, order, axis=1) @ discounts
-    return float(np.mean(found[some] / ideal[some])) if some.any() else 0.0
+    """Mean nDCG@10 over the lists with a relevant document, 0 without one: what a central fit watches."""
+    found = evaluate_rows(letor.grades, scores, letor.offsets, [WATCHED])[WATCHED]
+    return found if np.isfinite(found) else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
@@ -54,12 +55,7 @@ class LambdaMART(Ranker):
 
     def fit(self, letor: Letor, *, validation: Letor | None = None) -> Self:
         """Learn from judged lists; with `validation`, stop where its nDCG@10 is best."""
-        if letor.torn:
-            raise DataError(
-                "LambdaMART compares the documents of a query, and these queries are torn between silos",
-                cure="deal whole queries",
-            )
-        check_grades(letor)
+        check_trainable(letor)
         train = self._fit_lightgbm if self.library == "lightgbm" else self._fit_xgboost
         self.model_, self.width_ = train(letor, validation), letor.width
         return self
@@ -99,19 +95,20 @@ class LambdaMART(Ranker):
         return ranker.with_model(saved.texts[_TEXTS[ranker.library]], int(header["width"]))
 
     def with_model(self, text: str, width: int) -> Self:
-        """The same ranker with the trees of a library's model text."""
+        """A ranker with these parameters and the trees of the library's model text."""
+        ranker = copy(self)
         library = tree_library(self.library)
         lightgbm = self.library == "lightgbm"
         failure = library.basic.LightGBMError if lightgbm else library.core.XGBoostError
         try:
             if lightgbm:
-                self.model_ = library.Booster(model_str=text)
+                ranker.model_ = library.Booster(model_str=text)
             else:
-                self.model_ = library.Booster({"nthread": 1}, model_file=bytearray(text.encode()))
+                ranker.model_ = library.Booster({"nthread": 1}, model_file=bytearray(text.encode()))
         except failure as error:
             raise DataError(f"the {self.library} model inside cannot be read", text=str(error)) from error
-        self.width_ = width
-        return self
+        ranker.width_ = width
+        return ranker
 
     def xgboost_parameters(self) -> dict[str, Any]:
         """What `xgboost.train` is given, here and in every silo of a federation."""
@@ -178,8 +175,13 @@ def xgboost_matrix(letor: Letor) -> Any:
     return library.DMatrix(letor.features, label=letor.grades, group=_group_sizes(letor), nthread=1)
 
 
-def check_grades(letor: Letor) -> None:
-    """Both libraries take grades 0..31 and features that may be missing but not infinite."""
+def check_trainable(letor: Letor) -> None:
+    """LambdaMART needs whole queries, and both libraries need grades 0..31."""
+    if letor.torn:
+        raise DataError(
+            "LambdaMART compares the documents of a query, and these queries are torn between silos",
+            cure="deal whole queries",
+        )
     if letor.rows and not 0 <= letor.grades.min() <= letor.grades.max() <= 31:
         raise DataError(
             f"grades {letor.grades.min()}..{letor.grades.max()} where LambdaMART takes 0..31",
