@@ -1,0 +1,147 @@
+"""Checking what silos send, so that one bad answer costs that answer and not the round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import Message, MetricRecord, RecordDict
+
+from isthmus.errors import FederationError, IncompatibleUpdate
+from isthmus.federation.messages import ARRAYS, EXAMPLES, METRICS, REPORT, STEPS, Arrays, unpack
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an answer may say.
+
+    `counts` are the examples each silo declared when it was met; `report` is the shape of the errors asked
+    for beside the model, −1 for any length, and empty where none were.
+    """
+
+    norm: float = 10.0
+    count: float = 10.0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    report: tuple[int, ...] = ()
+    worst: float = 1.0
+
+    def examples(self, silo: str, told: float) -> int:
+        """The examples to count for a silo that tells of so many.
+
+        No more than it declared at first, and no more than `count` times what the median silo did.
+        """
+        declared = list(self.counts.values())
+        ceiling = self.count * float(np.median(declared)) if declared else math.inf
+        return max(1, int(min(told, self.counts.get(silo, told), ceiling)))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The usable answers of a round in the order of silos' names, and what was wrong with others."""
+
+    usable: list[Message]
+    rejected: dict[str, str]
+    capped: dict[str, str]
+
+
+def check(
+    replies: Iterable[Message], asked: Mapping[int, str], model: Arrays, limits: Limits, *, deadline: float
+) -> Checked:
+    """Sort the replies of the silos that were asked into usable ones and offences."""
+    rejected, capped = dict.fromkeys(asked.values(), f"no answer within {deadline:g} s"), {}
+    usable: dict[str, tuple[Message, float]] = {}
+    for reply in replies:
+        silo = asked.get(reply.metadata.src_node_id)
+        if silo is None or silo in usable:
+            continue
+        try:
+            _check_report(reply, limits)
+            usable[silo] = _read(reply, silo, model)
+            del rejected[silo]
+        except FederationError as error:
+            rejected[silo] = str(error)
+        except Exception as error:  # a hostile message may fail in any way while it is read
+            rejected[silo] = f"sent what cannot be read ({type(error).__name__})"
+    for silo in _too_long(usable, model, limits.norm):
+        rejected[silo] = f"sent an update of length {usable.pop(silo)[1]:.3g}"
+    for silo, (reply, _) in usable.items():
+        told = _number(reply, EXAMPLES)
+        counted = limits.examples(silo, told)
+        if counted != told:
+            capped[silo] = f"claims {told:,.0f} examples, counted as {counted:,}"
+        reply.content = _tidied(reply, counted, report=bool(limits.report))
+    ordered = [usable[silo][0] for silo in sorted(usable)]
+    return Checked(ordered, dict(sorted(rejected.items())), dict(sorted(capped.items())))
+
+
+def _read(reply: Message, silo: str, model: Arrays) -> tuple[Message, float]:
+    """The reply and the length of its update, if it is fit to be aggregated."""
+    if reply.has_error():
+        reason = (reply.error.reason or "no reason given").strip().splitlines()[-1]
+        raise FederationError(f"failed: {reason[:200]}")
+    arrays = unpack(reply.content.array_records[ARRAYS])
+    check_fits(arrays, model, silo)
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise FederationError("sent parameters that are not finite")
+    for key in (EXAMPLES, STEPS):
+        told = _number(reply, key)
+        if not (math.isfinite(told) and told >= 1):
+            raise FederationError(f"sent {key} = {told:g}")
+    return reply, update_length(arrays, model)
+
+
+def check_fits(arrays: Arrays, model: Arrays, silo: str) -> None:
+    """Raise IncompatibleUpdate unless both have the same names, shapes and kinds of number."""
+    if arrays.keys() != model.keys():
+        raise IncompatibleUpdate(silo, _named(model), _named(arrays))
+    for name, array in model.items():
+        if arrays[name].shape != array.shape or arrays[name].dtype.kind != "f":
+            expected, got = (f"{name} {a.dtype}{list(a.shape)}" for a in (array, arrays[name]))
+            raise IncompatibleUpdate(silo, expected, got)
+
+
+def update_length(arrays: Arrays, model: Arrays) -> float:
+    """‖θ_k − θ‖."""
+    squares = (np.square(arrays[name] - model[name].astype(np.float64)).sum() for name in model)
+    return math.sqrt(sum(float(square) for square in squares))
+
+
+def _too_long(usable: Mapping[str, tuple[Message, float]], model: Arrays, limit: float) -> list[str]:
+    """The silos whose updates are out of all proportion to the model and to the others'."""
+    lengths = {silo: length for silo, (_, length) in usable.items()}
+    typical = float(np.median(list(lengths.values()))) if lengths else 0.0
+    whole = update_length(model, {name: np.zeros_like(array) for name, array in model.items()})
+    bound = limit * max(1.0, whole, typical)
+    return [silo for silo, length in lengths.items() if length > bound]
+
+
+def _check_report(reply: Message, limits: Limits) -> None:
+    if not limits.report or reply.has_error():
+        return
+    errors = unpack(reply.content.array_records[REPORT])["errors"]
+    fits = len(errors.shape) == len(limits.report) and all(
+        want in (-1, got) for want, got in zip(limits.report, errors.shape, strict=True)
+    )
+    if not fits or not ((errors >= 0) & (errors <= limits.worst)).all():
+        raise FederationError(f"sent errors {list(errors.shape)} that are not what was asked for")
+
+
+def _tidied(reply: Message, examples: int, *, report: bool) -> RecordDict:
+    """The records that were asked for, with the examples that count, and no others: sums run over all."""
+    told = reply.content.metric_records[METRICS].get("loss")
+    loss = float(told) if isinstance(told, (int, float)) else math.nan
+    metrics = MetricRecord({EXAMPLES: examples, STEPS: int(_number(reply, STEPS)), "loss": loss})
+    content = RecordDict({ARRAYS: reply.content.array_records[ARRAYS], METRICS: metrics})
+    if report:
+        content[REPORT] = reply.content.array_records[REPORT]
+    return content
+
+
+def _number(reply: Message, key: str) -> float:
+    return float(reply.content.metric_records[METRICS][key])  # type: ignore[arg-type]
+
+
+def _named(arrays: Arrays) -> str:
+    return "arrays " + ", ".join(sorted(arrays)) if arrays else "no arrays"

@@ -1,0 +1,92 @@
+"""Who is there: silos by name, what each said of itself, and the node it is reached at."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from isthmus.errors import FederationError
+from isthmus.federation.messages import METRICS, order, unpack
+from isthmus.rankers import ScalingStats
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Silo:
+    """What a silo said of itself when it was met."""
+
+    rows: int
+    queries: int
+    width: int
+    highest: int
+    stats: ScalingStats
+
+
+class Census:
+    """The silos met so far. Nodes may come and go; a silo is asked about itself once."""
+
+    def __init__(self, scaling: str, deadline: float) -> None:
+        self.silos: dict[str, Silo] = {}
+        self._scaling, self._deadline = scaling, deadline
+        self._names: dict[int, str | None] = {}
+
+    def present(self, grid: Grid) -> dict[str, int]:
+        """The node of every usable silo that is connected now, by name and in the order of names."""
+        nodes = set(grid.get_node_ids())
+        self._meet(grid, sorted(nodes - self._names.keys()))
+        reached = {self._names[node]: node for node in nodes if node in self._names}
+        return {name: reached[name] for name in sorted(self.silos) if name in reached}
+
+    def stats(self) -> ScalingStats:
+        """The sum of the silos' statistics, always added in the order of names."""
+        first, *others = (self.silos[name].stats for name in sorted(self.silos))
+        return sum(others, start=first)
+
+    def counts(self, *, whole_queries: bool) -> dict[str, int]:
+        """The examples every silo declared: queries, or rows."""
+        return {name: silo.queries if whole_queries else silo.rows for name, silo in self.silos.items()}
+
+    def _meet(self, grid: Grid, strangers: list[int]) -> None:
+        if not strangers:
+            return
+        content = order(None, {"scaling": self._scaling})
+        messages = [Message(content, node, f"{MessageType.QUERY}.describe") for node in strangers]
+        replies = {reply.metadata.src_node_id: reply for reply in self._ask(grid, messages)}
+        for node in sorted(replies):
+            try:
+                name, silo = _described(replies[node])
+                self._welcome(name, silo)
+                self._names[node] = name
+            except Exception as error:  # whatever is wrong with one stranger, the others are still there
+                self._names[node] = None
+                logger.warning("node %s cannot take part: %s", node, error)
+
+    def _ask(self, grid: Grid, messages: list[Message]) -> list[Message]:
+        return list(grid.send_and_receive(messages, timeout=self._deadline))
+
+    def _welcome(self, name: str, silo: Silo) -> None:
+        if name in self.silos:
+            raise FederationError(f"a silo called {name!r} is already there")
+        other = next(iter(self.silos.values()), silo)
+        if silo.width != other.width:
+            raise FederationError(f"{name} has {silo.width} features where others have {other.width}")
+        self.silos[name] = silo
+
+
+def _described(reply: Message) -> tuple[str, Silo]:
+    if reply.has_error():
+        raise FederationError(str(reply.error.reason))
+    records, told = reply.content.array_records, reply.content.metric_records[METRICS]
+    name = bytes(unpack(records["silo"])["name"]).decode()
+    sums = unpack(records["sums"])
+    numbers = {key: int(told[key]) for key in ("rows", "queries", "width", "highest")}  # type: ignore[arg-type]
+    possible = all(len(array) == numbers["width"] and np.isfinite(array).all() for array in sums.values())
+    if not possible or min(numbers.values()) < 0:
+        raise FederationError(f"{name} describes itself in numbers that cannot be")
+    stats = ScalingStats(numbers["rows"], sums["total"], sums["squares"], sums["low"], sums["high"])
+    return name, Silo(**numbers, stats=stats)

@@ -1,0 +1,148 @@
+"""A run's folder: its configuration, what it ran on, and after every round everything needed to go on.
+
+    config.toml       the resolved configuration, written before any data are loaded
+    environment.json  versions, and checksums of the data
+    checkpoint        round, parameters, strategy state and history, replaced whole after every round
+    rounds.json       the history, for people and plots
+    metrics.json      what came out
+    model             the ranker, for `isthmus rank`
+
+The random streams are named and not advanced, so the seed and the round are their whole state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from isthmus.config import load, to_toml
+from isthmus.errors import ConfigError, DataError
+from isthmus.federation.rounds import RoundRecord, State
+from isthmus.federation.settings import Config
+from isthmus.rankers import Scaling
+from isthmus.tables import Letor
+from isthmus.tables.bundles import Bundle
+from isthmus.tables.files import replacing
+
+PACKAGES = ("isthmus", "numpy", "scipy", "flwr")
+
+
+class Checkpoint(Bundle):
+    """A state on disk."""
+
+    noun: ClassVar[str] = "checkpoint"
+    version: ClassVar[int] = 1
+
+    @classmethod
+    def of(cls, state: State, config: Config) -> Checkpoint:
+        """The bundle that holds a state."""
+        groups = {
+            "parameters": state.parameters,
+            "strategy": state.strategy,
+            "average": state.average,
+            "best": state.best,
+            "scaling": state.scaling.arrays(),
+        }
+        header = {
+            "round": state.round,
+            "stopped": state.stopped,
+            "scaling": {"kind": state.scaling.kind, "width": state.scaling.width},
+            "names": {group: list(arrays) for group, arrays in groups.items()},
+            "config": to_toml(config),
+            "history": [record.told() for record in state.history],
+        }
+        arrays = {f"{group}/{name}": array for group, held in groups.items() for name, array in held.items()}
+        return cls(header, arrays)
+
+    def state(self) -> State:
+        """The state that the bundle holds."""
+        groups = {
+            group: {name: self.arrays[f"{group}/{name}"] for name in names}
+            for group, names in self.header["names"].items()
+        }
+        kind, width = self.header["scaling"]["kind"], self.header["scaling"]["width"]
+        scaling = Scaling.from_arrays(kind, width, groups.pop("scaling"))
+        history = tuple(_record(told) for told in self.header["history"])
+        return State(
+            round=self.header["round"],
+            scaling=scaling,
+            history=history,
+            stopped=self.header["stopped"],
+            **groups,
+        )
+
+
+class RunFolder:
+    """Where a run keeps what it must not lose."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def begin(self, config: Config) -> None:
+        """Write the configuration; a folder that holds another run's is refused."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if (self.path / "config.toml").exists() and self.config() != config:
+            raise ConfigError(
+                f"{self.path} holds a run with another configuration", expected="another --out, or --resume"
+            )
+        self._write("config.toml", to_toml(config))
+
+    def config(self) -> Config:
+        """The configuration of the run in this folder."""
+        if not (self.path / "config.toml").exists():
+            raise DataError("no run to resume", file=self.path, cure="name the folder that --out named")
+        return load(Config, self.path / "config.toml")
+
+    def environment(self, tables: Mapping[str, Letor | None]) -> None:
+        """Write down what the run is run with and on."""
+        told = {
+            "python": platform.python_version(),
+            "packages": {package: version(package) for package in PACKAGES},
+            "data": {name: checksum(table) for name, table in tables.items() if table is not None},
+        }
+        self._write("environment.json", json.dumps(told, indent=1))
+
+    def save(self, state: State, config: Config) -> None:
+        """Replace the checkpoint."""
+        Checkpoint.of(state, config).write(self.path / "checkpoint")
+
+    def state(self, config: Config) -> State | None:
+        """Where the run stands, or None if it has no checkpoint yet."""
+        path = self.path / "checkpoint"
+        if not path.exists():
+            return None
+        found = Checkpoint.read(path)
+        if found.header["config"] != to_toml(config):
+            raise ConfigError(f"{path} belongs to another configuration", expected="another --out")
+        return found.state()
+
+    def finish(self, state: State, metrics: Mapping[str, Any]) -> None:
+        """Write the history and what came out."""
+        self._write("rounds.json", json.dumps([record.told() for record in state.history], indent=1))
+        self._write("metrics.json", json.dumps(metrics, indent=1))
+
+    def _write(self, name: str, text: str) -> None:
+        with replacing(self.path / name) as stream:
+            stream.write(text.encode())
+
+
+def checksum(table: Letor) -> str:
+    """SHA-256 of a table's queries, features and grades."""
+    digest = hashlib.sha256("\n".join(table.queries).encode())
+    for array in (table.offsets, table.features, table.grades):
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _record(told: Mapping[str, Any]) -> RoundRecord:
+    known = {field.name for field in fields(RoundRecord)}
+    record = RoundRecord(**{key: value for key, value in told.items() if key in known})
+    return replace(record, asked=tuple(record.asked))

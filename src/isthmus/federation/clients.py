@@ -1,0 +1,204 @@
+"""What a silo does: describe itself, train from the global model, report on itself if asked.
+
+The ClientApp keeps nothing from round to round but its own table: everything else comes with the message, so
+a silo may stop and come back, and any worker may serve it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+from isthmus.config import load
+from isthmus.errors import FederationError
+from isthmus.federation.faults import fault_mod
+from isthmus.federation.judge import Judge
+from isthmus.federation.messages import (
+    ARRAYS,
+    CONFIG,
+    EXAMPLES,
+    PROXIMAL,
+    REPORT,
+    SETTINGS,
+    STEPS,
+    Arrays,
+    answer,
+    round_of,
+    settings_of,
+    unpack,
+)
+from isthmus.federation.settings import Fault
+from isthmus.randomness import Streams
+from isthmus.rankers import LocalTraining, Scaling, ScalingStats, Scoring, train_epochs
+from isthmus.tables import Letor
+
+QUANTILES = 20
+"""How many order statistics of its per-query errors a silo reports."""
+
+
+class Holdings(Protocol):
+    """Where silos' tables are found."""
+
+    def name(self, context: Context) -> str:
+        """The name of the silo that this context belongs to."""
+
+    def table(self, context: Context) -> Letor:
+        """Its rows, as they are."""
+
+    def scaled(self, context: Context, scaling: Scaling) -> Letor:
+        """Its rows, scaled."""
+
+
+class Tables:
+    """Simulated silos in memory, by partition. Once a table is scaled only the scaled one is kept."""
+
+    def __init__(self, tables: Sequence[Letor]) -> None:
+        self._tables = list(tables)
+        self._scalings: list[bytes | None] = [None] * len(self._tables)
+
+    def name(self, context: Context) -> str:
+        """`silo-007`: numbered so that names sort like numbers."""
+        return silo_name(int(context.node_config["partition-id"]), len(self._tables))
+
+    def table(self, context: Context) -> Letor:
+        """The rows of the partition."""
+        return self._tables[int(context.node_config["partition-id"])]
+
+    def scaled(self, context: Context, scaling: Scaling) -> Letor:
+        """The rows of the partition, scaled at the first call."""
+        at, digest = int(context.node_config["partition-id"]), fingerprint(scaling)
+        if self._scalings[at] is None:
+            self._tables[at] = scaling(self._tables[at])
+            self._scalings[at] = digest
+        if self._scalings[at] != digest:
+            raise FederationError("the feature scaling changed during training")
+        return self._tables[at]
+
+
+def silo_name(partition: int, partitions: int) -> str:
+    """The name of a simulated silo."""
+    return f"silo-{partition:0{len(str(partitions - 1))}}"
+
+
+def fingerprint(scaling: Scaling) -> bytes:
+    """A short digest of a fitted scaling."""
+    told = hashlib.blake2b(scaling.kind.encode(), digest_size=16)
+    for array in scaling.arrays().values():
+        told.update(array.tobytes())
+    return told.digest()
+
+
+def client_app(holdings: Holdings, *, faults: Iterable[Fault] = (), seed: int = 0) -> ClientApp:
+    """The ClientApp of silos with these holdings; `faults` are for trials."""
+    app = ClientApp(mods=[fault_mod(fault, at, seed) for at, fault in enumerate(faults)])
+
+    @app.query("describe")
+    def describe(message: Message, context: Context) -> Message:
+        return _describe(message, context, holdings)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return _train(message, context, holdings)
+
+    return app
+
+
+def _describe(message: Message, context: Context, holdings: Holdings) -> Message:
+    """The silo's name and sizes, and the sums that a feature scaling is fitted from."""
+    table = holdings.table(context)
+    stats = ScalingStats.of(table, settings_of(message)["scaling"])
+    sizes = {
+        "rows": table.rows,
+        "queries": len(table),
+        "width": table.width,
+        "lowest": int(table.grades.min(initial=0)),
+        "highest": int(table.grades.max(initial=0)),
+    }
+    name = {"name": np.frombuffer(holdings.name(context).encode(), np.uint8)}
+    sums = {"total": stats.total, "squares": stats.squares, "low": stats.low, "high": stats.high}
+    return answer(message, sizes, silo=name, sums=sums)
+
+
+def _train(message: Message, context: Context, holdings: Holdings) -> Message:
+    """Local epochs from the global model; the reply has the silo's own."""
+    settings = settings_of(message)
+    name = holdings.name(context)
+    records = message.content.array_records
+    width = int(settings["width"])
+    scaling = Scaling.from_arrays(settings["scaling"], width, unpack(records["scaling"]))
+    data = holdings.scaled(context, scaling)
+    local = local_training(str(message.content.config_records[CONFIG][SETTINGS]))
+    proximal = float(message.content.config_records[CONFIG].get(PROXIMAL, 0.0))  # type: ignore[arg-type]
+    if proximal:
+        local = replace(local, proximal=proximal)
+    observer = BatchErrors(local.batch_size()) if settings["report"] == "batch" else None
+    start = unpack(records[ARRAYS])
+    trained = train_epochs(
+        start,
+        data,
+        local,
+        Streams(int(settings["seed"]))("round", round_of(message), "silo", name),
+        correction=unpack(records["correction"]) if "correction" in records else None,
+        observe=observer,
+    )
+    report: dict[str, Arrays] = {}
+    if observer is not None:
+        report[REPORT] = {"errors": observer.table()}
+    elif settings["report"] == "quantile":
+        report[REPORT] = {"errors": quantiles(trained.parameters, data, settings["scoring"])}
+    metrics = {EXAMPLES: examples(data, local), STEPS: trained.steps, "loss": float(trained.loss)}
+    return answer(message, metrics, arrays=trained.parameters, **report)
+
+
+@lru_cache(maxsize=64)
+def local_training(settings: str) -> LocalTraining:
+    """How a silo is to train, from the settings of a message."""
+    return load(LocalTraining, json.loads(settings)["local"])
+
+
+def examples(data: Letor, local: LocalTraining) -> int:
+    """What the silo counts: queries where the loss is about lists, else rows."""
+    return len(data) if local.resolved_loss().whole_queries else data.rows
+
+
+def quantiles(parameters: Arrays, data: Letor, scoring: Scoring) -> NDArray[np.float64]:
+    """A silo's summary of 1 − nDCG@10 on its own queries: order statistics at the middles of equal parts.
+
+    A silo without a relevant document cannot vouch for its model at all.
+    """
+    if data.grades.max(initial=0) <= 0:
+        return np.ones(QUANTILES)
+    errors = Judge(data, scoring=scoring).errors(parameters)
+    return np.quantile(errors, (np.arange(QUANTILES) + 0.5) / QUANTILES)
+
+
+@dataclass
+class BatchErrors:
+    """Squared errors of the most probable grade, row by row, of every full batch before its step.
+
+    Algorithm 4 sends each batch's errors to the server and waits for the risks; nothing the silo does next
+    depends on them, so one report after training tells the server the same.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        self._batches: list[NDArray[np.float32]] = []
+
+    def __call__(self, scores: NDArray[Any], grades: NDArray[Any]) -> None:
+        if len(grades) == self.size:
+            errors = np.square(scores.argmax(axis=1) - grades)
+            self._batches.append(errors.astype(np.float32))
+
+    def table(self) -> NDArray[np.float32]:
+        """One row per batch."""
+        return np.stack(self._batches) if self._batches else np.zeros((0, self.size), np.float32)

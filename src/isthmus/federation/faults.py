@@ -1,0 +1,80 @@
+"""Silos made to misbehave, so that trials can show what training survives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from numpy.typing import NDArray
+
+from isthmus.errors import FederationError
+from isthmus.federation.messages import ARRAYS, EXAMPLES, METRICS, pack, round_of, unpack
+from isthmus.federation.settings import Fault
+from isthmus.randomness import Streams
+from isthmus.tables import Letor
+from isthmus.tables.ids import frozen
+
+
+def afflicted(fault: Fault, at: int, seed: int, partitions: int, round: int) -> NDArray[np.bool_]:
+    """Which silos the fault strikes, among so many, in a round."""
+    streams = Streams(seed).under("fault", at, fault.kind)
+    if fault.when == "round":
+        struck: NDArray[np.bool_] = streams("round", round).random(partitions) < fault.share
+        return struck
+    struck = np.zeros(partitions, np.bool_)
+    struck[streams("silos").permutation(partitions)[: int(fault.share * partitions + 0.5)]] = True
+    return struck
+
+
+def spoil_grades(tables: Sequence[Letor], faults: Sequence[Fault], seed: int) -> list[Letor]:
+    """The tables with the grades of struck silos inverted or shuffled."""
+    spoiled = list(tables)
+    highest = max((int(table.grades.max(initial=0)) for table in tables), default=0)
+    for at, fault in enumerate(faults):
+        if fault.kind not in ("invert", "shuffle"):
+            continue
+        for silo in np.flatnonzero(afflicted(fault, at, seed, len(tables), 0)).tolist():
+            grades = spoiled[silo].grades
+            if fault.kind == "invert":
+                changed = highest - grades
+            else:
+                changed = Streams(seed)("fault", at, "silo", silo).permutation(grades)
+            spoiled[silo] = replace(spoiled[silo], grades=frozen(changed.astype(np.int32)))
+    return spoiled
+
+
+def fault_mod(fault: Fault, at: int, seed: int) -> Mod:
+    """A Flower mod that makes struck silos misbehave on train messages."""
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        place, places = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
+        training = message.metadata.message_type.startswith("train")
+        if not training or not afflicted(fault, at, seed, places, round_of(message))[place]:
+            return call_next(message, context)
+        if fault.kind == "drop":
+            raise FederationError("the silo dropped out")
+        if fault.kind == "late":
+            time.sleep(fault.size)
+        return _spoiled(call_next(message, context), fault)
+
+    return mod
+
+
+def _spoiled(reply: Message, fault: Fault) -> Message:
+    arrays = unpack(reply.content.array_records[ARRAYS])
+    first = next(iter(arrays))
+    if fault.kind == "nan":
+        arrays[first] = np.full_like(arrays[first], np.nan)
+    elif fault.kind == "shape":
+        arrays[first] = arrays[first][:-1]
+    elif fault.kind == "norm":
+        arrays = {key: array * np.float32(fault.size) for key, array in arrays.items()}
+    elif fault.kind == "count":
+        metrics = reply.content.metric_records[METRICS]
+        metrics[EXAMPLES] = int(float(metrics[EXAMPLES]) * fault.size)  # type: ignore[arg-type]
+    reply.content[ARRAYS] = pack(arrays)
+    return reply

@@ -1,0 +1,55 @@
+"""nDCG@10 of a network on queries the coordinator holds: the probe of FedRisk, and validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import DataError
+from isthmus.rankers import Scoring, scores_of
+from isthmus.tables import Letor
+
+
+class Judge:
+    """Everything about the queries that does not change from model to model, worked out once.
+
+    Gain is 2^grade − 1. Queries without a relevant document say nothing about a model and are left out. Equal
+    scores stand in trec_eval's order, later document ids first.
+    """
+
+    def __init__(self, scaled: Letor, *, scoring: Scoring = "expected", depth: int = 10) -> None:
+        gains = np.exp2(np.maximum(scaled.grades, 0).astype(np.float64)) - 1
+        useful = np.bincount(scaled.query_of_row, weights=gains, minlength=len(scaled)) > 0
+        if not useful.any():
+            raise DataError(f"none of {len(scaled)} queries has a relevant document to judge a model by")
+        self.table, self.scoring = scaled[useful], scoring
+        self._group = self.table.query_of_row
+        self._tied = np.lexsort((-self.table.ids.codes, self._group))
+        self._gains = np.exp2(np.maximum(self.table.grades, 0).astype(np.float64))[self._tied] - 1
+        ranks = np.arange(len(self._group)) - self.table.offsets[self._group]
+        self._discounts = np.where(ranks < depth, 1 / np.log2(ranks + 2), 0.0)
+        self._ideal = self._dcg(self._gains)
+
+    def __len__(self) -> int:
+        """The number of queries that count."""
+        return len(self.table)
+
+    def errors(self, parameters: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+        """1 − nDCG@10 of every query; all wrong where a score is not a number."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = scores_of(parameters, self.table, self.scoring)[self._tied]
+        if not np.isfinite(scores).all():
+            return np.ones(len(self))
+        return 1.0 - self._dcg(scores) / self._ideal
+
+    def measure(self, parameters: Mapping[str, NDArray[Any]]) -> float:
+        """Mean nDCG@10."""
+        return float(1.0 - self.errors(parameters).mean())
+
+    def _dcg(self, scores: NDArray[Any]) -> NDArray[np.float64]:
+        order = np.lexsort((-scores, self._group))
+        gains: NDArray[np.float64] = self._gains[order] * self._discounts
+        return np.add.reduceat(gains, self.table.offsets[:-1])

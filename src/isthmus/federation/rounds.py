@@ -1,0 +1,296 @@
+"""The rounds of federated training: ask some silos, check, aggregate, evaluate, remember."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
+
+from isthmus.config import to_mapping
+from isthmus.errors import RoundFailed
+from isthmus.federation.answers import Checked, Limits, check
+from isthmus.federation.census import Census
+from isthmus.federation.clients import QUANTILES, examples
+from isthmus.federation.judge import Judge
+from isthmus.federation.messages import METRICS, SETTINGS, Arrays, combine, pack, unpack
+from isthmus.federation.settings import Config
+from isthmus.federation.strategies import Chosen, FedAvgProbe, FedNova, FedRisk, Scaffold, build, norm
+from isthmus.randomness import Streams
+from isthmus.rankers import Scaling, initial_parameters, train_epochs
+from isthmus.report import Progress
+from isthmus.tables import Letor
+
+logger = logging.getLogger(__name__)
+
+NO_GUARANTEE = "no DP guarantee"
+_POLYAK = 3
+"""The averaging weight of round t is (p + 1)/(t + p): later rounds count more (Shamir & Zhang 2013)."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in a round."""
+
+    round: int
+    asked: tuple[str, ...] = ()
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    """Silos whose answers were not used, and why."""
+    capped: Mapping[str, str] = field(default_factory=dict)
+    """Silos that claimed more examples than were counted."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    risks: Mapping[str, float] = field(default_factory=dict)
+    loss: float | None = None
+    """Mean local loss."""
+    norm: float | None = 0.0
+    """Of the global model; none if it is not finite."""
+    cosine: float | None = 1.0
+    """Between the global model and the one before."""
+    measure: float | None = None
+    """Validation nDCG@10."""
+    attempts: int = 1
+    privacy: str = NO_GUARANTEE
+    seconds: float = 0.0
+
+    def told(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything training needs to go on from where it is."""
+
+    round: int
+    parameters: Arrays
+    scaling: Scaling
+    strategy: Arrays = field(default_factory=dict)
+    average: Arrays = field(default_factory=dict)
+    best: Arrays = field(default_factory=dict)
+    history: tuple[RoundRecord, ...] = ()
+    stopped: str = ""
+    """Why training ended before its last round, if it did."""
+
+    def released(self, release: str) -> Arrays:
+        """The model to save."""
+        chosen = {"last": self.parameters, "best": self.best, "polyak": self.average}[release]
+        return chosen or self.parameters
+
+    @property
+    def best_measure(self) -> float:
+        """The best validation measure so far."""
+        return max((record.measure for record in self.history if record.measure is not None), default=-1.0)
+
+    @property
+    def rounds_without_gain(self) -> int:
+        """Rounds since that."""
+        best = self.best_measure
+        return next((n for n, record in enumerate(reversed(self.history)) if record.measure == best), 0)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The queries the coordinator holds itself, unscaled."""
+
+    validation: Letor | None = None
+    probe: Letor | None = None
+
+
+class Coordinator:
+    """The server's side of training over a grid."""
+
+    def __init__(self, config: Config, held: Held, grid: Grid) -> None:
+        self.config, self.held, self.grid = config, held, grid
+        self.streams = Streams(config.seed)
+        self.census = Census(config.model.scaling, config.rounds.deadline)
+        self.strategy: Chosen = build(config.strategy)
+        self.judge: Judge | None = None
+
+    def run(self, state: State | None, remember: Callable[[State], None]) -> State:
+        """Train from `state`, or from the beginning; `remember` is called after every round."""
+        state = self._prepared(state)
+        rounds = self.config.rounds
+        with Progress("training", rounds.count) as bar:
+            bar.advance(state.round)
+            while state.round < rounds.count and not state.stopped:
+                state = self._judged(self._round(state))
+                remember(state)
+                measure = state.history[-1].measure
+                bar.advance(note="" if measure is None else f"nDCG@10 {measure:.4f}")
+        return state
+
+    def _prepared(self, state: State | None) -> State:
+        """Meet the silos, agree on a scaling, make the first model and what the strategy needs."""
+        self.census.present(self.grid)
+        if not self.census.silos:
+            raise RoundFailed(0, {}, self.config.rounds.minimum)
+        if state is None:
+            state = self._first()
+        for number, fault in self._faults().items():
+            logger.warning("paper mode, known fault %s: %s", number, fault)
+        self.strategy.restore(state.strategy)
+        self.strategy.extras = {"scaling": pack(state.scaling.arrays())}
+        model = self.config.model
+        if self.held.validation is not None:
+            self.judge = Judge(state.scaling(self.held.validation), scoring=model.scoring)
+        self._equip(state.scaling)
+        return state
+
+    def _first(self) -> State:
+        model, loss = self.config.model, self.config.local.resolved_loss()
+        scaling = Scaling.fit(model.scaling, self.census.stats())
+        highest = max(silo.highest for silo in self.census.silos.values())
+        outputs = loss.outputs(highest + 1)
+        parameters = initial_parameters(scaling.width, model.hidden, outputs, self.streams("init"))
+        return State(0, dict(parameters), scaling)
+
+    def _faults(self) -> dict[str, str]:
+        return self.config.strategy.risk.faults() if isinstance(self.strategy, FedRisk) else {}
+
+    def _equip(self, scaling: Scaling) -> None:
+        """Give the strategy what only this run knows."""
+        strategy, local = self.strategy, self.config.local
+        if isinstance(strategy, Scaffold):
+            strategy.learning_rate, strategy.population = local.learning_rate, len(self.census.silos)
+        if isinstance(strategy, FedNova):
+            strategy.momentum = local.momentum if local.optimiser == "momentum" else 0.0
+        if self.held.probe is None or not self.config.strategy.needs_probe:
+            return
+        probe = scaling(self.held.probe)
+        if isinstance(strategy, FedRisk):
+            strategy.judge = Judge(probe, scoring=self.config.model.scoring).errors
+        if isinstance(strategy, FedAvgProbe):
+            strategy.teacher = lambda at, start: (
+                dict(train_epochs(start, probe, local, self.streams("round", at, "probe")).parameters),
+                examples(probe, local),
+            )
+
+    def _round(self, state: State) -> State:
+        """One round: another model, and the record of how it came about."""
+        began, number = time.perf_counter(), state.round + 1
+        checked, attempts = self._answers(state, number)
+        record, _ = self.strategy.aggregate_train(number, checked.usable)
+        arrays = {} if record is None else unpack(record)
+        parameters = {key: arrays[key].astype(old.dtype) for key, old in state.parameters.items()}
+        weighed = self.strategy.weighed
+        done = RoundRecord(
+            number,
+            asked=tuple(self.strategy.silos.values()),
+            rejected=checked.rejected,
+            capped=checked.capped,
+            weights=weighed.weights,
+            risks=weighed.risks,
+            loss=_mean_loss(checked),
+            norm=norm(parameters),
+            cosine=_cosine(parameters, state.parameters),
+            attempts=attempts,
+            seconds=time.perf_counter() - began,
+        )
+        return self._guarded(state, parameters, done)
+
+    def _answers(self, state: State, number: int) -> tuple[Checked, int]:
+        """The usable answers of a round, and how many attempts they took."""
+        rounds = self.config.rounds
+        record = pack(state.parameters)
+        for attempt in range(1, rounds.attempts + 1):
+            self.strategy.choose(self._sample(number, attempt))
+            settings = ConfigRecord({SETTINGS: self._settings(state.scaling)})
+            messages = self.strategy.configure_train(number, record, settings, self.grid)
+            replies = self.grid.send_and_receive(messages, timeout=rounds.deadline)
+            checked = check(
+                replies, self.strategy.silos, state.parameters, self._limits(), deadline=rounds.deadline
+            )
+            if len(checked.usable) >= rounds.minimum:
+                return checked, attempt
+            logger.warning("round %d, attempt %d: %s", number, attempt, checked.rejected)
+        raise RoundFailed(number, checked.rejected, rounds.minimum)
+
+    def _sample(self, number: int, attempt: int) -> dict[int, str]:
+        """The silos of a round, by node: drawn among names, which stay when nodes change."""
+        present = self.census.present(self.grid)
+        names = list(present)
+        rng = self.streams("round", number, "sample", attempt)
+        chosen = rng.choice(len(names), size=min(self.config.rounds.silos, len(names)), replace=False)
+        return {present[names[at]]: names[at] for at in sorted(chosen.tolist())}
+
+    def _settings(self, scaling: Scaling) -> str:
+        """What every silo is told, as JSON."""
+        told = {
+            "local": to_mapping(self.config.local),
+            "seed": self.config.seed,
+            "scaling": scaling.kind,
+            "width": scaling.width,
+            "scoring": self.config.model.scoring,
+            "report": self.config.strategy.report,
+        }
+        return json.dumps(told)
+
+    def _limits(self) -> Limits:
+        config = self.config
+        highest = max(silo.highest for silo in self.census.silos.values())
+        shapes = {"": (), "quantile": (QUANTILES,), "batch": (-1, config.local.batch_size())}
+        return Limits(
+            norm=config.rounds.norm_limit,
+            count=config.rounds.count_limit,
+            counts=self.census.counts(whole_queries=config.local.resolved_loss().whole_queries),
+            report=shapes[config.strategy.report],
+            worst=float(max(1, highest) ** 2) if config.strategy.report == "batch" else 1.0,
+        )
+
+    def _guarded(self, state: State, parameters: Arrays, done: RoundRecord) -> State:
+        """The next state; a model that is not finite any more ends training with the one before."""
+        if all(np.isfinite(array).all() for array in parameters.values()):
+            share = (_POLYAK + 1) / (done.round + _POLYAK)
+            average = combine(
+                {"new": share, "old": 1 - share},
+                {"new": parameters, "old": state.average or parameters},
+            )
+            strategy = self.strategy.state()
+            return replace(
+                state,
+                round=done.round,
+                parameters=parameters,
+                strategy=strategy,
+                average=average,
+                history=(*state.history, done),
+            )
+        reason = f"the parameters of round {done.round} are not finite (‖θ‖ was {norm(state.parameters):.3g})"
+        for number, fault in self._faults().items():
+            if number == "A3":
+                reason += f"; {fault}"
+        logger.warning("training stopped: %s", reason)
+        kept = replace(done, norm=None, cosine=None)
+        return replace(state, round=done.round, history=(*state.history, kept), stopped=reason)
+
+    def _judged(self, state: State) -> State:
+        """The state with the round's validation measure, the best model so far, and whether to stop."""
+        if self.judge is None or state.stopped:
+            return state
+        measure = self.judge.measure(state.parameters)
+        best = state.parameters if measure > state.best_measure else state.best
+        history = (*state.history[:-1], replace(state.history[-1], measure=measure))
+        state = replace(state, history=history, best=best)
+        patience = self.config.rounds.patience
+        if patience is not None and state.rounds_without_gain >= patience:
+            return replace(state, stopped=f"validation has not improved for {patience} rounds")
+        return state
+
+
+def _mean_loss(checked: Checked) -> float | None:
+    losses = [float(reply.content.metric_records[METRICS]["loss"]) for reply in checked.usable]  # type: ignore[arg-type]
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def _cosine(new: Arrays, old: Arrays) -> float:
+    """cos(θ_t, θ_{t−1}); 1 where one of them is 0."""
+    dots = (np.vdot(new[key].astype(np.float64), old[key].astype(np.float64)) for key in old)
+    lengths = norm(new) * norm(old)
+    return float(sum(dots)) / lengths if lengths else 1.0

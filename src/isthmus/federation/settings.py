@@ -1,0 +1,232 @@
+"""What a training run is told: one frozen `Config`, which a TOML file or the command line fills."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from isthmus.partition import Dealing
+from isthmus.rankers import LocalTraining, Scoring
+
+
+@dataclass(frozen=True)
+class RiskOptions:
+    """FedRisk's settings.
+
+    `columns` is what candidates are compared on: the coordinator's `probe` queries, or `quantile` summaries
+    or training `batch` errors that silos report about themselves, which a liar can exploit. Of the formulae
+    `mean` is the control without GeoRisk, `flip` the printed one with its subtraction reversed, and `none`
+    takes all risks for 0.
+    """
+
+    mode: Literal["sound", "paper"] = "sound"
+    columns: Literal["probe", "quantile", "batch"] = "probe"
+    formula: Literal["georisk", "mean", "flip", "none"] = "georisk"
+    alpha_risk: float = 2.0
+    temperature: float = 0.03
+    by_size: bool = True
+    """Multiply the sound weights by √n."""
+    memory: bool = True
+    """Let the previous global model stand among the candidates with its own probe risk."""
+    alpha_mix: float = 1.0
+    beta_mix: float = 1.0
+    renormalise: bool = False
+    """Paper mode: bring ‖θ‖ back to its first length every round (an ablation)."""
+
+    def __post_init__(self) -> None:
+        if (self.mode == "paper") != (self.columns == "batch"):
+            raise ValueError(f"mode = {self.mode!r} does not go with columns = {self.columns!r}")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature = {self.temperature} (it must be positive)")
+
+    @classmethod
+    def paper(cls, alpha_mix: float = 1.0, beta_mix: float = 1.0, **more: Any) -> RiskOptions:
+        """Eqs. (1)-(5) and Algorithms 3-4 of Rabbi et al. as printed."""
+        return cls(mode="paper", columns="batch", alpha_mix=alpha_mix, beta_mix=beta_mix, **more)
+
+    def faults(self) -> dict[str, str]:
+        """The known faults that these settings have, by number."""
+        if self.mode == "sound":
+            return {}
+        told = {"A2": "the weights of eq. (1) do not sum to 1 and may be negative"}
+        if self.formula == "georisk":
+            told["A1"] = "eq. (4) gives the silo with the larger error the larger weight"
+        if self.formula != "none":
+            told["A4"] = "a column of the error matrix is an unrelated row in every silo"
+            told["A6"] = "errors are those of the most probable grade, whatever its probability"
+            told["A7"] = "risk is training error on a silo's own rows, which measures label skew"
+            told["A9"] = "errors row by row reveal labels to the coordinator"
+        growth = self.alpha_mix + self.beta_mix
+        if growth > 1 and not self.renormalise:
+            told["A3"] = f"alpha_mix + beta_mix = {growth:g}: parameters grow about {growth:g}-fold a round"
+        return dict(sorted(told.items()))
+
+
+Name = Literal[
+    "fedavg",
+    "fedavgm",
+    "fedprox",
+    "fedopt",
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "fedmedian",
+    "fedtrimmedavg",
+    "scaffold",
+    "fednova",
+    "fedavg-probe",
+    "fedrisk",
+]
+Server = Literal["average", "momentum", "adam", "yogi", "adagrad", "convex", "halving"]
+_OWN_STEP = ("fedavgm", "fedopt", "fedadam", "fedyogi", "fedadagrad", "fedmedian", "fedtrimmedavg", "fedprox")
+_RATED = ("fedavgm", "fedopt", "fedadam", "fedyogi", "fedadagrad")
+
+
+@dataclass(frozen=True)
+class StrategyOptions:
+    """A strategy, and how its aggregate θ~ becomes the next model θ.
+
+    `server` is one of: `average`, θ~ itself; Flower's `momentum`, `adam`, `yogi`, `adagrad` on θ~ − θ;
+    `convex`, (1 − m) θ~ + m θ with m = `momentum`; `halving`, θ + 2^−t (θ~ − θ), an ablation. `rate` is the
+    server's learning rate where it has one (Flower's default unless given).
+    """
+
+    name: Name = "fedrisk"
+    server: Server = "average"
+    momentum: float = 0.9
+    rate: float | None = None
+    proximal: float = 0.1
+    trim: float = 0.2
+    risk: RiskOptions = field(default_factory=RiskOptions)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum = {self.momentum} (at least 0 and below 1)")
+        if self.name in _OWN_STEP and self.server != "average":
+            raise ValueError(f"{self.name} has a server step of its own; leave out server = {self.server!r}")
+        if (
+            self.rate is not None
+            and self.name not in _RATED
+            and self.server in ("average", "convex", "halving")
+        ):
+            raise ValueError(f"rate = {self.rate}: {self.name} with server {self.server!r} has none")
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether the coordinator must hold judged queries."""
+        return self.name == "fedavg-probe" or (self.name == "fedrisk" and self.risk.columns == "probe")
+
+    @property
+    def report(self) -> str:
+        """What silos must report beside their model: nothing, "quantile" or "batch"."""
+        return self.risk.columns if self.name == "fedrisk" and self.risk.columns != "probe" else ""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The ranker: a network with these hidden layers (none: linear) over scaled features."""
+
+    hidden: tuple[int, ...] = (64, 32)
+    scaling: str = "minmax"
+    scoring: Scoring = "expected"
+    """How a graded classifier's outputs become a score; `argmax` is the paper's."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Silos made to misbehave, for trials: a share of them, the same `always` or drawn anew each `round`.
+
+    `drop` fails, `late` sleeps `size` seconds, `nan`, `shape` and `norm` (times `size`) spoil the model,
+    `count` multiplies the example count by `size`; `invert` and `shuffle` spoil the grades.
+    """
+
+    kind: Literal["drop", "late", "nan", "shape", "norm", "count", "invert", "shuffle"]
+    share: float = 0.3
+    when: Literal["round", "always"] = "always"
+    size: float = 1e6
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share = {self.share} (from 0 to 1)")
+        if self.when == "round" and self.kind in ("invert", "shuffle"):
+            raise ValueError(f"{self.kind} spoils a silo's data: when = 'always'")
+
+
+@dataclass(frozen=True)
+class PrivateUpdates:
+    """Every update clipped to length `clip`, with Gaussian noise of `multiplier` × `clip`.
+
+    The noise is added by every `silo` to its own update, which protects it from the coordinator too, or by
+    the `server` to the sum, which does not but needs √n times less of it.
+    """
+
+    clip: float = 1.0
+    multiplier: float = 1.0
+    where: Literal["silo", "server"] = "silo"
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not (self.clip > 0 and self.multiplier > 0 and 0 < self.delta < 1):
+            raise ValueError("clip and multiplier must be positive, delta between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How long to train, with whom, and what to put up with."""
+
+    count: int = 100
+    silos: int = 10
+    """Silos asked in a round."""
+    minimum: int = 1
+    """Usable answers a round needs."""
+    attempts: int = 3
+    """How often a round with fewer is tried again, with other silos, before training stops."""
+    deadline: float = 600.0
+    """Seconds a silo has to answer."""
+    norm_limit: float = 10.0
+    """An update longer than this many times max(1, ‖θ‖, the round's median) is refused."""
+    count_limit: float = 10.0
+    """Example counts above this many times the median silo's are cut to it."""
+    patience: int | None = None
+    """Stop after this many rounds without a better validation measure."""
+    release: Literal["last", "best", "polyak"] = "last"
+    """Which model is saved: of the last round, of the best on validation, or an average over rounds."""
+
+    def __post_init__(self) -> None:
+        for key in ("count", "silos", "minimum", "attempts", "deadline"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"{key} = {getattr(self, key)} (it must be above 0)")
+        if self.minimum > self.silos:
+            raise ValueError(f"minimum = {self.minimum} is more than the {self.silos} silos of a round")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run."""
+
+    data: str = "synthetic"
+    seed: int = 0
+    fold: int = 0
+    dealing: Dealing = field(default_factory=Dealing)
+    rounds: Rounds = field(default_factory=Rounds)
+    strategy: StrategyOptions = field(default_factory=StrategyOptions)
+    local: LocalTraining = field(default_factory=LocalTraining)
+    model: Model = field(default_factory=Model)
+    probe: int | Path | None = 40
+    """Judged queries of the coordinator: so many of the training queries, or a file, or none."""
+    privacy: PrivateUpdates | None = None
+    faults: tuple[Fault, ...] = ()
+    engine: Literal["in-process", "ray"] = "in-process"
+    workers: int | None = None
+    measures: tuple[str, ...] = ("nDCG@1", "nDCG@5", "nDCG@10", "RR@10")
+
+    def __post_init__(self) -> None:
+        if self.rounds.silos > self.dealing.silos:
+            raise ValueError(f"rounds.silos = {self.rounds.silos} of dealing.silos = {self.dealing.silos}")
+        if self.strategy.needs_probe and self.probe is None:
+            raise ValueError(f"{self.strategy.name} needs a probe: probe = 40, or strategy.name = 'fedavg'")
+        if self.strategy.name == "scaffold" and self.local.optimiser != "sgd":
+            raise ValueError("scaffold reads gradients off plain steps: local.optimiser = 'sgd'")
+        if self.strategy.name == "fednova" and self.local.optimiser == "adam":
+            raise ValueError("fednova is defined for sgd and momentum: local.optimiser = 'sgd'")

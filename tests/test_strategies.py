@@ -1,0 +1,286 @@
+"""Strategies on hand-made answers: what each makes of them, and what FedRisk does in both modes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+
+from isthmus.federation.engines import _give_identity
+from isthmus.federation.messages import answer, pack, unpack
+from isthmus.federation.risk import batch_risks, mean_error, probe_risk, softmax_weights
+from isthmus.federation.settings import RiskOptions, StrategyOptions
+from isthmus.federation.strategies import MEMORY, build, norm
+
+START = {"w": np.array([1.0, -2.0, 3.0], np.float32), "b": np.array([0.5], np.float32)}
+
+
+@pytest.fixture(autouse=True)
+def _identity():
+    _give_identity()
+
+
+def models(count, seed=0, spread=0.1):
+    rng = np.random.default_rng(seed)
+    return [
+        {key: value + rng.normal(0, spread, value.shape).astype(np.float32) for key, value in START.items()}
+        for _ in range(count)
+    ]
+
+
+def play(strategy, rounds, start=START, number=0):
+    """Run a strategy over rounds of (models, examples, steps[, reports]); the global model after each."""
+    current, told = start, []
+    for at, (sent, examples, steps, *more) in enumerate(rounds, number + 1):
+        strategy.choose({100 + silo: f"silo-{silo}" for silo in range(len(sent))})
+        messages = strategy.configure_train(at, pack(current), ConfigRecord(), None)
+        replies = []
+        for silo, (message, model) in enumerate(zip(messages, sent, strict=True)):
+            report = {} if not more else {"report": {"errors": more[0][silo]}}
+            numbers = {"num-examples": examples[silo], "steps": steps[silo]}
+            replies.append(answer(message, numbers, arrays=model, **report))
+        record, _ = strategy.aggregate_train(at, replies)
+        current = unpack(record)
+        told.append(current)
+    return told
+
+
+def options(name, **more):
+    return StrategyOptions(name, **more)
+
+
+ROUNDS = [(models(4, seed), [10, 20, 30, 40], [1, 2, 3, 4]) for seed in range(3)]
+
+
+def same(first, second):
+    return all(np.array_equal(first[key], second[key]) for key in START)
+
+
+def test_fedavg_weighs_by_examples():
+    (last,) = play(build(options("fedavg")), ROUNDS[:1])
+    sent = ROUNDS[0][0]
+    by_hand = sum(share * model["w"] for share, model in zip((0.1, 0.2, 0.3, 0.4), sent, strict=True))
+    np.testing.assert_allclose(last["w"], by_hand, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [
+        options("fedopt"),
+        options("fedavgm", momentum=0.0),
+        options("fedprox", proximal=0.0),
+        options("fedavg", server="momentum", momentum=0.0),
+    ],
+    ids=lambda twin: f"{twin.name}-{twin.server}",
+)
+def test_strategies_that_are_fedavg_in_disguise(twin):
+    for first, second in zip(play(build(options("fedavg")), ROUNDS), play(build(twin), ROUNDS), strict=True):
+        assert same(first, second)
+
+
+def test_server_momentum_is_heavy_ball():
+    """θ_t = θ_{t−1} + Δ_t + m (θ_{t−1} − θ_{t−2})."""
+    first, second, third = play(build(options("fedavgm", momentum=0.5)), ROUNDS)
+    plain = [play(build(options("fedavg")), [part])[0] for part in ROUNDS]
+    np.testing.assert_allclose(first["w"], plain[0]["w"], rtol=1e-6)
+    np.testing.assert_allclose(second["w"], plain[1]["w"] + 0.5 * (first["w"] - START["w"]), rtol=1e-5)
+    np.testing.assert_allclose(third["w"], plain[2]["w"] + 0.5 * (second["w"] - first["w"]), rtol=1e-5)
+
+
+def test_median_and_trimmed_mean_shrug_off_one_liar():
+    sent = models(5)
+    sent[2] = {key: value + 1e6 for key, value in sent[2].items()}
+    for name in ("fedmedian", "fedtrimmedavg"):
+        (last,) = play(build(options(name)), [(sent, [1] * 5, [1] * 5)])
+        assert np.abs(last["w"] - START["w"]).max() < 1
+
+
+def test_convex_and_halving_go_part_of_the_way():
+    (full,) = play(build(options("fedavg")), ROUNDS[:1])
+    (convex,) = play(build(options("fedavg", server="convex", momentum=0.25)), ROUNDS[:1])
+    np.testing.assert_allclose(convex["w"], 0.75 * full["w"] + 0.25 * START["w"], rtol=1e-6)
+    *_, third = play(
+        build(options("fedavg", server="halving")), [([START] * 2, [1, 1], [1, 1])] * 2 + ROUNDS[:1]
+    )
+    np.testing.assert_allclose(third["w"], START["w"] + (full["w"] - START["w"]) / 8, rtol=1e-6)
+
+
+def test_fednova_undoes_unequal_numbers_of_steps():
+    """One silo took ten steps, the other one, each step the same size: both directions count alike."""
+    one = {"w": START["w"] + np.float32([0.1, 0, 0]), "b": START["b"]}
+    ten = {"w": START["w"] + np.float32([0, 1.0, 0]), "b": START["b"]}
+    (last,) = play(build(options("fednova")), [([one, ten], [5, 5], [1, 10])])
+    np.testing.assert_allclose(last["w"] - START["w"], [5.5 * 0.05, 5.5 * 0.05, 0], atol=1e-6)
+    (equal,) = play(build(options("fednova")), [([one, ten], [5, 5], [4, 4])])
+    (average,) = play(build(options("fedavg")), [([one, ten], [5, 5], [4, 4])])
+    np.testing.assert_allclose(equal["w"], average["w"], rtol=1e-6)
+
+
+def test_scaffold_keeps_the_books():
+    strategy = build(options("scaffold"))
+    strategy.learning_rate, strategy.population = 0.1, 4
+    sent = models(2)
+    (last,) = play(strategy, [(sent, [1, 9], [2, 5])])
+    np.testing.assert_allclose(last["w"], (sent[0]["w"] + sent[1]["w"]) / 2, rtol=1e-6)
+    own = [(START["w"] - sent[at]["w"]) / (steps * 0.1) for at, steps in enumerate((2, 5))]
+    np.testing.assert_allclose(strategy.controls["silo-0"]["w"], own[0], rtol=1e-5)
+    np.testing.assert_allclose(strategy.controls[""]["w"], (own[0] + own[1]) / 4, rtol=1e-5)
+    strategy.choose({7: "silo-1", 8: "silo-9"})
+    first, second = strategy.configure_train(2, pack(last), ConfigRecord(), None)
+    np.testing.assert_allclose(
+        unpack(first.content.array_records["correction"])["w"], (own[0] + own[1]) / 4 - own[1], rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        unpack(second.content.array_records["correction"])["w"], (own[0] + own[1]) / 4, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "told",
+    [options("fedavgm"), options("fedadam"), options("fedyogi"), options("fedadagrad"), options("scaffold")],
+    ids=lambda told: told.name,
+)
+def test_a_restored_strategy_goes_on_bit_identically(told):
+    whole = play(build(told), ROUNDS)
+    first = build(told)
+    begun = play(first, ROUNDS[:1])[-1]
+    second = build(told)
+    second.restore({key: array.copy() for key, array in first.state().items()})
+    rest = play(second, ROUNDS[1:], start=begun, number=1)
+    assert same(rest[-1], whole[-1])
+
+
+# FedRisk, sound
+
+
+def judge(parameters):
+    """Errors grow with the distance from a hidden optimum, item by item."""
+    distance = abs(float(parameters["w"][0]) - 2.0)
+    return np.clip(distance * np.linspace(0.5, 1.0, 8), 0, 1)
+
+
+def fedrisk(**more):
+    server = more.pop("server", "average")
+    strategy = build(options("fedrisk", server=server, risk=RiskOptions(**more)))
+    strategy.judge = judge
+    return strategy
+
+
+def shifted(*values):
+    return [{**START, "w": np.array([value, -2.0, 3.0], np.float32)} for value in values]
+
+
+def test_sound_weights_follow_the_probe_and_the_memory_stands_among_them():
+    strategy = fedrisk()
+    sent = shifted(1.8, 0.2, 1.2)
+    (last,) = play(strategy, [(sent, [100, 100, 100], [1, 1, 1])])
+    weights = strategy.weighed.weights
+    assert set(weights) == {"silo-0", "silo-1", "silo-2", MEMORY}
+    assert weights["silo-0"] > 0.99
+    assert weights["silo-1"] < weights[MEMORY] < weights["silo-2"]
+    assert sum(weights.values()) == pytest.approx(1)
+    errors = np.stack([judge(model) for model in (START, *sent)])
+    by_hand = softmax_weights(probe_risk(errors), sizes=[100] * 4)
+    np.testing.assert_allclose([weights[name] for name in sorted(weights)], by_hand)
+    expected = sum(w * m["w"] for w, m in zip(by_hand, (START, *sent), strict=True))
+    np.testing.assert_allclose(last["w"], expected, rtol=1e-6)
+
+
+def test_a_round_of_bad_silos_leaves_the_model_alone():
+    sent = shifted(-3.0, -4.0, -5.0)
+    (last,) = play(fedrisk(), [(sent, [100] * 3, [1] * 3)])
+    np.testing.assert_allclose(last["w"], START["w"], atol=1e-3)
+    (spoiled,) = play(fedrisk(memory=False), [(sent, [100] * 3, [1] * 3)])
+    assert spoiled["w"][0] < -2
+
+
+def test_the_memory_has_the_median_size():
+    strategy = fedrisk(formula="none")
+    play(strategy, [(shifted(1, 1, 1), [1, 4, 100], [1] * 3)])
+    np.testing.assert_allclose(
+        [strategy.weighed.weights[name] for name in ("silo-0", "silo-1", "silo-2", MEMORY)],
+        np.array([1, 2, 10, 2]) / 15,
+    )
+
+
+def test_the_control_without_georisk():
+    strategy = fedrisk(formula="mean", memory=False, by_size=False)
+    sent = shifted(1.8, 0.2, 1.2)
+    play(strategy, [(sent, [1] * 3, [1] * 3)])
+    by_hand = softmax_weights(mean_error(np.stack([judge(model) for model in sent])))
+    np.testing.assert_allclose(list(strategy.weighed.weights.values()), by_hand)
+
+
+def test_a_server_optimiser_stands_on_fedrisk():
+    sent = [(shifted(1.8, 0.2), [1, 1], [1, 1])] * 2
+    plain = play(fedrisk(), sent)
+    moved = play(fedrisk(server="momentum"), sent)
+    np.testing.assert_array_equal(moved[0]["w"], plain[0]["w"])
+    assert moved[1]["w"][0] > plain[1]["w"][0]
+
+
+def test_self_reported_quantiles_reward_a_liar():
+    """Why they are never the default."""
+    strategy = fedrisk(columns="quantile")
+    reports = [np.full(20, 0.3), np.full(20, 0.3), np.zeros(20)]
+    play(strategy, [(shifted(1.8, 1.8, -9.0), [1] * 3, [1] * 3, reports)])
+    assert strategy.weighed.weights["silo-2"] > 0.9
+    assert MEMORY not in strategy.weighed.weights, "nobody vouches for it"
+
+
+# FedRisk as printed
+
+
+def printed(*mix, **more):
+    return build(options("fedrisk", risk=RiskOptions.paper(*mix, **more)))
+
+
+def reports(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 5, (6, 4)).astype(np.float32) ** 2 for _ in range(count)]
+
+
+def test_paper_mode_is_equations_one_and_five():
+    sent, told = models(3), reports(3)
+    (last,) = play(printed(0.7, 0.4), [(sent, [1, 50, 9], [1] * 3, told)])
+    risk = batch_risks(told)
+    tilde = sum((1 - r) * model["w"] for r, model in zip(risk, sent, strict=True)) / 3
+    np.testing.assert_allclose(last["w"], 0.7 * tilde + 0.4 * START["w"], rtol=1e-5)
+
+
+def test_equal_mixing_doubles_the_parameters_and_a_convex_history_does_not():
+    still = [([START] * 3, [1] * 3, [1] * 3, reports(3))] * 5
+    lengths = [norm(model) for model in play(printed(1.0, 1.0, formula="none"), still)]
+    # Silos that do not move send what they got, so the models of later rounds are those of the first.
+    grown = [norm(START) * (1 + count) for count in range(1, 6)]
+    np.testing.assert_allclose(lengths, grown, rtol=1e-5)
+    convex = play(build(options("fedavg", server="convex", momentum=0.5)), [part[:3] for part in still])
+    assert all(same(model, START) for model in convex)
+
+
+def test_renormalised_parameters_keep_their_length():
+    strategy = printed(1.0, 1.0, renormalise=True)
+    lengths = [norm(model) for model in play(strategy, [(models(3), [1] * 3, [1] * 3, reports(3))] * 4)]
+    np.testing.assert_allclose(lengths, norm(START), rtol=1e-5)
+
+
+def test_paper_mode_names_its_faults():
+    assert set(RiskOptions.paper().faults()) == {"A1", "A2", "A3", "A4", "A6", "A7", "A9"}
+    assert "A3" not in RiskOptions.paper(0.5, 0.5).faults()
+    assert "A1" not in RiskOptions.paper(formula="flip").faults()
+    assert not RiskOptions().faults()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: options("fedavgm", server="adam"),
+        lambda: options("fedavg", momentum=1.0),
+        lambda: options("fedavg", rate=0.1),
+        lambda: RiskOptions(mode="paper"),
+        lambda: RiskOptions(temperature=0),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(wrong):
+    with pytest.raises(ValueError):
+        wrong()
