@@ -32,7 +32,7 @@ def relevant(view: View, measure: Measure) -> IntArray:
 def dcg(view: View, measure: Measure) -> FloatArray:
     """Σ_{r ≤ k} gain(g_r) / log2(r + 1)."""
     hits = view.relevant()
-    gains = _gains(hits, measure)
+    gains = _gain(hits.grade, measure)
     if measure["ties"] == "average":
         return hits.total(gains * _mean_discount(view, hits.row, measure.cutoff))
     return _discounted(hits, gains, measure.cutoff)
@@ -310,12 +310,12 @@ def _share(part: NDArray[Any], whole: NDArray[Any]) -> FloatArray:
     return share
 
 
-def _gains(hits: Hits, measure: Measure) -> FloatArray:
+def _gain(grades: NDArray[np.int32], measure: Measure) -> FloatArray:
     if measure["gain"] == "linear":
-        return hits.grade.astype(np.float64)
-    if hits.grade.max(initial=0) > 1000:
-        raise DataError(f"grade {hits.grade.max()} is too large for 2^g − 1", cure="use gain=linear")
-    gains: FloatArray = np.exp2(hits.grade) - 1.0
+        return grades.astype(np.float64)
+    if grades.max(initial=0) > 1000:
+        raise DataError(f"grade {grades.max()} is too large for 2^g − 1", cure="use gain=linear")
+    gains: FloatArray = np.exp2(grades) - 1.0
     return gains
 
 
@@ -325,8 +325,15 @@ def _discounted(hits: Hits, gains: NDArray[Any], cutoff: int | float | None) -> 
 
 
 def _ideal_dcg(view: View, measure: Measure, cutoff: int | float | None) -> FloatArray:
-    ideal = view.ranking.ideal
-    return _discounted(ideal, _gains(ideal, measure), cutoff)
+    """IDCG@k from the number of documents of each grade: a grade's documents take consecutive ranks."""
+    grades, counts = view.ranking.grade_counts
+    last = np.cumsum(counts, axis=1)
+    discounts = 1.0 / np.log2(np.arange(2, last.max(initial=0) + 2))
+    if cutoff is not None:
+        discounts[int(cutoff) :] = 0.0
+    to = np.concatenate(([0.0], np.cumsum(discounts)))
+    ideal: FloatArray = (to[last] - to[last - counts]) @ _gain(grades, measure)
+    return ideal
 
 
 def _mean_discount(view: View, rows: IntArray, cutoff: int | float | None) -> FloatArray:

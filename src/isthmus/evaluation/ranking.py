@@ -51,7 +51,10 @@ class Hits:
 
     def keep(self, mask: NDArray[np.bool_]) -> Hits:
         """The rows inside the mask."""
-        return Hits(self.size, self.query[mask], self.rank[mask], self.grade[mask], self.row[mask])
+        at = np.flatnonzero(mask)
+        if len(at) == len(mask):
+            return self
+        return Hits(self.size, self.query[at], self.rank[at], self.grade[at], self.row[at])
 
     def to(self, cutoff: int | float | None) -> Hits:
         """The rows down to a rank."""
@@ -109,6 +112,7 @@ class Ranking:
     run: Run | None = None
     qrels: Qrels | None = None
     _views: dict[tuple[str, int, str], View] = field(default_factory=dict, repr=False)
+    _relevant: dict[int, IntArray] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, qrels: Qrels, run: Run) -> Ranking:
@@ -164,32 +168,47 @@ class Ranking:
         return found
 
     @cached_property
+    def _positive(self) -> IntArray:
+        return np.flatnonzero(self.judgements.grade > 0)
+
+    @cached_property
+    def grade_counts(self) -> tuple[NDArray[np.int32], IntArray]:
+        """The positive grades that occur, largest first, and how many documents of each a query has."""
+        query, grade = self.judgements.query[self._positive], self.judgements.grade[self._positive]
+        rising = np.unique(grade)
+        level = len(rising) - 1 - np.searchsorted(rising, grade)
+        counts = np.bincount(query * len(rising) + level, minlength=self.size * len(rising))
+        return rising[::-1], counts.reshape(self.size, len(rising))
+
+    @cached_property
     def ideal(self) -> Hits:
         """The judged documents of positive grade, best first."""
-        positive = np.flatnonzero(self.judgements.grade > 0)
-        query, grade = self.judgements.query[positive], self.judgements.grade[positive]
+        query, grade = self.judgements.query[self._positive], self.judgements.grade[self._positive]
         order = np.argsort(query * (self.gmax + 1) + (self.gmax - grade), kind="stable")
-        hits = Hits(self.size, query[order], order, grade[order], positive[order])
+        hits = Hits(self.size, query[order], order, grade[order], self._positive[order])
         return Hits(hits.size, hits.query, hits.nth + 1, hits.grade, hits.row)
 
     def relevant(self, threshold: int) -> IntArray:
         """The number of relevant documents of every query."""
-        return self.judgements.keep(self.judgements.grade >= threshold).count
+        if threshold not in self._relevant:
+            rows = self._positive if threshold == 1 else self.judgements.grade >= threshold
+            query = self.judgements.query[rows]
+            self._relevant[threshold] = np.bincount(query, minlength=self.size)
+        return self._relevant[threshold]
 
     @cached_property
     def tied(self) -> NDArray[np.bool_]:
         """Whether a row has the score of the row above it in the same list."""
-        below = np.zeros(len(self.scores), dtype=bool)
-        same_list = self.list_of_row[1:] == self.list_of_row[:-1]
-        below[1:] = same_list & (self.scores[1:] == self.scores[:-1])
-        return below
+        tied = np.zeros(len(self.scores), dtype=bool)
+        alike = np.flatnonzero(self.scores[1:] == self.scores[:-1])
+        tied[alike + 1] = self.list_of_row[alike + 1] == self.list_of_row[alike]
+        return tied
 
     @property
     def tie_rate(self) -> float:
         """The share of rows whose score another row of the same list has too."""
-        either = self.tied.copy()
-        either[:-1] |= self.tied[1:]
-        return float(either.mean()) if len(either) else 0.0
+        below = np.flatnonzero(self.tied)
+        return len(np.union1d(below, below - 1)) / max(1, len(self.scores))
 
     def view(self, ties: str, seed: int, unjudged: str) -> View:
         """The lists in the order of a tie rule, unjudged rows dropped or not; built once."""
@@ -285,7 +304,7 @@ class View:
     def relevant(self, threshold: int = 1) -> Hits:
         """The rows of at least this grade."""
         if threshold not in self._relevant:
-            self._relevant[threshold] = self.judged.keep(self.judged.grade >= threshold)
+            self._relevant[threshold] = self._select(self.ranking.grades >= threshold)
         return self._relevant[threshold]
 
     def _select(self, mask: NDArray[np.bool_]) -> Hits:

@@ -121,12 +121,11 @@ def evaluate(
     """
     ranking = Ranking.of(qrels, run)
     found = _measure(ranking, as_measures(measures, profile), propensity)
-    absent = np.flatnonzero(~ranking.present)
     return Evaluation(
         run=run.name,
         profile=profile,
-        missing=tuple(qrels.queries[at] for at in absent),
-        unjudged=tuple(query for query in run.queries if query not in qrels),
+        missing=tuple(qrels.queries[at] for at in np.flatnonzero(~ranking.present)),
+        unjudged=tuple(run.queries[at] for at in np.flatnonzero(ranking.query_of_list < 0)),
         **found,
     )
 

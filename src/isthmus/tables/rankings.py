@@ -24,6 +24,9 @@ from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 UNJUDGED = np.iinfo(np.int32).min
 """The grade `Run.grades` gives to a document nobody judged."""
 
+_CHUNK = 1 << 15
+"""Rows joined at a time: few enough that the arrays stay in the processor's cache."""
+
 Names: TypeAlias = "Iterable[str] | pa.Array | pa.ChunkedArray | Ids"
 
 
@@ -32,10 +35,6 @@ class _Rankings(ByQuery):
     """What `Run` and `Qrels` share: a document in every row."""
 
     documents: Ids
-
-    @property
-    def _query_column(self) -> Ids:
-        return Ids.of(self.queries)[self.query_of_row]
 
     def _aligned(self, other: Self) -> Self | None:
         """The other table with its queries in this one's order, if both rank the same documents."""
@@ -176,8 +175,8 @@ class Run(_Rankings):
         """The grade of every row; `UNJUDGED` where nobody judged it."""
         if not qrels.rows:
             return np.full(self.rows, UNJUDGED, dtype=np.int32)
-        rows = qrels.rows_for(self)
-        return np.where(rows < 0, np.int32(UNJUDGED), qrels.grades[rows])
+        judged = np.append(qrels.grades, np.int32(UNJUDGED))
+        return judged[qrels.rows_for(self)]
 
     @staticmethod
     def concat(runs: Sequence[Run], *, name: str = "") -> Run:
@@ -276,17 +275,36 @@ class Qrels(_Rankings):
         if not self.rows:
             return np.full(table.rows, -1, dtype=np.int64)
         query_here = np.array([self.position.get(query, -1) for query in table.queries], np.int64)
-        queries = query_here[table.query_of_row]
-        documents = table.documents.codes_in(self.documents)
-        size = len(self.documents.vocabulary)
-        wanted = queries * size + documents
-        found = np.minimum(np.searchsorted(self._row_keys, wanted), self.rows - 1)
-        hit = (self._row_keys[found] == wanted) & (queries >= 0) & (documents >= 0)
-        return np.where(hit, found, -1)
+        code_here = table.documents.translation(self.documents)
+        found = np.empty(table.rows, dtype=np.int64)
+        for first in range(0, table.rows, _CHUNK):
+            rows = slice(first, first + _CHUNK)
+            queries = query_here[table.query_of_row[rows]]
+            codes = code_here[table.documents.codes[rows]]
+            found[rows] = np.where((queries >= 0) & (codes >= 0), self._find(queries, codes), -1)
+        return found
+
+    def _find(self, queries: IntArray, codes: IntArray) -> IntArray:
+        """The row of every (query, document code); -1 if none.
+
+        A binary search among each query's own rows, all searches in step: on chunks that fit the
+        processor's cache this is several times faster than `np.searchsorted` over all rows.
+        """
+        starts = self.offsets[queries]
+        wanted = queries * max(1, len(self.documents.vocabulary)) + codes
+        longest = int((self.offsets[queries + 1] - starts).max(initial=0))
+        at = starts - 1
+        for power in reversed(range(longest.bit_length())):
+            step = np.int64(1 << power)
+            # Rows of later queries have larger keys, so a step never leads out of the query.
+            at += step * (self._padded_keys.take(at + step, mode="clip") <= wanted)
+        return np.where((at >= starts) & (self._padded_keys.take(at, mode="clip") == wanted), at, -1)
 
     @cached_property
-    def _row_keys(self) -> IntArray:
-        return _keys(self.query_of_row, self.documents)
+    def _padded_keys(self) -> IntArray:
+        """One integer per row that orders by (query, document), and one at the end above them all."""
+        keys = _keys(self.query_of_row, self.documents)
+        return np.append(keys, np.iinfo(np.int64).max)
 
     @staticmethod
     def concat(parts: Sequence[Qrels]) -> Qrels:
