@@ -1,5 +1,6 @@
 """The tables everything travels in: rankings, judgements, feature rows, corpora."""
 
+from isthmus.tables.beir import read_corpus_beir, write_corpus_beir
 from isthmus.tables.corpus import SPLITS, Corpus, Documents, Queries
 from isthmus.tables.letor import Letor
 from isthmus.tables.letor_files import (
@@ -23,12 +24,14 @@ __all__ = [
     "Qrels",
     "Queries",
     "Run",
+    "read_corpus_beir",
     "read_letor",
     "read_letor_fold",
     "read_letor_folds",
     "read_qrels",
     "read_run",
     "rotated_folds",
+    "write_corpus_beir",
     "write_letor",
     "write_qrels",
     "write_run",
