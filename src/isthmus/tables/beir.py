@@ -7,8 +7,9 @@
 A title may be missing or null; ids may be whole numbers and become text. A query belongs to the split
 whose file judges it (`dev` is validation); queries that nobody judged are left out, as BEIR's own loader
 does. A query judged in two splits, a judged query without a text, an id twice or with white space, and a
-line that is not such an object are a DataError. A judged document need not be in the corpus: trec_eval counts it too.
-Any file may be compressed (`corpus.jsonl.gz`). Silos, which BEIR does not know, go into `metadata`.
+line that is not such an object are a DataError. A judged document need not be in the corpus: trec_eval
+counts it too. Any file may be compressed (`corpus.jsonl.gz`). Silos, which BEIR does not know, go into
+`metadata`.
 """
 
 from __future__ import annotations

@@ -49,6 +49,16 @@ class Documents:
             frozen(self.silos[chosen]),
         )
 
+    def __eq__(self, other: object) -> bool:
+        """The same documents in the same order and silos."""
+        if not isinstance(other, Documents):
+            return NotImplemented
+        return (
+            (self.ids, self.titles, self.bodies) == (other.ids, other.titles, other.bodies)
+        ) and np.array_equal(self.silos, other.silos)
+
+    __hash__ = None  # type: ignore[assignment]  # equality is by content
+
     def __repr__(self) -> str:
         return f"Documents({len(self):,})"
 
@@ -77,6 +87,15 @@ class Queries:
             tuple(self.splits[row] for row in chosen),
             tuple(self.own[row] for row in chosen) if self.own else (),
         )
+
+    def __eq__(self, other: object) -> bool:
+        """The same queries in the same order, silos and splits."""
+        if not isinstance(other, Queries):
+            return NotImplemented
+        mine, theirs = ((q.ids, q.texts, q.splits, q.own or (None,) * len(q)) for q in (self, other))
+        return mine == theirs and np.array_equal(self.silos, other.silos)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Queries({len(self):,})"
@@ -128,6 +147,18 @@ class Corpus:
     def address(self, document: str) -> str:
         """How the outside names a document: `silo/id`."""
         return f"{self.silos[self.documents.silos[self.row_of_document[document]]]}/{document}"
+
+    def __eq__(self, other: object) -> bool:
+        """The same documents, queries, judgements and silos, whatever the order of the silos; names aside."""
+        if not isinstance(other, Corpus):
+            return NotImplemented
+        if set(self.silos) != set(other.silos) or self.qrels != other.qrels:
+            return False
+        here = np.array([self.silos.index(silo) for silo in other.silos], dtype=np.int64)
+        moved = other.dealt(self.silos, here[other.documents.silos], here[other.queries.silos])
+        return self.documents == moved.documents and self.queries == moved.queries
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         counts = f"{len(self.documents):,} documents, {len(self.queries):,} queries"
