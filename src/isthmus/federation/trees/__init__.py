@@ -1,0 +1,13 @@
+"""LambdaMART across silos (extra `trees`): XGBoost's federated communicator over mutual TLS.
+
+LambdaMART's gradients need whole queries and its histograms add up, so silos that hold whole queries can grow
+the very trees one table would give; only the quantile cuts of fine features differ a little. What leaves a
+silo are quantile summaries of its features and, for every node of every tree, its histogram of gradients:
+no row, but no DP guarantee either.
+"""
+
+from isthmus.federation.trees.exchange import Exchange
+from isthmus.federation.trees.papers import Papers, Seat, make_papers
+from isthmus.federation.trees.silos import compare_with_central, train_silo, train_silos
+
+__all__ = ["Exchange", "Papers", "Seat", "compare_with_central", "make_papers", "train_silo", "train_silos"]
