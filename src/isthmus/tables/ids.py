@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from isthmus.errors import DataError
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
@@ -87,9 +89,16 @@ class Ids:
 def _as_arrow(values: Iterable[str] | pa.Array | pa.ChunkedArray) -> pa.LargeStringArray:
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
-    if isinstance(values, pa.Array):
-        return values if values.type == pa.large_string() else values.cast(pa.large_string())
-    return pa.array(values if isinstance(values, list) else list(values), type=pa.large_string())
+    try:
+        if not isinstance(values, pa.Array):
+            column = pa.array(values if isinstance(values, list) else list(values), type=pa.large_string())
+        else:
+            column = values if values.type == pa.large_string() else values.cast(pa.large_string())
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, UnicodeEncodeError) as error:
+        raise DataError("an id is not a text", cure="ids are strings") from error
+    if column.null_count:
+        raise DataError("an id is missing", cure="ids are strings")
+    return column
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:

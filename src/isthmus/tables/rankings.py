@@ -334,7 +334,8 @@ def _flatten(
     lists: Mapping[str, Mapping[str, Any]],
 ) -> tuple[tuple[str, ...], IntArray, Ids, list[Any]]:
     queries = tuple(lists)
-    groups = np.repeat(np.arange(len(queries)), [len(lists[query]) for query in queries])
+    lengths = np.array([len(lists[query]) for query in queries], dtype=np.int64)
+    groups = np.repeat(np.arange(len(queries)), lengths)
     documents = Ids.of([document for query in queries for document in lists[query]])
     return queries, groups, documents, [v for query in queries for v in lists[query].values()]
 
@@ -403,10 +404,13 @@ def _check_no_duplicates(queries: tuple[str, ...], groups: IntArray, documents: 
 
 def _as_grades(grades: ArrayLike) -> NDArray[np.int32]:
     values = np.asarray(grades).reshape(-1)
-    whole = values.astype(np.int32)
-    if values.dtype.kind not in "biu" and not np.array_equal(whole, values):
-        bad = values[np.argmax(whole != values)]
-        raise DataError(f"grade {bad} is not a whole number", cure="grades are integers")
+    with np.errstate(invalid="ignore"):
+        whole = values.astype(np.int32)
+    wrong = (whole != values) | (whole == UNJUDGED)
+    if wrong.any():
+        raise DataError(
+            f"grade {values[np.argmax(wrong)]} is not a whole number of 32 bits", cure="grades are integers"
+        )
     return whole
 
 
