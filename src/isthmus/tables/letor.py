@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from isthmus.errors import DataError
 from isthmus.tables.grouped import ByQuery, group, offsets_of
 from isthmus.tables.ids import Ids, IntArray, frozen
-from isthmus.tables.rankings import Names, Qrels, Run
+from isthmus.tables.rankings import Names, Qrels, Run, as_grades
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,10 +52,9 @@ class Letor(ByQuery):
         A fractional or negative grade is a DataError.
         """
         matrix = np.array(features, dtype=np.float32, ndmin=2)
-        values = np.asarray(grades).reshape(-1)
-        judged = values.astype(np.int32)
-        if (judged != values).any() or (judged < 0).any():
-            raise DataError("a grade is negative or not a whole number", cure="grades are 0, 1, 2, …")
+        judged = as_grades(grades)
+        if (judged < 0).any():
+            raise DataError(f"grade {judged.min()} is negative", cure="grades are 0, 1, 2, …")
         names = queries if isinstance(queries, Ids) else Ids.of(queries)
         ids = documents if documents is None or isinstance(documents, Ids) else Ids.of(documents)
         if not len(names) == len(matrix) == len(judged) == (len(names) if ids is None else len(ids)):

@@ -27,6 +27,8 @@ UNJUDGED = np.iinfo(np.int32).min
 _CHUNK = 1 << 15
 """Rows joined at a time: few enough that the arrays stay in the processor's cache."""
 
+_LARGEST_KEY = 2**63
+
 Names: TypeAlias = "Iterable[str] | pa.Array | pa.ChunkedArray | Ids"
 
 
@@ -242,7 +244,7 @@ class Qrels(_Rankings):
         A fractional grade, or a document judged twice for one query, is a DataError.
         """
         query_ids, document_ids = _ids(queries), _ids(documents)
-        values = _as_grades(grades)
+        values = as_grades(grades)
         _check_lengths(queries=query_ids, documents=document_ids, grades=values)
         found, groups, _ = group(query_ids)
         return cls._ordered(found, groups, document_ids, values)
@@ -251,7 +253,7 @@ class Qrels(_Rankings):
     def from_dict(cls, judgements: Mapping[str, Mapping[str, int]]) -> Qrels:
         """Judgements from `{query: {document: grade}}`."""
         queries, groups, documents, values = _flatten(judgements)
-        return cls._ordered(queries, groups, documents, _as_grades(values))
+        return cls._ordered(queries, groups, documents, as_grades(values))
 
     @classmethod
     def _ordered(
@@ -369,7 +371,7 @@ def _best_first(groups: IntArray, scores: FloatArray, documents: Ids) -> IntArra
     distinct, places = np.unique(-scores, return_inverse=True)
     keys = groups * len(distinct) + places
     size = len(documents.vocabulary)
-    if (int(groups.max()) + 1) * len(distinct) * size < 2**63:
+    if (int(groups.max()) + 1) * len(distinct) * size < _LARGEST_KEY:
         return np.argsort(keys * size - documents.codes)
     return np.lexsort((-documents.codes, keys))
 
@@ -402,7 +404,8 @@ def _check_no_duplicates(queries: tuple[str, ...], groups: IntArray, documents: 
         )
 
 
-def _as_grades(grades: ArrayLike) -> NDArray[np.int32]:
+def as_grades(grades: ArrayLike) -> NDArray[np.int32]:
+    """Whole numbers of 32 bits, or a DataError."""
     values = np.asarray(grades).reshape(-1)
     with np.errstate(invalid="ignore"):
         whole = values.astype(np.int32)
