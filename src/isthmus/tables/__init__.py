@@ -11,6 +11,7 @@ from isthmus.tables.letor_files import (
     rotated_folds,
     write_letor,
 )
+from isthmus.tables.queries import read_queries
 from isthmus.tables.rankings import UNJUDGED, Qrels, Run
 from isthmus.tables.trec import read_qrels, read_run, write_qrels, write_run
 
@@ -29,6 +30,7 @@ __all__ = [
     "read_letor_fold",
     "read_letor_folds",
     "read_qrels",
+    "read_queries",
     "read_run",
     "rotated_folds",
     "write_corpus_beir",

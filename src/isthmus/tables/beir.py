@@ -39,8 +39,8 @@ _NO_SILO = "all"
 def read_corpus_beir(folder: str | os.PathLike[str], *, name: str | None = None) -> Corpus:
     """Read a BEIR folder; the corpus is called like the folder unless another name is given."""
     root = Path(folder)
-    documents = list(_records(_file(root, "corpus.jsonl")))
-    texts = {record.id: record for record in _records(_file(root, "queries.jsonl"))}
+    documents = list(records(_file(root, "corpus.jsonl")))
+    texts = {record.id: record for record in records(_file(root, "queries.jsonl"))}
     splits, qrels = _judgements(root)
     unknown = next((query for query in splits if query not in texts), None)
     if unknown is not None:
@@ -112,7 +112,8 @@ def _file(root: Path, name: str) -> Path:
     return packed if packed.is_file() and not (root / name).is_file() else root / name
 
 
-def _records(file: Path) -> Iterator[_Record]:
+def records(file: Path) -> Iterator[_Record]:
+    """The lines of a `.jsonl` file, each id once."""
     lines: dict[str, int] = {}
     for block in read_blocks(file):
         for number, line in block.lines():
