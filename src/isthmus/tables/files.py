@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from threading import get_ident
 from typing import IO
 from zlib import error as ZlibError
 
@@ -160,14 +161,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A stream whose content takes the file's place once it is complete and on disk.
 
     A reader sees the old file or the new one, never half of it, whatever happens in between. A name that
-    ends in `.gz` is compressed. What is not a regular file (a pipe, a terminal) is written to directly.
+    ends in `.gz` is compressed. What is not a regular file itself (a pipe, a terminal, a link such as
+    /dev/stdout) is written to directly: renaming would put a file in its place.
     """
     target = Path(path)
-    if target.exists() and not target.is_file():
+    if target.is_symlink() or (target.exists() and not target.is_file()):
         with open(target, "wb") as stream:
             yield stream
         return
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{get_ident()}.part")
     try:
         with open(temporary, "wb") as raw:
             if target.suffix == ".gz":
