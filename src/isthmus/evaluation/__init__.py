@@ -1,7 +1,52 @@
-"""Measures as values, and what they say about a run."""
+"""Measures as values, what they say about runs and probabilities, and how sure that is."""
 
+from isthmus.evaluation.comparison import Comparison, Testing, compare
 from isthmus.evaluation.measures import FAMILIES, PROFILES, Measure
+from isthmus.evaluation.probability import (
+    Reliability,
+    base_rate,
+    brier,
+    brier_skill,
+    calibration,
+    calibration_of,
+    ece,
+    log_loss,
+    mce,
+    outcomes_of,
+    reliability,
+    top_ece,
+)
 from isthmus.evaluation.propensity import Propensity
 from isthmus.evaluation.results import Evaluation, evaluate, evaluate_rows
+from isthmus.evaluation.statistics import Interval, bootstrap, fold_interval, holm, paired_t, randomisation
 
-__all__ = ["FAMILIES", "PROFILES", "Evaluation", "Measure", "Propensity", "evaluate", "evaluate_rows"]
+__all__ = [
+    "FAMILIES",
+    "PROFILES",
+    "Comparison",
+    "Evaluation",
+    "Interval",
+    "Measure",
+    "Propensity",
+    "Reliability",
+    "Testing",
+    "base_rate",
+    "bootstrap",
+    "brier",
+    "brier_skill",
+    "calibration",
+    "calibration_of",
+    "compare",
+    "ece",
+    "evaluate",
+    "evaluate_rows",
+    "fold_interval",
+    "holm",
+    "log_loss",
+    "mce",
+    "outcomes_of",
+    "paired_t",
+    "randomisation",
+    "reliability",
+    "top_ece",
+]

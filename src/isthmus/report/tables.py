@@ -30,8 +30,19 @@ class Estimate:
 Cell = str | int | float | None | Estimate
 
 _SUPERSCRIPT = str.maketrans("abcdefghijklmnoprstuvwxyz0123456789", "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ⁰¹²³⁴⁵⁶⁷⁸⁹")
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
-    sign: rf"\{sign}" for sign in "&%$#_{}"
+_MATH = {
+    "Σ": "Sigma", "Π": "Pi", "α": "alpha", "β": "beta", "ε": "varepsilon", "τ": "tau", "·": "cdot",
+    "×": "times", "±": "pm", "≤": "leq", "≥": "geq", "√": "surd", "⌊": "lfloor", "⌋": "rfloor",
+}  # fmt: skip
+_LATEX = {
+    **{sign: rf"$\{name}$" for sign, name in _MATH.items()},
+    **{sign: rf"\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": "$-$",
+    "…": r"\dots{}",
+    "–": "--",
 }
 _LATEX_SIGNS = re.compile("[" + re.escape("".join(_LATEX)) + "]")
 
@@ -71,7 +82,7 @@ class Table:
     def markdown(self) -> str:
         """A GitHub table."""
         right = ["---:" if numeric else "---" for numeric in self._numeric()]
-        rows = [self.header, right]
+        rows = [[_pipes(name) for name in self.header], right]
         rows += [[_pipes(_starred(self._plain(cell), cell)) for cell in row] for row in self.rows]
         lines = ["| " + " | ".join(row) + " |" for row in rows]
         title = [f"**{self.title}**", ""] if self.title else []

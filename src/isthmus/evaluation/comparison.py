@@ -1,0 +1,263 @@
+"""`compare`: several runs side by side, with intervals and corrected paired tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from isthmus.errors import ConfigError
+from isthmus.evaluation.measures import Measure
+from isthmus.evaluation.results import Evaluation, evaluate
+from isthmus.evaluation.statistics import Groups, Interval, Paired, bootstrap, holm, paired_t, randomisation
+from isthmus.report import Cell, Estimate, Table
+from isthmus.tables import Qrels, Run
+from isthmus.tables.ids import FloatArray
+
+_LETTERS = "abcdefghijklmnoprstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Testing:
+    """How runs are compared: the test, its size, and the groups of queries that belong together."""
+
+    test: str = "randomisation"
+    alpha: float = 0.05
+    samples: int = 10_000
+    seed: int = 0
+    groups: Groups = None
+
+    def __post_init__(self) -> None:
+        if self.test not in ("randomisation", "t"):
+            raise ConfigError(f"unknown test {self.test!r}", key=self.test, known=("randomisation", "t"))
+
+
+DEFAULT_TESTING = Testing()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One pair of runs under one measure; `adjusted` is the p-value after Holm's correction."""
+
+    measure: Measure
+    first: str
+    second: str
+    paired: Paired
+    adjusted: float
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Several evaluations on the same judgements; prints as a terminal table."""
+
+    evaluations: tuple[Evaluation, ...]
+    baseline: str | None = None
+    testing: Testing = DEFAULT_TESTING
+
+    def __post_init__(self) -> None:
+        names = [evaluation.run for evaluation in self.evaluations]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ConfigError(
+                f"two runs are named {min(twice)!r}; give compare a mapping from names to runs", key="runs"
+            )
+        if self.baseline is not None and self.baseline not in names:
+            raise ConfigError(f"no run is named {self.baseline!r}", key=self.baseline, known=names)
+        first = self.evaluations[0] if self.evaluations else None
+        if any(e.queries != first.queries or e.measures != first.measures for e in self.evaluations if first):
+            raise ConfigError("the evaluations differ in their queries or measures", key="evaluations")
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The columns."""
+        return self.evaluations[0].measures if self.evaluations else ()
+
+    @cached_property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Every tested pair: all of them, or each run against the baseline.
+
+        Holm's correction is over the pairs of one measure. Sums such as NumRet are not tested.
+        """
+        found: list[Verdict] = []
+        for measure in self.measures:
+            if measure.family.aggregate == "sum":
+                continue
+            tests = [
+                Verdict(measure, one.run, other.run, self._test(measure, one, other), 1.0)
+                for one, other in self._pairs()
+            ]
+            adjusted = holm([verdict.paired.p for verdict in tests])
+            found += [replace(v, adjusted=float(p)) for v, p in zip(tests, adjusted, strict=True)]
+        return tuple(found)
+
+    def interval(self, run: str, measure: Measure) -> Interval | None:
+        """The bootstrap interval over queries; None for sums."""
+        return self._intervals[run, measure]
+
+    def table(self, *, title: str = "", intervals: bool = True, digits: int = 4) -> Table:
+        """One row per run, one column per measure; a letter marks the runs that are significantly worse."""
+        letters = {e.run: _letter(at) for at, e in enumerate(self.evaluations)}
+        marks = self._marks(letters)
+        several = len(self.evaluations) > 1
+        rows: list[tuple[Cell, ...]] = []
+        for evaluation in self.evaluations:
+            cells = [self._cell(evaluation, m, marks, intervals=intervals) for m in self.measures]
+            rows.append(((letters[evaluation.run],) if several else ()) + (evaluation.run, *cells))
+        header = ((" ",) if several else ()) + ("run", *map(str, self.measures))
+        return Table(header, tuple(rows), title, tuple(self._notes(intervals)), digits)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The machine-readable form: that of an `Evaluation` with `"low"`, `"high"` and `"better_than"`."""
+        marks = self._marks({e.run: e.run for e in self.evaluations})
+        return [
+            {
+                **row,
+                "low": None if interval is None else interval.low,
+                "high": None if interval is None else interval.high,
+                "better_than": marks.get((evaluation.run, measure), []),
+            }
+            for evaluation in self.evaluations
+            for measure, row in zip(self.measures, evaluation.rows(), strict=True)
+            for interval in [self.interval(evaluation.run, measure)]
+        ]
+
+    def __str__(self) -> str:
+        return self.table().text()
+
+    def _pairs(self) -> Iterator[tuple[Evaluation, Evaluation]]:
+        if self.baseline is None:
+            return combinations(self.evaluations, 2)
+        (base,) = (e for e in self.evaluations if e.run == self.baseline)
+        return ((e, base) for e in self.evaluations if e is not base)
+
+    def _test(self, measure: Measure, one: Evaluation, other: Evaluation) -> Paired:
+        first, second = _comparable(one, measure), _comparable(other, measure)
+        how = self.testing
+        if how.test == "t":
+            return paired_t(first, second, groups=how.groups)
+        return randomisation(first, second, groups=how.groups, samples=how.samples, seed=how.seed)
+
+    @cached_property
+    def _intervals(self) -> dict[tuple[str, Measure], Interval | None]:
+        return {
+            (e.run, measure): self._interval(e, measure)
+            for e in self.evaluations
+            for measure in self.measures
+        }
+
+    def _interval(self, evaluation: Evaluation, measure: Measure) -> Interval | None:
+        if measure.family.aggregate == "sum" or not evaluation.counted(measure):
+            return None
+        values, weights = evaluation.values[measure], evaluation.weights.get(measure)
+        how = self.testing
+        found = bootstrap(values, weights=weights, groups=how.groups, level=1 - how.alpha, seed=how.seed)
+        if measure.family.aggregate != "geometric":
+            return found
+        value, low, high = (float(np.exp(bound)) for bound in (found.value, found.low, found.high))
+        return Interval(value, low, high, found.n, found.how)
+
+    def _marks(self, names: Mapping[str, str]) -> dict[tuple[str, Measure], list[str]]:
+        """Which runs every run is significantly better than, in order."""
+        beaten: dict[tuple[str, Measure], list[str]] = {}
+        for verdict in self.verdicts:
+            if verdict.adjusted < self.testing.alpha:
+                up = verdict.paired.difference > 0
+                better, worse = (verdict.first, verdict.second) if up else (verdict.second, verdict.first)
+                beaten.setdefault((better, verdict.measure), []).append(names[worse])
+        return {key: sorted(worse) for key, worse in beaten.items()}
+
+    def _cell(
+        self,
+        evaluation: Evaluation,
+        measure: Measure,
+        marks: Mapping[tuple[str, Measure], list[str]],
+        *,
+        intervals: bool,
+    ) -> Cell:
+        value = evaluation[measure]
+        if measure.family.aggregate == "sum":
+            return int(value)
+        best = len(self.evaluations) > 1 and value == max(e[measure] for e in self.evaluations)
+        interval = self.interval(evaluation.run, measure) if intervals else None
+        low, high = (None, None) if interval is None else (interval.low, interval.high)
+        return Estimate(value, low, high, "".join(marks.get((evaluation.run, measure), [])), best)
+
+    def _notes(self, intervals: bool) -> Iterator[str]:
+        how = self.testing
+        units = "queries" if how.groups is None else "groups of queries"
+        if len(self.evaluations) > 1:
+            against = "every other run" if self.baseline is None else f"{self.baseline!r}"
+            test = f"paired {how.test} test, seed {how.seed}" if how.test != "t" else "paired t test"
+            yield (
+                f"A letter: significantly better than the run of that letter ({test} over {units} against "
+                f"{against}, Holm-corrected within a measure, α = {how.alpha:g})."
+            )
+        if intervals:
+            yield f"In brackets: {1 - how.alpha:.0%} bootstrap interval over {units}."
+        for measure in self.measures:
+            counted = "/".join(f"{n:,}" for n in sorted({e.counted(measure) for e in self.evaluations}))
+            yield f"{measure}: {measure.conventions()}; {counted} queries."
+        for evaluation in self.evaluations:
+            yield from _remarks(evaluation)
+
+
+def compare(
+    qrels: Qrels,
+    runs: Mapping[str, Run] | Sequence[Run],
+    measures: Iterable[str | Measure],
+    *,
+    baseline: str | None = None,
+    profile: str | None = None,
+    testing: Testing = DEFAULT_TESTING,
+) -> Comparison:
+    """Evaluate several runs and test their differences.
+
+    >>> qrels = Qrels.from_dict({f"q{i}": {"good": 1} for i in range(12)})
+    >>> right = Run.from_dict({f"q{i}": {"good": 2.0, "bad": 1.0} for i in range(12)})
+    >>> wrong = Run.from_dict({f"q{i}": {"good": 1.0, "bad": 2.0} for i in range(12)})
+    >>> report = compare(qrels, {"right": right, "wrong": wrong}, ["MRR"])
+    >>> print(report.table(intervals=False).text().splitlines()[2])
+    a  right  1.0000ᵇ
+
+    All runs are measured on the queries of the judgements. The result prints as a terminal table and has
+    `.table()` for the other forms. For measures that need propensities, evaluate first and build a
+    `Comparison` of the evaluations.
+    """
+    named = (
+        runs if isinstance(runs, Mapping) else {run.name or f"run {at}": run for at, run in _counted(runs)}
+    )
+    if len(named) < len(runs):
+        raise ConfigError(
+            "two runs have the same name; give compare a mapping from names to runs", key="runs"
+        )
+    asked = tuple(measures) if not isinstance(measures, str) else measures
+    found = (evaluate(qrels, run.named(name), asked, profile=profile) for name, run in named.items())
+    return Comparison(tuple(found), baseline, testing)
+
+
+def _counted(runs: Sequence[Run]) -> Iterator[tuple[int, Run]]:
+    return enumerate(runs, 1)
+
+
+def _comparable(evaluation: Evaluation, measure: Measure) -> FloatArray:
+    """Values whose plain mean is the measure: those of a ratio of means are scaled by their weight."""
+    values = evaluation.values[measure]
+    weights = evaluation.weights.get(measure)
+    return values if weights is None else values * weights / weights.mean()
+
+
+def _letter(at: int) -> str:
+    return _LETTERS[at] if at < len(_LETTERS) else str(at + 1)
+
+
+def _remarks(evaluation: Evaluation) -> Iterator[str]:
+    if evaluation.missing:
+        yield f"{evaluation.run}: {len(evaluation.missing):,} queries of the judgements are not in the run."
+    if evaluation.unjudged:
+        yield f"{evaluation.run}: {len(evaluation.unjudged):,} queries have no judgements and do not count."
+    if evaluation.tie_rate > 0:
+        yield f"{evaluation.run}: {evaluation.tie_rate:.1%} of the rows share their score with another."

@@ -1,0 +1,215 @@
+"""How honest probabilities are: calibration measures over (probability, outcome) pairs.
+
+ECE over all candidates is ruled by the many that are surely worthless; read it beside the log-loss, the
+Brier skill and the ECE of the top k, which `calibration` gives together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from isthmus.errors import ConfigError, DataError
+from isthmus.evaluation.ranking import Ranking
+from isthmus.tables import UNJUDGED, Qrels, Run
+from isthmus.tables.ids import FloatArray, IntArray, frozen
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from isthmus.report import Plot
+
+BINS = 15
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """Predictions in bins: what was promised and what came true in each.
+
+    Two of the same edges add, so that silos can pool theirs.
+    """
+
+    edges: FloatArray
+    count: IntArray
+    promised: FloatArray
+    """The sum of probabilities in each bin."""
+    came_true: FloatArray
+    """The sum of outcomes in each bin."""
+
+    @property
+    def gaps(self) -> FloatArray:
+        """|mean outcome − mean probability| of every bin; NaN where it is empty."""
+        full = self.count > 0
+        gap = np.full(len(self.count), np.nan)
+        gap[full] = np.abs(self.came_true[full] - self.promised[full]) / self.count[full]
+        return gap
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: Σ_b |b|/n · gap_b."""
+        return float(np.abs(self.came_true - self.promised).sum() / self.count.sum())
+
+    @property
+    def mce(self) -> float:
+        """Maximum calibration error: the largest gap of a bin that is not empty."""
+        return float(np.nanmax(self.gaps))
+
+    def __add__(self, other: Reliability) -> Reliability:
+        if not np.array_equal(self.edges, other.edges):
+            raise ConfigError("bins with different edges do not add; use how='width' and equal counts")
+        return Reliability(
+            self.edges,
+            self.count + other.count,
+            self.promised + other.promised,
+            self.came_true + other.came_true,
+        )
+
+    def rows(self) -> list[dict[str, float]]:
+        """Bin by bin: its edges, its count, the mean probability and the mean outcome."""
+        size = np.maximum(self.count, 1)
+        columns = self.edges[:-1], self.edges[1:], self.count, self.promised / size, self.came_true / size
+        names = ("from", "to", "count", "probability", "frequency")
+        return [dict(zip(names, map(float, row), strict=True)) for row in zip(*columns, strict=True)]
+
+    def plot(self, caption: str = "") -> Plot:
+        """The reliability diagram: outcomes over probabilities, the diagonal is honest."""
+        from isthmus.report import Plot
+
+        full = self.count > 0
+        mean, rate = self.promised[full] / self.count[full], self.came_true[full] / self.count[full]
+        size = 10 + 190 * self.count[full] / self.count.max()
+
+        def draw(axes: Axes) -> None:
+            axes.plot([0, 1], [0, 1], color="grey", lw=1, ls="--")
+            axes.plot(mean, rate, lw=1)
+            axes.scatter(mean, rate, s=size)
+            axes.set_xlabel("probability")
+            axes.set_ylabel("share that was relevant")
+
+        return Plot(draw, caption, (4.4, 4.4))
+
+
+def reliability(
+    probabilities: ArrayLike, outcomes: ArrayLike, *, bins: int = BINS, how: str = "width"
+) -> Reliability:
+    """Put predictions in bins.
+
+    how="width": equal widths, [i/B, (i+1)/B), the last with its upper edge. how="mass": bins of about equal
+    count over the sorted probabilities; equal probabilities always share a bin, so the order of the rows
+    does not matter.
+    """
+    chance, truth = _pairs(probabilities, outcomes)
+    if bins < 1:
+        raise ConfigError(f"{bins} bins; at least one is needed", key="bins", value=bins)
+    if how == "width":
+        place = np.minimum((chance * bins).astype(np.int64), bins - 1)
+        edges = np.linspace(0.0, 1.0, bins + 1)
+    elif how == "mass":
+        ordered = np.sort(chance)
+        place = np.searchsorted(ordered, chance) * bins // len(chance)
+        cuts = ordered[np.arange(1, bins) * len(ordered) // bins]
+        edges = np.concatenate(([0.0], cuts, [1.0]))
+    else:
+        raise ConfigError(f"unknown bins {how!r}", key=how, known=("width", "mass"))
+    count = np.bincount(place, minlength=bins)
+    promised = np.bincount(place, weights=chance, minlength=bins)
+    came_true = np.bincount(place, weights=truth, minlength=bins)
+    return Reliability(frozen(edges), frozen(count), frozen(promised), frozen(came_true))
+
+
+def ece(probabilities: ArrayLike, outcomes: ArrayLike, *, bins: int = BINS, how: str = "width") -> float:
+    """Expected calibration error: Σ_b |b|/n · |mean outcome − mean probability|."""
+    return reliability(probabilities, outcomes, bins=bins, how=how).ece
+
+
+def mce(probabilities: ArrayLike, outcomes: ArrayLike, *, bins: int = BINS, how: str = "width") -> float:
+    """Maximum calibration error over bins that are not empty."""
+    return reliability(probabilities, outcomes, bins=bins, how=how).mce
+
+
+def brier(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
+    """mean (p − y)²."""
+    chance, truth = _pairs(probabilities, outcomes)
+    return float(np.mean((chance - truth) ** 2))
+
+
+def brier_skill(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
+    """1 − Brier / π(1 − π), π the base rate: 0 for who always says π; NaN where all outcomes are equal."""
+    base = base_rate(outcomes)
+    constant = base * (1 - base)
+    return 1 - brier(probabilities, outcomes) / constant if constant > 0 else float("nan")
+
+
+def log_loss(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
+    """−mean(y ln p + (1 − y) ln(1 − p)), p kept a machine epsilon from 0 and 1."""
+    chance, truth = _pairs(probabilities, outcomes)
+    least = np.finfo(np.float64).eps
+    safe = np.clip(chance, least, 1 - least)
+    return float(-np.mean(np.where(truth > 0, np.log(safe), np.log1p(-safe))))
+
+
+def base_rate(outcomes: ArrayLike) -> float:
+    """π: the share of outcomes that are 1."""
+    return float(np.mean(np.asarray(outcomes, dtype=np.float64)))
+
+
+def calibration(probabilities: ArrayLike, outcomes: ArrayLike, *, bins: int = BINS) -> dict[str, float]:
+    """Every calibration measure at once, by name, with the number of pairs."""
+    width = reliability(probabilities, outcomes, bins=bins)
+    return {
+        "ECE": width.ece,
+        "ECE(mass)": ece(probabilities, outcomes, bins=bins, how="mass"),
+        "MCE": width.mce,
+        "Brier": brier(probabilities, outcomes),
+        "Brier skill": brier_skill(probabilities, outcomes),
+        "log-loss": log_loss(probabilities, outcomes),
+        "base rate": base_rate(outcomes),
+        "n": float(width.count.sum()),
+    }
+
+
+def outcomes_of(
+    qrels: Qrels, run: Run, *, top: int | None = None, rel: int = 1, unjudged: str = "zero"
+) -> tuple[FloatArray, FloatArray]:
+    """The run's probabilities and whether each came true, for every row (or the top k) of judged queries.
+
+    A document nobody judged counts as not relevant (`unjudged="zero"`) or is left out (`"drop"`).
+    """
+    if run.probabilities is None:
+        raise DataError(f"the run {run.name!r} has no probabilities", cure="calibrate it first")
+    if unjudged not in ("zero", "drop"):
+        raise ConfigError(f"unknown unjudged={unjudged!r}", key=unjudged, known=("zero", "drop"))
+    ranking = Ranking.of(qrels, run)
+    kept: NDArray[np.bool_] = ranking.query_of_list[ranking.list_of_row] >= 0
+    if top is not None:
+        kept &= ranking.ranks <= top
+    if unjudged == "drop":
+        kept &= ranking.grades != UNJUDGED
+    return run.probabilities[kept], (ranking.grades[kept] >= rel).astype(np.float64)
+
+
+def top_ece(qrels: Qrels, run: Run, *, top: int = 10, bins: int = BINS, rel: int = 1) -> float:
+    """ECE of the hits that a reader sees: the top k of every list."""
+    return ece(*outcomes_of(qrels, run, top=top, rel=rel), bins=bins)
+
+
+def calibration_of(qrels: Qrels, run: Run, *, top: int = 10, rel: int = 1) -> Mapping[str, float]:
+    """`calibration` over all rows of a run, and the ECE of its top k."""
+    chance, truth = outcomes_of(qrels, run, rel=rel)
+    return {**calibration(chance, truth), f"ECE@{top}": top_ece(qrels, run, top=top, rel=rel)}
+
+
+def _pairs(probabilities: ArrayLike, outcomes: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    chance = np.asarray(probabilities, dtype=np.float64).reshape(-1)
+    truth = np.asarray(outcomes, dtype=np.float64).reshape(-1)
+    if len(chance) != len(truth) or not len(chance):
+        raise DataError(f"{len(chance)} probabilities and {len(truth)} outcomes")
+    if not ((chance >= 0) & (chance <= 1)).all():
+        raise DataError("a probability lies outside 0..1 or is NaN")
+    if not ((truth == 0) | (truth == 1)).all():
+        raise DataError("an outcome is neither 0 nor 1", cure="compare grades with a threshold first")
+    return chance, truth
