@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from isthmus.corpora import available, head_tail, load
+from isthmus.corpora import available, head_tail, load, load_folds, load_letor
 from isthmus.errors import DataError
 from isthmus.evaluation import evaluate
 from isthmus.retrieval import BM25
+from isthmus.tables import write_corpus_beir
 
 CRAN = {
     "cran.all.1400": (
@@ -259,6 +260,15 @@ def test_malformed_label_sets(tmp_path: Path, files: dict[str, str], told: str) 
         load(write(tmp_path, LABELS | files))
 
 
+def test_beir_folders(tmp_path: Path) -> None:
+    corpus = load(write(tmp_path / "smart", CRAN))
+    write_corpus_beir(corpus, tmp_path / "beir")
+    again = load(tmp_path / "beir")
+    assert again.name == "beir"
+    assert again.documents.texts == corpus.documents.texts
+    assert again.qrels == corpus.qrels
+
+
 SAMPLES = [CRAN, NPL, TIME, MED, CISI, ADI, REUTERS, LABELS]
 
 
@@ -332,8 +342,122 @@ class TestNames:
             load(write(tmp_path, CRAN), fold=1)
 
 
+def rows(first_query: int, queries: int = 2, width: int = 3) -> str:
+    """Two rows for each of so many queries; the first feature is the query's number."""
+    return "".join(
+        f"{grade} qid:{query} 1:{query} {width}:0.5 #docid = d{grade}\n"
+        for query in range(first_query, first_query + queries)
+        for grade in (0, 2)
+    )
+
+
+class TestFeatureRows:
+    def test_a_file_is_the_whole_set_and_is_dealt_into_five_folds(self, tmp_path: Path) -> None:
+        file = write(tmp_path, {"some.txt": rows(1, 12)}) / "some.txt"
+        letor = load_letor(file)
+        assert (len(letor), letor.rows, letor.width, letor.name) == (12, 24, 3, "some.txt")
+        folds = load_folds(file)
+        assert [fold.name for fold in folds] == ["Fold1", "Fold2", "Fold3", "Fold4", "Fold5"]
+        tested = [query for fold in folds for query in fold.test.queries]
+        assert sorted(tested) == sorted(letor.queries)
+        for fold in folds:
+            parts = [set(part.queries) for part in (fold.train, fold.validation, fold.test)]
+            assert sum(map(len, parts)) == len(set.union(*parts)) == 12
+        again, other = load_folds(file), load_folds(file, seed=1)
+        assert [fold.test.queries for fold in again] == [fold.test.queries for fold in folds]
+        assert [fold.test.queries for fold in other] != [fold.test.queries for fold in folds]
+
+    def test_too_few_queries_for_folds(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="4 queries do not make 5 folds"):
+            load_folds(write(tmp_path, {"f": rows(1, 4)}) / "f")
+
+    def test_letor_4_parts_rotate(self, tmp_path: Path) -> None:
+        folder = write(tmp_path, {f"S{part}.txt": rows(10 * part) for part in range(1, 6)})
+        assert load_letor(folder).queries == tuple(
+            f"{part}{query}" for part in range(1, 6) for query in (0, 1)
+        )
+        fold = load_folds(folder)[3]
+        assert fold.train.queries == ("40", "41", "50", "51", "10", "11")
+        assert fold.validation.queries == ("20", "21")
+        assert fold.test.queries == ("30", "31")
+        assert load_letor(folder, split="test").queries == ("50", "51")
+
+    def test_folders_of_folds(self, tmp_path: Path) -> None:
+        parts = {"train.txt": rows(1, 3), "vali.txt": rows(4), "test.txt": rows(6)}
+        other = {"train.txt": rows(4), "vali.txt": rows(6), "test.txt": rows(1, 3)}
+        folds = {
+            f"Fold{at}/{name}": text for at, fold in ((1, parts), (2, other)) for name, text in fold.items()
+        }
+        folder = write(tmp_path, folds)
+        assert [len(fold.test) for fold in load_folds(folder)] == [2, 3]
+        assert len(load_letor(folder)) == 7
+        (single,) = load_folds(folder / "Fold1")
+        assert len(single.train) == 3
+        assert load_letor(folder, split="validation").queries == ("4", "5")
+
+    def test_lightgbm_parts_with_sidecars(self, tmp_path: Path) -> None:
+        files = {
+            "rank.train": "0 1:1\n1 2:1\n2 1:2\n",
+            "rank.train.query": "2\n1\n",
+            "rank.test": "1 1:3\n",
+            "rank.test.query": "1\n",
+        }
+        folder = write(tmp_path, files)
+        (fold,) = load_folds(folder)
+        assert (len(fold.train), len(fold.validation), len(fold.test)) == (2, 0, 1)
+        assert fold.test.width == fold.validation.width == 2
+        assert load_letor(folder).queries == ("train/1", "train/2", "test/1")
+
+    def test_a_training_file_alone(self, tmp_path: Path) -> None:
+        folder = write(tmp_path, {"train.txt": rows(1, 6)})
+        assert len(load_letor(folder)) == 6
+        assert len(load_folds(folder)) == 5
+        with pytest.raises(DataError, match=r"has no test part \(it has: train\)"):
+            load_letor(folder, split="test")
+
+    def test_a_folder_of_something_else(self, tmp_path: Path) -> None:
+        for read in (load_letor, load_folds):
+            with pytest.raises(DataError, match="no feature rows that Isthmus knows"):
+                read(tmp_path)
+
+    def test_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("ISTHMUS_DATA", raising=False)
+        for name, told in {
+            "mq2008": "ISTHMUS_DATA",
+            "mq2007": "did you mean 'mq2008'",
+            "cran": "read it with load",
+            "pydocs": "read it with load",
+        }.items():
+            with pytest.raises(DataError, match=told):
+                load_letor(name)
+        with pytest.raises(DataError, match="no split 'vali'"):
+            load_letor("synthetic", split="vali")  # type: ignore[arg-type]
+
+    def test_synthetic(self) -> None:
+        (fold,) = load_folds("synthetic")
+        assert (len(fold.train), len(fold.test), fold.train.width) == (1_000, 300, 136)
+        assert fold.test.rows == 300 * 60
+        assert load_letor("synthetic", split="test") == fold.test
+
+
 @pytest.mark.realdata
 class TestRealCollections:
+    def test_mq2008(self, data_dir: Path) -> None:
+        letor = load_letor("mq2008")
+        assert (letor.rows, len(letor), letor.width) == (15_211, 784, 46)
+        folds = load_folds("mq2008")
+        assert len(folds) == 5
+        fourth = [load_letor(data_dir / "letor" / "mq2008" / f"S{part}.txt") for part in (4, 5, 1, 2, 3)]
+        assert folds[3].train.queries == sum((part.queries for part in fourth[:3]), ())
+        assert folds[3].validation == fourth[3]
+        assert folds[3].test == fourth[4]
+
+    def test_the_other_feature_sets(self, data_dir: Path) -> None:
+        sample = load_letor("mslr-sample")
+        assert (sample.rows, len(sample), sample.width) == (5_000, 43, 136)
+        (fold,) = load_folds("lightgbm-example")
+        assert (fold.train.rows, fold.test.rows, fold.train.width) == (3_005, 768, 300)
+
     @pytest.mark.parametrize(
         ("name", "documents", "queries", "judged", "ndcg"),
         [

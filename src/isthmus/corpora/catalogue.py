@@ -2,17 +2,42 @@
 
 The real collections are found under the folder that the environment variable ISTHMUS_DATA names, and nowhere
 else; a path works for anything that has the layout of one of them.
+
+`load` gives a `Corpus`. Feature rows come whole from `load_letor`, or as training, validation and test parts
+from `load_folds`. A folder of feature rows holds one of
+
+- `Fold1`, `Fold2`, … with `train.txt`, `vali.txt` and `test.txt` (MSLR), or one such fold by itself;
+- `S1.txt` to `S5.txt` (LETOR 4.0): fold i trains on three parts from the i-th on, cyclically, validates on
+  the next and tests on the last, which are the official folds;
+- `NAME.train` and `NAME.test` (LightGBM's example): one fold with an empty validation part;
+- `train.txt` alone, which is read like a single file.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from isthmus.corpora import labels, pydocs, smart
 from isthmus.errors import DataError, nearest
-from isthmus.tables import Corpus
+from isthmus.partition import folds as fold_of_items
+from isthmus.randomness import Streams
+from isthmus.tables import (
+    SPLITS,
+    Corpus,
+    Fold,
+    Letor,
+    read_corpus_beir,
+    read_letor,
+    read_letor_fold,
+    read_letor_folds,
+    rotated_folds,
+)
+
+Split = Literal["train", "validation", "test"]
 
 CORPORA = {
     "twitter": "labels/twitter",
@@ -29,7 +54,10 @@ FEATURES = {
 }
 """Where the named feature sets lie under ISTHMUS_DATA."""
 
-BUILT_IN = ("pydocs", "synthetic", "synthetic-mslr")
+SYNTHETIC = ("synthetic", "synthetic-mslr")
+BUILT_IN = ("pydocs", *SYNTHETIC)
+ALL_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+DEALT_FOLDS = 5
 
 
 def load(name_or_path: str | os.PathLike[str], *, fold: int = 0) -> Corpus:
@@ -56,10 +84,114 @@ def load(name_or_path: str | os.PathLike[str], *, fold: int = 0) -> Corpus:
     )
 
 
+def _is_beir(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("corpus.jsonl", "corpus.jsonl.gz"))
+
+
 _READERS: tuple[tuple[Callable[[Path], object], Callable[[Path], Corpus]], ...] = (
+    (_is_beir, read_corpus_beir),
     (smart.layout_of, smart.read),
     (labels.is_reuters_folder, labels.read_reuters),
 )
+
+
+def load_letor(name_or_path: str | os.PathLike[str], *, split: Split | None = None) -> Letor:
+    """Feature rows by name (`synthetic`, `mq2008` …), from a file or from a folder.
+
+    All rows by default, or one split of the first fold. Where two parts number their queries alike, the whole
+    calls them `train/1` and `test/1`.
+    """
+    if split is not None and split not in SPLITS:
+        raise DataError(f"no split {split!r}", cure=f"splits: {', '.join(SPLITS)}")
+    named = os.fspath(name_or_path)
+    if named in SYNTHETIC:
+        wanted = ALL_SPLITS if split is None else (split,)
+        parts: dict[str, Letor] = {part: _synthetic(named, part) for part in wanted}
+    else:
+        parts = _parts(locate(named, FEATURES))
+    if split is None:
+        return _together(parts, name=Path(named).name)
+    if split not in parts:
+        raise DataError(f"{named} has no {split} part", cure=f"it has: {', '.join(parts)}")
+    return replace(parts[split], name=f"{Path(named).name} {split}")
+
+
+def load_folds(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> tuple[Fold, ...]:
+    """The folds that a set comes with; five by query, at random under the seed, where it comes with none."""
+    named = os.fspath(name_or_path)
+    if named in SYNTHETIC:
+        return (Fold(named, *(_synthetic(named, split) for split in ALL_SPLITS)),)
+    path = locate(named, FEATURES)
+    if path.is_dir() and any(path.glob("Fold*/")):
+        return read_letor_folds(path)
+    if path.is_dir() and (path / "S1.txt").is_file():
+        return rotated_folds(_rotating(path))
+    parts = _parts(path)
+    if "test" in parts:
+        empty = parts["train"][:0]
+        return (Fold(path.name, parts["train"], parts.get("validation", empty), parts["test"]),)
+    return _dealt_folds(parts["train"], seed)
+
+
+def _synthetic(name: str, split: Split) -> Letor:
+    from isthmus.corpora import synthetic
+
+    return synthetic.load_letor(name, split)
+
+
+def _parts(path: Path) -> dict[str, Letor]:
+    """The parts of a file or folder by split, of its first fold if it has several; never without `train`."""
+    if path.is_file():
+        return {"train": read_letor(path)}
+    if (path / "Fold1").is_dir():
+        return _split_parts(read_letor_fold(path / "Fold1"))
+    if (path / "S1.txt").is_file():
+        return _split_parts(rotated_folds(_rotating(path))[0])
+    train, test = (sorted(path.glob(f"*.{part}")) for part in ("train", "test"))
+    if len(train) == len(test) == 1:
+        tables = [read_letor(file[0]) for file in (train, test)]
+        width = max(table.width for table in tables)
+        return dict(zip(("train", "test"), (table.widened(width) for table in tables), strict=True))
+    if (path / "test.txt").is_file():
+        return _split_parts(read_letor_fold(path))
+    if (path / "train.txt").is_file():
+        return {"train": read_letor(path / "train.txt")}
+    raise DataError(
+        "no feature rows that Isthmus knows",
+        file=path,
+        cure="a LETOR file, or a folder with Fold1, S1.txt, train.txt or NAME.train in it",
+    )
+
+
+def _split_parts(fold: Fold) -> dict[str, Letor]:
+    return dict(zip(SPLITS, (fold.train, fold.validation, fold.test), strict=True))
+
+
+def _rotating(folder: Path) -> list[Letor]:
+    return [read_letor(folder / f"S{number}.txt") for number in range(1, 6)]
+
+
+def _together(parts: dict[str, Letor], *, name: str) -> Letor:
+    if len(parts) == 1:
+        return replace(next(iter(parts.values())), name=name)
+    queries = [query for part in parts.values() for query in part.queries]
+    if len(set(queries)) < len(queries):
+        parts = {
+            split: replace(part, queries=tuple(f"{split}/{query}" for query in part.queries))
+            for split, part in parts.items()
+        }
+    return Letor.concat(list(parts.values()), name=name)
+
+
+def _dealt_folds(letor: Letor, seed: int) -> tuple[Fold, ...]:
+    if len(letor) < DEALT_FOLDS:
+        raise DataError(
+            f"{len(letor)} queries do not make {DEALT_FOLDS} folds",
+            cure="bring more queries, or folds of your own",
+        )
+    part_of = fold_of_items(len(letor), DEALT_FOLDS, Streams(seed)("folds"))
+    parts = [replace(letor[part_of == part], name=f"part {part + 1}") for part in range(DEALT_FOLDS)]
+    return rotated_folds(parts)
 
 
 def available() -> dict[str, bool]:
