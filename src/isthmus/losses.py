@@ -163,15 +163,11 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
 def loss_named(name: str, **options: float) -> Loss:
     """The loss of that name with these options; an unknown one is a ConfigError that names the nearest."""
     if name not in LOSSES:
-        known = ", ".join(LOSSES)
-        raise ConfigError(f"no loss {name!r} (known: {known})", key=name, value=name, known=LOSSES)
+        raise ConfigError(f"no loss {name!r}", key=name, value=name, known=LOSSES)
     loss = LOSSES[name]
     for key, value in options.items():
         if key not in loss.options:
-            known = ", ".join(sorted(loss.options)) or "none"
-            raise ConfigError(
-                f"the loss {name} has no option {key!r} (it has: {known})", key=key, value=value
-            )
+            raise ConfigError(f"the loss {name} has no {key}", key=key, value=value, known=loss.options)
     return replace(loss, function=partial(loss.function, **options)) if options else loss
 
 

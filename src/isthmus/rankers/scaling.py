@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError, DataError
+from isthmus.rankers.ranker import check_width
 from isthmus.tables import Letor
 from isthmus.tables.ids import frozen
 
@@ -106,10 +107,7 @@ class Scaling:
 
     def __call__(self, letor: Letor) -> Letor:
         """The table with its features scaled; another number of features is a DataError."""
-        if letor.width != self.width:
-            raise DataError(
-                f"the data have {letor.width} features where the model was trained on {self.width}"
-            )
+        check_width(letor, self.width)
         scaled = np.empty(letor.features.shape, np.float32)
         for start in range(0, letor.rows, _ROWS):
             part = _finite(letor, start)
@@ -136,12 +134,7 @@ class Scaling:
 
 def _check_kind(kind: str) -> None:
     if kind not in SCALINGS:
-        raise ConfigError(
-            f"no feature scaling {kind!r} (known: {', '.join(SCALINGS)})",
-            key=kind,
-            value=kind,
-            known=SCALINGS,
-        )
+        raise ConfigError(f"no feature scaling {kind!r}", key=kind, value=kind, known=SCALINGS)
 
 
 def _finite(letor: Letor, start: int) -> NDArray[np.float32]:
@@ -163,12 +156,14 @@ def _signed_log(values: NDArray[Any]) -> NDArray[Any]:
 
 def _stretch_lists(features: NDArray[np.float32], offsets: NDArray[np.int64]) -> None:
     """Every list's features to 0..1, in place; a feature constant in a list becomes 0."""
-    lengths = np.diff(offsets)
-    starts, lengths = offsets[:-1][lengths > 0], lengths[lengths > 0]
-    if not len(starts):
-        return
-    low = np.minimum.reduceat(features, starts, axis=0)
-    span = np.maximum.reduceat(features, starts, axis=0) - low
-    factor = np.where(span > 0, 1 / np.where(span > 0, span, 1), 0).astype(np.float32)
-    features -= np.repeat(low, lengths, axis=0)
-    features *= np.repeat(factor, lengths, axis=0)
+    bounds = offsets[np.concatenate(([True], np.diff(offsets) > 0))]  # no empty lists
+    first = 0
+    while first < len(bounds) - 1:
+        last = max(int(np.searchsorted(bounds, bounds[first] + _ROWS, side="right")) - 1, first + 1)
+        part, starts = features[bounds[first] : bounds[last]], bounds[first:last] - bounds[first]
+        lengths = np.diff(bounds[first : last + 1])
+        low = np.minimum.reduceat(part, starts, axis=0)
+        span = np.maximum.reduceat(part, starts, axis=0) - low
+        part -= np.repeat(low, lengths, axis=0)
+        part *= np.repeat(np.where(span > 0, 1 / np.where(span > 0, span, 1), 0), lengths, axis=0)
+        first = last

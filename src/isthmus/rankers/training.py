@@ -53,10 +53,7 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:
-            known = ", ".join(OPTIMISERS)
-            raise ConfigError(
-                f"no optimiser {self.optimiser!r} (known: {known})", key=self.optimiser, known=OPTIMISERS
-            )
+            raise ConfigError(f"no optimiser {self.optimiser!r}", key=self.optimiser, known=OPTIMISERS)
         for key in ("learning_rate", "epochs", "batch"):
             value = getattr(self, key)
             if value is not None and not value > 0:
