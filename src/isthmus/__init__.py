@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from isthmus.corpora import load as load
+    from isthmus.corpora import load_folds as load_folds
+    from isthmus.corpora import load_letor as load_letor
     from isthmus.errors import ConfigError as ConfigError
     from isthmus.errors import DataError as DataError
     from isthmus.errors import IsthmusError as IsthmusError
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from isthmus.tables import write_run as write_run
 
 _CONTENTS = {
+    "corpora": "load load_folds load_letor",
     "errors": "ConfigError DataError IsthmusError",
     "randomness": "Streams",
     "retrieval": "BM25",
