@@ -23,10 +23,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from os import PathLike
+from typing import Any
 
 
 class IsthmusError(Exception):
     """The root: `except IsthmusError` catches every failure Isthmus foresees."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a worker process sends its error home; the default would call __init__ with the message alone
+        return _revived, (type(self), self.args, self.__dict__)
 
 
 class DataError(IsthmusError, ValueError):
@@ -71,7 +76,8 @@ class ConfigError(IsthmusError, ValueError):
         self.key = key
         self.value = value
         self.expected = expected
-        self.nearest = nearest((key or "").rpartition(".")[2], names)
+        word = key or ""
+        self.nearest = nearest(word, names) or nearest(word.rpartition(".")[2], names)
         cures = [] if expected is None else [f"expected {expected}"]
         if self.nearest:
             cures.append(f"did you mean {self.nearest!r}?")
@@ -115,7 +121,7 @@ class RoundFailed(FederationError):
     """Too few silos gave a usable answer."""
 
     def __init__(self, round: int, silos: dict[str, str], needed: int) -> None:
-        self.round, self.silos = round, silos
+        self.round, self.silos, self.needed = round, silos, needed
         told = ", ".join(f"{silo}: {why}" for silo, why in sorted(silos.items())) or "no silo answered"
         super().__init__(f"round {round} needs {needed} usable answers ({told})")
 
@@ -138,6 +144,12 @@ class SiloUnavailable(ServiceError):
 
 class Refused(ServiceError):
     """The other side knows us and said no."""
+
+
+def _revived(kind: type[IsthmusError], args: tuple[Any, ...], state: dict[str, Any]) -> IsthmusError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

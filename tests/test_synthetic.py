@@ -1,0 +1,238 @@
+"""Synthetic data: deterministic, of the promised shape, and worth learning from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from isthmus.corpora import synthetic
+from isthmus.corpora.synthetic import FOLDS, World, load_letor, write_fold
+from isthmus.errors import DataError
+from isthmus.tables import Letor
+from isthmus.tables.letor_files import read_letor, write_letor
+from isthmus.text import tokenise
+
+
+def mean_ndcg(letor: Letor, scores: np.ndarray) -> float:
+    """nDCG@10 with exponential gain over lists of equal length, from its formula."""
+    grades = letor.grades.reshape(len(letor), -1)
+    gains = 2.0**grades - 1
+    order = np.argsort(-scores.reshape(grades.shape), axis=1, kind="stable")[:, :10]
+    discount = 1 / np.log2(np.arange(2, 12))
+    found = (np.take_along_axis(gains, order, axis=1) * discount).sum(axis=1)
+    ideal = (-np.sort(-gains, axis=1)[:, :10] * discount).sum(axis=1)
+    return float((found[ideal > 0] / ideal[ideal > 0]).mean())
+
+
+def linear_scores(train: Letor, test: Letor) -> np.ndarray:
+    middle, spread = train.features.mean(axis=0), train.features.std(axis=0) + 1e-9
+    rows, asked = ((table.features - middle) / spread for table in (train, test))
+    return asked @ np.linalg.lstsq(rows, train.grades - train.grades.mean(), rcond=None)[0]
+
+
+@pytest.fixture(scope="module")
+def tables() -> tuple[Letor, Letor]:
+    return synthetic.letor(300), synthetic.letor(300, split="test")
+
+
+def test_shape_and_grade_shares(tables: tuple[Letor, Letor]) -> None:
+    train, _ = tables
+    assert (len(train), train.rows, train.width) == (300, 18_000, 136)
+    assert np.isfinite(train.features).all()
+    shares = np.bincount(train.grades, minlength=5) / train.rows
+    assert np.abs(shares - synthetic.GRADE_SHARES).max() < 0.03
+
+
+def test_features_are_as_varied_as_real_ones(tables: tuple[Letor, Letor]) -> None:
+    train, _ = tables
+    lists = train.features.reshape(300, 60, 136)
+    constant = (lists.max(axis=1) == lists.min(axis=1)).all(axis=0)
+    assert constant.sum() == 14  # they speak of the query alone
+    scales = train.features.std(axis=0)
+    assert scales.max() / scales.min() > 1e4
+    assert ((train.features == 0).mean(axis=0) > 0.1).sum() > 10  # parts that pages lack
+
+
+def test_there_is_something_to_learn_but_not_by_a_line(tables: tuple[Letor, Letor]) -> None:
+    train, test = tables
+    chance = mean_ndcg(test, np.random.default_rng(0).random(test.rows))
+    linear = mean_ndcg(test, linear_scores(train, test))
+    traits = synthetic._traits(np.full(300, 60), np.random.default_rng(0))
+    assert chance == pytest.approx(0.23, abs=0.03)
+    assert chance + 0.12 < linear < 0.5
+    assert traits.shape == (18_000, synthetic.TRAITS + synthetic.QUERY_TRAITS + 1)
+
+
+def test_trees_learn_more_than_a_line() -> None:
+    lightgbm = pytest.importorskip("lightgbm")
+    train, test = synthetic.letor(700), synthetic.letor(300, split="test")
+    options = {"objective": "lambdarank", "verbose": -1, "num_threads": 1, "seed": 1, "feature_fraction": 0.5}
+    data = lightgbm.Dataset(train.features, train.grades, group=np.diff(train.offsets))
+    trees = lightgbm.train(options | {"learning_rate": 0.15, "min_data_in_leaf": 50}, data, 60)
+    found = mean_ndcg(test, trees.predict(test.features))
+    assert 0.47 < found < 0.6
+    assert found > mean_ndcg(test, linear_scores(train, test)) + 0.03
+
+
+def test_the_same_arguments_give_the_same_rows() -> None:
+    assert synthetic.letor(30, 7, 11) == synthetic.letor(30, 7, 11)
+    assert synthetic.letor(30, 7, 11) != synthetic.letor(30, 7, 11, seed=1)
+
+
+@pytest.mark.parametrize("varying", [False, True])
+def test_fewer_queries_are_the_first_of_more(varying: bool) -> None:
+    many = synthetic.letor(230, 9, 20, varying=varying)
+    for count in (1, 100, 130):
+        assert synthetic.letor(count, 9, 20, varying=varying) == many[:count]
+
+
+def test_splits_share_the_world_and_no_query() -> None:
+    parts = [synthetic.letor(50, 8, 12, split=split) for split in ("train", "validation", "test")]
+    assert len({query for part in parts for query in part.queries}) == 150
+    assert not np.array_equal(parts[0].grades, parts[1].grades)
+
+
+def test_lists_of_varying_length() -> None:
+    lengths = np.diff(synthetic.letor(1000, 40, 2, varying=True).offsets)
+    assert lengths.min() >= 1
+    assert lengths.mean() == pytest.approx(40, rel=0.1)
+    assert lengths.std() > 15
+
+
+def test_few_features_are_possible() -> None:
+    assert synthetic.letor(3, 4, 1).features.shape == (12, 1)
+    with pytest.raises(DataError, match="at least one of each"):
+        synthetic.letor(3, 0)
+
+
+def test_named_folds() -> None:
+    assert FOLDS["synthetic"].queries == (1000, 300, 300)
+    assert (FOLDS["synthetic"].world.documents, FOLDS["synthetic"].world.features) == (60, 136)
+    mslr = FOLDS["synthetic-mslr"]
+    assert mslr.queries == (6000, 2000, 2000)
+    assert mslr.world._offsets(6000, "train")[-1] == pytest.approx(720_000, rel=0.01)
+    with pytest.raises(DataError, match="no synthetic fold 'mslr'"):
+        load_letor("mslr")
+    with pytest.raises(DataError, match="no synthetic fold"):
+        write_fold("mslr", Path("unused"))
+
+
+def test_a_named_fold_is_made_once_and_then_mapped() -> None:
+    first = load_letor("synthetic", "test")
+    assert first == World().letor(300, "test")
+    assert first.name == "synthetic test"
+    again = load_letor("synthetic", "test")
+    assert isinstance(again.features.base, np.ndarray)
+    assert not again.features.flags.writeable
+    assert again == first
+
+
+def test_a_mapped_table_of_other_data_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.columns"
+    small = World(5, 4)
+    assert small.mapped(path, 20) == small.letor(20)
+    assert small.mapped(path, 30) == small.letor(30)
+    path.write_bytes(path.read_bytes()[:100])
+    assert small.mapped(path, 30) == small.letor(30)
+    assert os.listdir(tmp_path) == ["x.columns"]
+
+
+def test_nowhere_to_keep_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("ISTHMUS_CACHE", str(blocked))
+    assert load_letor("synthetic", "test").rows == 18_000
+
+
+def test_streams_to_letor_text(tmp_path: Path) -> None:
+    world = World(6, 9, varying=True)
+    write_letor(world.blocks(150), tmp_path / "train.txt")
+    assert read_letor(tmp_path / "train.txt") == world.letor(150)
+
+
+def test_writing_a_fold_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FOLDS, "tiny", synthetic.Fold(World(3, 4), (20, 10, 5)))
+    (tmp_path / "train.txt").write_text("kept\n")
+    write_fold("tiny", tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["test.txt", "train.txt", "vali.txt"]
+    assert (tmp_path / "train.txt").read_text() == "kept\n"
+    assert read_letor(tmp_path / "vali.txt") == World(3, 4).letor(10, "validation")
+
+
+def test_text_is_deterministic_and_as_large_as_asked() -> None:
+    corpus = synthetic.text(400, 30, 3, words=80)
+    twin = synthetic.text(400, 30, 3, words=80)
+    assert corpus.documents.bodies == twin.documents.bodies
+    assert corpus.queries.texts == twin.queries.texts
+    assert corpus.qrels == twin.qrels
+    assert synthetic.text(400, 30, 3, words=80, seed=1).documents.bodies != corpus.documents.bodies
+    assert (len(corpus.documents), len(corpus.queries), corpus.silos) == (
+        400,
+        30,
+        ("silo1", "silo2", "silo3"),
+    )
+    lengths = [body.count(" ") + 1 for body in corpus.documents.bodies]
+    assert np.mean(lengths) == pytest.approx(80, rel=0.05)
+    assert np.std(lengths) > 10
+
+
+def test_words_are_zipfian_and_safe_from_stemming() -> None:
+    corpus = synthetic.text(300, 10, words=200)
+    tokens = tokenise(corpus.documents.bodies)
+    assert len(tokens.terms) == sum(len(body.split()) for body in corpus.documents.bodies)
+    counts = np.sort(np.bincount(tokens.terms.codes))[::-1]
+    assert 1.6 < counts[0] / counts[1] < 2.4
+    assert 7 < counts[0] / counts[9] < 14
+
+
+def test_judgements_follow_aspects_not_words() -> None:
+    corpus = synthetic.text(600, 60, words=100)
+    assert set(corpus.qrels.queries) == set(corpus.queries.ids)
+    assert set(corpus.qrels.grades.tolist()) == {1, 2}
+    assert 10 < corpus.qrels.rows / 60 < 60
+    words = dict(zip(corpus.documents.ids, map(str.split, corpus.documents.texts), strict=True))
+    shares = [
+        bool(set(text.split()) & set(words[document]))
+        for query, text in zip(corpus.queries.ids, corpus.queries.texts, strict=True)
+        for document in corpus.qrels[query].documents.tolist()
+    ]
+    assert 0.3 < np.mean(shares) < 0.8  # some relevant documents have no word of the query
+    others = set().union(*(words[document] for document in corpus.documents.ids))
+    assert all(set(text.split()) & others for text in corpus.queries.texts)
+
+
+def test_moved_is_the_dial_from_topical_to_random() -> None:
+    def crossing(moved: float) -> float:
+        corpus = synthetic.text(600, 60, words=20, moved=moved)
+        row = corpus.row_of_document
+        homes = dict(zip(corpus.queries.ids, corpus.queries.silos.tolist(), strict=True))
+        away = [
+            corpus.documents.silos[row[document]] != homes[query]
+            for query in corpus.qrels.queries
+            for document in corpus.qrels[query].documents.tolist()
+        ]
+        return float(np.mean(away))
+
+    assert crossing(0) < 0.1  # a minor aspect of another topic
+    assert 0.45 < crossing(0.5) < 0.65
+    assert crossing(1) == pytest.approx(0.75, abs=0.06)
+
+
+def test_queries_on_one_aspect_share_a_split() -> None:
+    corpus = synthetic.text(200, 300, words=10)
+    relevant: dict[frozenset[str], set[str]] = {}
+    for query, split in zip(corpus.queries.ids, corpus.queries.splits, strict=True):
+        relevant.setdefault(frozenset(corpus.qrels[query].documents.tolist()), set()).add(split)
+    assert all(len(splits) == 1 for splits in relevant.values())
+    assert {split for splits in relevant.values() for split in splits} == {"train", "validation", "test"}
+
+
+def test_impossible_and_tiny_collections() -> None:
+    with pytest.raises(DataError, match="a document for every silo"):
+        synthetic.text(3, 1, 4)
+    tiny = synthetic.text(2, 2, 2, words=1)
+    assert len(tiny.documents) == 2
+    assert set(tiny.queries.splits) == {"test"}
