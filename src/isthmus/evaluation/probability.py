@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation.ranking import Ranking
+from isthmus.report import Plot
 from isthmus.tables import UNJUDGED, Qrels, Run
 from isthmus.tables.ids import FloatArray, IntArray, frozen
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from isthmus.report import Plot
 
 BINS = 15
 
@@ -77,13 +73,11 @@ class Reliability:
 
     def plot(self, caption: str = "") -> Plot:
         """The reliability diagram: outcomes over probabilities, the diagonal is honest."""
-        from isthmus.report import Plot
-
         full = self.count > 0
         mean, rate = self.promised[full] / self.count[full], self.came_true[full] / self.count[full]
         size = 10 + 190 * self.count[full] / self.count.max()
 
-        def draw(axes: Axes) -> None:
+        def draw(axes: Any) -> None:
             axes.plot([0, 1], [0, 1], color="grey", lw=1, ls="--")
             axes.plot(mean, rate, lw=1)
             axes.scatter(mean, rate, s=size)
