@@ -272,7 +272,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
             stream.write(b"new")
             raise ZeroDivisionError
 
-    pytest.raises(ZeroDivisionError, fail)
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
