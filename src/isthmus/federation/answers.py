@@ -12,6 +12,8 @@ from flwr.app import Message, MetricRecord, RecordDict
 from isthmus.errors import FederationError, IncompatibleUpdate
 from isthmus.federation.messages import ARRAYS, EXAMPLES, METRICS, REPORT, STEPS, Arrays, unpack
 
+NOT_FINITE = "sent parameters that are not finite"
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -84,7 +86,7 @@ def _read(reply: Message, silo: str, model: Arrays) -> tuple[Message, float]:
     arrays = unpack(reply.content.array_records[ARRAYS])
     check_fits(arrays, model, silo)
     if not all(np.isfinite(array).all() for array in arrays.values()):
-        raise FederationError("sent parameters that are not finite")
+        raise FederationError(NOT_FINITE)
     for key in (EXAMPLES, STEPS):
         told = _number(reply, key)
         if not (math.isfinite(told) and told >= 1):
@@ -109,12 +111,20 @@ def update_length(arrays: Arrays, model: Arrays) -> float:
 
 
 def _too_long(usable: Mapping[str, tuple[Message, float]], model: Arrays, limit: float) -> list[str]:
-    """The silos whose updates are out of all proportion to the model and to the others'."""
+    """The silos whose updates are out of all proportion to the model and to the others'.
+
+    The others are represented by their lower quartile: three of four may be wrong and it still is not.
+    """
     lengths = {silo: length for silo, (_, length) in usable.items()}
-    typical = float(np.median(list(lengths.values()))) if lengths else 0.0
+    ordered = sorted(lengths.values())
     whole = update_length(model, {name: np.zeros_like(array) for name, array in model.items()})
-    bound = limit * max(1.0, whole, typical)
-    return [silo for silo, length in lengths.items() if length > bound]
+    quartile = max(0, len(ordered) - 2) // 4
+    found = []
+    for silo, length in lengths.items():
+        others = ordered[quartile] if length > ordered[quartile] else 0.0
+        if length > limit * max(1.0, whole, others):
+            found.append(silo)
+    return found
 
 
 def _check_report(reply: Message, limits: Limits) -> None:

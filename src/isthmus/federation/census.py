@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,13 @@ class Census:
         self.silos: dict[str, Silo] = {}
         self._scaling, self._deadline = scaling, deadline
         self._names: dict[int, str | None] = {}
+
+    def gather(self, grid: Grid, expected: int) -> None:
+        """Wait until so many nodes are there, or the deadline has passed, and meet them."""
+        until = time.monotonic() + self._deadline
+        while len(set(grid.get_node_ids())) < expected and time.monotonic() < until:
+            time.sleep(0.2)
+        self.present(grid)
 
     def present(self, grid: Grid) -> dict[str, int]:
         """The node of every usable silo that is connected now, by name and in the order of names."""

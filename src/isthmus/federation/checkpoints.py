@@ -32,6 +32,7 @@ from isthmus.tables import Letor
 from isthmus.tables.bundles import Bundle
 from isthmus.tables.files import replacing
 
+MODEL = "model"
 PACKAGES = ("isthmus", "numpy", "scipy", "flwr")
 
 
@@ -101,12 +102,12 @@ class RunFolder:
             raise DataError("no run to resume", file=self.path, cure="name the folder that --out named")
         return load(Config, self.path / "config.toml")
 
-    def environment(self, tables: Mapping[str, Letor | None]) -> None:
+    def environment(self, tables: Mapping[str, Letor]) -> None:
         """Write down what the run is run with and on."""
         told = {
             "python": platform.python_version(),
             "packages": {package: version(package) for package in PACKAGES},
-            "data": {name: checksum(table) for name, table in tables.items() if table is not None},
+            "data": {name: checksum(table) for name, table in tables.items()},
         }
         self._write("environment.json", json.dumps(told, indent=1))
 

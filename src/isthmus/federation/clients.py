@@ -6,12 +6,11 @@ a silo may stop and come back, and any worker may serve it.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message
@@ -19,8 +18,8 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from isthmus.config import load
-from isthmus.errors import FederationError
 from isthmus.federation.faults import fault_mod
+from isthmus.federation.holdings import Holdings
 from isthmus.federation.judge import Judge
 from isthmus.federation.messages import (
     ARRAYS,
@@ -43,58 +42,6 @@ from isthmus.tables import Letor
 
 QUANTILES = 20
 """How many order statistics of its per-query errors a silo reports."""
-
-
-class Holdings(Protocol):
-    """Where silos' tables are found."""
-
-    def name(self, context: Context) -> str:
-        """The name of the silo that this context belongs to."""
-
-    def table(self, context: Context) -> Letor:
-        """Its rows, as they are."""
-
-    def scaled(self, context: Context, scaling: Scaling) -> Letor:
-        """Its rows, scaled."""
-
-
-class Tables:
-    """Simulated silos in memory, by partition. Once a table is scaled only the scaled one is kept."""
-
-    def __init__(self, tables: Sequence[Letor]) -> None:
-        self._tables = list(tables)
-        self._scalings: list[bytes | None] = [None] * len(self._tables)
-
-    def name(self, context: Context) -> str:
-        """`silo-007`: numbered so that names sort like numbers."""
-        return silo_name(int(context.node_config["partition-id"]), len(self._tables))
-
-    def table(self, context: Context) -> Letor:
-        """The rows of the partition."""
-        return self._tables[int(context.node_config["partition-id"])]
-
-    def scaled(self, context: Context, scaling: Scaling) -> Letor:
-        """The rows of the partition, scaled at the first call."""
-        at, digest = int(context.node_config["partition-id"]), fingerprint(scaling)
-        if self._scalings[at] is None:
-            self._tables[at] = scaling(self._tables[at])
-            self._scalings[at] = digest
-        if self._scalings[at] != digest:
-            raise FederationError("the feature scaling changed during training")
-        return self._tables[at]
-
-
-def silo_name(partition: int, partitions: int) -> str:
-    """The name of a simulated silo."""
-    return f"silo-{partition:0{len(str(partitions - 1))}}"
-
-
-def fingerprint(scaling: Scaling) -> bytes:
-    """A short digest of a fitted scaling."""
-    told = hashlib.blake2b(scaling.kind.encode(), digest_size=16)
-    for array in scaling.arrays().values():
-        told.update(array.tobytes())
-    return told.digest()
 
 
 def client_app(holdings: Holdings, *, faults: Iterable[Fault] = (), seed: int = 0) -> ClientApp:

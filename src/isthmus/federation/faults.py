@@ -12,18 +12,20 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
 from isthmus.errors import FederationError
-from isthmus.federation.messages import ARRAYS, EXAMPLES, METRICS, pack, round_of, unpack
+from isthmus.federation.messages import ARRAYS, ATTEMPT, CONFIG, EXAMPLES, METRICS, pack, round_of, unpack
 from isthmus.federation.settings import Fault
 from isthmus.randomness import Streams
 from isthmus.tables import Letor
 from isthmus.tables.ids import frozen
 
 
-def afflicted(fault: Fault, at: int, seed: int, partitions: int, round: int) -> NDArray[np.bool_]:
-    """Which silos the fault strikes, among so many, in a round."""
+def afflicted(
+    fault: Fault, at: int, seed: int, partitions: int, *, round: int = 0, attempt: int = 1
+) -> NDArray[np.bool_]:
+    """Which silos the fault strikes, among so many, in an attempt at a round."""
     streams = Streams(seed).under("fault", at, fault.kind)
     if fault.when == "round":
-        struck: NDArray[np.bool_] = streams("round", round).random(partitions) < fault.share
+        struck: NDArray[np.bool_] = streams("round", round, attempt).random(partitions) < fault.share
         return struck
     struck = np.zeros(partitions, np.bool_)
     struck[streams("silos").permutation(partitions)[: int(fault.share * partitions + 0.5)]] = True
@@ -37,7 +39,7 @@ def spoil_grades(tables: Sequence[Letor], faults: Sequence[Fault], seed: int) ->
     for at, fault in enumerate(faults):
         if fault.kind not in ("invert", "shuffle"):
             continue
-        for silo in np.flatnonzero(afflicted(fault, at, seed, len(tables), 0)).tolist():
+        for silo in np.flatnonzero(afflicted(fault, at, seed, len(tables))).tolist():
             grades = spoiled[silo].grades
             if fault.kind == "invert":
                 changed = highest - grades
@@ -52,8 +54,10 @@ def fault_mod(fault: Fault, at: int, seed: int) -> Mod:
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         place, places = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
-        training = message.metadata.message_type.startswith("train")
-        if not training or not afflicted(fault, at, seed, places, round_of(message))[place]:
+        if not message.metadata.message_type.startswith("train"):
+            return call_next(message, context)
+        attempt = int(message.content.config_records[CONFIG][ATTEMPT])  # type: ignore[arg-type]
+        if not afflicted(fault, at, seed, places, round=round_of(message), attempt=attempt)[place]:
             return call_next(message, context)
         if fault.kind == "drop":
             raise FederationError("the silo dropped out")

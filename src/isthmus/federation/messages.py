@@ -26,6 +26,7 @@ REPORT = "report"
 EXAMPLES = "num-examples"
 STEPS = "steps"
 ROUND = "server-round"
+ATTEMPT = "attempt"
 SETTINGS = "settings"
 PROXIMAL = "proximal-mu"
 

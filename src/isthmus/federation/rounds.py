@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -16,11 +16,11 @@ from flwr.serverapp import Grid
 
 from isthmus.config import to_mapping
 from isthmus.errors import RoundFailed
-from isthmus.federation.answers import Checked, Limits, check
+from isthmus.federation.answers import NOT_FINITE, Checked, Limits, check
 from isthmus.federation.census import Census
 from isthmus.federation.clients import QUANTILES, examples
 from isthmus.federation.judge import Judge
-from isthmus.federation.messages import METRICS, SETTINGS, Arrays, combine, pack, unpack
+from isthmus.federation.messages import ATTEMPT, METRICS, SETTINGS, Arrays, combine, pack, unpack
 from isthmus.federation.settings import Config
 from isthmus.federation.strategies import Chosen, FedAvgProbe, FedNova, FedRisk, Scaffold, build, norm
 from isthmus.randomness import Streams
@@ -90,9 +90,9 @@ class State:
 
     @property
     def rounds_without_gain(self) -> int:
-        """Rounds since that."""
-        best = self.best_measure
-        return next((n for n, record in enumerate(reversed(self.history)) if record.measure == best), 0)
+        """Rounds since it was first reached."""
+        measures = [record.measure for record in self.history]
+        return len(measures) - 1 - measures.index(self.best_measure) if self.best_measure >= 0 else 0
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,14 @@ class Held:
 
     validation: Letor | None = None
     probe: Letor | None = None
+
+
+class Asked(NamedTuple):
+    """The answers of a round: whom it took to get them, and how many attempts."""
+
+    checked: Checked
+    silos: tuple[str, ...]
+    attempts: int
 
 
 class Coordinator:
@@ -128,7 +136,7 @@ class Coordinator:
 
     def _prepared(self, state: State | None) -> State:
         """Meet the silos, agree on a scaling, make the first model and what the strategy needs."""
-        self.census.present(self.grid)
+        self.census.gather(self.grid, self.config.dealing.silos)
         if not self.census.silos:
             raise RoundFailed(0, {}, self.config.rounds.minimum)
         if state is None:
@@ -175,14 +183,19 @@ class Coordinator:
     def _round(self, state: State) -> State:
         """One round: another model, and the record of how it came about."""
         began, number = time.perf_counter(), state.round + 1
-        checked, attempts = self._answers(state, number)
+        try:
+            checked, asked, attempts = self._answers(state, number)
+        except RoundFailed as failed:
+            if set(failed.silos.values()) != {NOT_FINITE}:
+                raise
+            return self._diverged(state, RoundRecord(number, tuple(failed.silos), failed.silos))
         record, _ = self.strategy.aggregate_train(number, checked.usable)
         arrays = {} if record is None else unpack(record)
         parameters = {key: arrays[key].astype(old.dtype) for key, old in state.parameters.items()}
         weighed = self.strategy.weighed
         done = RoundRecord(
             number,
-            asked=tuple(self.strategy.silos.values()),
+            asked=asked,
             rejected=checked.rejected,
             capped=checked.capped,
             weights=weighed.weights,
@@ -195,22 +208,26 @@ class Coordinator:
         )
         return self._guarded(state, parameters, done)
 
-    def _answers(self, state: State, number: int) -> tuple[Checked, int]:
-        """The usable answers of a round, and how many attempts they took."""
+    def _answers(self, state: State, number: int) -> Asked:
+        """The usable answers of a round, from as many attempts as it takes."""
         rounds = self.config.rounds
         record = pack(state.parameters)
+        settings = self._settings(state.scaling)
+        asked: tuple[str, ...] = ()
+        rejected: dict[str, str] = {}
         for attempt in range(1, rounds.attempts + 1):
             self.strategy.choose(self._sample(number, attempt))
-            settings = ConfigRecord({SETTINGS: self._settings(state.scaling)})
-            messages = self.strategy.configure_train(number, record, settings, self.grid)
+            told = ConfigRecord({SETTINGS: settings, ATTEMPT: attempt})
+            messages = self.strategy.configure_train(number, record, told, self.grid)
             replies = self.grid.send_and_receive(messages, timeout=rounds.deadline)
-            checked = check(
-                replies, self.strategy.silos, state.parameters, self._limits(), deadline=rounds.deadline
-            )
+            silos = self.strategy.silos
+            checked = check(replies, silos, state.parameters, self._limits(), deadline=rounds.deadline)
+            asked += tuple(name for name in silos.values() if name not in asked)
+            rejected.update(checked.rejected)
             if len(checked.usable) >= rounds.minimum:
-                return checked, attempt
-            logger.warning("round %d, attempt %d: %s", number, attempt, checked.rejected)
-        raise RoundFailed(number, checked.rejected, rounds.minimum)
+                return Asked(replace(checked, rejected=rejected), tuple(sorted(asked)), attempt)
+            logger.warning("round %d, attempt %d: %d usable answers", number, attempt, len(checked.usable))
+        raise RoundFailed(number, rejected, rounds.minimum)
 
     def _sample(self, number: int, attempt: int) -> dict[int, str]:
         """The silos of a round, by node: drawn among names, which stay when nodes change."""
@@ -245,26 +262,28 @@ class Coordinator:
         )
 
     def _guarded(self, state: State, parameters: Arrays, done: RoundRecord) -> State:
-        """The next state; a model that is not finite any more ends training with the one before."""
-        if all(np.isfinite(array).all() for array in parameters.values()):
-            share = (_POLYAK + 1) / (done.round + _POLYAK)
-            average = combine(
-                {"new": share, "old": 1 - share},
-                {"new": parameters, "old": state.average or parameters},
-            )
-            strategy = self.strategy.state()
-            return replace(
-                state,
-                round=done.round,
-                parameters=parameters,
-                strategy=strategy,
-                average=average,
-                history=(*state.history, done),
-            )
-        reason = f"the parameters of round {done.round} are not finite (‖θ‖ was {norm(state.parameters):.3g})"
-        for number, fault in self._faults().items():
-            if number == "A3":
-                reason += f"; {fault}"
+        """The next state, unless the model is not finite any more."""
+        if not all(np.isfinite(array).all() for array in parameters.values()):
+            return self._diverged(state, done)
+        share = (_POLYAK + 1) / (done.round + _POLYAK)
+        average = combine(
+            {"new": share, "old": 1 - share}, {"new": parameters, "old": state.average or parameters}
+        )
+        return replace(
+            state,
+            round=done.round,
+            parameters=parameters,
+            strategy=self.strategy.state(),
+            average=average,
+            history=(*state.history, done),
+        )
+
+    def _diverged(self, state: State, done: RoundRecord) -> State:
+        """Training ends with the model before, and says why."""
+        grown = norm(state.parameters)
+        reason = f"the parameters of round {done.round} are not finite (before it ‖θ‖ was {grown:.3g})"
+        if "A3" in self._faults():
+            reason += f": {self._faults()['A3']}"
         logger.warning("training stopped: %s", reason)
         kept = replace(done, norm=None, cosine=None)
         return replace(state, round=done.round, history=(*state.history, kept), stopped=reason)

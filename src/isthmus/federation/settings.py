@@ -201,6 +201,15 @@ class Rounds:
             raise ValueError(f"minimum = {self.minimum} is more than the {self.silos} silos of a round")
 
 
+MEASURES = (
+    "nDCG@10",
+    "nDCG@1(empty=skip)",
+    "nDCG@5(empty=skip)",
+    "nDCG@10(empty=skip)",
+    "MRR@10(empty=skip)",
+)
+
+
 @dataclass(frozen=True)
 class Config:
     """A training run."""
@@ -219,7 +228,7 @@ class Config:
     faults: tuple[Fault, ...] = ()
     engine: Literal["in-process", "ray"] = "in-process"
     workers: int | None = None
-    measures: tuple[str, ...] = ("nDCG@1", "nDCG@5", "nDCG@10", "RR@10")
+    measures: tuple[str, ...] = MEASURES
 
     def __post_init__(self) -> None:
         if self.rounds.silos > self.dealing.silos:

@@ -1,0 +1,206 @@
+"""`train(config) -> Training`: the apps, put together and run.
+
+data ── deal ──> silos ──> ClientApp ─┐
+  └── probe, validation ──> ServerApp ─┴─ engine ──> Training
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from numpy.typing import NDArray
+
+from isthmus.corpora import load_folds
+from isthmus.errors import ConfigError, DataError, FederationError
+from isthmus.evaluation import evaluate
+from isthmus.federation.checkpoints import MODEL, RunFolder
+from isthmus.federation.clients import client_app
+from isthmus.federation.engines import ENGINES
+from isthmus.federation.faults import spoil_grades
+from isthmus.federation.holdings import Files, Holdings, Tables
+from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
+from isthmus.federation.settings import Config
+from isthmus.partition import deal
+from isthmus.randomness import Streams
+from isthmus.rankers import MLP
+from isthmus.tables import Fold, Letor, read_letor
+
+
+@dataclass(frozen=True)
+class Training:
+    """What came out of a run."""
+
+    ranker: MLP
+    history: tuple[RoundRecord, ...]
+    final: Mapping[str, float]
+    model_sha256: str
+    stopped: str = ""
+    out: Path | None = None
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that were trained."""
+        return len(self.history)
+
+
+def train(
+    config: Config, data: Fold | None = None, *, out: str | Path | None = None, resume: bool = False
+) -> Training:
+    """Train one ranker across silos.
+
+    `data` stands in for what `config.data` names. With `out` the run keeps a folder; with `resume` it goes on
+    from that folder's last checkpoint, or starts over where there is none, and ends bit-identical to a run
+    that was never interrupted.
+    """
+    check_dealable(config)
+    folder = None if out is None else RunFolder(out)
+    if folder is not None:
+        folder.begin(config)
+    fold, probe = held_back(data if data is not None else load_fold(config), config)
+    if folder is not None:
+        parts = {"train": fold.train, "validation": fold.validation, "test": fold.test}
+        folder.environment(parts if probe is None else {**parts, "probe": probe})
+    start = folder.state(config) if folder is not None and resume else None
+    state = _run(config, fold.train, Held(fold.validation, probe), start, folder)
+    return _finished(config, fold, state, folder)
+
+
+def _run(config: Config, rows: Letor, held: Held, start: State | None, folder: RunFolder | None) -> State:
+    """Deal the training rows to silos and train from a state."""
+    tables = deal(rows, config.dealing, Streams(config.seed)).parts(rows)
+    tables = spoil_grades(tables, config.faults, config.seed)
+    outcome: list[State] = []
+
+    def remember(state: State) -> None:
+        if folder is not None:
+            folder.save(state, config)
+
+    server = server_app(config, held, start, remember, outcome.append)
+    with _reachable(tables, config.engine) as holdings:
+        client = client_app(holdings, faults=config.faults, seed=config.seed)
+        ENGINES[config.engine](server, client, config.dealing.silos, workers=config.workers)
+    if not outcome:
+        raise FederationError("the engine ended before training did")
+    return outcome[0]
+
+
+@contextmanager
+def _reachable(tables: list[Letor], engine: str) -> Iterator[Holdings]:
+    """The silos' tables where the engine's workers find them; the caller's list is emptied."""
+    if engine == "in-process":
+        holdings = Tables(tables)
+        tables.clear()
+        yield holdings
+        return
+    with TemporaryDirectory(prefix="isthmus-silos-") as folder:
+        yield Files.write(tables, Path(folder))
+
+
+def server_app(
+    config: Config,
+    held: Held,
+    start: State | None,
+    remember: Callable[[State], None],
+    done: Callable[[State], None],
+) -> ServerApp:
+    """The ServerApp: a coordinator over whatever grid the engine gives it."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        done(Coordinator(config, held, grid).run(start, remember))
+
+    return app
+
+
+def check_dealable(config: Config) -> None:
+    """Refuse a loss over lists where the deal leaves no silo a list."""
+    loss = config.local.resolved_loss()
+    if config.dealing.tears and loss.whole_queries:
+        raise ConfigError(
+            f"the loss {loss.name} compares documents of one query, and dealing {config.dealing.kind!r} tears"
+            " queries between silos (deal whole queries, or use a pointwise loss)",
+            key="dealing.kind",
+            value=config.dealing.kind,
+        )
+
+
+def load_fold(config: Config) -> Fold:
+    """The fold that the configuration names."""
+    folds = load_folds(config.data, seed=config.seed)
+    if not 0 <= config.fold < len(folds):
+        raise ConfigError(
+            f"{config.data} has {len(folds)} folds, and no fold {config.fold} (the first is 0)", key="fold"
+        )
+    return folds[config.fold]
+
+
+def held_back(fold: Fold, config: Config) -> tuple[Fold, Letor | None]:
+    """The fold with what the coordinator holds taken out of its training queries, and the probe.
+
+    The probe has relevant documents and is never used to stop or to test; a fold without a validation part
+    gets a fifth of its training queries for it.
+    """
+    streams = Streams(config.seed)
+    wanted = config.probe if config.strategy.needs_probe else None
+    probe: Letor | None = None
+    if isinstance(wanted, Path):
+        probe = read_letor(wanted).widened(fold.train.width)
+    elif wanted is not None:
+        relevant = np.zeros(len(fold.train), np.bool_)
+        relevant[fold.train.query_of_row[fold.train.grades > 0]] = True
+        rest, probe = _drawn(fold.train, relevant, wanted, streams("probe"))
+        fold = replace(fold, train=rest)
+    if not len(fold.validation):
+        anyone = np.ones(len(fold.train), np.bool_)
+        rest, watched = _drawn(fold.train, anyone, len(fold.train) // 5, streams("validation"))
+        fold = replace(fold, train=rest, validation=watched)
+    return fold, probe
+
+
+def _drawn(
+    table: Letor, eligible: NDArray[np.bool_], count: int, rng: np.random.Generator
+) -> tuple[Letor, Letor]:
+    """The table without so many of its eligible queries, and those."""
+    candidates = np.flatnonzero(eligible)
+    if not 0 < count < len(candidates):
+        raise DataError(
+            f"{count} queries cannot be held back of {len(candidates)} that would do",
+            cure="bring more queries, or hold back fewer with --probe",
+        )
+    taken = np.zeros(len(table), np.bool_)
+    taken[rng.choice(candidates, size=count, replace=False)] = True
+    return table[~taken], table[taken]
+
+
+def _finished(config: Config, fold: Fold, state: State, folder: RunFolder | None) -> Training:
+    parameters = state.released(config.rounds.release)
+    ranker = MLP.of(parameters, state.scaling, training=config.local, scoring=config.model.scoring)
+    tested = fold.test if len(fold.test) else fold.validation
+    with np.errstate(over="ignore", invalid="ignore"):  # a run that diverged is told, not warned of
+        scores = np.nan_to_num(ranker.score(tested))
+    final = dict(evaluate(tested.qrels(), tested.run(scores), config.measures).means)
+    digest = model_digest(ranker)
+    if folder is not None:
+        ranker.save(folder.path / MODEL)
+        told = {"rounds": state.round, "final": final, "model_sha256": digest, "stopped": state.stopped}
+        folder.finish(state, told)
+    where = None if folder is None else folder.path
+    return Training(ranker, state.history, final, digest, state.stopped, where)
+
+
+def model_digest(ranker: MLP) -> str:
+    """SHA-256 of a ranker's parameters and scaling, name by name."""
+    digest = hashlib.sha256()
+    for name, array in sorted({**ranker.parameters_, **ranker.scaling_.arrays()}.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,131 @@
+"""Where a silo's rows are found: in memory, in files that workers share, or in the silo's own folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from flwr.app import Context
+
+from isthmus.errors import DataError, FederationError
+from isthmus.rankers import Scaling
+from isthmus.tables import Letor
+from isthmus.tables.cache import Column, open_columns, write_columns
+
+
+class Holdings(Protocol):
+    """Where silos' tables are found."""
+
+    def name(self, context: Context) -> str:
+        """The name of the silo that this context belongs to."""
+
+    def table(self, context: Context) -> Letor:
+        """Its rows, as they are."""
+
+    def scaled(self, context: Context, scaling: Scaling) -> Letor:
+        """Its rows, scaled."""
+
+
+class Tables:
+    """Simulated silos in memory, by partition. Once a table is scaled only the scaled one is kept."""
+
+    def __init__(self, tables: Sequence[Letor]) -> None:
+        self._tables = list(tables)
+        self._scalings: list[ScalingKey | None] = [None] * len(self._tables)
+
+    def name(self, context: Context) -> str:
+        """`silo-07`: the partition's number, with zeros so that names sort like numbers."""
+        return silo_name(context)
+
+    def table(self, context: Context) -> Letor:
+        """The rows of the partition."""
+        return self._tables[_place(context)]
+
+    def scaled(self, context: Context, scaling: Scaling) -> Letor:
+        """The rows of the partition, scaled at the first call."""
+        at, key = _place(context), scaling_key(scaling)
+        if self._scalings[at] is None:
+            self._tables[at] = scaling(self._tables[at])
+            self._scalings[at] = key
+        if self._scalings[at] != key:
+            raise FederationError("the feature scaling changed during training")
+        return self._tables[at]
+
+
+class Files:
+    """Simulated silos in a folder of columns, by partition: what workers in other processes share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @classmethod
+    def write(cls, tables: Sequence[Letor], folder: Path) -> Files:
+        """Lay the tables down in the folder."""
+        for at, table in enumerate(tables):
+            columns = {
+                "features": Column.of(table.features),
+                "grades": Column.of(table.grades),
+                "offsets": Column.of(table.offsets),
+            }
+            write_columns(folder / str(at), columns, {"queries": table.queries, "torn": table.torn})
+        return cls(folder)
+
+    def name(self, context: Context) -> str:
+        """As in memory."""
+        return silo_name(context)
+
+    def table(self, context: Context) -> Letor:
+        """The rows of the partition, mapped."""
+        return _mapped(self._folder / str(_place(context)))
+
+    def scaled(self, context: Context, scaling: Scaling) -> Letor:
+        """The rows of the partition, scaled once per process."""
+        return _mapped_and_scaled(self._folder / str(_place(context)), scaling_key(scaling))
+
+
+class ScalingKey(NamedTuple):
+    """A fitted scaling, as a value that can be compared and remembered."""
+
+    kind: str
+    width: int
+    arrays: tuple[tuple[str, bytes], ...]
+
+
+def scaling_key(scaling: Scaling) -> ScalingKey:
+    """The scaling as a value."""
+    arrays = tuple((name, array.tobytes()) for name, array in scaling.arrays().items())
+    return ScalingKey(scaling.kind, scaling.width, arrays)
+
+
+@lru_cache(maxsize=256)
+def _mapped(path: Path) -> Letor:
+    found = open_columns(path)
+    if found is None:
+        raise DataError("the silo's rows are gone", file=path)
+    about, columns = found
+    return Letor(
+        tuple(about["queries"]),
+        columns["offsets"],
+        features=columns["features"],
+        grades=columns["grades"],
+        torn=about["torn"],
+    )
+
+
+@lru_cache(maxsize=256)
+def _mapped_and_scaled(path: Path, key: ScalingKey) -> Letor:
+    arrays = {name: np.frombuffer(content, np.float32) for name, content in key.arrays}
+    return Scaling.from_arrays(key.kind, key.width, arrays)(_mapped(path))
+
+
+def silo_name(context: Context) -> str:
+    """The name of a simulated silo: `silo-07` of a hundred."""
+    digits = len(str(int(context.node_config["num-partitions"]) - 1))
+    return f"silo-{_place(context):0{digits}}"
+
+
+def _place(context: Context) -> int:
+    return int(context.node_config["partition-id"])
