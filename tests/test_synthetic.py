@@ -130,6 +130,14 @@ def test_a_named_fold_is_made_once_and_then_mapped() -> None:
     assert again == first
 
 
+def test_folds_share_the_world_and_no_row() -> None:
+    one, two = (load_letor("synthetic", "test", fold=fold) for fold in (0, 1))
+    assert not np.array_equal(one.features, two.features)
+    constant = one.features.reshape(300, 60, 136).std(axis=1).max(axis=0) == 0
+    again = two.features.reshape(300, 60, 136).std(axis=1).max(axis=0) == 0
+    assert np.array_equal(constant, again)
+
+
 def test_a_mapped_table_of_other_data_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "x.columns"
     small = World(5, 4)
@@ -154,7 +162,7 @@ def test_streams_to_letor_text(tmp_path: Path) -> None:
 
 
 def test_writing_a_fold_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FOLDS, "tiny", synthetic.Fold(World(3, 4), (20, 10, 5)))
+    monkeypatch.setitem(FOLDS, "tiny", synthetic.Plan(World(3, 4), (20, 10, 5)))
     (tmp_path / "train.txt").write_text("kept\n")
     write_fold("tiny", tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["test.txt", "train.txt", "vali.txt"]

@@ -73,7 +73,7 @@ def letor(
 
 
 @dataclass(frozen=True)
-class Fold:
+class Plan:
     """A world, and how many queries each of `SPLITS` has."""
 
     world: World
@@ -82,12 +82,16 @@ class Fold:
 
 @dataclass(frozen=True)
 class World:
-    """What all splits have in common: how traits become features and grades."""
+    """What all splits have in common: how traits become features and grades.
+
+    Another `fold` has other queries in the same world, another `seed` is another world.
+    """
 
     documents: int = 60
     features: int = 136
     seed: int = 0
     varying: bool = False
+    fold: int = 0
 
     def __post_init__(self) -> None:
         if self.documents < 1 or self.features < 1:
@@ -154,7 +158,7 @@ class World:
             yield Letor(some, frozen(bounds), frozen(features[: bounds[-1]]), frozen(grades[: bounds[-1]]))
 
     def _block(self, query: int, lengths: IntArray, split: Split) -> tuple[Floats, NDArray[np.int32]]:
-        rng = self._streams(split, self.documents, query)
+        rng = self._streams("fold", self.fold, split, self.documents, query)
         traits = _traits(lengths, rng)
         drawn = _relevance(traits) + NOISE * rng.standard_normal(len(traits), dtype=np.float32)
         return self._views.of(traits, rng), np.searchsorted(self._cuts, drawn).astype(np.int32)
@@ -163,7 +167,9 @@ class World:
         lengths = np.full(queries, self.documents)
         if self.varying:
             spread = 0.6  # of the logarithm: two lists in three lie between half and twice the usual length
-            drawn = self._streams("lengths", split).normal(-(spread**2) / 2, spread, size=queries)
+            drawn = self._streams("fold", self.fold, split, "lengths").normal(
+                -(spread**2) / 2, spread, size=queries
+            )
             lengths = np.maximum(1, np.rint(self.documents * np.exp(drawn))).astype(np.int64)
         return np.concatenate(([0], np.cumsum(lengths)))
 
@@ -190,32 +196,39 @@ class World:
 
 
 FOLDS = {
-    "synthetic": Fold(World(), (1_000, 300, 300)),
-    "synthetic-mslr": Fold(World(documents=122, varying=True), (6_000, 2_000, 2_000)),
+    "synthetic": Plan(World(), (1_000, 300, 300)),
+    "synthetic-mslr": Plan(World(documents=120, varying=True), (6_000, 2_000, 2_000)),
 }
 """The folds that go by a name; `synthetic-mslr` has the size of one of MSLR-WEB10K's."""
 
 
-def load_letor(name: str, split: Split = "train") -> Letor:
+def load_letor(name: str, split: Split = "train", *, fold: int = 0) -> Letor:
     """One split of a named fold, made once and then mapped from the cache folder."""
-    if name not in FOLDS:
-        raise DataError(f"no synthetic fold {name!r}", cure=f"one of {', '.join(FOLDS)}")
-    world, queries = FOLDS[name].world, FOLDS[name].queries[SPLITS.index(split)]
-    path = cache_folder() / "synthetic" / f"{name}-{split}.columns"
+    plan = _plan(name)
+    world, queries = replace(plan.world, fold=fold), plan.queries[SPLITS.index(split)]
+    path = cache_folder() / "synthetic" / f"{name}-{fold}-{split}.columns"
     table = world.mapped(path, queries, split) or world.letor(queries, split)
     return replace(table, name=f"{name} {split}")
 
 
-def write_fold(name: str, folder: Path) -> None:
+def write_fold(name: str, folder: Path, *, fold: int = 0) -> None:
     """A named fold as `train.txt`, `vali.txt` and `test.txt`; files that are there already stay."""
-    if name not in FOLDS:
-        raise DataError(f"no synthetic fold {name!r}", cure=f"one of {', '.join(FOLDS)}")
+    plan = _plan(name)
+    world = replace(plan.world, fold=fold)
     folder.mkdir(parents=True, exist_ok=True)
-    for split, file, queries in zip(_SPLITS, ("train", "vali", "test"), FOLDS[name].queries, strict=True):
+    for split, file, queries in zip(_SPLITS, ("train", "vali", "test"), plan.queries, strict=True):
         path = folder / f"{file}.txt"
         if not path.exists():
-            blocks = FOLDS[name].world.blocks(queries, split)
-            write_letor(progress(blocks, total=-(-queries // BLOCK), label=f"writing {path.name}"), path)
+            blocks = progress(
+                world.blocks(queries, split), total=-(-queries // BLOCK), label=f"writing {path.name}"
+            )
+            write_letor(blocks, path)
+
+
+def _plan(name: str) -> Plan:
+    if name not in FOLDS:
+        raise DataError(f"no synthetic fold {name!r}", cure=f"one of {', '.join(FOLDS)}")
+    return FOLDS[name]
 
 
 def query_names(queries: int, split: Split) -> tuple[str, ...]:
