@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -24,7 +25,11 @@ def main(folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text())
     arrays = {name: np.load(folder / f"{name}.npy") for name in ("features", "grades", "offsets")}
     queries = tuple(map(str, range(len(arrays["offsets"]) - 1)))
-    model = _grow(Letor(queries, **arrays), job["parameters"], job["trees"], Seat(**job["seat"]))
+    letor, seat = Letor(queries, **arrays), Seat(**job["seat"])
+    try:
+        model = _grow(letor, job["parameters"], job["trees"], seat)
+    except ValueError as error:  # XGBoost's own error is one
+        sys.exit(_in_short(error))
     with replacing(folder / "model.json") as stream:
         stream.write(bytes(model.save_raw(raw_format="json")))
 
@@ -44,6 +49,13 @@ def _grow(letor: Letor, parameters: dict[str, Any], trees: int, seat: Seat) -> A
     # order would leave them waiting for each other.
     with xgboost.config_context(verbosity=0), xgboost.collective.CommunicatorContext(**seated):
         return xgboost.train(parameters, xgboost_matrix(letor), num_boost_round=trees)
+
+
+def _in_short(error: ValueError) -> str:
+    """What XGBoost says, without its stack trace and where in its sources it says so."""
+    said = str(error).partition("Stack trace:")[0].split("\n")
+    last = next((line for line in reversed(said) if line.strip()), type(error).__name__)
+    return re.sub(r"^[- ]*\[[^]]*\][: ]*", "", last)
 
 
 def _end_with_parent() -> None:
