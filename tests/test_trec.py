@@ -58,8 +58,8 @@ def refused(read, path) -> DataError:
         RUN.replace(b" tag", b""),
         RUN.replace(b"2.5", b"+2.5"),
         RUN.replace(b"2.5", b"25E-1").replace(b"-3e-1", b"-.3"),
-        gzip.compress(RUN),
-        gzip.compress(RUN[:30]) + gzip.compress(RUN[30:]),
+        gzip.compress(RUN, mtime=0),
+        gzip.compress(RUN[:30], mtime=0) + gzip.compress(RUN[30:]),
     ],
 )
 def test_every_spelling_of_a_run_is_read_alike(file, content):
@@ -147,7 +147,7 @@ def test_the_offending_text_is_told(file):
 
 
 def test_compressed_data_that_end_early_or_are_damaged(file):
-    packed = gzip.compress(RUN * 1000, mtime=0)
+    packed = gzip.compress(RUN * 1000, mtime=0, mtime=0)
     assert "cut or damaged" in str(refused(read_run, file(packed[:-20])))
     assert "cut or damaged" in str(refused(read_run, file(packed[:20] + b"\xff" * 10 + packed[30:])))
     assert "cut or damaged" in str(refused(read_run, file(b"\x1f\x8bnothing")))
@@ -189,7 +189,7 @@ def test_a_pipe_is_read(tmp_path):
         b"query-id\tcorpus-id\tscore\n" + QRELS.replace(b" 0 d", b" d"),
         b"\n\nquery-id corpus-id score\r\n" + QRELS.replace(b" 0 d", b" d"),
         QRELS.rstrip(b"\n"),
-        gzip.compress(QRELS),
+        gzip.compress(QRELS, mtime=0),
     ],
 )
 def test_every_spelling_of_judgements_is_read_alike(file, content):
