@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,13 @@ def modules() -> list[tuple[str, Path]]:
     return found
 
 
-def imports(path: Path, module: str) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path, module: str) -> list[tuple[int, str]]:
     """Every imported name with its line, wherever in the file it stands."""
+    return list(_imports(path, module))
+
+
+def _imports(path: Path, module: str) -> Iterator[tuple[int, str]]:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -1,0 +1,61 @@
+"""What a command is, and how commands speak: stdout is data, stderr is talk."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """One verb of the command line.
+
+    `add_arguments` fills the verb's own parser; `run` does the work and returns the exit status, None
+    meaning 0. Whatever `run` needs beyond the standard library it imports itself, so that the other
+    verbs and `--help` start at once. `example` is one line a reader can paste.
+    """
+
+    name: str
+    summary: str
+    example: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int | None]
+
+
+def add_json(parser: argparse.ArgumentParser, shape: str) -> None:
+    """The switch every command has; `shape` says what its JSON looks like."""
+    parser.add_argument("--json", action="store_true", help=f"print JSON instead: {shape}")
+
+
+def print_json(value: object) -> None:
+    """Data for a program, on stdout. NaN has no JSON form and becomes null."""
+    print(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+
+
+def say(text: str) -> None:
+    """Talk for a person, on stderr."""
+    print(text, file=sys.stderr)
+
+
+def whole(low: int) -> Callable[[str], int]:
+    """An argument type: a whole number of at least `low`."""
+
+    def parse(text: str) -> int:
+        number = int(text)
+        if number < low:
+            raise ValueError(text)
+        return number
+
+    parse.__name__ = f"whole number from {low}"  # argparse shows it: "invalid whole number from 1 value"
+    return parse
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value

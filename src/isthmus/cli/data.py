@@ -1,0 +1,176 @@
+"""Commands about collections, runs and judgements: `evaluate` and `retrieve`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isthmus.cli.command import Command, add_json, print_json, say, whole
+from isthmus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from isthmus.evaluation import Evaluation
+    from isthmus.tables import Corpus
+
+PROFILES = ("trec_eval", "lightgbm", "sklearn")
+FORMATS = ("text", "markdown", "latex", "html")
+MEASURES = ("nDCG@10", "MRR@10", "MAP")
+OWN_QUERIES = ("all", "train", "validation", "test")
+
+
+def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    usual = ", ".join(MEASURES)
+    parser.add_argument("qrels", metavar="QRELS", help="judgements, a TREC or BEIR file")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="ranked lists, TREC run files")
+    parser.add_argument(
+        "-m",
+        "--measure",
+        dest="measures",
+        metavar="MEASURE",
+        nargs="+",
+        action="extend",
+        help=f"what to measure: nDCG@10, 'MRR@5(rel=2)', or as trec_eval says it, ndcg_cut_10 ({usual})",
+    )
+    parser.add_argument("--profile", choices=PROFILES, help="follow that tool's conventions")
+    parser.add_argument("--baseline", metavar="RUN", help="test every run against this one only")
+    parser.add_argument("--by-query", action="store_true", help="values of every query instead of means")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="of the table (%(default)s)")
+    add_json(parser, "a list of {run, measure, value, queries}, or {run, measure, query, value} by query")
+
+
+def _evaluate(asked: argparse.Namespace) -> None:
+    from isthmus.evaluation import evaluate
+    from isthmus.tables import read_qrels, read_run
+
+    qrels = read_qrels(asked.qrels)
+    names = short_names(asked.runs)
+    found = [
+        evaluate(qrels, read_run(path, name=name), asked.measures or MEASURES, profile=asked.profile)
+        for path, name in zip(asked.runs, names, strict=True)
+    ]
+    if asked.by_query or asked.json:
+        rows = [row for one in found for row in (_by_query(one) if asked.by_query else one.rows())]
+        _say_what_does_not_count(found)
+        _print_rows(rows, asked)
+    else:
+        baseline = dict(zip(asked.runs, names, strict=True)).get(asked.baseline, asked.baseline)
+        _print_comparison(found, baseline, asked.format)
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """What to call files: by their own names where these differ, else by the paths as given."""
+    names = [Path(path).name for path in paths]
+    return names if len(set(names)) == len(names) else list(paths)
+
+
+def _by_query(found: Evaluation) -> list[dict[str, Any]]:
+    return [
+        {"run": found.run, "measure": str(measure), "query": query, "value": value}
+        for measure in found.measures
+        for query, value in found.per_query(measure).items()
+    ]
+
+
+def _print_rows(rows: list[dict[str, Any]], asked: argparse.Namespace) -> None:
+    if asked.json:
+        print_json(rows)
+        return
+    from isthmus.report import FORMS, Table
+
+    print(FORMS[asked.format](Table.of(rows)))
+
+
+def _print_comparison(found: list[Evaluation], baseline: str | None, form: str) -> None:
+    from isthmus.evaluation import Comparison
+    from isthmus.report import FORMS
+
+    table = Comparison(tuple(found), baseline).table()
+    print(table.text(bold=True) if form == "text" and sys.stdout.isatty() else FORMS[form](table))
+
+
+def _say_what_does_not_count(found: list[Evaluation]) -> None:
+    """Queries that only one side has never pass in silence."""
+    for one in found:
+        if one.missing:
+            say(f"{one.run}: {len(one.missing)} of {len(one.queries)} judged queries are not in the run")
+        if one.unjudged:
+            say(f"{one.run}: {len(one.unjudged)} queries have no judgements and do not count")
+
+
+def _retrieve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("corpus", metavar="CORPUS", help="a collection by name (pydocs, cran, …) or folder")
+    parser.add_argument(
+        "queries",
+        metavar="QUERIES",
+        help="train, validation, test or all of the collection's own, or a file: .jsonl, or qid<TAB>text",
+    )
+    parser.add_argument("-o", "--out", metavar="RUN", required=True, help="the TREC run to write")
+    parser.add_argument("-k", type=whole(1), default=1000, help="documents per query (%(default)s)")
+    parser.add_argument("--qrels", metavar="FILE", help="also write these queries' judgements there")
+    parser.add_argument("--silo", metavar="NAME", help="search the documents of one silo only")
+    parser.add_argument("--k1", type=float, default=1.5, help="BM25's term saturation (%(default)s)")
+    parser.add_argument("--b", type=float, default=0.75, help="BM25's length normalisation (%(default)s)")
+    add_json(parser, "one object {run, documents, queries, rows, seconds}")
+
+
+def _retrieve(asked: argparse.Namespace) -> None:
+    import time
+
+    from isthmus.corpora import load
+    from isthmus.report import summary
+    from isthmus.retrieval import BM25
+    from isthmus.tables import write_qrels, write_run
+
+    if asked.qrels and asked.queries not in OWN_QUERIES:
+        raise ConfigError(f"queries from {asked.queries} have no judgements to write", key="qrels")
+    began = time.perf_counter()
+    settings = BM25(k1=asked.k1, b=asked.b)
+    corpus = _with_queries(load(asked.corpus), asked.queries)
+    documents = corpus.documents if asked.silo is None else corpus.silo(asked.silo).documents
+    run = settings.index(documents).search(corpus.queries, asked.k)
+    write_run(run, asked.out)
+    if asked.qrels:
+        write_qrels(corpus.qrels, asked.qrels)
+    done = {
+        "run": asked.out,
+        "documents": len(documents),
+        "queries": len(corpus.queries),
+        "rows": run.rows,
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    if asked.json:
+        print_json(done)
+    facts = {name: f"{value:,}" for name, value in list(done.items())[1:]}
+    summary(f"{run.name} on {corpus.name}", facts, wrote=[asked.out, *([asked.qrels] if asked.qrels else [])])
+
+
+def _with_queries(corpus: Corpus, queries: str) -> Corpus:
+    """The collection with the queries asked for: all, a split of its own, or those of a file."""
+    from dataclasses import replace
+
+    from isthmus.tables import Qrels, read_queries
+
+    if queries in OWN_QUERIES:
+        return corpus if queries == "all" else corpus.split(queries)
+    return replace(corpus, queries=read_queries(queries), qrels=Qrels.from_dict({}))
+
+
+COMMANDS = (
+    Command(
+        "evaluate",
+        "measure ranked lists against judgements",
+        "isthmus evaluate qrels.txt bm25.run dense.run -m nDCG@10 'P@5(rel=2)' --baseline bm25.run",
+        _evaluate_arguments,
+        _evaluate,
+    ),
+    Command(
+        "retrieve",
+        "search a collection with BM25 and write the ranked lists",
+        "isthmus retrieve pydocs test -o bm25.run --qrels test.qrels",
+        _retrieve_arguments,
+        _retrieve,
+    ),
+)

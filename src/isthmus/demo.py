@@ -1,0 +1,183 @@
+"""The main job, told as a story on the built-in world.
+
+A chapter is a function from a `Tale` to a `Tale`: it says what it does, adds the rankings it made, and
+leaves what the next chapter needs. `CHAPTERS` is the story; a new part of Isthmus is one more chapter.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import webbrowser
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isthmus.corpora import load
+from isthmus.evaluation import Comparison, Testing, compare
+from isthmus.report import Page, Section, Table, summary
+from isthmus.retrieval import BM25
+from isthmus.tables import Corpus, Run
+
+MEASURES = ("nDCG@10", "MRR@10")
+DEPTH = 100
+RRF_CONSTANT = 60
+HOME, RAW, RRF, CENTRAL = "home silo alone", "merged by raw score", "merged by RRF", "one central index"
+LEAD = "Four silos hold documents that they do not share. How well can they be searched from one box?"
+
+
+@dataclass(frozen=True)
+class Tale:
+    """What one chapter hands to the next."""
+
+    world: Corpus
+    seed: int
+    lists: Mapping[str, Run] = field(default_factory=dict)
+    """By silo, the answers of its own index to every query."""
+    systems: Mapping[str, Run] = field(default_factory=dict)
+    """The rankings to compare, by their names in the table."""
+    sections: tuple[Section, ...] = ()
+
+    def tell(self, heading: str, *parts: str | Table) -> Tale:
+        """Add a section to the report; its sentences are said at once."""
+        say(f"\n{heading}", style="bold")
+        for part in parts:
+            say(str(part))
+        return replace(self, sections=(*self.sections, Section(heading, parts)))
+
+    def adding(self, **systems: Run) -> Tale:
+        """The tale with more rankings to compare."""
+        return replace(self, systems={**self.systems, **systems})
+
+
+Chapter = Callable[[Tale], Tale]
+
+
+@dataclass(frozen=True)
+class Told:
+    """How the story ended."""
+
+    comparison: Comparison
+    page: Path
+    seconds: float
+
+    @property
+    def table(self) -> Table:
+        """The rankings side by side."""
+        return self.comparison.table(digits=3)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The table for programs."""
+        return self.comparison.rows()
+
+
+def tell(out: Path, *, seed: int = 0, browser: bool = False) -> Told:
+    """Tell the whole story on stderr and write its report into the folder `out`."""
+    began = time.perf_counter()
+    say(LEAD)
+    tale = Tale(load("pydocs"), seed)
+    for chapter in CHAPTERS:
+        tale = chapter(tale)
+    comparison = compare(tale.world.qrels, tale.systems, MEASURES, testing=Testing(seed=seed))
+    told = Told(comparison, out / "report.html", time.perf_counter() - began)
+    out.mkdir(parents=True, exist_ok=True)
+    result = Section("What it comes to", (told.table,))
+    Page("Isthmus: four silos, one search box", (*tale.sections, result), LEAD).save(told.page)
+    found = {evaluation.run: f"nDCG@10 {evaluation['nDCG@10']:.3f}" for evaluation in comparison.evaluations}
+    summary("demo", {**found, "time": f"{told.seconds:.1f} s"}, wrote=[told.page])
+    if browser and _has_desktop():
+        webbrowser.open(told.page.resolve().as_uri())
+    return told
+
+
+def the_world(tale: Tale) -> Tale:
+    """Who holds what."""
+    world = tale.world
+    held = np.bincount(world.documents.silos, minlength=len(world.silos)).tolist()
+    asked = np.bincount(world.queries.silos, minlength=len(world.silos)).tolist()
+    packages = "NumPy, SciPy and scikit-learn"
+    return tale.tell(
+        "The world",
+        f"{len(world.documents):,} docstrings of {packages} lie in {len(world.silos)} silos.",
+        Table(("silo", "documents", "queries"), tuple(zip(world.silos, held, asked, strict=True))),
+        f"The {len(world.queries):,} queries are first sentences of docstrings; what people linked under"
+        f" See Also is relevant. {_share_elsewhere(world):.0%} of the relevant documents lie in another silo"
+        " than their query.",
+        "The deal into silos is ours, made for this demonstration; the texts and the links are not.",
+    )
+
+
+def alone(tale: Tale) -> Tale:
+    """Every silo has its own index; a query is answered by the silo it lives in."""
+    world = tale.world
+    lists = {
+        silo: BM25(name=silo).index(world.silo(silo).documents).search(world.queries, DEPTH)
+        for silo in world.silos
+    }
+    home = [lists[silo][world.queries.silos == at] for at, silo in enumerate(world.silos)]
+    told = tale.tell(
+        "Each silo alone",
+        "Every silo indexes its own documents with BM25 and answers its own queries.",
+    )
+    return replace(told, lists=lists).adding(**{HOME: Run.concat(home, name=HOME)})
+
+
+def merged(tale: Tale) -> Tale:
+    """All silos answer every query; their lists become one, naively."""
+    raw = Run.concat(list(tale.lists.values()), name=RAW)
+    rrf = Run.concat([_by_rank(tale.world, at, run) for at, run in enumerate(tale.lists.values())], name=RRF)
+    told = tale.tell(
+        "The lists merged naively",
+        "All silos answer every query. Merged by raw score, the lists speak different languages: a word that"
+        " is rare in one silo counts more there than where it is common. Merged by reciprocal rank (RRF),"
+        " every silo's first hit is worth the same, good or bad; of equal ranks the query's own silo's comes"
+        " first.",
+    )
+    return told.adding(**{RAW: raw.top(DEPTH), RRF: rrf.top(DEPTH)})
+
+
+def _by_rank(world: Corpus, silo: int, run: Run) -> Run:
+    """The list under RRF's scores 1/(60 + rank); at home half a rank earlier, to decide between equals."""
+    at_home = (world.queries.silos == silo)[run.query_of_row]
+    return run.with_scores(1 / (RRF_CONSTANT + run.ranks - 0.5 * at_home))
+
+
+def central(tale: Tale) -> Tale:
+    """What no silo may do: all documents in one index."""
+    run = BM25(name=CENTRAL).index(tale.world.documents).search(tale.world.queries, DEPTH)
+    told = tale.tell(
+        "One central index",
+        "If all documents could lie in one index, its BM25 would be the mark to reach.",
+    )
+    return told.adding(**{CENTRAL: run})
+
+
+CHAPTERS: tuple[Chapter, ...] = (the_world, alone, merged, central)
+
+
+def say(text: str, *, style: str | None = None) -> None:
+    """Talk for the reader, on stderr."""
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False).print(text, markup=False, style=style)
+
+
+def _share_elsewhere(world: Corpus) -> float:
+    """The share of relevant pairs whose document lies in another silo than the query."""
+    silo_of_document = dict(zip(world.documents.ids, world.documents.silos.tolist(), strict=True))
+    silo_of_query = dict(zip(world.queries.ids, world.queries.silos.tolist(), strict=True))
+    pairs = zip(world.qrels.query_of_row.tolist(), world.qrels.documents.tolist(), strict=True)
+    queries = world.qrels.queries
+    apart = [silo_of_query[queries[query]] != silo_of_document[document] for query, document in pairs]
+    return float(np.mean(np.array(apart)[world.qrels.grades > 0]))
+
+
+def _has_desktop() -> bool:
+    """Whether a browser window could open; a text browser would take the terminal over."""
+    windows = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    return windows and sys.stderr.isatty()

