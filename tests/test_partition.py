@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from isthmus import config
+from isthmus.corpora import load, load_folds
 from isthmus.errors import ConfigError, DataError
 from isthmus.partition import (
     Deal,
@@ -314,3 +317,27 @@ def test_a_dealing_is_configuration() -> None:
 
 def test_a_deal_shows_itself() -> None:
     assert repr(Deal(np.array([0, 0, 2]), 3)) == "Deal: 3 items to 3 silos, 0 to 2 each"
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(("name", "away"), [("npl", 0.21), ("cran", 0.24), ("med", 0.24)])
+def test_topical_silos_keep_most_relevant_documents_at_home(data_dir: Path, name: str, away: float) -> None:
+    corpus = deal_corpus(load(data_dir / "collections" / name), 4, Streams(0))
+    homes = dict(zip(corpus.queries.ids, corpus.queries.silos.tolist(), strict=True))
+    rows, queries = corpus.row_of_document, corpus.qrels.query_of_row.tolist()
+    documents = corpus.documents.silos[[rows[document] for document in corpus.qrels.documents.tolist()]]
+    asked = np.array([homes[corpus.qrels.queries[query]] for query in queries])
+    relevant = corpus.qrels.grades > 0
+    assert (documents != asked)[relevant].mean() == pytest.approx(away, abs=0.06)
+    assert np.bincount(documents, minlength=4).min() > 0
+
+
+@pytest.mark.realdata
+def test_the_papers_deal_of_mq2008(data_dir: Path) -> None:
+    """Twenty clients at concentration 0.3 work with a minimum of one row; a hundred with ten never do."""
+    fold = load_folds(data_dir / "letor" / "mq2008")[0]
+    dealt = deal(fold.train, Dealing("dirichlet-pair", silos=20, concentration=0.3, least=1), Streams(0))
+    assert dealt.holdings(fold.train.grades).counts.shape == (20, 3)
+    assert all(part.torn for part in dealt.parts(fold.train) if part.rows > 100)
+    with pytest.raises(DataError, match="the smallest silo never had 10"):
+        deal(fold.train, Dealing("dirichlet-pair", silos=100, concentration=0.3), Streams(0))
