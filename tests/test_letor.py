@@ -205,6 +205,8 @@ def test_blocks_do_not_show(file, monkeypatch):
         (DENSE + b"0 qid:x 1:1 2:1 , 3\n", 4, "this is not index:value"),
         (DENSE + b"0 1:1 2:1\n", 4, "no query"),
         (DENSE + b"0 qid: 1:1 2:1\n", 4, "the query is empty"),
+        (DENSE + b"0 qid:\x0bx 1:1 2:1\n", 4, "the query is empty"),
+        (DENSE + b"0 qid:x\r1:1 2:1 2:1\n", 4, "feature index 2 after 2"),
         (DENSE + b"0 1:1 qid:x 2:1\n", 4, "no query"),
         (DENSE + b"0 qid:x 1:1 qid:x\n", 4, "this is not index:value: 'qid:x'"),
         (DENSE + b"0 qid:x 1:1 2", 4, "the file ends in the middle of a line"),

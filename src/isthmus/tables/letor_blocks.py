@@ -33,8 +33,8 @@ MOST_FEATURES = 1 << 16
 EXAMPLE = "2 qid:10 1:0.5 2:3 # docid = D7"
 
 _HASH, _SPACE, _FEED = b"# \n"
-_TAB_TO_SPACE = bytes.maketrans(b"\t", b" ")
-_COLON_TO_SPACE = bytes.maketrans(b":\t", b"  ")
+_TAB_TO_SPACE = bytes.maketrans(b"\t\v\f", b"   ")
+_COLON_TO_SPACE = bytes.maketrans(b":\t\v\f", b"    ")
 _SPACE_TO_FEED = bytes.maketrans(b" ", b"\n")
 _DOCID = r"docid\s*=\s*(?P<id>\S+)"
 _INDEX = re.compile(rb"\d{1,9}")
