@@ -172,6 +172,18 @@ def test_help_is_fast() -> None:
     assert best < 0.3
 
 
+def test_choices_are_those_of_the_library() -> None:
+    """The command line spells them out, so that `--help` need not load NumPy."""
+    from isthmus.cli import data
+    from isthmus.evaluation import PROFILES
+    from isthmus.report import FORMS
+    from isthmus.tables import SPLITS
+
+    assert data.PROFILES == tuple(PROFILES)
+    assert data.FORMATS == tuple(FORMS)
+    assert data.OWN_QUERIES == ("all", *SPLITS)
+
+
 def test_doctor_tells_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -11,9 +11,11 @@ from isthmus.cli.command import Command, add_json, print_json
 def _arguments(parser: argparse.ArgumentParser) -> None:
     where = Path("out/demo")
     parser.add_argument("--headless", action="store_true", help="open no browser, end with the story")
-    parser.add_argument("--out", type=Path, default=where, help="where the report goes (%(default)s)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, default=where, help="where the report goes (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="the seed of all that is drawn (%(default)s)")
-    add_json(parser, "a list of {chapter, system, measure, value, low, high, queries}")
+    add_json(parser, "a list of {run, measure, value, queries, low, high, better_than}")
 
 
 def _run(asked: argparse.Namespace) -> None:

@@ -1,0 +1,110 @@
+"""Documentation that cannot lie: its examples run, its command page is current, its links lead somewhere.
+
+A `python` block is run; a `text` block right after it is what it prints. In a `console` block, lines that
+start with `$ isthmus` are run and the lines below are their stdout; a line `…` stands for any lines. The
+blocks of one page share a folder and their names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import io
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def printed(work) -> str:
+    """What `work` writes to stdout."""
+    stream = io.StringIO()
+    with contextlib.redirect_stdout(stream):
+        work()
+    return stream.getvalue()
+
+
+def matches(shown: str, got: str) -> bool:
+    """Whether the output is the one shown, up to trailing blanks and lines left out with `…`."""
+    wanted = [re.sub(r"([\[\]?*])", r"[\1]", line.rstrip()) for line in shown.strip().splitlines()]
+    pattern = "\n".join("*" if line.strip() == "…" else line for line in wanted)
+    return fnmatch.fnmatchcase("\n".join(line.rstrip() for line in got.strip().splitlines()), pattern)
+
+
+def run_console(block: str) -> None:
+    """Run the `$ isthmus …` lines of a console block and compare what they print."""
+    from isthmus.cli import main
+
+    for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        line, _, shown = step.partition("\n")
+        program, *arguments = shlex.split(line, comments=True)
+        if program == "isthmus":
+            got = printed(lambda arguments=arguments: main(arguments))
+            assert matches(shown, got), f"$ {line}\nprints\n{got}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "example"}
+    blocks = FENCE.findall(page.read_text(encoding="utf-8"))
+    for at, (language, code) in enumerate(blocks):
+        if language == "python":
+            got = printed(lambda code=code: exec(compile(code, page.name, "exec"), names))
+            if blocks[at + 1 : at + 2] and blocks[at + 1][0] == "text":
+                assert matches(blocks[at + 1][1], got), f"{code}\nprints\n{got}"
+        elif language == "console":
+            run_console(code)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    targets = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", text)
+    for target in (a or b for a, b in targets):
+        if re.match(r"https?:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        found = page.parent / name if name else page
+        assert found.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(found), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_the_command_page_is_current() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "cli_page.py"))["page"]()
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == page, "make docs writes it anew"
+
+
+def test_readme_is_short_and_names_both_commands() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 120
+    assert "make demo" in readme
+    assert "make test" in readme
+
+
+def test_pages_are_in_the_navigation() -> None:
+    listed = set(re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")}
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is among the test tools: make test installs it")
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "cli.html").exists()
