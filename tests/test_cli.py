@@ -179,9 +179,9 @@ def test_choices_are_those_of_the_library() -> None:
     from isthmus.report import FORMS
     from isthmus.tables import SPLITS
 
-    assert data.PROFILES == tuple(PROFILES)
-    assert data.FORMATS == tuple(FORMS)
-    assert data.OWN_QUERIES == ("all", *SPLITS)
+    assert tuple(PROFILES) == data.PROFILES
+    assert tuple(FORMS) == data.FORMATS
+    assert ("all", *SPLITS) == data.OWN_QUERIES
 
 
 def test_doctor_tells_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
