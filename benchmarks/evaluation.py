@@ -1,0 +1,150 @@
+"""Evaluating: ours beside pytrec_eval in memory, and beside ranx as whole processes.
+
+In memory both start from what they keep between evaluations: `Qrels` and `Run` here, a `RelevanceEvaluator`
+and a dict of dicts there; building these is timed beside it. ranx runs under the interpreter that
+ISTHMUS_RANX_PYTHON names, or under this one if it is installed here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytrec_eval
+
+from isthmus.evaluation import evaluate
+from isthmus.tables import Qrels, Run
+
+QUERIES, DEPTH, POOL = 10_000, 100, 200_000
+MEASURES = ["nDCG@10(gain=linear)", "MAP", "MRR", "P@10", "R@100"]
+THEIRS = {"ndcg_cut.10", "map", "recip_rank", "P.10", "recall.100"}
+
+RANX = """
+import sys
+from ranx import Qrels, Run, evaluate
+qrels = Qrels.from_file(sys.argv[1], kind="trec")
+for path in sys.argv[2:]:
+    print(path, evaluate(qrels, Run.from_file(path, kind="trec"), "ndcg@10", make_comparable=True))
+"""
+
+
+def main() -> list[dict[str, Any]]:
+    """Every row of this benchmark."""
+    return [*in_memory(), whole_process()]
+
+
+def in_memory() -> list[dict[str, Any]]:
+    """10,000 queries × 100 documents at five measures."""
+    judgements, lists = world()
+    ours = Qrels.from_dict(judgements), Run.from_dict(lists)
+    theirs = pytrec_eval.RelevanceEvaluator(judgements, THEIRS)
+    found, peer = evaluate(*ours, MEASURES), theirs.evaluate(lists)
+    expected = np.mean([row["ndcg_cut_10"] for row in peer.values()])
+    if abs(found[MEASURES[0]] - expected) > 1e-9:
+        raise RuntimeError(f"the two disagree: {found[MEASURES[0]]} and {expected}")
+    fast, slow = alternating(lambda: evaluate(*ours, MEASURES), lambda: theirs.evaluate(lists))
+    build, their_build = alternating(
+        lambda: (Qrels.from_dict(judgements), Run.from_dict(lists)),
+        lambda: pytrec_eval.RelevanceEvaluator(judgements, THEIRS),
+    )
+    return [
+        row("evaluate 10k×100, 5 measures (s)", fast, slow, "pytrec_eval", goal=3),
+        row("… built from dicts first (s)", build, their_build, "pytrec_eval, judgements only", goal=0),
+    ]
+
+
+def whole_process() -> dict[str, Any]:
+    """`isthmus evaluate` of two runs in a fresh process, beside ranx doing the same."""
+    python = os.environ.get("ISTHMUS_RANX_PYTHON") or (
+        sys.executable if importlib.util.find_spec("ranx") else None
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        files = dl19() or written(Path(folder))
+        command = [sys.executable, "-m", "isthmus", "evaluate", *files, "-m", MEASURES[0], "--json"]
+        title = "isthmus evaluate, two runs, whole process (s)"
+        if python is None:
+            return row(title, best(lambda: run(command)), None, "ranx is not installed here", goal=5)
+        script = Path(folder) / "with_ranx.py"
+        script.write_text(RANX)
+        ours, theirs = alternating(
+            lambda: run(command), lambda: run([python, str(script), *files]), repeats=3
+        )
+        return row(title, ours, theirs, "ranx", goal=5)
+
+
+def world() -> tuple[dict[str, dict[str, int]], dict[str, dict[str, float]]]:
+    """Random judgements (80 a query, four in ten of the grades positive) and a random run over them."""
+    random = np.random.default_rng(0)
+    names = np.array([f"doc{number:07d}" for number in range(POOL)], dtype=object)
+    judgements: dict[str, dict[str, int]] = {}
+    lists: dict[str, dict[str, float]] = {}
+    for query in range(QUERIES):
+        documents = names[random.choice(POOL, DEPTH + 20, replace=False)].tolist()
+        grades = random.choice(5, 80, p=[0.6, 0.2, 0.1, 0.06, 0.04]).tolist()
+        lists[f"q{query}"] = dict(zip(documents[:DEPTH], random.normal(size=DEPTH).tolist(), strict=True))
+        judgements[f"q{query}"] = dict(zip(documents[40:], grades, strict=True))
+    return judgements, lists
+
+
+def dl19() -> list[str] | None:
+    """The TREC DL-19 judgements and two runs, where the real collections are at hand."""
+    folder = Path(os.environ.get("ISTHMUS_DATA", "")) / "runs" / "trec-dl"
+    names = ("qrels.dl19-passage.txt", "bm25.dl19.run", "colbert.dl19.run")
+    return [str(folder / name) for name in names] if (folder / names[0]).is_file() else None
+
+
+def written(folder: Path) -> list[str]:
+    """Files of the same size, made up: 43 queries, 1,000 and 500 documents each."""
+    random = np.random.default_rng(1)
+    files = [folder / "qrels.txt", folder / "first.run", folder / "second.run"]
+    with open(files[0], "w") as stream:
+        for query in range(43):
+            chosen = random.choice(2000, 200, replace=False)
+            stream.writelines(f"{query} 0 d{document} {random.integers(4)}\n" for document in chosen)
+    for path, depth in zip(files[1:], (1000, 500), strict=True):
+        with open(path, "w") as stream:
+            for query in range(43):
+                chosen = random.choice(2000, depth, replace=False)
+                scores = -np.sort(-random.random(depth))
+                rows = enumerate(zip(chosen, scores, strict=True), 1)
+                stream.writelines(f"{query} Q0 d{d} {rank} {score:.6f} x\n" for rank, (d, score) in rows)
+    return [str(path) for path in files]
+
+
+def run(command: list[str]) -> None:
+    """A process that must succeed; what it prints is not shown."""
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def best(work: Callable[[], object], repeats: int = 5) -> float:
+    """The shortest of several times, in seconds."""
+    return min(seconds(work) for _ in range(repeats))
+
+
+def alternating(
+    ours: Callable[[], object], theirs: Callable[[], object], repeats: int = 5
+) -> tuple[float, float]:
+    """The shortest times of both, taken in turn so that a busy machine is busy for both."""
+    pairs = [(seconds(ours), seconds(theirs)) for _ in range(repeats)]
+    return min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long it takes once."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def row(name: str, ours: float, peer: float | None, peer_name: str, *, goal: float) -> dict[str, Any]:
+    """A row in the promised form; without the peer's time there is no ratio to speak of."""
+    ratio = 0.0 if peer is None else peer / ours
+    return {"name": name, "ours": ours, "peer": peer, "peer_name": peer_name, "ratio": ratio, "goal": goal}
