@@ -59,7 +59,7 @@ def refused(read, path) -> DataError:
         RUN.replace(b"2.5", b"+2.5"),
         RUN.replace(b"2.5", b"25E-1").replace(b"-3e-1", b"-.3"),
         gzip.compress(RUN, mtime=0),
-        gzip.compress(RUN[:30], mtime=0) + gzip.compress(RUN[30:]),
+        gzip.compress(RUN[:30], mtime=0) + gzip.compress(RUN[30:], mtime=0),
     ],
 )
 def test_every_spelling_of_a_run_is_read_alike(file, content):
@@ -147,7 +147,7 @@ def test_the_offending_text_is_told(file):
 
 
 def test_compressed_data_that_end_early_or_are_damaged(file):
-    packed = gzip.compress(RUN * 1000, mtime=0, mtime=0)
+    packed = gzip.compress(RUN * 1000, mtime=0)
     assert "cut or damaged" in str(refused(read_run, file(packed[:-20])))
     assert "cut or damaged" in str(refused(read_run, file(packed[:20] + b"\xff" * 10 + packed[30:])))
     assert "cut or damaged" in str(refused(read_run, file(b"\x1f\x8bnothing")))
