@@ -27,8 +27,8 @@ from isthmus.errors import ConfigError
 Floats = NDArray[Any]
 Ints = NDArray[Any]
 
-PAIR_BUDGET = 1 << 21
-"""Pairs of (padded) documents looked at together; bounds the memory of the pairwise losses."""
+PAIR_BUDGET = 1 << 15
+"""Pairs of (padded) documents looked at together: what they need fits a core's own cache."""
 
 
 class ScoreGradient(Protocol):
@@ -95,10 +95,12 @@ def ranknet(scores: Floats, labels: Ints, offsets: Ints, *, sigma: float = 1.0) 
     """RankNet (Burges 2005): the mean over a list's pairs with y_i > y_j of log(1 + exp(−σ(s_i − s_j)))."""
     value, gradient = 0.0, np.zeros_like(scores)
     for rows, valid in _blocks(offsets):
+        rows = _best_first(scores, rows, valid)
         grades = labels[rows].astype(scores.dtype)
-        weights = np.triu(np.sign(grades[:, :, None] - grades[:, None, :]))
-        weights *= valid[:, None, :]
-        weights /= np.maximum(np.count_nonzero(weights, axis=(1, 2)), 1)[:, None, None]
+        weights = np.sign(grades[:, :, None] - grades[:, None, :])
+        weights *= _later(rows.shape[1], rows.shape[1], valid)
+        pairs = np.count_nonzero(weights, axis=(1, 2)).astype(scores.dtype)
+        weights /= np.maximum(pairs, 1)[:, None, None]
         value += _add_pairs(gradient, scores, rows, weights, sigma)
     return _mean_over_queries(value, gradient, offsets)
 
@@ -116,10 +118,8 @@ def lambdarank(
     value, gradient = 0.0, np.zeros_like(scores)
     gains = _gains(labels, scores.dtype)
     for rows, valid in _blocks(offsets, depth=truncation):
-        order = np.argsort(np.where(valid, -scores[rows], np.inf), axis=1, kind="stable")
-        rows = np.take_along_axis(rows, order, axis=1)  # padding stays last, so `valid` still holds
-        weights = _swap_weights(gains[rows] * valid, truncation)
-        weights *= valid[:, None, :]
+        rows = _best_first(scores, rows, valid)
+        weights = _swap_weights(gains[rows] * valid, valid, truncation)
         value += _add_pairs(gradient, scores, rows, weights, sigma)
     return _mean_over_queries(value, gradient, offsets)
 
@@ -201,43 +201,51 @@ def _blocks(offsets: Ints, depth: int | None = None) -> Iterator[tuple[Ints, NDA
         yield np.where(valid, offsets[chosen, None] + places, offsets[chosen, None]), valid
 
 
-def _swap_weights(gains: Floats, truncation: int | None) -> Floats:
+def _best_first(scores: Floats, rows: Ints, valid: NDArray[np.bool_]) -> Ints:
+    """Every list's rows by score, the padding still last, so that `valid` goes on holding."""
+    order = np.argsort(np.where(valid, -scores[rows], np.inf), axis=1, kind="stable")
+    return np.take_along_axis(rows, order, axis=1)
+
+
+def _later(depth: int, longest: int, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which pairs (i, j) of places count: j below i, so that each counts once, and no padding."""
+    below = np.arange(longest) > np.arange(depth)[:, None]
+    return below if valid.all() else below & valid[:, None, :]
+
+
+def _swap_weights(gains: Floats, valid: NDArray[np.bool_], truncation: int | None) -> Floats:
     """Signed ΔnDCG of every pair of ranks (i < truncation, j > i): positive where i's document is better."""
     longest = gains.shape[1]
     depth = min(truncation or longest, longest)
     discounts = (1 / np.log2(np.arange(longest) + 2)).astype(gains.dtype)
     ideal = -np.sort(-gains, axis=1)[:, :depth] @ discounts[:depth]
     scaled = gains / np.where(ideal > 0, ideal, 1)[:, None]
-    weights = scaled[:, :depth, None] - scaled[:, None, :]
-    weights *= np.triu(discounts[:depth, None] - discounts, k=1)
-    result: Floats = weights
-    return result
+    weights: Floats = scaled[:, :depth, None] - scaled[:, None, :]
+    weights *= (discounts[:depth, None] - discounts) * _later(depth, longest, valid)
+    return weights
 
 
 def _add_pairs(gradient: Floats, scores: Floats, rows: Ints, weights: Floats, sigma: float) -> float:
-    """Adds a block's Σ |w_ij| log(1 + exp(−m_ij)), m_ij = σ sign(w_ij) (s_i − s_j), to the gradient.
+    """Adds Σ |w_ij| log(1 + exp(−m_ij)), m_ij = sign(w_ij) σ(s_i − s_j), of a block to the gradient.
 
-    `weights` is (lists, upper documents, all documents); a negative one says that j is the better document.
-    Returns the value. With e = exp(−|m|) nothing overflows: log(1 + exp(−m)) = max(−m, 0) + log(1 + e), and
-    its derivative by m is −e/(1 + e) for m > 0 and −1/(1 + e) otherwise.
+    `weights` is (lists, upper documents, all documents) and negative where j is the better document. Lists
+    are best first, so d = −σ(s_i − s_j) ≤ 0 and exp(d) never overflows. With p = 1/(1 + exp(d)) the loss is
+    −|w| log p − min(w, 0) d, and its derivative by s_i is −σ (max(w, 0) − |w| p). Returns the value.
     """
-    held = scores[rows]
-    margin = held[:, : weights.shape[1], None] - held[:, None, :]
-    margin *= sigma
-    np.copysign(margin, margin * weights, out=margin)
-    shrunk = np.exp(-np.abs(margin))
-    total = shrunk + 1
-    slope = np.where(margin > 0, shrunk, 1)
-    slope /= total
-    slope *= weights
-    slope *= sigma
-    np.log(total, out=total)
-    total -= np.minimum(margin, 0)
-    total *= weights
-    value = float(np.add.reduce(np.abs(total, out=total), axis=None))
-    pushed = np.add.reduce(slope, axis=1)
-    pushed[:, : weights.shape[1]] -= np.add.reduce(slope, axis=2)
-    gradient += np.bincount(rows.ravel(), weights=pushed.ravel(), minlength=len(gradient)).astype(
-        scores.dtype
-    )
+    depth = weights.shape[1]
+    held = scores[rows] * scores.dtype.type(-sigma)
+    gap = held[:, :depth, None] - held[:, None, :]
+    np.minimum(gap, 0, out=gap)  # positive only where no weight is
+    chance = np.exp(gap)
+    chance += 1
+    np.reciprocal(chance, out=chance)
+    better, size = np.maximum(weights, 0), np.abs(weights)
+    pull = size * chance
+    np.subtract(better, pull, out=pull)
+    value = float(np.vdot(better, gap)) - float(np.vdot(size, gap))
+    value -= float(np.vdot(size, np.log(chance, out=chance)))
+    pushed = np.add.reduce(pull, axis=1)
+    pushed[:, :depth] -= np.add.reduce(pull, axis=2)
+    pushed *= sigma
+    gradient += np.bincount(rows.ravel(), pushed.ravel(), len(gradient)).astype(scores.dtype)
     return value
