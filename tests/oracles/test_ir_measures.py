@@ -17,7 +17,7 @@ from ir_measures import ERR, RR, Judged, nDCG  # noqa: E402
 
 @pytest.fixture(scope="module")
 def pair() -> tuple[dict[str, dict[str, int]], dict[str, dict[str, float]]]:
-    """Without ties: two of these providers order tied documents by ascending id. gdeval wants numbers as ids."""
+    """Without ties, which two of these providers break by ascending id; gdeval wants numbers as query ids."""
     random = np.random.default_rng(6)
     qrels, run = {}, {}
     for query in range(1, 41):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, ndcg_score
@@ -60,7 +62,7 @@ def test_sklearn_ndcg_averages_ties(cutoff: int | None, rows: tuple[np.ndarray, 
     grades, scores, offsets = rows
     measure = Measure("nDCG", cutoff)
     found = evaluate(*tables(grades, scores, offsets), [measure], profile="sklearn").per_query(measure)
-    for query, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for query, (start, end) in enumerate(pairwise(offsets)):
         if end - start > 1:  # scikit-learn wants at least two documents
             expected = ndcg_score([grades[start:end]], [scores[start:end]], k=cutoff)
             assert found[f"q{query}"] == pytest.approx(expected, abs=1e-12)
@@ -69,7 +71,7 @@ def test_sklearn_ndcg_averages_ties(cutoff: int | None, rows: tuple[np.ndarray, 
 def test_sklearn_average_precision(rows: tuple[np.ndarray, ...]) -> None:
     grades, scores, offsets = rows
     found = evaluate(*tables(grades, scores, offsets), ["MAP"], profile="sklearn").per_query("MAP")
-    for query, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for query, (start, end) in enumerate(pairwise(offsets)):
         relevant = grades[start:end] > 0
         expected = average_precision_score(relevant, scores[start:end]) if relevant.any() else 0.0
         assert found[f"q{query}"] == pytest.approx(expected, abs=1e-12)

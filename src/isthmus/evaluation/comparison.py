@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.errors import ConfigError
-from isthmus.evaluation.measures import Measure
+from isthmus.evaluation.measures import Measure, as_measures
 from isthmus.evaluation.results import Evaluation, evaluate
 from isthmus.evaluation.statistics import Groups, Interval, Paired, bootstrap, holm, paired_t, randomisation
 from isthmus.report import Cell, Estimate, Table
@@ -227,20 +227,14 @@ def compare(
     `.table()` for the other forms. For measures that need propensities, evaluate first and build a
     `Comparison` of the evaluations.
     """
-    named = (
-        runs if isinstance(runs, Mapping) else {run.name or f"run {at}": run for at, run in _counted(runs)}
-    )
-    if len(named) < len(runs):
-        raise ConfigError(
-            "two runs have the same name; give compare a mapping from names to runs", key="runs"
-        )
-    asked = tuple(measures) if not isinstance(measures, str) else measures
-    found = (evaluate(qrels, run.named(name), asked, profile=profile) for name, run in named.items())
+    given = runs.values() if isinstance(runs, Mapping) else runs
+    names = runs if isinstance(runs, Mapping) else [run.name or f"run {at}" for at, run in enumerate(runs, 1)]
+    asked = as_measures(measures)
+    found = [
+        evaluate(qrels, run.named(name), asked, profile=profile)
+        for name, run in zip(names, given, strict=True)
+    ]
     return Comparison(tuple(found), baseline, testing)
-
-
-def _counted(runs: Sequence[Run]) -> Iterator[tuple[int, Run]]:
-    return enumerate(runs, 1)
 
 
 def _comparable(evaluation: Evaluation, measure: Measure) -> FloatArray:

@@ -335,12 +335,11 @@ class Measure:
             ) from None
 
 
-def as_measures(measures: Iterable[str | Measure], profile: str | None = None) -> tuple[Measure, ...]:
-    """Parsed, under the profile, each once."""
+def as_measures(measures: Iterable[str | Measure]) -> tuple[Measure, ...]:
+    """Parsed, in order."""
     if isinstance(measures, str):
         raise ConfigError(f"{measures!r} is one measure where a list of them is expected: [{measures!r}]")
-    found = (item if isinstance(item, Measure) else Measure.parse(item) for item in measures)
-    return tuple(dict.fromkeys(item.under(profile) if profile else item for item in found))
+    return tuple(item if isinstance(item, Measure) else Measure.parse(item) for item in measures)
 
 
 def _read_cutoff(name: str, cutoff: int | float | None) -> int | float | None:

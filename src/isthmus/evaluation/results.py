@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,18 +20,17 @@ from isthmus.tables.ids import FloatArray, frozen
 
 
 class Means(dict[str, float]):
-    """Means by the measure's canonical name; any other spelling of the measure finds them too."""
+    """Means by the measure's canonical name; whatever else means the same measure finds them too."""
 
-    def __init__(self, means: Mapping[str, float], profile: str | None) -> None:
-        super().__init__(means)
-        self._profile = profile
+    def __init__(self, evaluation: Evaluation) -> None:
+        super().__init__(
+            (str(measure), together(measure, values, evaluation.weights.get(measure)))
+            for measure, values in evaluation.values.items()
+        )
+        self._resolve = evaluation.resolve
 
     def __missing__(self, name: str) -> float:
-        asked = Measure.parse(name)
-        for spelled in (asked, asked.under(self._profile) if self._profile else asked):
-            if str(spelled) in self:
-                return self[str(spelled)]
-        raise KeyError(name)
+        return self[str(self._resolve(name))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +46,8 @@ class Evaluation:
     measures: tuple[Measure, ...]
     values: Mapping[Measure, FloatArray]
     weights: Mapping[Measure, FloatArray]
-    profile: str | None
+    asked: Mapping[Measure, Measure]
+    """What each measure that was asked for became under the profile."""
     gmax: int
     """The largest grade in the judgements."""
     missing: tuple[str, ...]
@@ -60,14 +60,10 @@ class Evaluation:
     @cached_property
     def means(self) -> Means:
         """Every measure over all queries that count, by name."""
-        found = {
-            str(measure): together(measure, self.values[measure], self.weights.get(measure))
-            for measure in self.measures
-        }
-        return Means(found, self.profile)
+        return Means(self)
 
     def __getitem__(self, measure: str | Measure) -> float:
-        return self.means[str(measure)]
+        return self.means[str(self.resolve(measure))]
 
     def counted(self, measure: Measure) -> int:
         """The number of queries that count."""
@@ -81,11 +77,11 @@ class Evaluation:
 
     def resolve(self, measure: str | Measure) -> Measure:
         """The measure of this evaluation that a spelling means."""
-        asked = measure if isinstance(measure, Measure) else Measure.parse(measure)
-        for known in (asked, asked.under(self.profile) if self.profile else asked):
-            if known in self.values:
-                return known
-        raise KeyError(str(measure))
+        meant = measure if isinstance(measure, Measure) else Measure.parse(measure)
+        meant = meant if meant in self.values else self.asked.get(meant, meant)
+        if meant not in self.values:
+            raise KeyError(str(measure))
+        return meant
 
     def rows(self) -> list[dict[str, Any]]:
         """The machine-readable form: one `{"run", "measure", "value", "queries"}` per measure."""
@@ -120,10 +116,12 @@ def evaluate(
     measure does not state itself; `propensity` is needed by psP and psnDCG.
     """
     ranking = Ranking.of(qrels, run)
-    found = _measure(ranking, as_measures(measures, profile), propensity)
+    asked = as_measures(measures)
+    stated = [measure.under(profile) if profile else measure for measure in asked]
+    found = _measure(ranking, stated, propensity)
     return Evaluation(
         run=run.name,
-        profile=profile,
+        asked=dict(zip(asked, stated, strict=True)),
         missing=tuple(qrels.queries[at] for at in np.flatnonzero(~ranking.present)),
         unjudged=tuple(run.queries[at] for at in np.flatnonzero(ranking.query_of_list < 0)),
         **found,
@@ -152,10 +150,11 @@ def evaluate_rows(
     if not np.isfinite(scored).all():
         raise DataError("a score is NaN or infinite", cure="scores must be finite numbers")
     ranking = Ranking.of_rows(graded, scored, bounds)
-    asked = as_measures(measures, profile)
-    stated = tuple(m(ties="random") if m["ties"] == "trec" and "ties" not in m.said else m for m in asked)
+    asked = as_measures(measures)
+    stated = [measure.under(profile) if profile else measure for measure in asked]
+    stated = [measure if "ties" in measure.said else measure(ties="random") for measure in stated]
     found = _measure(ranking, stated, None)
-    return Evaluation(run="", profile=profile, missing=(), unjudged=(), **found)
+    return Evaluation(run="", asked=dict(zip(asked, stated, strict=True)), missing=(), unjudged=(), **found)
 
 
 def together(measure: Measure, values: FloatArray, weights: FloatArray | None = None) -> float:
@@ -172,10 +171,9 @@ def together(measure: Measure, values: FloatArray, weights: FloatArray | None = 
     return float(np.exp(mean)) if measure.family.aggregate == "geometric" else mean
 
 
-def _measure(
-    ranking: Ranking, measures: tuple[Measure, ...], propensity: Propensity | None
-) -> dict[str, Any]:
+def _measure(ranking: Ranking, stated: Sequence[Measure], propensity: Propensity | None) -> dict[str, Any]:
     """The fields of an `Evaluation` that come from the arrays."""
+    measures = tuple(dict.fromkeys(stated))
     values: dict[Measure, FloatArray] = {}
     weights: dict[Measure, FloatArray] = {}
     for measure in measures:
