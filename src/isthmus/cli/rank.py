@@ -1,0 +1,70 @@
+"""What was trained is usable: `rank`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from isthmus.cli.command import Command, add_json, print_json
+
+SPLITS = ("train", "validation", "test")
+
+
+def _rank_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a saved ranker, or the folder of a training run")
+    parser.add_argument("data", metavar="DATA", help="feature rows: a name, a LETOR file or a folder")
+    parser.add_argument("-o", "--out", metavar="RUN", required=True, help="the TREC run to write")
+    parser.add_argument("--split", choices=SPLITS, help="rank this part of the data only (all rows)")
+    parser.add_argument("--qrels", metavar="FILE", help="also write the rows' grades there, as judgements")
+    add_json(parser, "one object {run, model, queries, rows, seconds}")
+
+
+def _rank(asked: argparse.Namespace) -> None:
+    import time
+
+    from isthmus.corpora import load_letor
+    from isthmus.rankers import load_ranker
+    from isthmus.report import summary
+    from isthmus.tables import write_qrels, write_run
+
+    began = time.perf_counter()
+    ranker = load_ranker(_model_file(asked.model))
+    letor = load_letor(asked.data, split=asked.split)
+    run = ranker.rank(letor, name=Path(asked.model).stem)
+    write_run(run, asked.out)
+    if asked.qrels:
+        write_qrels(letor.qrels(), asked.qrels)
+    done = {
+        "run": asked.out,
+        "model": ranker.kind,
+        "queries": len(run),
+        "rows": run.rows,
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    if asked.json:
+        print_json(done)
+    facts = {
+        name: f"{value:,}" if isinstance(value, int) else value for name, value in list(done.items())[1:]
+    }
+    summary(f"{run.name} on {letor.name}", facts, wrote=[asked.out, *([asked.qrels] if asked.qrels else [])])
+
+
+def _model_file(named: str) -> Path:
+    """The file itself, or the model inside the folder of a training run."""
+    path = Path(named)
+    if not path.is_dir():
+        return path
+    from isthmus.federation.checkpoints import MODEL
+
+    return path / MODEL
+
+
+COMMANDS = (
+    Command(
+        name="rank",
+        summary="rank feature rows with a trained ranker and write the lists",
+        example="isthmus rank runs/first synthetic --split test -o ranked.run --qrels test.qrels",
+        add_arguments=_rank_arguments,
+        run=_rank,
+    ),
+)
