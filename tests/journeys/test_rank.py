@@ -35,7 +35,7 @@ def test_a_saved_ranker_ranks_a_file_of_rows(tmp_path: Path, capsys: pytest.Capt
     run = read_run(out)
     found = evaluate(read_qrels(qrels), run, ["nDCG@10"])["nDCG@10"]
     assert found == pytest.approx(evaluate(data.qrels(), ranker.rank(data), ["nDCG@10"])["nDCG@10"], abs=1e-6)
-    assert found > 0.9
+    assert found > 0.8
 
 
 def test_a_run_folder_stands_for_its_model_and_a_split_for_the_data(tmp_path: Path) -> None:
