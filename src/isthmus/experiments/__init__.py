@@ -1,0 +1,1 @@
+"""The papers' tables and figures, computed: one module per paper, and what they share in `notebook`."""

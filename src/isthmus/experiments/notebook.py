@@ -1,0 +1,186 @@
+"""What every reproduction shares: cells with the paper's value beside ours, and work that resumes.
+
+A reproduction is a set of independent units (a fold of a data set, a seed of a strategy). Each unit's result
+is JSON, kept in the run's folder as soon as it is there, so a run that was killed repeats at most the units
+in progress; the folder's configuration says what the results belong to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from isthmus.config import to_toml
+from isthmus.errors import ConfigError
+from isthmus.evaluation import fold_interval
+from isthmus.report import Page, Progress
+from isthmus.tables.files import replacing
+
+PACKAGES = ("isthmus", "numpy", "scipy", "scikit-learn", "flwr", "bm25s")
+
+Unit = tuple[str, Mapping[str, Any]]
+"""A unit's name, which is also its file's, and the arguments of the function that computes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One figure of one table: `paper` is what the paper prints there, `n` the seeds × folds behind ours.
+
+    `row` is the specification's name or "default", `part` all, head, tail or a silo, `variant` what else
+    tells it apart.
+    """
+
+    table: str
+    row: str
+    measure: str
+    value: float
+    mode: Literal["paper", "sound"]
+    data: str
+    part: str = "all"
+    variant: str = ""
+    low: float | None = None
+    high: float | None = None
+    n: int = 1
+    paper: float | None = None
+
+    @classmethod
+    def over_folds(cls, values: Sequence[float], **facts: Any) -> Cell:
+        """The mean over folds or seeds with its 95 % t interval."""
+        known = np.asarray([value for value in values if value is not None and np.isfinite(value)])
+        if len(known) < 2:
+            return cls(value=float(known.mean()) if len(known) else float("nan"), n=len(known), **facts)
+        interval = fold_interval(known)
+        return cls(value=interval.value, low=interval.low, high=interval.high, n=len(known), **facts)
+
+    def told(self) -> dict[str, Any]:
+        """As JSON has it; a figure that does not exist is null."""
+        order = (
+            "table",
+            "row",
+            "part",
+            "variant",
+            "mode",
+            "data",
+            "measure",
+            "value",
+            "low",
+            "high",
+            "n",
+            "paper",
+        )
+        found = asdict(self)
+        plain = {name: found[name] for name in order}
+        return {name: None if _is_nan(value) else value for name, value in plain.items()}
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and not np.isfinite(value)
+
+
+class Notebook:
+    """A reproduction's folder: config.toml, environment.json, units/NAME.json, cells.json, report.html."""
+
+    def __init__(self, folder: str | os.PathLike[str], config: Any) -> None:
+        self.folder = Path(folder)
+        (self.folder / "units").mkdir(parents=True, exist_ok=True)
+        for left in (*self.folder.glob(".*.part"), *(self.folder / "units").glob(".*.part")):
+            left.unlink(missing_ok=True)  # by a run that was killed while it wrote
+        self._claim(config)
+
+    def _claim(self, config: Any) -> None:
+        told, file = to_toml(config), self.folder / "config.toml"
+        if file.exists() and file.read_text(encoding="utf-8") != told:
+            raise ConfigError(
+                f"{self.folder} holds a run with another configuration",
+                expected="another --out, or an empty one",
+            )
+        self.write("config.toml", told)
+        packages = {package: version(package) for package in PACKAGES}
+        self.write(
+            "environment.json", json.dumps({"python": platform.python_version(), **packages}, indent=1)
+        )
+
+    def write(self, name: str, text: str) -> Path:
+        """A file of the run, whole or not at all."""
+        with replacing(self.folder / name) as stream:
+            stream.write(text.encode())
+        return self.folder / name
+
+    def compute(
+        self, work: Callable[..., Any], units: Sequence[Unit], *, label: str, workers: int | None = None
+    ) -> dict[str, Any]:
+        """Every unit's result by name: `work(**arguments)` where it is not kept yet.
+
+        `work` is a module's function whose arguments and JSON result travel between processes.
+        """
+        kept = {name: found for name, _ in units if (found := self._kept(name)) is not None}
+        missing = [(name, arguments) for name, arguments in units if name not in kept]
+        with Progress(label, len(units)) as bar:
+            bar.advance(len(kept))
+            for name, found in _each(work, missing, workers or os.cpu_count() or 1):
+                self.write(_file(name), json.dumps(found))
+                kept[name] = found
+                bar.advance(note=name)
+        return {name: kept[name] for name, _ in units}
+
+    def _kept(self, name: str) -> Any:
+        try:
+            return json.loads((self.folder / _file(name)).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def publish(self, cells: Iterable[Cell], page: Page, markdown: str) -> list[Path]:
+        """Write what came out: every cell, and the report for a browser and for a repository."""
+        told = json.dumps([cell.told() for cell in cells], indent=1)
+        return [
+            page.save(self.folder / "report.html"),
+            self.write("report.md", markdown),
+            self.write("cells.json", told),
+        ]
+
+
+def _file(name: str) -> str:
+    return f"units/{re.sub(r'[^A-Za-z0-9.+-]+', '_', name)}.json"
+
+
+def _each(work: Callable[..., Any], units: Sequence[Unit], workers: int) -> Iterable[tuple[str, Any]]:
+    """Results as they come; with one worker in this process, where a debugger finds them."""
+    if workers == 1 or len(units) < 2:
+        yield from ((name, work(**arguments)) for name, arguments in units)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        running: dict[Future[Any], str] = {}
+        waiting = list(reversed(units))
+        try:
+            while running or waiting:
+                while waiting and len(running) < workers:
+                    name, arguments = waiting.pop()
+                    running[pool.submit(work, **arguments)] = name
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(done), done.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _one_thread() -> None:
+    """Two BLAS threads on busy cores are ten times slower than one."""
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(1)
+
+
+def columns_of(cells: Iterable[Cell]) -> tuple[str, ...]:
+    """The measures of some cells in order of first appearance."""
+    return tuple(dict.fromkeys(cell.measure for cell in cells))
