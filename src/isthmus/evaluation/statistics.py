@@ -79,8 +79,11 @@ def bootstrap(
     for first in range(0, samples, step):
         rows = min(step, samples - first)
         drawn = random.integers(len(parts), size=(rows, len(parts)))
-        means[first : first + rows] = parts[drawn].sum(axis=1) / wholes[drawn].sum(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+        drawn_wholes = wholes[drawn].sum(axis=1)
+        means[first : first + rows] = np.divide(
+            parts[drawn].sum(axis=1), drawn_wholes, out=np.full(rows, np.nan), where=drawn_wholes > 0
+        )
+    low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(parts.sum() / wholes.sum()), float(low), float(high), len(parts), "bootstrap")
 
 

@@ -57,7 +57,9 @@ class Progress:
     def __enter__(self) -> Progress:
         self._parent = _outer.get()
         self._token = _outer.set(self)
-        if sys.stderr.isatty():
+        # Inside a bar stderr is rich's own stream, which does not say that it is a terminal.
+        outside = sys.stderr.isatty() if self._parent is None else self._parent._timer is not None
+        if outside:
             self._timer = threading.Timer(PATIENCE, self._appear)
             self._timer.daemon = True
             self._timer.start()
