@@ -7,6 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is not a failure.
+settings.register_profile("isthmus", deadline=None)
+settings.load_profile("isthmus")
 
 
 @pytest.fixture(scope="session")

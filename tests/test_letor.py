@@ -458,6 +458,24 @@ def test_a_cache_that_cannot_be_written_is_done_without(file, tmp_path, monkeypa
     assert read_letor(file(DENSE)) == EXPECTED
 
 
+def test_columns_of_another_format_are_built_again(file, cache, monkeypatch):
+    path = file(DENSE)
+    monkeypatch.setattr(letor_files, "_FORMAT", 0)
+    read_letor(path)
+    monkeypatch.undo()
+    monkeypatch.setenv("ISTHMUS_CACHE", str(cache))
+    calls = count_parsing(monkeypatch)
+    assert read_letor(path) == EXPECTED
+    assert len(calls) == 1
+
+
+def test_columns_hold_numbers_only(tmp_path):
+    write_columns(tmp_path / "c", {"n": Column.of(np.arange(3))}, {})
+    path = tmp_path / "c"
+    path.write_bytes(path.read_bytes().replace(b"<i8", b"|O8"))
+    assert open_columns(path) is None
+
+
 def test_a_file_that_changes_while_it_is_read_is_not_kept(file, cache, monkeypatch):
     path = file(DENSE)
     parse = letor_files._parse

@@ -215,6 +215,7 @@ def test_tables_without_rows():
     assert len(Run.from_dict({})) == Run.from_dict({}).rows == Run.concat([]).rows == 0
     assert len(Qrels.from_dict({})) == Qrels.concat([]).rows == 0
     assert Run.from_dict({}).top(3).to_dict() == {}
+    assert Letor.of([], np.empty((0, 3)), []).ids.tolist() == []
 
 
 def test_a_long_run_is_shown_short():

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.tables import (
@@ -103,7 +103,6 @@ def test_joining_with_judgements_is_looking_up(lists, judgements):
     assert qrels.to_dict() == judgements
 
 
-@settings(deadline=None)
 @given(lists_of(words, scores, min_size=1).filter(bool), lists_of(words, grades, min_size=1).filter(bool))
 def test_trec_files_give_back_what_was_written(lists, judgements):
     run, qrels = Run.from_dict(lists), Qrels.from_dict(judgements)
@@ -115,7 +114,6 @@ def test_trec_files_give_back_what_was_written(lists, judgements):
         assert read_qrels(path) == qrels
 
 
-@settings(deadline=None)
 @given(letors())
 def test_letor_files_give_back_what_was_written(letor):
     with tempfile.TemporaryDirectory() as folder:

@@ -99,12 +99,14 @@ def open_columns(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] |
         told = json.loads(bytes(content[len(content) - 16 - size : -16]))
         columns = {name: _open_column(content, place) for name, place in told["columns"].items()}
         return told["about"], columns
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _open_column(content: NDArray[np.uint8], place: dict[str, Any]) -> NDArray[Any]:
     dtype, shape = np.dtype(place["dtype"]), tuple(place["shape"])
+    if dtype.kind not in "iuf":
+        raise ValueError("a column does not hold numbers")
     size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     part = content[place["start"] : place["start"] + size]
     if size <= _CHECKED_UP_TO and zlib.crc32(part.data) != place["crc32"]:

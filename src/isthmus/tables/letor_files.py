@@ -42,6 +42,7 @@ from isthmus.tables.rankings import duplicate_rows
 BLOCK = 1 << 21
 SIDECARS = (".query", ".group")
 
+_FORMAT = 1
 _GATHERED_AT_ONCE = 1 << 16
 _WRITTEN_AT_ONCE = 1 << 14
 _TEXT = pa.large_string()
@@ -167,9 +168,9 @@ def _in_memory(file: Path, missing: float) -> Letor:
 def _from_cache(file: Path, missing: float) -> Letor | None:
     """The table mapped from the cache folder, built there if need be; None if that cannot be done."""
     key = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:32]
-    folder = cache_folder() / "letor" / key
     files = [file, *filter(None, [_sidecar(file)])]
     try:
+        folder = cache_folder() / "letor" / key
         checksum = remembered_checksum(files, folder / "checksum.json")
         kept = folder / f"{checksum}-{missing!r}.columns"
         table = _open(kept)
@@ -184,7 +185,7 @@ def _from_cache(file: Path, missing: float) -> Letor | None:
             _keep(kept, frame, spool, missing)
         for other in set(folder.glob("*.columns")) - set(folder.glob(f"{checksum}-*")):
             other.unlink(missing_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # no room, no right to write, or no home folder
         return None
     return _open(kept)
 
@@ -207,12 +208,12 @@ def _keep(kept: Path, frame: _Frame, spool: _Spool, missing: float) -> None:
             "words": Column.of(letters[starts[0] : starts[-1]]),
             "starts": Column.of(starts - starts[0]),
         }
-    write_columns(kept, columns, {"queries": frame.queries})
+    write_columns(kept, columns, {"format": _FORMAT, "queries": frame.queries})
 
 
 def _open(kept: Path) -> Letor | None:
     opened = open_columns(kept)
-    if opened is None:
+    if opened is None or opened[0].get("format") != _FORMAT:
         return None
     about, columns = opened
     documents = None
