@@ -84,9 +84,17 @@ class Evaluation:
         return meant
 
     def rows(self) -> list[dict[str, Any]]:
-        """The machine-readable form: one `{"run", "measure", "value", "queries"}` per measure."""
+        """The machine-readable form: one `{"run", "measure", "value", "queries"}` per measure.
+
+        The value is None where no query counts.
+        """
         return [
-            {"run": self.run, "measure": str(measure), "value": value, "queries": self.counted(measure)}
+            {
+                "run": self.run,
+                "measure": str(measure),
+                "value": value if value == value else None,
+                "queries": self.counted(measure),
+            }
             for measure, value in zip(self.measures, self.means.values(), strict=True)
         ]
 

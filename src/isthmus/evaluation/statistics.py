@@ -74,15 +74,15 @@ def bootstrap(
     """The percentile interval of the (weighted) mean over resampled queries, or groups of queries."""
     parts, wholes = _sums(values, weights, groups)
     random = Streams(seed)("bootstrap")
+    alike = bool((wholes == wholes[0]).all())
     step = max(1, _BLOCK // len(parts))
-    means = np.empty(samples)
+    means = np.full(samples, np.nan)
     for first in range(0, samples, step):
         rows = min(step, samples - first)
         drawn = random.integers(len(parts), size=(rows, len(parts)))
-        drawn_wholes = wholes[drawn].sum(axis=1)
-        means[first : first + rows] = np.divide(
-            parts[drawn].sum(axis=1), drawn_wholes, out=np.full(rows, np.nan), where=drawn_wholes > 0
-        )
+        whole = np.full(rows, wholes.sum()) if alike else wholes[drawn].sum(axis=1)
+        part = parts[drawn].sum(axis=1)
+        np.divide(part, whole, out=means[first : first + rows], where=whole > 0)
     low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(parts.sum() / wholes.sum()), float(low), float(high), len(parts), "bootstrap")
 
