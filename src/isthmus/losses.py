@@ -53,7 +53,7 @@ def cross_entropy(scores: Floats, labels: Ints, offsets: Ints) -> tuple[float, F
     rows = len(scores)
     if not rows:
         return 0.0, np.zeros_like(scores)
-    gradient = np.subtract(scores, scores.max(axis=1, keepdims=True))
+    gradient = np.subtract(scores, np.maximum.reduce(scores, axis=1, keepdims=True))
     picked = np.arange(rows), labels
     value = -float(np.add.reduce(gradient[picked]))
     np.exp(gradient, out=gradient)

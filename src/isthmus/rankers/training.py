@@ -7,7 +7,7 @@ vector, so an optimiser's step is a handful of vector operations, and buffers ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -139,7 +139,7 @@ class Descent:
         self._loss = config.resolved_loss()
         self._optimiser = _Optimiser(self._network.flat, config)
         self._start = self._network.flat.copy() if config.proximal else None
-        self._correction = None if correction is None else _flatten(correction)
+        self._correction = None if correction is None else _flatten(correction, parameters)
         self._observe = observe
         self.steps = 0
 
@@ -206,11 +206,14 @@ class _Network:
 
     def __init__(self, parameters: Mapping[str, Array], rows: int = 0) -> None:
         self._shapes = {name: value.shape for name, value in parameters.items()}
-        self.flat = _flatten(parameters)
+        self.flat = _flatten(parameters, parameters)
         self.gradient = np.empty_like(self.flat)
-        values, slopes = list(self._views(self.flat).values()), list(self._views(self.gradient).values())
-        self._weights, self._biases = values[::2], values[1::2]
-        self._weight_slopes, self._bias_slopes = slopes[::2], slopes[1::2]
+        layers = range(len(parameters) // 2)
+        values, slopes = self._views(self.flat), self._views(self.gradient)
+        self._weights = [values[f"weight{layer}"] for layer in layers]
+        self._biases = [values[f"bias{layer}"] for layer in layers]
+        self._weight_slopes = [slopes[f"weight{layer}"] for layer in layers]
+        self._bias_slopes = [slopes[f"bias{layer}"] for layer in layers]
         self.inputs, self.outputs = self._weights[0].shape[0], self._weights[-1].shape[1]
         self._reserve(rows)
 
@@ -312,8 +315,8 @@ class _Optimiser:
         self._flat -= scratch
 
 
-def _flatten(parameters: Mapping[str, Array]) -> Array:
-    return np.concatenate([np.asarray(value, np.float32).ravel() for value in parameters.values()])
+def _flatten(parameters: Mapping[str, Array], names: Iterable[str]) -> Array:
+    return np.concatenate([np.asarray(parameters[name], np.float32).ravel() for name in names])
 
 
 def _check_fits(network: _Network, loss: Loss, data: Letor) -> None:
