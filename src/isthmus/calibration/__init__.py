@@ -11,7 +11,9 @@ from isthmus.calibration.curves import (
     SumCalibrator,
     Temperature,
 )
+from isthmus.calibration.decisions import ThresholdCurve, abstain, expected_relevant
 from isthmus.calibration.estimator import Calibrator
+from isthmus.calibration.figures import reliability_diagram, score_histogram, threshold_plot
 from isthmus.calibration.parts import PerPart
 from isthmus.calibration.query_feature import FEATURES, QueryFeature, list_features
 from isthmus.calibration.runs import (
@@ -19,8 +21,10 @@ from isthmus.calibration.runs import (
     Judging,
     calibrate,
     calibrator_named,
+    cross_fit,
     fit_calibrator,
     probabilities_of,
+    query_folds,
 )
 from isthmus.calibration.saving import load_calibrator, save_calibrator
 from isthmus.calibration.softmax import Softmax
@@ -46,12 +50,20 @@ __all__ = [
     "Softmax",
     "SumCalibrator",
     "Temperature",
+    "ThresholdCurve",
+    "abstain",
     "asking",
     "calibrate",
     "calibrator_named",
+    "cross_fit",
+    "expected_relevant",
     "fit_calibrator",
     "list_features",
     "load_calibrator",
     "probabilities_of",
+    "query_folds",
+    "reliability_diagram",
     "save_calibrator",
+    "score_histogram",
+    "threshold_plot",
 ]

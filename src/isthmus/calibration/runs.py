@@ -135,15 +135,34 @@ def calibrate(
         return run.with_probabilities(probabilities_of(run, calibrator, parts=parts))
     if qrels is None:
         raise DataError("an unfitted calibrator and no judgements", cure="give qrels, or a fitted calibrator")
-    fold_of = query_folds(run, qrels, folds, judging=judging)
+    _, chances = cross_fit(run, qrels, calibrator, judging=judging, parts=parts, folds=folds)
+    return run.with_probabilities(chances)
+
+
+def cross_fit(
+    run: Run,
+    qrels: Qrels,
+    calibrator: str | Calibrator = "auto",
+    *,
+    judging: Judging | None = None,
+    parts: Mapping[str, str] | None = None,
+    folds: int = 5,
+) -> tuple[Calibrator, FloatArray]:
+    """A calibrator fitted on all judged queries, and probabilities as `calibrate` gives them.
+
+    With fewer than two folds nothing is held out.
+    """
     final = fit_calibrator(run, qrels, calibrator, judging=judging, parts=parts)
     chances = probabilities_of(run, final, parts=parts)
+    if folds < 2:
+        return final, chances
+    fold_of = query_folds(run, qrels, folds, judging=judging)
     for fold in range(folds):
         held, rest = run[fold_of == fold], run[(fold_of >= 0) & (fold_of != fold)]
-        if len(held):
+        if held.rows:
             fitted = fit_calibrator(rest, qrels, clone(final), judging=judging, parts=parts)
             chances[(fold_of == fold)[run.query_of_row]] = probabilities_of(held, fitted, parts=parts)
-    return run.with_probabilities(chances)
+    return final, chances
 
 
 def probabilities_of(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from isthmus.calibration.trees import Forest
 from isthmus.errors import DataError
 from isthmus.tables.bundles import Bundle
 
+T = TypeVar("T")
 Arrays = dict[str, NDArray[Any]]
 
 KINDS: dict[str, type[Calibrator]] = {
@@ -102,8 +103,7 @@ def _pack_value(value: Any, name: str, arrays: Arrays) -> Any:
         arrays[name] = value
         return "array"
     if isinstance(value, (Forest, Choice)):
-        for part in fields(value):
-            arrays[f"{name}/{part.name}"] = np.asarray(getattr(value, part.name))
+        arrays.update({f"{name}/{part}": array for part, array in record_arrays(value).items()})
         return {"record": type(value).__name__}
     if isinstance(value, Calibrator):
         header, inner = pack(value)
@@ -127,5 +127,14 @@ def _unpack_value(form: Any, name: str, arrays: Mapping[str, NDArray[Any]]) -> A
     below = {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
     if "calibrator" in form:
         return unpack(form["calibrator"], below)
-    record: Any = _RECORDS[form["record"]]
-    return record(**{key: value if value.ndim else value.item() for key, value in below.items()})
+    return record_of(_RECORDS[form["record"]], below)
+
+
+def record_arrays(record: Any) -> Arrays:
+    """The fields of a dataclass of arrays and numbers, as arrays."""
+    return {part.name: np.asarray(getattr(record, part.name)) for part in fields(record)}
+
+
+def record_of(kind: Callable[..., T], arrays: Mapping[str, NDArray[Any]]) -> T:
+    """The inverse of `record_arrays`."""
+    return kind(**{name: value if value.ndim else value.item() for name, value in arrays.items()})

@@ -1,0 +1,280 @@
+"""Fusers: one score per candidate from several lists, f(candidates) → scores.
+
+Normalisation comes first (`isthmus.fusion.normalisers`). A fuser sees all queries at once; none depends on
+the order of the runs. Formulae that multiply (MNZ, MULT) read scores shifted to at least 0, because a
+negative product would turn the order round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from isthmus.errors import ConfigError
+from isthmus.fusion.normalisers import NORMALISERS, min_max, nonnegative
+from isthmus.fusion.rl_sim import aggregate, object_distances, positions, rerank
+from isthmus.fusion.union import Union
+from isthmus.tables import Run
+from isthmus.tables.ids import FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """What is to be fused: for every run, normalised scores and confidences of the rows it holds.
+
+    `missing` says what the others get: None leaves absence to the formula (which mostly passes over the
+    list), "lowest" gives them the lowest score of the list they are absent from, a number that score.
+    """
+
+    union: Union
+    scores: tuple[FloatArray, ...]
+    missing: float | str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        runs: Sequence[Run] | Union,
+        norm: str = "none",
+        *,
+        probabilities: bool = False,
+        missing: float | str | None = None,
+    ) -> Candidates:
+        """Align and normalise runs, by their scores or by their probabilities."""
+        union = runs if isinstance(runs, Union) else Union.of(runs)
+        if norm not in NORMALISERS:
+            known = ", ".join(NORMALISERS)
+            raise ConfigError(f"no normaliser {norm!r}; there are {known}", key=norm, known=NORMALISERS)
+        given = [run.probabilities if probabilities else run.scores for run in union.runs]
+        for run, column in zip(union.runs, given, strict=True):
+            if column is None:
+                raise ConfigError(f"run {run.name!r} has no probabilities: calibrate it first")
+        lists = [union.lists(at, column) for at, column in enumerate(given)]
+        return cls(union, tuple(NORMALISERS[norm](each) for each in lists), missing)
+
+    @cached_property
+    def shifted(self) -> Candidates:
+        """The same with every list at least 0."""
+        lists = [self.union.lists(at, column) for at, column in enumerate(self.scores)]
+        return Candidates(self.union, tuple(nonnegative(each) for each in lists), self.missing)
+
+    @cached_property
+    def confidences(self) -> tuple[FloatArray, ...]:
+        """The runs' probabilities; where a run has none, its min-max score stands in."""
+        return tuple(
+            min_max(self.union.lists(at)) if run.probabilities is None else run.probabilities
+            for at, run in enumerate(self.union.runs)
+        )
+
+    def total(self) -> FloatArray:
+        """Σ of the scores, absent ones as `missing` says."""
+        if self.missing is None:
+            return self.union.total(self.scores)
+        return np.asarray(np.sort(self.matrix(), axis=0).sum(axis=0))
+
+    def matrix(self) -> FloatArray:
+        """Runs × rows, NaN where a document is absent and `missing` is None."""
+        matrix = self.union.spread(self.scores)
+        if self.missing is None:
+            return matrix
+        for at, row in enumerate(matrix):
+            absent = np.isnan(row)
+            row[absent] = self._lowest(at)[absent] if self.missing == "lowest" else float(self.missing)
+        return matrix
+
+    def _lowest(self, run: int) -> FloatArray:
+        """For every union row, the lowest score of this run's list for the query; 0 without a list."""
+        held = self.union.runs[run]
+        floors = np.zeros(len(self.union.queries))
+        filled = np.flatnonzero(np.diff(held.offsets))
+        if len(filled):
+            floors[self.union.homes[run][filled]] = np.minimum.reduceat(
+                self.scores[run], held.offsets[filled]
+            )
+        return floors[self.union.query_of_row]
+
+
+def comb_sum(candidates: Candidates) -> FloatArray:
+    """Σᵢ sᵢ (Fox & Shaw 1994)."""
+    return candidates.total()
+
+
+def comb_mnz(candidates: Candidates) -> FloatArray:
+    """N(d)·Σᵢ sᵢ, N the number of lists that hold d (Fox & Shaw 1994)."""
+    return candidates.union.counts * candidates.shifted.total()
+
+
+def comb_gmnz(candidates: Candidates, *, gamma: float = 1.0) -> FloatArray:
+    """N(d)^γ·Σᵢ sᵢ (Lee 1997)."""
+    return np.asarray(candidates.union.counts**gamma * candidates.shifted.total())
+
+
+def comb_anz(candidates: Candidates) -> FloatArray:
+    """Σᵢ sᵢ / N(d)."""
+    return candidates.total() / candidates.union.counts
+
+
+def comb_min(candidates: Candidates) -> FloatArray:
+    """The lowest of d's scores."""
+    return np.asarray(np.nanmin(candidates.matrix(), axis=0))
+
+
+def comb_max(candidates: Candidates) -> FloatArray:
+    """The highest of d's scores."""
+    return np.asarray(np.nanmax(candidates.matrix(), axis=0))
+
+
+def comb_med(candidates: Candidates) -> FloatArray:
+    """The median of d's scores."""
+    ordered = np.sort(candidates.matrix(), axis=0)  # NaN sorts last
+    count = (~np.isnan(ordered)).sum(axis=0)
+    columns = np.arange(ordered.shape[1])
+    return np.asarray((ordered[(count - 1) // 2, columns] + ordered[count // 2, columns]) / 2)
+
+
+def rrf(candidates: Candidates, *, k: float = 60.0) -> FloatArray:
+    """Σᵢ 1/(k + rankᵢ), ranks from 1 (Cormack et al. 2009)."""
+    return candidates.union.total([1.0 / (k + _ranks(run)) for run in candidates.union.runs])
+
+
+def isr(candidates: Candidates) -> FloatArray:
+    """N(d)·Σᵢ 1/rankᵢ² (Mourão et al. 2015)."""
+    return candidates.union.counts * _inverse_squares(candidates)
+
+
+def log_isr(candidates: Candidates) -> FloatArray:
+    """ln(1 + N(d))·Σᵢ 1/rankᵢ²; the published ln N(d) would give 0 to what only one list holds."""
+    return np.asarray(np.log1p(candidates.union.counts) * _inverse_squares(candidates))
+
+
+def rbc(candidates: Candidates, *, phi: float = 0.8) -> FloatArray:
+    """Σᵢ (1 − φ)·φ^(rankᵢ − 1), rank-biased centroids (Bailey et al. 2017)."""
+    return candidates.union.total([(1 - phi) * phi ** (_ranks(run) - 1) for run in candidates.union.runs])
+
+
+def borda(candidates: Candidates) -> FloatArray:
+    """Σᵢ (c − rankᵢ + 1) of c candidates; the absent share what is left over (Aslam & Montague 2001)."""
+    union = candidates.union
+    sizes = np.diff(union.offsets)[union.query_of_row]
+    lengths = np.zeros((len(union.runs), len(union.queries)))
+    for row, run, home in zip(lengths, union.runs, union.homes, strict=True):
+        row[home] = np.diff(run.offsets)
+    points = union.spread([-_ranks(run) for run in union.runs]) + sizes + 1
+    left = (sizes - lengths[:, union.query_of_row] + 1) / 2
+    return np.asarray(np.sort(np.where(np.isnan(points), left, points), axis=0).sum(axis=0))
+
+
+def comb_mnz_conf(candidates: Candidates) -> FloatArray:
+    """N(d)·Σᵢ cᵢ·sᵢ, c the calibrated probability (paper B, eq. 13)."""
+    pairs = zip(candidates.confidences, candidates.shifted.scores, strict=True)
+    return candidates.union.counts * candidates.union.total([chance * score for chance, score in pairs])
+
+
+def comb_mult_conf(candidates: Candidates) -> FloatArray:
+    """Πᵢ (1 + cᵢ·sᵢ) (paper B, eq. 14)."""
+    pairs = zip(candidates.confidences, candidates.shifted.scores, strict=True)
+    return np.asarray(np.exp(candidates.union.total([np.log1p(chance * score) for chance, score in pairs])))
+
+
+def comb_mnz_variant(
+    candidates: Candidates, *, reading: str = "soft_count", gamma: float = 1.0
+) -> FloatArray:
+    """A CombMNZ on confidences that paper B names and never defines; four readings.
+
+    `soft_count`: (Σ sᵢ)·(Σ cᵢ), the count replaced by the expected number of lists for which d is relevant;
+    `squared`: N·Σ cᵢ²; `calibrated`: N·Σ cᵢ; `gmnz`: N^γ·Σ sᵢ.
+    """
+    union, chances = candidates.union, candidates.confidences
+    if reading == "soft_count":
+        return candidates.shifted.total() * union.total(chances)
+    if reading == "squared":
+        return union.counts * union.total([chance**2 for chance in chances])
+    if reading == "calibrated":
+        return union.counts * union.total(chances)
+    if reading == "gmnz":
+        return comb_gmnz(candidates, gamma=gamma)
+    known = ("soft_count", "squared", "calibrated", "gmnz")
+    raise ConfigError(f"reading {reading!r} is not one of {', '.join(known)}", key=reading, known=known)
+
+
+def rl_sim(
+    candidates: Candidates,
+    *,
+    similar: Sequence[Run] | None = None,
+    topk: int | None = None,
+    ck: int | None = None,
+    rounds: int = 3,
+) -> FloatArray:
+    """RL-Sim over queries and documents together; the score is 1/position in the query's new list.
+
+    Every object's list names documents first, then queries: a query's come from the run, a document's
+    queries from the run read the other way. What relates documents to documents and queries to queries
+    are the runs `similar` (one per retriever, from object to object), or else how high the same lists rank
+    both. K = min(15, documents), CK = min(700, objects − 1).
+    """
+    union = candidates.union
+    used, codes = np.unique(union.documents.codes, return_inverse=True)
+    names = [union.documents.words[code] for code in used]
+    matrices = [
+        object_distances(run, names, union.queries, None if similar is None else similar[at])
+        for at, run in enumerate(union.runs)
+    ]
+    fused = aggregate(matrices) if len(matrices) > 1 else matrices[0]
+    final, _ = rerank(fused, topk=min(15, len(names)) if topk is None else topk, ck=ck, rounds=rounds)
+    return np.asarray(1.0 / positions(final)[len(names) + union.query_of_row, codes])
+
+
+def rlsim_eq15(candidates: Candidates, *, neighbours: int = 20) -> FloatArray:
+    """What paper B prints as RL-Sim (eq. 15), which it is not: A(i, j) = Σ_k 1/(r_k(i) + r_k(j)).
+
+    score(i) = base(i) + Σ_j A(i, j)·base(j) / Σ_j A(i, j) over the nearest j by A, base = Σ_k 1/r_k.
+    """
+    union = candidates.union
+    ranks = union.spread([_ranks(run) for run in union.runs], absent=np.inf)
+    base: FloatArray = np.sort(1.0 / ranks, axis=0).sum(axis=0)
+    scores = base.copy()
+    for start, end in zip(union.offsets[:-1].tolist(), union.offsets[1:].tolist(), strict=True):
+        rank, count = ranks[:, start:end], end - start
+        affinity = np.sort(1.0 / (rank[:, :, None] + rank[:, None, :]), axis=0).sum(axis=0)
+        np.fill_diagonal(affinity, 0.0)
+        if count > neighbours:
+            least = np.partition(affinity, count - neighbours, axis=1)[:, count - neighbours]
+            affinity = np.where(affinity >= least[:, None], affinity, 0.0)
+        whole = affinity.sum(axis=1)
+        scores[start:end] += affinity @ base[start:end] / np.where(whole > 0, whole, 1.0)
+    return scores
+
+
+def _ranks(run: Run) -> FloatArray:
+    return np.asarray(run.ranks, dtype=np.float64)
+
+
+def _inverse_squares(candidates: Candidates) -> FloatArray:
+    return candidates.union.total([1.0 / _ranks(run) ** 2 for run in candidates.union.runs])
+
+
+FUSERS: dict[str, Callable[..., FloatArray]] = {
+    "comb-sum": comb_sum,
+    "comb-mnz": comb_mnz,
+    "comb-gmnz": comb_gmnz,
+    "comb-anz": comb_anz,
+    "comb-min": comb_min,
+    "comb-max": comb_max,
+    "comb-med": comb_med,
+    "rrf": rrf,
+    "isr": isr,
+    "log-isr": log_isr,
+    "rbc": rbc,
+    "borda": borda,
+    "comb-mnz-conf": comb_mnz_conf,
+    "comb-mult-conf": comb_mult_conf,
+    "comb-mnz-variant": comb_mnz_variant,
+    "rl-sim": rl_sim,
+    "rlsim-eq15": rlsim_eq15,
+}
+"""Every fuser that needs no judgements, by name."""
+
+RANK_BASED = ("rrf", "isr", "log-isr", "rbc", "borda", "rl-sim", "rlsim-eq15")
+"""The fusers that look at ranks alone; they are not normalised."""

@@ -1,0 +1,117 @@
+"""`fuse(runs, method, …) -> Run`: one call for every way of fusing, and the methods by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from isthmus.errors import ConfigError, nearest
+from isthmus.fusion.fusers import FUSERS, RANK_BASED, Candidates
+from isthmus.tables import Qrels, Run
+
+if TYPE_CHECKING:
+    from isthmus.fusion.learned import Fuser
+
+LEARNED = ("stacked", "log-odds", "weighted", "convex")
+"""The methods that learn from judgements."""
+
+METHODS = (*LEARNED, *FUSERS)
+
+
+def fuse(
+    runs: Sequence[Run],
+    method: str = "auto",
+    *,
+    qrels: Qrels | None = None,
+    norm: str | None = None,
+    missing: float | str = "learned",
+    **options: Any,
+) -> Run:
+    """Fuse runs into one.
+
+    >>> bm25 = Run.from_dict({"q1": {"d1": 12.0, "d2": 9.0}}, name="bm25")
+    >>> dense = Run.from_dict({"q1": {"d2": 0.8, "d3": 0.7}}, name="dense")
+    >>> fuse([bm25, dense], "rrf")
+    Run 'rrf': 1 query, 3 rows
+      q1  d2 0.0325225, d1 0.0163934, d3 0.016129
+
+    `auto` is `stacked` where there are judgements, `log-odds` where all runs carry probabilities, else `rrf`.
+    With judgements the result carries calibrated probabilities, and judged queries are fused by models that
+    did not see them. `norm` is one of `NORMALISERS`; by default rank-based formulae take none and the
+    others min-max. `missing` says what a document gets from a list it is absent from: "learned" (the
+    probability learned from judgements; a formula, which learns none, has its own rule), "lowest" (the list's
+    lowest score) or a number. Options go to the method: `k` of rrf, `calibrator` of stacked, `weights` …
+    """
+    chosen = choose(runs, method, qrels)
+    if qrels is not None:
+        return fuser(chosen, norm=norm, missing=missing, **options).fit_fuse(runs, qrels, name=chosen)
+    if chosen in LEARNED:
+        return fuser(chosen, norm=norm, missing=missing, **options).fuse_unjudged(runs, name=chosen)
+    candidates = Candidates.of(
+        runs, norm or default_norm(chosen), missing=None if missing == "learned" else missing
+    )
+    return candidates.union.ranked(_call(chosen, options)(candidates), name=chosen)
+
+
+def choose(runs: Sequence[Run], method: str, qrels: Qrels | None) -> str:
+    """The method's name as `METHODS` spells it; `auto` by what there is to learn from."""
+    if method == "auto":
+        calibrated = bool(runs) and all(run.probabilities is not None for run in runs)
+        return "stacked" if qrels is not None else "log-odds" if calibrated else "rrf"
+    spelt = method.replace("_", "-")
+    if spelt not in METHODS:
+        known = ("auto", *METHODS)
+        raise ConfigError(
+            f"no way of fusing {method!r}; there are {', '.join(known)}", key=spelt, known=known
+        )
+    return spelt
+
+
+def fuser(
+    method: str = "stacked", *, norm: str | None = None, missing: float | str = "learned", **options: Any
+) -> Fuser:
+    """An unfitted fuser by name, to be fitted, kept and used on other runs."""
+    from isthmus.fusion.learned import Formula
+    from isthmus.fusion.stacking import LogOdds, Stacked, Weighted
+
+    chosen = choose((), method, None)
+    if chosen in ("stacked", "log-odds"):
+        if norm is not None:
+            raise ConfigError(
+                f"{chosen} reads calibrated probabilities: norm={norm!r} has no place", key="norm"
+            )
+        kind: type[Fuser] = Stacked if chosen == "stacked" else LogOdds
+        return _made(kind, {"missing": missing, **options})
+    if chosen in ("weighted", "convex"):
+        scale = norm or ("min-max" if chosen == "convex" else "z-score")
+        return _made(Weighted, {"norm": scale, "missing": missing, **options})
+    own = {name: options.pop(name) for name in ("judging", "folds") if name in options}
+    _call(chosen, options)
+    filled = None if missing == "learned" else missing
+    return Formula(chosen, norm=norm, missing=filled, options=options, **own)
+
+
+def default_norm(formula: str) -> str:
+    """Formulae that add scores need a common scale; those that read ranks do not."""
+    return "none" if formula in RANK_BASED else "min-max"
+
+
+def _made(kind: type[Fuser], options: Mapping[str, Any]) -> Fuser:
+    _check_options(kind.method, options, inspect.signature(kind).parameters)
+    return kind(**options)
+
+
+def _call(formula: str, options: Mapping[str, Any]) -> Any:
+    known = [name for name in inspect.signature(FUSERS[formula]).parameters if name != "candidates"]
+    _check_options(formula, options, known)
+    return partial(FUSERS[formula], **options)
+
+
+def _check_options(method: str, options: Mapping[str, Any], known: Any) -> None:
+    for name in options:
+        if name not in known:
+            close = nearest(name, known)
+            told = f" (did you mean {close!r}?)" if close else f"; it has {', '.join(known) or 'none'}"
+            raise ConfigError(f"{method} has no option {name!r}{told}", key=name, value=options[name])

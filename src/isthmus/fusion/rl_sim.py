@@ -1,0 +1,149 @@
+"""RL-Sim: re-ranking and rank aggregation by the similarity of ranked lists.
+
+Pedronette & Torres (2013), with aggregation and parameters as the Unsupervised Distance Learning Framework
+has them, written anew from the description. Every object owns a ranked list of all objects, itself first;
+two objects are close when their lists have the same top. Only positions enter, so any strictly increasing
+change of scores leaves the result as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import ConfigError, DataError
+from isthmus.tables import Run
+from isthmus.tables.ids import FloatArray, IntArray
+
+LARGEST = 10_000
+"""More objects than this would need gigabytes for every distance matrix."""
+
+
+def distances(lists: IntArray, objects: int) -> FloatArray:
+    """D(i, j): the position of j in i's list from 0, the list's length where j is absent (−1 pads a list)."""
+    length = lists.shape[1]
+    found = np.full((objects, objects + 1), float(length))
+    np.put_along_axis(
+        found, np.where(lists < 0, objects, lists), np.arange(length, dtype=np.float64)[None], 1
+    )
+    return found[:, :objects]
+
+
+def aggregate(matrices: Sequence[FloatArray]) -> FloatArray:
+    """D(i, j) = (Π_f (1 + D_f(i, j)))^(1/F)."""
+    product = np.ones_like(matrices[0])
+    for matrix in matrices:
+        product *= 1.0 + matrix
+    return np.asarray(product ** (1.0 / len(matrices)))
+
+
+def intersections(lists: IntArray, topk: int) -> FloatArray:
+    """(2 / (K(K+1))) · Σ_{m=2..K} |τᵢ^m ∩ τⱼ^m| for all pairs of lists, τ^m being the first m entries."""
+    from scipy.sparse import csr_matrix
+
+    objects = len(lists)
+    depth, place = np.meshgrid(np.arange(2, topk + 1), np.arange(topk), indexing="ij")
+    inside = place < depth  # at depth m the first m places count
+    columns = (lists[:, place[inside]] + objects * (depth[inside] - 2)[None, :]).reshape(-1)
+    starts = np.arange(objects + 1) * inside.sum()
+    tops = csr_matrix((np.ones(len(columns)), columns, starts), shape=(objects, objects * (topk - 1)))
+    return np.asarray((tops @ tops.T).toarray() * (2.0 / (topk * (topk + 1))))
+
+
+def rerank(
+    distance: FloatArray, *, topk: int = 15, ck: int | None = None, rounds: int = 3
+) -> tuple[IntArray, FloatArray]:
+    """Run RL-Sim's iterations on a distance matrix: (ranked lists, distances).
+
+    Among the first CK of i's list the new distance is 1/(1 + sim) where the lists intersect, else the old
+    one + 1; beyond CK the old one + 2. Both directions take the smaller, lists are sorted again (ties
+    keep their order), and K grows by one each round.
+    """
+    objects = len(distance)
+    ck = min(700, objects - 1) if ck is None else ck
+    _check(objects, topk + max(rounds - 1, 0), ck)
+    lists = np.argsort(distance, axis=1, kind="stable")
+    if not np.array_equal(lists[:, 0], np.arange(objects)):
+        raise DataError("an object is not first in its own list", cure="give it distance 0 to itself alone")
+    near = np.arange(objects) <= ck
+    for k in range(topk, topk + rounds):
+        similar = intersections(lists, k)
+        within: NDArray[np.bool_] = np.empty((objects, objects), dtype=bool)
+        np.put_along_axis(within, lists, np.broadcast_to(near, lists.shape), axis=1)
+        distance = np.where(
+            within, np.where(similar > 0, 1.0 / (1.0 + similar), distance + 1.0), distance + 2.0
+        )
+        np.fill_diagonal(distance, 0.0)
+        distance = np.minimum(distance, distance.T)
+        order = np.argsort(np.take_along_axis(distance, lists, axis=1), axis=1, kind="stable")
+        lists = np.take_along_axis(lists, order, axis=1)
+    return lists, distance
+
+
+def object_distances(
+    run: Run, documents: Sequence[str], queries: Sequence[str], similar: Run | None = None
+) -> FloatArray:
+    """Distances among documents and queries (in this order) as one retriever sees them.
+
+    An object's list is itself, then documents, then queries. Between a query and a document the run
+    decides, read in both directions; inside a kind, `similar` or the inner product of reciprocal ranks.
+    """
+    count = len(documents), len(queries)
+    if sum(count) > LARGEST:
+        _check(sum(count), 1, 1)
+    row = {name: at for at, name in enumerate(queries)}
+    column = {name: at for at, name in enumerate(documents)}
+    homes = np.array([row[query] for query in run.queries], dtype=np.int64)[run.query_of_row]
+    places = np.array([column[name] for name in run.documents.tolist()], dtype=np.int64)
+    score = np.full((count[1], count[0]), -np.inf)
+    reciprocal = np.zeros_like(score)
+    score[homes, places] = run.scores
+    reciprocal[homes, places] = 1.0 / run.ranks
+    found = np.full((sum(count), sum(count)), np.inf)
+    found[count[0] :, : count[0]] = _ranks(np.where(reciprocal > 0, reciprocal, -np.inf))
+    found[: count[0], count[0] :] = count[0] + _ranks(score.T)
+    found[: count[0], : count[0]] = _ranks(_likeness(reciprocal.T, column, similar))
+    found[count[0] :, count[0] :] = count[0] + _ranks(_likeness(reciprocal, row, similar))
+    np.fill_diagonal(found, -1.0)
+    place = positions(np.argsort(found, axis=1, kind="stable")).astype(np.float64)
+    return np.where(np.isfinite(found), place, float(sum(count)))
+
+
+def positions(lists: IntArray) -> IntArray:
+    """Where every object stands in every list: the inverse of each row."""
+    place = np.empty_like(lists)
+    np.put_along_axis(place, lists, np.broadcast_to(np.arange(lists.shape[1]), lists.shape), axis=1)
+    return place
+
+
+def _likeness(reciprocal: FloatArray, place: Mapping[str, int], similar: Run | None) -> FloatArray:
+    """How alike the objects of one kind are, −∞ where nothing is known."""
+    if similar is None:
+        product = reciprocal @ reciprocal.T
+        return np.where(product > 0, product, -np.inf)
+    found = np.full((len(place), len(place)), -np.inf)
+    for query, names, scores in similar.lists():
+        if query in place:
+            known = [at for at, name in enumerate(names) if name in place]
+            found[place[query], [place[names[at]] for at in known]] = scores[known]
+    return found
+
+
+def _ranks(values: FloatArray) -> FloatArray:
+    """The position of every entry in its row, largest first, ties by column; ∞ for −∞."""
+    order = np.argsort(-values, axis=1, kind="stable")
+    return np.where(np.isfinite(values), positions(order), np.inf)
+
+
+def _check(objects: int, topk: int, ck: int) -> None:
+    if objects > LARGEST:
+        raise DataError(
+            f"RL-Sim compares all objects with each other, and {objects:,} are more than {LARGEST:,}",
+            cure="cut the lists with run.top(k), or fuse fewer queries at once",
+        )
+    if topk > objects:
+        raise ConfigError(f"topk reaches {topk} of {objects} objects", key="topk", value=topk)
+    if not 1 <= ck <= objects - 1:
+        raise ConfigError(f"ck = {ck} is not between 1 and {objects - 1}", key="ck", value=ck)

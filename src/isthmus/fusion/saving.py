@@ -1,0 +1,85 @@
+"""Fitted fusers to files and back: names, weights, calibrators and the threshold curve; no pickle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.calibration import Calibrator, Judging, ThresholdCurve
+from isthmus.calibration.saving import pack, record_arrays, record_of, unpack
+from isthmus.errors import DataError
+from isthmus.fusion.learned import Formula, Fuser
+from isthmus.fusion.stacking import LogOdds, Stacked, Weighted
+from isthmus.tables.bundles import Bundle
+
+KINDS: dict[str, type[Fuser]] = {kind.method: kind for kind in (Stacked, LogOdds, Weighted, Formula)}
+
+
+@dataclass(frozen=True)
+class SavedFuser(Bundle):
+    """A fuser's file."""
+
+    noun = "fuser"
+
+
+def save_fuser(fuser: Fuser, path: str | PathLike[str]) -> None:
+    """Write a fitted fuser; RL-Sim's `similar` runs cannot be kept."""
+    if not hasattr(fuser, "retrievers_"):
+        raise DataError(f"the fuser {fuser.method!r} is not fitted", cure="fit it before saving")
+    arrays: dict[str, NDArray[Any]] = {}
+    header: dict[str, Any] = {
+        "method": fuser.method,
+        "parameters": fuser.parameters(),
+        "retrievers": list(fuser.retrievers_),
+        "calibrators": {},
+    }
+    inside: dict[str, Calibrator] = {}
+    for name, value in vars(fuser).items():
+        if isinstance(value, Calibrator) and name.endswith("_"):
+            inside[name] = value
+        elif name == "calibrators_":
+            inside.update({f"{name}{at}": each for at, each in enumerate(value)})
+        elif isinstance(value, ThresholdCurve):
+            arrays.update({f"curve/{part}": array for part, array in record_arrays(value).items()})
+        elif name.endswith("_") and name != "retrievers_":
+            arrays[f"learned/{name}"] = np.asarray(value)
+    for name, calibrator in inside.items():
+        header["calibrators"][name], held = pack(calibrator)
+        arrays.update({f"{name}/{part}": array for part, array in held.items()})
+    SavedFuser(header, arrays).write(path)
+
+
+def load_fuser(path: str | PathLike[str]) -> Fuser:
+    """Read a fuser back; it fuses as it did when it was saved."""
+    saved = SavedFuser.read(path)
+    try:
+        return _restored(saved)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError("is not a whole fuser", file=path, text=str(error)) from error
+
+
+def _restored(saved: SavedFuser) -> Fuser:
+    parameters = dict(saved.header["parameters"])
+    parameters["judging"] = Judging(**parameters["judging"])
+    fuser = KINDS[saved.header["method"]](**parameters)
+    fuser.retrievers_ = tuple(saved.header["retrievers"])
+    groups: dict[str, dict[str, NDArray[Any]]] = {}
+    for name, array in saved.arrays.items():
+        first, _, rest = name.partition("/")
+        groups.setdefault(first, {})[rest] = array
+    for name, array in groups.pop("learned", {}).items():
+        setattr(fuser, name, array if array.ndim else array.item())
+    fuser.curve_ = record_of(ThresholdCurve, groups.pop("curve"))
+    if isinstance(fuser, LogOdds):
+        fuser.calibrators_ = []
+    for name, header in saved.header["calibrators"].items():
+        calibrator = unpack(header, groups.get(name, {}))
+        if name.startswith("calibrators_") and isinstance(fuser, LogOdds):
+            fuser.calibrators_.append(calibrator)
+        else:
+            setattr(fuser, name, calibrator)
+    return fuser
