@@ -68,7 +68,10 @@ class Exchange:
         credentials = grpc.ssl_server_credentials(
             [pair], root_certificates=papers.authority.read_bytes(), require_client_auth=True
         )
-        exchange.address = f"{host}:{server.add_secure_port(f'{host}:{port}', credentials)}"
+        try:
+            exchange.address = f"{host}:{server.add_secure_port(f'{host}:{port}', credentials)}"
+        except RuntimeError as error:
+            raise FederationError(f"cannot listen on {host}:{port}: {error}") from error
         server.start()
         try:
             yield exchange
