@@ -142,7 +142,20 @@ def test_queries_in_the_file_win_over_group_sizes(file):
     assert plain(path) == EXPECTED
 
 
-def test_the_three_ways_of_parsing_agree(monkeypatch):
+@pytest.mark.parametrize("ending", [b"\n", b" \r\n"])
+def test_a_query_with_colons_is_not_taken_for_features(file, ending):
+    content = b"1 qid:1 1:5 2:6\n1 qid:1:1:5 2:6\n".replace(b"\n", ending)
+    table = plain(file(content))
+    assert table.queries == ("1", "1:1:5")
+    assert table.features.tolist() == [[5, 6], [0, 6]]
+
+
+def test_a_mark_of_byte_order_inside_a_file_is_text(file, monkeypatch):
+    monkeypatch.setattr(letor_files, "BLOCK", 16)
+    assert refused(file(DENSE + b"\xef\xbb\xbf0 qid:x 1:1 2:1\n")).line == 4
+
+
+def test_the_three_ways_of_parsing_agree():
     rng = np.random.default_rng(1)
     rows = []
     for row in range(300):
@@ -207,6 +220,10 @@ def test_blocks_do_not_show(file, monkeypatch):
         (DENSE + b"0 qid: 1:1 2:1\n", 4, "the query is empty"),
         (DENSE + b"0 qid:\x0bx 1:1 2:1\n", 4, "the query is empty"),
         (DENSE + b"0 qid:x\r1:1 2:1 2:1\n", 4, "feature index 2 after 2"),
+        (DENSE + b"0 qid:x 1 1 2:1\n", 4, "this is not index:value: '1'"),
+        (DENSE + b"0 qid:x 1 1:2:1\n", 4, "this is not index:value: '1'"),
+        (DENSE + b"0 qid x 1:1 2:1\n", 4, "no query"),
+        (DENSE + b"0:qid:x 1:1 2:1\n", 4, "the grade is not a whole number"),
         (DENSE + b"0 1:1 qid:x 2:1\n", 4, "no query"),
         (DENSE + b"0 qid:x 1:1 qid:x\n", 4, "this is not index:value: 'qid:x'"),
         (DENSE + b"0 qid:x 1:1 2", 4, "the file ends in the middle of a line"),

@@ -196,6 +196,11 @@ def test_every_spelling_of_judgements_is_read_alike(file, content):
     assert read_qrels(file(content)).to_dict() == EXPECTED_QRELS
 
 
+def test_a_mark_of_byte_order_inside_a_file_is_text(file):
+    qrels = read_qrels(file("query-id corpus-id score\n\ufeffq d 1\n".encode()))
+    assert qrels.to_dict() == {"\ufeffq": {"d": 1}}
+
+
 @pytest.mark.parametrize(
     ("content", "line", "words"),
     [

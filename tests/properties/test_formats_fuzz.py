@@ -39,7 +39,7 @@ def mutated(content: bytes, rng: np.random.Generator) -> bytes:
         start, end = sorted(rng.integers(0, len(content) + 1, 2).tolist())
         end = min(end, start + int(rng.integers(1, 40)))
         token = TOKENS[rng.integers(len(TOKENS))]
-        change = rng.integers(8)
+        change = rng.integers(10)
         if change == 0:
             content = content[:start] + bytes(rng.integers(0, 256, 1, dtype=np.uint8)) + content[start + 1 :]
         elif change == 1:
@@ -58,6 +58,10 @@ def mutated(content: bytes, rng: np.random.Generator) -> bytes:
             lines = content.split(b"\n")
             lines[rng.integers(len(lines))] = lines[rng.integers(len(lines))]
             content = b"\n".join(lines)
+        elif change in (7, 8):
+            marks = [at for at, symbol in enumerate(content) if symbol in b" :\t\n"] or [0]
+            at = marks[rng.integers(len(marks))]
+            content = content[:at] + [b" ", b":", b"\t", b"\n", b""][rng.integers(5)] + content[at + 1 :]
         else:
             content = content[:start] + token + content[start:]
     return content

@@ -5,7 +5,8 @@
 Three ways lead to the same rows, and the first that fits is taken:
 
 1. *dense*: every line has the features 1..w. With `:` turned into a space the block is a table of
-   numbers, which Arrow's CSV reader cuts; the index columns are read too, and compared.
+   numbers, which Arrow's CSV reader cuts; the index columns are read too, and compared, and so is what
+   stood between the columns.
 2. *sparse*: lines with any features. The features of all lines become one long table `index:value`.
 3. *line by line*, in plain Python: slow, but it knows which line is wrong.
 
@@ -28,12 +29,12 @@ from numpy.typing import NDArray
 from isthmus.errors import DataError
 from isthmus.tables.files import NUMBER, Block, single_spaced
 from isthmus.tables.ids import FloatArray, IntArray
+from isthmus.tables.lines import read_columns
 
 MOST_FEATURES = 1 << 16
 EXAMPLE = "2 qid:10 1:0.5 2:3 # docid = D7"
 
-_HASH, _SPACE, _FEED = b"# \n"
-_TAB_TO_SPACE = bytes.maketrans(b"\t\v\f", b"   ")
+_COLON, _HASH, _SPACE, _FEED = b":# \n"
 _COLON_TO_SPACE = bytes.maketrans(b":\t\v\f", b"    ")
 _SPACE_TO_FEED = bytes.maketrans(b" ", b"\n")
 _DOCID = r"docid\s*=\s*(?P<id>\S+)"
@@ -116,7 +117,7 @@ def _document_names(comments: pa.LargeStringArray | None) -> pa.LargeStringArray
 
 def _dense(data: bytes) -> Rows | None:
     """Rows that all have the features 1..w, in the layout of the first line; None if any has not."""
-    first = data[: data.index(b"\n")].removesuffix(b"\r").translate(_TAB_TO_SPACE).split(b" ")
+    first = data[: data.index(b"\n")].removesuffix(b"\r").split(b" ")
     named, open_end = len(first) > 1 and first[1].startswith(b"qid:"), first[-1] == b""
     tokens = first[1 + named : len(first) - open_end]
     width = len(tokens)
@@ -124,7 +125,9 @@ def _dense(data: bytes) -> Rows | None:
         not token.startswith(b"%d:" % at) for at, token in enumerate(tokens, 1)
     ):
         return None
-    table = _csv(data.translate(_COLON_TO_SPACE), " ", _dense_columns(width, named, open_end))
+    if not _alternating(data, open_end):
+        return None
+    table = read_columns(data.translate(_COLON_TO_SPACE), " ", _dense_columns(width, named, open_end))
     if table is None or table.num_rows != data.count(b"\n"):
         return None
     fixed = {"qid": "qid", "end": ""}
@@ -140,6 +143,30 @@ def _dense(data: bytes) -> Rows | None:
     return _checked(table["grade"].to_numpy(), queries, features, np.full(len(features), width))
 
 
+def _alternating(data: bytes, open_end: bool) -> bool:
+    """Whether separators alternate, a space first: `2 qid:1 1:5 2:0`, not `2 qid:1:1 5 2:0`.
+
+    A bit per symbol says whether the number of separators up to it is odd (a prefix sum modulo 2, in
+    words of 64 bits); spaces must be odd and colons even. The line feed counts where lines end in a
+    space, so that every line starts even.
+    """
+    symbols = np.frombuffer(data, dtype=np.uint8)
+    spaces, colons = _bits(symbols == _SPACE), _bits(symbols == _COLON)
+    odd = spaces | colons
+    if open_end:
+        odd |= _bits(symbols == _FEED)
+    for shift in (1, 2, 4, 8, 16, 32):
+        odd ^= odd << np.uint64(shift)
+    carried = np.bitwise_xor.accumulate(odd >> np.uint64(63))
+    odd[1:] ^= -carried[:-1]
+    return not ((odd & colons) | (~odd & spaces)).any()
+
+
+def _bits(mask: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    packed = np.packbits(mask, bitorder="little")
+    return np.pad(packed, (0, -len(packed) % 8)).view(np.uint64)
+
+
 def _dense_columns(width: int, named: bool, open_end: bool) -> dict[str, pa.DataType]:
     types = {"grade": pa.float64()} | ({"qid": _TEXT, "query": _TEXT} if named else {})
     for at in range(width):
@@ -149,24 +176,6 @@ def _dense_columns(width: int, named: bool, open_end: bool) -> dict[str, pa.Data
 
 def _is_all(column: pa.ChunkedArray, word: str) -> bool:
     return bool(pc.all(pc.equal(column, word)).as_py())
-
-
-def _csv(data: bytes, delimiter: str, types: dict[str, pa.DataType]) -> pa.Table | None:
-    """The block as a table of these columns; None where Arrow cannot read it so."""
-    from pyarrow import csv
-
-    try:
-        return csv.read_csv(
-            pa.BufferReader(data),
-            # One thread: blocks are read in parallel, and Arrow's task for every column costs too much.
-            read_options=csv.ReadOptions(
-                column_names=list(types), block_size=len(data) + 1, use_threads=False
-            ),
-            parse_options=csv.ParseOptions(delimiter=delimiter, quote_char=False),
-            convert_options=csv.ConvertOptions(column_types=types, null_values=[], strings_can_be_null=False),
-        )
-    except pa.ArrowInvalid:
-        return None
 
 
 def _checked(
@@ -193,7 +202,7 @@ def _sparse(data: bytes, missing: float) -> Rows | None:
     head_ends = np.where(tokens > 0, np.append(spaces, (0, 0))[before + named], ends)
     in_head = _between(starts, head_ends, len(data))
     columns = {"grade": pa.float64()} | ({"query": _TEXT} if named.any() else {})
-    heads = _csv(bytes(symbols[in_head | (symbols == _FEED)]), " ", columns)
+    heads = read_columns(bytes(symbols[in_head | (symbols == _FEED)]), " ", columns)
     matrix = _features(bytes(symbols[~in_head]), tokens, missing)
     if heads is None or matrix is None:
         return None
@@ -221,7 +230,7 @@ def _features(body: bytes, tokens: IntArray, missing: float) -> tuple[NDArray[np
     last = np.zeros(len(tokens), dtype=np.int64)
     if not tokens.any():
         return np.empty((len(tokens), 0), dtype=np.float32), last
-    table = _csv(body.translate(_SPACE_TO_FEED), ":", {"index": pa.int32(), "value": pa.float32()})
+    table = read_columns(body.translate(_SPACE_TO_FEED), ":", {"index": pa.int32(), "value": pa.float32()})
     if table is None or table.num_rows != tokens.sum():
         return None
     index, value = table["index"].to_numpy(), table["value"].to_numpy()

@@ -27,7 +27,7 @@ from isthmus.errors import DataError
 from isthmus.tables.files import NUMBER, Block, line_of_row, read_blocks, replacing, single_spaced
 from isthmus.tables.grouped import group
 from isthmus.tables.ids import FloatArray, Ids
-from isthmus.tables.lines import checked, joined_lines
+from isthmus.tables.lines import checked, joined_lines, read_columns
 from isthmus.tables.rankings import UNJUDGED, Qrels, Run, duplicate_rows
 
 _Table = TypeVar("_Table")
@@ -160,24 +160,14 @@ def _begin(block: Block, layout: _Layout) -> tuple[Block, int, str]:
 
 def _cut_at_once(block: Block, layout: _Layout, width: int) -> pa.Table | None:
     """The three columns through Arrow's CSV reader; None when anything about them is unusual."""
-    from pyarrow import csv
-
-    names = [str(column) for column in range(width)]
-    query, document, value = (names[column] for column in layout.columns[width])
-    try:
-        table = csv.read_csv(
-            pa.BufferReader(single_spaced(block.data)),
-            read_options=csv.ReadOptions(column_names=names, block_size=1 << 22),
-            parse_options=csv.ParseOptions(delimiter=" ", quote_char=False),
-            convert_options=csv.ConvertOptions(
-                column_types={query: pa.large_string(), document: pa.large_string(), value: pa.float64()},
-                include_columns=[query, document, value],
-                null_values=[],
-                strings_can_be_null=False,
-            ),
-        ).rename_columns(["query", "document", "value"])
-    except pa.ArrowInvalid:
+    query, document, value = layout.columns[width]
+    kinds = {query: pa.large_string(), document: pa.large_string(), value: pa.float64()}
+    table = read_columns(
+        single_spaced(block.data), " ", {str(column): kinds.get(column) for column in range(width)}
+    )
+    if table is None:
         return None
+    table = table.rename_columns(["query", "document", "value"])
     return table if _valid(table["value"].to_numpy(), layout).all() else None
 
 
