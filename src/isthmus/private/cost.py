@@ -29,9 +29,10 @@ class Cost:
     """What one release costs every document it covers.
 
     - `fields`: those whose words it is about;
-    - `sensitivity`: the L1 change of the true values between neighbours, `scale`: the noise's e-folding width;
-    - `release`: the name of the noise. A document version charged under a name may be released under that name
-      again for nothing, because the values are the same;
+    - `sensitivity`: the L1 change of the true values between neighbours;
+    - `scale`: the width over which the noise falls by a factor e;
+    - `release`: the name of the noise. A document version charged under a name may be released under it again
+      for nothing, because the values are the same;
     - `shared`: every peer sees the same values, so the charge counts once for all of them. What is not shared
       adds up over peers;
     - `halves`: the word that goes and the word that comes meet independent noise, each at ε/2.

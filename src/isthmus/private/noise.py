@@ -1,0 +1,159 @@
+"""Noise that is drawn once: a secret keyed stream, and integers from it.
+
+The noise of a cell is PRF(key; domain, cell block, version nonce), with AES-256 as the function: the domain
+(mechanism, ε, rows, width, hash epoch, field) and the cell make the cipher's key, the document version's
+random nonce is the block that it encrypts. This is counter mode with nonces for counters, so one call gives
+the noise of one cell for all documents, a cell always answers the same, and a version keeps sixteen bytes.
+
+Integers come from the words by inversion of the exact distribution function in integer arithmetic: no
+floating-point value is ever released, so nothing leaks through its last bits. The distribution is that of the
+formula up to 2^-64 a cell; with a stream that is only computationally random, so is the guarantee.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from functools import cached_property
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from isthmus.errors import PrivacyError
+from isthmus.tables.ids import FloatArray, IntArray
+
+Words = NDArray[np.uint64]
+Entropy = Callable[[int], bytes]
+Name = str | int | float
+
+KEY, NONCE = 32, 16
+"""Bytes of a noise key and of a version's nonce."""
+
+_GUIDE = 12  # bits of a word that pick the entry of the guide table
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """Two-sided geometric noise: P(k) = (1 − a)/(1 + a) · a^|k| with a = e^{−rate}.
+
+    Added to an integer that changes by at most Δ it is (rate·Δ)-private. An infinite rate is no noise.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not self.rate >= 1e-3:
+            raise PrivacyError(f"noise of rate {self.rate:g} would drown everything (choose a larger ε)")
+
+    @property
+    def ratio(self) -> float:
+        """a, how much less likely every further step from zero is."""
+        return float(np.exp(-self.rate))
+
+    @property
+    def variance(self) -> float:
+        """2a/(1 − a)²."""
+        return 2 * self.ratio / (1 - self.ratio) ** 2
+
+    def chances(self, values: IntArray) -> FloatArray:
+        """P(k) of every value."""
+        share: float = (1 - self.ratio) / (1 + self.ratio)
+        with np.errstate(invalid="ignore"):
+            falling: FloatArray = np.where(values == 0, 1.0, np.exp(-self.rate * np.abs(values)))
+        return share * falling
+
+    def of(self, words: Words) -> NDArray[np.int32]:
+        """The integers that uniform 64-bit words stand for, by inversion."""
+        first, exact = self._guide
+        entry = (words >> np.uint64(64 - _GUIDE)).astype(np.intp)
+        found = first[entry]
+        unsure = np.flatnonzero(~exact[entry])
+        found[unsure] = np.searchsorted(self._cuts, words[unsure], side="right")
+        return found - np.int32(len(self._cuts) // 2)
+
+    @cached_property
+    def _cuts(self) -> Words:
+        """⌊2^64 · P(noise ≤ k)⌋ for all k from −K to K − 1 where that is neither 0 nor 2^64."""
+        if np.isinf(self.rate):
+            return np.empty(0, dtype=np.uint64)
+        with localcontext() as context:
+            context.prec = 60
+            ratio = (-Decimal(self.rate)).exp()
+            whole, tail = Decimal(2**64), Decimal(2**64) / (1 + ratio)
+            below: list[int] = []
+            while (tail := tail * ratio) >= 1:
+                below.append(int(tail))
+            above = [int(whole) - cut for cut in below]
+        return np.array([*reversed(below), *above], dtype=np.uint64)
+
+    @cached_property
+    def _guide(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """For every beginning of a word the first cut above it, and whether all such words lie there."""
+        starts = np.arange(1 << _GUIDE, dtype=np.uint64) << np.uint64(64 - _GUIDE)
+        ends = starts | np.uint64((1 << (64 - _GUIDE)) - 1)
+        first = np.searchsorted(self._cuts, starts, side="right")
+        return first.astype(np.int32), first == np.searchsorted(self._cuts, ends, side="right")
+
+    def draw(self, size: int, entropy: Entropy = os.urandom) -> NDArray[np.int32]:
+        """Fresh noise that nobody can draw again, from the operating system."""
+        return self.of(np.frombuffer(entropy(8 * size), dtype="<u8").astype(np.uint64))
+
+
+@dataclass(frozen=True, repr=False)
+class NoiseKey:
+    """The secret behind all noise of a silo. Whoever has it can take the noise off what was released."""
+
+    secret: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != KEY:
+            raise PrivacyError(f"a noise key has {KEY} bytes, not {len(self.secret)}")
+
+    @classmethod
+    def fresh(cls, entropy: Entropy = os.urandom) -> NoiseKey:
+        """A new key; everything released under it must be charged anew."""
+        return cls(entropy(KEY))
+
+    def words(self, domain: Sequence[Name], block: int, nonces: NDArray[np.uint8]) -> Words:
+        """Two words for every nonce: those of the domain's block, of shape (nonces, 2)."""
+        told = _spelled((*domain, block))
+        subkey = hashlib.blake2b(told, key=self.secret, digest_size=32, person=b"isthmus noise").digest()
+        # ECB is the bare function: every block is another version's nonce and the output is no ciphertext
+        cipher = Cipher(algorithms.AES256(subkey), modes.ECB()).encryptor()
+        stream = cipher.update(np.ascontiguousarray(nonces).tobytes())
+        return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False).reshape(-1, 2)
+
+    def noise(
+        self, law: Geometric, domain: Sequence[Name], cells: IntArray, nonces: NDArray[np.uint8]
+    ) -> NDArray[np.int32]:
+        """The noise of cells in all documents, of shape (cells, documents); cells 2i and 2i + 1 share a block."""
+        drawn = np.zeros((len(cells), len(nonces)), dtype=np.int32)
+        if np.isinf(law.rate) or not len(nonces):
+            return drawn
+        told = (*domain, law.rate)
+        block, words = -1, np.empty((0, 2), dtype=np.uint64)
+        for at in np.argsort(cells, kind="stable").tolist():
+            cell = int(cells[at])
+            if cell // 2 != block:
+                block = cell // 2
+                words = self.words(told, block, nonces)
+            drawn[at] = law.of(words[:, cell % 2])
+        return drawn
+
+    def __repr__(self) -> str:
+        return "NoiseKey(…)"
+
+
+def fresh_nonces(count: int, entropy: Entropy = os.urandom) -> NDArray[np.uint8]:
+    """A random name for each of so many document versions; never made from the text."""
+    return np.frombuffer(entropy(NONCE * count), dtype=np.uint8).reshape(count, NONCE)
+
+
+def _spelled(names: Sequence[Name]) -> bytes:
+    """Length-prefixed parts with their kind, so that no two domains spell the same."""
+    parts = [f"{type(name).__name__}:{name!r}".encode() for name in names]
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
