@@ -130,7 +130,7 @@ class NoiseKey:
     def noise(
         self, law: Geometric, domain: Sequence[Name], cells: IntArray, nonces: NDArray[np.uint8]
     ) -> NDArray[np.int32]:
-        """The noise of cells in all documents, of shape (cells, documents); cells 2i and 2i + 1 share a block."""
+        """The noise of cells in all documents, (cells, documents); cells 2i and 2i + 1 share a block."""
         drawn = np.zeros((len(cells), len(nonces)), dtype=np.int32)
         if np.isinf(law.rate) or not len(nonces):
             return drawn
