@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -194,9 +194,39 @@ def _softmax(logits: Vectors) -> Vectors:
     return chances
 
 
+@dataclass(frozen=True, eq=False)
+class Remembered:
+    """Another encoder with the vectors of known texts at hand, whatever order and company they come in."""
+
+    encoder: Encoder
+    rows: Mapping[str, int]
+    vectors: Vectors
+
+    @classmethod
+    def of(cls, encoder: Encoder, texts: Iterable[str], *, label: str | None = None) -> Remembered:
+        """Encode the texts now, each once; `label` names the progress bar."""
+        known = sorted(set(texts))
+        vectors = encode_cached(encoder, known, label=label)
+        return cls(encoder, {text: row for row, text in enumerate(known)}, vectors)
+
+    @property
+    def fingerprint(self) -> str:
+        """The encoder's own: the vectors are the same."""
+        return self.encoder.fingerprint
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Looked up where they are known."""
+        strange = [text for text in dict.fromkeys(texts) if text not in self.rows]
+        if strange:
+            return Remembered.of(self.encoder, [*self.rows, *strange]).encode(texts)
+        return self.vectors[[self.rows[text] for text in texts]]
+
+
 def encode_cached(encoder: Encoder, texts: Sequence[str], *, label: str | None = None) -> Vectors:
     """`encoder.encode(texts)`, kept on disk block by block, so that a second call, or one after a kill,
     computes only what is missing. `label` names the progress bar."""
+    if isinstance(encoder, Remembered):
+        return encoder.encode(texts)
     folder = cache_folder() / "vectors" / encoder.fingerprint
     blocks = [texts[at : at + _BLOCK_TEXTS] for at in range(0, len(texts), _BLOCK_TEXTS)]
     if not blocks:

@@ -24,7 +24,7 @@ import numpy as np
 from isthmus.config import to_toml
 from isthmus.errors import ConfigError
 from isthmus.evaluation import fold_interval
-from isthmus.report import Page, Progress
+from isthmus.report import Estimate, Page, Progress, Table
 from isthmus.tables.files import replacing
 
 PACKAGES = ("isthmus", "numpy", "scipy", "scikit-learn", "flwr", "bm25s")
@@ -140,12 +140,12 @@ class Notebook:
         except (OSError, ValueError):
             return None
 
-    def publish(self, cells: Iterable[Cell], page: Page, markdown: str) -> list[Path]:
+    def publish(self, cells: Iterable[Cell], page: Page) -> list[Path]:
         """Write what came out: every cell, and the report for a browser and for a repository."""
         told = json.dumps([cell.told() for cell in cells], indent=1)
         return [
             page.save(self.folder / "report.html"),
-            self.write("report.md", markdown),
+            self.write("report.md", page.markdown()),
             self.write("cells.json", told),
         ]
 
@@ -184,3 +184,40 @@ def _one_thread() -> None:
 def columns_of(cells: Iterable[Cell]) -> tuple[str, ...]:
     """The measures of some cells in order of first appearance."""
     return tuple(dict.fromkeys(cell.measure for cell in cells))
+
+
+def cells_table(cells: Sequence[Cell], title: str, *, digits: int = 3) -> Table:
+    """A line per row, part and variant; per measure what is printed, paper mode and sound mode.
+
+    A column that would be empty is left out.
+    """
+    lines = dict.fromkeys((cell.row, cell.part, cell.variant) for cell in cells)
+    found = {(cell.row, cell.part, cell.variant, cell.measure, cell.mode): cell for cell in cells}
+    said = {
+        (cell.row, cell.part, cell.variant, cell.measure): cell.paper
+        for cell in cells
+        if cell.paper is not None
+    }
+    kinds = [
+        (measure, kind)
+        for measure in columns_of(cells)
+        for kind in ("printed", "paper", "sound")
+        if any(_shown(found, said, line, measure, kind) is not None for line in lines)
+    ]
+    labels = {"printed": "printed", "paper": "paper mode", "sound": "sound"}
+    header = ("row", "part", "variant", *(f"{measure} {labels[kind]}" for measure, kind in kinds))
+    rows = [(*line, *(_shown(found, said, line, measure, kind) for measure, kind in kinds)) for line in lines]
+    return Table(header, tuple(rows), title, (), digits)
+
+
+def _shown(
+    found: Mapping[Any, Cell],
+    said: Mapping[Any, float | None],
+    line: tuple[str, ...],
+    measure: str,
+    kind: str,
+) -> Estimate | float | None:
+    if kind == "printed":
+        return said.get((*line, measure))
+    cell = found.get((*line, measure, kind))
+    return None if cell is None else Estimate(cell.value, cell.low, cell.high)

@@ -45,6 +45,18 @@ class Page:
         sections = [(section.heading, [shown(part) for part in section.parts]) for section in self.sections]
         return _template().render(title=self.title, lead=self.lead, sections=sections)
 
+    def markdown(self) -> str:
+        """The same for a repository; a figure is its caption."""
+        lines = [f"# {self.title}", *([self.lead] if self.lead else [])]
+        for section in self.sections:
+            lines.append(f"## {section.heading}")
+            for part in section.parts:
+                if isinstance(part, Table):
+                    lines.append(part.markdown())
+                elif isinstance(part, str) or part.caption:
+                    lines.append(part if isinstance(part, str) else f"*{part.caption}*")
+        return "\n\n".join(lines) + "\n"
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, whole or not at all."""
         from isthmus.tables.files import replacing

@@ -27,7 +27,7 @@ from isthmus.encoders import Encoder, encode_cached, unit
 from isthmus.errors import DataError
 from isthmus.report.progress import progress
 from isthmus.retrieval.bm25 import BM25
-from isthmus.retrieval.retriever import best_rows, check_depth, check_unique, collect
+from isthmus.retrieval.retriever import check_depth, check_unique
 from isthmus.tables import Corpus, Documents, Queries, Run
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 
@@ -407,9 +407,12 @@ def as_run(queries: tuple[str, ...], labels: tuple[str, ...], scores: FloatArray
     """A texts × labels array as ranked lists; NaN is not listed."""
     names = Ids.of(labels)
     order = np.argsort(-names.codes)
-    ordered = np.where(np.isnan(scores), -np.inf, scores)[:, order]
-    lists = [(rows := best_rows(row, k, above=-np.inf), row[rows]) for row in ordered]
-    return collect(queries, names[order], lists, name)
+    values = np.where(np.isnan(scores), -np.inf, scores)[:, order]
+    best = np.argsort(-values, axis=1, kind="stable")[:, :k]
+    values = np.take_along_axis(values, best, axis=1)
+    listed = values > -np.inf
+    offsets = np.concatenate(([0], np.cumsum(listed.sum(axis=1))))
+    return Run(queries, frozen(offsets), names[order][best[listed]], frozen(values[listed]), None, name)
 
 
 def labels_of(corpus: Corpus, queries: Queries) -> Labels:

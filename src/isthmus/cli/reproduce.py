@@ -1,0 +1,53 @@
+"""`isthmus reproduce`: a paper's tables and figures, computed."""
+
+from __future__ import annotations
+
+import argparse
+
+from isthmus.cli.command import Command, add_json, print_json, whole
+
+PAPERS = ("calibrated-fusion",)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paper", choices=PAPERS, help="whose tables and figures")
+    parser.add_argument(
+        "--data", metavar="DATA", help="a name or a path (every set the paper uses and is here)"
+    )
+    parser.add_argument(
+        "--scale",
+        choices=("smoke", "full"),
+        default="full",
+        help="smoke: all rows, fewer folds and seeds (full)",
+    )
+    parser.add_argument("--seed", type=whole(0), default=0, help="of every random draw (0)")
+    parser.add_argument("--workers", type=whole(1), help="processes at once (one a core)")
+    parser.add_argument("--out", metavar="DIR", help="the run's folder; the same folder again resumes")
+    add_json(parser, "a list of {table, row, part, variant, mode, data, measure, value, low, high, n, paper}")
+
+
+def _run(asked: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from isthmus.experiments.calibrated_fusion import Config, reproduce
+    from isthmus.report import summary
+
+    config = Config(data=asked.data or "all", scale=asked.scale, seed=asked.seed)
+    out = asked.out or f"runs/{asked.paper}-{Path(config.data).name}-{config.scale}-{config.seed}"
+    found = reproduce(config, out, workers=asked.workers)
+    if asked.json:
+        print_json([cell.told() for cell in found.cells])
+    else:
+        print(found.page.markdown())
+    summary(f"reproduced {asked.paper}", {"cells": len(found.cells)}, wrote=found.wrote)
+
+
+COMMANDS = (
+    Command(
+        name="reproduce",
+        summary="compute a paper's tables and figures: printed, paper mode and sound mode side by side",
+        example="isthmus reproduce calibrated-fusion --data twitter --scale smoke --out runs/fusion",
+        add_arguments=_arguments,
+        run=_run,
+    ),
+)
