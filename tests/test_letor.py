@@ -81,6 +81,7 @@ def refused(path, file=None) -> DataError:
         DENSE.replace(b"2 qid", b"2.0 qid"),
         DENSE.replace(b"2:3", b"2:+3"),
         DENSE.replace(b" 2:0\n", b"\n"),
+        DENSE.replace(b"1:-", b"0000000000001:-"),
         gzip.compress(DENSE, mtime=0),
     ],
 )
@@ -209,6 +210,8 @@ def test_blocks_do_not_show(file, monkeypatch):
         (DENSE + b"0 qid:x 1:1 99999999999999999999:1\n", 4, "this is not index:value"),
         (DENSE + b"0 qid:x -1:1 2:1\n", 4, "this is not index:value: '-1:1'"),
         (DENSE + b"0 qid:x 1.0:1 2:1\n", 4, "this is not index:value"),
+        (DENSE + b"0 qid:x 0x1:1 2:1\n", 4, "this is not index:value: '0x1:1'"),
+        (DENSE + b"0 qid:x 0X2:1\n", 4, "this is not index:value: '0X2:1'"),
         (DENSE + b"0 qid:x 1:1 2\n", 4, "this is not index:value: '2'"),
         (DENSE + b"0 qid:x 1:1 2:\n", 4, "the value is not a finite number: '2:'"),
         (DENSE + b"0 qid:x 1:1 2:nan\n", 4, "the value is not a finite number: '2:nan'"),
@@ -271,6 +274,7 @@ def test_a_shorter_last_line_without_line_feed_is_fine_where_lengths_differ(file
         (b"3\n0\n", "this is not a group size: '0'"),
         (b"3\n-1\n", "this is not a group size: '-1'"),
         (b"1.5\n", "this is not a group size: '1.5'"),
+        (b"0" * 5000 + b"3\n", "this is not a group size"),
         (b"", "empty"),
     ],
 )

@@ -38,7 +38,7 @@ _COLON, _HASH, _SPACE, _FEED = b":# \n"
 _COLON_TO_SPACE = bytes.maketrans(b":\t\v\f", b"    ")
 _SPACE_TO_FEED = bytes.maketrans(b" ", b"\n")
 _DOCID = r"docid\s*=\s*(?P<id>\S+)"
-_INDEX = re.compile(rb"\d{1,9}")
+_INDEX = re.compile(rb"0*(\d{1,9})")
 _LARGEST_GRADE = np.iinfo(np.int32).max
 _LARGEST_VALUE = float(np.finfo(np.float32).max)
 _TEXT = pa.large_string()
@@ -125,7 +125,7 @@ def _dense(data: bytes) -> Rows | None:
         not token.startswith(b"%d:" % at) for at, token in enumerate(tokens, 1)
     ):
         return None
-    if not _alternating(data, open_end):
+    if not _alternating(data, open_end) or _has_hexadecimals(data):
         return None
     table = read_columns(data.translate(_COLON_TO_SPACE), " ", _dense_columns(width, named, open_end))
     if table is None or table.num_rows != data.count(b"\n"):
@@ -160,6 +160,11 @@ def _alternating(data: bytes, open_end: bool) -> bool:
     carried = np.bitwise_xor.accumulate(odd >> np.uint64(63))
     odd[1:] ^= -carried[:-1]
     return not ((odd & colons) | (~odd & spaces)).any()
+
+
+def _has_hexadecimals(data: bytes) -> bool:
+    """Whether there may be an index such as 0x1F, which Arrow would take for a number."""
+    return (b"x" in data or b"X" in data) and re.search(rb"0[xX]", data) is not None
 
 
 def _bits(mask: NDArray[np.bool_]) -> NDArray[np.uint64]:
@@ -230,6 +235,8 @@ def _features(body: bytes, tokens: IntArray, missing: float) -> tuple[NDArray[np
     last = np.zeros(len(tokens), dtype=np.int64)
     if not tokens.any():
         return np.empty((len(tokens), 0), dtype=np.float32), last
+    if _has_hexadecimals(body):
+        return None
     table = read_columns(body.translate(_SPACE_TO_FEED), ":", {"index": pa.int32(), "value": pa.float32()})
     if table is None or table.num_rows != tokens.sum():
         return None
@@ -301,17 +308,19 @@ class _Line:
         found: dict[int, float] = {}
         previous = 0
         for token in tokens:
-            index, colon, value = token.partition(b":")
-            if not colon or not _INDEX.fullmatch(index):
-                cure = "the query follows the grade" if index == b"qid" else f"a line is: {EXAMPLE}"
+            told, colon, value = token.partition(b":")
+            digits = _INDEX.fullmatch(told)
+            if not colon or not digits:
+                cure = "the query follows the grade" if told == b"qid" else f"a line is: {EXAMPLE}"
                 raise self.error("this is not index:value", token, cure)
-            if int(index) <= previous:
-                problem = f"feature index {int(index)} after {previous}" if previous else "feature index 0"
+            index = int(digits[1])
+            if index <= previous:
+                problem = f"feature index {index} after {previous}" if previous else "feature index 0"
                 raise self.error(problem, token, "indices start at 1 and increase along a line")
-            if int(index) > MOST_FEATURES:
+            if index > MOST_FEATURES:
                 raise self.error("a very large feature index", token, f"at most {MOST_FEATURES:,} features")
             if not NUMBER.fullmatch(value) or not abs(float(value)) <= _LARGEST_VALUE:
                 raise self.error("the value is not a finite number", token, "leave out what is missing")
-            previous = int(index)
-            found[previous] = float(value)
+            found[index] = float(value)
+            previous = index
         return found

@@ -369,7 +369,7 @@ def _group_sizes(file: Path, rows: int) -> IntArray:
     block = read_all(sidecar)
     sizes = []
     for number, line in block.lines():
-        if not re.fullmatch(rb"\s*0*[1-9]\d{0,9}\s*", line):
+        if not re.fullmatch(rb"\s*[1-9]\d{0,9}\s*", line):
             raise block.error("this is not a group size", number, line, "one whole number from 1 up a line")
         sizes.append(int(line))
     if sum(sizes) != rows:
