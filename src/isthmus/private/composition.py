@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from isthmus.errors import PrivacyError
@@ -86,6 +87,7 @@ RULES: dict[Rule, Callable[[Loss, float], float]] = {"basic": basic, "advanced":
 """The ways to compose, by name."""
 
 
+@lru_cache(maxsize=256)
 def ceiling(epsilon: float, *, delta: float = 0.0, rule: Rule = "basic") -> Loss:
     """The largest sums that stay within (ε, δ): `loss.within(it)` exactly if `loss.at(…) <= epsilon`.
 

@@ -79,6 +79,12 @@ class Covered:
     def __len__(self) -> int:
         return len(self.documents)
 
+    def frozen(self) -> Covered:
+        """The same in tuples, which nobody can change behind one's back; itself if it is so already."""
+        if isinstance(self.documents, tuple) and isinstance(self.versions, tuple):
+            return self
+        return Covered(tuple(self.documents), tuple(self.versions))
+
 
 class Charge(Protocol):
     """Books a release before it leaves; returns once the charge is durable, or raises BudgetExhausted."""

@@ -1,0 +1,8 @@
+"""The ledger: what left a silo, what it cost, and what may still leave."""
+
+from isthmus.private.ledger.book import Ledger, fingerprint
+from isthmus.private.ledger.budget import Budget
+from isthmus.private.ledger.reading import Account
+from isthmus.private.ledger.schema import KINDS, NO_GUARANTEE
+
+__all__ = ["KINDS", "NO_GUARANTEE", "Account", "Budget", "Ledger", "fingerprint"]

@@ -1,0 +1,258 @@
+"""The ledger: charge first, then answer.
+
+    with Ledger("silo.ledger", Budget(epsilon=9)) as ledger:
+        covered = ledger.versions(names, [fingerprint(text) for text in texts])
+        ledger.charge(cost, covered, "north")          # durable when it returns, or BudgetExhausted
+        send(answer)
+
+The budget is the document's lineage's: a changed document is a new version with a new nonce, charged on top.
+Charges of noise that every peer sees alike count once for all peers; all others add up over peers. Words
+of different fields are different words, so a document has spent what its most expensive field has.
+A process that dies between charge and answer has charged too much, never too little.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from isthmus.errors import ConfigError, PrivacyError
+from isthmus.private.composition import Loss
+from isthmus.private.cost import Cost, Covered
+from isthmus.private.ledger import charging, lineage, reading
+from isthmus.private.ledger.budget import Budget
+from isthmus.private.ledger.reading import Account
+from isthmus.private.ledger.schema import KINDS, Store
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+Asked: TypeAlias = tuple[Cost, Covered, str]
+"""A release, the documents it is about, and the peer it goes to."""
+
+NONCE = 16
+"""Bytes of randomness behind every version."""
+
+REMEMBERED = 64
+"""How many wholly paid releases are kept in memory."""
+
+
+class Ledger:
+    """One silo's book of what left it, shared by all its threads and processes.
+
+    A new file needs a budget. An existing one keeps the budget it has: naming another one is an error, so
+    that no process widens it by accident; `set_budget` changes it on purpose.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        budget: Budget | None = None,
+        *,
+        patience: float = 60.0,
+        clock: Callable[[], float] = time.time,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._store = Store(path, create=budget is not None, patience=patience)
+        self._clock, self._entropy = clock, entropy
+        self._parsed: tuple[str, Budget] | None = None
+        self._paid: dict[tuple[Cost, str], Covered] = {}
+        if budget is not None:
+            self._begin(budget)
+
+    def _begin(self, budget: Budget) -> None:
+        with self._store.writing() as db:
+            kept = db.execute("SELECT value FROM setting WHERE name = 'budget'").fetchone()
+            if kept is None:
+                db.execute("INSERT INTO setting VALUES ('budget', ?)", (budget.to_json(),))
+            elif Budget.from_json(kept[0]) != budget:
+                raise ConfigError(
+                    f"{self._store.path} has a budget of {Budget.from_json(kept[0])}, not {budget}",
+                    key="budget",
+                    expected="the same, or a change on purpose with set_budget",
+                )
+
+    @property
+    def budget(self) -> Budget:
+        """What a document may spend; read anew, because another process may have changed it."""
+        with self._store.reading() as db:
+            return self._budget(db)
+
+    def _budget(self, db: sqlite3.Connection) -> Budget:
+        (text,) = db.execute("SELECT value FROM setting WHERE name = 'budget'").fetchone()
+        if self._parsed is None or self._parsed[0] != text:
+            self._parsed = text, Budget.from_json(text)
+        return self._parsed[1]
+
+    def set_budget(self, budget: Budget) -> None:
+        """Change the budget of every document, from now on and for all processes."""
+        with self._store.writing() as db:
+            db.execute("UPDATE setting SET value = ? WHERE name = 'budget'", (budget.to_json(),))
+
+    def versions(self, documents: Sequence[str], contents: Sequence[bytes]) -> Covered:
+        """The documents with the version each of them is at; a digest that is new makes a new version.
+
+        A version's name is its noise nonce in hexadecimal, from the operating system's entropy: never made
+        from the content, or equal texts would show equal noise.
+        """
+        if len(documents) != len(contents) or len(set(documents)) != len(documents):
+            raise PrivacyError("versions need distinct documents and one digest for each")
+        with self._store.reading() as db:
+            known = lineage.current(db, documents, contents)
+        if None in known:
+            with self._store.writing() as db:
+                known = lineage.current(db, documents, contents)
+                new = [row for row, name in enumerate(known) if name is None]
+                nonces = self._entropy(NONCE * len(new))
+                for at, row in enumerate(new):
+                    known[row] = nonces[NONCE * at : NONCE * (at + 1)].hex()
+                lineage.enter(db, [(documents[row], known[row] or "", contents[row]) for row in new])
+        return Covered(tuple(documents), tuple(name or "" for name in known))
+
+    def charge(self, cost: Cost, covered: Covered, peer: str, *, kind: str = "counts") -> None:
+        """Book a release of all these documents to a peer: durable when this returns.
+
+        Raises BudgetExhausted, with nothing written, if one of them would overspend.
+        """
+        self.charge_all([(cost, covered, peer)], kind=kind)
+
+    def charge_all(self, releases: Iterable[Asked], *, kind: str = "counts") -> None:
+        """Book several releases in one transaction: all of them, or none."""
+        _check_kind(kind)
+        unpaid = [asked for asked in releases if not self._is_paid(*asked)]
+        if not unpaid:
+            return
+        with self._store.writing() as db:
+            budget, at, loaded = self._budget(db), self._clock(), None
+            for cost, covered, peer in unpaid:
+                if covered is not loaded:
+                    lineage.load(db, covered)
+                    lineage.admit(db)
+                    loaded = covered
+                charging.charge(db, cost, peer, budget=budget, kind=kind, at=at)
+        for cost, covered, peer in unpaid:
+            self._remember(cost, covered, peer)
+
+    def _is_paid(self, cost: Cost, covered: Covered, peer: str) -> bool:
+        """Whether exactly these versions are known to be paid: charges are never undone."""
+        return not len(covered) or self._paid.get((cost, peer)) == covered.frozen()
+
+    def _remember(self, cost: Cost, covered: Covered, peer: str) -> None:
+        others = [item for item in self._paid.items() if item[0] != (cost, peer)]
+        # replaced as a whole, so that other threads never see it half done
+        self._paid = dict([*others[1 - REMEMBERED :], ((cost, peer), covered.frozen())])
+
+    def affordable(self, cost: Cost, covered: Covered, peer: str) -> NDArray[np.bool_]:
+        """Which of the documents the release would not overspend, if each were released as it is now.
+
+        Only `charge` decides: another process may come between.
+        """
+        import numpy as np
+
+        with self._store.reading() as db:
+            budget = self._budget(db)
+            lineage.load(db, covered)
+            over = set(charging.overspent_documents(db, cost, peer, budget=budget))
+            owners = [owner for (owner,) in db.execute("SELECT owner FROM batch ORDER BY row")]
+        alone = Loss.of(cost.epsilon)
+        first = alone.within(budget.ceiling) and alone.within(budget.limit(peer))
+        return np.array([first if owner is None else owner not in over for owner in owners], dtype=bool)
+
+    def record(
+        self,
+        kind: str,
+        peer: str,
+        *,
+        epsilon: float | None = None,
+        unit: str = "",
+        items: int = 1,
+        note: str = "",
+    ) -> None:
+        """Write down that something left that is charged to no document: no ε means no DP guarantee.
+
+        `unit` says what an ε is stated for, `items` how many things left.
+        """
+        _check_kind(kind)
+        if epsilon is not None and not (epsilon > 0 and unit):
+            raise PrivacyError("an ε above 0 is stated for something: name the unit")
+        with self._store.writing() as db:
+            db.execute(
+                """INSERT INTO departure (at, kind, peer, items, charged, epsilon, unit, note)
+                VALUES (?, ?, ?, ?, 0, ?, ?, ?)""",
+                (self._clock(), kind, charging.peer_of(db, peer, create=True), items, epsilon, unit, note),
+            )
+
+    def spent(self, document: str, *, peer: str | None = None, field: str | None = None) -> float:
+        """What a document has spent over all its versions, on everybody or on one peer."""
+        with self._store.reading() as db:
+            found = reading.losses(db, document, peer=peer, field=field)
+            return reading.spent(found, self._budget(db))
+
+    def left(self, document: str, *, peer: str | None = None, field: str | None = None) -> float:
+        """The largest ε that one more release of a document may have, to anybody or to one peer."""
+        with self._store.reading() as db:
+            budget = self._budget(db)
+            whole = reading.left(reading.losses(db, document, field=field), budget.ceiling)
+            if peer is None:
+                return whole
+            own = reading.losses(db, document, peer=peer, field=field)
+            return min(whole, reading.left(own, budget.limit(peer)))
+
+    def accounts(self, most: int | None = None) -> Iterator[Account]:
+        """The documents that spent most, dearest first, or all of them."""
+        with self._store.snapshot() as db:
+            yield from reading.accounts(db, self._budget(db), most)
+
+    def departures(self) -> Iterator[dict[str, Any]]:
+        """Everything that left, in order."""
+        with self._store.snapshot() as db:
+            yield from reading.departures(db)
+
+    def charges(self, document: str | None = None) -> Iterator[dict[str, Any]]:
+        """Every charge of every document, or of one."""
+        with self._store.snapshot() as db:
+            yield from reading.charges(db, document)
+
+    def summary(self) -> dict[str, Any]:
+        """The whole ledger in a few figures, ready for JSON."""
+        with self._store.snapshot() as db:
+            return reading.summary(db, self._budget(db))
+
+    def audit(self) -> None:
+        """Work all sums out again from the charges; a DataError tells where they differ."""
+        with self._store.snapshot() as db:
+            reading.audit(db, self._store.path)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._store.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def fingerprint(*fields: str) -> bytes:
+    """A digest of a document's fields, to tell whether it changed. It stays in the ledger."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in fields:
+        told = text.encode()
+        digest.update(len(told).to_bytes(8, "little") + told)
+    return digest.digest()
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ConfigError(f"nothing of the kind {kind!r} leaves a silo", key=kind, known=KINDS)

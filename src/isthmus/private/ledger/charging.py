@@ -1,0 +1,163 @@
+"""Charging a batch of documents in a handful of statements, whatever its size.
+
+The documents at hand are written to a table of this connection, once; everything else is set-based SQL
+inside the caller's transaction: which of them cost something, whether any would overspend, then the charges
+and the running sums.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from isthmus.errors import BudgetExhausted, PrivacyError
+from isthmus.private.composition import Loss, room
+from isthmus.private.cost import Cost
+from isthmus.private.ledger.budget import Budget
+from isthmus.private.ledger.schema import EVERYBODY
+
+SLACK = 1e-9
+"""Sums of ε are compared up to this share, so that ten tenths make one."""
+
+FRESH = """
+    INSERT OR IGNORE INTO fresh
+    SELECT coalesce(version, -row), owner,
+        NOT :shared
+        OR NOT EXISTS (SELECT 1 FROM charge c WHERE c.version = b.version AND c.release = :release)
+    FROM batch b
+    WHERE NOT EXISTS (
+        SELECT 1 FROM charge c WHERE c.version = b.version AND c.release = :release AND c.peer = :peer
+    )
+"""
+
+OVERSPENT = """
+    SELECT asked.owner, asked.times, coalesce(s.epsilon, 0.0), coalesce(s.square, 0.0), coalesce(s.rho, 0.0)
+    FROM (SELECT owner, count(*) AS times FROM fresh WHERE counted >= :least GROUP BY owner) asked
+    LEFT JOIN spent s ON s.document = asked.owner AND s.peer = :peer AND s.field = :field
+    WHERE NOT (
+        coalesce(s.epsilon, 0.0) + asked.times * :epsilon <= :most_epsilon
+        OR coalesce(s.square, 0.0) + asked.times * :square <= :most_square
+        OR coalesce(s.rho, 0.0) + asked.times * :rho <= :most_rho
+    )
+    ORDER BY coalesce(s.epsilon, 0.0) + asked.times * :epsilon DESC
+"""
+
+ADD = """
+    INSERT INTO spent (document, peer, field, epsilon, square, rho)
+    SELECT owner, :peer, :field, count(*) * :epsilon, count(*) * :square, count(*) * :rho
+    FROM fresh WHERE counted >= :least GROUP BY owner
+    ON CONFLICT (document, peer, field) DO UPDATE SET
+        epsilon = epsilon + excluded.epsilon, square = square + excluded.square, rho = rho + excluded.rho
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Purse:
+    """Whose sums a charge adds to, the highest they may become, and which documents count there.
+
+    `least` is 1 for all peers together, where a shared noise counts once, and 0 for the peer's own sums.
+    """
+
+    peer: int
+    most: Loss
+    least: int
+
+
+def charge(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget, kind: str, at: float) -> None:
+    """Charge what is on the workbench, or raise BudgetExhausted. What was charged before costs nothing."""
+    release, who = release_of(db, cost, create=True), peer_of(db, peer, create=True)
+    if not collect_fresh(db, release, who, shared=cost.shared):
+        return
+    loss, fields = Loss.of(cost.epsilon), sorted(set(cost.fields))
+    bound = [
+        (purse, _parameters(purse, field, loss)) for purse in purses(budget, who, peer) for field in fields
+    ]
+    for purse, parameters in bound:
+        found = db.execute(OVERSPENT, parameters).fetchone()
+        if found is not None:
+            _, times, *sums = found
+            raise BudgetExhausted(peer, times * cost.epsilon, room(Loss(*sums), purse.most))
+    _write(db, release, who, kind=kind, at=at)
+    for _, parameters in bound:
+        db.execute(ADD, parameters)
+
+
+def collect_fresh(db: sqlite3.Connection, release: int, peer: int, *, shared: bool) -> bool:
+    """Gather those on the workbench that this peer has not had under this name; whether there are any."""
+    db.execute("DELETE FROM fresh")
+    found = db.execute(FRESH, {"shared": shared, "release": release, "peer": peer})
+    return found.rowcount > 0
+
+
+def purses(budget: Budget, who: int, peer: str) -> list[Purse]:
+    """The document's own, then what it gave to this peer alone."""
+    return [Purse(EVERYBODY, budget.ceiling, 1), Purse(who, budget.limit(peer), 0)]
+
+
+def overspent_documents(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget) -> Iterator[int]:
+    """The numbers of those documents on the workbench for which the release is too much."""
+    release, who = release_of(db, cost), peer_of(db, peer)
+    collect_fresh(db, release, who, shared=cost.shared)
+    for purse in purses(budget, who, peer):
+        for field in set(cost.fields):
+            parameters = _parameters(purse, field, Loss.of(cost.epsilon))
+            yield from (owner for owner, *_ in db.execute(OVERSPENT, parameters))
+
+
+def release_of(db: sqlite3.Connection, cost: Cost, *, create: bool = False) -> int:
+    """The number of a noise; 0 if it is new and is to stay so."""
+    told = {
+        "name": cost.release,
+        "mechanism": cost.mechanism,
+        "fields": json.dumps(sorted(set(cost.fields))),
+        "epsilon": cost.epsilon,
+        "sensitivity": cost.sensitivity,
+        "scale": cost.scale,
+        "shared": cost.shared,
+        "halves": cost.halves,
+        "adjacency": cost.adjacency,
+    }
+    same = " AND ".join(f"{key} = :{key}" for key in told)
+    for (number,) in db.execute(f"SELECT id FROM release WHERE {same}", told):
+        return int(number)
+    if not create:
+        return 0
+    columns, values = ", ".join(told), ", ".join(f":{key}" for key in told)
+    return int(db.execute(f"INSERT INTO release ({columns}) VALUES ({values})", told).lastrowid or 0)
+
+
+def peer_of(db: sqlite3.Connection, name: str, *, create: bool = False) -> int:
+    """The number of a peer; −1 if it is new and is to stay so."""
+    for (number,) in db.execute("SELECT id FROM peer WHERE name = ?", (name,)):
+        return int(number)
+    if not create:
+        return -1
+    if not name:
+        raise PrivacyError("what leaves a silo goes to somebody: name the peer")
+    return int(db.execute("INSERT INTO peer (name) VALUES (?)", (name,)).lastrowid or 0)
+
+
+def _parameters(purse: Purse, field: str, loss: Loss) -> dict[str, object]:
+    return {
+        "peer": purse.peer,
+        "least": purse.least,
+        "field": field,
+        "epsilon": loss.epsilon,
+        "square": loss.square,
+        "rho": loss.rho,
+        "most_epsilon": purse.most.epsilon * (1 + SLACK),
+        "most_square": purse.most.square * (1 + SLACK),
+        "most_rho": purse.most.rho * (1 + SLACK),
+    }
+
+
+def _write(db: sqlite3.Connection, release: int, peer: int, *, kind: str, at: float) -> None:
+    departure = db.execute(
+        """INSERT INTO departure (at, kind, peer, release, items, charged, epsilon, unit, note)
+        SELECT ?, ?, ?, r.id, (SELECT count(*) FROM fresh), (SELECT coalesce(sum(counted), 0) FROM fresh),
+            r.epsilon, r.adjacency, '' FROM release r WHERE r.id = ?""",
+        (at, kind, peer, release),
+    ).lastrowid
+    db.execute("INSERT INTO charge SELECT ?, version, ?, ? FROM fresh", (release, peer, departure))

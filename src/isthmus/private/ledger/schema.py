@@ -1,0 +1,241 @@
+"""The ledger's file: its tables, how older files become newer ones, and transactions.
+
+SQLite in WAL mode with synchronous=FULL: a commit returns when the disk has it, so what was charged stays
+charged through kill -9 and power cuts. Writers take their turn with BEGIN IMMEDIATE, so two processes
+never read the same remainder and both spend it. The file belongs on a local disk: WAL needs shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+
+from isthmus.errors import DataError, PrivacyError
+
+APPLICATION = 0x49535448  # "ISTH", in the file's header
+
+KINDS = (
+    "counts",
+    "sketch",
+    "sums",
+    "model update",
+    "probe report",
+    "scores",
+    "snippets",
+    "feedback",
+    "query text",
+)
+"""Everything that leaves a silo is one of these."""
+
+NO_GUARANTEE = "no DP guarantee"
+
+EVERYBODY = 0
+"""The peer under whose number `spent` holds what a document gave to all peers together."""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+        # a lineage; `current` is its newest version
+        "CREATE TABLE document (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, current INTEGER)",
+        # `name` is the noise nonce in hexadecimal, `content` a digest that shows whether the document changed
+        """CREATE TABLE version (
+            id INTEGER PRIMARY KEY,
+            document INTEGER NOT NULL REFERENCES document,
+            name TEXT NOT NULL UNIQUE,
+            content BLOB
+        )""",
+        "CREATE INDEX version_of ON version (document)",
+        "CREATE TABLE peer (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+        # the name of a noise, with all that its cost says: another ε is another release
+        """CREATE TABLE release (
+            id INTEGER PRIMARY KEY,
+            name TEXT NOT NULL,
+            mechanism TEXT NOT NULL,
+            fields TEXT NOT NULL,
+            epsilon REAL NOT NULL,
+            sensitivity REAL NOT NULL,
+            scale REAL NOT NULL,
+            shared INTEGER NOT NULL,
+            halves INTEGER NOT NULL,
+            adjacency TEXT NOT NULL,
+            UNIQUE (name, mechanism, fields, epsilon, sensitivity, scale, shared, halves, adjacency)
+        )""",
+        # something left: a charged release, or anything else with its ε, null meaning no DP guarantee
+        """CREATE TABLE departure (
+            id INTEGER PRIMARY KEY,
+            at REAL NOT NULL,
+            kind TEXT NOT NULL,
+            peer INTEGER NOT NULL REFERENCES peer,
+            release INTEGER REFERENCES release,
+            items INTEGER NOT NULL,
+            charged INTEGER NOT NULL,
+            epsilon REAL,
+            unit TEXT NOT NULL,
+            note TEXT NOT NULL
+        )""",
+        # a version's noise was shown to a peer; ordered so that a batch lands on neighbouring pages
+        """CREATE TABLE charge (
+            release INTEGER NOT NULL REFERENCES release,
+            version INTEGER NOT NULL REFERENCES version,
+            peer INTEGER NOT NULL REFERENCES peer,
+            departure INTEGER NOT NULL REFERENCES departure,
+            PRIMARY KEY (release, version, peer)
+        ) WITHOUT ROWID""",
+        # running sums, so that a charge looks at a few rows however long the history is
+        """CREATE TABLE spent (
+            document INTEGER NOT NULL REFERENCES document,
+            peer INTEGER NOT NULL,
+            field TEXT NOT NULL,
+            epsilon REAL NOT NULL,
+            square REAL NOT NULL,
+            rho REAL NOT NULL,
+            PRIMARY KEY (document, peer, field)
+        ) WITHOUT ROWID""",
+    ),
+)
+"""The steps that lead from one version of the schema to the next; the file counts those it has seen."""
+
+WORKBENCH = """
+    CREATE TEMP TABLE batch (
+        row INTEGER PRIMARY KEY, document TEXT NOT NULL, name TEXT,
+        version INTEGER, owner INTEGER, fits INTEGER
+    );
+    CREATE TEMP TABLE fresh (
+        version INTEGER PRIMARY KEY, owner INTEGER NOT NULL, counted INTEGER NOT NULL
+    );
+"""
+"""Tables of one connection, in memory: the documents at hand, and those of them that cost something."""
+
+
+class Store:
+    """A connection to the ledger's file, for all threads of one process."""
+
+    def __init__(self, path: str | PathLike[str], *, create: bool, patience: float = 60.0) -> None:
+        self.path = os.fspath(path)
+        self._patience = patience
+        self._turn = threading.RLock()
+        self._process = os.getpid()
+        if not os.path.exists(self.path):
+            if not create:
+                raise DataError("there is no ledger", file=self.path, cure="state a budget to begin one")
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # it names documents
+        try:
+            self._db = self._connected()
+        except sqlite3.DatabaseError as error:
+            raise self._told(error) from error
+
+    def _connected(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, timeout=self._patience, isolation_level=None, check_same_thread=False)
+        try:
+            self._in_wal_mode(db)
+            for setting in ("synchronous=FULL", "fullfsync=1", "temp_store=MEMORY", "cache_size=-65536"):
+                db.execute(f"PRAGMA {setting}")
+            self._migrate(db)
+            db.executescript(WORKBENCH)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _in_wal_mode(self, db: sqlite3.Connection) -> None:
+        """Changing the mode does not wait for other connections by itself."""
+        until = time.monotonic() + self._patience
+        while True:
+            try:
+                db.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+
+    def _migrate(self, db: sqlite3.Connection) -> None:
+        if self._level(db) == len(MIGRATIONS):
+            return
+        db.execute("BEGIN EXCLUSIVE")  # whoever comes second finds the work done
+        try:
+            for step in MIGRATIONS[self._level(db) :]:
+                for statement in step:
+                    db.execute(statement)
+            db.execute(f"PRAGMA application_id={APPLICATION}")
+            db.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+
+    def _level(self, db: sqlite3.Connection) -> int:
+        """How many migrations the file has seen."""
+        (level,) = db.execute("PRAGMA user_version").fetchone()
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application != APPLICATION and tables:
+            raise DataError("a database, but no ledger", file=self.path)
+        if level > len(MIGRATIONS):
+            raise DataError(
+                f"the ledger has format {level}, this Isthmus knows {len(MIGRATIONS)}",
+                file=self.path,
+                cure="a newer Isthmus wrote it: update this one",
+            )
+        return int(level)
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """One consistent view, whatever others write meanwhile."""
+        with self._transaction("BEGIN", "ROLLBACK") as db:
+            yield db
+
+    @contextmanager
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """A view of its own, for walks so long that others should not wait for them."""
+        db = sqlite3.connect(self.path, timeout=self._patience, isolation_level=None, check_same_thread=False)
+        try:
+            db.execute("BEGIN")
+            yield db
+        except sqlite3.Error as error:
+            raise self._told(error) from error
+        finally:
+            db.close()
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, alone, and on disk when the block ends without an error."""
+        with self._transaction("BEGIN IMMEDIATE", "COMMIT") as db:
+            yield db
+
+    @contextmanager
+    def _transaction(self, begin: str, end: str) -> Iterator[sqlite3.Connection]:
+        if os.getpid() != self._process:
+            raise PrivacyError("a ledger does not survive a fork: open it again in the new process")
+        with self._turn:
+            try:
+                self._db.execute(begin)
+                try:
+                    yield self._db
+                    self._db.execute(end)
+                except BaseException:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise self._told(error) from error
+
+    def _told(self, error: sqlite3.Error) -> DataError | PrivacyError:
+        if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+            return PrivacyError(
+                f"{self.path}: another process held the ledger for {self._patience:g} s; nothing may leave"
+            )
+        if isinstance(error, sqlite3.OperationalError):
+            return PrivacyError(f"{self.path}: the ledger cannot be used ({error}); nothing may leave")
+        return DataError(f"no readable ledger: {error}", file=self.path)
+
+    def close(self) -> None:
+        """Give the file back."""
+        with self._turn:
+            if os.getpid() == self._process:
+                self._db.close()
