@@ -204,7 +204,7 @@ def test_monotone_query_feature_keeps_every_list_and_the_papers_form_does_not() 
 
 
 def test_query_feature_uses_the_list_where_raw_scores_are_not_comparable() -> None:
-    run, qrels = world(600, 10)
+    run, qrels = world(300, 10)
     relevant, _ = Judging().of(run, qrels)
 
     def loss(method: str) -> float:
@@ -217,9 +217,9 @@ def test_query_feature_uses_the_list_where_raw_scores_are_not_comparable() -> No
 def test_query_feature_searches_its_parameters() -> None:
     run, qrels = world(60, 8)
     relevant, _ = Judging().of(run, qrels)
-    fitted = QueryFeature(trees=20, search=True).fit(run.scores, relevant, groups=run.query_of_row)
+    fitted = QueryFeature(trees=10, search=True).fit(run.scores, relevant, groups=run.query_of_row)
     trees, depth, rate = fitted.chosen_
-    assert trees in (10, 20, 30, 40)
+    assert trees in (10, 20)
     assert depth in (3, 5)
     assert rate in (0.05, 0.1)
 
@@ -316,7 +316,7 @@ def test_a_file_of_another_version_or_kind_is_refused(tmp_path: Path) -> None:
 
 def test_calibrating_a_run_adds_probabilities_and_never_reorders() -> None:
     run, qrels = world(120, 8)
-    for name in ("auto", *CALIBRATORS):
+    for name in ("auto", *CURVES, "softmax"):
         told = calibrate(run, name, qrels=qrels)
         assert told.probabilities is not None
         assert told.with_probabilities(None) == run

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the same contents, for type checkers and editors
     from isthmus.errors import ConfigError as ConfigError, DataError as DataError
     from isthmus.errors import IsthmusError as IsthmusError
     from isthmus.evaluation import Measure as Measure, compare as compare, evaluate as evaluate
+    from isthmus.fusion import fuse as fuse
     from isthmus.randomness import Streams as Streams
     from isthmus.retrieval import BM25 as BM25
     from isthmus.tables import Corpus as Corpus, Letor as Letor, Qrels as Qrels, Run as Run
@@ -27,9 +28,11 @@ if TYPE_CHECKING:  # the same contents, for type checkers and editors
 # fmt: on
 
 _CONTENTS = {
+    "calibration": "calibrate",
     "corpora": "load load_folds load_letor",
     "errors": "ConfigError DataError IsthmusError",
     "evaluation": "Measure compare evaluate",
+    "fusion": "fuse",
     "randomness": "Streams",
     "retrieval": "BM25",
     "tables": "Corpus Letor Qrels Run read_letor read_qrels read_queries read_run write_qrels write_run",

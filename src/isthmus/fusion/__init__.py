@@ -46,7 +46,9 @@ _LAZY = {  # what needs scikit-learn is loaded when it is used: plain fusion sta
 }
 
 
-def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        return getattr(import_module(f"isthmus.fusion.{_LAZY[name]}"), name)
-    raise AttributeError(f"module 'isthmus.fusion' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take it to know every name
+
+    def __getattr__(name: str) -> object:
+        if name in _LAZY:
+            return getattr(import_module(f"isthmus.fusion.{_LAZY[name]}"), name)
+        raise AttributeError(f"module 'isthmus.fusion' has no attribute {name!r}")

@@ -48,7 +48,7 @@ def fuse(
     if qrels is not None:
         return fuser(chosen, norm=norm, missing=missing, **options).fit_fuse(runs, qrels, name=chosen)
     if chosen in LEARNED:
-        return fuser(chosen, norm=norm, missing=missing, **options).fuse_unjudged(runs, name=chosen)
+        return fuser(chosen, norm=norm, missing=missing, **options).unjudged(runs).fuse(runs, name=chosen)
     candidates = Candidates.of(
         runs, norm or default_norm(chosen), missing=None if missing == "learned" else missing
     )

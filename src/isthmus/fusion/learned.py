@@ -84,7 +84,7 @@ class Fuser:
         """Learn, and fuse the same runs: judged queries by models that did not see them."""
         if not runs:
             raise DataError("no runs to fuse", cure="give at least one run")
-        self.retrievers_ = _names(runs)
+        self.retrievers_ = names_of(runs)
         lesson = Lesson.of(runs, qrels, self.judging, self.folds)
         evidence = self._gather(lesson)
         self.weights_, *by_fold = self._weigh_folds(evidence, lesson)
@@ -103,12 +103,14 @@ class Fuser:
         scores = self._scores(self._evidence(union), self.weights_, union)
         return union.ranked(scores, name=name or self.method, probabilities=self._chances(scores, union))
 
-    def fuse_unjudged(self, runs: Sequence[Run], *, name: str = "") -> Run:
-        """Fuse without having learned, where the method can."""
+    def unjudged(self, runs: Sequence[Run]) -> Self:
+        """Ready to fuse these runs without having learned, where the method can."""
         raise ConfigError(f"{self.method} learns from judgements and none are given", key="qrels")
 
     def threshold_for(self, precision: float = 0.9) -> float:
         """The lowest probability that kept this precision on validation."""
+        if not hasattr(self, "curve_"):
+            raise DataError(f"the fuser {self.method!r} has seen no judgements", cure="fit it on some")
         return self.curve_.threshold_for(precision)
 
     def explain(
@@ -125,7 +127,7 @@ class Fuser:
         rows = union.best_first(scores)[union.offsets[at] : union.offsets[at + 1]].tolist()
         account = self._account(union, evidence)
         told = [
-            self._explained(union, account, row, rank, (float(scores[row]), float(chances[row])))
+            self._explained(union, account, row, rank, _found(scores, chances, row))
             for rank, row in enumerate(rows, 1)
             if (document is None and rank <= depth) or document == union.documents.word(row)
         ]
@@ -134,7 +136,7 @@ class Fuser:
         return told
 
     def _explained(
-        self, union: Union, account: Account, row: int, rank: int, found: tuple[float, float]
+        self, union: Union, account: Account, row: int, rank: int, found: tuple[float, float | None]
     ) -> Explanation:
         parts = []
         for at, name in enumerate(self.retrievers_):
@@ -178,7 +180,10 @@ class Fuser:
                 chances[mine] = fitted.probabilities(held[mine])
         return chances
 
-    def _chances(self, scores: FloatArray, union: Union) -> FloatArray:
+    def _chances(self, scores: FloatArray, union: Union) -> FloatArray | None:
+        """Probabilities of fused scores; None where nothing was learned."""
+        if not hasattr(self, "final_"):
+            return None
         return np.asarray(self.final_.probabilities(scores)) if len(scores) else scores
 
     def _gather(self, lesson: Lesson) -> FloatArray:
@@ -245,6 +250,11 @@ class Formula(Fuser):
 
     method = "formula"
 
+    def unjudged(self, runs: Sequence[Run]) -> Self:
+        """A formula needs no judgements; without them it gives no probabilities."""
+        self.retrievers_, self.weights_ = names_of(runs), np.empty(0)
+        return self
+
     def _evidence(self, union: Union) -> FloatArray:
         candidates = Candidates.of(union, self.norm, missing=self.missing)
         return np.asarray([FUSERS[self.formula](candidates, **self.options)])
@@ -268,7 +278,11 @@ class Formula(Fuser):
         return {**own, **super().parameters()}
 
 
-def _names(runs: Sequence[Run]) -> tuple[str, ...]:
+def _found(scores: FloatArray, chances: FloatArray | None, row: int) -> tuple[float, float | None]:
+    return float(scores[row]), None if chances is None else float(chances[row])
+
+
+def names_of(runs: Sequence[Run]) -> tuple[str, ...]:
     """The runs' names; where two are the same or one is empty, numbers tell them apart."""
     names = [run.name for run in runs]
     plain = all(names) and len(set(names)) == len(names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy.special import expit, logit
@@ -18,8 +18,9 @@ from isthmus.calibration.softmax import Choice, choice_probabilities, fit_choice
 from isthmus.calibration.sums import likelihood_sums, newton
 from isthmus.errors import ConfigError, DataError
 from isthmus.fusion.fusers import Candidates
-from isthmus.fusion.learned import Account, Fuser, Lesson, Mask
+from isthmus.fusion.learned import Account, Fuser, Lesson, Mask, names_of
 from isthmus.fusion.union import Union
+from isthmus.report import progress
 from isthmus.tables import Run
 from isthmus.tables.ids import FloatArray, IntArray
 
@@ -69,7 +70,7 @@ class LogOdds(Fuser):
         if self.calibrator == "given":
             return self._evidence(union)
         chances = []
-        for run in union.runs:
+        for run in progress(union.runs, label="calibrating"):
             folds = min(self.folds, sum(query in lesson.qrels for query in run.queries))
             fitted, found = cross_fit(run, lesson.qrels, self.calibrator, judging=self.judging, folds=folds)
             self.calibrators_.append(fitted)
@@ -112,17 +113,20 @@ class LogOdds(Fuser):
             missing[mine] &= ~missing[mine].all(axis=0)
         return missing
 
-    def fuse_unjudged(self, runs: Sequence[Run], *, name: str = "") -> Run:
+    def unjudged(self, runs: Sequence[Run]) -> Self:
         """From runs that carry probabilities: π is their mean, absence the lowest probability of the list."""
         if self.method != LogOdds.method:
-            return super().fuse_unjudged(runs)
-        filled = "lowest" if self.missing == "learned" else self.missing
-        given = LogOdds(calibrator="given", missing=filled, silos=self.silos)
+            return super().unjudged(runs)
+        self.calibrator, self.calibrators_ = "given", []
+        self.missing = "lowest" if self.missing == "learned" else self.missing
+        self.retrievers_, self.weights_, self.absent_ = names_of(runs), np.empty(0), np.empty(0)
         candidates = Candidates.of(runs, "none", probabilities=True, missing="lowest")
-        given.prior_ = float(np.clip(candidates.matrix().mean(), SURE, 0.5))
-        union = candidates.union
-        scores = given._scores(given._evidence(union), np.empty(0), union)
-        return union.ranked(scores, name=name or self.method, probabilities=np.asarray(expit(scores)))
+        self.prior_ = float(np.clip(candidates.matrix().mean(), SURE, 0.5))
+        return self
+
+    def _chances(self, scores: FloatArray, union: Union) -> FloatArray | None:
+        learned = super()._chances(scores, union)
+        return np.asarray(expit(scores)) if learned is None else learned
 
     def _scores(self, evidence: FloatArray, weights: FloatArray, union: Union) -> FloatArray:
         prior = float(logit(self.prior_))
@@ -273,14 +277,13 @@ class Weighted(Fuser):
 
         return judge
 
-    def fuse_unjudged(self, runs: Sequence[Run], *, name: str = "") -> Run:
+    def unjudged(self, runs: Sequence[Run]) -> Self:
         """With weights that were given, and so without probabilities."""
         if self.weights is None:
-            return super().fuse_unjudged(runs)
-        union = Union.of(runs)
-        evidence = self._evidence(union)
-        self._check_weights(len(evidence))
-        return union.ranked(self._scores(evidence, np.array(self.weights), union), name=name or self.method)
+            return super().unjudged(runs)
+        self._check_weights(len(runs))
+        self.retrievers_, self.weights_ = names_of(runs), np.array(self.weights)
+        return self
 
     def _check_weights(self, count: int) -> None:
         if self.weights is not None and len(self.weights) != count:

@@ -1,0 +1,163 @@
+"""`isthmus calibrate` and `isthmus fuse`, end to end, as a person with run files would use them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from isthmus.cli import main
+from isthmus.evaluation import evaluate
+from isthmus.tables import Qrels, Run, read_qrels, read_run, write_qrels, write_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two retrievers over 60 validation and 30 test queries, with the judgements of each part."""
+    path = tmp_path_factory.mktemp("runs")
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(90, 30))
+    grades = (rng.random(truth.shape) < expit(3 * truth - 2)).astype(int)
+    queries = [f"q{at}" for at in range(90)]
+    names = np.repeat(queries, 30).tolist()
+    documents = [f"d{at}" for at in range(30)] * 90
+    qrels = Qrels.of(names, documents, grades.reshape(-1))
+    for part, chosen in (("validation", queries[:60]), ("test", queries[60:])):
+        write_qrels(qrels[chosen], path / f"{part}.qrels")
+        for name, noise, scale in (("bm25", 1.0, 9.0), ("dense", 0.7, 0.1)):
+            seen = scale * (truth + noise * rng.normal(size=truth.shape))
+            run = Run.of(names, documents, seen.reshape(-1), name=name)
+            write_run(run[chosen].top(20), path / f"{name}-{part}.run")
+    return path
+
+
+def ndcg(qrels: Path, run: Path) -> float:
+    return evaluate(read_qrels(qrels), read_run(run), ["nDCG@10"])["nDCG@10"]
+
+
+def test_learn_keep_and_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = {
+        part: [str(folder / f"{name}-{part}.run") for name in ("bm25", "dense")]
+        for part in ("validation", "test")
+    }
+    fuser, fused = str(folder / "hybrid.fuser"), folder / "fused.run"
+    learn = ["fuse", *runs["validation"], "--qrels", str(folder / "validation.qrels"), "--save", fuser]
+    assert main([*learn, "--method", "stacked", "--figures", str(folder / "figures")]) == 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "hybrid.fuser" in told.err
+    assert "ECE" in told.err
+    assert len(list((folder / "figures").glob("*.svg"))) == len(list((folder / "figures").glob("*.png"))) == 4
+    assert main(["fuse", *runs["test"], "--model", fuser, "-o", str(fused)]) == 0
+    best = max(ndcg(folder / "test.qrels", Path(run)) for run in runs["test"])
+    assert ndcg(folder / "test.qrels", fused) > best
+    assert read_run(fused).name == "stacked"
+
+
+def test_a_wanted_precision_is_kept_on_new_queries(folder: Path) -> None:
+    runs = [str(folder / f"{name}-validation.run") for name in ("bm25", "dense")]
+    fuser = str(folder / "precise.fuser")
+    assert main(["fuse", *runs, "--qrels", str(folder / "validation.qrels"), "--save", fuser]) == 0
+    test = [str(folder / f"{name}-test.run") for name in ("bm25", "dense")]
+    sure = folder / "sure.run"
+    assert (
+        main(["fuse", *test, "--model", fuser, "--precision", "0.8", "--probabilities", "-o", str(sure)]) == 0
+    )
+    kept = read_run(sure)
+    assert 0 < kept.rows < 300
+    assert ((kept.scores > 0.3) & (kept.scores <= 1)).all()
+    assert (kept.grades(read_qrels(folder / "test.qrels")) > 0).mean() > 0.65
+
+
+def test_explanations_are_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(folder / f"{name}-validation.run") for name in ("bm25", "dense")]
+    assert main(["fuse", *runs, "--method", "rrf", "--explain", "q7"]) == 0
+    assert "bm25: score" in capsys.readouterr().out
+    asked = ["fuse", *runs, "--qrels", str(folder / "validation.qrels"), "--explain", "q7", "--json"]
+    assert main(asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["method"] == "stacked"
+    first = found["explanations"][0]
+    assert first["query"] == "q7"
+    total = first["start"] + sum(part["contribution"] for part in first["parts"])
+    assert total == pytest.approx(first["score"])
+    assert 0 < found["calibration"]["ECE"] < 0.1
+
+
+def test_options_reach_the_method(folder: Path) -> None:
+    runs = [str(folder / f"{name}-validation.run") for name in ("bm25", "dense")]
+    out = folder / "options.run"
+    assert main(["fuse", *runs, "--method", "rrf", "--set", "k=0", "--top", "3", "-o", str(out)]) == 0
+    fused = read_run(out)
+    assert np.diff(fused.offsets).max() == 3
+    assert fused.scores.max() == 2.0
+    weighted = ["fuse", *runs, "--method", "convex", "--weights", "1,0", "--missing", "0", "-o", str(out)]
+    assert main(weighted) == 0
+    assert read_run(out)["q3"].documents.tolist()[:5] == read_run(runs[0])["q3"].documents.tolist()[:5]
+
+
+@pytest.mark.parametrize("method", ["query-feature", "platt", "isotonic", "auto"])
+def test_calibrating_writes_probabilities(
+    folder: Path, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out, kept = folder / "bm25-validation.run", folder / "calibrated.run", folder / "kept.calibrator"
+    asked = ["calibrate", str(run), "--qrels", str(folder / "validation.qrels"), "--method", method]
+    assert main([*asked, "-o", str(out), "--save", str(kept), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["calibration"]["ECE"] < 0.1
+    chances = read_run(out)
+    assert ((chances.scores >= 0) & (chances.scores <= 1)).all()
+    assert chances.rows == read_run(run).rows
+    test = folder / "bm25-test.run"
+    assert main(["calibrate", str(test), "--model", str(kept), "-o", str(folder / "test-chances.run")]) == 0
+    assert read_run(folder / "test-chances.run").scores.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fuse", "{bm25}"], "nothing to do without -o FILE"),
+        (["fuse", "{bm25}", "--method", "rff", "-o", "x"], "did you mean 'rrf'"),
+        (["fuse", "{bm25}", "--method", "stacked", "-o", "x"], "learns from judgements"),
+        (["fuse", "{bm25}", "--method", "rrf", "--save", "x"], "give --qrels"),
+        (["fuse", "{bm25}", "--method", "rrf", "--precision", "0.9", "-o", "x"], "--precision needs --qrels"),
+        (["fuse", "{bm25}", "--set", "k", "-o", "x"], "write NAME=VALUE"),
+        (["fuse", "{bm25}", "--explain", "nowhere"], "no run has the query"),
+        (["fuse", "{bm25}", "--model", "{qrels}", "-o", "x"], "is not a saved fuser"),
+        (["fuse", "nothing.run", "-o", "x"], "nothing.run: cannot be read"),
+        (["calibrate", "{bm25}", "-o", "x"], "--qrels FILE to learn from"),
+        (["calibrate", "{bm25}", "--qrels", "{test}", "-o", "x"], "0 judged rows are relevant"),
+    ],
+)
+def test_mistakes_are_one_line(
+    folder: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    named = {
+        "{bm25}": str(folder / "bm25-validation.run"),
+        "{qrels}": str(folder / "validation.qrels"),
+        "{test}": str(folder / "test.qrels"),
+    }
+    assert main([named.get(argument, argument) for argument in arguments]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert message in told.err
+    assert told.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_plain_fusion_starts_without_scikit_learn(folder: Path) -> None:
+    runs = [str(folder / f"{name}-validation.run") for name in ("bm25", "dense")]
+    program = (
+        "import sys; from isthmus.cli import main; "
+        f"status = main(['fuse', *{runs!r}, '--method', 'comb-mnz', '-o', {str(folder / 'plain.run')!r}]); "
+        "print(status, sorted({'sklearn', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0 []"
