@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 # fmt: off
 # isort: off
 if TYPE_CHECKING:  # the same contents, for type checkers and editors
+    from isthmus.calibration import calibrate as calibrate
     from isthmus.corpora import load as load, load_folds as load_folds, load_letor as load_letor
     from isthmus.errors import ConfigError as ConfigError, DataError as DataError
     from isthmus.errors import IsthmusError as IsthmusError
