@@ -30,7 +30,7 @@ from isthmus.text import Tokens
 
 Counts = NDArray[np.int32]
 
-_CHUNK = 1 << 20  # tokens sorted at once; the keys of a chunk fit 32 bits and the cache
+_CHUNK = 1 << 17  # tokens sorted at once; the keys of a chunk fit 32 bits and the cache
 
 
 class Hashed(NamedTuple):
@@ -267,9 +267,11 @@ def _counted(
     begins = np.flatnonzero(np.diff(keys, prepend=np.int32(-1)))
     counts = np.diff(np.append(begins, len(keys))).astype(np.int32)
     found = keys[begins]
-    place = found >> 1
-    documents, cells, values = _summed(place // size, place % size, np.where(found & 1, -counts, counts))
-    return documents.astype(np.int64) + first, cells, values
+    documents, cells = np.divmod(found >> 1, np.int32(size))
+    negative = (found & 1).astype(bool)
+    if negative.any():
+        documents, cells, counts = _summed(documents, cells, np.where(negative, -counts, counts))
+    return documents.astype(np.int64) + first, cells, counts
 
 
 def _summed(documents: NDArray[Any], cells: Counts, values: Counts) -> tuple[Any, Counts, Counts]:

@@ -1,0 +1,381 @@
+"""The sixteen features of a (query, document) pair, from counts that may be exact or private.
+
+For title and body each: TF, IDF, TF·IDF, BM25 and three language models; and the two lengths. The formulae
+read counts through the protocol `TermCounts` and cannot tell where these come from.
+
+>>> from isthmus.text import tokenise
+>>> body = ExactCounts.of(tokenise(["a red apple", "a green pear"]))
+>>> title = ExactCounts.of(tokenise(["apples", "pears"]))
+>>> table = compute(tokenise(["pears"]), Pairs.all(1, 2), title=title, body=body)
+>>> [f"{name} {value:.3f}" for name, value in zip(NAMES, table[1], strict=True) if "BM25" in name]
+['title.BM25 0.693', 'body.BM25 0.693']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from isthmus.errors import ConfigError, DataError
+from isthmus.retrieval import Statistics
+from isthmus.tables import Corpus, Letor, Queries, Run
+from isthmus.tables.grouped import rows_of
+from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.text import ENGLISH, Tokeniser, Tokens
+
+FIELDS = ("title", "body")
+_KINDS = ("TF", "IDF", "TF·IDF", "BM25", "LMIR.ABS", "LMIR.DIR", "LMIR.JM")
+NAMES = (*(f"{name}.{kind}" for name in FIELDS for kind in _KINDS), *(f"{name}.length" for name in FIELDS))
+"""The features in the order of the columns."""
+
+_BLOCK = 1 << 20  # (pair, term) rows worked on at once
+
+
+class TermCounts(Protocol):
+    """What the formulae must know of one field of a collection, part of which is at hand.
+
+    `documents` and `length` are of the whole collection (all silos), `lengths` and `distinct` have one value
+    for every document at hand.
+    """
+
+    @property
+    def documents(self) -> float: ...
+
+    @property
+    def length(self) -> float: ...
+
+    @property
+    def lengths(self) -> NDArray[Any]: ...
+
+    @property
+    def distinct(self) -> NDArray[Any]: ...
+
+    def counts(self, documents: IntArray, words: Ids) -> NDArray[Any]:
+        """How often document `documents[i]` has word `words[i]`, for every i."""
+
+    def frequencies(self, words: Ids) -> NDArray[Any]:
+        """The number of documents in the whole collection that have each word of the vocabulary."""
+
+    def occurrences(self, words: Ids) -> NDArray[Any]:
+        """How often the whole collection has each word of the vocabulary."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The variants of the formulae and their constants.
+
+    - `idf`: "log" is ln(1 + (N − df + ½)/(df + ½)) of every term; "ratio" is N/Σdf of the query, as the
+      CS-F-LTR paper prints it; "code" is log2((N − m + ½)/(m + ½)) of the query's mean df m, at least 0, as
+      its authors' code has it;
+    - `relative`: BM25 reads tc/L instead of tc, as that paper does, which normalises by length twice;
+    - `jelinek`, `dirichlet` and `discount` are λ, μ and δ of the language models.
+    """
+
+    k1: float = 1.2
+    b: float = 0.75
+    jelinek: float = 0.1
+    dirichlet: float = 1000.0
+    discount: float = 0.7
+    idf: Literal["log", "ratio", "code"] = "log"
+    relative: bool = False
+
+    def __post_init__(self) -> None:
+        if self.idf not in ("log", "ratio", "code"):
+            raise ConfigError(f"no idf {self.idf!r}", key=self.idf, known=("log", "ratio", "code"))
+        sound = self.k1 >= 0 and 0 <= self.b <= 1 and 0 < self.jelinek < 1
+        if not (sound and self.dirichlet > 0 and 0 < self.discount < 1):
+            raise ConfigError("a constant is out of range", key="features", expected="k1 ≥ 0, 0 ≤ b ≤ 1, …")
+
+
+PROFILES = {
+    "default": Settings(),
+    "letor": Settings(dirichlet=2000.0),
+    "paper": Settings(idf="ratio", relative=True),
+    "code": Settings(idf="code", relative=True),
+}
+"""Named settings: ours, those of LETOR's features, and CS-F-LTR's as printed and as coded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Pairs of a query and a document, by their positions; those of one query stand together, in order."""
+
+    queries: IntArray
+    documents: IntArray
+
+    def __post_init__(self) -> None:
+        if len(self.queries) != len(self.documents):
+            raise DataError(f"{len(self.queries)} queries beside {len(self.documents)} documents")
+        if (np.diff(self.queries) < 0).any():
+            raise DataError("pairs are not in the order of their queries", cure="sort them by query")
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @classmethod
+    def all(cls, queries: int, documents: int) -> Pairs:
+        """Every query with every document."""
+        return cls(np.repeat(np.arange(queries), documents), np.tile(np.arange(documents), queries))
+
+    @classmethod
+    def of_run(cls, run: Run, queries: Queries, documents: Ids) -> Pairs:
+        """The pairs of a run; a query or a document that is not at hand is a DataError."""
+        place = {query: at for at, query in enumerate(queries.ids)}
+        missing = next((query for query in run.queries if query not in place), None)
+        if missing is not None:
+            raise DataError(f"query {missing!r} of the run is not among the queries")
+        asked = np.array([place[query] for query in run.queries], dtype=np.int64)[run.query_of_row]
+        row_of = np.empty(len(documents.vocabulary), dtype=np.int64)
+        row_of[documents.codes] = np.arange(len(documents))
+        found = run.documents.codes_in(documents)
+        if (found < 0).any():
+            raise DataError(f"document {run.documents.word(int(found.argmin()))!r} of the run is not at hand")
+        order = np.argsort(asked, kind="stable")
+        return cls(asked[order], row_of[found][order])
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """Document frequencies and collection counts of a field; those of several silos add."""
+
+    having: Statistics
+    standing: Statistics
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> Collection:
+        """Counted from the documents themselves."""
+        having = Statistics.of(tokens)
+        totals = np.bincount(tokens.terms.codes, minlength=len(tokens.terms.vocabulary))
+        return cls(having, Statistics(having.documents, having.length, having.terms, frozen(totals)))
+
+    def __add__(self, other: Collection) -> Collection:
+        return Collection(self.having + other.having, self.standing + other.standing)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactCounts:
+    """Counts of documents one may read. `collection` is what they are a part of, by default themselves."""
+
+    tokens: Tokens
+    collection: Collection
+
+    @classmethod
+    def of(cls, tokens: Tokens, collection: Collection | None = None) -> ExactCounts:
+        """The counts of one field of documents."""
+        return cls(tokens, Collection.of(tokens) if collection is None else collection)
+
+    @property
+    def documents(self) -> float:
+        return self.collection.having.documents
+
+    @property
+    def length(self) -> float:
+        return self.collection.having.length
+
+    @property
+    def lengths(self) -> IntArray:
+        return self.tokens.lengths
+
+    @cached_property
+    def distinct(self) -> NDArray[Any]:
+        return np.diff(self._table.indptr)
+
+    def counts(self, documents: IntArray, words: Ids) -> NDArray[Any]:
+        """How often document `documents[i]` has word `words[i]`, for every i."""
+        terms = words.translation(self.tokens.terms)[words.codes]
+        known = np.flatnonzero(terms >= 0)
+        found = np.zeros(len(documents), dtype=np.int64)
+        if len(known):
+            found[known] = self._table[documents[known], terms[known]]
+        return found
+
+    def frequencies(self, words: Ids) -> IntArray:
+        """The number of documents that have each word of the vocabulary."""
+        return self.collection.having.frequencies_of(words)
+
+    def occurrences(self, words: Ids) -> IntArray:
+        """How often the collection has each word of the vocabulary."""
+        return self.collection.standing.frequencies_of(words)
+
+    @cached_property
+    def _table(self) -> Any:
+        return self.tokens.counts()
+
+
+def compute(
+    queries: Tokens,
+    pairs: Pairs,
+    *,
+    title: TermCounts,
+    body: TermCounts,
+    settings: Settings = PROFILES["default"],
+) -> FloatArray:
+    """The features of every pair, of shape (pairs, 16); a word that a query repeats counts as often."""
+    table = np.zeros((len(pairs), len(NAMES)))
+    asked = _Asked.of(queries)
+    for at, field in enumerate((title, body)):
+        kinds = slice(at * len(_KINDS), (at + 1) * len(_KINDS))
+        formulae = _Formulae(settings, field, asked)
+        for rows in _blocks(asked, pairs):
+            table[rows, kinds] = formulae.of(pairs.queries[rows], pairs.documents[rows])
+        table[:, len(NAMES) - 2 + at] = field.lengths[pairs.documents]
+    return table
+
+
+def letor(
+    corpus: Corpus,
+    candidates: Run,
+    *,
+    settings: Settings = PROFILES["default"],
+    tokeniser: Tokeniser = ENGLISH,
+) -> Letor:
+    """Feature rows for the candidates of a run over a collection one may read, graded by its judgements."""
+    documents = Ids.of(corpus.documents.ids)
+    fields = (corpus.documents.titles, corpus.documents.bodies)
+    title, body = (ExactCounts.of(tokeniser(texts)) for texts in fields)
+    pairs = Pairs.of_run(candidates, corpus.queries, documents)
+    table = compute(tokeniser(corpus.queries.texts), pairs, title=title, body=body, settings=settings)
+    return as_letor(corpus, pairs, documents, table)
+
+
+def as_letor(corpus: Corpus, pairs: Pairs, documents: Ids, table: ArrayLike) -> Letor:
+    """Feature rows under their names, with the judged grades; unjudged and negative ones are 0."""
+    names = Ids.of(corpus.queries.ids)[pairs.queries]
+    ids = documents[pairs.documents]
+    placed = Run.of(names, ids, -np.arange(len(pairs)))  # falling scores keep our order
+    judged = np.maximum(placed.grades(corpus.qrels), 0)
+    return Letor.of(names, table, judged, documents=ids, name=corpus.name)
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """Every query as its distinct words with how often each stands there, in CSR form."""
+
+    words: Ids
+    offsets: IntArray
+    times: FloatArray
+
+    @classmethod
+    def of(cls, queries: Tokens) -> _Asked:
+        table = queries.counts()
+        words = Ids(frozen(table.indices.astype(np.int64)), queries.terms.vocabulary)
+        return cls(words, table.indptr.astype(np.int64), table.data.astype(np.float64))
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """The number of distinct words of every query."""
+        return np.diff(self.offsets)
+
+    def sums(self, values: FloatArray) -> FloatArray:
+        """For a value of every vocabulary word, its sum over every query."""
+        query = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        return np.bincount(query, values[self.words.codes] * self.times, len(self.sizes)).astype(np.float64)
+
+
+class _Formulae:
+    """The seven features of one field."""
+
+    def __init__(self, settings: Settings, field: TermCounts, asked: _Asked) -> None:
+        self.settings, self.field, self.asked = settings, field, asked
+        self.share = np.asarray(field.occurrences(asked.words), dtype=np.float64) / max(field.length, 1)
+        self.mean_length = (field.length / field.documents if field.documents else 0) or 1.0
+        self.weight, self.idf = self._idf()
+
+    def _idf(self) -> tuple[FloatArray, FloatArray]:
+        """The idf of every (query, word) entry, and of every query."""
+        total = float(self.field.documents)
+        having = np.clip(np.asarray(self.field.frequencies(self.asked.words), dtype=np.float64), 0, total)
+        if self.settings.idf == "log":
+            rarity = np.log1p((total - having + 0.5) / (having + 0.5))
+            return rarity[self.asked.words.codes], self.asked.sums(rarity)
+        words = self.asked.sums(np.ones(len(having)))
+        summed = self.asked.sums(having)
+        if self.settings.idf == "ratio":
+            idf = total / np.maximum(summed, 1.0)
+        else:
+            mean = summed / np.maximum(words, 1.0)
+            idf = np.maximum(np.log2((total - mean + 0.5) / (mean + 0.5)), 0.0)
+        idf = np.where(words > 0, idf, 0.0)
+        return np.repeat(idf, self.asked.sizes), idf
+
+    def of(self, queries: IntArray, documents: IntArray) -> FloatArray:
+        """The features of some pairs, of shape (pairs, 7)."""
+        entries = rows_of(self.asked.offsets, queries)
+        sizes = self.asked.sizes[queries]
+        ends = np.cumsum(sizes)
+        rows = np.repeat(np.arange(len(queries)), sizes)
+        words = self.asked.words[entries]
+        counted = np.asarray(self.field.counts(documents[rows], words), dtype=np.float64)
+        times, weight = self.asked.times[entries], self.weight[entries]
+        lengths = self.field.lengths[documents].astype(np.float64)
+        frequent = counted / np.maximum(lengths, 1.0)[rows]
+        scored = frequent if self.settings.relative else counted
+        columns = [
+            times * frequent,
+            times * weight * frequent,
+            times * weight * self._saturated(scored, lengths, rows),
+        ]
+        likelihoods = self._likelihoods(counted, documents, self.share[words.codes], rows)
+        columns += [times * value for value in likelihoods]
+        tf, *others = (_segment_sums(column, ends) for column in columns)
+        return np.stack((tf, self.idf[queries], *others), axis=1)
+
+    def _saturated(self, counted: FloatArray, lengths: FloatArray, rows: IntArray) -> FloatArray:
+        """x(k1 + 1)/(x + k1(1 − b + b·L/avg)), 0 at x = 0."""
+        k1, b = self.settings.k1, self.settings.b
+        spread = k1 * (1 - b + b * lengths / self.mean_length)
+        found = np.zeros(len(counted))
+        held = np.flatnonzero(counted > 0)
+        found[held] = counted[held] * (k1 + 1) / (counted[held] + spread[rows[held]])
+        return found
+
+    def _likelihoods(
+        self, counted: FloatArray, documents: IntArray, share: FloatArray, rows: IntArray
+    ) -> Iterator[FloatArray]:
+        """ln p(t|d) under absolute discounting, Dirichlet and Jelinek-Mercer smoothing; 0 where p is 0.
+
+        Where a document lacks the word every p is a factor of the document times one of the word, so that
+        a logarithm for every (pair, word) is needed only where it has it.
+        """
+        lam, mu, delta = self.settings.jelinek, self.settings.dirichlet, self.settings.discount
+        lengths = self.field.lengths[documents].astype(np.float64)
+        long = np.maximum(lengths, 1.0)
+        kept = np.where(lengths > 0, delta * self.field.distinct[documents] / long, 1.0)
+        held = np.flatnonzero(counted > 0)
+        has, here = counted[held], rows[held]
+        with np.errstate(divide="ignore"):
+            of_word = np.log(share)
+            lacking = (np.log(kept), np.log(mu / (lengths + mu)), np.full(len(documents), np.log(lam)))
+        present = (
+            np.maximum(has - delta, 0) / long[here] + kept[here] * share[held],
+            (has + mu * share[held]) / (lengths[here] + mu),
+            (1 - lam) * has / long[here] + lam * share[held],
+        )
+        for factor, chance in zip(lacking, present, strict=True):
+            value = factor[rows] + of_word
+            with np.errstate(divide="ignore"):
+                value[held] = np.log(chance)
+            yield np.where(np.isfinite(value), value, 0.0)
+
+
+def _segment_sums(values: FloatArray, ends: IntArray) -> FloatArray:
+    """The sum of every segment, of which some may be empty; `ends` are their ends."""
+    starts = np.concatenate(([0], ends[:-1]))
+    padded = np.append(values, 0.0)
+    return np.where(ends > starts, np.add.reduceat(padded, starts), 0.0) if len(ends) else np.zeros(0)
+
+
+def _blocks(asked: _Asked, pairs: Pairs) -> Iterator[slice]:
+    """Ranges of pairs with about so many (pair, term) rows."""
+    ends = np.cumsum(asked.sizes[pairs.queries])
+    first = 0
+    while first < len(pairs):
+        done = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, done + _BLOCK, side="right")))
+        yield slice(first, last)
+        first = last
