@@ -32,7 +32,7 @@ def add_json(parser: argparse.ArgumentParser, shape: str) -> None:
 
 def print_json(value: object) -> None:
     """Data for a program, on stdout. NaN has no JSON form and becomes null."""
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+    print(json.dumps(finite(value), indent=2, ensure_ascii=False))
 
 
 def say(text: str) -> None:
@@ -53,9 +53,10 @@ def whole(low: int) -> Callable[[str], int]:
     return parse
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
+    """A value for JSON, which has no NaN and no infinity: null in their place."""
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {key: finite(inner) for key, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value

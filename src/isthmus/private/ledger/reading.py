@@ -13,6 +13,7 @@ from typing import Any
 
 from isthmus.errors import DataError
 from isthmus.private.composition import Loss, room
+from isthmus.private.cost import explain
 from isthmus.private.ledger.budget import Budget
 from isthmus.private.ledger.schema import EVERYBODY, NO_GUARANTEE
 
@@ -189,9 +190,19 @@ def summary(db: sqlite3.Connection, budget: Budget) -> dict[str, Any]:
         },
         **counted,
         "most_spent": spent(totals, budget),
+        "meaning": _meaning(db, spent(totals, budget)),
         "least_left": left(totals, budget.ceiling),
         "departures": list(_grouped(db)),
     }
+
+
+def _meaning(db: sqlite3.Connection, epsilon: float) -> str:
+    """What an ε that was spent tells an attacker; nothing was spent, nothing is told."""
+    if not epsilon:
+        return ""
+    # only if the word that goes and the word that comes met independent noise in every release
+    (whole,) = db.execute("SELECT count(*) FROM release WHERE NOT halves").fetchone()
+    return explain(epsilon, halves=not whole)
 
 
 def _grouped(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,183 @@
+"""`isthmus ledger`: what left this silo, what it cost, and what may still leave."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from isthmus.cli.command import Command, add_json, finite, print_json, say, whole
+
+if TYPE_CHECKING:
+    from isthmus.private.ledger import Account, Ledger
+    from isthmus.report import Table
+
+PARTS = ("charges", "departures", "documents")
+BLOCK = 1000
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help="what to do")
+    show = verbs.add_parser(
+        "show",
+        help="what left and what it cost",
+        description="What left the silo by kind, peer and mechanism; or one document; or the dearest ones.",
+    )
+    show.add_argument("ledger", metavar="LEDGER", help="the silo's ledger file")
+    which = show.add_mutually_exclusive_group()
+    which.add_argument("--document", metavar="ID", help="every charge of this document")
+    which.add_argument("--top", metavar="N", type=whole(1), help="the N documents that spent most")
+    show.add_argument("--audit", action="store_true", help="first work all sums out again from the charges")
+    add_json(
+        show,
+        "{budget, documents, versions, charges, most_spent, meaning, least_left, departures};"
+        " with --document {document, spent, left, charges};"
+        " with --top a list of {document, versions, spent, left, fields, peers}",
+    )
+    export = verbs.add_parser(
+        "export",
+        help="the whole history, as CSV or JSON",
+        description="The whole history. Nonces and digests of texts stay in the ledger.",
+    )
+    export.add_argument("ledger", metavar="LEDGER", help="the silo's ledger file")
+    export.add_argument("--part", choices=PARTS, default=PARTS[0], help="which part (%(default)s)")
+    export.add_argument("-o", "--out", metavar="FILE", help="where to (default: stdout)")
+    add_json(export, "a list of objects with the names of the CSV's columns")
+
+
+def _run(asked: argparse.Namespace) -> None:
+    from isthmus.private.ledger import Ledger
+
+    with Ledger(asked.ledger) as ledger:
+        {"show": _show, "export": _export}[asked.verb](ledger, asked)
+
+
+def _show(ledger: Ledger, asked: argparse.Namespace) -> None:
+    if asked.audit:
+        ledger.audit()
+        say("every sum is that of its charges")
+    if asked.document is not None:
+        told = _history(ledger, asked.document)
+        if not told["charges"]:
+            say(f"nothing was ever charged to {asked.document}")
+        print_json(told) if asked.json else print(_history_table(told))
+    elif asked.top is not None:
+        rows = [_account(one) for one in ledger.accounts(asked.top)]
+        print_json(rows) if asked.json else print(_accounts_table(rows))
+    else:
+        told = ledger.summary()
+        print_json(told) if asked.json else print(_summary_table(told, str(ledger.budget)))
+
+
+def _history(ledger: Ledger, document: str) -> dict[str, Any]:
+    return {
+        "document": document,
+        "spent": ledger.spent(document),
+        "left": ledger.left(document),
+        "charges": list(ledger.charges(document)),
+    }
+
+
+def _history_table(told: Mapping[str, Any]) -> Table:
+    from isthmus.report import Table
+
+    columns = ("at", "version", "peer", "kind", "mechanism", "release", "fields", "epsilon")
+    rows = [tuple(_cell(name, row[name]) for name in columns) for row in told["charges"]]
+    notes = (f"spent ε = {told['spent']:g}, left {told['left']:g}; noise that all peers share counts once",)
+    return Table(columns, tuple(rows), f"{told['document']}: every charge", notes, 2)
+
+
+def _account(account: Account) -> dict[str, Any]:
+    return {
+        "document": account.document,
+        "versions": account.versions,
+        "spent": account.spent,
+        "left": account.left,
+        "fields": dict(account.fields),
+        "peers": dict(account.peers),
+    }
+
+
+def _accounts_table(rows: list[dict[str, Any]]) -> Table:
+    from isthmus.report import Table
+
+    return Table.of([{name: _flat(value) for name, value in row.items()} for row in rows], digits=2)
+
+
+def _summary_table(told: Mapping[str, Any], budget: str) -> Table:
+    from isthmus.report import Table
+
+    columns = ("kind", "peer", "mechanism", "fields", "guarantee", "times", "items", "charged", "last")
+    rows = [tuple(_cell(name, row[name]) for name in columns) for row in told["departures"]]
+    counted = ", ".join(f"{told[name]:,} {name}" for name in ("documents", "versions", "charges"))
+    notes = [f"each document's budget is {budget}; the one that spent most has {told['least_left']:g} left"]
+    return Table(columns, tuple(rows), f"what left: {counted}", (*notes, *filter(None, [told["meaning"]])))
+
+
+def _export(ledger: Ledger, asked: argparse.Namespace) -> None:
+    parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "charges": ledger.charges,
+        "departures": ledger.departures,
+        "documents": lambda: map(_account, ledger.accounts()),
+    }
+    rows = parts[asked.part]()
+    written = _json_lines(rows) if asked.json else _csv_lines(rows)
+    if asked.out is None:
+        for text in written:
+            sys.stdout.write(text)
+        return
+    from isthmus.tables.files import replacing
+
+    with replacing(asked.out) as stream:
+        for text in written:
+            stream.write(text.encode())
+    say(f"wrote {asked.out}")
+
+
+def _json_lines(rows: Iterator[dict[str, Any]]) -> Iterator[str]:
+    """A JSON list, one object a line, without holding them all."""
+    yield "["
+    for number, row in enumerate(rows):
+        yield ("," if number else "") + "\n" + json.dumps(finite(row), ensure_ascii=False)
+    yield "\n]\n"
+
+
+def _csv_lines(rows: Iterator[dict[str, Any]]) -> Iterator[str]:
+    """CSV in blocks of lines; nothing at all for no rows."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    for number, row in enumerate(rows):
+        if number == 0:
+            table.writerow(row)
+        table.writerow(_flat(value) for value in row.values())
+        if number % BLOCK == 0:
+            yield text.getvalue()
+            text.seek(text.truncate(0))
+    yield text.getvalue()
+
+
+def _flat(value: object) -> Any:
+    """Lists and mappings as one cell."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={inner:g}" for name, inner in value.items())
+    return "+".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _cell(name: str, value: object) -> Any:
+    """For a person: times to the second."""
+    return str(value)[:19].replace("T", " ") if name in ("at", "last") else _flat(value)
+
+
+COMMANDS = (
+    Command(
+        "ledger",
+        "show what left a silo, what it cost, and what may still leave",
+        "isthmus ledger show silo.ledger --top 10",
+        _arguments,
+        _run,
+    ),
+)
