@@ -136,6 +136,14 @@ def test_merging_naively_loses_what_a_central_index_finds(corpus: Corpus) -> Non
     assert found == sorted(found)
 
 
+def test_the_same_world_whatever_was_imported_before(world: pydocs.World) -> None:
+    import sklearn.experimental.enable_halving_search_cv
+    import sklearn.experimental.enable_iterative_imputer  # noqa: F401
+
+    assert digest(pydocs.build()) == digest(world)
+    assert not [name for name in world.names if "Halving" in name or "IterativeImputer" in name]
+
+
 def test_the_same_world_in_another_process_without_a_word(world: pydocs.World) -> None:
     """Sets order their members anew in every process; warnings and prints would be noise in a pipe."""
     script = (
