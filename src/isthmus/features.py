@@ -33,7 +33,7 @@ _KINDS = ("TF", "IDF", "TF·IDF", "BM25", "LMIR.ABS", "LMIR.DIR", "LMIR.JM")
 NAMES = (*(f"{name}.{kind}" for name in FIELDS for kind in _KINDS), *(f"{name}.length" for name in FIELDS))
 """The features in the order of the columns."""
 
-_BLOCK = 1 << 20  # (pair, term) rows worked on at once
+_BLOCK = 1 << 18  # (pair, term) rows worked on at once
 
 
 class TermCounts(Protocol):

@@ -92,7 +92,13 @@ class Charge(Protocol):
     def __call__(self, cost: Cost, covered: Covered, peer: str) -> None: ...
 
 
-def no_charge(cost: Cost, covered: Covered, peer: str) -> None:
+class ChargeAll(Protocol):
+    """Books several releases (cost, documents, peer) before they leave: all of them, or none."""
+
+    def __call__(self, releases: Iterable[tuple[Cost, Covered, str]]) -> None: ...
+
+
+def no_charge(releases: Iterable[tuple[Cost, Covered, str]]) -> None:
     """For simulations, where nothing leaves anything."""
 
 

@@ -1,0 +1,176 @@
+"""Hiding which words a question is about: real words among decoys.
+
+The owner of documents knows the hash functions and can look up any word, so this is anonymity among few words
+and no more. It is of use only if the same word always comes with the same decoys (or questions asked twice
+would be intersected), and if decoys are about as frequent as the word; so decoys are a function of the word
+and of a secret of the asker.
+
+- cells and scalars: every word comes with m decoy words, in an order that tells nothing;
+- obfuscated vectors (eq. 4 of the CS-F-LTR paper): a word stands in z₁ rows of z. The other rows go to decoys
+  in groups of z₁ − b, each decoy colliding with the word in **the same** b rows, so that word and decoys
+  all stand in z₁ rows. Were the b rows different, the word would be the one that shares rows with all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import ConfigError
+from isthmus.private.sketch import HashFamily
+from isthmus.tables.ids import Ids, IntArray
+
+_TRIES = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Vector:
+    """A column for every row, the rows in which the real word stands, and the number of words that fit."""
+
+    columns: IntArray
+    used: IntArray
+    anonymity: int
+
+
+@dataclass(frozen=True, eq=False)
+class Decoys:
+    """Decoy words from the asker's own vocabulary, with how often each occurs there."""
+
+    words: Ids
+    occurrences: IntArray
+    secret: bytes = field(repr=False)
+    count: int = 2
+
+    def __post_init__(self) -> None:
+        if len(self.occurrences) != len(self.words.vocabulary):
+            raise ConfigError("decoys need to know how often each word occurs", key="occurrences")
+        if self.count < 0 or len(self.secret) < 16:
+            raise ConfigError("decoys need a secret of 16 bytes and a count from 0", key="decoys")
+
+    @cached_property
+    def _by_frequency(self) -> IntArray:
+        return np.argsort(-self.occurrences, kind="stable")
+
+    @cached_property
+    def _rank(self) -> IntArray:
+        ranks = np.empty(len(self._by_frequency), dtype=np.int64)
+        ranks[self._by_frequency] = np.arange(len(ranks))
+        return ranks
+
+    def beside(self, asked: Ids) -> list[IntArray]:
+        """For every word of the asked vocabulary, the positions of its decoys in ours."""
+        known = asked.translation(self.words)
+        return [self._near(word, int(at)) for word, at in zip(asked.words, known, strict=True)]
+
+    def _near(self, word: str, at: int) -> IntArray:
+        """Words of about the same rank; those of a word nobody knows are the rarest."""
+        size = len(self._rank)
+        if not size or not self.count:
+            return np.empty(0, dtype=np.int64)
+        rank = int(self._rank[at]) if at >= 0 else size - 1
+        reach = max(4 * self.count, size // 20)
+        window = self._by_frequency[max(0, rank - reach) : rank + reach + 1]
+        window = window[window != at]
+        order = np.argsort(self._dice(word, len(window)))[: self.count]
+        chosen: IntArray = window[order]
+        return chosen
+
+    def _dice(self, word: str, count: int, turn: int = 0) -> NDArray[np.uint64]:
+        """Numbers that are the word's own, and nobody's guess."""
+        told = self.secret + turn.to_bytes(4, "little") + word.encode()
+        return np.frombuffer(hashlib.shake_256(told).digest(8 * count), dtype="<u8").astype(np.uint64)
+
+    def vectors(
+        self, asked: Ids, family: HashFamily, *, real_rows: int = 10, shared_rows: int = 1
+    ) -> list[Vector]:
+        """A vector for every word of the asked vocabulary, with z₁ = `real_rows` and b = `shared_rows`.
+
+        There are ⌊(z − z₁)/(z₁ − b)⌋ decoys; where the vocabulary has too few that collide so, fewer.
+        """
+        if not 0 < shared_rows < real_rows <= family.rows:
+            raise ConfigError(
+                f"{shared_rows} shared of {real_rows} real rows out of {family.rows}",
+                key="real_rows",
+                expected="shared < real ≤ all rows",
+            )
+        base = np.arange(family.rows)[:, None] * family.width
+        ours = family.of_vocabulary(self.words).cells - base
+        theirs = family.of_vocabulary(asked).cells - base
+        shape = _Shape(family.rows, family.width, real_rows, shared_rows)
+        return [self._vector(word, theirs[:, at], ours, shape) for at, word in enumerate(asked.words)]
+
+    def _vector(self, word: str, mine: IntArray, ours: IntArray, shape: _Shape) -> Vector:
+        """The best of some tries; as a rule the first has all the decoys."""
+        best: Vector | None = None
+        alike = ours == mine[:, None]
+        for turn in range(_TRIES):
+            found = self._try(word, turn, mine, ours, alike, shape)
+            if best is None or found.anonymity > best.anonymity:
+                best = found
+            if best.anonymity == shape.decoys + 1:
+                break
+        if best is None:
+            raise ConfigError("no vector was tried", key="decoys")
+        return best
+
+    def _try(
+        self, word: str, turn: int, mine: IntArray, ours: IntArray, alike: NDArray[np.bool_], shape: _Shape
+    ) -> Vector:
+        dice = self._dice(word, 2 * shape.rows + ours.shape[1], turn)
+        order = np.argsort(dice[: shape.rows])
+        used, rest = order[: shape.real], order[shape.real :]
+        shared, own = used[: shape.shared], used[shape.shared :]
+        fits = alike[shared].all(axis=0) & ~alike[own].any(axis=0) & ~alike[rest].any(axis=0)
+        candidates = np.flatnonzero(fits)
+        candidates = candidates[np.argsort(dice[2 * shape.rows :][candidates])]
+        columns = mine.copy()
+        chosen: list[int] = []
+        for group in shape.groups(rest):
+            decoy = next((at for at in candidates.tolist() if _apart(ours[rest], at, chosen)), None)
+            if decoy is None:
+                break
+            chosen.append(decoy)
+            columns[group] = ours[group, decoy]
+        spare = rest[len(chosen) * shape.group :]
+        taken = np.concatenate([mine[spare, None], ours[spare][:, chosen]], axis=1)
+        columns[spare] = _free(dice[shape.rows : shape.rows + len(spare)], taken, shape.width)
+        return Vector(columns, np.sort(used), len(chosen) + 1)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """z rows of some width, z₁ of them real, b of these shared with the decoys."""
+
+    rows: int
+    width: int
+    real: int
+    shared: int
+
+    @property
+    def group(self) -> int:
+        return self.real - self.shared
+
+    @property
+    def decoys(self) -> int:
+        return (self.rows - self.real) // self.group
+
+    def groups(self, rest: IntArray) -> list[IntArray]:
+        """The rows of every decoy."""
+        return [rest[at * self.group : (at + 1) * self.group] for at in range(self.decoys)]
+
+
+def _apart(columns: IntArray, at: int, chosen: list[int]) -> bool:
+    """Whether a candidate has no column in common with a decoy there is; with itself it has all."""
+    return not (columns[:, [at]] == columns[:, chosen]).any()
+
+
+def _free(dice: NDArray[np.uint64], taken: IntArray, width: int) -> IntArray:
+    """A random column for every spare row that none of the words there has."""
+    columns = (dice % np.uint64(width)).astype(np.int64)
+    for _ in range(taken.shape[1] + 1):
+        columns = np.where((columns[:, None] == taken).any(axis=1), (columns + 1) % width, columns)
+    return columns

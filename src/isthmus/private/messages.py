@@ -1,0 +1,317 @@
+"""What silos say to each other about counts, as bytes; nothing here knows a network.
+
+    Catalogue   owner → asker   which documents there are, how long, and how counts of a field are released
+    Published   owner → asker   the noisy cells of all documents of a field
+    Question    asker → owner   cells, real and decoy
+    Answer      owner → asker   their noisy values in all documents, bound to the question
+
+A message is `ISTH`, a version, a kind, the length of the body, the body, and a checksum. Whatever is not
+exactly that (cut, longer, of another kind, with a count that does not fit) is a ProtocolError, whose text
+tells what rule was broken and never a term, an id or a count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import ProtocolError
+from isthmus.tables.ids import IntArray
+
+VERSION = 1
+LARGEST = 1 << 30
+"""Bytes of the largest message that is looked at."""
+MOST_DOCUMENTS, MOST_WORDS = 1 << 24, 1 << 14
+"""The most documents of a catalogue and the most words, decoys included, of a question."""
+
+_FRAME = struct.Struct("<4sBBI")
+_MAGIC, _CHECK = b"ISTH", 8
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How the counts of a field are released: what a reader must know of the mechanism, nothing secret."""
+
+    mechanism: str
+    field: str
+    epsilon: float
+    rows: int
+    width: int
+    epoch: int
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A kind of message; subclasses spell their body."""
+
+    kind: ClassVar[int]
+
+    def encode(self) -> bytes:
+        """The message as bytes."""
+        body = self._body()
+        if len(body) > LARGEST:
+            raise ProtocolError("the message is too large (release fewer documents at once)")
+        framed = _FRAME.pack(_MAGIC, VERSION, self.kind, len(body)) + body
+        return framed + hashlib.blake2b(framed, digest_size=_CHECK).digest()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The message that these bytes are, or a ProtocolError."""
+        if not isinstance(data, (bytes, bytearray, memoryview)) or len(data) < _FRAME.size + _CHECK:
+            raise ProtocolError("not a message, or one that was cut")
+        if len(data) > LARGEST + _FRAME.size + _CHECK:
+            raise ProtocolError("the message is too large")
+        framed, check = bytes(data[:-_CHECK]), bytes(data[-_CHECK:])
+        magic, version, kind, size = _FRAME.unpack_from(framed)
+        if magic != _MAGIC or size != len(framed) - _FRAME.size:
+            raise ProtocolError("not a message, or one that was cut or added to")
+        if version != VERSION or kind != cls.kind:
+            raise ProtocolError("a message of another version or kind than expected")
+        if hashlib.blake2b(framed, digest_size=_CHECK).digest() != check:
+            raise ProtocolError("a message that was damaged on its way")
+        body = _Cursor(framed[_FRAME.size :])
+        try:
+            found = cls._read(body)
+        except (struct.error, UnicodeDecodeError, ValueError, OverflowError) as error:
+            if isinstance(error, ProtocolError):
+                raise
+            raise ProtocolError("a message whose body is not what its kind says") from None
+        body.end()
+        return found
+
+    def _body(self) -> bytes:
+        raise NotImplementedError
+
+    @classmethod
+    def _read(cls, body: _Cursor) -> Self:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue(Message):
+    """The documents of a silo in their order, with the public length of each in the field."""
+
+    kind = 1
+
+    terms: Terms
+    documents: tuple[str, ...]
+    lengths: IntArray
+
+    def _body(self) -> bytes:
+        names = [name.encode() for name in self.documents]
+        sizes = np.array([len(name) for name in names], dtype="<u2").tobytes()
+        lengths = self.lengths.astype("<u4").tobytes()
+        return _spell_terms(self.terms) + struct.pack("<I", len(names)) + sizes + lengths + b"".join(names)
+
+    @classmethod
+    def _read(cls, body: _Cursor) -> Self:
+        terms = _read_terms(body)
+        count = body.number("<I", MOST_DOCUMENTS)
+        sizes, lengths = body.array("<u2", count), body.array("<u4", count)
+        ends = np.cumsum(sizes, dtype=np.int64)
+        text = body.take(int(ends[-1]) if count else 0)
+        spans = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
+        names = tuple(text[start:end].decode() for start, end in spans)
+        if len(set(names)) != count:
+            raise ProtocolError("a catalogue that lists a document twice")
+        return cls(terms, names, lengths.astype(np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Published(Message):
+    """The noisy cells of some documents of a catalogue, from `first` on: `values` of those not zero stand at
+    `places`, counted document by document and cell by cell."""
+
+    kind = 2
+
+    terms: Terms
+    first: int
+    documents: int
+    places: IntArray
+    values: NDArray[np.int32]
+
+    def _body(self) -> bytes:
+        head = _spell_terms(self.terms) + struct.pack("<II", self.first, self.documents)
+        return head + pack(self.places, self.values, self.documents * self.terms.rows * self.terms.width)
+
+    @classmethod
+    def _read(cls, body: _Cursor) -> Self:
+        terms = _read_terms(body)
+        first, documents = body.number("<I", MOST_DOCUMENTS), body.number("<I", MOST_DOCUMENTS)
+        return cls(terms, first, documents, *unpack(body, documents * terms.rows * terms.width))
+
+
+@dataclass(frozen=True, eq=False)
+class Question(Message):
+    """For every word, real or decoy, the column it has in each row, of shape (words, rows).
+
+    `number` grows with every question of an asker, so that an old one is known as such.
+    """
+
+    kind = 3
+
+    terms: Terms
+    number: int
+    columns: NDArray[np.uint32]
+
+    def _body(self) -> bytes:
+        head = _spell_terms(self.terms) + struct.pack("<QH", self.number, len(self.columns))
+        return head + self.columns.astype("<u4").tobytes()
+
+    @classmethod
+    def _read(cls, body: _Cursor) -> Self:
+        terms = _read_terms(body)
+        number = body.number("<Q", 1 << 64)
+        words = body.number("<H", MOST_WORDS)
+        columns = body.array("<u4", words * terms.rows).reshape(words, terms.rows)
+        if not words or (columns >= terms.width).any():
+            raise ProtocolError("a question about no word, or about a column that does not exist")
+        return cls(terms, number, columns.astype(np.uint32))
+
+    def digest(self) -> bytes:
+        """What an answer is bound to."""
+        return hashlib.blake2b(self.encode(), digest_size=16).digest()
+
+
+@dataclass(frozen=True, eq=False)
+class Answer(Message):
+    """The values for a question, of shape (words, parts, documents): integers sparsely coded, or reals.
+
+    `places` is None for reals. Nothing of the shape's size is made before somebody has checked the shape.
+    """
+
+    kind = 4
+
+    question: bytes
+    shape: tuple[int, int, int]
+    places: IntArray | None
+    values: NDArray[Any]
+
+    @classmethod
+    def of(cls, question: bytes, table: NDArray[Any]) -> Answer:
+        """The answer that holds this table."""
+        flat = table.ravel()
+        words, parts, documents = table.shape
+        if table.dtype.kind == "f":
+            return cls(question, (words, parts, documents), None, flat)
+        places = np.flatnonzero(flat)
+        return cls(question, (words, parts, documents), places, flat[places])
+
+    def table(self) -> NDArray[Any]:
+        """All values, zeros included."""
+        if self.places is None:
+            return self.values.reshape(self.shape)
+        flat = np.zeros(int(np.prod(self.shape)), dtype=np.int32)
+        flat[self.places] = self.values
+        return flat.reshape(self.shape)
+
+    def _body(self) -> bytes:
+        head = self.question + struct.pack("<?HBI", self.places is None, *self.shape)
+        if self.places is None:
+            return head + self.values.astype("<f8").tobytes()
+        return head + pack(self.places, self.values, int(np.prod(self.shape)))
+
+    @classmethod
+    def _read(cls, body: _Cursor) -> Self:
+        question = body.take(16)
+        real = bool(body.number("<B", 2))
+        shape = body.number("<H", MOST_WORDS), body.number("<B", 256), body.number("<I", MOST_DOCUMENTS)
+        size = shape[0] * shape[1] * shape[2]
+        if not real:
+            return cls(question, shape, *unpack(body, size))
+        values = body.array("<f8", size)
+        if not np.isfinite(values).all():
+            raise ProtocolError("an answer with a value that is no number")
+        return cls(question, shape, None, values)
+
+
+def pack(places: IntArray, values: NDArray[Any], size: int) -> bytes:
+    """Integers of which those not zero stand at `places`, as gaps and values of one byte each with escapes.
+
+    Where more than half of them are not zero, as one byte each without gaps.
+    """
+    dense = 2 * len(places) > size
+    found = np.asarray(values, dtype=np.int64)
+    gaps = np.diff(places, prepend=-1) - 1
+    if dense:
+        found = np.zeros(size, dtype=np.int64)
+        found[places] = values
+        gaps = np.empty(0, dtype=np.int64)
+    if np.abs(found).max(initial=0) > np.iinfo(np.int32).max:
+        raise ProtocolError("a value is beyond 32 bits")
+    wide, far = np.abs(found) > 127, gaps >= 255
+    head = struct.pack("<?III", dense, len(found), int(far.sum()), int(wide.sum()))
+    parts = (
+        np.where(far, 255, gaps).astype(np.uint8),
+        np.where(wide, -128, found).astype(np.int8),
+        gaps[far].astype("<u4"),
+        found[wide].astype("<i4"),
+    )
+    return head + b"".join(part.tobytes() for part in parts)
+
+
+def unpack(body: _Cursor, size: int) -> tuple[IntArray, NDArray[np.int32]]:
+    """Places and values of what was packed out of so many integers."""
+    dense = bool(body.number("<B", 2))
+    count, far_count, wide_count = (body.number("<I", size + 1) for _ in range(3))
+    gaps = body.array("<u1", 0 if dense else count).astype(np.int64)
+    found = body.array("<i1", count).astype(np.int32)
+    far, wide = gaps == 255, found == -128
+    fits = int(far.sum()) == far_count and int(wide.sum()) == wide_count and not (dense and count != size)
+    if not fits:
+        raise ProtocolError("packed values that do not fit their message")
+    gaps[far] = body.array("<u4", far_count)
+    found[wide] = body.array("<i4", wide_count)
+    places = np.flatnonzero(found) if dense else np.cumsum(gaps + 1) - 1
+    if len(places) and places[-1] >= size:
+        raise ProtocolError("packed values that do not fit their message")
+    return places, found[places] if dense else found
+
+
+class _Cursor:
+    """Reads a body from its beginning to its end, and no further."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def take(self, size: int) -> bytes:
+        if size < 0 or size > len(self._data) - self._at:
+            raise ProtocolError("a message whose body is too short")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def number(self, form: str, below: int) -> int:
+        (value,) = struct.unpack(form, self.take(struct.calcsize(form)))
+        if value >= below:
+            raise ProtocolError("a message with a number out of range")
+        return int(value)
+
+    def array(self, form: str, count: int) -> NDArray[Any]:
+        return np.frombuffer(self.take(count * np.dtype(form).itemsize), dtype=form).copy()
+
+    def text(self) -> str:
+        return self.take(self.number("<B", 256)).decode()
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise ProtocolError("a message whose body is too long")
+
+
+def _spell_terms(terms: Terms) -> bytes:
+    words: Sequence[bytes] = (terms.mechanism.encode(), terms.field.encode())
+    spelled = b"".join(struct.pack("<B", len(word)) + word for word in words)
+    return spelled + struct.pack("<dBII", terms.epsilon, terms.rows, terms.width, terms.epoch)
+
+
+def _read_terms(body: _Cursor) -> Terms:
+    mechanism, field = body.text(), body.text()
+    epsilon, rows, width, epoch = struct.unpack("<dBII", body.take(struct.calcsize("<dBII")))
+    if not epsilon > 0 or rows < 1 or not 2 <= width < 1 << 24:
+        raise ProtocolError("a message with terms of release that make no sense")
+    return Terms(mechanism, field, epsilon, rows, width, epoch)
