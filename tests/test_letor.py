@@ -225,6 +225,8 @@ def test_blocks_do_not_show(file, monkeypatch):
         (DENSE + b"0 qid:x\r1:1 2:1 2:1\n", 4, "feature index 2 after 2"),
         (DENSE + b"0 qid:x 1 1 2:1\n", 4, "this is not index:value: '1'"),
         (DENSE + b"0 qid:x 1 1:2:1\n", 4, "this is not index:value: '1'"),
+        (DENSE + b"0 qid:x 1:1 2\t1\n", 4, "this is not index:value: '2'"),
+        (DENSE + b"0 qid:x 1:\t1 2:1\n", 4, "the value is not a finite number: '1:'"),
         (DENSE + b"0 qid x 1:1 2:1\n", 4, "no query"),
         (DENSE + b"0:qid:x 1:1 2:1\n", 4, "the grade is not a whole number"),
         (DENSE + b"0 1:1 qid:x 2:1\n", 4, "no query"),

@@ -35,7 +35,7 @@ MOST_FEATURES = 1 << 16
 EXAMPLE = "2 qid:10 1:0.5 2:3 # docid = D7"
 
 _COLON, _HASH, _SPACE, _FEED = b":# \n"
-_COLON_TO_SPACE = bytes.maketrans(b":\t\v\f", b"    ")
+_COLON_TO_SPACE = bytes.maketrans(b":", b" ")
 _SPACE_TO_FEED = bytes.maketrans(b" ", b"\n")
 _DOCID = r"docid\s*=\s*(?P<id>\S+)"
 _INDEX = re.compile(rb"0*(\d{1,9})")
@@ -69,7 +69,7 @@ def parse(block: Block, missing: float) -> Rows | None:
     if rows is None:
         data = single_spaced(data)
         filled = _filled_lines(data)
-        rows = _sparse(data, missing)
+        rows = _dense(data) or _sparse(data, missing)
     if rows is None:
         rows, comments = _line_by_line(block, missing)
         filled = None
@@ -125,7 +125,9 @@ def _dense(data: bytes) -> Rows | None:
         not token.startswith(b"%d:" % at) for at, token in enumerate(tokens, 1)
     ):
         return None
-    if not _alternating(data, open_end) or _has_hexadecimals(data):
+    if b"\t" in data or b"\v" in data or b"\f" in data or _has_hexadecimals(data):
+        return None  # Arrow reads these more freely than we do
+    if not _alternating(data, open_end):
         return None
     table = read_columns(data.translate(_COLON_TO_SPACE), " ", _dense_columns(width, named, open_end))
     if table is None or table.num_rows != data.count(b"\n"):
