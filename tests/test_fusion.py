@@ -185,6 +185,9 @@ def test_negative_z_scores_do_not_punish_agreement() -> None:
     for method in ("comb-mnz", "comb-mult-conf", "comb-mnz-conf"):
         scores = fuse([first, second], method, norm="z-score").to_dict()["q"]
         assert scores["c"] > scores["d"], method
+    printed = fuse([first, second], "comb-mnz", norm="z-score", shift=False).to_dict()["q"]
+    assert printed["c"] < printed["a"] / 2
+    assert printed["c"] == pytest.approx(2 * (-np.sqrt(1.5) + (2 - 5 / 3) / np.std([3, 2, 0])))
 
 
 def test_what_absent_documents_get_is_a_visible_choice() -> None:

@@ -2,7 +2,7 @@
 
 Normalisation comes first (`isthmus.fusion.normalisers`). A fuser sees all queries at once; none depends on
 the order of the runs. Formulae that multiply (MNZ, MULT) read scores shifted to at least 0, because a
-negative product would turn the order round.
+negative product would turn the order round; `shift=False` is the formula as printed.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ class Candidates:
         lists = [union.lists(at, column) for at, column in enumerate(given)]
         return cls(union, tuple(NORMALISERS[norm](each) for each in lists), missing)
 
-    @cached_property
-    def shifted(self) -> Candidates:
-        """The same with every list at least 0."""
+    def shifted(self, shift: bool = True) -> Candidates:
+        """The same with every list at least 0, if so asked."""
+        if not shift:
+            return self
         lists = [self.union.lists(at, column) for at, column in enumerate(self.scores)]
         return Candidates(self.union, tuple(nonnegative(each) for each in lists), self.missing)
 
@@ -101,14 +102,14 @@ def comb_sum(candidates: Candidates) -> FloatArray:
     return candidates.total()
 
 
-def comb_mnz(candidates: Candidates) -> FloatArray:
+def comb_mnz(candidates: Candidates, *, shift: bool = True) -> FloatArray:
     """N(d)·Σᵢ sᵢ, N the number of lists that hold d (Fox & Shaw 1994)."""
-    return candidates.union.counts * candidates.shifted.total()
+    return candidates.union.counts * candidates.shifted(shift).total()
 
 
-def comb_gmnz(candidates: Candidates, *, gamma: float = 1.0) -> FloatArray:
+def comb_gmnz(candidates: Candidates, *, gamma: float = 1.0, shift: bool = True) -> FloatArray:
     """N(d)^γ·Σᵢ sᵢ (Lee 1997)."""
-    return np.asarray(candidates.union.counts**gamma * candidates.shifted.total())
+    return np.asarray(candidates.union.counts**gamma * candidates.shifted(shift).total())
 
 
 def comb_anz(candidates: Candidates) -> FloatArray:
@@ -166,20 +167,19 @@ def borda(candidates: Candidates) -> FloatArray:
     return np.asarray(np.sort(np.where(np.isnan(points), left, points), axis=0).sum(axis=0))
 
 
-def comb_mnz_conf(candidates: Candidates) -> FloatArray:
+def comb_mnz_conf(candidates: Candidates, *, shift: bool = True) -> FloatArray:
     """N(d)·Σᵢ cᵢ·sᵢ, c the calibrated probability (paper B, eq. 13)."""
-    pairs = zip(candidates.confidences, candidates.shifted.scores, strict=True)
-    return candidates.union.counts * candidates.union.total([chance * score for chance, score in pairs])
+    return candidates.union.counts * candidates.union.total(_sure_scores(candidates, shift))
 
 
-def comb_mult_conf(candidates: Candidates) -> FloatArray:
+def comb_mult_conf(candidates: Candidates, *, shift: bool = True) -> FloatArray:
     """Πᵢ (1 + cᵢ·sᵢ) (paper B, eq. 14)."""
-    pairs = zip(candidates.confidences, candidates.shifted.scores, strict=True)
-    return np.asarray(np.exp(candidates.union.total([np.log1p(chance * score) for chance, score in pairs])))
+    factors = 1.0 + candidates.union.spread(_sure_scores(candidates, shift), absent=0.0)
+    return np.asarray(np.sort(factors, axis=0).prod(axis=0))
 
 
 def comb_mnz_variant(
-    candidates: Candidates, *, reading: str = "soft_count", gamma: float = 1.0
+    candidates: Candidates, *, reading: str = "soft_count", gamma: float = 1.0, shift: bool = True
 ) -> FloatArray:
     """A CombMNZ on confidences that paper B names and never defines; four readings.
 
@@ -188,13 +188,13 @@ def comb_mnz_variant(
     """
     union, chances = candidates.union, candidates.confidences
     if reading == "soft_count":
-        return candidates.shifted.total() * union.total(chances)
+        return candidates.shifted(shift).total() * union.total(chances)
     if reading == "squared":
         return union.counts * union.total([chance**2 for chance in chances])
     if reading == "calibrated":
         return union.counts * union.total(chances)
     if reading == "gmnz":
-        return comb_gmnz(candidates, gamma=gamma)
+        return comb_gmnz(candidates, gamma=gamma, shift=shift)
     known = ("soft_count", "squared", "calibrated", "gmnz")
     raise ConfigError(f"reading {reading!r} is not one of {', '.join(known)}", key=reading, known=known)
 
@@ -245,6 +245,12 @@ def rlsim_eq15(candidates: Candidates, *, neighbours: int = 20) -> FloatArray:
         whole = affinity.sum(axis=1)
         scores[start:end] += affinity @ base[start:end] / np.where(whole > 0, whole, 1.0)
     return scores
+
+
+def _sure_scores(candidates: Candidates, shift: bool) -> list[FloatArray]:
+    """cᵢ·sᵢ of every run's rows."""
+    pairs = zip(candidates.confidences, candidates.shifted(shift).scores, strict=True)
+    return [chance * score for chance, score in pairs]
 
 
 def _ranks(run: Run) -> FloatArray:
