@@ -343,13 +343,24 @@ def test_folds_do_not_depend_on_the_order_of_queries() -> None:
 
 def test_auto_takes_platt_for_short_lists_few_lists_and_few_positives() -> None:
     assert isinstance(fit_calibrator(*world(120, 4)), Platt)
-    assert isinstance(fit_calibrator(*world(50, 30)), Platt)
+    assert isinstance(fit_calibrator(*world(9, 60)), Platt)
     assert isinstance(fit_calibrator(*world(120, 8)), QueryFeature)
     run, qrels = world(120, 8)
     first = {query: {doc: int(query == "q0" and grade) for doc, grade in judged.items()}
              for query, judged in qrels.to_dict().items()}  # fmt: skip
     first["q1"]["d0"] = 1
     assert isinstance(fit_calibrator(run, Qrels.from_dict(first)), Platt)
+
+
+def test_auto_takes_platt_where_the_lists_have_nothing_to_add() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(60, 10))
+    grades = (rng.random(scores.shape) < expit(2 * scores - 2)).astype(int)
+    names = np.repeat([f"q{at}" for at in range(60)], 10).tolist()
+    run = Run.of(names, [f"d{at}" for at in range(10)] * 60, scores)
+    assert isinstance(
+        fit_calibrator(run, Qrels.of(names, [f"d{at}" for at in range(10)] * 60, grades)), Platt
+    )
 
 
 def test_what_nobody_judged_is_irrelevant_or_skipped() -> None:

@@ -27,6 +27,7 @@ from isthmus.calibration.parts import PerPart
 from isthmus.calibration.query_feature import QueryFeature
 from isthmus.calibration.softmax import Softmax
 from isthmus.errors import ConfigError, DataError
+from isthmus.evaluation import log_loss
 from isthmus.partition import folds as deal_folds
 from isthmus.randomness import Streams
 from isthmus.tables import UNJUDGED, Qrels, Run
@@ -49,9 +50,7 @@ CALIBRATORS: dict[str, Callable[[], Calibrator]] = {
 
 SHORT_LIST = 5
 FEW_POSITIVES = 50
-FEW_LISTS = 100
-"""With fewer lists, trees learn the lists themselves: on 43 queries QueryFeature is worse than no score."""
-
+FEW_LISTS = 10
 LISTS_PER_LABEL = 20
 
 
@@ -100,17 +99,19 @@ def fit_calibrator(
 ) -> Calibrator:
     """Learn a calibrator from a run's lists and their judgements.
 
-    `auto` is QueryFeature, or Platt where there are fewer than a hundred lists, the median list is shorter
-    than five, or fewer than fifty rows are relevant. `parts` names the part (silo, head, tail) of every
-    document and fits one calibrator per part, shrunk to the pooled one.
+    `auto` is QueryFeature, or Platt where there are fewer than ten lists, the median list is shorter than
+    five, or fewer than fifty rows are relevant; and Platt where it has the lower log-loss on lists held out,
+    because trees need many lists (on 43 queries they are worse than no score at all). `parts` names the
+    part (silo, head, tail) of every document and fits one calibrator per part, shrunk to the pooled one.
     """
-    relevant, known = (judging or Judging()).of(run, qrels)
+    judging = judging or Judging()
+    relevant, known = judging.of(run, qrels)
     if not (relevant & known).any() or not (known & ~relevant).any():
         raise DataError(
             f"{run.name or 'the run'}: {(relevant & known).sum()} of {known.sum()} judged rows are relevant",
             cure="calibrating needs relevant and irrelevant documents in the lists of judged queries",
         )
-    inside = _chosen(run, method, relevant, known)
+    inside = _chosen(run, qrels, method, judging)
     if parts is not None and not isinstance(inside, PerPart):
         inside = PerPart(inside)
     return inside.fit(run.scores, relevant, judged=known, **_context(run, inside, parts))
@@ -154,15 +155,30 @@ def cross_fit(
     """
     final = fit_calibrator(run, qrels, calibrator, judging=judging, parts=parts)
     chances = probabilities_of(run, final, parts=parts)
-    if folds < 2:
-        return final, chances
-    fold_of = query_folds(run, qrels, folds, judging=judging)
-    for fold in range(folds):
+    if folds > 1:
+        fold_of = query_folds(run, qrels, folds, judging=judging)
+        found = _held_out(run, qrels, final, fold_of, judging=judging, parts=parts)
+        chances = np.where(np.isnan(found), chances, found)
+    return final, chances
+
+
+def _held_out(
+    run: Run,
+    qrels: Qrels,
+    calibrator: Calibrator,
+    fold_of: IntArray,
+    *,
+    judging: Judging | None = None,
+    parts: Mapping[str, str] | None = None,
+) -> FloatArray:
+    """Probabilities of judged queries by calibrators fitted on the other folds; NaN elsewhere."""
+    chances = np.full(run.rows, np.nan)
+    for fold in range(int(fold_of.max()) + 1):
         held, rest = run[fold_of == fold], run[(fold_of >= 0) & (fold_of != fold)]
         if held.rows:
-            fitted = fit_calibrator(rest, qrels, clone(final), judging=judging, parts=parts)
+            fitted = fit_calibrator(rest, qrels, clone(calibrator), judging=judging, parts=parts)
             chances[(fold_of == fold)[run.query_of_row]] = probabilities_of(held, fitted, parts=parts)
-    return final, chances
+    return chances
 
 
 def probabilities_of(
@@ -198,17 +214,23 @@ def query_folds(
     return fold_of
 
 
-def _chosen(
-    run: Run, method: str | Calibrator, relevant: NDArray[np.bool_], known: NDArray[np.bool_]
-) -> Calibrator:
+def _chosen(run: Run, qrels: Qrels, method: str | Calibrator, judging: Judging) -> Calibrator:
     if isinstance(method, Calibrator):
         found: Calibrator = clone(method)
         return found
     if method != "auto":
         return calibrator_named(method)
+    relevant, known = judging.of(run, qrels)
     lengths = np.diff(run.offsets)[np.unique(run.query_of_row[known])]
     few = len(lengths) < FEW_LISTS or (relevant & known).sum() < FEW_POSITIVES
-    return Platt() if few or np.median(lengths) < SHORT_LIST else QueryFeature()
+    if few or np.median(lengths) < SHORT_LIST:
+        return Platt()
+    fold_of = query_folds(run, qrels, 3, judging=judging)
+    contest = [
+        (log_loss(_held_out(run, qrels, each, fold_of, judging=judging)[known], relevant[known]), at, each)
+        for at, each in enumerate((QueryFeature(), Platt()))
+    ]
+    return min(contest)[2]
 
 
 def _context(run: Run, calibrator: Calibrator, parts: Mapping[str, str] | None) -> dict[str, Any]:
