@@ -132,7 +132,7 @@ class Store:
     def _connected(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=self._patience, isolation_level=None, check_same_thread=False)
         try:
-            self._in_wal_mode(db)
+            self._patiently(db, "PRAGMA journal_mode=WAL")  # which does not wait by itself
             for setting in ("synchronous=FULL", "fullfsync=1", "temp_store=MEMORY", "cache_size=-65536"):
                 db.execute(f"PRAGMA {setting}")
             self._migrate(db)
@@ -142,17 +142,19 @@ class Store:
             raise
         return db
 
-    def _in_wal_mode(self, db: sqlite3.Connection) -> None:
-        """Changing the mode does not wait for other connections by itself."""
+    def _patiently(self, db: sqlite3.Connection, statement: str) -> None:
+        """Ask every millisecond: SQLite's own waiting sleeps ever longer, and starves under steady demand."""
         until = time.monotonic() + self._patience
+        db.execute("PRAGMA busy_timeout=0")
         while True:
             try:
-                db.execute("PRAGMA journal_mode=WAL")
-                return
-            except sqlite3.OperationalError:
-                if time.monotonic() > until:
+                db.execute(statement)
+                break
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > until:
                     raise
-                time.sleep(0.01)
+                time.sleep(0.001)
+        db.execute(f"PRAGMA busy_timeout={int(1000 * self._patience)}")
 
     def _migrate(self, db: sqlite3.Connection) -> None:
         if self._level(db) == len(MIGRATIONS):
@@ -214,7 +216,7 @@ class Store:
             raise PrivacyError("a ledger does not survive a fork: open it again in the new process")
         with self._turn:
             try:
-                self._db.execute(begin)
+                self._patiently(self._db, begin)
                 try:
                     yield self._db
                     self._db.execute(end)
