@@ -1,5 +1,6 @@
 """What silos say to each other about counts, as bytes; nothing here knows a network.
 
+    Enquiry     asker → owner   for the catalogue of a field, or for a part of what is published of it
     Catalogue   owner → asker   which documents there are, how long, and how counts of a field are released
     Published   owner → asker   the noisy cells of all documents of a field
     Question    asker → owner   cells, real and decoy
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -94,6 +94,23 @@ class Message:
 
 
 @dataclass(frozen=True, eq=False)
+class Enquiry(Message):
+    """Asks for the catalogue of a field or, if `first` is not negative, for its cells from there on."""
+
+    kind = 5
+
+    field: str
+    first: int = -1
+
+    def _body(self) -> bytes:
+        return _spell(self.field) + struct.pack("<i", self.first)
+
+    @classmethod
+    def _read(cls, body: _Cursor) -> Self:
+        return cls(body.text(), body.number("<i", MOST_DOCUMENTS))
+
+
+@dataclass(frozen=True, eq=False)
 class Catalogue(Message):
     """The documents of a silo in their order, with the public length of each in the field."""
 
@@ -151,6 +168,7 @@ class Published(Message):
 class Question(Message):
     """For every word, real or decoy, the column it has in each row, of shape (words, rows).
 
+    Where the mechanism needs signs, column + width stands for the column with a negative one.
     `number` grows with every question of an asker, so that an old one is known as such.
     """
 
@@ -170,7 +188,7 @@ class Question(Message):
         number = body.number("<Q", 1 << 64)
         words = body.number("<H", MOST_WORDS)
         columns = body.array("<u4", words * terms.rows).reshape(words, terms.rows)
-        if not words or (columns >= terms.width).any():
+        if not words or (columns >= 2 * terms.width).any():
             raise ProtocolError("a question about no word, or about a column that does not exist")
         return cls(terms, number, columns.astype(np.uint32))
 
@@ -303,9 +321,20 @@ class _Cursor:
             raise ProtocolError("a message whose body is too long")
 
 
+def kind_of(data: bytes) -> int:
+    """Which kind of message bytes claim to be; -1 for none."""
+    return data[5] if len(data) > _FRAME.size and data[:4] == _MAGIC else -1
+
+
+def _spell(word: str) -> bytes:
+    told = word.encode()
+    if len(told) > 255:
+        raise ProtocolError("a name is too long for a message")
+    return struct.pack("<B", len(told)) + told
+
+
 def _spell_terms(terms: Terms) -> bytes:
-    words: Sequence[bytes] = (terms.mechanism.encode(), terms.field.encode())
-    spelled = b"".join(struct.pack("<B", len(word)) + word for word in words)
+    spelled = _spell(terms.mechanism) + _spell(terms.field)
     return spelled + struct.pack("<dBII", terms.epsilon, terms.rows, terms.width, terms.epoch)
 
 

@@ -156,11 +156,15 @@ class Sketch:
         return found
 
     @cached_property
-    def _by_cell(self) -> tuple[list[int], Counts, Counts]:
+    def table(self) -> Any:
+        """Documents × cells as a SciPy CSR array."""
         from scipy.sparse import csr_array
 
-        shape = len(self), self.family.size
-        table = csr_array((self.values, self.cells, self.offsets), shape=shape).tocsc()
+        return csr_array((self.values, self.cells, self.offsets), shape=(len(self), self.family.size))
+
+    @cached_property
+    def _by_cell(self) -> tuple[list[int], Counts, Counts]:
+        table = self.table.tocsc()
         return table.indptr.tolist(), table.indices, table.data
 
     def estimate(self, words: Ids) -> NDArray[Any]:

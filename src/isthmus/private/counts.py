@@ -1,0 +1,376 @@
+"""Private counts between two silos: publish, or ask → answer → recover. No network code.
+
+The owner of documents has a `Desk` with one `Owner` a field; it takes bytes and returns bytes, so any carrier
+will do, and in simulation a call is one. The asker turns what comes back into `PrivateCounts`, which features
+read like any other counts.
+
+    desk.serve(Enquiry("body").encode(), "north")                 the catalogue: documents, lengths, terms
+    desk.serve(Enquiry("body", first=0).encode(), "north")        noisy sketches, a batch at a time
+    asked = asker.ask(words); asker.recover(asked, desk.serve(asked.message, "north"))
+
+Everything that leaves is charged first. Published cells and asked cells have the same noise.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import ConfigError, PrivacyError, ProtocolError
+from isthmus.private.cost import ChargeAll, Covered
+from isthmus.private.decoys import Decoys
+from isthmus.private.mechanisms import Columns, Held, Mechanism, OneShot
+from isthmus.private.messages import Answer, Catalogue, Enquiry, Published, Question, Terms, kind_of
+from isthmus.private.noise import NONCE, NoiseKey
+from isthmus.private.reading import Cells, Lexicon, Reader, Reading
+from isthmus.private.sketch import CountMin, HashFamily
+from isthmus.report import progress
+from isthmus.tables.grouped import offsets_of
+from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.text import Tokens
+
+_BATCH = 1 << 22  # cells published at once
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """How a silo releases the counts of one field."""
+
+    field: str
+    family: HashFamily
+    mechanism: Mechanism
+    key: NoiseKey
+    charge: ChargeAll
+
+    def __post_init__(self) -> None:
+        if self.family.rows != self.mechanism.rows:
+            told = f"{self.mechanism.name} has {self.mechanism.rows} rows, the hash family {self.family.rows}"
+            raise ConfigError(told, key="rows", value=self.family.rows)
+
+    @property
+    def terms(self) -> Terms:
+        """What everybody may know of it."""
+        family, kind = self.family, self.mechanism
+        return Terms(kind.name, self.field, kind.epsilon, family.rows, family.width, family.epoch)
+
+
+class Owner:
+    """The side of who has the documents: one field of them."""
+
+    def __init__(self, tokens: Tokens, covered: Covered, release: Release) -> None:
+        if len(tokens) != len(covered):
+            raise PrivacyError(f"{len(tokens)} texts but {len(covered)} document versions")
+        self.release, self.covered, self.lengths = release, covered.frozen(), tokens.lengths
+        sketch = release.mechanism.sketch.of(tokens, release.family)
+        self._held = Held(release.terms, sketch, release.key, _nonces(covered))
+        self._heard: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return len(self.covered)
+
+    def catalogue(self) -> Catalogue:
+        """What is public: which documents there are, how long, and how their counts are released."""
+        return Catalogue(self.release.terms, tuple(self.covered.documents), self.lengths)
+
+    def publish(self, first: int, peer: str) -> Published:
+        """The noisy cells of a batch of documents, charged for all documents at once."""
+        kind = self.release.mechanism
+        if not isinstance(kind, OneShot):
+            raise ProtocolError(f"counts released by {kind.name} are answered, not published")
+        if first >= len(self):
+            raise ProtocolError("an enquiry about documents that do not exist")
+        self._charge(np.empty((0, kind.rows), dtype=np.uint32), peer)
+        size = self.release.family.size
+        last = min(len(self), first + max(1, _BATCH // size))
+        held = self._held
+        some = Held(held.terms, held.sketch.take(np.arange(first, last)), held.key, held.nonces[first:last])
+        noisy = some.sketch.dense() + kind.noise(some, np.arange(size)).T
+        places = np.flatnonzero(noisy)
+        return Published(held.terms, first, last - first, places, noisy.ravel()[places].astype(np.int32))
+
+    def answer(self, question: Question, peer: str) -> Answer:
+        """The noisy values of what was asked."""
+        if question.terms != self.release.terms:
+            raise ProtocolError("a question under other terms of release than this silo's")
+        self.release.mechanism.check(question.terms, question.columns)
+        self._hear(question.number, peer)
+        self._charge(question.columns, peer)
+        values = self.release.mechanism.answer(self._held, question.columns, peer)
+        return Answer.of(question.digest(), values)
+
+    def _hear(self, number: int, peer: str) -> None:
+        with self._lock:
+            if number <= self._heard.get(peer, -1):
+                raise ProtocolError("a question that was heard before")
+            self._heard[peer] = number
+
+    def _charge(self, columns: Columns, peer: str) -> None:
+        costs = self.release.mechanism.costs(self.release.terms, columns)
+        self.release.charge([(cost, self.covered, peer) for cost in costs])
+
+
+class Desk:
+    """Where a silo takes messages about its documents' counts: bytes in, bytes out."""
+
+    def __init__(self, *owners: Owner) -> None:
+        self._owners = {owner.release.field: owner for owner in owners}
+
+    def serve(self, message: bytes, peer: str) -> bytes:
+        """Answer a message of a peer whom the carrier has authenticated, or raise a PrivacyError."""
+        if kind_of(message) == Question.kind:
+            question = Question.decode(message)
+            return self._owner(question.terms.field).answer(question, peer).encode()
+        enquiry = Enquiry.decode(message)
+        owner = self._owner(enquiry.field)
+        if enquiry.first < 0:
+            return owner.catalogue().encode()
+        return owner.publish(enquiry.first, peer).encode()
+
+    def _owner(self, name: str) -> Owner:
+        if name not in self._owners:
+            raise ProtocolError("a message about a field this silo does not release")
+        return self._owners[name]
+
+
+Carrier = Callable[[bytes], bytes]
+"""Takes a message to one silo and brings back what it answers."""
+
+
+def in_memory(desk: Desk, asker: str) -> Carrier:
+    """A carrier without a network: the same bytes, one call."""
+    return lambda message: desk.serve(message, asker)
+
+
+def fetch_catalogue(carrier: Carrier, name: str) -> Catalogue:
+    """Ask a silo for the catalogue of a field."""
+    catalogue = Catalogue.decode(carrier(Enquiry(name).encode()))
+    if catalogue.terms.field != name:
+        raise ProtocolError("a catalogue of another field than asked for")
+    return catalogue
+
+
+def fetch_published(carrier: Carrier, catalogue: Catalogue, family: HashFamily) -> CountMin:
+    """Ask a silo for the noisy sketches of all documents of a catalogue, batch by batch."""
+    return assemble(_batches(carrier, catalogue), catalogue, family)
+
+
+def _batches(carrier: Carrier, catalogue: Catalogue) -> Iterator[Published]:
+    done, total = 0, len(catalogue.documents)
+    for _ in progress(range(total), label="fetching sketches"):
+        if done >= total:
+            return
+        batch = Published.decode(carrier(Enquiry(catalogue.terms.field, done).encode()))
+        yield batch
+        done += batch.documents
+
+
+def assemble(batches: Iterator[Published], catalogue: Catalogue, family: HashFamily) -> CountMin:
+    """The noisy sketches of a catalogue's documents from all batches in order."""
+    terms, total = catalogue.terms, len(catalogue.documents)
+    if (family.rows, family.width, family.epoch) != (terms.rows, terms.width, terms.epoch):
+        raise ProtocolError("a release under another hash family than this silo's")
+    rows, cells, values, done = [], [], [], 0
+    for batch in batches:
+        fits = batch.terms == terms and batch.first == done and 0 < batch.documents <= total - done
+        if not fits:
+            raise ProtocolError("published sketches that do not follow on one another")
+        document, cell = np.divmod(batch.places, family.size)
+        rows.append(document + done)
+        cells.append(cell.astype(np.int32))
+        values.append(batch.values)
+        done += batch.documents
+    if done != total:
+        raise ProtocolError("published sketches of fewer documents than the catalogue has")
+    empty = np.empty(0, dtype=np.int32)
+    offsets = offsets_of(np.concatenate([np.empty(0, np.int64), *rows]), total)
+    joined = np.concatenate([empty, *cells]), np.concatenate([empty, *values])
+    return CountMin(family, offsets, frozen(joined[0]), frozen(joined[1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A question on its way: the message for the owner, and what only the asker knows."""
+
+    message: bytes
+    question: Question
+    words: Ids
+    places: IntArray
+    signs: NDArray[np.int8]
+    used: IntArray
+    anonymity: int
+
+
+@dataclass(eq=False)
+class Asker:
+    """The side of who has the queries. Words that were asked before come with the decoys they had."""
+
+    terms: Terms
+    family: HashFamily
+    mechanism: Mechanism
+    decoys: Decoys
+    real_rows: int = 10
+    shared_rows: int = 1
+    clock: Callable[[], int] = time.time_ns
+    _last: int = field(default=-1, init=False, repr=False)
+
+    def ask(self, words: Ids) -> Asked:
+        """The question about every word of a vocabulary."""
+        hashed = self.family.of_vocabulary(words)
+        if self.mechanism.obfuscated:
+            return self._ask_vectors(words, hashed.signs)
+        chosen = self.decoys.beside(words)
+        others = self.family.of_vocabulary(self.decoys.words)
+        beside = np.concatenate([np.empty(0, np.int64), *chosen]).astype(np.int64)
+        cells = np.concatenate([hashed.cells, others.cells[:, beside]], axis=1)
+        signs = np.concatenate([hashed.signs, others.signs[:, beside]], axis=1)
+        columns = (cells - np.arange(self.family.rows)[:, None] * self.family.width).T
+        if self.mechanism.signed:
+            columns = columns + np.where(signs.T < 0, self.family.width, 0)
+        # each once and in the order of the numbers, which tells nothing of which are real
+        table, back = np.unique(columns, axis=0, return_inverse=True)
+        used = np.broadcast_to(np.arange(self.family.rows), (len(hashed.cells[0]), self.family.rows))
+        places = back.ravel()[: len(words.vocabulary)]
+        hidden = 1 + min((len(decoys) for decoys in chosen), default=0)
+        return self._asked(table.astype(np.uint32), words, places, hashed.signs, used, hidden)
+
+    def _ask_vectors(self, words: Ids, signs: NDArray[np.int8]) -> Asked:
+        made = self.decoys.vectors(words, self.family, real_rows=self.real_rows, shared_rows=self.shared_rows)
+        table = np.stack([vector.columns for vector in made]).astype(np.uint32)
+        used = np.stack([vector.used for vector in made])
+        hidden = min(vector.anonymity for vector in made)
+        return self._asked(table, words, np.arange(len(made)), signs, used, hidden)
+
+    def _asked(
+        self,
+        table: Columns,
+        words: Ids,
+        places: IntArray,
+        signs: NDArray[np.int8],
+        used: IntArray,
+        hidden: int,
+    ) -> Asked:
+        self._last = max(self._last + 1, self.clock())
+        question = Question(self.terms, self._last, table)
+        return Asked(question.encode(), question, words, places, signs, used, hidden)
+
+    def recover(self, asked: Asked, data: bytes, documents: int) -> NDArray[Any]:
+        """The noisy counts of the words asked about, of shape (words, documents)."""
+        answer = Answer.decode(data)
+        if answer.question != asked.question.digest():
+            raise ProtocolError("an answer to another question")
+        words, parts, rows = answer.shape
+        expected = 1 if self.mechanism.signed else self.terms.rows
+        if (words, parts, rows) != (len(asked.question.columns), expected, documents):
+            raise ProtocolError("an answer that does not fit its question")
+        return self.mechanism.read(answer.table()[asked.places], asked.signs, asked.used)
+
+
+class Noisy(Protocol):
+    """Where noisy values are looked up."""
+
+    def values(self, documents: IntArray, words: Ids) -> NDArray[Any]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedCells:
+    """Values from published sketches: of any word."""
+
+    sketch: CountMin
+
+    def values(self, documents: IntArray, words: Ids) -> NDArray[Any]:
+        """The value of each pair's cell; with several rows, the median."""
+        cells = self.sketch.family.of_vocabulary(words).cells[:, words.codes]
+        found = [np.asarray(self.sketch.table[documents, row]) for row in cells]
+        return found[0] if len(found) == 1 else np.median(found, axis=0)
+
+
+@dataclass(frozen=True, eq=False)
+class AskedCells:
+    """Values of the words that were asked about: documents × words."""
+
+    words: Ids
+    table: Any
+
+    @classmethod
+    def through(
+        cls, carrier: Carrier, asker: Asker, words: Ids, documents: int, *, at_once: int = 512
+    ) -> AskedCells:
+        """Ask about all words of a vocabulary, some at a time."""
+        from scipy.sparse import csr_array, hstack
+
+        parts = []
+        every = Ids(frozen(np.arange(len(words.vocabulary))), words.vocabulary)
+        for first in progress(range(0, len(every), at_once), label="asking"):
+            some = Ids.of(every[first : first + at_once].tolist())
+            asked = asker.ask(some)
+            columns = asker.recover(asked, carrier(asked.message), documents)
+            parts.append(csr_array(columns.T))
+        table = hstack(parts, format="csr") if parts else csr_array((documents, 0))
+        return cls(every, table)
+
+    def values(self, documents: IntArray, words: Ids) -> NDArray[Any]:
+        """The value of each pair; a word that was not asked about is a PrivacyError."""
+        known = words.translation(self.words)[words.codes]
+        if (known < 0).any():
+            raise PrivacyError("a word that was not asked about has no value (ask about it first)")
+        return np.asarray(self.table[documents, known])
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateCounts:
+    """Noisy counts of another silo's documents as features read them: shrunk, with an error bar for each."""
+
+    noisy: Noisy
+    reader: Reader
+    lexicon: Lexicon
+    lengths: IntArray
+
+    @property
+    def documents(self) -> float:
+        """The number of documents in all silos."""
+        return self.lexicon.totals.documents
+
+    @property
+    def length(self) -> float:
+        """The number of words in all silos."""
+        return self.lexicon.totals.length
+
+    @property
+    def distinct(self) -> FloatArray:
+        """The number of distinct words, which is not released: as own documents of that length have."""
+        return self.lexicon.distinct(self.lengths)
+
+    def reading(self, documents: IntArray, words: Ids) -> Reading:
+        """Counts and their error bars, pair by pair."""
+        return self.reader.read(Cells(self.noisy.values(documents, words), documents, words))
+
+    def counts(self, documents: IntArray, words: Ids) -> FloatArray:
+        """How often document `documents[i]` has word `words[i]`, as far as one can tell."""
+        return self.reading(documents, words).mean
+
+    def frequencies(self, words: Ids) -> FloatArray:
+        """The number of documents that have each word of the vocabulary, as far as one can tell."""
+        return self.lexicon.read(words).frequencies
+
+    def occurrences(self, words: Ids) -> FloatArray:
+        """How often the collection has each word of the vocabulary, as far as one can tell."""
+        return self.lexicon.read(words).occurrences
+
+
+def _nonces(covered: Covered) -> NDArray[np.uint8]:
+    """Versions are named by their noise nonce."""
+    try:
+        raw = bytes.fromhex("".join(covered.versions))
+    except ValueError:
+        raise PrivacyError("a document version is not named by its noise nonce") from None
+    if len(raw) != NONCE * len(covered) or len(set(covered.versions)) != len(covered):
+        raise PrivacyError("document versions need nonces of their own")
+    return np.frombuffer(raw, dtype=np.uint8).reshape(-1, NONCE)
