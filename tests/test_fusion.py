@@ -17,6 +17,7 @@ from isthmus.calibration import (
     expected_relevant,
     reliability_diagram,
     score_histogram,
+    threshold_for,
     threshold_plot,
 )
 from isthmus.errors import ConfigError, DataError
@@ -464,6 +465,7 @@ def test_thresholds_keep_the_precision_they_promise() -> None:
     assert right.mean() > 0.74
     assert len(kept) == 100
     assert kept.rows < 100 * 24
+    assert threshold_for(model.fit_fuse(runs, qrels), qrels, precision=0.8) == model.threshold_for(0.8)
     with pytest.raises(DataError, match="no threshold reaches"):
         ThresholdCurve.of(np.linspace(0, 1, 100), np.arange(100) % 2).threshold_for(0.9)
     with pytest.raises(DataError, match="not in"):

@@ -11,7 +11,7 @@ from isthmus.calibration.curves import (
     SumCalibrator,
     Temperature,
 )
-from isthmus.calibration.decisions import ThresholdCurve, abstain, expected_relevant
+from isthmus.calibration.decisions import ThresholdCurve, abstain, expected_relevant, threshold_for
 from isthmus.calibration.estimator import Calibrator
 from isthmus.calibration.figures import reliability_diagram, score_histogram, threshold_plot
 from isthmus.calibration.parts import PerPart
@@ -65,5 +65,6 @@ __all__ = [
     "reliability_diagram",
     "save_calibrator",
     "score_histogram",
+    "threshold_for",
     "threshold_plot",
 ]

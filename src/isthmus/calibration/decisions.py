@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from isthmus.errors import DataError
-from isthmus.tables import Run
+from isthmus.evaluation import outcomes_of
+from isthmus.tables import Qrels, Run
 from isthmus.tables.ids import FloatArray
 
 POINTS = 1_000
@@ -64,6 +65,14 @@ class ThresholdCurve:
                 cure="ask for less, or judge more queries",
             )
         return float(self.thresholds[np.flatnonzero(good)[-1]])
+
+
+def threshold_for(run: Run, qrels: Qrels, *, precision: float = 0.9, relevant: int = 1) -> float:
+    """The lowest probability at which a run's rows are relevant with this precision, as judged.
+
+    The run's probabilities must not come from these judgements directly; `calibrate` and `fuse` cross-fit.
+    """
+    return ThresholdCurve.of(*outcomes_of(qrels, run, rel=relevant)).threshold_for(precision)
 
 
 def expected_relevant(run: Run, k: int = 10) -> FloatArray:

@@ -294,7 +294,7 @@ def _facts(done: dict[str, Any]) -> dict[str, object]:
     facts = {"method": done["method"], "queries": f"{done['queries']:,}", "rows": f"{done['rows']:,}"}
     if done["calibration"] is not None:
         found = done["calibration"]
-        facts["honesty"] = f"ECE {found['ECE']:.4f}, log-loss {found['log-loss']:.4f}, cross-fitted"
+        facts["honesty"] = f"ECE {found['ECE']:.4f}, log-loss {found['log-loss']:.4f} on the judgements given"
     if done["threshold"] is not None:
         facts["kept from"] = f"probability {done['threshold']:.4f}"
     return facts
