@@ -1,0 +1,231 @@
+"""Attacks on releases: what a peer who does its worst learns, beside what the mechanism promises.
+
+- `differencing` takes the paper's shared noise off: cells are integers and all cells of a vector carry the
+  same real number, so what is shared can be seen and taken away;
+- `audit` bounds ε from below: noise two neighbouring documents many times, choose on one half of the draws
+  the event that tells them apart best, count it on the other half, and take exact binomial bounds of both
+  counts: ε is at least ln(p_low/q_high). It also plays the attacker who knows all but which of the two
+  words stands there. A sound mechanism keeps both below what it promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.private.cost import Cost, Covered, certainty, explain, together
+from isthmus.private.counts import Asked, Asker, Desk, Owner, Release, in_memory
+from isthmus.private.decoys import Decoys
+from isthmus.private.mechanisms import Mechanism
+from isthmus.private.messages import Answer
+from isthmus.private.noise import NoiseKey, fresh_nonces
+from isthmus.private.sketch import HashFamily
+from isthmus.randomness import Streams
+from isthmus.tables.ids import FloatArray, Ids, IntArray
+from isthmus.text import Tokeniser, Tokens
+
+_PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
+_WORDS = ("before", "after")
+_VOCABULARY = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What an attacker achieved beside what is claimed.
+
+    ε is `lowest` or more with this confidence; `claimed` is what the mechanism is said to have (for shared
+    noise, by its paper), `charged` what Isthmus books. `success` is how often the attacker named the right one
+    of two words; `halves` says whether these meet independent noise, which bounds it further.
+    """
+
+    mechanism: str
+    claimed: float
+    charged: float
+    halves: bool
+    trials: int
+    confidence: float = 0.95
+    lowest: float = 0.0
+    success: float = 0.5
+
+    @property
+    def bound(self) -> float:
+        """How often the attacker may be right."""
+        return certainty(self.charged, halves=self.halves)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing contradicts the claim."""
+        return self.lowest <= self.claimed
+
+    def __str__(self) -> str:
+        verdict = "holds" if self.holds else "is refuted"
+        return (
+            f"{self.mechanism}: claimed ε = {self.claimed:g} {verdict}, audited ε ≥ {self.lowest:.2f}"
+            f" ({self.confidence:.0%}, {self.trials:,} draws); the attacker named the right word"
+            f" {self.success:.1%} of the time, the bound is {self.bound:.1%}. {explain(self.charged, halves=self.halves)}"
+        )
+
+
+def differencing(values: NDArray[Any]) -> IntArray:
+    """The cells of an obfuscated vector without the noise they share: (rows, documents) in and out.
+
+    Most cells of a wide sketch are empty, so the value that comes most often is the noise itself.
+    """
+    ordered = np.sort(values, axis=0)
+    # cells are integers apart, so equal ones differ by rounding only: find the longest run of them
+    same = np.diff(ordered, axis=0) < 1e-6
+    run, longest, where = (np.zeros(values.shape[1], dtype=np.int64) for _ in range(3))
+    for row, alike in enumerate(same, start=1):
+        run = np.where(alike, run + 1, 0)
+        where = np.where(run > longest, row, where)
+        longest = np.maximum(run, longest)
+    noise = ordered[where, np.arange(values.shape[1])]
+    cells: IntArray = np.rint(values - noise).astype(np.int64)
+    return cells
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """A document and the same with one word replaced, each noised many times.
+
+    `draws` is what came back to a question about both words, (words, parts, draws) for each document;
+    `facing` (words, parts) has the sign of each value, 0 where it belongs to a decoy. An attacker knows both.
+    """
+
+    draws: tuple[NDArray[Any], NDArray[Any]]
+    facing: NDArray[np.int8]
+    costs: tuple[Cost, ...]
+
+
+def neighbours(
+    mechanism: Mechanism, *, trials: int, width: int = 1000, length: int = 100, seed: int = 0
+) -> Neighbours:
+    """Ask about the word that goes and the word that comes in so many versions of each document."""
+    rng = Streams(seed)("audit", mechanism.name)
+    filler = [f"w{rank}" for rank in np.minimum(rng.zipf(1.5, size=length - 1), 500).tolist()]
+    family = HashFamily(rng.bytes(32), mechanism.rows, width)
+    till = _Till()
+    release = Release("body", family, mechanism, NoiseKey.fresh(rng.bytes), till)
+    vocabulary = Ids.of([f"w{rank}" for rank in range(_VOCABULARY)])
+    asker = Asker(release.terms, family, mechanism, Decoys(vocabulary, np.arange(_VOCABULARY), rng.bytes(16)))
+    asked = asker.ask(Ids.of(_WORDS))
+    order = asked.places[[asked.words.words.index(word) for word in _WORDS]]
+    draws = []
+    for word in _WORDS:
+        till.costs.clear()
+        owner = Owner(_copies(" ".join([word, *filler]), trials), _versions(trials, rng), release)
+        answer = Answer.decode(in_memory(Desk(owner), "attacker")(asked.message))
+        draws.append(answer.table()[order])
+    return Neighbours((draws[0], draws[1]), _facing(asked, mechanism), tuple(till.costs))
+
+
+@dataclass
+class _Till:
+    """Keeps what was charged."""
+
+    costs: list[Cost] = field(default_factory=list)
+
+    def __call__(self, releases: Iterable[tuple[Cost, Covered, str]]) -> None:
+        self.costs += [cost for cost, _, _ in releases]
+
+
+def _copies(text: str, count: int) -> Tokens:
+    one = _PLAIN([text])
+    codes = np.tile(one.terms.codes, count)
+    return Tokens(Ids(codes, one.terms.vocabulary), np.arange(count + 1) * len(one.terms.codes))
+
+
+def _versions(count: int, rng: np.random.Generator) -> Covered:
+    nonces = fresh_nonces(count, rng.bytes)
+    return Covered(tuple(map(str, range(count))), tuple(nonce.tobytes().hex() for nonce in nonces))
+
+
+def _facing(asked: Asked, mechanism: Mechanism) -> NDArray[np.int8]:
+    """The signs of the values that belong to each word; only obfuscated cells come with their own."""
+    if not mechanism.obfuscated:
+        return np.ones((len(_WORDS), 1 if mechanism.signed else mechanism.rows), dtype=np.int8)
+    facing = np.zeros((len(_WORDS), mechanism.rows), dtype=np.int8)
+    for at, word in enumerate(_WORDS):
+        row = asked.words.words.index(word)
+        facing[at, asked.used[row]] = asked.signs[asked.used[row], row]
+    return facing
+
+
+Statistic = Callable[[Neighbours, NDArray[Any]], FloatArray]
+"""What an attacker makes of one document's draws: a number for each, larger for the first document."""
+
+
+def contrast(found: Neighbours, draws: NDArray[Any]) -> FloatArray:
+    """The first word's cells minus the second's."""
+    first, second = np.einsum("wp,wpd->wd", found.facing.astype(np.float64), draws)
+    difference: FloatArray = first - second
+    return difference
+
+
+def without_shared_noise(found: Neighbours, draws: NDArray[Any]) -> FloatArray:
+    """The same contrast after differencing."""
+    return contrast(found, np.stack([differencing(vector) for vector in draws]))
+
+
+def audit(
+    mechanism: Mechanism,
+    *,
+    trials: int = 20_000,
+    statistic: Statistic = contrast,
+    width: int = 1000,
+    seed: int = 0,
+) -> Audit:
+    """Bound a mechanism's ε from below by what tells two neighbouring documents apart."""
+    found = neighbours(mechanism, trials=trials, width=width, seed=seed)
+    charged = together(found.costs)
+    halves = all(cost.halves for cost in found.costs)
+    claimed = charged if np.isfinite(charged) else mechanism.epsilon * len(found.costs)
+    first, second = (statistic(found, draws) for draws in found.draws)
+    return audit_draws(first, second, Audit(mechanism.name, claimed, charged, halves, trials))
+
+
+def audit_draws(first: FloatArray, second: FloatArray, about: Audit) -> Audit:
+    """The same from an attacker's numbers for the draws of each document.
+
+    Both directions are tried and four counts bounded, so each has a quarter of the doubt.
+    """
+    half, doubt = len(first) // 2, (1 - about.confidence) / 4
+    lowest, success = 0.0, 0.5
+    for one, other in ((first, second), (-second, -first)):
+        for score, is_bound in ((_log_ratio, True), (_accuracy, False)):
+            cut = _best_cut(one[:half], other[:half], lambda *counts, how=score: how(*counts, doubt))
+            hits, false = int((one[half:] >= cut).sum()), int((other[half:] >= cut).sum())
+            value = score(hits, false, len(one) - half, doubt)
+            lowest, success = (max(lowest, value), success) if is_bound else (lowest, max(success, value))
+    return replace(about, lowest=lowest, success=success, trials=len(first))
+
+
+def _best_cut(one: FloatArray, other: FloatArray, score: Callable[[int, int, int], float]) -> float:
+    """The threshold that scores best on these draws."""
+    cuts = np.unique(np.concatenate([one, other]))
+    cuts = cuts if len(cuts) <= 400 else np.quantile(cuts, np.linspace(0, 1, 400))
+    hits = len(one) - np.searchsorted(np.sort(one), cuts)
+    false = len(other) - np.searchsorted(np.sort(other), cuts)
+    scores = [score(hit, miss, len(one)) for hit, miss in zip(hits.tolist(), false.tolist(), strict=True)]
+    return float(cuts[int(np.argmax(scores))])
+
+
+def _log_ratio(hits: int, false: int, trials: int, doubt: float) -> float:
+    """ln of the least the first chance can be over the most the second can be."""
+    low, high = _at_least(hits, trials, doubt), 1 - _at_least(trials - false, trials, doubt)
+    return float(np.log(low / high)) if low > 0 else -np.inf
+
+
+def _accuracy(hits: int, false: int, trials: int, doubt: float) -> float:
+    return (hits + trials - false) / (2 * trials)
+
+
+def _at_least(hits: int, trials: int, doubt: float) -> float:
+    """Clopper and Pearson's lower bound of a chance that came true so often."""
+    from scipy.special import betaincinv
+
+    return float(betaincinv(hits, trials - hits + 1, doubt)) if hits else 0.0
