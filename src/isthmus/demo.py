@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from isthmus.corpora import load
-from isthmus.evaluation import Comparison, Testing, compare
-from isthmus.report import Page, Section, Table, summary
+from isthmus.evaluation import Comparison, Testing, compare, outcomes_of, reliability
+from isthmus.fusion import Candidates, Stacked
+from isthmus.report import Page, Plot, Section, Table, summary
 from isthmus.retrieval import BM25
 from isthmus.tables import Corpus, Run
 
@@ -27,6 +28,7 @@ MEASURES = ("nDCG@10", "MRR@10")
 DEPTH = 100
 RRF_CONSTANT = 60
 HOME, RAW, RRF, CENTRAL = "home silo alone", "merged by raw score", "merged by RRF", "one central index"
+FUSED = "fused by probability"
 LEAD = "Four silos hold documents that they do not share. How well can they be searched from one box?"
 
 
@@ -42,11 +44,12 @@ class Tale:
     """The rankings to compare, by their names in the table."""
     sections: tuple[Section, ...] = ()
 
-    def tell(self, heading: str, *parts: str | Table) -> Tale:
-        """Add a section to the report; its sentences are said at once."""
+    def tell(self, heading: str, *parts: str | Table | Plot) -> Tale:
+        """Add a section to the report; its sentences and tables are said at once, figures are only drawn."""
         say(f"\n{heading}", style="bold")
         for part in parts:
-            say(str(part))
+            if not isinstance(part, Plot):
+                say(str(part))
         return replace(self, sections=(*self.sections, Section(heading, parts)))
 
     def adding(self, **systems: Run) -> Tale:
@@ -157,7 +160,52 @@ def central(tale: Tale) -> Tale:
     return told.adding(**{CENTRAL: run})
 
 
-CHAPTERS: tuple[Chapter, ...] = (the_world, alone, merged, central)
+def fused(tale: Tale) -> Tale:
+    """Two ways of searching, made probabilities and then one list."""
+    world = tale.world
+    runs = [tale.systems[RAW].named("whole text"), _summaries(world)]
+    stacked = Stacked(calibrator="query-feature")
+    run = stacked.fit_fuse(runs, world.qrels, name=FUSED)
+    query = _telling_query(world, runs, run)
+    shown = run.top(10)
+    scaled = runs[0].with_probabilities(Candidates.of(runs[:1], "min-max").scores[0]).top(10)
+    before, after = (reliability(*outcomes_of(world.qrels, hits)) for hits in (scaled, shown))
+    told = tale.tell(
+        "Scores become probabilities, and two lists one",
+        "Every silo also searches the first paragraphs of its documents alone. What a list's scores are worth"
+        " is learned from judged queries, never from the query at hand; then their log-odds are weighed and"
+        " added up.",
+        f"Step by step, for the query “{world.queries.texts[world.queries.ids.index(query)]}”:",
+        *(str(explained) for explained in stacked.explain(runs, query, depth=2)),
+        f"Over the ten hits shown, a merged BM25 score scaled to 0..1 misses the share of relevant hits by"
+        f" {before.ece:.2f} on average, the fused probability by {after.ece:.2f}.",
+        before.plot("Before: merged BM25 scores of the ten hits shown, scaled to 0..1"),
+        after.plot("After: fused probabilities of the ten hits shown"),
+    )
+    return told.adding(**{FUSED: run})
+
+
+def _summaries(world: Corpus) -> Run:
+    """All silos' answers from an index of first paragraphs, merged by raw score."""
+    found = []
+    for silo in world.silos:
+        held = world.silo(silo).documents
+        leads = replace(held, bodies=tuple(body.split("\n\n")[0] for body in held.bodies))
+        found.append(BM25().index(leads).search(world.queries, DEPTH))
+    return Run.concat(found, name="first paragraph").top(DEPTH)
+
+
+def _telling_query(world: Corpus, runs: Sequence[Run], fused: Run) -> str:
+    """The first query whose best fused hit is relevant although no list had it first; else the first one."""
+    first = fused.top(1)
+    before = [run.top(1) for run in runs]
+    for query, hits, _ in first[first.grades(world.qrels) > 0].lists() if first.rows == len(first) else ():
+        if all(hits != run[query].documents.tolist() for run in before):
+            return query
+    return fused.queries[0]
+
+
+CHAPTERS: tuple[Chapter, ...] = (the_world, alone, merged, central, fused)
 
 
 def say(text: str, *, style: str | None = None) -> None:

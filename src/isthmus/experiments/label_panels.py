@@ -22,6 +22,9 @@ from isthmus.retrieval.labels import (
 )
 from isthmus.text import Tokeniser
 
+MAX_TOKENS = 128
+"""Of a text, what the transformer reads: as the paper has it for tweets, and enough for a topic."""
+
 SPARSE, DENSE = "BM25", "dense"
 LINEAR = "words + dense, linear"
 """The plain linear model that every fusion has to beat."""
@@ -34,7 +37,7 @@ def encoder(texts: Iterable[str], *, label: str | None = None) -> tuple[Encoder,
     """
     known = sorted(set(texts))
     try:
-        found: Encoder = Transformer()
+        found: Encoder = Transformer(max_tokens=MAX_TOKENS)
         found.fingerprint  # noqa: B018  # raises where package or weights are missing
         name = "all-MiniLM-L6-v2"
     except MissingExtra:
@@ -53,7 +56,7 @@ def paper_panel(view: Encoded) -> dict[str, LabelRanker]:
 def default_panel(view: Encoded, *, single: bool) -> dict[str, LabelRanker]:
     """What the default stacks: a few quick rankers where a text may have several of many labels."""
     every_word = BM25(tokeniser=Tokeniser(stop_words=frozenset()))
-    bigrams, letters = Words(2), Characters()
+    bigrams = Words(2)
     few: dict[str, LabelRanker] = {
         "BM25 max": Bm25Neighbours(pool="max", bm25=every_word),
         "BM25 sum": Bm25Neighbours(pool="sum", bm25=every_word),
@@ -70,11 +73,9 @@ def default_panel(view: Encoded, *, single: bool) -> dict[str, LabelRanker]:
         "content words": OneVsRest(Words(stop=True)),
         "bigrams": OneVsRest(bigrams),
         "trigrams and marks": OneVsRest(Words(3, least=2, marks=True)),
-        "letters": OneVsRest(letters),
         "bigrams, ratio": OneVsRest(bigrams, ratio=True),
-        "letters, ratio": OneVsRest(letters, cost=0.3, ratio=True),
+        "letters, ratio": OneVsRest(Characters(), cost=0.3, ratio=True),
         "dense, hinge": OneVsRest(view, cost=1.0),
-        "words + letters + dense": OneVsRest(Beside((bigrams, letters, view), (1.0, 1.0, 1.5)), cost=0.3),
         "naive Bayes": NaiveBayes(bigrams),
         "dense neighbours, ten": Neighbours(view, k=10, sharpness=10.0),
         "dense neighbours, max": Neighbours(view, pool="max"),
