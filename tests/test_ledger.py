@@ -11,12 +11,19 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
 from isthmus.private.composition import Loss
 from isthmus.private.cost import Charge, Cost, Covered
+from isthmus.private.counts import Owner, Release
 from isthmus.private.ledger import KINDS, NO_GUARANTEE, Budget, Ledger, fingerprint, schema
+from isthmus.private.mechanisms import Mechanism, OneShot, Scalar
+from isthmus.private.messages import Question
+from isthmus.private.noise import NoiseKey
+from isthmus.private.sketch import HashFamily
+from isthmus.text import tokenise
 
 
 def cost(epsilon: float = 1.0, release: str = "body", *, shared: bool = True, fields=("body",)) -> Cost:
@@ -320,6 +327,14 @@ def test_a_missing_ledger_is_not_made_by_looking(path: Path) -> None:
     assert not path.exists()
 
 
+def test_who_was_killed_while_beginning_left_nothing_in_the_way(path: Path) -> None:
+    path.touch()
+    with pytest.raises(DataError, match="without a budget"):
+        Ledger(path)
+    with Ledger(path, Budget(epsilon=math.inf, per_peer=math.inf)) as ledger:
+        assert ledger.left("a", peer="north") == math.inf
+
+
 @pytest.mark.parametrize("written", ["not a database at all, but long enough to be one " * 20, "short"])
 def test_a_file_that_is_no_ledger(path: Path, written: str) -> None:
     path.write_text(written)
@@ -492,3 +507,41 @@ def test_nonces_come_from_the_entropy_and_never_from_the_text(path: Path) -> Non
         assert ledger.versions(["a", "b"], [fingerprint("same")] * 2) == pair
         with pytest.raises(PrivacyError, match="distinct documents"):
             ledger.versions(["a", "a"], [b"1", b"2"])
+
+
+# with the counts that are released
+
+
+def owner(ledger: Ledger, key: NoiseKey, texts: list[str], kind: Mechanism) -> Owner:
+    names = [f"north/{number}" for number in range(len(texts))]
+    covered = ledger.versions(names, [fingerprint(text) for text in texts])
+    family = HashFamily(b"\x05" * 32, rows=kind.rows, width=64)
+    return Owner(tokenise(texts), covered, Release("body", family, kind, key, ledger.charge_all))
+
+
+def test_published_counts_are_charged_once_until_text_or_key_change(ledger: Ledger) -> None:
+    texts, key, kind = ["red apples", "a green pear"], NoiseKey.fresh(), OneShot(epsilon=4.0)
+    first = owner(ledger, key, texts, kind)
+    for peer in ("south", "west", "south"):
+        first.publish(0, peer)
+    assert ledger.spent("north/0") == ledger.spent("north/1") == 4
+    again = owner(ledger, key, texts, kind)
+    assert np.array_equal(again.publish(0, "south").values, first.publish(0, "south").values)
+    assert ledger.spent("north/0") == 4, "after a restart the same values cost nothing"
+    owner(ledger, key, ["red apples", "a ripe pear"], kind).publish(0, "south")
+    assert (ledger.spent("north/0"), ledger.spent("north/1")) == (4, 8)
+    with pytest.raises(BudgetExhausted):
+        owner(ledger, NoiseKey.fresh(), texts, kind).publish(0, "south")
+
+
+def test_a_question_that_is_refused_is_not_answered(ledger: Ledger) -> None:
+    kind = Scalar(epsilon=4.0, rows=1)
+    asked = owner(ledger, NoiseKey.fresh(), ["red apples"], kind)
+    columns = np.arange(3, dtype=np.uint32)[:, None]
+    asked.answer(Question(asked.release.terms, 0, columns[:1]), "south")
+    asked.answer(Question(asked.release.terms, 0, columns[:1]), "west")
+    assert ledger.spent("north/0") == 8, "each peer has noise of its own"
+    with pytest.raises(BudgetExhausted) as refused:
+        asked.answer(Question(asked.release.terms, 1, columns), "west")
+    assert refused.value.left == 1
+    assert ledger.spent("north/0", peer="west") == 4

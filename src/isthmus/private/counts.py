@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,7 +114,9 @@ class Owner:
 
     def _charge(self, columns: Columns, peer: str) -> None:
         costs = self.release.mechanism.costs(self.release.terms, columns)
-        self.release.charge([(cost, self.covered, peer) for cost in costs])
+        key = f"key {self.release.key.name}"  # under another one the same cells have other noise
+        named = [replace(cost, release=f"{cost.release}, {key}") for cost in costs]
+        self.release.charge([(cost, self.covered, peer) for cost in named])
 
 
 class Desk:

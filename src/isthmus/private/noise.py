@@ -118,6 +118,11 @@ class NoiseKey:
         """A new key; everything released under it must be charged anew."""
         return cls(entropy(KEY))
 
+    @property
+    def name(self) -> str:
+        """What tells this key from others and nothing else about it."""
+        return hashlib.blake2b(b"name", key=self.secret, digest_size=8, person=b"isthmus noise").hexdigest()
+
     def words(self, domain: Sequence[Name], block: int, nonces: NDArray[np.uint8]) -> Words:
         """Two words for every nonce: those of the domain's block, of shape (nonces, 2)."""
         told = _spelled((*domain, block))

@@ -21,7 +21,7 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from isthmus.errors import ConfigError, PrivacyError
+from isthmus.errors import ConfigError, DataError, PrivacyError
 from isthmus.private.composition import Loss
 from isthmus.private.cost import Cost, Covered
 from isthmus.private.ledger import charging, lineage, reading
@@ -65,17 +65,24 @@ class Ledger:
         self._clock, self._entropy = clock, entropy
         self._parsed: tuple[str, Budget] | None = None
         self._paid: dict[tuple[Cost, str], Covered] = {}
-        if budget is not None:
+        try:
             self._begin(budget)
+        except BaseException:
+            self.close()
+            raise
 
-    def _begin(self, budget: Budget) -> None:
+    def _begin(self, budget: Budget | None) -> None:
+        """Agree on the budget; a file without one was made by somebody who was killed at once."""
         with self._store.writing() as db:
-            kept = db.execute("SELECT value FROM setting WHERE name = 'budget'").fetchone()
-            if kept is None:
+            found = db.execute("SELECT value FROM setting WHERE name = 'budget'").fetchone()
+            kept = None if found is None else Budget.from_json(found[0])
+            if budget is None and kept is None:
+                raise DataError("a ledger without a budget", file=self._store.path, cure="state one")
+            if budget is not None and kept is None:
                 db.execute("INSERT INTO setting VALUES ('budget', ?)", (budget.to_json(),))
-            elif Budget.from_json(kept[0]) != budget:
+            elif budget not in (None, kept):
                 raise ConfigError(
-                    f"{self._store.path} has a budget of {Budget.from_json(kept[0])}, not {budget}",
+                    f"{self._store.path} has a budget of {kept}, not {budget}",
                     key="budget",
                     expected="the same, or a change on purpose with set_budget",
                 )

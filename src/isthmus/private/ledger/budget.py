@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -64,15 +63,13 @@ class Budget:
         return loss.at(delta=self.delta, rule=self.rule)
 
     def to_json(self) -> str:
-        """The form the ledger keeps; ∞ is written as a word, which JSON lacks."""
-        told = asdict(self) | {"peers": dict(self.peers)}
-        return json.dumps({key: "inf" if value == math.inf else value for key, value in told.items()})
+        """The form the ledger keeps, ∞ included, which is Python's JSON and nobody else's."""
+        return json.dumps(asdict(self) | {"peers": dict(self.peers)})
 
     @classmethod
     def from_json(cls, text: str) -> Budget:
         """The budget that `to_json` wrote."""
-        told = json.loads(text)
-        return cls(**told | {"epsilon": float(told["epsilon"])})
+        return cls(**json.loads(text))
 
     def __str__(self) -> str:
         told = f"ε = {self.epsilon:g}"
