@@ -370,6 +370,9 @@ def test_a_query_that_one_run_lacks_is_fused_from_the_other() -> None:
     runs, qrels = world(40)
     model = Stacked(calibrator="platt").fit(runs, qrels)
     fused = model.fuse([runs[0], runs[1][runs[1].queries[:30]]])
+    lacking = LogOdds(calibrator="platt").fit(runs, qrels)
+    (told, *_) = lacking.explain([runs[0], runs[1][runs[1].queries[:30]]], "q039")
+    assert told.parts[1].contribution == pytest.approx(0)  # no list is no evidence
     alone = fused["q039"]
     assert alone.documents.tolist() == runs[0]["q039"].documents.tolist()
     assert (alone.probabilities > 0).all()

@@ -102,8 +102,14 @@ class LogOdds(Fuser):
         return np.asarray(logit(np.clip(matrix, SURE, 1 - SURE)))
 
     def _absent(self, union: Union) -> Mask:
-        """Runs × rows: whether the run could have returned the document and did not."""
-        missing = ~union.present
+        """Runs × rows: whether the run could have returned the document and did not.
+
+        A run without any list for the query said nothing about it.
+        """
+        asked = np.zeros((len(union.runs), len(union.queries)), dtype=bool)
+        for row, run, home in zip(asked, union.runs, union.homes, strict=True):
+            row[home] = np.diff(run.offsets) > 0
+        missing: Mask = ~union.present & asked[:, union.query_of_row]
         if self.silos is None:
             return missing
         if len(self.silos) != len(union.runs):
