@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.calibration import calibrate, fit_calibrator, probabilities_of
+from isthmus.errors import DataError
 from isthmus.evaluation import Propensity, evaluate, log_loss, reliability
 from isthmus.experiments.label_folds import LabelFold, Part, label_fold
 from isthmus.experiments.label_panels import LINEAR, SPARSE, default_panel, encoder, paper_panel
@@ -61,6 +62,11 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0) -> dict[str, 
     pooled calibrator per retriever; head and tail are told apart by the true label afterwards.
     """
     chosen = label_fold(data, fold, copies=mode == "paper", seed=seed)
+    if chosen.head.sum() < 2 or (~chosen.head).sum() < 2:
+        raise DataError(
+            f"{chosen.data} has {len(chosen.documents)} labels, so that head or tail is a single one",
+            cure="the paper's protocol needs at least five labels",
+        )
     scores = _scores(chosen, mode)
     result: dict[str, Any] = {"metrics": {}, "calibration": {}, "encoder": scores.pop("encoder")}
     propensity = Propensity.of_qrels(chosen.train.qrels(chosen.documents))
