@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.errors import PrivacyError
@@ -97,6 +97,7 @@ def test_many_small_releases_gain_and_one_large_one_does_not() -> None:
         )
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(SMALL, max_size=20), SMALL, DELTAS, st.sampled_from(list(RULES)))
 def test_a_ceiling_says_what_the_rule_says(
     epsilons: list[float], budget: float, delta: float, rule: composition.Rule
@@ -107,6 +108,7 @@ def test_a_ceiling_says_what_the_rule_says(
         assert together.within(bound) == (together.at(delta=delta, rule=rule) <= budget)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0.001, 0.3), max_size=20), SMALL, DELTAS, st.sampled_from(list(RULES)))
 def test_room_is_the_largest_that_fits(
     epsilons: list[float], budget: float, delta: float, rule: composition.Rule
@@ -119,6 +121,7 @@ def test_room_is_the_largest_that_fits(
     assert not (spent + Loss.of(left + 1e-6)).within(bound)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.floats(1e-6, 50))
 def test_conversions_come_back(number: float) -> None:
     assert zcdp_to_pure(pure_to_zcdp(number)) == pytest.approx(number, rel=1e-6)
