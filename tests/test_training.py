@@ -18,7 +18,15 @@ from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.faults import afflicted
 from isthmus.federation.judge import Judge
 from isthmus.federation.rounds import Coordinator
-from isthmus.federation.settings import Config, Fault, Model, RiskOptions, Rounds, StrategyOptions
+from isthmus.federation.settings import (
+    Config,
+    Fault,
+    Model,
+    PrivateUpdates,
+    RiskOptions,
+    Rounds,
+    StrategyOptions,
+)
 from isthmus.partition import Dealing
 from isthmus.rankers import LocalTraining, Scaling, load_ranker
 from isthmus.tables import Fold, Letor, write_letor
@@ -282,6 +290,31 @@ def test_inverted_grades_hardly_weigh_under_fedrisk():
     risky, plain = train(told, FOLD), train(replace(told, strategy=StrategyOptions("fedavg")), FOLD)
     assert all(sum(record.weights[silo] for silo in liars) < 0.05 for record in risky.history)
     assert risky.history[-1].measure > plain.history[-1].measure
+
+
+# private updates
+
+
+@pytest.mark.parametrize(("where", "name"), [("silo", "fedrisk"), ("server", "fedavgm")])
+def test_private_updates_train_and_are_accounted_for(where, name):
+    privacy = PrivateUpdates(clip=0.5, multiplier=0.01, where=where)
+    told = config(privacy=privacy, strategy=StrategyOptions(name), rounds=Rounds(count=3, silos=6))
+    first, second = train(told, FOLD), train(told, FOLD)
+    assert first.model_sha256 != second.model_sha256, "live noise is never the same"
+    assert not any(record.rejected for record in first.history)
+    costs = [float(record.privacy.split("ε ≤ ")[1].split(" at")[0]) for record in first.history]
+    assert costs[0] < costs[1] < costs[2]
+    if where == "server":
+        np.testing.assert_allclose(list(first.history[0].weights.values()), 1 / 6)
+
+
+def test_updates_are_clipped_before_they_leave():
+    tight = PrivateUpdates(clip=1e-3, multiplier=1e-3)
+    quick = LocalTraining(learning_rate=0.1, batch=4)
+    told = config(local=quick, strategy=StrategyOptions("fedavg"), rounds=Rounds(count=1, silos=6))
+    free, held = train(told, FOLD), train(replace(told, privacy=tight), FOLD)
+    assert 1 - free.history[0].cosine > 1e-4
+    assert 1 - held.history[0].cosine < 1e-6
 
 
 # paper mode

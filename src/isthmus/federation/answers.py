@@ -28,6 +28,8 @@ class Limits:
     counts: Mapping[str, int] = field(default_factory=dict)
     report: tuple[int, ...] = ()
     worst: float = 1.0
+    noise: float = 0.0
+    """The length of the noise that silos add to their updates."""
 
     def examples(self, silo: str, told: float) -> int:
         """The examples to count for a silo that tells of so many.
@@ -66,7 +68,7 @@ def check(
             rejected[silo] = str(error)
         except Exception as error:  # a hostile message may fail in any way while it is read
             rejected[silo] = f"sent what cannot be read ({type(error).__name__})"
-    for silo in _too_long(usable, model, limits.norm):
+    for silo in _too_long(usable, model, limits):
         rejected[silo] = f"sent an update of length {usable.pop(silo)[1]:.3g}"
     for silo, (reply, _) in usable.items():
         told = _number(reply, EXAMPLES)
@@ -110,7 +112,7 @@ def update_length(arrays: Arrays, model: Arrays) -> float:
     return math.sqrt(sum(float(square) for square in squares))
 
 
-def _too_long(usable: Mapping[str, tuple[Message, float]], model: Arrays, limit: float) -> list[str]:
+def _too_long(usable: Mapping[str, tuple[Message, float]], model: Arrays, limits: Limits) -> list[str]:
     """The silos whose updates are out of all proportion to the model and to the others'.
 
     The others are represented by their lower quartile: three of four may be wrong and it still is not.
@@ -122,7 +124,7 @@ def _too_long(usable: Mapping[str, tuple[Message, float]], model: Arrays, limit:
     found = []
     for silo, length in lengths.items():
         others = ordered[quartile] if length > ordered[quartile] else 0.0
-        if length > limit * max(1.0, whole, others):
+        if length > limits.norm * max(1.0, whole, others, limits.noise):
             found.append(silo)
     return found
 

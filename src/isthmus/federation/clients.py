@@ -7,6 +7,7 @@ a silo may stop and come back, and any worker may serve it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -35,7 +36,8 @@ from isthmus.federation.messages import (
     settings_of,
     unpack,
 )
-from isthmus.federation.settings import Fault
+from isthmus.federation.noise import private
+from isthmus.federation.settings import Fault, PrivateUpdates
 from isthmus.randomness import Streams
 from isthmus.rankers import LocalTraining, Scaling, ScalingStats, Scoring, train_epochs
 from isthmus.tables import Letor
@@ -102,8 +104,11 @@ def _train(message: Message, context: Context, holdings: Holdings) -> Message:
         report[REPORT] = {"errors": observer.table()}
     elif settings["report"] == "quantile":
         report[REPORT] = {"errors": quantiles(trained.parameters, data, settings["scoring"])}
-    metrics = {EXAMPLES: examples(data, local), STEPS: trained.steps, "loss": float(trained.loss)}
-    return answer(message, metrics, arrays=trained.parameters, **report)
+    model, loss = trained.parameters, float(trained.loss)
+    if settings["privacy"] is not None:
+        model, loss = private(model, start, load(PrivateUpdates, settings["privacy"])), math.nan
+    metrics = {EXAMPLES: examples(data, local), STEPS: trained.steps, "loss": loss}
+    return answer(message, metrics, arrays=model, **report)
 
 
 @lru_cache(maxsize=64)

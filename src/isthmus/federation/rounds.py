@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from isthmus.config import to_mapping
@@ -20,9 +20,21 @@ from isthmus.federation.answers import NOT_FINITE, Checked, Limits, check
 from isthmus.federation.census import Census
 from isthmus.federation.clients import QUANTILES, examples
 from isthmus.federation.judge import Judge
-from isthmus.federation.messages import ATTEMPT, METRICS, SETTINGS, Arrays, combine, pack, unpack
+from isthmus.federation.messages import (
+    ARRAYS,
+    ATTEMPT,
+    EXAMPLES,
+    METRICS,
+    SETTINGS,
+    Arrays,
+    combine,
+    pack,
+    unpack,
+)
+from isthmus.federation.noise import private, statement
 from isthmus.federation.settings import Config
 from isthmus.federation.strategies import Chosen, FedAvgProbe, FedNova, FedRisk, Scaffold, build, norm
+from isthmus.private.ledger import NO_GUARANTEE
 from isthmus.randomness import Streams
 from isthmus.rankers import Scaling, initial_parameters, train_epochs
 from isthmus.report import Progress
@@ -30,7 +42,6 @@ from isthmus.tables import Letor
 
 logger = logging.getLogger(__name__)
 
-NO_GUARANTEE = "no DP guarantee"
 _POLYAK = 3
 """The averaging weight of round t is (p + 1)/(t + p): later rounds count more (Shamir & Zhang 2013)."""
 
@@ -41,6 +52,7 @@ class RoundRecord:
 
     round: int
     asked: tuple[str, ...] = ()
+    """A silo asked in two attempts stands here twice."""
     rejected: Mapping[str, str] = field(default_factory=dict)
     """Silos whose answers were not used, and why."""
     capped: Mapping[str, str] = field(default_factory=dict)
@@ -189,7 +201,7 @@ class Coordinator:
             if set(failed.silos.values()) != {NOT_FINITE}:
                 raise
             return self._diverged(state, RoundRecord(number, tuple(failed.silos), failed.silos))
-        record, _ = self.strategy.aggregate_train(number, checked.usable)
+        record, _ = self.strategy.aggregate_train(number, self._noised(checked.usable, state.parameters))
         arrays = {} if record is None else unpack(record)
         parameters = {key: arrays[key].astype(old.dtype) for key, old in state.parameters.items()}
         weighed = self.strategy.weighed
@@ -204,6 +216,7 @@ class Coordinator:
             norm=norm(parameters),
             cosine=_cosine(parameters, state.parameters),
             attempts=attempts,
+            privacy=statement([*(past.asked for past in state.history), asked], self.config.privacy),
             seconds=time.perf_counter() - began,
         )
         return self._guarded(state, parameters, done)
@@ -213,6 +226,7 @@ class Coordinator:
         rounds = self.config.rounds
         record = pack(state.parameters)
         settings = self._settings(state.scaling)
+        limits = self._limits(sum(array.size for array in state.parameters.values()))
         asked: tuple[str, ...] = ()
         rejected: dict[str, str] = {}
         for attempt in range(1, rounds.attempts + 1):
@@ -221,13 +235,24 @@ class Coordinator:
             messages = self.strategy.configure_train(number, record, told, self.grid)
             replies = self.grid.send_and_receive(messages, timeout=rounds.deadline)
             silos = self.strategy.silos
-            checked = check(replies, silos, state.parameters, self._limits(), deadline=rounds.deadline)
-            asked += tuple(name for name in silos.values() if name not in asked)
+            checked = check(replies, silos, state.parameters, limits, deadline=rounds.deadline)
+            asked += tuple(silos.values())
             rejected.update(checked.rejected)
             if len(checked.usable) >= rounds.minimum:
                 return Asked(replace(checked, rejected=rejected), tuple(sorted(asked)), attempt)
             logger.warning("round %d, attempt %d: %d usable answers", number, attempt, len(checked.usable))
         raise RoundFailed(number, rejected, rounds.minimum)
+
+    def _noised(self, answers: list[Message], start: Arrays) -> list[Message]:
+        """The answers, clipped, noised and of equal weight where that is the server's part."""
+        privacy = self.config.privacy
+        if privacy is None or privacy.where != "server":
+            return answers
+        for reply in answers:
+            model = unpack(reply.content.array_records[ARRAYS])
+            reply.content[ARRAYS] = pack(private(model, start, privacy, sharers=len(answers)))
+            reply.content.metric_records[METRICS][EXAMPLES] = 1
+        return answers
 
     def _sample(self, number: int, attempt: int) -> dict[int, str]:
         """The silos of a round, by node: drawn among names, which stay when nodes change."""
@@ -239,6 +264,7 @@ class Coordinator:
 
     def _settings(self, scaling: Scaling) -> str:
         """What every silo is told, as JSON."""
+        privacy = self.config.privacy
         told = {
             "local": to_mapping(self.config.local),
             "seed": self.config.seed,
@@ -246,14 +272,19 @@ class Coordinator:
             "width": scaling.width,
             "scoring": self.config.model.scoring,
             "report": self.config.strategy.report,
+            "privacy": to_mapping(privacy) if privacy is not None and privacy.where == "silo" else None,
         }
         return json.dumps(told)
 
-    def _limits(self) -> Limits:
+    def _limits(self, size: int) -> Limits:
         config = self.config
         highest = max(silo.highest for silo in self.census.silos.values())
         shapes = {"": (), "quantile": (QUANTILES,), "batch": (-1, config.local.batch_size())}
+        privacy, noise = config.privacy, 0.0
+        if privacy is not None and privacy.where == "silo":
+            noise = privacy.multiplier * privacy.clip * math.sqrt(size)
         return Limits(
+            noise=noise,
             norm=config.rounds.norm_limit,
             count=config.rounds.count_limit,
             counts=self.census.counts(whole_queries=config.local.resolved_loss().whole_queries),

@@ -80,6 +80,7 @@ Name = Literal[
 ]
 Server = Literal["average", "momentum", "adam", "yogi", "adagrad", "convex", "halving"]
 _OWN_STEP = ("fedavgm", "fedopt", "fedadam", "fedyogi", "fedadagrad", "fedmedian", "fedtrimmedavg", "fedprox")
+_MEANS = ("fedavg", "fedavgm", "fedprox", "fedopt", "fedadam", "fedyogi", "fedadagrad")
 _RATED = ("fedavgm", "fedopt", "fedadam", "fedyogi", "fedadagrad")
 
 
@@ -239,3 +240,12 @@ class Config:
             raise ValueError("scaffold reads gradients off plain steps: local.optimiser = 'sgd'")
         if self.strategy.name == "fednova" and self.local.optimiser == "adam":
             raise ValueError("fednova is defined for sgd and momentum: local.optimiser = 'sgd'")
+        if self.privacy is not None:
+            self._check_private(self.privacy)
+
+    def _check_private(self, privacy: PrivateUpdates) -> None:
+        if privacy.where == "server" and self.strategy.name not in _MEANS:
+            name = self.strategy.name
+            raise ValueError(f"noise by the server covers plain means, not {name}: privacy.where = 'silo'")
+        if self.strategy.report:
+            raise ValueError("silos' reports about themselves would leave without noise: use a probe")
