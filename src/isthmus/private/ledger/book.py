@@ -73,7 +73,7 @@ class Ledger:
 
     def _begin(self, budget: Budget | None) -> None:
         """Agree on the budget; a file without one was made by somebody who was killed at once."""
-        with self._store.writing() as db:
+        with self._store.reading() if budget is None else self._store.writing() as db:
             found = db.execute("SELECT value FROM setting WHERE name = 'budget'").fetchone()
             kept = None if found is None else Budget.from_json(found[0])
             if budget is None and kept is None:
