@@ -38,8 +38,8 @@ class Audit:
     """What an attacker achieved beside what is claimed.
 
     ε is `lowest` or more with this confidence; `claimed` is what the mechanism is said to have (for shared
-    noise, by its paper), `charged` what Isthmus books. `success` is how often the attacker named the right one
-    of two words; `halves` says whether these meet independent noise, which bounds it further.
+    noise, by its paper), `charged` what Isthmus books. `success` is how often the attacker named the right
+    one of two words; `halves` says whether these meet independent noise, which bounds it further.
     """
 
     mechanism: str
@@ -63,10 +63,11 @@ class Audit:
 
     def __str__(self) -> str:
         verdict = "holds" if self.holds else "is refuted"
+        meaning = explain(self.charged, halves=self.halves)
         return (
             f"{self.mechanism}: claimed ε = {self.claimed:g} {verdict}, audited ε ≥ {self.lowest:.2f}"
             f" ({self.confidence:.0%}, {self.trials:,} draws); the attacker named the right word"
-            f" {self.success:.1%} of the time, the bound is {self.bound:.1%}. {explain(self.charged, halves=self.halves)}"
+            f" {self.success:.1%} of the time, the bound is {self.bound:.1%}. {meaning}"
         )
 
 
