@@ -132,9 +132,11 @@ class Lexicon:
         """How many distinct words documents of these lengths have, as the reader's own do: u = a·L^b."""
         own, found = self.own.lengths, np.diff(self.own.counts().indptr)
         held = own > 1
-        if held.sum() < 2 or np.ptp(own[held]) == 0:
-            return 0.8 * lengths.astype(np.float64)
-        slope, level = np.polyfit(np.log(own[held]), np.log(found[held]), 1)
+        slope, level = 1.0, np.log(0.8)
+        if held.any():
+            level = np.log(found[held].sum() / own[held].sum())
+        if held.sum() > 2 and np.ptp(own[held]):
+            slope, level = np.polyfit(np.log(own[held]), np.log(found[held]), 1)
         fitted = np.exp(level) * np.maximum(lengths, 1).astype(np.float64) ** slope
         return np.minimum(np.where(lengths > 0, fitted, 0.0), lengths)
 
@@ -143,7 +145,8 @@ class Lexicon:
         return self.totals.read(words, self.collection)
 
     def _presence(self, read: TotalsRead) -> FloatArray:
-        return np.clip(read.frequencies / max(self.totals.documents, 1), 1e-7, 1 - 1e-7)
+        documents = max(self.totals.documents, 1)  # a word that is asked for is somewhere, or may be
+        return np.clip(read.frequencies / documents, min(0.5 / documents, 0.5), 1 - 1e-7)
 
     def priors(self, words: Ids) -> WordPriors:
         """The priors of any vocabulary; those of the last one are kept."""
