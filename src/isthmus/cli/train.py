@@ -101,8 +101,8 @@ def _configured(asked: argparse.Namespace) -> Config:
     given = {key: value for key in SETTINGS if (value := getattr(asked, key)) is not None}
     if "silos" in given and asked.config is None:
         given.setdefault("per_round", min(PER_ROUND, given["silos"]))
-    if given.get("probe") == "none" and asked.config is None:
-        given.setdefault("strategy", "fedavg")
+    if given.get("probe") == "none" and asked.config is None and "strategy" not in given:
+        given = {"strategy": "fedavg", "server": "momentum", **given}
     overrides = [f"{SETTINGS[key]}={value}" for key, value in given.items()]
     return load(Config, asked.config, [*overrides, *asked.changes])
 

@@ -66,7 +66,7 @@ class RoundRecord:
     cosine: float | None = 1.0
     """Between the global model and the one before."""
     measure: float | None = None
-    """Validation nDCG@10."""
+    """Validation nDCG@10, of the average over rounds where that is what will be released."""
     attempts: int = 1
     privacy: str = NO_GUARANTEE
     seconds: float = 0.0
@@ -323,7 +323,8 @@ class Coordinator:
         """The state with the round's validation measure, the best model so far, and whether to stop."""
         if self.judge is None or state.stopped:
             return state
-        measure = self.judge.measure(state.parameters)
+        polyak = self.config.rounds.release == "polyak"
+        measure = self.judge.measure(state.average if polyak else state.parameters)
         best = state.parameters if measure > state.best_measure else state.best
         history = (*state.history[:-1], replace(state.history[-1], measure=measure))
         state = replace(state, history=history, best=best)

@@ -94,7 +94,8 @@ class StrategyOptions:
     """
 
     name: Name = "fedrisk"
-    server: Server = "average"
+    server: Server | None = None
+    """None: momentum for the sound fedrisk, average for the others."""
     momentum: float = 0.9
     rate: float | None = None
     proximal: float = 0.1
@@ -104,14 +105,17 @@ class StrategyOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum = {self.momentum} (at least 0 and below 1)")
-        if self.name in _OWN_STEP and self.server != "average":
-            raise ValueError(f"{self.name} has a server step of its own; leave out server = {self.server!r}")
-        if (
-            self.rate is not None
-            and self.name not in _RATED
-            and self.server in ("average", "convex", "halving")
-        ):
-            raise ValueError(f"rate = {self.rate}: {self.name} with server {self.server!r} has none")
+        if self.name in _OWN_STEP and self.step != "average":
+            raise ValueError(f"{self.name} has a server step of its own; leave out server = {self.step!r}")
+        rated = self.name in _RATED or self.step not in ("average", "convex", "halving")
+        if self.rate is not None and not rated:
+            raise ValueError(f"rate = {self.rate}: {self.name} with server {self.step!r} has none")
+
+    @property
+    def step(self) -> Server:
+        """What the server does with the aggregate."""
+        sound = self.name == "fedrisk" and self.risk.mode == "sound"
+        return self.server or ("momentum" if sound else "average")
 
     @property
     def needs_probe(self) -> bool:
@@ -124,12 +128,20 @@ class StrategyOptions:
         return self.risk.columns if self.name == "fedrisk" and self.risk.columns != "probe" else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Local(LocalTraining):
+    """How a silo trains in a round. These defaults were chosen, with the server's, on validation queries."""
+
+    learning_rate: float = 3e-3
+    weight_decay: float = 1.0
+
+
 @dataclass(frozen=True)
 class Model:
     """The ranker: a network with these hidden layers (none: linear) over scaled features."""
 
-    hidden: tuple[int, ...] = (64, 32)
-    scaling: str = "minmax"
+    hidden: tuple[int, ...] = (32,)
+    scaling: str = "log-zscore"
     scoring: Scoring = "expected"
     """How a graded classifier's outputs become a score; `argmax` is the paper's."""
 
@@ -191,7 +203,7 @@ class Rounds:
     """Example counts above this many times the median silo's are cut to it."""
     patience: int | None = None
     """Stop after this many rounds without a better validation measure."""
-    release: Literal["last", "best", "polyak"] = "last"
+    release: Literal["last", "best", "polyak"] = "polyak"
     """Which model is saved: of the last round, of the best on validation, or an average over rounds."""
 
     def __post_init__(self) -> None:
@@ -221,7 +233,7 @@ class Config:
     dealing: Dealing = field(default_factory=Dealing)
     rounds: Rounds = field(default_factory=Rounds)
     strategy: StrategyOptions = field(default_factory=StrategyOptions)
-    local: LocalTraining = field(default_factory=LocalTraining)
+    local: LocalTraining = field(default_factory=Local)
     model: Model = field(default_factory=Model)
     probe: int | Path | None = 40
     """Judged queries of the coordinator: so many of the training queries, or a file, or none."""
@@ -240,6 +252,9 @@ class Config:
             raise ValueError("scaffold reads gradients off plain steps: local.optimiser = 'sgd'")
         if self.strategy.name == "fednova" and self.local.optimiser == "adam":
             raise ValueError("fednova is defined for sgd and momentum: local.optimiser = 'sgd'")
+        shrunk = self.local.learning_rate * self.local.weight_decay
+        if shrunk > 0.05:
+            raise ValueError(f"learning_rate × weight_decay = {shrunk:g} shrinks the model in a few steps")
         if self.privacy is not None:
             self._check_private(self.privacy)
 

@@ -360,12 +360,12 @@ _BELOW: Mapping[str, type[Chosen]] = MappingProxyType(
 def build(options: StrategyOptions) -> Chosen:
     """The strategy of these options; what only a run knows (judge, teacher, population) is set by the run."""
     base = _BELOW.get(options.name, Chosen)
-    tops = [_ON_TOP[key] for key in (options.server, options.name) if key in _ON_TOP]
+    tops = [_ON_TOP[key] for key in (options.step, options.name) if key in _ON_TOP]
     kind: Any = type(options.name, (*tops, base), {}) if tops else base
     strategy: Chosen = kind(**_flower_options(options))
     if isinstance(strategy, PartialStep):
         share = 1 - options.momentum
-        strategy.step = (lambda server_round: share) if options.server == "convex" else (lambda t: 2.0**-t)
+        strategy.step = (lambda server_round: share) if options.step == "convex" else (lambda t: 2.0**-t)
     if isinstance(strategy, FedRisk):
         strategy.options = options.risk
     return strategy
@@ -378,7 +378,7 @@ def _flower_options(options: StrategyOptions) -> dict[str, Any]:
     if options.name == "fedtrimmedavg":
         return {"beta": options.trim}
     rate = {} if options.rate is None else {"eta": options.rate}
-    if options.name == "fedavgm" or options.server == "momentum":
+    if options.name == "fedavgm" or options.step == "momentum":
         rate = {} if options.rate is None else {"server_learning_rate": options.rate}
         return {"server_momentum": options.momentum, **rate}
     return rate
