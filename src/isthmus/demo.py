@@ -52,7 +52,7 @@ class Tale:
                 say(str(part))
         return replace(self, sections=(*self.sections, Section(heading, parts)))
 
-    def adding(self, **systems: Run) -> Tale:
+    def adding(self, systems: Mapping[str, Run]) -> Tale:
         """The tale with more rankings to compare."""
         return replace(self, systems={**self.systems, **systems})
 
@@ -127,7 +127,7 @@ def alone(tale: Tale) -> Tale:
         "Each silo alone",
         "Every silo indexes its own documents with BM25 and answers its own queries.",
     )
-    return replace(told, lists=lists).adding(**{HOME: Run.concat(home, name=HOME)})
+    return replace(told, lists=lists).adding({HOME: Run.concat(home, name=HOME)})
 
 
 def merged(tale: Tale) -> Tale:
@@ -141,7 +141,7 @@ def merged(tale: Tale) -> Tale:
         " every silo's first hit is worth the same, good or bad; of equal ranks the query's own silo's comes"
         " first.",
     )
-    return told.adding(**{RAW: raw.top(DEPTH), RRF: rrf.top(DEPTH)})
+    return told.adding({RAW: raw.top(DEPTH), RRF: rrf.top(DEPTH)})
 
 
 def _by_rank(world: Corpus, silo: int, run: Run) -> Run:
@@ -157,7 +157,7 @@ def central(tale: Tale) -> Tale:
         "One central index",
         "If all documents could lie in one index, its BM25 would be the mark to reach.",
     )
-    return told.adding(**{CENTRAL: run})
+    return told.adding({CENTRAL: run})
 
 
 def fused(tale: Tale) -> Tale:
@@ -182,7 +182,7 @@ def fused(tale: Tale) -> Tale:
         before.plot("Before: merged BM25 scores of the ten hits shown, scaled to 0..1"),
         after.plot("After: fused probabilities of the ten hits shown"),
     )
-    return told.adding(**{FUSED: run})
+    return told.adding({FUSED: run})
 
 
 def _summaries(world: Corpus) -> Run:
