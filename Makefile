@@ -77,7 +77,7 @@ docs: $(DEV)
 	@echo "· the site is in site/index.html"
 
 clean:
-	rm -rf $(VENV) build dist site out bench.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site out runs bench.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: an environment is made once, and again when its pins change.
