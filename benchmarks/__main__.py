@@ -1,7 +1,7 @@
 """Run every benchmark beside its peer, print one table and write bench.json.
 
-    python -m benchmarks                 all of them
-    python -m benchmarks letor evaluate  those files only
+    python -m benchmarks                           all of them
+    python -m benchmarks letor_parsing evaluation  those files only
 
 A benchmark is a file here with a `main()` that returns rows `name, ours, peer, peer_name, ratio, goal`.
 A ratio above 1 means that we are better; where the goal is a limit and there is no peer, `peer` is None,
