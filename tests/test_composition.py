@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.errors import PrivacyError
-from isthmus.private import composition
 from isthmus.private.composition import (
     RULES,
     Loss,
@@ -35,10 +33,6 @@ def exact_delta(epsilon: float, times: int, budget: float) -> float:
     likely = ways + (times - wrong) * epsilon - times * math.log1p(math.exp(epsilon))
     loss = (times - 2 * wrong) * epsilon
     return float(np.sum(np.exp(likely) * np.clip(1 - np.exp(budget - loss), 0, None)))
-
-
-def test_the_example_in_the_module() -> None:
-    assert doctest.testmod(composition).failed == 0
 
 
 @pytest.mark.parametrize("scale", [0.3, 2.0, 100.0])

@@ -2,13 +2,15 @@
 
 A `python` block is run; a `text` block right after it is what it prints. In a `console` block, lines that
 start with `$ isthmus` are run and the lines below are their stdout; a line `…` stands for any lines. The
-blocks of one page share a folder and their names.
+blocks of one page share a folder and their names. Examples in docstrings are doctests.
 """
 
 from __future__ import annotations
 
 import contextlib
+import doctest
 import fnmatch
+import importlib
 import io
 import re
 import runpy
@@ -19,6 +21,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCE = ROOT / "src"
+WITH_EXAMPLES = [
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(SOURCE.rglob("*.py"))
+    if re.search(r">>> (?!.*[+]SKIP)", path.read_text(encoding="utf-8"))
+]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -61,6 +69,21 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 assert matches(blocks[at + 1][1], got), f"{code}\nprints\n{got}"
         elif language == "console":
             run_console(code)
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_docstring_examples_are_true(name: str) -> None:
+    from isthmus.errors import MissingExtra
+
+    try:
+        done = doctest.testmod(importlib.import_module(name), raise_on_error=True)
+    except doctest.DocTestFailure as failed:
+        pytest.fail(f"{failed.test.name}: {failed.example.source}prints\n{failed.got}")
+    except doctest.UnexpectedException as failed:
+        if isinstance(failed.exc_info[1], MissingExtra):
+            pytest.skip(str(failed.exc_info[1]))
+        raise failed.exc_info[1] from None
+    assert done.attempted > 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
