@@ -297,6 +297,46 @@ class TestConventions:
         assert evaluate(qrels, run, ["MRR(unjudged=drop)"])["MRR(unjudged=drop)"] == 1 / 2
         assert evaluate(qrels, run, ["Judged@1"])["Judged@1"] == 0
 
+    @pytest.mark.parametrize(
+        ("name", "rules"),
+        [
+            ("nDCG@10", ("trec", "trec32", "input", "random", "average")),
+            ("MAP", ("trec", "trec32", "input", "random", "last")),
+        ],
+    )
+    def test_tie_rules_agree_where_nothing_is_tied(self, name: str, rules: tuple[str, ...]) -> None:
+        qrels = Qrels.from_dict({"p": {"a": 2, "b": 1, "spam": -1}, "q": {"a": 1, "b": 0}, "r": {"a": 1}})
+        run = Run.from_dict(
+            {
+                "p": {"new": 9.0, "a": 8.0, "spam": 7.0, "newer": 6.0, "b": 5.0},
+                "q": {"b": 4.0, "new": 3.0, "a": 2.0, "newest": 1.0},
+                "r": {"new": 1.0},
+            }
+        )
+        names = [f"{name}(ties={rule}, unjudged=drop)" for rule in rules]
+        found = evaluate(qrels, run, names)
+        for measure in names:
+            assert found.per_query(measure) == pytest.approx(found.per_query(names[0]))
+        assert found.per_query(names[0])["p"] == 1.0
+
+    @pytest.mark.parametrize("measure", ["nDCG@5(ties=average)", "MAP(ties=last)"])
+    def test_ties_are_those_of_the_kept_documents(self, measure: str) -> None:
+        random = np.random.default_rng(11)
+        scores = random.integers(0, 4, (30, 15)).astype(float)
+        grades = random.integers(-1, 4, (30, 15))
+        judged = random.random((30, 15)) < 0.6
+        judged[0] = False  # a list of which nothing is left
+        queries, names = np.repeat(np.arange(30), 15).astype(str), np.tile(np.arange(15), 30).astype(str)
+        whole = Run.of(queries.tolist(), names.tolist(), scores.reshape(-1))
+        known = np.flatnonzero(judged)
+        qrels = Qrels.of(queries[known].tolist(), names[known].tolist(), grades.reshape(-1)[known])
+        left = np.flatnonzero(judged & (grades >= 0))
+        part = Run.of(queries[left].tolist(), names[left].tolist(), scores.reshape(-1)[left])
+        dropping = f"{measure[:-1]}, unjudged=drop)"
+        found = evaluate(qrels, whole, [dropping]).per_query(dropping)
+        assert found == pytest.approx(evaluate(qrels, part, [measure]).per_query(measure), abs=1e-14)
+        assert 0.1 < np.mean(list(found.values())) < 0.9
+
 
 class TestSingleLabel:
     """The identities that hold when every query has exactly one relevant label."""

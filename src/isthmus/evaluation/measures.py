@@ -15,7 +15,8 @@ by meaning. trec_eval's own names are understood as well. The parameters:
     missing   a query of the judgements that the run lacks counts as an empty list, hence zero (default,
               as trec_eval -c), or is skipped (as trec_eval without -c); a query of the run without
               judgements never counts
-    unjudged  a document nobody judged counts as not relevant (zero, default), or is dropped from the list
+    unjudged  a document that nobody judged, or judged below 0, counts as not relevant (zero, default), or
+              is dropped from the list
     ties      equal scores are ordered by document id, descending (trec, default); the same with scores
               rounded to single precision, as trec_eval 9 and pytrec_eval compare them (trec32); in the
               order of the input (input); at random (random, with seed); nDCG also by the mean gain of the

@@ -228,7 +228,7 @@ class Ranking:
             kept = self.grades >= 0
             ranks = _ranks_among(kept, self.list_of_row, order)
         if ties in ("average", "last"):
-            first, last = self._tie_groups()
+            first, last = self._tie_groups(ranks, kept)
             return View(self, None, last if ties == "last" else ranks, kept, first, last)
         return View(self, order, ranks, kept)
 
@@ -261,11 +261,17 @@ class Ranking:
             dice[rows] = streams("ties", self.lists[at]).random(rows.stop - rows.start)
         return dice
 
-    def _tie_groups(self) -> tuple[IntArray, IntArray]:
-        """For every row, the first and the last rank of the rows that share its score."""
+    def _tie_groups(self, ranks: IntArray, kept: NDArray[np.bool_] | None) -> tuple[IntArray, IntArray]:
+        """For every kept row, the first and the last rank of the kept rows that share its score."""
+        heads = np.flatnonzero(~self.tied)
         group = np.cumsum(~self.tied) - 1
-        first = self.ranks[~self.tied]
-        return first[group], (first + np.bincount(group) - 1)[group]
+        if kept is None:
+            first, members = ranks[heads], group
+        else:
+            # A row that is not kept has the rank of the last kept one above it.
+            first, members = ranks[heads] + ~kept[heads], group[kept]
+        last = first + np.bincount(members, minlength=len(heads)) - 1
+        return first[group], last[group]
 
 
 @dataclass(frozen=True, eq=False)
