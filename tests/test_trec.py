@@ -317,3 +317,37 @@ def test_the_real_runs_and_judgements(data_dir):
         query, _, document, _, score, _ = line.split()
         slowly.setdefault(query, {})[document] = float(score)
     assert colbert == Run.from_dict(slowly)
+
+
+def test_equal_probabilities_keep_the_order_in_the_file(tmp_path):
+    run = Run.from_dict(
+        {"q1": {"a": 9.0, "c": 8.0, "b": 7.0, "e": 2.0, "d": 1.0}, "q2": {"a": 3.0, "z": 1.0}}
+    )
+    run = run.with_probabilities([0.5, 0.5, 0.5, 0.0, 0.0, 0.5, 0.5])
+    write_run(run, tmp_path / "p.run", probabilities=True)
+    again = read_run(tmp_path / "p.run")
+    assert [found for _, found, _ in again.lists()] == [found for _, found, _ in run.lists()]
+    np.testing.assert_allclose(again.scores, run.probabilities, atol=1e-15)
+
+
+def test_a_pipe_with_a_duplicate_is_told_without_its_lines(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text("q1 Q0 d1 1 2.0 x\nq1 Q0 d1 2 1.0 x\n"))
+    writer.start()
+    with pytest.raises(DataError, match="twice"):
+        read_run(pipe)
+    writer.join()
+
+
+def test_a_file_that_cannot_be_written_is_named_as_asked_for(tmp_path):
+    run = Run.from_dict({"q1": {"a": 1.0}})
+    with pytest.raises(FileNotFoundError) as told:
+        write_run(run, tmp_path / "nowhere" / "o.run")
+    assert told.value.filename == str(tmp_path / "nowhere" / "o.run")
+    link = tmp_path / "link.run"
+    link.symlink_to(tmp_path / "real.run")
+    (tmp_path / "real.run").write_text("old")
+    write_run(run, link)
+    assert link.is_symlink()
+    assert read_run(tmp_path / "real.run") == run

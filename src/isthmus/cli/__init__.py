@@ -7,10 +7,14 @@ Exit status: 0 done, 1 a foreseen failure told in one line on stderr, 2 wrong us
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from isthmus import __version__
 from isthmus.cli.command import Command
@@ -50,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    _make_safe()
     try:
         asked = parser().parse_args(arguments)
         status = asked.run(asked) or 0
@@ -61,12 +66,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("isthmus: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush
+        _forget_stdout()
         return 141
     except OSError as error:
-        if error.filename is None:  # not about a file somebody named: a fault of ours, told in full
+        if error.filename is not None:
+            return _failed(f"{error.filename}: {error.strerror}")
+        if error.errno not in _FULL:  # not about a file somebody named: a fault of ours, told in full
             raise
-        return _failed(f"{error.filename}: {error.strerror}")
+        _forget_stdout()
+        return _failed(f"the output cannot be written: {error.strerror}")
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _make_safe() -> None:
+    """Cope with a closed stdout, with a terminal that lacks letters, and clean up when asked to end."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # it lives as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def _forget_stdout() -> None:
+    """Nothing is left to flush when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(problem: str) -> int:

@@ -161,27 +161,37 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A stream whose content takes the file's place once it is complete and on disk.
 
     A reader sees the old file or the new one, never half of it, whatever happens in between. A name that
-    ends in `.gz` is compressed. What is not a regular file itself (a pipe, a terminal, a link such as
-    /dev/stdout) is written to directly: renaming would put a file in its place.
+    ends in `.gz` is compressed. Through a link its file is replaced; what is not a regular file (a pipe, a
+    terminal, /dev/stdout) is written to directly, behind what is there.
     """
     target = Path(path)
-    if target.is_symlink() or (target.exists() and not target.is_file()):
-        with open(target, "wb") as stream:
+    packed = target.suffix == ".gz"
+    if (target.is_absolute() and target.parts[1:2] in (("dev",), ("proc",))) or _is_special(target):
+        with open(target, "ab") as stream:
             yield stream
         return
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{get_ident()}.part")
+    target = target.resolve()
+    temporary = target.with_name(f".{os.getpid()}-{get_ident()}.part")
     try:
         with open(temporary, "wb") as raw:
-            if target.suffix == ".gz":
-                with gzip.GzipFile(target.stem, "wb", fileobj=raw, mtime=0) as packed:
-                    yield packed  # type: ignore[misc]
+            if packed:
+                with gzip.GzipFile(target.stem, "wb", fileobj=raw, mtime=0) as squeezed:
+                    yield squeezed  # type: ignore[misc]
             else:
                 yield raw
             raw.flush()
             os.fsync(raw.fileno())
         os.replace(temporary, target)
+    except OSError as error:
+        if error.filename == str(temporary):  # a name that nobody asked for
+            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
 
 
 def cache_folder() -> Path:

@@ -5,7 +5,7 @@ A table grouped by query is CSR: the rows of query i are `offsets[i]:offsets[i +
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -77,6 +77,12 @@ class ByQuery:
         """The rows inside the mask; every query stays, if with an empty list."""
         offsets = offsets_of(self.query_of_row[mask], len(self))
         return replace(self._take(np.flatnonzero(mask)), offsets=offsets)
+
+    def _with_empty(self, parts: Iterable[ByQuery]) -> Self:
+        """With the queries of the parts that have no rows, at the end and with empty lists."""
+        empty = {query: None for part in parts for query in part.queries if query not in self}
+        offsets = np.concatenate((self.offsets, np.full(len(empty), self.offsets[-1])))
+        return replace(self, queries=(*self.queries, *empty), offsets=frozen(offsets))
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
         """Query by query: its id, its first row and the row after its last."""

@@ -106,6 +106,8 @@ class Letor(ByQuery):
     def concat(parts: Sequence[Letor], *, name: str = "") -> Letor:
         """All rows together; a query that several parts have keeps the order of the parts.
 
+        Queries without rows come last.
+
         Parts of different width are a DataError: widen them first.
         """
         if not parts:
@@ -121,7 +123,7 @@ class Letor(ByQuery):
             documents=Ids.concat([part.ids for part in parts]) if named else None,
             name=name,
         )
-        return replace(whole, torn=any(part.torn for part in parts))
+        return replace(whole._with_empty(parts), torn=any(part.torn for part in parts))
 
     def __eq__(self, other: object) -> bool:
         """The same rows in the same order; names aside."""

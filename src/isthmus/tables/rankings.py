@@ -182,17 +182,15 @@ class Run(_Rankings):
 
     @staticmethod
     def concat(runs: Sequence[Run], *, name: str = "") -> Run:
-        """All lists together; a query that several runs have gets one list of all its documents."""
+        """All lists together; a query that several runs have gets one list of all its documents.
+
+        Queries with empty lists come last.
+        """
         scores = np.concatenate([run.scores for run in runs]) if runs else np.empty(0)
         found, groups, _ = group(Ids.concat([run._query_column for run in runs]))
         documents = Ids.concat([run.documents for run in runs])
         joined = Run._ordered(found, groups, documents, scores, _all_probabilities(runs), name)
-        empty = {query: None for run in runs for query in run.queries if query not in joined}
-        return joined._with_empty(tuple(empty))
-
-    def _with_empty(self, queries: tuple[str, ...]) -> Run:
-        offsets = np.concatenate((self.offsets, np.full(len(queries), self.offsets[-1])))
-        return replace(self, queries=(*self.queries, *queries), offsets=frozen(offsets))
+        return joined._with_empty(runs)
 
     def __eq__(self, other: object) -> bool:
         """The same lists with the same scores and probabilities; names and query order aside."""
@@ -310,10 +308,14 @@ class Qrels(_Rankings):
 
     @staticmethod
     def concat(parts: Sequence[Qrels]) -> Qrels:
-        """All judgements together; the same pair judged twice is a DataError."""
+        """All judgements together; the same pair judged twice is a DataError.
+
+        Queries without judgements come last.
+        """
         grades = np.concatenate([part.grades for part in parts]) if parts else np.empty(0, np.int32)
         found, groups, _ = group(Ids.concat([part._query_column for part in parts]))
-        return Qrels._ordered(found, groups, Ids.concat([part.documents for part in parts]), grades)
+        documents = Ids.concat([part.documents for part in parts])
+        return Qrels._ordered(found, groups, documents, grades)._with_empty(parts)
 
     def __eq__(self, other: object) -> bool:
         """The same judgements; query order aside."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -73,17 +74,29 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
 def write_run(run: Run, path: str | os.PathLike[str], *, probabilities: bool = False) -> None:
     """Write a run in TREC form, best first; with `probabilities` these stand in the score column.
 
-    Reading gives the same floats again. The format cannot hold a query without documents, which is left
-    out, nor white space in an id, which is a DataError.
+    Reading gives the same floats again, except that equal probabilities are written the smallest steps apart,
+    so that the order stays. The format cannot hold a query without documents, which is left out, nor white
+    space in an id, which is a DataError.
     """
     values = run.scores
     if probabilities:
         if run.probabilities is None:
             raise DataError("the run has no probabilities", cure="calibrate it first")
-        values = run.probabilities
+        values = _apart(run, run.probabilities)
     tag = "_".join(run.name.split()) or "isthmus"
     queries = checked(run.queries).take(pa.array(run.query_of_row))
     _write(path, queries, "Q0", checked(run.documents), run.ranks, values, tag)
+
+
+def _apart(run: Run, probabilities: FloatArray) -> FloatArray:
+    """The probabilities, equal neighbours the smallest steps apart: downwards, for those of 0 upwards."""
+    rows = np.arange(run.rows)
+    same = np.zeros(run.rows, dtype=bool)
+    same[1:] = (probabilities[1:] == probabilities[:-1]) & (run.ranks[1:] > 1)
+    begins = np.maximum.accumulate(np.where(same, 0, rows))
+    ends = np.minimum.accumulate(np.where(np.append(same[1:], False), run.rows, rows)[::-1])[::-1]
+    step = np.spacing(probabilities)
+    return np.asarray(probabilities + step * np.where(probabilities > 0, begins - rows, ends - rows))
 
 
 def write_qrels(qrels: Qrels, path: str | os.PathLike[str]) -> None:
@@ -109,7 +122,7 @@ class _Rows:
             return build(self.queries, self.documents)
         except DataError as error:
             twice = duplicate_rows(group(self.queries)[1], self.documents)
-            if twice is None:
+            if twice is None or not Path(self.path).is_file():  # a pipe cannot be read again for its lines
                 raise
             (first, _), (second, text) = (
                 line_of_row(self.path, row, is_row=lambda line: not _is_header(line, self.layout))
