@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,12 @@ class Neighbours:
     facing: NDArray[np.int8]
     costs: tuple[Cost, ...]
 
+    @cached_property
+    def without(self) -> FloatArray:
+        """What each value is about without its word, (words, parts): as in the document that lacks it."""
+        lacking = [np.median(draws[word], axis=-1) for word, draws in enumerate(reversed(self.draws))]
+        return np.stack(lacking)
+
 
 def neighbours(
     mechanism: Mechanism, *, trials: int, width: int = 1000, length: int = 100, seed: int = 0
@@ -160,6 +167,15 @@ Statistic = Callable[[Neighbours, NDArray[Any]], FloatArray]
 """What an attacker makes of one document's draws: a number for each, larger for the first document."""
 
 
+def likelihood(found: Neighbours, draws: NDArray[Any]) -> FloatArray:
+    """What an attacker who knows all else makes of them: with geometric noise, what a cell has above the
+    count without the word tells all there is to tell once it reaches 1."""
+    above = found.facing[:, :, None] * (draws - found.without[:, :, None])
+    first, second = np.clip(above, 0, 1).sum(axis=1)
+    difference: FloatArray = first - second
+    return difference
+
+
 def contrast(found: Neighbours, draws: NDArray[Any]) -> FloatArray:
     """The first word's cells minus the second's."""
     first, second = np.einsum("wp,wpd->wd", found.facing.astype(np.float64), draws)
@@ -176,7 +192,7 @@ def audit(
     mechanism: Mechanism,
     *,
     trials: int = 20_000,
-    statistic: Statistic = contrast,
+    statistic: Statistic = likelihood,
     width: int = 1000,
     seed: int = 0,
 ) -> Audit:

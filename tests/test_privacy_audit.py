@@ -1,0 +1,190 @@
+"""The attacks: what breaks the paper's noise, and what all of them make of the sound mechanisms."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from isthmus.private.audit import (
+    Audit,
+    audit,
+    audit_draws,
+    contrast,
+    differencing,
+    likelihood,
+    neighbours,
+    without_shared_noise,
+)
+from isthmus.private.cost import Cost, Covered, certainty, explain, no_charge, together
+from isthmus.private.counts import Asker, Desk, Owner, Release, in_memory
+from isthmus.private.decoys import Decoys
+from isthmus.private.mechanisms import Mechanism, OneShot, PerCell, Scalar, SharedNoise
+from isthmus.private.messages import Answer
+from isthmus.private.noise import Geometric, NoiseKey, fresh_nonces
+from isthmus.private.sketch import CountSketch, HashFamily
+from isthmus.randomness import Streams
+from isthmus.tables.ids import Ids
+from isthmus.text import Tokeniser
+
+PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
+
+
+def shared(epsilon: float = 0.5, rows: int = 30) -> SharedNoise:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return SharedNoise(epsilon, rows)
+
+
+def recovered(kind: Mechanism, width: int, length: int = 1000) -> tuple[float, float]:
+    """How often differencing finds the true cell: of all cells, and of those that are not empty."""
+    rng = Streams(0)("attack", width)
+    ranks = np.minimum(rng.zipf(1.35, size=(60, length)), 20_000)
+    tokens = PLAIN([" ".join(f"w{rank}" for rank in row) for row in ranks])
+    family = HashFamily(rng.bytes(32), kind.rows, width)
+    nonces = fresh_nonces(60, rng.bytes)
+    covered = Covered(tuple(map(str, range(60))), tuple(nonce.tobytes().hex() for nonce in nonces))
+    of = Release("body", family, kind, NoiseKey.fresh(rng.bytes), no_charge)
+    words = Ids.of([f"v{n}" for n in range(6000)])
+    asker = Asker(of.terms, family, kind, Decoys(words, np.arange(6000), rng.bytes(16)))
+    asked = asker.ask(Ids.of(["w1", "w2", "w30", "w400"]))
+    answer = in_memory(Desk(Owner(tokens, covered, of)), "attacker")(asked.message)
+    cells = asked.question.columns + np.arange(kind.rows) * width
+    truth = CountSketch.of(tokens, family).columns(cells.ravel()).reshape(*cells.shape, -1)
+    found = np.stack([differencing(vector) for vector in Answer.decode(answer).table()])
+    right = found == truth
+    return float(right.mean()), float(right[truth != 0].mean())
+
+
+def test_differencing_undoes_shared_noise() -> None:
+    everything, not_empty = recovered(shared(), 1000)
+    assert everything >= 0.9
+    assert not_empty >= 0.9
+
+
+def test_differencing_does_nothing_to_noise_of_its_own() -> None:
+    everything, not_empty = recovered(PerCell(0.5), 1000)
+    assert everything < 0.1
+    assert not_empty < 0.1
+
+
+def test_shared_noise_cancels_exactly() -> None:
+    """What two rows differ by does not depend on the draw (fault C2)."""
+    found = neighbours(shared(), trials=50)
+    for table in found.draws:
+        differences = table[0] - table[0][0]
+        assert np.abs(differences - np.rint(differences)).max() < 1e-9
+        assert np.ptp(differences, axis=1).max() < 1e-9
+
+
+SOUND = [OneShot(1.0), OneShot(8.0), OneShot(2.0, rows=3), Scalar(1.0), PerCell(4.0, rows=12)]
+
+
+def named(kind: Mechanism) -> str:
+    return f"{kind.name}-{kind.epsilon:g}-{kind.rows}"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", SOUND, ids=named)
+@pytest.mark.parametrize("attack", [likelihood, contrast, without_shared_noise])
+def test_sound_mechanisms_hold(
+    kind: Mechanism, attack: Callable[..., np.ndarray], soak_count: Callable[[int, int], int]
+) -> None:
+    trials = soak_count(4000, 100_000)
+    found = audit(kind, trials=trials, statistic=attack)
+    assert found.holds
+    assert found.lowest <= found.charged < math.inf
+    assert found.success <= found.bound + 3 * (0.25 / trials) ** 0.5
+    assert "holds" in str(found)
+
+
+def test_the_audit_has_teeth() -> None:
+    """It comes close to the true ε of a mechanism that is as good as it says and no better."""
+    found = audit(OneShot(2.0), trials=40_000)
+    assert 0.9 * found.charged < found.lowest <= found.charged
+    assert found.success == pytest.approx(found.bound, abs=0.01)
+
+
+def test_the_audit_refutes_the_papers_claim() -> None:
+    found = audit(shared(), trials=4000, statistic=without_shared_noise)
+    assert found.claimed == 1.0  # two words at a nominal 0.5
+    assert found.charged == math.inf
+    assert not found.holds
+    assert found.lowest > 5
+    assert found.success > 0.99
+    assert "refuted" in str(found)
+    assert "∞" in str(found)
+
+
+def test_the_audit_notices_noise_that_is_too_small() -> None:
+    rng = Streams(3)("too small")
+    claimed = Audit("half the noise", claimed=1.0, charged=1.0, halves=True, trials=0)
+    law = Geometric(1.0)  # a replaced word is two cells: 2.0 in truth
+    draws = [
+        shift + law.draw(20_000, rng.bytes) - law.draw(20_000, rng.bytes) * 1.0 - shift_other
+        for shift, shift_other in ((1, 0), (0, 1))
+    ]
+    assert not audit_draws(*draws, claimed).holds
+
+
+def test_an_audit_of_equal_documents_finds_nothing() -> None:
+    rng = Streams(4)("equal")
+    same = [rng.normal(size=20_000) for _ in range(2)]
+    found = audit_draws(*same, Audit("none", claimed=0.0, charged=0.1, halves=True, trials=0))
+    assert found.lowest < 0.1
+    assert found.success < 0.52
+
+
+# ---------------------------------------------------------------- what an ε means
+
+
+def test_certainty_is_the_best_guess_for_geometric_noise() -> None:
+    """P(right) of the best test of n against n + 1 under noise of rate ε₀ = ε/2, in one cell and in two."""
+    for epsilon in (0.5, 2.0, 8.0):
+        a = math.exp(-epsilon / 2)
+        one_cell = 1 / (1 + a)
+        values = np.arange(-80, 81)
+        law = Geometric(epsilon / 2)
+        here, there = law.chances(values), law.chances(values - 1)
+        first, second = np.outer(there, here), np.outer(here, there)
+        two_cells = 0.5 * np.maximum(first, second).sum()
+        assert certainty(epsilon) == pytest.approx(one_cell)
+        assert two_cells == pytest.approx(one_cell, abs=1e-6)
+
+
+def test_releases_together_give_no_more_than_their_sum() -> None:
+    """The best test over counts, frequencies and totals at once stays below the bound of the summed ε."""
+    values = np.arange(-40, 41)
+    outcomes = np.ones(1), np.ones(1)
+    for epsilon in (3.0, 0.5, 0.5):
+        law = Geometric(epsilon / 2)
+        here, there = law.chances(values), law.chances(values - 1)
+        pair = np.outer(there, here).ravel(), np.outer(here, there).ravel()
+        ratio = np.round(np.log(pair[0] / pair[1]), 9)
+        levels, back = np.unique(ratio, return_inverse=True)
+        reduced = [np.bincount(back, side, len(levels)) for side in pair]
+        outcomes = tuple(np.outer(a, b).ravel() for a, b in zip(outcomes, reduced, strict=True))
+    best = 0.5 * np.maximum(*outcomes).sum()
+    assert certainty(3.0) < best < certainty(4.0)
+
+
+def test_an_epsilon_is_explained() -> None:
+    assert "98.2 %" in explain(8.0)
+    assert "99.97 %" in explain(8.0, halves=False)
+    assert "more than 99.99" in explain(40.0)
+    assert "no privacy" in explain(math.inf)
+
+
+def test_fields_compose_in_parallel_and_everything_else_adds_up() -> None:
+    def cost(field: str, epsilon: float, name: str, *, is_shared: bool = True) -> Cost:
+        return Cost("m", (field,), epsilon, 2.0, 2 / epsilon, name, shared=is_shared)
+
+    body, title = cost("body", 8.0, "cells"), cost("title", 8.0, "title cells")
+    assert together([body, title]) == 8.0
+    assert together([body, body, cost("body", 0.5, "df"), cost("body", 0.5, "cf"), title]) == 9.0
+    word = cost("body", 1.0, "word", is_shared=False)
+    assert together([word, word]) == 2.0
+    assert together([]) == 0.0
