@@ -335,6 +335,9 @@ def test_letor_parts_are_put_together():
     named = Letor.of(["q4"], [[0, 0]], [0], documents=["d"])
     assert Letor.concat([first, named]).ids.tolist() == ["q1-0", "q1-1", "q2-0", "d"]
     assert Letor.concat([first]) == first
+    emptied = first.keep(first.query_of_row != 0)
+    assert Letor.concat([emptied, second[:0]]).queries == (*first.queries[1:], first.queries[0])
+    assert Letor.concat([emptied, second[:0]]).rows == emptied.rows
     with pytest.raises(DataError, match="2 and 3 features"):
         Letor.concat([first, Letor.of(["q"], [[1, 2, 3]], [0])])
     with pytest.raises(DataError, match="no parts"):

@@ -91,6 +91,15 @@ def test_cutting_and_concatenating_give_the_run_again(lists, data):
     assert run[order].queries == tuple(order)
 
 
+@given(lists_of(texts, grades), texts, st.data())
+def test_cutting_and_concatenating_give_the_judgements_again(judgements, silent, data):
+    qrels = Qrels.from_dict(judgements | {silent: {}})
+    cut = data.draw(st.integers(0, len(qrels)))
+    whole = Qrels.concat([qrels[:cut], qrels[cut:]])
+    assert whole == qrels
+    assert silent in whole
+
+
 @given(lists_of(texts, scores), lists_of(texts, grades))
 def test_joining_with_judgements_is_looking_up(lists, judgements):
     run, qrels = Run.from_dict(lists), Qrels.from_dict(judgements)
