@@ -423,6 +423,17 @@ class TestRows:
         with pytest.raises(DataError, match="NaN"):
             evaluate_rows([1], [math.nan], [0, 1], ["MRR"])
 
+    @pytest.mark.parametrize("grade", [0.9, math.nan, 2.0**40])
+    def test_grades_are_whole_numbers(self, grade: float) -> None:
+        with pytest.raises(DataError, match="is not a whole number"):
+            evaluate_rows([1.0, grade], [1.0, 2.0], [0, 2], ["MRR"])
+        assert evaluate_rows([1.0, 0.0], [1.0, 2.0], [0, 2], ["MRR"])["MRR"] == 0.5
+
+    @pytest.mark.parametrize("offsets", [[], [1, 3], [0, 2, 1, 3], [-1, 3]])
+    def test_offsets_rise_from_0(self, offsets: list[int]) -> None:
+        with pytest.raises(DataError, match="offsets"):
+            evaluate_rows([1, 0, 0], [3.0, 2.0, 1.0], offsets, ["MRR"])
+
 
 class TestEvaluation:
     @pytest.fixture

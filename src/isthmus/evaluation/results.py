@@ -17,6 +17,7 @@ from isthmus.evaluation.propensity import Propensity, propensity_scored
 from isthmus.evaluation.ranking import Ranking
 from isthmus.tables import Qrels, Run
 from isthmus.tables.ids import FloatArray, frozen
+from isthmus.tables.rankings import as_grades
 
 
 class Means(dict[str, float]):
@@ -148,11 +149,15 @@ def evaluate_rows(
 
     For training loops: nothing is joined. Rows have no ids to break ties by; a measure that does not say
     otherwise (`ties=input`) breaks them at random with its seed, so that a file sorted by grade flatters
-    nobody.
+    nobody. A fractional grade is a DataError.
     """
-    graded = np.asarray(grades).astype(np.int32).reshape(-1)
+    graded = as_grades(grades)
     scored = np.asarray(scores, dtype=np.float64).reshape(-1)
     bounds = np.asarray(offsets, dtype=np.int64).reshape(-1)
+    if not len(bounds) or bounds[0] != 0 or (np.diff(bounds) < 0).any():
+        raise DataError(
+            "the offsets do not start at 0, or fall", cure="the rows of query i are offsets[i]:offsets[i + 1]"
+        )
     if not len(graded) == len(scored) == int(bounds[-1]):
         raise DataError(f"{len(graded)} grades, {len(scored)} scores and rows up to {int(bounds[-1])}")
     if not np.isfinite(scored).all():
