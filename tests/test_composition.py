@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.errors import PrivacyError
+from isthmus.private import composition
 from isthmus.private.composition import (
     RULES,
     Loss,
