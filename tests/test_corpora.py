@@ -123,7 +123,13 @@ def test_a_cisi_query_may_have_a_title(tmp_path: Path) -> None:
         (CRAN | {"cranqrel": ""}, r"cranqrel: the file is empty"),
         (CRAN | {"cran.qry": "words first\n.I 1\n"}, r"cran.qry:1: text outside a section: 'words first'"),
         (CRAN | {"cran.all.1400": ".I 1\nwords\n"}, r"cran.all.1400:2: text outside a section"),
-        (CRAN | {"cran.all.1400": ".I 1\n.W\na\n.I 1\n.W\nb\n"}, r"document 1 is there twice"),
+        (
+            CRAN | {"cran.all.1400": ".I 1\n.W\na\n.I 1\n.W\nb\n"},
+            r"cran.all.1400:4: document 1 is there twice",
+        ),
+        (CRAN | {"cranqrel": "1 1 2\n1 3 5\n"}, r"cranqrel:2: code 5 is none of 1 to 4 and -1: '1 3 5'"),
+        (CRAN | {"cranqrel": "1 1 0\n"}, r"cranqrel:1: code 0 is none of"),
+        (NPL | {"doc-text": "1\na\n/\n1\nb\n/\n"}, r"doc-text:4: document 1 is there twice, first on line 1"),
         (CRAN | {"cran.all.1400": ".I 1\n.W\nna\xefve\n"}, r"cran.all.1400:3: byte 0xef .* not UTF-8"),
         (NPL | {"rlv-ass": "1\n 2x\n/\n"}, r"rlv-ass:2: not a number: '2x'"),
         (NPL | {"doc-text": "compact\n/\n"}, r"doc-text:1: text before its number: 'compact'"),
@@ -180,7 +186,9 @@ def test_reuters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda text: text[:-30], "does not end"),
+        (lambda text: text[:-30], r"reut2-000.sgm:29: an article that does not end: '<REUTERS TOPICS="),
+        (lambda text: text.replace("</REUTERS>", "", 1), r"reut2-000.sgm:2: an article that does not end"),
+        (lambda text: "</REUTERS>\n" + text, r"reut2-000.sgm:1: the end of no article"),
         (lambda text: text.replace("NEWID", "ID"), r"reut2-000.sgm:2: not an article"),
         (lambda text: text.replace("TOPICS>", "TOPIC>"), "not an article"),
         (lambda text: text.replace("cocoa", "tea"), "no topic with a training and a test article"),
@@ -245,6 +253,9 @@ def test_head_and_tail_by_training_frequency(tmp_path: Path) -> None:
     ("files", "told"),
     [
         ({"labels.txt": "0\n"}, "6 texts but 1 labels"),
+        ({"labels.txt": "0\n0\nabc\n1\n0\n10\n"}, r"labels\.txt:3: not a whole number: 'abc'"),
+        ({"labels.txt": "0\n\n1\n1\n0\n10\n"}, r"labels\.txt:2: not a whole number: ''"),
+        ({"labels.txt": "0\n0\n1\n1.5\n0\n10\n"}, r"labels\.txt:4: not a whole number"),
         ({"folds/0.json": "{"}, r"0\.json: not a fold"),
         ({"folds/0.json": "[]"}, r"0\.json: not a fold"),
         ({"folds/0.json": '{"train": [0], "val": [1]}'}, "not a fold: KeyError"),

@@ -2,9 +2,10 @@
 
 Two layouts are read:
 
-- a folder with `texts.txt` and `labels.txt` (line by line; a label is a number) and `folds/K.json` (line
-  numbers, from 0, under `train`, `val` and `test`, and a description of every label, made from that fold's
-  training texts, which becomes the body of the label's document);
+- a folder with `texts.txt` and `labels.txt` (line by line; a label is a whole number; a text may be empty
+  and is kept, with its label, since folds count lines) and `folds/K.json` (line numbers, from 0, under
+  `train`, `val` and `test`, and a description of every label, made from that fold's training texts, which
+  becomes the body of the label's document);
 - Reuters-21578 as its SGML files, in the ModApte split (articles marked TOPICS="YES", LEWISSPLIT says train
   or test) with the topics that have an article in both: 90 topics, 10,789 articles. A topic named twice for
   an article counts once, 13,329 pairs in all. There is no validation part; a topic has a name but no body.
@@ -41,6 +42,7 @@ LABEL_NAMES = {
 }
 """What the numbers mean in the two public sets; in any other folder a label goes by its number."""
 
+_WHOLE = re.compile(r"-?[0-9]+")
 _SPLIT_OF_PART = {"train": "train", "val": "validation", "test": "test"}
 
 
@@ -75,6 +77,7 @@ def read_labels(folder: Path, *, fold: int = 0) -> Corpus:
         raise DataError(
             f"{len(texts):,} texts but {len(labels):,} labels", file=folder, cure="pair line by line"
         )
+    _check_labels(labels, folder / "labels.txt")
     found = sorted(set(labels), key=lambda label: (len(label), label))
     splits, descriptions = _read_fold(folder / "folds" / f"{fold}.json", len(texts))
     names = _label_names(folder.name, found)
@@ -102,6 +105,12 @@ def _lines(path: Path) -> list[str]:
     if lines[-1] == "":
         lines.pop()
     return [line.rstrip("\r") for line in lines]
+
+
+def _check_labels(labels: Sequence[str], file: Path) -> None:
+    for line, label in enumerate(labels, 1):
+        if not _WHOLE.fullmatch(label):
+            raise DataError("not a whole number", file=file, line=line, text=label, cure="one label a line")
 
 
 def _label_names(name: str, labels: Sequence[str]) -> list[str]:
@@ -135,6 +144,8 @@ def _read_fold(path: Path, texts: int) -> tuple[list[str], dict[str, Any]]:
 
 
 _ARTICLE = re.compile(r"<REUTERS([^>]*)>(.*?)</REUTERS>", re.DOTALL)
+_BOUND = re.compile(r"<REUTERS |</REUTERS>")
+_ENDLESS = "an article that does not end"
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 _TOPICS = re.compile(r"<TOPICS>(.*?)</TOPICS>", re.DOTALL)
 _TOPIC = re.compile(r"<D>(.*?)</D>")
@@ -183,8 +194,7 @@ def read_reuters(folder: Path) -> Corpus:
 def _articles(path: Path) -> list[_Article]:
     """The articles of one file that ModApte uses."""
     text = path.read_bytes().decode("latin-1")  # one stray byte aside the files are ASCII
-    if text.count("<REUTERS ") != text.count("</REUTERS>"):
-        raise DataError("an article that does not end", file=path, cure="get the file again")
+    _check_whole(text, path)
     found = []
     for match in _ARTICLE.finditer(text):
         marks = dict(_ATTRIBUTE.findall(match[1]))
@@ -197,6 +207,27 @@ def _articles(path: Path) -> list[_Article]:
             named = tuple(dict.fromkeys(_TOPIC.findall(topics[1])))
             found.append(_Article(marks["NEWID"], split, named, _clean(body[1])))
     return found
+
+
+def _check_whole(text: str, path: Path) -> None:
+    """Every article ends before the next begins."""
+    begun: int | None = None
+    for mark in _BOUND.finditer(text):
+        begins = mark[0] != "</REUTERS>"
+        if begins == (begun is not None):
+            break
+        begun = mark.start() if begins else None
+    else:
+        if begun is None:
+            return
+    at, problem = (mark.start(), "the end of no article") if begun is None else (begun, _ENDLESS)
+    raise DataError(
+        problem,
+        file=path,
+        line=text.count("\n", 0, at) + 1,
+        text=text[at:].partition("\n")[0],
+        cure="get the file again",
+    )
 
 
 def _clean(markup: str) -> str:

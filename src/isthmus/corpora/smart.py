@@ -7,7 +7,7 @@ Each is a folder with a file of documents, one of queries and one of judgements.
 - Queries come without a split, so all are `test`. Some of cisi have no judgements and are kept.
 - cran numbers its judgements by the position of the query, not by the number the query file gives, and grades
   from 1 (best) to 4 (of minimum interest): Isthmus's grade is 5 minus that, so that more is better. Its 225
-  judgements of -1, one a query, are unexplained and left out.
+  judgements of -1, one a query, are unexplained and left out; any other code is an error.
 - time judges documents by position, too, but in a list of 425, of which its file has 423: two are lost after
   the 370th (before it a relevant document ranks high where its number says, after it two places before;
   nobody judged the next six). So ids go on from 373 there. Of its two lists of judgements TIME.REL is read.
@@ -29,6 +29,9 @@ from isthmus.tables.files import Block, read_all
 from isthmus.tables.ids import frozen
 
 Fields = dict[str, str]
+Record = tuple[int, Fields]
+"""The line where it begins, and its sections."""
+
 Judgement = tuple[int, str, str, int]
 """Line, query, document, grade."""
 
@@ -42,7 +45,7 @@ class Layout:
     documents: str
     queries: str
     judgements: str
-    records: Callable[[Block], Iterator[Fields]]
+    records: Callable[[Block], Iterator[Record]]
     judged: Callable[[Block], Iterator[Judgement]]
 
 
@@ -59,7 +62,7 @@ def read(folder: Path) -> Corpus:
     layout = LAYOUTS[name]
     source = folder / layout.documents
     documents = _documents(list(layout.records(read_all(source))), source)
-    found = list(layout.records(read_all(folder / layout.queries)))
+    found = [query for _, query in layout.records(read_all(folder / layout.queries))]
     texts = [" ".join(f"{query.get('T', '')} {query.get('W', '')}".split()) for query in found]
     ids = tuple(str(number) for number in range(1, len(found) + 1))
     queries = Queries(ids, tuple(texts), frozen(np.zeros(len(ids), dtype=np.int64)), ("test",) * len(ids))
@@ -67,15 +70,17 @@ def read(folder: Path) -> Corpus:
     return Corpus(name, documents, queries, qrels)
 
 
-def _documents(records: list[Fields], file: Path) -> Documents:
-    ids = tuple(record["I"] for record in records)
-    if len(set(ids)) < len(ids):
-        twice = next(name for at, name in enumerate(ids) if name in ids[:at])
-        raise DataError(f"document {twice} is there twice", file=file, cure=_CURE)
+def _documents(records: list[Record], file: Path) -> Documents:
+    first: dict[str, int] = {}
+    for line, record in records:
+        name = record["I"]
+        if first.setdefault(name, line) != line:
+            told = f"document {name} is there twice, first on line {first[name]:,}"
+            raise DataError(told, file=file, line=line, cure=_CURE)
     return Documents(
-        ids,
-        tuple(" ".join(record.get("T", "").split()) for record in records),
-        tuple(record.get("W", "").strip() for record in records),
+        tuple(first),
+        tuple(" ".join(record.get("T", "").split()) for _, record in records),
+        tuple(record.get("W", "").strip() for _, record in records),
         frozen(np.zeros(len(records), dtype=np.int64)),
     )
 
@@ -96,16 +101,16 @@ _TIME_LOST_AFTER = 370
 _CURE = "get the collection's files again"
 
 
-def _marked(block: Block) -> Iterator[Fields]:
+def _marked(block: Block) -> Iterator[Record]:
     """Records that begin `.I number` and have sections `.T`, `.W` …; a repeated section continues."""
     record: Fields = {}
-    section = ""
+    begun, section = 0, ""
     for line, text in block.lines():
         mark = _MARK.match(text)
         if mark and mark[2]:
             if record:
-                yield record
-            record, section = {"I": mark[3].decode()}, ""
+                yield begun, record
+            begun, record, section = line, {"I": mark[3].decode()}, ""
         elif mark:
             section = mark[1].decode()
         elif not section or not record:
@@ -113,50 +118,50 @@ def _marked(block: Block) -> Iterator[Fields]:
         else:
             record[section] = record.get(section, "") + text.decode() + "\n"
     if record:
-        yield record
+        yield begun, record
 
 
-def _numbered(block: Block) -> Iterator[Fields]:
+def _numbered(block: Block) -> Iterator[Record]:
     """npl: a number on a line of its own, the text, a slash on a line of its own."""
-    for number, lines in _npl_items(block):
-        yield {"I": number, "W": "\n".join(text for _, text in lines)}
+    for begun, number, lines in _npl_items(block):
+        yield begun, {"I": number, "W": "\n".join(text for _, text in lines)}
 
 
-def _npl_items(block: Block) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    number, lines = "", list[tuple[int, str]]()
+def _npl_items(block: Block) -> Iterator[tuple[int, str, list[tuple[int, str]]]]:
+    begun, number, lines = 0, "", list[tuple[int, str]]()
     for line, raw in block.lines():
         text = raw.decode().strip()
         if text == "/":
-            yield number, lines
+            yield begun, number, lines
             number, lines = "", []
         elif number:
             lines.append((line, text))
         elif text.isdecimal():
-            number = text
+            begun, number = line, text
         else:
             raise block.error("text before its number", line, text, "an item is a number, text and a slash")
     if number:
-        yield number, lines  # the last slash may be missing
+        yield begun, number, lines  # the last slash may be missing
 
 
-def _starred(block: Block) -> Iterator[Fields]:
+def _starred(block: Block) -> Iterator[Record]:
     """time: `*TEXT …` or `*FIND …` begins an item; `*STOP` ends the file. Items go by position."""
-    number, lines = 0, list[str]()
+    begun, number, lines = 0, 0, list[str]()
     for line, raw in block.lines():
         text = raw.decode()
         if text.startswith("*"):
             if number:
-                yield {"I": str(number), "W": "\n".join(lines)}
+                yield begun, {"I": str(number), "W": "\n".join(lines)}
             if text.startswith("*STOP"):
                 return
             lost = 2 if text.startswith("*TEXT") and number == _TIME_LOST_AFTER else 0
-            number, lines = number + 1 + lost, []
+            begun, number, lines = line, number + 1 + lost, []
         elif number:
             lines.append(text.strip())
         else:
             raise block.error("text before the first item", line, text, "an item begins with *TEXT or *FIND")
     if number:
-        yield {"I": str(number), "W": "\n".join(lines)}
+        yield begun, {"I": str(number), "W": "\n".join(lines)}
 
 
 def _columns(query: int, document: int, grade: int | None = None) -> Callable[[Block], Iterator[Judgement]]:
@@ -166,12 +171,14 @@ def _columns(query: int, document: int, grade: int | None = None) -> Callable[[B
         for line, text in block.lines():
             cells = text.decode().split()
             try:
-                value = 1 if grade is None else 5 - int(cells[grade])
-                row = (line, str(int(cells[query])), str(int(cells[document])), value)
+                code = 4 if grade is None else int(cells[grade])
+                pair = str(int(cells[query])), str(int(cells[document]))
             except (ValueError, IndexError):
                 raise block.error("not a judgement", line, text, _CURE) from None
-            if value <= 5:  # a code of -1 means nothing known
-                yield row
+            if code not in (-1, 1, 2, 3, 4):
+                raise block.error(f"code {code} is none of 1 to 4 and -1", line, text, _CURE)
+            if code != -1:  # which nobody explained
+                yield line, *pair, 5 - code
 
     return judged
 
@@ -183,7 +190,7 @@ def _lists(block: Block) -> Iterator[Judgement]:
 
 
 def _npl_lists(block: Block) -> Iterator[Judgement]:
-    for query, lines in _npl_items(block):
+    for _, query, lines in _npl_items(block):
         for line, text in lines:
             yield from _relevant(block, line, query, *text.split())
 
