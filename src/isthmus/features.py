@@ -227,6 +227,18 @@ def compute(
     return table
 
 
+def bm25(
+    queries: Tokens, pairs: Pairs, counts: TermCounts, *, settings: Settings = PROFILES["default"]
+) -> FloatArray:
+    """The BM25 of every pair over one field, alone."""
+    asked = _Asked.of(queries)
+    formulae = _Formulae(settings, counts, asked)
+    scores = np.zeros(len(pairs))
+    for rows in _blocks(asked, pairs):
+        scores[rows] = formulae.bm25(pairs.queries[rows], pairs.documents[rows])
+    return scores
+
+
 def letor(
     corpus: Corpus,
     candidates: Run,
@@ -305,28 +317,40 @@ class _Formulae:
 
     def of(self, queries: IntArray, documents: IntArray) -> FloatArray:
         """The features of some pairs, of shape (pairs, 7)."""
-        entries = rows_of(self.asked.offsets, queries)
-        sizes = self.asked.sizes[queries]
-        ends = np.cumsum(sizes)
-        rows = np.repeat(np.arange(len(queries)), sizes)
-        words = self.asked.words[entries]
-        counted = np.asarray(self.field.counts(documents[rows], words), dtype=np.float64)
+        entries, rows, counted = self._counted(queries, documents)
         times, weight = self.asked.times[entries], self.weight[entries]
         lengths = self.field.lengths[documents].astype(np.float64)
         frequent = counted / np.maximum(lengths, 1.0)[rows]
-        scored = frequent if self.settings.relative else counted
         columns = [
             times * frequent,
             times * weight * frequent,
-            times * weight * self._saturated(scored, lengths, rows),
+            times * weight * self._saturated(counted, lengths, rows),
         ]
-        likelihoods = self._likelihoods(counted, documents, self.share[words.codes], rows)
-        columns += [times * value for value in likelihoods]
+        share = self.share[self.asked.words.codes[entries]]
+        columns += [times * value for value in self._likelihoods(counted, documents, share, rows)]
+        ends = np.cumsum(self.asked.sizes[queries])
         tf, *others = (_segment_sums(column, ends) for column in columns)
         return np.stack((tf, self.idf[queries], *others), axis=1)
 
+    def bm25(self, queries: IntArray, documents: IntArray) -> FloatArray:
+        """The BM25 of some pairs."""
+        entries, rows, counted = self._counted(queries, documents)
+        lengths = self.field.lengths[documents].astype(np.float64)
+        weight = self.asked.times[entries] * self.weight[entries]
+        ends = np.cumsum(self.asked.sizes[queries])
+        return _segment_sums(weight * self._saturated(counted, lengths, rows), ends)
+
+    def _counted(self, queries: IntArray, documents: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+        """For every word of every pair: its entry among those asked, its pair, and its count."""
+        entries = rows_of(self.asked.offsets, queries)
+        rows = np.repeat(np.arange(len(queries)), self.asked.sizes[queries])
+        counts = self.field.counts(documents[rows], self.asked.words[entries])
+        return entries, rows, np.asarray(counts, dtype=np.float64)
+
     def _saturated(self, counted: FloatArray, lengths: FloatArray, rows: IntArray) -> FloatArray:
-        """x(k1 + 1)/(x + k1(1 − b + b·L/avg)), 0 at x = 0."""
+        """x(k1 + 1)/(x + k1(1 − b + b·L/avg)), 0 at x = 0; x is the count, or the relative one."""
+        if self.settings.relative:
+            counted = counted / np.maximum(lengths, 1.0)[rows]
         k1, b = self.settings.k1, self.settings.b
         spread = k1 * (1 - b + b * lengths / self.mean_length)
         found = np.zeros(len(counted))

@@ -46,7 +46,7 @@ class Geometric:
     rate: float
 
     def __post_init__(self) -> None:
-        if not self.rate >= 1e-3:
+        if not self.rate >= 1e-4:
             raise PrivacyError(f"noise of rate {self.rate:g} would drown everything (choose a larger ε)")
 
     @property
@@ -81,13 +81,13 @@ class Geometric:
         if np.isinf(self.rate):
             return np.empty(0, dtype=np.uint64)
         with localcontext() as context:
-            context.prec = 60
-            ratio = (-Decimal(self.rate)).exp()
-            whole, tail = Decimal(2**64), Decimal(2**64) / (1 + ratio)
-            below: list[int] = []
-            while (tail := tail * ratio) >= 1:
-                below.append(int(tail))
-            above = [int(whole) - cut for cut in below]
+            context.prec = 80
+            exact = (-Decimal(self.rate)).exp()
+            ratio, tail = int(exact * 2**160), int(Decimal(2**224) / (1 + exact))
+        below: list[int] = []
+        while (tail := tail * ratio >> 160) >> 160:  # fixed point with 160 bits behind it
+            below.append(tail >> 160)
+        above = [2**64 - cut for cut in below]
         return np.array([*reversed(below), *above], dtype=np.uint64)
 
     @cached_property
