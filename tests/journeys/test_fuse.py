@@ -161,3 +161,29 @@ def test_plain_fusion_starts_without_scikit_learn(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0 []"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--method", "weighted", "--weights", "a,b"],
+        ["--method", "convex", "--weights", "0,0"],
+        ["--method", "comb-sum", "--missing", "foo"],
+        ["--missing", "nan"],
+        ["--set", "k=abc"],
+        ["--set", "k=[1,2]"],
+        ["--set", "k=-61"],
+        ["--set", "norm=5"],
+        ["--set", "method=5"],
+        ["--set", "k"],
+    ],
+)
+def test_values_that_make_no_sense_are_one_line(tmp_path, capsys, options):
+    for name, document in (("a.run", "d1"), ("b.run", "d2")):
+        (tmp_path / name).write_text(f"q1 Q0 {document} 1 2.5 {name}\n")
+    files = [str(tmp_path / name) for name in ("a.run", "b.run")]
+    assert main(["fuse", *files, *options, "-o", str(tmp_path / "out.run")]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("isthmus: ")
+    assert told.count("\n") == 1
+    assert not (tmp_path / "out.run").exists()

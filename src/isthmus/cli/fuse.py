@@ -193,11 +193,13 @@ def _options(asked: argparse.Namespace) -> dict[str, Any]:
 
     options: dict[str, Any] = {"norm": asked.norm, "missing": _number(asked.missing)}
     if asked.weights:
-        options["weights"] = [float(weight) for weight in asked.weights.split(",")]
+        options["weights"] = [_number(weight) for weight in asked.weights.split(",")]
     for setting in asked.set:
         name, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(f"--set {setting}: write NAME=VALUE", key=name)
+        if hasattr(asked, name) or name in ("judging", "runs"):
+            raise ConfigError(f"--set {setting}: {name} is an option of the command, --{name}", key=name)
         try:
             options[name] = json.loads(value)
         except ValueError:

@@ -88,11 +88,11 @@ class RunFolder:
         self.path = Path(path)
 
     def begin(self, config: Config) -> None:
-        """Write the configuration; a folder that holds another run's is refused."""
+        """Write the configuration; a folder that holds another run's rounds is refused."""
         self.path.mkdir(parents=True, exist_ok=True)
         for left in self.path.glob(".*.part"):  # by a run that was killed while it wrote
             left.unlink(missing_ok=True)
-        if (self.path / "config.toml").exists() and self.config() != config:
+        if (self.path / "checkpoint").exists() and self.config() != config:
             raise ConfigError(
                 f"{self.path} holds a run with another configuration", expected="another --out, or --resume"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import ConfigError, nearest
@@ -45,6 +46,7 @@ def fuse(
     lowest score) or a number. Options go to the method: `k` of rrf, `calibrator` of stacked, `weights` …
     """
     chosen = choose(runs, method, qrels)
+    _check_missing(missing)
     if qrels is not None:
         return fuser(chosen, norm=norm, missing=missing, **options).fit_fuse(runs, qrels, name=chosen)
     if chosen in LEARNED:
@@ -77,6 +79,7 @@ def fuser(
     from isthmus.fusion.stacking import LogOdds, Stacked, Weighted
 
     chosen = choose((), method, None)
+    _check_missing(missing)
     if chosen in ("stacked", "log-odds"):
         if norm is not None:
             raise ConfigError(
@@ -104,14 +107,45 @@ def _made(kind: type[Fuser], options: Mapping[str, Any]) -> Fuser:
 
 
 def _call(formula: str, options: Mapping[str, Any]) -> Any:
-    known = [name for name in inspect.signature(FUSERS[formula]).parameters if name != "candidates"]
+    known = dict(inspect.signature(FUSERS[formula]).parameters)
+    known.pop("candidates")
     _check_options(formula, options, known)
     return partial(FUSERS[formula], **options)
 
 
-def _check_options(method: str, options: Mapping[str, Any], known: Any) -> None:
-    for name in options:
+def _check_options(method: str, options: Mapping[str, Any], known: Mapping[str, inspect.Parameter]) -> None:
+    for name, value in options.items():
         if name not in known:
             close = nearest(name, known)
             told = f" (did you mean {close!r}?)" if close else f"; it has {', '.join(known) or 'none'}"
-            raise ConfigError(f"{method} has no option {name!r}{told}", key=name, value=options[name])
+            raise ConfigError(f"{method} has no option {name!r}{told}", key=name, value=value)
+        if name == "weights" and value is not None:
+            _check_weights(method, value)
+        usual = known[name].default
+        counts = isinstance(usual, (int, float)) and not isinstance(usual, bool)
+        if counts and not (_is_number(value) and value >= 0):
+            raise ConfigError(
+                f"{method}'s {name} = {value!r} is not a number from 0 on", key=name, value=value
+            )
+
+
+def _check_weights(method: str, weights: Any) -> None:
+    listed = list(weights) if isinstance(weights, Sequence) and not isinstance(weights, str) else [weights]
+    if not all(_is_number(weight) for weight in listed) or not any(listed):
+        raise ConfigError(
+            f"{method}'s weights {weights!r} must be numbers, and not all of them 0",
+            key="weights",
+            value=weights,
+        )
+
+
+def _check_missing(missing: float | str) -> None:
+    if missing not in ("learned", "lowest") and not _is_number(missing):
+        raise ConfigError(
+            f"missing = {missing!r}: say 'learned', 'lowest' or a number", key="missing", value=missing
+        )
+
+
+def _is_number(value: object) -> bool:
+    """A finite real number; True and False are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
