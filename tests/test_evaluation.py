@@ -369,8 +369,9 @@ class TestSingleLabel:
         assert found["psP@1"] <= found["psP@3"] <= found["psP@5"] <= found["psP@10"]
 
     def test_propensities_are_needed(self, world: tuple) -> None:
-        with pytest.raises(ConfigError, match="propensity="):
-            evaluate(world[0], world[1], ["psP@1"])
+        for ask in (evaluate, lambda qrels, run, measures: compare(qrels, [run], measures)):
+            with pytest.raises(ConfigError, match=r"propensity=.*--propensity TRAIN_QRELS"):
+                ask(world[0], world[1], ["psP@1"])
 
 
 class TestPropensity:
@@ -547,13 +548,11 @@ class TestComparison:
             "run 3",
         ]
 
-    def test_propensities_through_evaluations(self) -> None:
+    def test_propensities(self) -> None:
         qrels = Qrels.from_dict({f"q{q}": {f"l{q % 3}": 1} for q in range(30)})
         right = Run.from_dict({f"q{q}": {f"l{q % 3}": 2.0, "no": 1.0} for q in range(30)}, name="right")
         wrong = Run.from_dict({f"q{q}": {f"l{q % 3}": 1.0, "no": 2.0} for q in range(30)}, name="wrong")
-        propensity = Propensity.of_qrels(qrels)
-        found = [evaluate(qrels, run, ["psP@1"], propensity=propensity) for run in (right, wrong)]
-        report = Comparison(tuple(found))
+        report = compare(qrels, [right, wrong], ["psP@1"], propensity=Propensity.of_qrels(qrels))
         assert report.verdicts[0].paired.difference == pytest.approx(1.0)
         assert report.verdicts[0].adjusted < 0.001
 

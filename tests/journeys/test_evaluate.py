@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.cli import main
+
 QRELS = "q1 0 a 2\nq1 0 b 0\nq1 0 c 1\nq2 0 a 1\n"
 GOOD = "q1 Q0 a 1 9 x\nq1 Q0 c 2 8 x\nq1 Q0 b 3 7 x\nq2 Q0 a 1 5 x\n"
 BAD = "q1\tQ0\tb\t1\t9\tx\nq1\tQ0\tc\t2\t8\tx\nq1\tQ0\ta\t3\t7\tx\nq9\tQ0\ta\t1\t5\tx\n"
@@ -67,6 +69,24 @@ def test_a_profile_changes_the_conventions(folder: Path) -> None:
     )
     (row,) = json.loads(out)
     assert "gain=linear" in row["measure"]
+
+
+def test_propensities_from_training_judgements(folder: Path) -> None:
+    (folder / "train").write_text("t1 0 a 1\nt2 0 a 1\nt3 0 c 1\nt4 0 a 1\n")
+    asked = ["evaluate", "qrels", "good.run", "bad.run", "-m", "psP@1", "psnDCG@3"]
+    out, _ = isthmus(folder, *asked, "--propensity", "train", "--json")
+
+    from isthmus.evaluation import Propensity, compare
+    from isthmus.tables import read_qrels, read_run
+
+    runs = {name: read_run(folder / name) for name in ("good.run", "bad.run")}
+    propensity = Propensity.of_qrels(read_qrels(folder / "train"))
+    report = compare(read_qrels(folder / "qrels"), runs, asked[5:], propensity=propensity)
+    assert json.loads(out) == [row for one in report.evaluations for row in one.rows()]
+    assert "psP@1" in isthmus(folder, *asked, "--propensity", "train")[0]
+    _, err = isthmus(folder, *asked, status=1)
+    assert "--propensity TRAIN_QRELS" in err
+    assert err.count("\n") == 1
 
 
 def test_a_baseline_is_named_as_it_was_given(folder: Path) -> None:
@@ -170,3 +190,19 @@ def test_queries_from_a_file_in_one_silo(folder: Path) -> None:
 def test_k_is_a_whole_number(folder: Path) -> None:
     _, err = isthmus(folder, "retrieve", "pydocs", "test", "-o", "x", "-k", "0", status=2)
     assert "invalid whole number from 1 value: '0'" in err
+
+
+def test_retrieve_writes_nothing_it_would_not_read_itself(tmp_path, capsys):
+    folder = tmp_path / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text('{"_id": "d1", "title": "", "text": "red apples"}\n')
+    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "green pears"}\n')
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+    out = tmp_path / "o.run"
+    assert main(["retrieve", str(folder), "train", "-o", str(out)]) == 1
+    assert "no train queries" in capsys.readouterr().err
+    assert main(["retrieve", str(folder), "test", "-o", str(out)]) == 1
+    assert "shares a word" in capsys.readouterr().err
+    assert main(["retrieve", str(folder), "test", "-o", str(out), "--qrels", str(out)]) == 1
+    assert "both be written" in capsys.readouterr().err
+    assert not out.exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.cli.command import Command, add_json, print_json, say, whole
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from isthmus.evaluation import Evaluation
@@ -35,6 +35,9 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"what to measure: nDCG@10, 'MRR@5(rel=2)', trec_eval's ndcg_cut_10 … (default: {usual})",
     )
     parser.add_argument("--profile", choices=PROFILES, help="follow that tool's conventions")
+    parser.add_argument(
+        "--propensity", metavar="TRAIN_QRELS", help="training judgements, which psP and psnDCG learn from"
+    )
     parser.add_argument("--baseline", metavar="RUN", help="test every run against this one only")
     parser.add_argument("--by-query", action="store_true", help="values of every query instead of means")
     parser.add_argument("--format", choices=FORMATS, default="text", help="of the table (%(default)s)")
@@ -42,13 +45,15 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(asked: argparse.Namespace) -> None:
-    from isthmus.evaluation import evaluate
+    from isthmus.evaluation import Propensity, evaluate
     from isthmus.tables import read_qrels, read_run
 
     qrels = read_qrels(asked.qrels)
+    propensity = Propensity.of_qrels(read_qrels(asked.propensity)) if asked.propensity else None
+    how = {"profile": asked.profile, "propensity": propensity}
     names = short_names(asked.runs)
     found = [
-        evaluate(qrels, read_run(path, name=name), asked.measures or MEASURES, profile=asked.profile)
+        evaluate(qrels, read_run(path, name=name), asked.measures or MEASURES, **how)
         for path, name in zip(asked.runs, names, strict=True)
     ]
     if asked.by_query or asked.json:
@@ -126,11 +131,18 @@ def _retrieve(asked: argparse.Namespace) -> None:
 
     if asked.qrels and asked.queries not in OWN_QUERIES:
         raise ConfigError(f"queries from {asked.queries} have no judgements to write", key="qrels")
+    if asked.qrels and Path(asked.qrels).resolve() == Path(asked.out).resolve():
+        raise ConfigError(f"run and judgements would both be written to {asked.out}", key="qrels")
     began = time.perf_counter()
     settings = BM25(k1=asked.k1, b=asked.b)
     corpus = _with_queries(load(asked.corpus), asked.queries)
     documents = corpus.documents if asked.silo is None else corpus.silo(asked.silo).documents
     run = settings.index(documents).search(corpus.queries, asked.k)
+    if not run.rows:
+        raise DataError(
+            f"none of {len(documents):,} documents shares a word with any of {len(run):,} queries",
+            cure="nothing was written; check collection and queries",
+        )
     write_run(run, asked.out)
     if asked.qrels:
         write_qrels(corpus.qrels, asked.qrels)
@@ -154,7 +166,11 @@ def _with_queries(corpus: Corpus, queries: str) -> Corpus:
     from isthmus.tables import Qrels, read_queries
 
     if queries in OWN_QUERIES:
-        return corpus if queries == "all" else corpus.split(queries)
+        chosen = corpus if queries == "all" else corpus.split(queries)
+        if not len(chosen.queries):
+            there = ", ".join(sorted(set(corpus.queries.splits))) or "none"
+            raise DataError(f"{corpus.name} has no {queries} queries", cure=f"splits with queries: {there}")
+        return chosen
     return replace(corpus, queries=read_queries(queries), qrels=Qrels.from_dict({}))
 
 

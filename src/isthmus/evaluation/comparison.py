@@ -12,6 +12,7 @@ import numpy as np
 
 from isthmus.errors import ConfigError
 from isthmus.evaluation.measures import Measure, as_measures
+from isthmus.evaluation.propensity import Propensity
 from isthmus.evaluation.results import Evaluation, evaluate
 from isthmus.evaluation.statistics import Groups, Interval, Paired, bootstrap, holm, paired_t, randomisation
 from isthmus.report import Cell, Estimate, Table
@@ -212,6 +213,7 @@ def compare(
     *,
     baseline: str | None = None,
     profile: str | None = None,
+    propensity: Propensity | None = None,
     testing: Testing = DEFAULT_TESTING,
 ) -> Comparison:
     """Evaluate several runs and test their differences.
@@ -224,14 +226,13 @@ def compare(
     a  right  1.0000ᵇ
 
     All runs are measured on the queries of the judgements. The result prints as a terminal table and has
-    `.table()` for the other forms. For measures that need propensities, evaluate first and build a
-    `Comparison` of the evaluations.
+    `.table()` for the other forms. `profile` and `propensity` are those of `evaluate`.
     """
     given = runs.values() if isinstance(runs, Mapping) else runs
     names = runs if isinstance(runs, Mapping) else [run.name or f"run {at}" for at, run in enumerate(runs, 1)]
     asked = as_measures(measures)
     found = [
-        evaluate(qrels, run.named(name), asked, profile=profile)
+        evaluate(qrels, run.named(name), asked, profile=profile, propensity=propensity)
         for name, run in zip(names, given, strict=True)
     ]
     return Comparison(tuple(found), baseline, testing)

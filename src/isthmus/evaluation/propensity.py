@@ -82,7 +82,8 @@ def propensity_scored(
     ranking = view.ranking
     if propensity is None or ranking.run is None or ranking.qrels is None:
         raise ConfigError(
-            f"{measure} needs propensities: pass propensity=Propensity.of_qrels(training judgements)",
+            f"{measure} needs propensities: pass propensity=Propensity.of_qrels(training judgements), or "
+            "--propensity TRAIN_QRELS on the command line",
             key="propensity",
         )
     threshold = int(measure["rel"])
