@@ -34,15 +34,26 @@ def isthmus(folder: Path, *arguments: str, status: int = 0) -> tuple[str, str]:
 
 
 def test_json_has_the_promised_form(folder: Path) -> None:
-    out, err = isthmus(folder, "evaluate", "qrels", "good.run", "bad.run", "-m", "MRR@10", "P@1", "--json")
+    out, _ = isthmus(folder, "evaluate", "qrels", "good.run", "bad.run", "-m", "MRR@10", "P@1", "--json")
     assert json.loads(out) == [
         {"run": "good.run", "measure": "MRR@10", "value": 1.0, "queries": 2},
         {"run": "good.run", "measure": "P@1", "value": 1.0, "queries": 2},
         {"run": "bad.run", "measure": "MRR@10", "value": 0.25, "queries": 2},
         {"run": "bad.run", "measure": "P@1", "value": 0.0, "queries": 2},
     ]
-    assert "bad.run: 1 of 2 judged queries are not in the run" in err
-    assert "bad.run: 1 queries have no judgements and do not count" in err
+
+
+@pytest.mark.parametrize(
+    "form", [[], ["--json"], ["--by-query"], ["--by-query", "--json"], ["--format=html"]]
+)
+def test_queries_that_one_side_lacks_are_told(folder: Path, form: list[str]) -> None:
+    (folder / "tied.run").write_text("q1 Q0 a 1 9 x\nq1 Q0 b 2 9 x\nq2 Q0 a 1 1 x\nq2 Q0 b 2 0 x\n")
+    _, err = isthmus(folder, "evaluate", "qrels", "good.run", "bad.run", "tied.run", "-m", "P@1", *form)
+    assert err.splitlines() == [
+        "bad.run: 1 of 2 judged queries are not in the run.",
+        "bad.run: 1 queries have no judgements and do not count.",
+        "tied.run: 50.0% of the rows share their score with another.",
+    ]
 
 
 def test_by_query(folder: Path) -> None:

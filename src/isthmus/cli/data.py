@@ -58,11 +58,12 @@ def _evaluate(asked: argparse.Namespace) -> None:
     ]
     if asked.by_query or asked.json:
         rows = [row for one in found for row in (_by_query(one) if asked.by_query else one.rows())]
-        _say_what_does_not_count(found)
         _print_rows(rows, asked)
     else:
         baseline = dict(zip(asked.runs, names, strict=True)).get(asked.baseline, asked.baseline)
         _print_comparison(found, baseline, asked.format)
+    for remark in (remark for one in found for remark in one.remarks()):
+        say(remark)
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
@@ -94,15 +95,6 @@ def _print_comparison(found: list[Evaluation], baseline: str | None, form: str) 
 
     table = Comparison(tuple(found), baseline).table()
     print(table.text(bold=True) if form == "text" and sys.stdout.isatty() else FORMS[form](table))
-
-
-def _say_what_does_not_count(found: list[Evaluation]) -> None:
-    """Queries that only one side has never pass in silence."""
-    for one in found:
-        if one.missing:
-            say(f"{one.run}: {len(one.missing)} of {len(one.queries)} judged queries are not in the run")
-        if one.unjudged:
-            say(f"{one.run}: {len(one.unjudged)} queries have no judgements and do not count")
 
 
 def _retrieve_arguments(parser: argparse.ArgumentParser) -> None:

@@ -362,7 +362,7 @@ def _top_grade(view: View, measure: Measure) -> int:
 
 def _cascade(hits: Hits, top: int | IntArray, weight: FloatArray) -> FloatArray:
     """Σ weight_r R_r Π_{i<r} (1 − R_i)."""
-    stop = (np.exp2(hits.grade) - 1.0) / np.exp2(top)
+    stop = np.exp2(hits.grade - top, dtype=np.float64) - np.exp2(-np.asarray(top, dtype=np.float64))
     passed = np.concatenate(([1.0], hits.running(np.multiply, 1.0 - stop)[:-1])) if len(stop) else stop
     return hits.total(weight * stop * np.where(hits.nth > 0, passed, 1.0))
 
