@@ -74,6 +74,25 @@ def test_vectors_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert encode_cached(Counting("other"), texts[:2]).shape == (2, 2)
 
 
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in place of the folder")
+    monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path / "file"))
+    encoder = Counting()
+    assert encode_cached(encoder, ["one", "three"])[:, 0].tolist() == [3, 5]
+    assert encode_cached(encoder, ["one", "three"])[:, 0].tolist() == [3, 5]
+    assert encoder.asked == [2, 2]
+
+
+def test_without_a_home_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(encoders, "cache_folder", homeless)
+    assert encode_cached(Counting(), ["one", "three"])[:, 0].tolist() == [3, 5]
+
+
 def test_a_projection_learns_pairs_that_share_no_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

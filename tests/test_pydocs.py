@@ -224,6 +224,13 @@ class TestCache:
         self.folder.write_text("a file")
         assert len(pydocs.load().documents) > 4_000
 
+    def test_nor_does_a_missing_home_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def homeless() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(pydocs, "cache_folder", homeless)
+        assert len(pydocs.load().documents) > 4_000
+
 
 def test_sections_and_links_of_a_docstring() -> None:
     body, links = pydocs._read(

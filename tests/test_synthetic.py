@@ -130,6 +130,21 @@ def test_a_named_fold_is_made_once_and_then_mapped() -> None:
     assert again == first
 
 
+@pytest.mark.parametrize("homeless", [False, True])
+def test_a_named_fold_does_without_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, homeless: bool
+) -> None:
+    (tmp_path / "file").write_text("in place of the folder")
+    monkeypatch.setenv("ISTHMUS_CACHE", "" if homeless else str(tmp_path / "file"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert load_letor("synthetic", "test") == World().letor(300, "test")
+
+
 def test_folds_share_the_world_and_no_row() -> None:
     one, two = (load_letor("synthetic", "test", fold=fold) for fold in (0, 1))
     assert not np.array_equal(one.features, two.features)

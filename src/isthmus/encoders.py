@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -224,18 +225,23 @@ class Remembered:
 
 def encode_cached(encoder: Encoder, texts: Sequence[str], *, label: str | None = None) -> Vectors:
     """`encoder.encode(texts)`, kept on disk block by block, so that a second call, or one after a kill,
-    computes only what is missing. `label` names the progress bar."""
+    computes only what is missing; where nothing can be kept, everything. `label` names the progress bar."""
     if isinstance(encoder, Remembered):
         return encoder.encode(texts)
-    folder = cache_folder() / "vectors" / encoder.fingerprint
     blocks = [texts[at : at + _BLOCK_TEXTS] for at in range(0, len(texts), _BLOCK_TEXTS)]
     if not blocks:
         return encoder.encode(texts)
+    try:
+        folder = cache_folder() / "vectors" / encoder.fingerprint
+    except RuntimeError:  # no home folder to keep anything in
+        folder = None
     shown = blocks if label is None else progress(blocks, total=len(blocks), label=label)
     return np.concatenate([_encode_block(encoder, block, folder) for block in shown])
 
 
-def _encode_block(encoder: Encoder, texts: Sequence[str], folder: Path) -> Vectors:
+def _encode_block(encoder: Encoder, texts: Sequence[str], folder: Path | None) -> Vectors:
+    if folder is None:
+        return encoder.encode(texts)
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         spelled = text.encode("utf-8", "surrogatepass")
@@ -248,9 +254,10 @@ def _encode_block(encoder: Encoder, texts: Sequence[str], folder: Path) -> Vecto
     except (OSError, ValueError, EOFError):
         pass  # absent or damaged: computed again and replaced
     vectors = encoder.encode(texts)
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as stream:
-        np.lib.format.write_array(stream, vectors, allow_pickle=False)
+    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as stream:
+            np.lib.format.write_array(stream, vectors, allow_pickle=False)
     return vectors
 
 

@@ -119,7 +119,10 @@ class World:
 
 def load(*, share: float = SHARE, silos: int = SILOS) -> Corpus:
     """The dealt world; collected once for given package versions and then kept in the cache folder."""
-    kept = cache_folder() / f"pydocs-{_fingerprint()}.json"
+    try:
+        kept = cache_folder() / f"pydocs-{_fingerprint()}.json"
+    except RuntimeError:  # no home folder to keep anything in
+        return build().corpus(share=share, silos=silos)
     world = _reopened(kept)
     if world is None:
         world = build()
