@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -80,6 +81,26 @@ def test_inverse_distance_keeps_the_order(world: tuple[Documents, Lsa]) -> None:
     inverse = Dense(encoder, score="inverse_distance").index(held).search(asked, k=10)
     assert [found for _, found, _ in cosine.lists()] == [found for _, found, _ in inverse.lists()]
     np.testing.assert_allclose(inverse.scores, 1 / (2 - 2 * cosine.scores + 1e-9), rtol=1e-6)
+
+
+class Rounded:
+    """Unit vectors but for rounding: the earlier in the alphabet, the longer."""
+
+    fingerprint = "rounded"
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        lengths = {"a": 1 + 4e-7, "b": 1 + 2e-7}
+        return np.array([[lengths.get(text, 1.0), 0] for text in texts], dtype=np.float32)
+
+
+@pytest.mark.parametrize("score", ["cosine", "inverse_distance"])
+def test_cosines_that_rounding_put_above_one_tie(score: str) -> None:
+    index = Dense(Rounded(), score=score).index(documents(["a", "b", "c"]))
+    for k in (1, 2, 3):
+        run = index.search(queries(["c"]), k)
+        assert run.documents.tolist() == ["d002", "d001", "d000"][:k]
+        assert len(set(run.scores.tolist())) == 1
+        assert run.arrival is None
 
 
 def test_bad_settings_are_errors(world: tuple[Documents, Lsa]) -> None:

@@ -90,7 +90,7 @@ class DenseIndex:
     def _shaped(self, cosines: FloatArray) -> FloatArray:
         if self.settings.score == "cosine":
             return cosines
-        return 1 / (np.maximum(2 - 2 * cosines, 0) + 1e-9)
+        return 1 / (2 - 2 * cosines + 1e-9)
 
     def _everything(self, vectors: Vectors) -> Iterator[tuple[IntArray, Vectors]]:
         """For every query all rows and their cosines; −inf for a text without direction."""
@@ -98,7 +98,7 @@ class DenseIndex:
         silent = ~self.vectors.any(axis=1)
         for start in range(0, len(vectors), _BLOCK):
             block = vectors[start : start + _BLOCK]
-            scores = block @ self.vectors.T
+            scores = _cosines(block, self.vectors.T)
             scores[:, silent] = -np.inf
             scores[~block.any(axis=1)] = -np.inf
             yield from ((rows, cosines) for cosines in scores)
@@ -115,7 +115,7 @@ class DenseIndex:
             )
             for query, near in zip(block, found, strict=True):
                 rows = np.sort(near[near >= 0]).astype(np.int64)
-                cosines = self.vectors[rows] @ query
+                cosines = _cosines(self.vectors[rows], query)
                 cosines[~self.vectors[rows].any(axis=1)] = -np.inf
                 yield rows, cosines if query.any() else np.full_like(cosines, -np.inf)
 
@@ -132,3 +132,9 @@ class DenseIndex:
 
     def __repr__(self) -> str:
         return f"DenseIndex: {len(self):,} documents, {self.vectors.shape[1]} dimensions"
+
+
+def _cosines(left: Vectors, right: Vectors) -> Vectors:
+    """Products of unit vectors; what rounding put beyond 1 ties with 1, in the order as in every score."""
+    products: Vectors = left @ right
+    return np.clip(products, -1, 1, out=products)
