@@ -24,6 +24,7 @@ from isthmus.partition import (
     head_labels,
     highest_grades,
     move_share,
+    normal_text,
     rotation,
     same_text,
 )
@@ -223,6 +224,8 @@ def test_too_few_groups_for_the_folds() -> None:
 
 def test_same_text_ignores_case_and_space() -> None:
     assert same_text(["A  b", "c", "a B\n", "C"]).tolist() == [0, 1, 0, 1]
+    assert same_text(["Straße 1", "STRASSE\t1"]).tolist() == [0, 0]
+    assert normal_text(" STRASSE\t1") == normal_text("Straße 1") == "strasse 1"
 
 
 def test_rotation_is_that_of_letor() -> None:

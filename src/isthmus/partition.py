@@ -341,9 +341,12 @@ def rotation(fold_of: IntArray, test: int) -> Rotation:
 def same_text(texts: Iterable[str]) -> IntArray:
     """Groups of equal texts, letter case and white space aside: duplicates must not straddle folds."""
     seen: dict[str, int] = {}
-    return np.array(
-        [seen.setdefault(" ".join(text.casefold().split()), len(seen)) for text in texts], np.int64
-    )
+    return np.array([seen.setdefault(normal_text(text), len(seen)) for text in texts], np.int64)
+
+
+def normal_text(text: str) -> str:
+    """The spelling that texts share if they are equal, letter case and white space aside."""
+    return " ".join(text.casefold().split())
 
 
 def head_labels(counts: ArrayLike, share: float = 0.2) -> NDArray[np.bool_]:

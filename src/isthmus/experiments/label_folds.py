@@ -7,7 +7,6 @@ copies fall where they fall.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from isthmus.corpora import load
 from isthmus.corpora.labels import fold_count
 from isthmus.errors import DataError
-from isthmus.partition import folds, head_labels, same_text
+from isthmus.partition import folds, head_labels, normal_text, same_text
 from isthmus.randomness import Streams
 from isthmus.retrieval.labels import Labels, labels_of
 from isthmus.tables import Corpus, Documents, Qrels
@@ -157,13 +156,9 @@ def _one_label_each(part: Part) -> Part:
 
 def _apart(fold: LabelFold) -> LabelFold:
     """Without training texts that occur in validation or test, nor validation texts that occur in test."""
-    spelt = [_normal(part.texts) for part in (fold.train, fold.validation, fold.test)]
+    parts = (fold.train, fold.validation, fold.test)
+    spelt = [[normal_text(text) for text in part.texts] for part in parts]
     later, last = set(spelt[1]) | set(spelt[2]), set(spelt[2])
     train = fold.train.take(np.array([text not in later for text in spelt[0]], dtype=bool))
     held = fold.validation.take(np.array([text not in last for text in spelt[1]], dtype=bool))
     return replace(fold, train=train, validation=held)
-
-
-def _normal(texts: Sequence[str]) -> list[str]:
-    """Equal up to case and white space is equal."""
-    return [" ".join(text.lower().split()) for text in texts]
