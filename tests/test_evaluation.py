@@ -469,6 +469,15 @@ class TestEvaluation:
         with pytest.raises(ValueError, match="read-only"):
             found.values[found.measures[0]][0] = 1.0
 
+    def test_remarks_stand_below_the_table(self) -> None:
+        qrels = Qrels.from_dict({"both": {"a": 1}, "judged only": {"a": 1}})
+        run = Run.from_dict({"both": {"a": 1.0, "b": 1.0}, "ranked only": {"a": 1.0}}, name="x")
+        found = evaluate(qrels, run, ["MRR"])
+        assert len(found.remarks()) == 3
+        assert found.remarks()[0] == "x: 1 of 2 judged queries are not in the run."
+        assert list(Comparison((found,)).table().notes[-3:]) == found.remarks()
+        assert evaluate(*graded([1, 0]), ["MRR"]).remarks() == []
+
     def test_geometric_means_and_sums(self) -> None:
         qrels = Qrels.from_dict({"q1": {"a": 1}, "q2": {"a": 1}, "q3": {"a": 1}})
         run = Run.from_dict({"q1": {"a": 1.0}, "q2": {"b": 2.0, "a": 1.0}, "q3": {"b": 1.0}})

@@ -203,7 +203,7 @@ class Comparison:
             counted = "/".join(f"{n:,}" for n in sorted({e.counted(measure) for e in self.evaluations}))
             yield f"{measure}: {measure.conventions()}; {counted} queries."
         for evaluation in self.evaluations:
-            yield from _remarks(evaluation)
+            yield from evaluation.remarks()
 
 
 def compare(
@@ -247,12 +247,3 @@ def _comparable(evaluation: Evaluation, measure: Measure) -> FloatArray:
 
 def _letter(at: int) -> str:
     return _LETTERS[at] if at < len(_LETTERS) else str(at + 1)
-
-
-def _remarks(evaluation: Evaluation) -> Iterator[str]:
-    if evaluation.missing:
-        yield f"{evaluation.run}: {len(evaluation.missing):,} queries of the judgements are not in the run."
-    if evaluation.unjudged:
-        yield f"{evaluation.run}: {len(evaluation.unjudged):,} queries have no judgements and do not count."
-    if evaluation.tie_rate > 0:
-        yield f"{evaluation.run}: {evaluation.tie_rate:.1%} of the rows share their score with another."

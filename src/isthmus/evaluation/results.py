@@ -99,6 +99,19 @@ class Evaluation:
             for measure, value in zip(self.measures, self.means.values(), strict=True)
         ]
 
+    def remarks(self) -> list[str]:
+        """What must not pass in silence: queries that only one side has, and tied scores."""
+        whose = f"{self.run}: " if self.run else ""
+        found = []
+        if self.missing:
+            judged = f"{len(self.missing):,} of {len(self.queries):,} judged queries"
+            found.append(f"{whose}{judged} are not in the run.")
+        if self.unjudged:
+            found.append(f"{whose}{len(self.unjudged):,} queries have no judgements and do not count.")
+        if self.tie_rate > 0:
+            found.append(f"{whose}{self.tie_rate:.1%} of the rows share their score with another.")
+        return found
+
     def __repr__(self) -> str:
         means = ", ".join(f"{name} {value:.4f}" for name, value in self.means.items())
         return f"Evaluation {self.run!r}: {len(self.queries):,} queries: {means}"
