@@ -219,6 +219,19 @@ class TestCache:
         assert self.built == 2
         assert len(list(self.folder.iterdir())) == 2
 
+    def test_another_stemmer_or_other_stop_words_have_another_file(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = pydocs.version
+        pydocs.load()
+        with monkeypatch.context() as patch:
+            patch.setattr(pydocs, "version", lambda name: "0" if name == "PyStemmer" else real(name))
+            pydocs.load()
+        monkeypatch.setattr(pydocs, "STOP_WORDS", frozenset({"the"}))
+        pydocs.load()
+        assert self.built == 3
+        assert len(list(self.folder.iterdir())) == 3
+
     def test_a_folder_that_cannot_be_written_does_not_matter(self) -> None:
         self.folder.parent.mkdir()
         self.folder.write_text("a file")

@@ -37,7 +37,7 @@ from isthmus.randomness import Streams
 from isthmus.tables import SPLITS, Corpus, Documents, Qrels, Queries
 from isthmus.tables.files import cache_folder, replacing
 from isthmus.tables.ids import IntArray, frozen
-from isthmus.text import tokenise
+from isthmus.text import STOP_WORDS, tokenise
 
 FORMAT = 1
 """Goes up whenever the same packages would give another world."""
@@ -132,8 +132,8 @@ def load(*, share: float = SHARE, silos: int = SILOS) -> Corpus:
 
 def _fingerprint() -> str:
     """Changes with everything that the world depends on."""
-    versions = [sys.version.partition(" ")[0], str(FORMAT)]
-    for package in (*MODULES, "scikit-learn"):
+    versions = [sys.version.partition(" ")[0], str(FORMAT), " ".join(sorted(STOP_WORDS))]
+    for package in (*MODULES, "scikit-learn", "PyStemmer"):
         with suppress(PackageNotFoundError):
             versions.append(f"{package} {version(package)}")
     return hashlib.blake2b("\n".join(versions).encode(), digest_size=8).hexdigest()
