@@ -144,18 +144,46 @@ def test_the_same_world_whatever_was_imported_before(world: pydocs.World) -> Non
     assert not [name for name in world.names if "Halving" in name or "IterativeImputer" in name]
 
 
-def test_the_same_world_in_another_process_without_a_word(world: pydocs.World) -> None:
-    """Sets order their members anew in every process; warnings and prints would be noise in a pipe."""
+def told_elsewhere(world: str) -> tuple[str, str]:
+    """What another process prints as the digest of a world, and what it complains of."""
     script = (
         "import hashlib, json; from dataclasses import asdict; from isthmus.corpora import pydocs;"
-        "print(hashlib.sha256(json.dumps(asdict(pydocs.build())).encode()).hexdigest())"
+        f"print(hashlib.sha256(json.dumps(asdict({world})).encode()).hexdigest())"
     )
     environment = {"PYTHONHASHSEED": "1234", "PYTHONWARNINGS": "default", "PATH": ""}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120
     )
-    assert done.stderr == ""
-    assert done.stdout == digest(world) + "\n"
+    return done.stdout, done.stderr
+
+
+def test_the_same_world_in_another_process_without_a_word(world: pydocs.World) -> None:
+    """Sets order their members anew in every process; warnings and prints would be noise in a pipe."""
+    assert told_elsewhere("pydocs.build()") == (digest(world) + "\n", "")
+
+
+def test_distractors_add_documents_and_nothing_else(world: pydocs.World, corpus: Corpus) -> None:
+    """1,500 or so, dealt among themselves: no other document and no query changes its silo."""
+    larger = world.with_distractors().corpus()
+    known = len(corpus.documents)
+    assert 800 < len(larger.documents) - known < 3_000
+    assert larger.documents.ids[:known] == corpus.documents.ids
+    assert np.array_equal(larger.documents.silos[:known], corpus.documents.silos)
+    assert len(set(larger.documents.ids)) == len(set(larger.documents.bodies)) == len(larger.documents)
+    assert {"json.dumps", "shutil.copytree"} < set(larger.documents.ids[known:])
+    sizes = np.bincount(larger.documents.silos[known:], minlength=4)
+    assert sizes.max() < 1.3 * sizes.min()
+    assert (larger.queries.ids, larger.queries.texts) == (corpus.queries.ids, corpus.queries.texts)
+    assert larger.queries.splits == corpus.queries.splits
+    assert np.array_equal(larger.queries.silos, corpus.queries.silos)
+    assert larger.qrels == corpus.qrels
+    assert larger.silos == corpus.silos
+
+
+def test_the_same_distractors_in_another_process() -> None:
+    alone = pydocs.World([], [], [], [], {}, []).with_distractors()
+    told = told_elsewhere("pydocs.World([], [], [], [], {}, []).with_distractors()")
+    assert told == (digest(alone) + "\n", "")
 
 
 def test_a_package_that_does_not_import_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +264,10 @@ class TestCache:
         self.folder.parent.mkdir()
         self.folder.write_text("a file")
         assert len(pydocs.load().documents) > 4_000
+
+    def test_distractors_only_when_asked_for(self) -> None:
+        assert len(pydocs.load(distractors=True).documents) > len(pydocs.load().documents)
+        assert self.built == 1
 
     def test_nor_does_a_missing_home_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def homeless() -> Path:

@@ -9,6 +9,9 @@ set literals, whose order changes from process to process, are sorted.
 
 The deal into silos is ours, not the libraries': whole sub-packages, balanced greedily, and then a share
 of the documents moves by a hash of its name, the dial from topical (0) to random (1) silos.
+
+On request the standard library's docstrings come as distractors: it has no *See Also*, so they bring
+documents but neither queries nor judgements.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -64,6 +67,13 @@ MODULES: Mapping[str, str] = {
 }
 """The public modules, named one by one: walking the packages would run whatever else lies in them."""
 
+STANDARD_LIBRARY = """argparse array ast base64 bisect calendar codecs collections concurrent.futures
+    configparser contextlib copy csv dataclasses datetime decimal difflib email.message enum fractions
+    functools gzip hashlib heapq html inspect io ipaddress itertools json logging math operator pathlib pickle
+    pprint random re sched shelve shlex shutil statistics string struct tarfile tempfile textwrap threading
+    timeit traceback types unittest urllib.parse uuid weakref xml.etree.ElementTree zipfile"""
+"""The modules whose docstrings may serve as distractors: those that import everywhere and quietly."""
+
 EXPERIMENTAL = {"HalvingGridSearchCV", "HalvingRandomSearchCV", "IterativeImputer"}
 """Classes that appear once anybody in the process has asked for them; the world must not depend on that."""
 
@@ -97,10 +107,19 @@ class World:
     links: list[tuple[str, str]]
     queries: dict[str, str]
     splits: list[str]
+    distractors: int = 0
+    """How many of the documents, the last ones, are there to be passed over."""
 
     def corpus(self, *, share: float = SHARE, silos: int = SILOS) -> Corpus:
-        """Dealt into silos; `share` is the part of the documents that leaves its sub-package's silo."""
-        topical = by_site(self.sites, silos).holders
+        """Dealt into silos; `share` is the part of the documents that leaves its sub-package's silo.
+
+        Distractors are dealt by the same rule but for themselves, so that nothing else changes its silo.
+        """
+        judged = len(self.names) - self.distractors
+        topical = by_site(self.sites[:judged], silos).holders
+        silo_names = _silo_names(self.sites[:judged], topical, silos)
+        if self.distractors:
+            topical = np.concatenate((topical, by_site(self.sites[judged:], silos).holders))
         homes = move_share(self.names, topical, share, silos)
         row_of = {name: row for row, name in enumerate(self.names)}
         ids = tuple(self.queries)
@@ -114,20 +133,44 @@ class World:
         names = tuple(self.names)
         documents = Documents(names, names, tuple(self.bodies), frozen(homes))
         qrels = Qrels.from_dict(_judgements(self.links, ids))
-        return Corpus("pydocs", documents, queries, qrels, _silo_names(self.sites, topical, silos))
+        return Corpus("pydocs", documents, queries, qrels, silo_names)
+
+    def with_distractors(self) -> World:
+        """With the docstrings of the standard library as further documents, if they are no copies."""
+        packages = {module: module.partition(".")[0] for module in STANDARD_LIBRARY.split()}
+        found = _merged(_collect((module, package, package) for module, package in packages.items()))
+        known = set(self.bodies)
+        added = [found[name] for name in sorted(found) if found[name].body not in known]
+        return replace(
+            self,
+            names=self.names + [entry.name for entry in added],
+            bodies=self.bodies + [entry.body for entry in added],
+            sites=self.sites + [entry.site for entry in added],
+            distractors=self.distractors + len(added),
+        )
 
 
-def load(*, share: float = SHARE, silos: int = SILOS) -> Corpus:
-    """The dealt world; collected once for given package versions and then kept in the cache folder."""
+def load(*, share: float = SHARE, silos: int = SILOS, distractors: bool = False) -> Corpus:
+    """The dealt world; collected once for given package versions and then kept in the cache folder.
+
+    With `distractors` there are about a third more documents, and the same queries and judgements.
+    """
+    world = _remembered()
+    if distractors:
+        world = world.with_distractors()
+    return world.corpus(share=share, silos=silos)
+
+
+def _remembered() -> World:
     try:
         kept = cache_folder() / f"pydocs-{_fingerprint()}.json"
     except RuntimeError:  # no home folder to keep anything in
-        return build().corpus(share=share, silos=silos)
+        return build()
     world = _reopened(kept)
     if world is None:
         world = build()
         _keep(world, kept)
-    return world.corpus(share=share, silos=silos)
+    return world
 
 
 def _fingerprint() -> str:
@@ -159,7 +202,7 @@ def build() -> World:
     """Collect the world from the installed packages (about three seconds)."""
     if sys.flags.optimize >= 2:
         raise DataError("docstrings are missing under python -OO", cure="run Python without -OO")
-    entries = _merged(_collect())
+    entries = _merged(_collect(_places()))
     alias = _aliases(entries)
     links = sorted({(a, b) for a, entry in entries.items() for b in _linked(entry, alias) if a != b})
     degree = Counter(name for pair in {frozenset(pair) for pair in links} for name in pair)
@@ -186,17 +229,22 @@ class _Entry:
     see_also: list[tuple[str, str]] = field(default_factory=list)
 
 
-def _collect() -> list[tuple[Any, list[tuple[str, str]]]]:
-    """Every public object once, with all its (qualified name, sub-package)."""
+def _places() -> Iterator[tuple[str, str, str]]:
+    """Every public module with its package and its sub-package."""
+    for package, listed in MODULES.items():
+        for module_name in ["", *listed.split()]:
+            site = f"{package}.{module_name.partition('.')[0]}".rstrip(".")
+            yield f"{package}.{module_name}".rstrip("."), package, site
+
+
+def _collect(places: Iterable[tuple[str, str, str]]) -> list[tuple[Any, list[tuple[str, str]]]]:
+    """Every public object of the modules once, with all its (qualified name, sub-package)."""
     found: dict[int, tuple[Any, list[tuple[str, str]]]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for package, listed in MODULES.items():
-            for module_name in ["", *listed.split()]:
-                site = f"{package}.{module_name.partition('.')[0]}".rstrip(".")
-                full = f"{package}.{module_name}".rstrip(".")
-                for name, thing in _members(full, package):
-                    found.setdefault(id(thing), (thing, []))[1].append((name, site))
+        for module_name, package, site in places:
+            for name, thing in _members(module_name, package):
+                found.setdefault(id(thing), (thing, []))[1].append((name, site))
     return list(found.values())
 
 
