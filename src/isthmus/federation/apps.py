@@ -70,7 +70,7 @@ def train(
         folder.environment(parts if probe is None else {**parts, "probe": probe})
     start = folder.state(config) if folder is not None and resume else None
     state = _run(config, fold.train, Held(fold.validation, probe), start, folder)
-    return _finished(config, fold, state, folder)
+    return finished(config, state, fold.test if len(fold.test) else fold.validation, folder)
 
 
 def _run(config: Config, rows: Letor, held: Held, start: State | None, folder: RunFolder | None) -> State:
@@ -181,13 +181,11 @@ def _drawn(
     return table[~taken], table[taken]
 
 
-def _finished(config: Config, fold: Fold, state: State, folder: RunFolder | None) -> Training:
+def finished(config: Config, state: State, tested: Letor | None, folder: RunFolder | None) -> Training:
+    """The ranker of a state, measured on held-out queries if there are any, and saved."""
     parameters = state.released(config.rounds.release)
     ranker = MLP.of(parameters, state.scaling, training=config.local, scoring=config.model.scoring)
-    tested = fold.test if len(fold.test) else fold.validation
-    with np.errstate(over="ignore", invalid="ignore"):  # a run that diverged is told, not warned of
-        scores = np.nan_to_num(ranker.score(tested))
-    final = dict(evaluate(tested.qrels(), tested.run(scores), config.measures).means)
+    final = {} if tested is None else _measured(ranker, tested, config)
     digest = model_digest(ranker)
     if folder is not None:
         ranker.save(folder.path / MODEL)
@@ -195,6 +193,12 @@ def _finished(config: Config, fold: Fold, state: State, folder: RunFolder | None
         folder.finish(state, told)
     where = None if folder is None else folder.path
     return Training(ranker, state.history, final, digest, state.stopped, where)
+
+
+def _measured(ranker: MLP, tested: Letor, config: Config) -> dict[str, float]:
+    with np.errstate(over="ignore", invalid="ignore"):  # a run that diverged is told, not warned of
+        scores = np.nan_to_num(ranker.score(tested))
+    return dict(evaluate(tested.qrels(), tested.run(scores), config.measures).means)
 
 
 def model_digest(ranker: MLP) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import Context, Message
@@ -46,17 +46,35 @@ QUANTILES = 20
 """How many order statistics of its per-query errors a silo reports."""
 
 
-def client_app(holdings: Holdings, *, faults: Iterable[Fault] = (), seed: int = 0) -> ClientApp:
+class Book(Protocol):
+    """Writes down what is about to leave a silo."""
+
+    def __call__(self, context: Context, kind: str, privacy: PrivateUpdates | None, note: str) -> None: ...
+
+
+def no_book(context: Context, kind: str, privacy: PrivateUpdates | None, note: str) -> None:
+    """For simulations, where nothing leaves anything."""
+
+
+def client_app(
+    holdings: Holdings, *, book: Book = no_book, faults: Iterable[Fault] = (), seed: int = 0
+) -> ClientApp:
     """The ClientApp of silos with these holdings; `faults` are for trials."""
     app = ClientApp(mods=[fault_mod(fault, at, seed) for at, fault in enumerate(faults)])
 
     @app.query("describe")
     def describe(message: Message, context: Context) -> Message:
-        return _describe(message, context, holdings)
+        reply = _describe(message, context, holdings)
+        book(context, "sums", None, "sizes and feature sums")
+        return reply
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _train(message, context, holdings)
+        told = settings_of(message)["privacy"]
+        privacy = None if told is None else load(PrivateUpdates, told)
+        reply = _train(message, context, holdings, privacy)
+        book(context, "model update", privacy, f"round {round_of(message)}")
+        return reply
 
     return app
 
@@ -77,7 +95,7 @@ def _describe(message: Message, context: Context, holdings: Holdings) -> Message
     return answer(message, sizes, silo=name, sums=sums)
 
 
-def _train(message: Message, context: Context, holdings: Holdings) -> Message:
+def _train(message: Message, context: Context, holdings: Holdings, privacy: PrivateUpdates | None) -> Message:
     """Local epochs from the global model; the reply has the silo's own."""
     settings = settings_of(message)
     name = holdings.name(context)
@@ -105,8 +123,8 @@ def _train(message: Message, context: Context, holdings: Holdings) -> Message:
     elif settings["report"] == "quantile":
         report[REPORT] = {"errors": quantiles(trained.parameters, data, settings["scoring"])}
     model, loss = trained.parameters, float(trained.loss)
-    if settings["privacy"] is not None:
-        model, loss = private(model, start, load(PrivateUpdates, settings["privacy"])), math.nan
+    if privacy is not None:
+        model, loss = private(model, start, privacy), math.nan
     metrics = {EXAMPLES: examples(data, local), STEPS: trained.steps, "loss": loss}
     return answer(message, metrics, arrays=model, **report)
 

@@ -1,0 +1,1 @@
+"""What SuperLink and SuperNodes load: the Isthmus installed on their own machine."""

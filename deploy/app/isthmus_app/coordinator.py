@@ -1,0 +1,5 @@
+"""The coordinator's side."""
+
+from isthmus.federation.deployment import server
+
+app = server

@@ -1,0 +1,5 @@
+"""A silo's side."""
+
+from isthmus.federation.deployment import client
+
+app = client

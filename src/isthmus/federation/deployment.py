@@ -1,0 +1,129 @@
+"""The apps on real nodes: a SuperLink that coordinates and one SuperNode a silo, reading its own folder.
+
+A silo's SuperNode says in `--node-config` who it is and where its rows lie:
+
+    silo="north" data="/srv/north/rows.txt" ledger="/srv/north/ledger.db"
+
+and nothing that arrives over the network can name another path. The coordinator's run is a TOML file on its
+own machine, `Deployment`, whose path is the run configuration's only entry. An interrupted run is submitted
+again as it is and goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from isthmus.config import load
+from isthmus.corpora import load_letor
+from isthmus.errors import ConfigError
+from isthmus.federation.apps import finished
+from isthmus.federation.checkpoints import RunFolder
+from isthmus.federation.clients import client_app
+from isthmus.federation.noise import spent
+from isthmus.federation.rounds import Coordinator, Held, State
+from isthmus.federation.settings import Config, PrivateUpdates
+from isthmus.private.ledger import Ledger
+from isthmus.rankers import Scaling
+from isthmus.tables import Letor, read_letor
+
+PEER = "coordinator"
+"""The name of the coordinator in a silo's ledger."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A run over real silos: where it is kept, and the judged queries that the coordinator has.
+
+    `training.dealing.silos` is how many silos to wait for, and `training.probe` a file or none.
+    """
+
+    out: Path
+    validation: Path | None = None
+    test: Path | None = None
+    training: Config = field(default_factory=Config)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.training.probe, int) and self.training.strategy.needs_probe:
+            raise ValueError("training.probe must be a file: there are no training queries to take it from")
+
+
+class OwnFolder:
+    """A silo's rows where its own node configuration says they are."""
+
+    def name(self, context: Context) -> str:
+        """What the silo calls itself."""
+        return _told(context, "silo")
+
+    def table(self, context: Context) -> Letor:
+        """Its rows; parsed once, then mapped from the cache."""
+        return _rows(_told(context, "data"))
+
+    def scaled(self, context: Context, scaling: Scaling) -> Letor:
+        """Its rows, scaled."""
+        return scaling(self.table(context))
+
+
+@lru_cache(maxsize=1)
+def _rows(path: str) -> Letor:
+    return load_letor(path)
+
+
+def _told(context: Context, key: str) -> str:
+    if key not in context.node_config:
+        raise ConfigError(
+            f"the node configuration lacks {key!r}", key=key, expected=f"--node-config '{key}=\"…\"'"
+        )
+    return str(context.node_config[key])
+
+
+def book(context: Context, kind: str, privacy: PrivateUpdates | None, note: str) -> None:
+    """Write into the silo's ledger, if it keeps one, what is about to leave."""
+    if "ledger" not in context.node_config:
+        return
+    with Ledger(_told(context, "ledger")) as ledger:
+        if privacy is None:
+            ledger.record(kind, PEER, note=note)
+        else:
+            once = spent([("silo",)], privacy)
+            unit = f"all data of the silo replaced, δ = {privacy.delta:g}"
+            ledger.record(kind, PEER, epsilon=once, unit=unit, note=note)
+
+
+def _server() -> ServerApp:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        coordinate(load(Deployment, str(context.run_config["deployment"])), grid)
+
+    return app
+
+
+def coordinate(deployment: Deployment, grid: Grid) -> None:
+    """Train over the grid's silos, from the folder's last checkpoint if it has one."""
+    config, folder = deployment.training, RunFolder(deployment.out)
+    folder.begin(config)
+    parts = {"validation": deployment.validation, "test": deployment.test, "probe": _probe(config)}
+    tables = {name: read_letor(path) for name, path in parts.items() if path is not None}
+    folder.environment(tables)
+
+    def remember(state: State) -> None:
+        folder.save(state, config)
+
+    held = Held(tables.get("validation"), tables.get("probe"))
+    state = Coordinator(config, held, grid).run(folder.state(config), remember)
+    finished(config, state, tables.get("test", tables.get("validation")), folder)
+
+
+def _probe(config: Config) -> Path | None:
+    return config.probe if isinstance(config.probe, Path) and config.strategy.needs_probe else None
+
+
+client: ClientApp = client_app(OwnFolder(), book=book)
+server: ServerApp = _server()

@@ -1,0 +1,184 @@
+"""Real nodes on loopback: four silos over TLS, one killed during training, one that nobody knows refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from isthmus.rankers import load_ranker
+from isthmus.tables import Letor, write_letor
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SILOS = ("east", "north", "south", "west")
+STEP = 90.0
+
+pytestmark = pytest.mark.skipif(
+    not all(map(shutil.which, ("openssl", "ssh-keygen", "sh"))), reason="needs openssl and ssh-keygen"
+)
+
+
+def rows(name, queries, seed):
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(queries * 8, 6)).astype(np.float32)
+    grades = np.digitize(features[:, 0] + features[:, 1] + rng.normal(size=len(features)), [1, 2])
+    return Letor.of([f"{name}{row // 8}" for row in range(len(features))], features, grades)
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def wait_for(what, told, seconds=STEP):
+    until = time.monotonic() + seconds
+    while not (found := what()):
+        if time.monotonic() > until:
+            pytest.fail(f"{told} did not happen within {seconds:.0f} s")
+        time.sleep(0.2)
+    return found
+
+
+class Site:
+    """Everything of the deployment in one folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.port, *self.ports = free_ports(2 + len(SILOS) + 1)[:-1]
+        binaries = Path(sys.executable).parent
+        self.environment = {
+            **os.environ,
+            "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+            "FLWR_HOME": str(folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+        self.running = []
+
+    def do(self, *command):
+        told = [str(part) for part in command]
+        done = subprocess.run(
+            told, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=STEP
+        )
+        assert done.returncode == 0, f"{told}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def start(self, name, *command, **environment):
+        with open(self.folder / f"{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                cwd=self.folder,
+                env={**self.environment, **environment},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.running.append(process)
+        return process
+
+    def silo(self, name, port):
+        command = ("sh", DEPLOY / "silo.sh", name, self.folder / f"{name}.key", self.folder / "keys/ca.crt")
+        data = self.folder / name / "rows.txt"
+        return self.start(name, *command, f"127.0.0.1:{self.port}", data, NODE_PORT=str(port))
+
+    def said(self, name):
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def stop(self):
+        for process in self.running:
+            end(process)
+
+
+def end(process):
+    """End a process and everything it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextmanager
+def deployed(folder):
+    site = Site(folder)
+    try:
+        yield site
+    finally:
+        site.stop()
+
+
+def lay_out(site):
+    """Certificates, keys, every silo's rows in its own folder, the coordinator's judged queries."""
+    folder = site.folder
+    site.do("sh", DEPLOY / "certificates.sh", "keys", "127.0.0.1", "localhost")
+    for at, name in enumerate((*SILOS, "thief")):
+        site.do(
+            "ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", name, "-f", folder / f"{name}.key"
+        )
+        (folder / name).mkdir()
+        write_letor(rows(name, 12, at), folder / name / "rows.txt")
+    for at, name in enumerate(("validation", "test", "probe")):
+        write_letor(rows(name, 24, 50 + at), folder / f"{name}.txt")
+    (folder / "flwr").mkdir()
+    (folder / "flwr" / "config.toml").write_text(
+        '[superlink]\ndefault = "federation"\n\n[superlink.federation]\n'
+        f'address = "127.0.0.1:{site.port}"\nroot-certificates = "{folder}/keys/ca.crt"\n'
+    )
+    told = (DEPLOY / "federation.toml").read_text()
+    for old, new in (
+        ('"runs/first"', f'"{folder}/run"'),
+        *((f'"judged/{name}.txt"', f'"{folder}/{name}.txt"') for name in ("validation", "test", "probe")),
+        ("count = 50", "count = 3"),
+        ("deadline = 120.0", "deadline = 45.0"),
+    ):
+        assert old in told
+        told = told.replace(old, new)
+    (folder / "federation.toml").write_text(told)
+
+
+def test_four_silos_one_killed_one_refused(tmp_path):
+    with deployed(tmp_path) as site:
+        lay_out(site)
+        site.start("superlink", "sh", DEPLOY / "superlink.sh", "keys", "127.0.0.1", site.port)
+        wait_for(lambda: _listens(site.port), "SuperLink")
+        for name in SILOS:
+            site.do("flwr", "supernode", "register", f"{name}.key.pub", "federation")
+        nodes = {name: site.silo(name, port) for name, port in zip(SILOS, site.ports, strict=False)}
+        thief = site.silo("thief", site.ports[-1])
+        site.do("flwr", "run", DEPLOY / "app", "federation", "-c", f'deployment="{tmp_path}/federation.toml"')
+
+        checkpoint = tmp_path / "run" / "checkpoint"
+        wait_for(checkpoint.exists, "the first round")
+        end(nodes["west"])
+
+        wait_for((tmp_path / "run" / "metrics.json").exists, "the end of training", 3 * STEP)
+        metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+        history = json.loads((tmp_path / "run" / "rounds.json").read_text())
+        assert metrics["rounds"] == 3
+        assert metrics["final"]["nDCG@10(empty=skip)"] > 0.5
+        assert set(history[0]["weights"]) == {*SILOS, "memory"}
+        assert all("thief" not in record["asked"] for record in history)
+        assert "west" not in history[-1]["weights"]
+        assert load_ranker(tmp_path / "run" / "model").score(rows("new", 3, 9)).shape == (24,)
+
+        wait_for(lambda: thief.poll() is not None, "the stranger's refusal")
+        assert thief.returncode != 0
+        assert "Failed to activate SuperNode" in site.said("thief")
+        listed = json.loads(site.do("flwr", "supernode", "list", "federation", "--format", "json"))
+        assert len(listed["nodes"]) == len(SILOS)
+
+
+def _listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
