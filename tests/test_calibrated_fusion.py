@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-@pytest.fixture(autouse=True)
-def light(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def light() -> Iterator[None]:
     """A small encoder, and three rankers instead of the whole panel."""
 
     def small(texts: object, *, label: str | None = None) -> tuple[Remembered, str]:
@@ -57,9 +58,11 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
         whole = label_panels.default_panel(view, single=single)  # type: ignore[arg-type]
         return {name: whole[name] for name in ("BM25 sum", "words", label_panels.LINEAR)}
 
-    for module in (calibrated_fusion, label_runs):
-        monkeypatch.setattr(module, "encoder", small)
-    monkeypatch.setattr(label_runs, "default_panel", few)
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (calibrated_fusion, label_runs):
+            patched.setattr(module, "encoder", small)
+        patched.setattr(label_runs, "default_panel", few)
+        yield
 
 
 def test_folds_keep_equal_texts_apart_unless_copies_are_asked_for(folder: Path) -> None:
@@ -92,13 +95,15 @@ def test_texts_without_folds_are_dealt_by_text_with_all_their_labels(monkeypatch
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("run")
+def out(tmp_path_factory: pytest.TempPathFactory, folder: Path, light: None) -> Path:
+    """The folder of a finished reproduction."""
+    where = tmp_path_factory.mktemp("run")
+    reproduce(Config(data=str(folder), scale="smoke"), where, workers=1)
+    return where
 
 
 def test_every_table_has_its_cells_in_both_modes(folder: Path, out: Path) -> None:
-    config = Config(data=str(folder), scale="smoke")
-    found = reproduce(config, out, workers=1)
+    found = reproduce(Config(data=str(folder), scale="smoke"), out, workers=1)
     tables = {(cell.table, cell.mode) for cell in found.cells}
     assert tables >= {
         (table, mode) for table in ("II", "III", "IV", "V", "VII", "VIII") for mode in ("paper", "sound")

@@ -337,8 +337,8 @@ class TestNames:
             ("reuter", "did you mean 'reuters'"),
             ("pydoc", "did you mean 'pydocs'"),
             ("/nowhere/at/all", "give a path, or one of"),
-            ("mq2008", "read it with load_letor"),
-            ("synthetic", "read it with load_letor"),
+            ("mq2008", "feature rows"),
+            ("synthetic", "feature rows"),
         ],
     )
     def test_other_names_get_a_hint(self, name: str, told: str) -> None:
@@ -439,8 +439,8 @@ class TestFeatureRows:
         for name, told in {
             "mq2008": "ISTHMUS_DATA",
             "mq2007": "did you mean 'mq2008'",
-            "cran": "read it with load",
-            "pydocs": "read it with load",
+            "cran": "a collection of texts",
+            "pydocs": "a collection of texts",
         }.items():
             with pytest.raises(DataError, match=told):
                 load_letor(name)

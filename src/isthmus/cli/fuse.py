@@ -48,7 +48,6 @@ def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ranking", metavar="RUN", help="a TREC run")
     _shared(parser)
     parser.add_argument("--method", default="auto", help="auto, platt, isotonic, query-feature … (auto)")
-    parser.add_argument("--probabilities", action="store_true", help=argparse.SUPPRESS)  # always so
     add_json(parser, "one object {run, out, method, queries, rows, calibration, threshold}")
 
 

@@ -209,10 +209,15 @@ def locate(name_or_path: str, known: dict[str, str]) -> Path:
     if path.exists():
         return path
     if name_or_path in (*_named(), *BUILT_IN):
-        other = "load_letor" if known is CORPORA else "load"
-        raise DataError(f"{name_or_path!r} is not of this kind", cure=f"read it with {other}")
-    close = nearest(name_or_path, [*known, *BUILT_IN])
-    meant = f"did you mean {close!r}?" if close else f"give a path, or one of {', '.join(known)}"
+        kinds = [
+            "a collection of texts (for retrieve, load)",
+            "a set of feature rows (for train, rank, load_letor)",
+        ]
+        wanted, found = kinds if known is CORPORA else kinds[::-1]
+        raise DataError(f"{name_or_path!r} is {found}", cure=f"name {wanted}")
+    names = [*known, *BUILT_IN]
+    close = nearest(name_or_path, names)
+    meant = f"did you mean {close!r}?" if close else f"give a path, or one of {', '.join(names)}"
     raise DataError(f"no data set and no path {name_or_path!r}", cure=meant)
 
 

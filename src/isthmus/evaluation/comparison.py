@@ -64,7 +64,7 @@ class Comparison:
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise ConfigError(
-                f"two runs are named {min(twice)!r}; give compare a mapping from names to runs", key="runs"
+                f"two runs are named {min(twice)!r}; give every run a name of its own", key="runs"
             )
         if self.baseline is not None and self.baseline not in names:
             raise ConfigError(f"no run is named {self.baseline!r}", key=self.baseline, known=names)

@@ -85,7 +85,7 @@ class BM25:
 
     def __post_init__(self) -> None:
         if not (self.k1 >= 0 and np.isfinite(self.k1)):
-            raise ConfigError(f"k1 = {self.k1} must not be negative", key="k1", value=self.k1)
+            raise ConfigError(f"k1 = {self.k1} must be a finite number from 0 on", key="k1", value=self.k1)
         if not 0 <= self.b <= 1:
             raise ConfigError(f"b = {self.b} must lie in 0..1", key="b", value=self.b)
 
