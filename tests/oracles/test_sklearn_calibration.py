@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from betacal import BetaCalibration
@@ -11,10 +13,18 @@ from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingCla
 from sklearn.frozen import FrozenEstimator
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_limits
 
 from isthmus.calibration import Beta, Gaussian, Isotonic, Platt, QueryFeature, list_features
 from isthmus.calibration.query_feature import DIRECTIONS
 from isthmus.calibration.trees import Forest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """OpenMP's threads spin while they wait, which starves whatever else runs."""
+    with threadpool_limits(1, user_api="openmp"):
+        yield
 
 
 @pytest.fixture(scope="module")

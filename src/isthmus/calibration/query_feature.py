@@ -134,12 +134,13 @@ class QueryFeature(Calibrator):
             )
         rows, relevant = list_features(scores, groups)[judged], relevant[judged]
         chosen = {"trees": self.trees, "depth": self.depth, "learning_rate": self.learning_rate}
-        if self.search:
-            lists = np.arange(len(rows)) if groups is None else groups[judged]
-            chosen = _search(self, rows, relevant, lists) or chosen
+        with _one_thread():
+            if self.search:
+                lists = np.arange(len(rows)) if groups is None else groups[judged]
+                chosen = _search(self, rows, relevant, lists) or chosen
+            self.forest_ = self._grown(rows, relevant, **chosen)
         self.chosen_ = np.array([chosen["trees"], chosen["depth"], chosen["learning_rate"]])
         self.with_lists_ = groups is not None
-        self.forest_ = self._grown(rows, relevant, **chosen)
 
     def _grown(
         self, rows: FloatArray, relevant: FloatArray, *, trees: float, depth: float, learning_rate: float
@@ -164,6 +165,13 @@ def _booster(boosting: str, trees: int, shape: dict[str, Any]) -> Any:
     return HistGradientBoostingClassifier(
         max_iter=trees, monotonic_cst=list(DIRECTIONS), early_stopping=False, **shape
     )
+
+
+def _one_thread() -> Any:
+    """OpenMP's threads wait for each other by spinning: on a busy machine seconds become minutes."""
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1, user_api="openmp")
 
 
 def _search(
