@@ -46,6 +46,8 @@ class Tables:
 
     def scaled(self, context: Context, scaling: Scaling) -> Letor:
         """The rows of the partition, scaled at the first call."""
+        if scaling.kind == "none":
+            return self.table(context)
         at, key = _place(context), scaling_key(scaling)
         if self._scalings[at] is None:
             self._tables[at] = scaling(self._tables[at])

@@ -1,0 +1,193 @@
+"""Federated training beside Flower's Ray simulation with torch: time, processor time and memory of a round.
+
+100 silos, 10 a round, 5 epochs over 12,000 rows of 136 features each, a network 136-64-5, batches of 256.
+Both sides read one table that all silos share, so neither is timed loading data. Each runs in processes of its
+own, which are watched from outside: whatever carries our mark in its environment is counted. The peer needs
+an interpreter with torch and flwr[simulation], named by ISTHMUS_TORCH_PYTHON; without it there is no peer.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.evaluation import row
+
+CLIENTS, PER_ROUND, EPOCHS, BATCH, ROWS = 100, 10, 5, 256, 12_000
+WARM, TIMED = 2, 8
+MARK = "ISTHMUS_BENCH_MARK"
+PEER = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import _flower_torch as p; p.main()"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one round: seconds by the clock, seconds of processor, and the memory of all processes in MB."""
+
+    clock: float
+    processor: float
+    memory: float
+
+
+def main() -> list[dict[str, Any]]:
+    """The rows of the table."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _write_rows(folder)
+        ours = _watch([sys.executable, "-m", "benchmarks.federation", name], folder)
+        python = os.environ.get("ISTHMUS_TORCH_PYTHON")
+        arguments = [name, *map(str, (WARM + TIMED, CLIENTS, PER_ROUND, EPOCHS, BATCH))]
+        peer = _watch([python, "-c", PEER, *arguments], folder) if python else None
+    name = "Flower + Ray + torch" if peer else "no ISTHMUS_TORCH_PYTHON"
+    idle = {count: _idle(count) for count in (10, 1000)}
+    return [
+        row("federated round, 10 of 100 silos (s)", ours.clock, peer and peer.clock, name, goal=2.5),
+        row("… processor (s)", ours.processor, peer and peer.processor, name, goal=2.5),
+        row("… memory (MB)", ours.memory, peer and peer.memory, name, goal=2),
+        {**row("an idle silo (ms)", idle[1000], None, "limit 1 ms", goal=1), "ratio": 1 / idle[1000]},
+        row("… one of 1,000 beside one of 10 (ms)", idle[1000], idle[10], "ten silos", goal=0.7),
+    ]
+
+
+def _write_rows(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(ROWS, 136)).astype(np.float32)
+    grades = np.digitize(features[:, :5].sum(axis=1), [0, 1.5, 3, 4.5]).astype(np.int32)
+    np.save(folder / "features.npy", features)
+    np.save(folder / "grades.npy", grades)
+
+
+def _watch(command: list[str], folder: Path) -> Cost:
+    """Run a side; its lines "ROUND n" say when to look at its processes."""
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    environment = {
+        **os.environ,
+        MARK: mark,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FLWR_HOME": str(folder / "flwr"),
+    }
+    moments: dict[int, tuple[float, float]] = {}
+    memory = 0.0
+    told = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, **told) as running:
+        for line in running.stdout:
+            if line.startswith("ROUND "):
+                moments[int(line.split()[1])] = time.perf_counter(), _processor(mark)
+                memory = max(memory, _memory(mark)) if len(moments) > WARM else 0.0
+    if running.returncode:
+        raise RuntimeError(f"{command[0]} ended with {running.returncode}")
+    first, last = moments[WARM], moments[WARM + TIMED]
+    return Cost((last[0] - first[0]) / TIMED, (last[1] - first[1]) / TIMED, memory)
+
+
+def _marked(mark: str) -> list[Path]:
+    """The processes that carry the mark."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                found.append(process)
+        except OSError:
+            continue
+    return found
+
+
+def _processor(mark: str) -> float:
+    ticks = 0
+    for process in _marked(mark):
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += sum(int(fields[at]) for at in (11, 12, 13, 14))  # own and ended children's, user and system
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _memory(mark: str) -> float:
+    """Proportional set size, so that shared pages count once."""
+    total = 0
+    for process in _marked(mark):
+        try:
+            told = (process / "smaps_rollup").read_text()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in told.splitlines() if line.startswith("Pss:"))
+    return total / 1024
+
+
+def _ours(folder: Path) -> None:
+    """Our side of the protocol, through the same coordinator that `isthmus train` uses."""
+    from isthmus.federation.apps import server_app
+    from isthmus.federation.clients import client_app
+    from isthmus.federation.engines import in_process
+    from isthmus.federation.holdings import Tables
+    from isthmus.federation.rounds import Held
+    from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
+    from isthmus.partition import Dealing
+    from isthmus.rankers import LocalTraining
+    from isthmus.tables import Letor
+
+    features, grades = (np.load(folder / f"{name}.npy") for name in ("features", "grades"))
+    table = Letor.of(np.repeat(np.arange(ROWS // 60), 60).astype(str).tolist(), features, grades)
+    config = Config(
+        dealing=Dealing(silos=CLIENTS),
+        rounds=Rounds(count=WARM + TIMED, silos=PER_ROUND, release="last"),
+        strategy=StrategyOptions("fedavg"),
+        local=LocalTraining(
+            loss="cross_entropy", optimiser="sgd", learning_rate=0.01, epochs=EPOCHS, batch=BATCH
+        ),
+        model=Model(hidden=(64,), scaling="none"),
+    )
+    server = server_app(
+        config, Held(), None, lambda state: print("ROUND", state.round, flush=True), lambda state: None
+    )
+    in_process(server, client_app(Tables([table] * CLIENTS)), CLIENTS)
+
+
+def _idle(silos: int, *, repeats: int = 15) -> float:
+    """Milliseconds per silo that only hands the model back, at its best."""
+    from flwr.app import Message, MessageType
+    from flwr.clientapp import ClientApp
+
+    from isthmus.federation.engines import LocalGrid
+    from isthmus.federation.messages import answer, combine, order, pack, unpack
+
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        arrays = unpack(message.content.array_records["arrays"])
+        return answer(message, {"num-examples": 1, "steps": 1}, arrays=arrays)
+
+    shapes = {"weight0": (136, 64), "bias0": (64,), "weight1": (64, 5), "bias1": (5,)}
+    model = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    grid = LocalGrid(app, silos)
+    best = np.inf
+    for _ in range(repeats):
+        began = time.perf_counter()
+        content = order(pack(model), {}, round=1)
+        messages = [Message(content, node, MessageType.TRAIN) for node in grid.get_node_ids()]
+        replies = grid.send_and_receive(messages)
+        models = {
+            str(reply.metadata.src_node_id): unpack(reply.content.array_records["arrays"])
+            for reply in replies
+        }
+        combine(dict.fromkeys(models, 1 / silos), models)
+        best = min(best, time.perf_counter() - began)
+    grid.close()
+    return 1000 * best / silos
+
+
+if __name__ == "__main__":
+    _ours(Path(sys.argv[1]))
