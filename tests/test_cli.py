@@ -114,7 +114,8 @@ def test_a_fault_of_ours_is_told_in_full(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_interrupted_is_130() -> None:
     script = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may ignore it
 import isthmus.cli as cli
 from isthmus.cli.command import Command
 def act(asked):
