@@ -1,7 +1,7 @@
 """The peer of `federation`: the same protocol on Flower's Ray simulation with torch.
 
 Imported and run by an interpreter that has torch and flwr[simulation]; prints a line after every round. It
-must be imported, not run as a script, so that Ray's workers find its functions by name and keep what they cache.
+must be imported, not run as a script, so that Ray's workers find its functions by name and can cache.
 """
 
 from __future__ import annotations

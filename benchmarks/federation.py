@@ -1,9 +1,9 @@
 """Federated training beside Flower's Ray simulation with torch: time, processor time and memory of a round.
 
 100 silos, 10 a round, 5 epochs over 12,000 rows of 136 features each, a network 136-64-5, batches of 256.
-Both sides read one table that all silos share, so neither is timed loading data. Each runs in processes of its
-own, which are watched from outside: whatever carries our mark in its environment is counted. The peer needs
-an interpreter with torch and flwr[simulation], named by ISTHMUS_TORCH_PYTHON; without it there is no peer.
+Both sides read one table that all silos share, so neither is timed loading data. Each runs in processes of
+its own, which are watched from outside: whatever carries our mark in its environment is counted. The peer
+needs an interpreter with torch and flwr[simulation], named by ISTHMUS_TORCH_PYTHON; without it there is none.
 """
 
 from __future__ import annotations

@@ -65,6 +65,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 def _train(asked: argparse.Namespace) -> None:
     from isthmus.federation.apps import train
     from isthmus.federation.checkpoints import MODEL, RunFolder
+    from isthmus.federation.pictures import run_page
     from isthmus.report import summary
 
     if asked.resume:
@@ -85,10 +86,12 @@ def _train(asked: argparse.Namespace) -> None:
     else:
         for measure, value in trained.final.items():
             print(f"{measure}\t{value:.4f}")
+    page = run_page(trained.history, f"Training on {config.data}: {config.strategy.name}")
+    page.save(f"{out}/report.html")
     facts = {"rounds": trained.rounds, "privacy": trained.history[-1].privacy}
     if trained.stopped:
         facts["stopped"] = trained.stopped
-    summary("trained", facts, wrote=[f"{out}/{MODEL}", f"{out}/rounds.json", f"{out}/metrics.json"])
+    summary("trained", facts, wrote=[f"{out}/{MODEL}", f"{out}/rounds.json", f"{out}/report.html"])
 
 
 def _configured(asked: argparse.Namespace) -> Config:

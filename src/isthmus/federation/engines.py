@@ -9,9 +9,11 @@ themselves (see the deployment guide).
 from __future__ import annotations
 
 import itertools
+import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -129,7 +131,29 @@ def ray(server: ServerApp, client: ClientApp, silos: int, *, workers: int | None
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         "init_args": {"num_cpus": workers or available_cores(), "log_to_driver": False},
     }
-    run_simulation(server, client, silos, backend_config=resources)
+    with _telling_nobody():
+        run_simulation(server, client, silos, backend_config=resources)
+
+
+@contextmanager
+def _telling_nobody() -> Iterator[None]:
+    """Without Flower's and Ray's telemetry, and without Flower's commentary: the record has it all."""
+    from flwr.supercore import telemetry
+
+    enabled, usage = telemetry.FLWR_TELEMETRY_ENABLED, os.environ.get("RAY_USAGE_STATS_ENABLED")
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    telemetry.FLWR_TELEMETRY_ENABLED = os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        telemetry.FLWR_TELEMETRY_ENABLED = enabled
+        logger.setLevel(level)
+        if usage is None:
+            del os.environ["RAY_USAGE_STATS_ENABLED"]
+        else:
+            os.environ["RAY_USAGE_STATS_ENABLED"] = usage
 
 
 Engine = Callable[..., None]

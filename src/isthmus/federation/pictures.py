@@ -1,0 +1,94 @@
+"""A run in pictures: how it learned, whom it weighed how, and what was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.federation.rounds import RoundRecord
+from isthmus.report import Line, Page, Plot, Section, Table, line_plot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+History = Sequence[RoundRecord]
+
+
+def curve(history: History) -> Plot:
+    """Validation nDCG@10 after every round."""
+    points = [(record.round, record.measure) for record in history if record.measure is not None]
+    line = Line([x for x, _ in points], [y for _, y in points])
+    return line_plot({"validation": line}, x="round", y="nDCG@10", caption="After every round")
+
+
+def lengths(history: History) -> Plot:
+    """‖θ‖ over the rounds, as a power of ten: growth shows as a slope, freezing as none."""
+    points = [(record.round, np.log10(record.norm)) for record in history if record.norm]
+    line = Line([x for x, _ in points], [float(y) for _, y in points])
+    return line_plot({"‖θ‖": line}, x="round", y="log10 ‖θ‖", caption="Length of the global model")
+
+
+def weights(history: History) -> Plot:
+    """Every candidate's weight in every round; crosses are answers that were refused."""
+    rows = [record.weights for record in history]
+    return _mosaic(history, rows, "weight", "Weights; a cross is an answer that was not used")
+
+
+def risks(history: History) -> Plot:
+    """Every candidate's risk in every round."""
+    return _mosaic(history, [record.risks for record in history], "risk", "Risks; a cross as before")
+
+
+def _mosaic(history: History, rows: Sequence[Mapping[str, float]], quantity: str, caption: str) -> Plot:
+    names = sorted({name for row in rows for name in row} | {name for r in history for name in r.rejected})
+    cells: NDArray[np.float64] = np.full((len(names), len(history)), np.nan)
+    place = {name: at for at, name in enumerate(names)}
+    for column, row in enumerate(rows):
+        for name, value in row.items():
+            cells[place[name], column] = value
+    crosses = [(column, place[name]) for column, r in enumerate(history) for name in r.rejected]
+
+    def draw(axes: Axes) -> None:
+        shown = axes.imshow(cells, aspect="auto", cmap="viridis", interpolation="none")
+        if crosses:
+            columns, places = zip(*crosses, strict=True)
+            axes.scatter(columns, places, marker="x", s=12, color="crimson")
+        if len(names) <= 40:
+            axes.set_yticks(range(len(names)), names, fontsize=7)
+        else:
+            axes.set_ylabel("silo")
+        axes.set_xlabel("round")
+        axes.grid(visible=False)
+        if axes.figure is not None:
+            axes.figure.colorbar(shown, ax=axes, label=quantity)
+
+    return Plot(draw, caption, size=(7.5, min(9.0, 2.0 + 0.14 * len(names))))
+
+
+def refusals(history: History) -> Table:
+    """Who was refused how often, and why the last time."""
+    told: dict[str, tuple[int, str]] = {}
+    for record in history:
+        for name, why in record.rejected.items():
+            told[name] = told.get(name, (0, ""))[0] + 1, why
+    rows = tuple((name, times, why) for name, (times, why) in sorted(told.items()))
+    return Table(("silo", "rounds", "last reason"), rows, title="Answers that were not used")
+
+
+def run_page(history: History, title: str) -> Page:
+    """One page for a run."""
+    parts: list[Section] = []
+    if any(record.measure is not None for record in history):
+        parts.append(Section("Learning", (curve(history),)))
+    if any(record.weights for record in history):
+        parts.append(Section("Weights", (weights(history),)))
+    if any(record.risks for record in history):
+        parts.append(Section("Risks", (risks(history),)))
+    parts.append(Section("The global model", (lengths(history),)))
+    if any(record.rejected for record in history):
+        parts.append(Section("Refusals", (refusals(history),)))
+    privacy = history[-1].privacy if history else ""
+    return Page(title, tuple(parts), lead=f"{len(history)} rounds. Privacy of the updates: {privacy}.")
