@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.federation.rounds import RoundRecord
 from isthmus.report import Line, Page, Plot, Section, Table, line_plot
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 History = Sequence[RoundRecord]
 
@@ -51,7 +48,7 @@ def _mosaic(history: History, rows: Sequence[Mapping[str, float]], quantity: str
             cells[place[name], column] = value
     crosses = [(column, place[name]) for column, r in enumerate(history) for name in r.rejected]
 
-    def draw(axes: Axes) -> None:
+    def draw(axes: Any) -> None:
         shown = axes.imshow(cells, aspect="auto", cmap="viridis", interpolation="none")
         if crosses:
             columns, places = zip(*crosses, strict=True)
@@ -62,8 +59,7 @@ def _mosaic(history: History, rows: Sequence[Mapping[str, float]], quantity: str
             axes.set_ylabel("silo")
         axes.set_xlabel("round")
         axes.grid(visible=False)
-        if axes.figure is not None:
-            axes.figure.colorbar(shown, ax=axes, label=quantity)
+        axes.figure.colorbar(shown, ax=axes, label=quantity)
 
     return Plot(draw, caption, size=(7.5, min(9.0, 2.0 + 0.14 * len(names))))
 
