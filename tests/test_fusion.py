@@ -15,13 +15,19 @@ from isthmus.calibration import (
     abstain,
     calibrate,
     expected_relevant,
-    reliability_diagram,
     score_histogram,
     threshold_for,
     threshold_plot,
 )
 from isthmus.errors import ConfigError, DataError
-from isthmus.evaluation import calibration_of, evaluate, log_loss, outcomes_of, reliability
+from isthmus.evaluation import (
+    calibration_of,
+    evaluate,
+    log_loss,
+    outcomes_of,
+    reliability,
+    reliability_diagram,
+)
 from isthmus.fusion import (
     FUSERS,
     METHODS,

@@ -23,6 +23,7 @@ from isthmus.evaluation import (
     paired_t,
     randomisation,
     reliability,
+    reliability_diagram,
     top_ece,
 )
 from isthmus.tables import Qrels, Run
@@ -218,4 +219,5 @@ class TestCalibration:
             outcomes_of(qrels, run.with_probabilities(None))
 
     def test_the_diagram_draws(self) -> None:
-        assert reliability(self.CHANCES, self.OUTCOMES).plot("two bins").svg().startswith("<svg")
+        found = reliability(self.CHANCES, self.OUTCOMES)
+        assert reliability_diagram({"two bins": found}).svg().startswith("<svg")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.corpora import load
-from isthmus.evaluation import Comparison, Testing, compare, outcomes_of, reliability
+from isthmus.evaluation import Comparison, Testing, compare, outcomes_of, reliability, reliability_diagram
 from isthmus.fusion import Candidates, Stacked
 from isthmus.report import Page, Plot, Section, Table, summary
 from isthmus.retrieval import BM25
@@ -179,8 +179,10 @@ def fused(tale: Tale) -> Tale:
         *(str(explained) for explained in stacked.explain(runs, query, depth=2)),
         f"Over the ten hits shown, a merged BM25 score scaled to 0..1 misses the share of relevant hits by"
         f" {before.ece:.2f} on average, the fused probability by {after.ece:.2f}.",
-        before.plot("Before: merged BM25 scores of the ten hits shown, scaled to 0..1"),
-        after.plot("After: fused probabilities of the ten hits shown"),
+        reliability_diagram(
+            {"before: merged scores, scaled": before, "after: fused probabilities": after},
+            caption="What the ten hits shown promised and how many were relevant, with the hits in every bin",
+        ),
     )
     return told.adding({FUSED: run})
 

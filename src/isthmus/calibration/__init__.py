@@ -13,7 +13,7 @@ from isthmus.calibration.curves import (
 )
 from isthmus.calibration.decisions import ThresholdCurve, abstain, expected_relevant, threshold_for
 from isthmus.calibration.estimator import Calibrator
-from isthmus.calibration.figures import reliability_diagram, score_histogram, threshold_plot
+from isthmus.calibration.figures import score_histogram, threshold_plot
 from isthmus.calibration.parts import PerPart
 from isthmus.calibration.query_feature import FEATURES, QueryFeature, list_features
 from isthmus.calibration.runs import (
@@ -62,7 +62,6 @@ __all__ = [
     "load_calibrator",
     "probabilities_of",
     "query_folds",
-    "reliability_diagram",
     "save_calibrator",
     "score_histogram",
     "threshold_for",

@@ -272,9 +272,9 @@ def _write_figures(
     """Reliability, thresholds and every run's scores, each as SVG and PNG."""
     if asked.figures is None:
         return []
-    from isthmus.calibration import reliability_diagram, score_histogram, threshold_plot
+    from isthmus.calibration import score_histogram, threshold_plot
     from isthmus.errors import ConfigError
-    from isthmus.evaluation import reliability
+    from isthmus.evaluation import reliability, reliability_diagram
 
     if qrels is None or curve is None:
         raise ConfigError("--figures compares probabilities with judgements: give --qrels", key="figures")

@@ -14,6 +14,7 @@ from isthmus.evaluation.probability import (
     mce,
     outcomes_of,
     reliability,
+    reliability_diagram,
     top_ece,
 )
 from isthmus.evaluation.propensity import Propensity
@@ -48,5 +49,6 @@ __all__ = [
     "paired_t",
     "randomisation",
     "reliability",
+    "reliability_diagram",
     "top_ece",
 ]

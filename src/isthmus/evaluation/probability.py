@@ -71,20 +71,38 @@ class Reliability:
         names = ("from", "to", "count", "probability", "frequency")
         return [dict(zip(names, map(float, row), strict=True)) for row in zip(*columns, strict=True)]
 
-    def plot(self, caption: str = "") -> Plot:
-        """The reliability diagram: outcomes over probabilities, the diagonal is honest."""
-        full = self.count > 0
-        mean, rate = self.promised[full] / self.count[full], self.came_true[full] / self.count[full]
-        size = 10 + 190 * self.count[full] / self.count.max()
 
-        def draw(axes: Any) -> None:
-            axes.plot([0, 1], [0, 1], color="grey", lw=1, ls="--")
-            axes.plot(mean, rate, lw=1)
-            axes.scatter(mean, rate, s=size)
-            axes.set_xlabel("probability")
-            axes.set_ylabel("share that was relevant")
+def reliability_diagram(named: Mapping[str, Reliability], *, caption: str = "") -> Plot:
+    """What was promised against what came true, with the number of predictions in every bin below.
 
-        return Plot(draw, caption, (4.4, 4.4))
+    Several (before and after, one per retriever) are drawn together; the diagonal is honest.
+    """
+
+    def draw(axes: Any) -> None:
+        axes.plot([0, 1], [0, 1], color="grey", lw=1, ls="--")
+        counts = axes.inset_axes((0.0, -0.42, 1.0, 0.24), sharex=axes)
+        for at, (name, found) in enumerate(named.items()):
+            full = found.count > 0
+            mean = found.promised[full] / found.count[full]
+            (line,) = axes.plot(mean, found.came_true[full] / found.count[full], marker="o", ms=4)
+            line.set_label(f"{name}, ECE {found.ece:.3f}")
+            width = np.diff(found.edges) / (len(named) + 0.5)
+            left = found.edges[:-1] + at * width
+            counts.bar(left, found.count, width, align="edge", color=line.get_color())
+            for place, count in zip(left + width / 2, found.count.tolist(), strict=True):
+                if count:
+                    counts.text(place, count, f"{count:,}", ha="center", va="bottom", fontsize=5, rotation=90)
+        counts.tick_params(labelbottom=False)
+        counts.set_yscale("log")
+        counts.set_ylim(0.8, 30 * max(int(found.count.max()) for found in named.values()))
+        counts.set_ylabel("count")
+        axes.set_xlabel("probability")
+        axes.set_ylabel("share that was relevant")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        axes.legend(loc="upper left")
+
+    return Plot(draw, caption, (5.2, 6.0))
 
 
 def reliability(

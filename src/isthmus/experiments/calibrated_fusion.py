@@ -18,7 +18,7 @@ import numpy as np
 
 from isthmus.corpora import available
 from isthmus.errors import DataError
-from isthmus.evaluation import Reliability, paired_t
+from isthmus.evaluation import Reliability, paired_t, reliability_diagram
 from isthmus.experiments import printed_fusion as printed
 from isthmus.experiments.label_folds import FOLDS, label_fold
 from isthmus.experiments.label_panels import DENSE, LINEAR, SPARSE, encoder
@@ -273,17 +273,18 @@ def _diagrams(name: str, found: Results, config: Config) -> Iterator[Plot]:
     for mode, part in (("paper", "head"), ("sound", "all")):
         folds = _of(found, name, mode, config)
         for retriever in (SPARSE, DENSE):
-            for calibration in ("base", "QueryFeature"):
+            named = {}
+            for calibration, shown in (("base", "min-max scores"), ("QueryFeature", "QueryFeature")):
                 sums = [fold["calibration"].get(f"{retriever}|{calibration}|{part}") for fold in folds]
-                sums = [one for one in sums if one]
-                if sums:
-                    how = "min-max scores" if calibration == "base" else calibration
-                    caption = f"{_short(name)}, {mode} mode, {part} labels: {retriever}, {how}"
-                    yield _pooled(sums, PAPER_BINS).plot(caption)
+                if any(sums):
+                    named[shown] = _pooled([one for one in sums if one], PAPER_BINS)
+            if named:
+                caption = f"{_short(name)}, {mode} mode, {part} labels: {retriever}"
+                yield reliability_diagram(named, caption=caption)
     folds = _of(found, name, "default", config)
-    yield _pooled([fold["honesty"]["default"]["all"] for fold in folds], BINS).plot(
-        f"{_short(name)}, sound mode, all labels: the default's fused probabilities"
-    )
+    fused = _pooled([fold["honesty"]["default"]["all"] for fold in folds], BINS)
+    caption = f"{_short(name)}, sound mode, all labels: the default's fused probabilities"
+    yield reliability_diagram({"default": fused}, caption=caption)
 
 
 def _verdicts(name: str, found: Results, cells: Sequence[Cell], config: Config) -> Iterator[str]:
