@@ -80,7 +80,7 @@ def reliability_diagram(named: Mapping[str, Reliability], *, caption: str = "") 
 
     def draw(axes: Any) -> None:
         axes.plot([0, 1], [0, 1], color="grey", lw=1, ls="--")
-        counts = axes.inset_axes((0.0, -0.42, 1.0, 0.24), sharex=axes)
+        counts = axes.inset_axes((0.0, -0.36, 1.0, 0.2), sharex=axes)
         for at, (name, found) in enumerate(named.items()):
             full = found.count > 0
             mean = found.promised[full] / found.count[full]
