@@ -68,7 +68,7 @@ def test_a_sparse_release_is_small() -> None:
     """At ε = 8 a document of 100 words takes a few hundred bytes for its 8,192 cells."""
     of = Release("body", HashFamily(b"h" * 32), OneShot(8.0), NoiseKey(b"k" * 32), no_charge)
     tokens = PLAIN([" ".join(f"w{n}" for n in range(100))] * 20)
-    owner = Owner(tokens, _covered(20), of)
+    owner = Owner.of(tokens, _covered(20), of)
     assert len(owner.publish(0, "north").encode()) / 20 < 900
 
 
@@ -159,7 +159,7 @@ def test_fuzzed_messages_are_refused_and_nothing_leaks(soak_count: Callable[[int
         family = HashFamily(b"h" * 32, kind.rows, 64)
         of = Release("body", family, kind, NoiseKey(b"k" * 32), no_charge)
         asker = Asker(of.terms, family, kind, Decoys(tokens.terms, np.ones(3, int), b"s" * 16))
-        desks.append((Desk(Owner(tokens, _covered(18), of)), asker))
+        desks.append((Desk(Owner.of(tokens, _covered(18), of)), asker))
     refused: list[str] = []
     for trial in range(soak_count(300, 10_000)):
         desk, asker = desks[trial % 2]

@@ -127,6 +127,15 @@ def test_totals_count_documents_and_occurrences() -> None:
     assert collection_counts(tokens, family).estimate(words)[:, 0].tolist() == [3, 1, 1]
 
 
+@pytest.mark.parametrize("kind", [CountMin, CountSketch])
+def test_pairs_and_tables_agree(kind: type[CountMin] | type[CountSketch]) -> None:
+    tokens = zipf_texts(6, 80)
+    sketch, words = kind.of(tokens, HashFamily(KEY, rows=3, width=50)), every_word(tokens)
+    documents = np.tile(np.arange(6), len(words))
+    pairs = sketch.at(documents, words[np.repeat(np.arange(len(words)), 6)])
+    np.testing.assert_array_equal(pairs.reshape(len(words), 6), sketch.estimate(words))
+
+
 def test_chunks_do_not_change_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = zipf_texts(30, 40)
     family = HashFamily(KEY, rows=2, width=300)
@@ -179,7 +188,7 @@ def test_features_from_noiseless_sketches_converge_to_exact_ones_as_they_widen()
         class Sketched(ExactCounts):
             def counts(self, documents: np.ndarray, words: Ids) -> np.ndarray:
                 sketch = CountMin.of(self.tokens, HashFamily(bytes([key]) * 32, width=width))
-                return sketch.table[documents, sketch.family.of(words).cells[0]]
+                return sketch.at(documents, words)
 
         body = Sketched(held.tokens, held.collection)
         return float(np.abs(compute(queries, pairs, title=held, body=body) - truth).mean())

@@ -125,7 +125,7 @@ def neighbours(
     draws = []
     for word in _WORDS:
         till.costs.clear()
-        owner = Owner(_copies(" ".join([word, *filler]), trials), _versions(trials, rng), release)
+        owner = Owner.of(_copies(" ".join([word, *filler]), trials), _versions(trials, rng), release)
         answer = Answer.decode(in_memory(Desk(owner), "attacker")(asked.message))
         draws.append(answer.table()[order])
     return Neighbours((draws[0], draws[1]), _facing(asked, mechanism), tuple(till.costs))

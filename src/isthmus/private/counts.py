@@ -29,7 +29,7 @@ from isthmus.private.mechanisms import Columns, Held, Mechanism, OneShot
 from isthmus.private.messages import Answer, Catalogue, Enquiry, Published, Question, Terms, kind_of
 from isthmus.private.noise import NONCE, NoiseKey
 from isthmus.private.reading import Cells, Lexicon, Reader, Reading
-from isthmus.private.sketch import CountMin, HashFamily
+from isthmus.private.sketch import CountMin, HashFamily, Sketch
 from isthmus.report import progress
 from isthmus.tables.grouped import offsets_of
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
@@ -63,14 +63,21 @@ class Release:
 class Owner:
     """The side of who has the documents: one field of them."""
 
-    def __init__(self, tokens: Tokens, covered: Covered, release: Release) -> None:
-        if len(tokens) != len(covered):
-            raise PrivacyError(f"{len(tokens)} texts but {len(covered)} document versions")
-        self.release, self.covered, self.lengths = release, covered.frozen(), tokens.lengths
-        sketch = release.mechanism.sketch.of(tokens, release.family)
+    def __init__(self, sketch: Sketch, lengths: IntArray, covered: Covered, release: Release) -> None:
+        if not len(sketch) == len(lengths) == len(covered):
+            told = f"{len(sketch)} sketches, {len(lengths)} lengths and {len(covered)} document versions"
+            raise PrivacyError(f"{told} do not belong together")
+        if type(sketch) is not release.mechanism.sketch or sketch.family != release.family:
+            raise PrivacyError("a sketch of another kind or hash family than is released (build it again)")
+        self.release, self.covered, self.lengths = release, covered.frozen(), lengths
         self._held = Held(release.terms, sketch, release.key, _nonces(covered))
         self._heard: dict[str, int] = {}
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, tokens: Tokens, covered: Covered, release: Release) -> Owner:
+        """Sketch the texts of a field and own them."""
+        return cls(release.mechanism.sketch.of(tokens, release.family), tokens.lengths, covered, release)
 
     def __len__(self) -> int:
         """The number of documents."""

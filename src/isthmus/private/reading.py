@@ -213,7 +213,7 @@ class Shrink:
         total = np.where(sure, total, 1.0)
         mean = np.where(sure, present * here[2] / total, np.maximum(values, 0))
         square = np.where(sure, present * here[3] / total, mean**2)
-        large = values > _MOST // 2
+        large = (values > _MOST // 2) & (self.law.rate > 0.2)  # so far above the noise that it is the count
         mean = np.where(large, values, mean)
         spread = np.where(large, self.law.variance, np.maximum(square - mean**2, 0.0))
         return Reading(mean, np.sqrt(spread))

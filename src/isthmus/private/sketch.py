@@ -173,6 +173,11 @@ class Sketch:
         shape = *hashed.cells.shape, len(self)
         return self.combine(self.columns(hashed.cells.ravel()).reshape(shape), hashed.signs)
 
+    def at(self, documents: IntArray, words: Ids) -> NDArray[Any]:
+        """How often document `documents[i]` has word `words[i]`, for every i."""
+        hashed = self.family.of(words)
+        return self.combine(np.stack([self.table[documents, cells] for cells in hashed.cells]), hashed.signs)
+
     @staticmethod
     def combine(values: NDArray[Any], signs: NDArray[np.int8]) -> NDArray[Any]:
         """The estimate from the cells of all rows: values (rows, words, …), signs (rows, words)."""
