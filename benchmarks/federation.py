@@ -4,6 +4,8 @@
 Both sides read one table that all silos share, so neither is timed loading data. Each runs in processes of
 its own, which are watched from outside: whatever carries our mark in its environment is counted. The peer
 needs an interpreter with torch and flwr[simulation], named by ISTHMUS_TORCH_PYTHON; without it there is none.
+
+    python -m benchmarks.federation growth FOLDER    plots how a round's time grows with silos and with rows
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +131,23 @@ def _memory(mark: str) -> float:
 
 def _ours(folder: Path) -> None:
     """Our side of the protocol, through the same coordinator that `isthmus train` uses."""
+    features, grades = (np.load(folder / f"{name}.npy") for name in ("features", "grades"))
+    _train(
+        _table(features, grades),
+        silos=CLIENTS,
+        per_round=PER_ROUND,
+        rounds=WARM + TIMED,
+        after=lambda state: print("ROUND", state.round, flush=True),
+    )
+
+
+def _table(features: np.ndarray, grades: np.ndarray) -> Any:
+    from isthmus.tables import Letor
+
+    return Letor.of(np.repeat(np.arange(len(grades) // 60), 60).astype(str).tolist(), features, grades)
+
+
+def _train(table: Any, *, silos: int, per_round: int, rounds: int, after: Callable[[Any], None]) -> None:
     from isthmus.federation.apps import server_app
     from isthmus.federation.clients import client_app
     from isthmus.federation.engines import in_process
@@ -136,23 +156,48 @@ def _ours(folder: Path) -> None:
     from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
     from isthmus.partition import Dealing
     from isthmus.rankers import LocalTraining
-    from isthmus.tables import Letor
 
-    features, grades = (np.load(folder / f"{name}.npy") for name in ("features", "grades"))
-    table = Letor.of(np.repeat(np.arange(ROWS // 60), 60).astype(str).tolist(), features, grades)
+    local = LocalTraining(
+        loss="cross_entropy", optimiser="sgd", learning_rate=0.01, epochs=EPOCHS, batch=BATCH
+    )
     config = Config(
-        dealing=Dealing(silos=CLIENTS),
-        rounds=Rounds(count=WARM + TIMED, silos=PER_ROUND, release="last"),
+        dealing=Dealing(silos=silos),
+        rounds=Rounds(count=rounds, silos=per_round, release="last"),
         strategy=StrategyOptions("fedavg"),
-        local=LocalTraining(
-            loss="cross_entropy", optimiser="sgd", learning_rate=0.01, epochs=EPOCHS, batch=BATCH
-        ),
+        local=local,
         model=Model(hidden=(64,), scaling="none"),
     )
-    server = server_app(
-        config, Held(), None, lambda state: print("ROUND", state.round, flush=True), lambda state: None
+    server = server_app(config, Held(), None, after, lambda state: None)
+    in_process(server, client_app(Tables([table] * silos)), silos)
+
+
+def growth(folder: Path) -> None:
+    """Plot processor time of a round against silos a round, 10 to 1,000, and against rows a silo."""
+    from isthmus.report import Line, line_plot
+
+    silos = [10, 30, 100, 300, 1000]
+    rows = [600, 1200, 2400, 4800, 9600]
+    by_silos = Line(silos, [_round_cost(600, per_round=count) for count in silos])
+    by_rows = Line(rows, [_round_cost(count, per_round=10) for count in rows])
+    told = {"y": "processor seconds a round", "caption": "136 features, network 136-64-5, 5 epochs"}
+    for name, x, line in (("silos", "silos a round", by_silos), ("rows", "rows a silo", by_rows)):
+        print(x, dict(zip(line.x, np.round(line.y, 3).tolist(), strict=True)))
+        print(f"wrote {line_plot({name: line}, x=x, **told).save(folder / f'growth-{name}.svg')}")
+
+
+def _round_cost(rows: int, *, per_round: int) -> float:
+    rng = np.random.default_rng(rows)
+    features = rng.normal(size=(rows, 136)).astype(np.float32)
+    table = _table(features, rng.integers(0, 5, rows).astype(np.int32))
+    moments: list[float] = []
+    _train(
+        table,
+        silos=1000,
+        per_round=per_round,
+        rounds=4,
+        after=lambda state: moments.append(time.process_time()),
     )
-    in_process(server, client_app(Tables([table] * CLIENTS)), CLIENTS)
+    return min(np.diff(moments).tolist())
 
 
 def _idle(silos: int, *, repeats: int = 15) -> float:
@@ -190,4 +235,4 @@ def _idle(silos: int, *, repeats: int = 15) -> float:
 
 
 if __name__ == "__main__":
-    _ours(Path(sys.argv[1]))
+    growth(Path(sys.argv[2])) if sys.argv[1] == "growth" else _ours(Path(sys.argv[1]))
