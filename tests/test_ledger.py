@@ -516,7 +516,7 @@ def owner(ledger: Ledger, key: NoiseKey, texts: list[str], kind: Mechanism) -> O
     names = [f"north/{number}" for number in range(len(texts))]
     covered = ledger.versions(names, [fingerprint(text) for text in texts])
     family = HashFamily(b"\x05" * 32, rows=kind.rows, width=64)
-    return Owner(tokenise(texts), covered, Release("body", family, kind, key, ledger.charge_all))
+    return Owner.of(tokenise(texts), covered, Release("body", family, kind, key, ledger.charge_all))
 
 
 def test_published_counts_are_charged_once_until_text_or_key_change(ledger: Ledger) -> None:

@@ -21,11 +21,14 @@ from isthmus.tables import Letor, write_letor
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SILOS = ("east", "north", "south", "west")
-STEP = 90.0
+STEP = 240.0
 
-pytestmark = pytest.mark.skipif(
-    not all(map(shutil.which, ("openssl", "ssh-keygen", "sh"))), reason="needs openssl and ssh-keygen"
-)
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not all(map(shutil.which, ("openssl", "ssh-keygen", "sh"))), reason="needs openssl and ssh-keygen"
+    ),
+]
 
 
 def rows(name, queries, seed):
