@@ -30,7 +30,16 @@ from isthmus.text import Tokens
 
 Counts = NDArray[np.int32]
 
+LEAST_WIDTH, CELLS_A_WORD = 8192, 64
+
 _CHUNK = 1 << 17  # tokens sorted at once; the keys of a chunk fit 32 bits and the cache
+
+
+def width_for(lengths: IntArray) -> int:
+    """A width at which other words seldom share a cell: a power of two of at least 64 cells a word of the
+    average document, and 8,192. Width costs no ε, only room for the noise of empty cells."""
+    words = float(lengths.mean()) if len(lengths) else 0.0
+    return max(LEAST_WIDTH, 1 << int(np.ceil(np.log2(max(CELLS_A_WORD * words, 1)))))
 
 
 class Hashed(NamedTuple):

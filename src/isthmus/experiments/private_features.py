@@ -1,0 +1,382 @@
+"""BM25 from private counts against BM25 from exact ones: what each mechanism keeps at each lifetime ε.
+
+Documents and queries are dealt into silos. Every query is asked by its silo of every document, all of them
+read through what their silos release (the silo's own too, or, as a row of its own, those exactly). ε is what
+a document pays over its life for one replaced word: once for `one_shot`, divided by all words that all peers
+ask about for `scalar` and `per_cell`. The paper's shared noise gets its nominal ε for every answer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from isthmus.corpora import available, load, synthetic
+from isthmus.errors import DataError
+from isthmus.evaluation import evaluate
+from isthmus.experiments import private_pictures as pictures
+from isthmus.experiments.notebook import Cell, Notebook, Unit, cells_table
+from isthmus.features import Collection, ExactCounts, Pairs, TermCounts, bm25
+from isthmus.partition import deal_corpus
+from isthmus.private.cost import Covered, explain, no_charge
+from isthmus.private.counts import (
+    AskedCells,
+    Asker,
+    Carrier,
+    Desk,
+    Noisy,
+    Owner,
+    PrivateCounts,
+    PublishedCells,
+    Release,
+    fetch_catalogue,
+    fetch_published,
+    in_memory,
+)
+from isthmus.private.decoys import Decoys
+from isthmus.private.mechanisms import Mechanism, OneShot, PerCell, Scalar, SharedNoise
+from isthmus.private.noise import Geometric, NoiseKey, fresh_nonces
+from isthmus.private.reading import Lexicon, Plain, Reader, Shrink, Threshold
+from isthmus.private.sketch import HashFamily, width_for
+from isthmus.private.topics import Topics
+from isthmus.private.totals import WIDTH, Sums, Totals
+from isthmus.randomness import Streams
+from isthmus.report import Line, Page, Plot, Section, line_plot
+from isthmus.retrieval.retriever import best_rows
+from isthmus.tables import Corpus, Run
+from isthmus.tables.ids import FloatArray, Ids, IntArray
+from isthmus.text import Tokens, tokenise
+
+DATA = ("cran", "npl", "synthetic-text")
+EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
+MEASURES = ("nDCG@10", "share of exact", "Kendall tau")
+SILOS, DEPTH = 4, 100
+EPSILON_TOTALS = 0.5
+"""ε of document frequencies and of collection counts."""
+NARROW = 1000
+"""Cells a row for mechanisms with many rows."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to measure: `data` is a name, a path, or "all" of those that are found.
+
+    `width` is that of one-shot sketches; unless given, it goes by the length of the documents.
+    """
+
+    data: str = "all"
+    deal: Literal["topic", "random"] = "topic"
+    width: int | None = None
+    scale: Literal["smoke", "full"] = "full"
+    seed: int = 0
+
+    @property
+    def seeds(self) -> range:
+        """Five seeds, or two for a look."""
+        return range(self.seed, self.seed + (5 if self.scale == "full" else 2))
+
+    @property
+    def epsilons(self) -> tuple[float, ...]:
+        """All of them, or three."""
+        return EPSILONS if self.scale == "full" else (2.0, 8.0, float("inf"))
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Everything that came out."""
+
+    cells: tuple[Cell, ...]
+    page: Page
+    wrote: tuple[Path, ...]
+
+
+def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
+    """Compute what is missing in the folder, and write the report."""
+    notebook = Notebook(out, config)
+    names = _names(config)
+    units = [unit for name in names for unit in _units(name, config)]
+    found = notebook.compute(measure, units, label="private BM25", workers=workers)
+    drawn = pictures.compute(notebook, seed=config.seed, workers=workers)
+    cells = tuple(_cells(names, found, config))
+    page = _page(names, cells, drawn, config)
+    return Reproduction(cells, page, tuple(notebook.publish(cells, page)))
+
+
+def _names(config: Config) -> tuple[str, ...]:
+    if config.data != "all":
+        return (config.data,)
+    if config.scale == "smoke":
+        return ("synthetic-text",)
+    there = available()
+    return tuple(name for name in DATA if name == "synthetic-text" or there.get(name))
+
+
+def _units(name: str, config: Config) -> Iterator[Unit]:
+    for seed in config.seeds:
+        for epsilon in config.epsilons:
+            about = {"data": name, "deal": config.deal, "width": config.width, "scale": config.scale}
+            yield f"{name} seed {seed} ε {epsilon:g}", {**about, "seed": seed, "epsilon": epsilon}
+
+
+def collection(name: str, scale: str, seed: int) -> Corpus:
+    """A collection by name; `synthetic-text` has documents of 1,000 words."""
+    if name != "synthetic-text":
+        return load(name)
+    documents, queries = (2000, 200) if scale == "full" else (300, 40)
+    return synthetic.text(documents, queries, SILOS, seed=seed, words=1000 if scale == "full" else 200)
+
+
+def measure(
+    *, data: str, deal: Literal["topic", "random"], width: int | None, scale: str, seed: int, epsilon: float
+) -> dict[str, dict[str, float]]:
+    """One seed at one ε: every mechanism and reader, by `mechanism/reader`."""
+    streams = Streams(seed).under("private features", data)
+    corpus = collection(data, scale, seed)
+    if not corpus.qrels.rows:
+        raise DataError(f"{data} has no judgements", cure="name a collection with judgements")
+    world = World(deal_corpus(corpus, SILOS, streams, by=deal), streams, width)
+    found = {"exact": world.judged(world.exact)}
+    for name, scores in _one_shot(world, epsilon):
+        found[f"one_shot/{name}"] = world.judged(scores)
+    for kind, nominal in _per_query(world, epsilon):
+        found[f"{kind.name}/ask"] = world.judged(_asked(world, kind)) | {"an answer": nominal}
+    return found
+
+
+class World:
+    """A collection dealt into silos, with exact scores to compare with."""
+
+    def __init__(self, corpus: Corpus, streams: Streams, width: int | None = None) -> None:
+        self.corpus, self.streams = corpus, streams
+        self.rows = [np.flatnonzero(corpus.documents.silos == silo) for silo in range(SILOS)]
+        self.asked = [np.flatnonzero(corpus.queries.silos == silo) for silo in range(SILOS)]
+        self.bodies = [tokenise([corpus.documents.bodies[row] for row in rows]) for rows in self.rows]
+        self.queries = [tokenise([corpus.queries.texts[row] for row in rows]) for rows in self.asked]
+        self.width = width or width_for(np.concatenate([tokens.lengths for tokens in self.bodies]))
+
+    @cached_property
+    def exact(self) -> FloatArray:
+        """Exact BM25 with everybody's statistics, queries × documents."""
+        whole = sum((Collection.of(tokens) for tokens in self.bodies[1:]), Collection.of(self.bodies[0]))
+        return self.scored(lambda asker, holder: ExactCounts.of(self.bodies[holder], whole))
+
+    def scored(self, counts: Callable[[int, int], TermCounts]) -> FloatArray:
+        """BM25 of all queries and documents; `counts(asker, holder)` is what one silo has of another."""
+        scores = np.zeros((len(self.corpus.queries), len(self.corpus.documents)))
+        for asker, queries in enumerate(self.asked):
+            for holder, rows in enumerate(self.rows):
+                if len(queries) and len(rows):
+                    pairs = Pairs.all(len(queries), len(rows))
+                    found = bm25(self.queries[asker], pairs, counts(asker, holder))
+                    scores[np.ix_(queries, rows)] = found.reshape(len(queries), len(rows))
+        return scores
+
+    def judged(self, scores: FloatArray) -> dict[str, float]:
+        """nDCG@10, and Kendall's τ with the exact order of each query's matches, a hundred at most."""
+        depth = min(DEPTH, scores.shape[1])
+        best = np.argpartition(-scores, depth - 1, axis=1)[:, :depth]
+        queries = Ids.of(self.corpus.queries.ids)[np.repeat(np.arange(len(scores)), depth)]
+        documents = Ids.of(self.corpus.documents.ids)[best.ravel()]
+        run = Run.of(queries, documents, np.take_along_axis(scores, best, axis=1).ravel())
+        taus = [self._agreement(query, scores[query]) for query in range(len(scores))]
+        value = evaluate(self.corpus.qrels, run, ["nDCG@10"])["nDCG@10"]
+        return {"nDCG@10": float(value), "Kendall tau": float(np.nanmean(taus))}
+
+    def _agreement(self, query: int, scores: FloatArray) -> float:
+        from scipy.stats import kendalltau
+
+        matches = best_rows(self.exact[query], DEPTH)
+        if len(matches) < 2:
+            return float("nan")
+        return float(kendalltau(self.exact[query, matches], scores[matches]).statistic)
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Noisy frequencies and counts of all silos."""
+        rng = self.streams("totals")
+        family = HashFamily(rng.bytes(32), 1, WIDTH)
+        sums = sum((Sums.of(tokens, family) for tokens in self.bodies[1:]), Sums.of(self.bodies[0], family))
+        return sums.noised(epsilon_df=EPSILON_TOTALS, epsilon_cf=EPSILON_TOTALS, entropy=rng.bytes)
+
+    def desk(self, holder: int, kind: Mechanism, family: HashFamily) -> Carrier:
+        """A way to one silo's documents, released by a mechanism with noise of its own."""
+        rng = self.streams("noise", kind.name, holder, repr(kind.epsilon))
+        names = tuple(self.corpus.documents.ids[row] for row in self.rows[holder])
+        nonces = fresh_nonces(len(names), rng.bytes)
+        covered = Covered(names, tuple(nonce.tobytes().hex() for nonce in nonces))
+        release = Release("body", family, kind, NoiseKey.fresh(rng.bytes), no_charge)
+        return in_memory(Desk(Owner.of(self.bodies[holder], covered, release)), "peer")
+
+    def lexicon(self, asker: int, family: HashFamily) -> Lexicon:
+        """What an asker knows beforehand."""
+        return Lexicon(family, self.totals, self.bodies[asker])
+
+
+READERS = ("publish", "ask", "threshold", "plain")
+
+
+class OneShotWorld:
+    """All silos' documents as cells noised once, published, and what each asker brings to read them with."""
+
+    def __init__(self, world: World, epsilon: float) -> None:
+        kind = OneShot(epsilon)
+        self.world, self.law = world, kind.law
+        family = HashFamily(world.streams("hashes").bytes(32), 1, world.width)
+        carriers = [world.desk(holder, kind, family) for holder in range(SILOS)]
+        self.catalogues = [fetch_catalogue(carrier, "body") for carrier in carriers]
+        pairs = zip(carriers, self.catalogues, strict=True)
+        self.sketches = [fetch_published(carrier, catalogue, family) for carrier, catalogue in pairs]
+        self.lexica = [world.lexicon(asker, family) for asker in range(SILOS)]
+        self.topics = [
+            Topics.learned(lexicon, self.law, world.streams("topics", asker))
+            for asker, lexicon in enumerate(self.lexica)
+        ]
+
+    def counts(self, reader: str, asker: int, holder: int) -> PrivateCounts:
+        """What one silo reads of another's documents."""
+        cells, lengths = PublishedCells(self.sketches[holder]), self.catalogues[holder].lengths
+        return PrivateCounts(cells, self._reader(reader, asker, holder), self.lexica[asker], lengths)
+
+    def _reader(self, name: str, asker: int, holder: int) -> Reader:
+        law, lengths, learned = self.law, self.catalogues[holder].lengths, self.topics[asker]
+        if name == "threshold":
+            return Threshold(max(1.0, 2 / law.rate), law.variance)
+        if name == "plain":
+            return Plain(law.variance)
+        known = name == "publish" and learned is not None
+        context = learned.placed(self.sketches[holder], lengths) if known and learned else None
+        return Shrink(law, self.lexica[asker], lengths, context)
+
+    def own_exact(self, asker: int, holder: int) -> TermCounts:
+        """The same, but a silo knows its own documents."""
+        read = self.counts("publish", asker, holder)
+        return read if asker != holder else OwnCounts(read, self.world.bodies[holder])
+
+
+def _one_shot(world: World, epsilon: float) -> Iterator[tuple[str, FloatArray]]:
+    """Scores from cells noised once, by every way to read them."""
+    released = OneShotWorld(world, epsilon)
+    for name in READERS:
+        yield name, world.scored(partial(released.counts, name))
+    yield "publish, own exact", world.scored(released.own_exact)
+
+
+class OwnCounts:
+    """A silo's exact counts of its own documents, beside the totals that all counts are read with."""
+
+    def __init__(self, totals: PrivateCounts, tokens: Tokens) -> None:
+        self._totals, self._own = totals, ExactCounts.of(tokens)
+        self.documents, self.length = totals.documents, totals.length
+        self.lengths, self.distinct = self._own.lengths, self._own.distinct
+        self.counts = self._own.counts
+        self.frequencies, self.occurrences = totals.frequencies, totals.occurrences
+
+
+def _per_query(world: World, epsilon: float) -> Iterator[tuple[Mechanism, float]]:
+    """The mechanisms that every answer costs, at their share of a lifetime's ε, and that share."""
+    words = sum(len(np.unique(queries.terms.codes)) for queries in world.queries)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the report says what this one is
+        yield SharedNoise(min(epsilon, 1e9), 30), epsilon
+    yield Scalar(epsilon / words, 10), epsilon / words  # no decoys here: each would cost as much again
+    yield PerCell(epsilon / words, 10), epsilon / words
+
+
+def _asked(world: World, kind: Mechanism) -> FloatArray:
+    """Scores from what askers recover of the answers to their questions."""
+    family = HashFamily(world.streams("hashes", kind.name).bytes(32), kind.rows, NARROW)
+    carriers = [world.desk(holder, kind, family) for holder in range(SILOS)]
+    catalogues = [fetch_catalogue(carrier, "body") for carrier in carriers]
+
+    def counts(asker: int, holder: int) -> PrivateCounts:
+        own, catalogue = world.bodies[asker], catalogues[holder]
+        some = Ids.of(own.terms.words[:: max(1, len(own.terms.words) // 3000)])  # enough to hide among
+        secret = world.streams("decoys", asker).bytes(16)
+        decoys = Decoys(some, np.ones(len(some.vocabulary), dtype=np.int64), secret, count=0)
+        real = 10 if kind.rows > 10 else 5
+        asking = Asker(catalogue.terms, family, kind, decoys, real_rows=min(real, kind.rows))
+        words = world.queries[asker].terms
+        cells: Noisy = AskedCells.through(carriers[holder], asking, words, len(catalogue.documents))
+        variance = float(kind.variance(_moments(own, catalogue.lengths), NARROW, asking.real_rows).mean())
+        law = Geometric(min(max((2 / variance) ** 0.5, 1e-4), 20.0))
+        lexicon = world.lexicon(asker, family)
+        return PrivateCounts(cells, Shrink(law, lexicon, catalogue.lengths), lexicon, catalogue.lengths)
+
+    return world.scored(counts)
+
+
+def _moments(own: Tokens, lengths: IntArray) -> FloatArray:
+    """F₂ of documents of these lengths, in proportion as own ones have it."""
+    squares = float((own.counts().data ** 2).sum())
+    return lengths.astype(np.float64) * (squares / max(len(own.terms), 1))
+
+
+def _cells(names: Sequence[str], found: Mapping[str, Any], config: Config) -> Iterator[Cell]:
+    """Means over seeds with their intervals, a row for each mechanism and ε."""
+    for name in names:
+        for epsilon in config.epsilons:
+            units = [found[f"{name} seed {seed} ε {epsilon:g}"] for seed in config.seeds]
+            for key in units[0]:
+                row, _, reader = key.partition("/")
+                if row == "exact" and epsilon != config.epsilons[0]:
+                    continue
+                about = {
+                    "table": "fig8a",
+                    "row": row,
+                    "variant": f"{reader}, ε = {epsilon:g}" if reader else "",
+                    "mode": "paper" if row == "insecure_shared_noise" else "sound",
+                    "data": name,
+                }
+                shares = [unit[key]["nDCG@10"] / unit["exact"]["nDCG@10"] for unit in units]
+                yield Cell.over_folds([unit[key]["nDCG@10"] for unit in units], measure="nDCG@10", **about)
+                yield Cell.over_folds(shares, measure="share of exact", **about)
+                taus = [unit[key]["Kendall tau"] for unit in units]
+                yield Cell.over_folds(taus, measure="Kendall tau", **about)
+
+
+def _page(names: Sequence[str], cells: Sequence[Cell], drawn: Mapping[str, Any], config: Config) -> Page:
+    meaning = [f"{explain(epsilon)}." for epsilon in config.epsilons]
+    lead = (
+        "ε is for one replaced word over a document's life, word counts alone; document frequencies and"
+        f" collection counts add {EPSILON_TOTALS:g} each. " + " ".join(meaning)
+    )
+    sections = []
+    for name in names:
+        own = [cell for cell in cells if cell.data == name]
+        table = cells_table(own, f"BM25 from private counts on {name}, dealt by {config.deal}")
+        sections.append(Section(name, (table, _curves(own, "share of exact"), _curves(own, "Kendall tau"))))
+    return Page("Private features", (*sections, *pictures.sections(drawn)), lead)
+
+
+def _curves(cells: Sequence[Cell], measured: str) -> Plot:
+    """A curve over ε for every mechanism and reader; ∞ stands one step beyond the largest."""
+    lines: dict[str, list[tuple[float, Cell]]] = {}
+    for cell in cells:
+        if cell.measure == measured and cell.row != "exact":
+            reader, _, told = cell.variant.rpartition(", ε = ")
+            epsilon = float(told) if told != "inf" else 2 * max(e for e in EPSILONS if np.isfinite(e))
+            lines.setdefault(f"{cell.row} ({reader})", []).append((epsilon, cell))
+    curves = {
+        name: Line(
+            [epsilon for epsilon, _ in points],
+            [cell.value for _, cell in points],
+            [cell.value if cell.low is None else cell.low for _, cell in points],
+            [cell.value if cell.high is None else cell.high for _, cell in points],
+        )
+        for name, points in lines.items()
+    }
+    plot = line_plot(curves, x="lifetime ε (the last point is ∞)", y=measured)
+
+    def draw(axes: Any) -> None:
+        plot.draw(axes)
+        axes.set_xscale("log", base=2)
+
+    caption = "The sound counterpart of Figure 8a; insecure_shared_noise is at its nominal ε and has none."
+    return Plot(draw, caption, (7.0, 4.6))
