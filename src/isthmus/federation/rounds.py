@@ -42,6 +42,8 @@ from isthmus.tables import Letor
 
 logger = logging.getLogger(__name__)
 
+FEW = 20
+"""Probe queries below which there is a warning."""
 _POLYAK = 3
 """The averaging weight of round t is (p + 1)/(t + p): later rounds count more (Shamir & Zhang 2013)."""
 
@@ -185,7 +187,10 @@ class Coordinator:
             return
         probe = scaling(self.held.probe)
         if isinstance(strategy, FedRisk):
-            strategy.judge = Judge(probe, scoring=self.config.model.scoring).errors
+            judge = Judge(probe, scoring=self.config.model.scoring)
+            strategy.judge = judge.errors
+            if len(judge) < FEW:
+                logger.warning("a probe of %d judged queries can hardly tell silos apart", len(judge))
         if isinstance(strategy, FedAvgProbe):
             strategy.teacher = lambda at, start: (
                 dict(train_epochs(start, probe, local, self.streams("round", at, "probe")).parameters),

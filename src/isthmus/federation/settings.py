@@ -198,9 +198,9 @@ class Rounds:
     deadline: float = 600.0
     """Seconds a silo has to answer."""
     norm_limit: float = 10.0
-    """An update longer than this many times max(1, ‖θ‖, the round's median) is refused."""
+    """An update longer than this many times max(1, ‖θ‖, the others' lower quartile) is refused."""
     count_limit: float = 10.0
-    """Example counts above this many times the median silo's are cut to it."""
+    """Example counts above this many times what two thirds of the silos stay below are cut to it."""
     patience: int | None = None
     """Stop after this many rounds without a better validation measure."""
     release: Literal["last", "best", "polyak"] = "polyak"
