@@ -11,7 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from isthmus.corpora import load_folds
 from isthmus.errors import ConfigError, DataError, RoundFailed
+from isthmus.evaluation import evaluate
 from isthmus.federation import apps
 from isthmus.federation.answers import Limits
 from isthmus.federation.apps import held_back, train
@@ -29,7 +31,7 @@ from isthmus.federation.settings import (
     StrategyOptions,
 )
 from isthmus.partition import Dealing
-from isthmus.rankers import LocalTraining, Scaling, load_ranker
+from isthmus.rankers import MLP, LocalTraining, Scaling, load_ranker
 from isthmus.tables import Fold, Letor, write_letor
 
 
@@ -165,8 +167,6 @@ def test_a_loss_over_lists_is_refused_where_queries_are_torn():
 
 
 def test_the_judge_agrees_with_the_evaluation():
-    from isthmus.evaluation import evaluate
-
     trained = train(config(), FOLD)
     scaled = trained.ranker.scaling_(FOLD.test)
     judged = Judge(scaled).measure(trained.ranker.parameters_)
@@ -452,3 +452,29 @@ def test_a_damaged_checkpoint_is_told(tmp_path):
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     first = train(config(), FOLD, out=tmp_path / "run")
     assert facts(train(config(), FOLD, out=tmp_path / "run", resume=True)) == facts(first)
+
+
+# what it is worth
+
+
+@pytest.mark.realdata
+def test_mq2008_federated_beside_central_and_under_attack(data_dir, monkeypatch):
+    monkeypatch.setenv("ISTHMUS_DATA", str(data_dir))
+    told = Config(
+        data="mq2008",
+        dealing=Dealing("dirichlet-query", silos=20, concentration=0.3),
+        rounds=Rounds(count=60, silos=5),
+        measures=("nDCG@10(empty=skip)",),
+    )
+    fold = load_folds("mq2008")[0]
+    central = MLP().fit(fold.train, validation=fold.validation)
+    (best,) = evaluate(fold.test.qrels(), central.rank(fold.test), told.measures).means.values()
+    (shared,) = train(told, fold).final.values()
+    (attacked,) = train(replace(told, faults=(Fault("invert", 0.3),)), fold).final.values()
+    assert shared > 0.97 * best
+    assert attacked > 0.95 * best
+
+
+def test_synthetic_default_is_far_above_chance():
+    trained = train(Config(data="synthetic", rounds=Rounds(count=30), measures=("nDCG@10(empty=skip)",)))
+    assert trained.final["nDCG@10(empty=skip)"] > 0.45, "a random ranker has 0.24, a central one 0.54"
