@@ -36,12 +36,12 @@ class Census:
         self._scaling, self._deadline = scaling, deadline
         self._names: dict[int, str | None] = {}
 
-    def gather(self, grid: Grid, expected: int) -> None:
-        """Wait until so many nodes are there, or the deadline has passed, and meet them."""
+    def gather(self, grid: Grid, expected: int) -> dict[str, int]:
+        """The silos that are present, once there are so many nodes or the deadline has passed."""
         until = time.monotonic() + self._deadline
         while len(set(grid.get_node_ids())) < expected and time.monotonic() < until:
             time.sleep(0.2)
-        self.present(grid)
+        return self.present(grid)
 
     def present(self, grid: Grid) -> dict[str, int]:
         """The node of every usable silo that is connected now, by name and in the order of names."""

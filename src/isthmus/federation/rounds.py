@@ -261,7 +261,7 @@ class Coordinator:
 
     def _sample(self, number: int, attempt: int) -> dict[int, str]:
         """The silos of a round, by node: drawn among names, which stay when nodes change."""
-        present = self.census.present(self.grid)
+        present = self.census.gather(self.grid, self.config.rounds.minimum)
         names = list(present)
         rng = self.streams("round", number, "sample", attempt)
         chosen = rng.choice(len(names), size=min(self.config.rounds.silos, len(names)), replace=False)
