@@ -83,6 +83,11 @@ class Owner:
         """The number of documents."""
         return len(self.covered)
 
+    @property
+    def no_columns(self) -> Columns:
+        """A question about nothing, whose cost is that of the whole release where cells are noised once."""
+        return np.empty((0, self.release.mechanism.rows), dtype=np.uint32)
+
     def catalogue(self) -> Catalogue:
         """What is public: which documents there are, how long, and how their counts are released."""
         return Catalogue(self.release.terms, tuple(self.covered.documents), self.lengths)
@@ -94,7 +99,7 @@ class Owner:
             raise ProtocolError(f"counts released by {kind.name} are answered, not published")
         if first >= len(self):
             raise ProtocolError("an enquiry about documents that do not exist")
-        self._charge(np.empty((0, kind.rows), dtype=np.uint32), peer)
+        self._charge(self.no_columns, peer)
         size = self.release.family.size
         last = min(len(self), first + max(1, _BATCH // size))
         held = self._held

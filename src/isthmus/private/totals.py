@@ -69,6 +69,17 @@ class Sums:
 
 
 @dataclass(frozen=True, eq=False)
+class Foreign:
+    """What is seen of another silo's documents: their lengths; and for every word of some vocabulary, in how
+    many documents its noisy value is positive, and the sum of its values."""
+
+    lengths: IntArray
+    words: Ids
+    positive: IntArray
+    summed: IntArray
+
+
+@dataclass(frozen=True, eq=False)
 class Totals:
     """Noisy sums over all silos, and the laws of their noise; an infinite rate is no noise."""
 
@@ -79,6 +90,28 @@ class Totals:
     standing: IntArray
     having_law: Geometric
     standing_law: Geometric
+
+    @classmethod
+    def worked_out(cls, own: Sums, foreign: Foreign, law: Geometric) -> Totals:
+        """From another silo's noisy values themselves, where no totals were released; free, but with noise
+        that grows with the root of its documents. Words not looked at are taken to be as in own documents.
+
+        A cell that is empty shows 1 or more with chance q = a/(1 + a), any other with 1/(1 + a) or more.
+        """
+        ratio, count = law.ratio, len(foreign.lengths)
+        false = ratio / (1 + ratio)
+        more = 1 + count / max(own.documents, 1)
+        having, standing = (np.rint(part * more).astype(np.int64) for part in (own.having, own.standing))
+        scale = (1 + ratio) / (1 - ratio)
+        found = np.rint((foreign.positive - count * false) * scale).astype(np.int64)
+        cells = own.family.of_vocabulary(foreign.words).cells[0]
+        for part, mine, more_of_it in ((having, own.having, found), (standing, own.standing, foreign.summed)):
+            part[cells] = mine[cells]
+            np.add.at(part, cells, more_of_it)  # words may share a cell
+        noises = scale * (count * false * (1 - false)) ** 0.5, (count * law.variance) ** 0.5
+        laws = (Geometric(max(2**0.5 / noise, 1e-4) if noise else np.inf) for noise in noises)
+        documents, length = own.documents + count, own.length + int(foreign.lengths.sum())
+        return cls(own.family, documents, length, having, standing, *laws)
 
     @staticmethod
     def costs(field: str, *, epsilon_df: float, epsilon_cf: float, refresh: int = 0) -> list[Cost]:
@@ -128,9 +161,10 @@ def _mean_repeat(own: Collection) -> float:
 
 
 def _shrunk(noisy: NDArray[Any], mean: FloatArray, shape: FloatArray, law: Geometric) -> FloatArray:
-    """E[x | x + noise] for x of a negative binomial prior with this mean and shape, word by word.
+    """E[x | x + noise], word by word, for x as own documents foretell or, now and then, of any frequency.
 
-    The exact sum is over a grid; large sums are left as they are, their noise being small.
+    The prior is a negative binomial of this mean and shape and, one time in ten, 1/(x + 1)^1.5: silos on
+    other topics have other words. Sums are over a grid; large ones, whose noise is small, are left alone.
     """
     found = np.maximum(noisy.astype(np.float64), 0.0)
     if np.isinf(law.rate):
@@ -146,8 +180,11 @@ def _posterior_means(noisy: NDArray[Any], mean: FloatArray, shape: FloatArray, l
 
     x = np.arange(_GRID)
     size, odds = shape[:, None], (mean / (shape + mean))[:, None]
-    prior = gammaln(x + size) - gammaln(x + 1) + x * np.log(np.maximum(odds, 1e-12))
-    weight = prior - law.rate * np.abs(noisy[:, None] - x)
+    foretold = gammaln(x + size) - gammaln(x + 1) - gammaln(size) + size * np.log1p(-odds)
+    foretold = foretold + x * np.log(np.maximum(odds, 1e-12))
+    anything = (x + 1) ** -1.5
+    prior = 0.9 * np.exp(foretold) + 0.1 * anything / anything.sum()
+    weight = np.log(prior) - law.rate * np.abs(noisy[:, None] - x)
     weight = np.exp(weight - weight.max(axis=1, keepdims=True))
     means: FloatArray = (weight @ x) / weight.sum(axis=1)
     return means
