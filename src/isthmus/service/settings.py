@@ -1,0 +1,326 @@
+"""The configuration of a node and of the broker, as TOML.
+
+    silo = "north"                          [peers.broker]
+    folder = "north"                        search = true
+    port = 8101                             snippets = true
+    sources = [{kind = "folder", path = "papers"}]
+
+A relative path is meant from the folder of the file it stands in. Everything listens on loopback unless told
+otherwise, and nothing listens elsewhere without TLS. Secrets come from files or from the environment: a value
+`env:NAME` is looked up there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from isthmus.config import load
+from isthmus.errors import ConfigError
+from isthmus.service.wire import LONGEST_QUERY, MOST_HITS
+
+T = TypeVar("T")
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OPERATOR = "operator"
+"""The peer that may change a node's documents."""
+
+SecretText = str
+"""Text that may be `env:NAME`; `secret` reads it."""
+
+
+@dataclass(frozen=True)
+class Tls:
+    """One's own certificate and key, and the authority that others' certificates must come from."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a peer may do. `budget` is the ε that any one document may spend on it."""
+
+    search: bool = False
+    snippets: bool = False
+    counts: bool = False
+    feedback: bool = False
+    operate: bool = False
+    budget: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and not self.budget > 0:
+            raise ValueError(f"budget = {self.budget:g} must be an ε above 0")
+        if self.snippets and not self.search:
+            raise ValueError("snippets come with hits: snippets needs search")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one caller may ask for."""
+
+    per_second: float = 20.0
+    burst: int = 40
+    body_bytes: int = 1 << 20
+    operator_body_bytes: int = 64 << 20
+    depth: int = 16
+    query_characters: int = LONGEST_QUERY
+    hits: int = MOST_HITS
+    concurrent: int = 64
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if not getattr(self, each.name) > 0:
+                raise ValueError(f"{each.name} = {getattr(self, each.name)} must be above 0")
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where documents and feedback are kept: a file in the node's folder, or a PostgreSQL server."""
+
+    kind: Literal["sqlite", "postgres"] = "sqlite"
+    url: SecretText = ""
+
+    def __post_init__(self) -> None:
+        if (self.kind == "postgres") != bool(self.url):
+            raise ValueError('store.url belongs to kind = "postgres", which needs it')
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where documents come from.
+
+    - folder: text, Markdown, HTML and PDF files under `path`;
+    - beir: a `corpus.jsonl` or a folder with one at `path`, only silo `part` of it if that is named;
+    - sql: rows (id, title, body) or (id, body) of `query` at `url`, sqlite:///file or postgresql://…
+    """
+
+    kind: Literal["folder", "beir", "sql"]
+    path: Path | None = None
+    part: str | None = None
+    url: SecretText = ""
+    query: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind == "sql" and not (self.url and self.query):
+            raise ValueError("a source of kind sql needs url and query")
+        if self.kind != "sql" and self.path is None:
+            raise ValueError(f"a source of kind {self.kind} needs a path")
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The dense retriever's encoder: built in and fitted on the silo's own text (lsa), loaded from a fitted
+    file that silos share (`path`), or a transformer (`path` a folder, else all-MiniLM-L6-v2)."""
+
+    kind: Literal["lsa", "transformer", "none"] = "lsa"
+    path: Path | None = None
+    dimensions: int = 128
+
+    def __post_init__(self) -> None:
+        if self.dimensions < 1:
+            raise ValueError(f"dimensions = {self.dimensions} must be at least 1")
+
+
+@dataclass(frozen=True)
+class Models:
+    """Files that training and calibration wrote.
+
+    A `ranker` (isthmus train) scores candidates, else a `fuser` (isthmus fuse --save) joins the retrievers.
+    The `calibrator` (isthmus calibrate --save) is the silo's own and makes the scores probabilities.
+    `reliability` is a JSON file of validation curves in the form of /v1/calibration.
+    """
+
+    ranker: Path | None = None
+    fuser: Path | None = None
+    calibrator: Path | None = None
+    reliability: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranker and self.fuser:
+            raise ValueError("name a ranker or a fuser, not both")
+
+
+@dataclass(frozen=True)
+class SharedStatistics:
+    """How a silo's term statistics may leave it, to those whose policy allows counts.
+
+    The private form is charged to every document's budget: `epsilon` for one replaced word. It is released
+    again when the share `renew` of documents has changed, if the budget allows.
+    """
+
+    form: Literal["private", "exact", "none"] = "private"
+    epsilon: float = 1.0
+    width: int = 1 << 18
+    renew: float = 0.2
+    hash_key: SecretText = "isthmus"
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon = {self.epsilon:g} must be above 0")
+        if not 0 < self.renew <= 1:
+            raise ValueError(f"renew = {self.renew:g} must lie in (0, 1]")
+
+
+@dataclass(frozen=True)
+class SuperNode:
+    """The Flower SuperNode that a node starts to take part in training and counts."""
+
+    superlink: str
+    data: Path
+    authority: Path
+    key: Path
+    clientappio: str = "127.0.0.1:0"
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """A silo's node."""
+
+    silo: str
+    folder: Path
+    host: str = "127.0.0.1"
+    port: int = 8101
+    tls: Tls | None = None
+    keys: Path | None = None
+    """API keys, hashed, as `isthmus keys` writes them."""
+    peers: Mapping[str, Policy] = field(default_factory=dict)
+    sources: tuple[Source, ...] = ()
+    store: Store = field(default_factory=Store)
+    encoder: Encoder = field(default_factory=Encoder)
+    depth: int = 100
+    """Candidates from each retriever."""
+    models: Models = field(default_factory=Models)
+    statistics: SharedStatistics = field(default_factory=SharedStatistics)
+    budget: float = 9.0
+    """The ε that a document may spend on all peers together."""
+    limits: Limits = field(default_factory=Limits)
+    training: SuperNode | None = None
+    log_queries: bool = False
+
+    def __post_init__(self) -> None:
+        _check_name("silo", self.silo)
+        _check_address(self.host, self.port, self.tls)
+        if not 1 <= self.depth <= 10_000:
+            raise ValueError(f"depth = {self.depth} must lie in 1..10000")
+        if not self.budget > 0:
+            raise ValueError(f"budget = {self.budget:g} must be above 0")
+
+
+@dataclass(frozen=True)
+class Silo:
+    """Where a node is found."""
+
+    url: str
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url = {self.url!r} must begin with https:// or http://")
+
+
+@dataclass(frozen=True)
+class Breaker:
+    """After `failures` in a row a silo is left alone for `pause` seconds, twice as long each time up to
+    `longest`; then one search tries it again."""
+
+    failures: int = 3
+    pause: float = 1.0
+    longest: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.failures < 1 or not 0 < self.pause <= self.longest:
+            raise ValueError("failures must be at least 1 and 0 < pause ≤ longest")
+
+
+@dataclass(frozen=True)
+class BrokerSettings:
+    """The broker. Without `keys` whoever reaches its address may search, which only loopback allows."""
+
+    name: str = "broker"
+    folder: Path = Path("broker")
+    host: str = "127.0.0.1"
+    port: int = 8100
+    tls: Tls | None = None
+    """Its own certificate, which it also shows to nodes."""
+    https: bool = False
+    """Whether people reach it over TLS with that certificate too."""
+    keys: Path | None = None
+    node_key: SecretText = ""
+    """The API key it shows to nodes that it reaches without a certificate."""
+    silos: Mapping[str, Silo] = field(default_factory=dict)
+    deadline_ms: int = 1_000
+    threshold: float = 0.0
+    share_statistics: bool = True
+    """Whether to sum the silos' statistics and hand the sum back, so that scores compare."""
+    breaker: Breaker = field(default_factory=Breaker)
+    limits: Limits = field(default_factory=Limits)
+    training: Path | None = None
+    """A training run's folder, for the Training view."""
+    log_queries: bool = False
+
+    def __post_init__(self) -> None:
+        _check_name("name", self.name)
+        _check_address(self.host, self.port, self.tls if self.https else None)
+        for silo in self.silos:
+            _check_name("silos", silo)
+        if not 10 <= self.deadline_ms <= 60_000:
+            raise ValueError(f"deadline_ms = {self.deadline_ms} must lie in 10..60000")
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold = {self.threshold:g} must lie in 0..1")
+        if self.keys is None and self.host not in LOOPBACK:
+            raise ValueError(f"host = {self.host!r} needs keys: whoever reaches it could search")
+
+
+def read_node(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> NodeSettings:
+    """A node's configuration from a file, with `key=value` overrides."""
+    return _rooted(load(NodeSettings, path, overrides), Path(path).resolve().parent)
+
+
+def read_broker(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> BrokerSettings:
+    """The broker's configuration from a file, with `key=value` overrides."""
+    return _rooted(load(BrokerSettings, path, overrides), Path(path).resolve().parent)
+
+
+def secret(text: SecretText, key: str) -> str:
+    """The text itself, or for `env:NAME` what the environment has under that name."""
+    if not text.startswith("env:"):
+        return text
+    name = text.removeprefix("env:")
+    if name not in os.environ:
+        raise ConfigError(f"{key} names the environment variable {name}, which is not set", key=key)
+    return os.environ[name]
+
+
+def _rooted(value: T, root: Path) -> T:
+    """The same configuration with every relative path meant from `root`."""
+    return _moved(value, root)  # type: ignore[no-any-return]
+
+
+def _moved(value: Any, root: Path) -> Any:
+    if isinstance(value, Path):
+        return root / value
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{each.name: _moved(getattr(value, each.name), root) for each in fields(value)}
+        )
+    if isinstance(value, Mapping):
+        return {name: _moved(item, root) for name, item in value.items()}
+    return tuple(_moved(item, root) for item in value) if isinstance(value, tuple) else value
+
+
+def _check_name(key: str, name: str) -> None:
+    """Names stand in addresses (`silo/id`), in certificates and in file names."""
+    plain = name.replace("-", "").replace("_", "").replace(".", "")
+    if not (plain.isascii() and plain.isalnum() and len(name) <= 64):
+        raise ValueError(f"{key} = {name!r} must be letters, digits, '-', '_' or '.', at most 64")
+
+
+def _check_address(host: str, port: int, tls: Tls | None) -> None:
+    if host not in LOOPBACK and tls is None:
+        raise ValueError(f"host = {host!r} needs [tls]: only loopback may go without")
+    if not 0 <= port <= 65_535:
+        raise ValueError(f"port = {port} must lie in 0..65535")

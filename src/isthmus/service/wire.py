@@ -1,0 +1,294 @@
+"""What travels between clients, the broker and nodes: version 1, JSON over HTTP.
+
+    POST /v1/search        Search           broker: Answer        node: NodeAnswer
+    POST /v1/feedback      Feedback         204: it stays with the silo that owns the document
+    GET  /v1/release       what a silo has released, to whom, and what is left of its budgets
+    GET  /v1/calibration   reliability of its probabilities, and what thresholds keep
+    GET  /v1/training      the rounds of a training run (broker)
+    GET  /v1/silos         every silo's state (broker)
+    GET  /v1/statistics    a silo's collection statistics, exact or private (node)
+    PUT  /v1/statistics    the sum of all silos' statistics, to score with from now on (node)
+    PUT  /v1/documents     add or change documents, DELETE /v1/documents/{id}: the operator (node)
+    GET  /v1/health, /v1/ready, /metrics
+
+A request with a key that is not known is refused; an answer may hold more than a reader knows. Errors are
+problem details (RFC 9457) under `application/problem+json` and never echo a query, a term or an id.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+VERSION = 1
+PREFIX = f"/v{VERSION}"
+PROBLEM_TYPE = "application/problem+json"
+STATISTICS_TYPE = "application/vnd.isthmus.statistics"
+
+LONGEST_QUERY = 2_000
+MOST_HITS = 100
+LONGEST_ID = 1_000
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(min_length=1, max_length=100)]
+DocumentId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
+QueryText = Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY, pattern=r"\S")]
+Status = Literal["answered", "late", "refused", "down", "broken"]
+
+
+class Said(BaseModel):
+    """A request: nothing in it may be unknown."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Told(BaseModel):
+    """An answer: a newer speaker may add to it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class Problem(Told):
+    """Why a request failed, in a form that programs and people can read."""
+
+    type: str = "about:blank"
+    title: str
+    status: Annotated[int, Field(ge=400, le=599)]
+    detail: str = ""
+
+
+class Search(Said):
+    """A question. The deadline is counted from when the request arrives."""
+
+    query: QueryText
+    k: Annotated[int, Field(ge=1, le=MOST_HITS)] = 10
+    deadline_ms: Annotated[int, Field(ge=10, le=60_000)] | None = None
+    explain: bool = False
+    threshold: Probability = 0.0
+    silos: list[Name] | None = None
+    """Only these silos; for the broker."""
+
+
+class Evidence(Told):
+    """What one retriever had to say about a hit: raw score → probability → weight → contribution.
+
+    Contributions add up, with the ranker's start, to the hit's log-odds. A document that the retriever did
+    not return has no raw score.
+    """
+
+    retriever: str
+    raw: float | None
+    probability: Probability | None
+    weight: float | None
+    contribution: float
+
+
+class Hit(Told):
+    """A document found: a probability if the silo has a calibrator, a snippet if it allows them."""
+
+    document: DocumentId
+    silo: Name
+    probability: Probability | None
+    score: float
+    title: str = ""
+    snippet: str | None = None
+    explanation: list[Evidence] | None = None
+
+
+class NodeAnswer(Told):
+    """What one silo found, best first."""
+
+    silo: Name
+    hits: list[Hit]
+    documents: int
+    """How many it searched."""
+    statistics: str
+    """The version of the shared statistics it scored with; empty for its own."""
+    took_ms: float
+
+
+class SiloStatus(Told):
+    """What became of a search in one silo."""
+
+    silo: Name
+    status: Status
+    detail: str = ""
+    took_ms: float | None = None
+    documents: int | None = None
+
+
+class Answer(Told):
+    """What all silos found, best first, at or above the threshold; and what became of each silo."""
+
+    hits: list[Hit]
+    silos: list[SiloStatus]
+    threshold: Probability
+    below: int = 0
+    """Hits that were left out because of the threshold."""
+    took_ms: float
+
+
+class Feedback(Said):
+    """Whether a hit was right. The broker takes it to the silo, which alone keeps it."""
+
+    query: QueryText
+    document: DocumentId
+    silo: Name
+    relevant: bool
+
+
+class Document(Said):
+    """A document as its operator gives it."""
+
+    id: DocumentId
+    title: Annotated[str, Field(max_length=10_000)] = ""
+    body: Annotated[str, Field(max_length=10_000_000)] = ""
+
+
+class Documents(Said):
+    """Documents to add, or to put in the place of those with the same ids."""
+
+    documents: Annotated[list[Document], Field(min_length=1, max_length=10_000)]
+
+
+class Changed(Told):
+    """How many documents an operator's request added, changed and removed; the rest were as given already."""
+
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+
+
+class Health(Told):
+    """Alive, and as what."""
+
+    status: Literal["ok"] = "ok"
+    name: Name
+    role: Literal["node", "broker"]
+    version: str
+
+
+class Ready(Told):
+    """Whether searches can be answered, and if not, why."""
+
+    ready: bool
+    detail: str = ""
+    documents: int = 0
+    indexed: int = 0
+    statistics: str = ""
+
+
+class Departure(Told):
+    """One kind of thing that left a silo: how often, to whom, at what ε or with the words for none."""
+
+    kind: str
+    peer: str
+    guarantee: str
+    mechanism: str = ""
+    unit: str = ""
+    times: int
+    items: int
+    last: str
+
+
+class PeerBudget(Told):
+    """What a peer may do, and what is left of its budget for the dearest document."""
+
+    peer: str
+    search: bool
+    snippets: bool
+    counts: bool
+    budget: float | None = None
+    left: float | None = None
+
+
+class Release(Told):
+    """What a silo has released and what it may still release: for the Silos view.
+
+    Towards a peer that may search no ε is claimed: scores and explanations are exact.
+    """
+
+    silo: Name
+    documents: int
+    budget: str = ""
+    most_spent: float = 0.0
+    least_left: float | None = None
+    meaning: str = ""
+    departures: list[Departure] = []
+    peers: list[PeerBudget] = []
+    last_training: str | None = None
+
+
+class SiloView(Told):
+    """A silo as the broker sees it."""
+
+    silo: Name
+    url: str
+    status: Status
+    detail: str = ""
+    ready: Ready | None = None
+    release: Release | None = None
+
+
+class Bin(Told):
+    """Hits whose probability lay between `low` and `high`: what was said, and what was right."""
+
+    low: Probability
+    high: Probability
+    predicted: Probability
+    observed: Probability
+    count: int
+
+
+class Threshold(Told):
+    """What a threshold keeps."""
+
+    threshold: Probability
+    precision: Probability
+    recall: Probability
+    kept: int
+
+
+class Reliability(Told):
+    """The reliability of one retriever's probabilities, or of those shown (retriever "shown")."""
+
+    silo: Name
+    retriever: str
+    source: Literal["validation", "feedback"]
+    count: int
+    relevant: int
+    ece: float
+    floor: float | None = None
+    """The error that a perfect model would show at this size."""
+    bins: list[Bin]
+    thresholds: list[Threshold] = []
+
+
+class Calibration(Told):
+    """All that is known of how honest the probabilities are."""
+
+    curves: list[Reliability]
+
+
+class Round(Told):
+    """One round of training."""
+
+    round: int
+    measure: float | None = None
+    loss: float | None = None
+    asked: list[str] = []
+    weights: dict[str, float] = {}
+    risks: dict[str, float | None] = {}
+    rejected: dict[str, str] = {}
+    seconds: float = 0.0
+
+
+class Training(Told):
+    """A run as far as it has come."""
+
+    run: str
+    strategy: str = ""
+    finished: bool = False
+    final: dict[str, float | None] = {}
+    rounds: list[Round] = []
