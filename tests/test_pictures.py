@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from isthmus.federation.pictures import refusals, run_page, weights
+import numpy as np
+
+from isthmus.federation.pictures import refusals, run_page, weights, who_holds_what
 from isthmus.federation.rounds import RoundRecord
+from isthmus.partition import Deal
 
 HISTORY = (
     RoundRecord(
@@ -31,3 +34,9 @@ def test_the_same_history_is_the_same_picture():
 
 def test_a_run_without_anything_to_show_is_still_a_page():
     assert "<svg" in run_page((RoundRecord(1, norm=1.0),), "Run").html()
+
+
+def test_who_holds_what_is_on_the_page_where_it_is_known():
+    held = Deal(np.array([0, 0, 1, 2, 2, 2]), 3).holdings([0, 1, 0, 0, 1, 2])
+    assert who_holds_what(held).svg() == who_holds_what(held).svg()
+    assert run_page(HISTORY, "Run", holdings=held).html().count("<svg") == 5

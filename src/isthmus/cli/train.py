@@ -86,7 +86,8 @@ def _train(asked: argparse.Namespace) -> None:
     else:
         for measure, value in trained.final.items():
             print(f"{measure}\t{value:.4f}")
-    page = run_page(trained.history, f"Training on {config.data}: {config.strategy.name}")
+    title = f"Training on {config.data}: {config.strategy.name}"
+    page = run_page(trained.history, title, holdings=trained.holdings)
     page.save(f"{out}/report.html")
     facts = {"rounds": trained.rounds, "privacy": trained.history[-1].privacy}
     if trained.stopped:

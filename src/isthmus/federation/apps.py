@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from isthmus.corpora import load_folds
 from isthmus.errors import ConfigError, DataError, FederationError
 from isthmus.evaluation import evaluate
+from isthmus.federation import holdings as places
 from isthmus.federation.checkpoints import MODEL, RunFolder
 from isthmus.federation.clients import client_app
 from isthmus.federation.engines import ENGINES
 from isthmus.federation.faults import spoil_grades
-from isthmus.federation.holdings import Files, Holdings, Tables
 from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
 from isthmus.federation.settings import Config
-from isthmus.partition import deal
+from isthmus.partition import Holdings, deal
 from isthmus.randomness import Streams
 from isthmus.rankers import MLP
 from isthmus.tables import Fold, Letor, read_letor
@@ -44,6 +44,8 @@ class Training:
     model_sha256: str
     stopped: str = ""
     out: Path | None = None
+    holdings: Holdings | None = None
+    """How many rows of every grade each simulated silo held."""
 
     @property
     def rounds(self) -> int:
@@ -69,14 +71,17 @@ def train(
         parts = {"train": fold.train, "validation": fold.validation, "test": fold.test}
         folder.environment(parts if probe is None else {**parts, "probe": probe})
     start = folder.state(config) if folder is not None and resume else None
-    state = _run(config, fold.train, Held(fold.validation, probe), start, folder)
-    return finished(config, state, fold.test if len(fold.test) else fold.validation, folder)
+    dealt = deal(fold.train, config.dealing, Streams(config.seed))
+    tables = spoil_grades(dealt.parts(fold.train), config.faults, config.seed)
+    state = _run(config, tables, Held(fold.validation, probe), start, folder)
+    trained = finished(config, state, fold.test if len(fold.test) else fold.validation, folder)
+    return replace(trained, holdings=dealt.holdings(fold.train.grades))
 
 
-def _run(config: Config, rows: Letor, held: Held, start: State | None, folder: RunFolder | None) -> State:
-    """Deal the training rows to silos and train from a state."""
-    tables = deal(rows, config.dealing, Streams(config.seed)).parts(rows)
-    tables = spoil_grades(tables, config.faults, config.seed)
+def _run(
+    config: Config, tables: list[Letor], held: Held, start: State | None, folder: RunFolder | None
+) -> State:
+    """Train over silos with these tables from a state."""
     outcome: list[State] = []
 
     def remember(state: State) -> None:
@@ -93,15 +98,15 @@ def _run(config: Config, rows: Letor, held: Held, start: State | None, folder: R
 
 
 @contextmanager
-def _reachable(tables: list[Letor], engine: str) -> Iterator[Holdings]:
+def _reachable(tables: list[Letor], engine: str) -> Iterator[places.Holdings]:
     """The silos' tables where the engine's workers find them; the caller's list is emptied."""
     if engine == "in-process":
-        holdings = Tables(tables)
+        holdings = places.Tables(tables)
         tables.clear()
         yield holdings
         return
     with TemporaryDirectory(prefix="isthmus-silos-") as folder:
-        yield Files.write(tables, Path(folder))
+        yield places.Files.write(tables, Path(folder))
 
 
 def server_app(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.federation.rounds import RoundRecord
+from isthmus.partition import Holdings
 from isthmus.report import Line, Page, Plot, Section, Table, line_plot
 
 History = Sequence[RoundRecord]
@@ -64,6 +65,31 @@ def _mosaic(history: History, rows: Sequence[Mapping[str, float]], quantity: str
     return Plot(draw, caption, size=(7.5, min(9.0, 2.0 + 0.14 * len(names))))
 
 
+def who_holds_what(holdings: Holdings, *, label: str = "grade", unit: str = "rows") -> Plot:
+    """How many rows (or queries) of every grade each silo holds, as `Deal.holdings` counts them."""
+    silos = np.arange(len(holdings.counts))
+
+    def draw(axes: Any) -> None:
+        base = np.zeros(len(silos))
+        shades = np.linspace(0.1, 0.9, len(holdings.labels)) if len(holdings.labels) > 1 else [0.5]
+        for name, shade, counts in zip(holdings.labels.tolist(), shades, holdings.counts.T, strict=True):
+            axes.bar(silos, counts, 0.9, bottom=base, label=f"{label} {name}", color=_viridis(shade))
+            base += counts
+        axes.set_xlabel("silo")
+        axes.set_ylabel(unit)
+        axes.set_xlim(-0.6, len(silos) - 0.4)
+        axes.grid(visible=False, axis="x")
+        axes.legend(frameon=False, fontsize=8)
+
+    return Plot(draw, f"Who holds what: {unit} by {label}, silo by silo", size=(7.5, 3.2))
+
+
+def _viridis(shade: float) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](shade)
+
+
 def refusals(history: History) -> Table:
     """Who was refused how often, and why the last time."""
     told: dict[str, tuple[int, str]] = {}
@@ -74,9 +100,11 @@ def refusals(history: History) -> Table:
     return Table(("silo", "rounds", "last reason"), rows, title="Answers that were not used")
 
 
-def run_page(history: History, title: str) -> Page:
-    """One page for a run."""
+def run_page(history: History, title: str, *, holdings: Holdings | None = None) -> Page:
+    """One page for a run; with the silos' holdings it shows who holds what."""
     parts: list[Section] = []
+    if holdings is not None:
+        parts.append(Section("The silos", (who_holds_what(holdings),)))
     if any(record.measure is not None for record in history):
         parts.append(Section("Learning", (curve(history),)))
     if any(record.weights for record in history):
