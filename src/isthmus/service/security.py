@@ -1,0 +1,313 @@
+"""Who is calling: certificates for brokers and silos, API keys for people and programs.
+
+    keys = ApiKeys("api-keys.json")
+    token = keys.add("ada", scopes=["search", "feedback"], days=90)    # shown once, stored hashed
+    keys.find(token)                                                     # Caller(name='ada', …)
+
+A server made by `server(app, …)` puts the verified certificate of the other side into the ASGI scope. A
+`Gate` turns a request into a `Caller`, or refuses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from isthmus.errors import ConfigError, DataError, Refused
+from isthmus.service.certificates import private, server_context, write_private
+
+if TYPE_CHECKING:
+    import asyncio
+
+    import uvicorn
+    from starlette.types import ASGIApp, Scope
+
+    from isthmus.service.settings import Tls
+
+SCOPES = ("search", "feedback", "metrics", "admin")
+"""What a key may be good for; `admin` sees the views of silos, training and calibration, and all else."""
+PREFIX, COOKIE = "isk", "isthmus_key"
+PEER = "isthmus.peer"
+"""Where in a scope's `extensions` the other side's certificate is."""
+_DAY = 86400.0
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class Caller(Generic[P]):
+    """Somebody who may come in, with the scopes of their key or the policy for their certificate."""
+
+    name: str
+    scopes: frozenset[str] = frozenset()
+    policy: P | None = None
+
+    def may(self, scope: str) -> bool:
+        """Whether this caller has the scope; an administrator has all."""
+        return scope in self.scopes or "admin" in self.scopes
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The other side of a mutually authenticated connection."""
+
+    name: str
+    fingerprint: str
+    expires: float
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """What is stored of a key: everything but the key."""
+
+    id: str
+    name: str
+    scopes: tuple[str, ...]
+    created: float
+    expires: float | None
+    salt: str
+    digest: str = field(repr=False)
+
+    def opens(self, secret: str) -> bool:
+        """Whether this is the secret, compared in constant time."""
+        return hmac.compare_digest(self.digest, _digest(self.salt, secret))
+
+
+class ApiKeys:
+    """API keys in a JSON file, hashed: HMAC-SHA256 with a salt a key; each key has 256 random bits.
+
+    The file is read again when it has changed, so a key revoked on the command line is refused at once.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
+        self.path, self._clock = Path(path), clock
+        self._seen: tuple[int, int, int] | None = None
+        self._keys: dict[str, ApiKey] = {}
+
+    def add(self, name: str, *, scopes: Iterable[str], days: float | None = None) -> str:
+        """A new key for somebody; the token returned is not stored and cannot be shown again."""
+        wanted = tuple(dict.fromkeys(scopes))
+        for scope in wanted:
+            if scope not in SCOPES:
+                raise ConfigError(f"unknown scope {scope!r}", key=scope, known=SCOPES)
+        if not wanted:
+            raise ConfigError("a key without a scope opens nothing", expected=", ".join(SCOPES))
+        if not name or len(name) > 80 or not name.isprintable():
+            raise ConfigError("a key needs the name of its owner", value=name, expected="1 to 80 letters")
+        now = self._clock()
+        number, secret, salt = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16)
+        expires = None if days is None else now + days * _DAY
+        key = ApiKey(number, name, wanted, now, expires, salt, _digest(salt, secret))
+        self._write({**self._read(), number: key})
+        return f"{PREFIX}_{number}_{secret}"
+
+    def revoke(self, number: str) -> ApiKey:
+        """Forget the key with this id."""
+        keys = dict(self._read())
+        if number not in keys:
+            raise ConfigError(f"no API key {number!r} in {self.path}", key=number, known=keys)
+        gone = keys.pop(number)
+        self._write(keys)
+        return gone
+
+    def all(self) -> list[ApiKey]:
+        """Every key, oldest first."""
+        return sorted(self._read().values(), key=lambda key: key.created)
+
+    def find(self, token: str) -> Caller[Any] | None:
+        """Whose token this is; None for one that is unknown, revoked or expired."""
+        parts = token.split("_", 2)
+        if len(parts) != 3 or parts[0] != PREFIX or not token.isascii():
+            return None
+        key = self._read().get(parts[1])
+        if key is None:
+            _digest("", parts[2])  # so that an unknown id takes as long as a wrong secret
+            return None
+        if not key.opens(parts[2]) or (key.expires is not None and key.expires <= self._clock()):
+            return None
+        return Caller(key.name, frozenset(key.scopes))
+
+    def _read(self) -> Mapping[str, ApiKey]:
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return {}
+        seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if seen != self._seen:
+            self._keys, self._seen = _parsed(private(self.path)), seen
+        return self._keys
+
+    def _write(self, keys: Mapping[str, ApiKey]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        told = {"format": 1, "keys": [asdict(key) for key in keys.values()]}
+        write_private(self.path, json.dumps(told, indent=2).encode() + b"\n")
+
+
+def _parsed(path: Path) -> dict[str, ApiKey]:
+    cure = "isthmus keys api add makes a new file once this one is gone"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told["format"] != 1:
+            raise DataError(f"format {told['format']} of API keys", file=path, cure="upgrade isthmus")
+        keys = [ApiKey(**{**row, "scopes": tuple(row["scopes"])}) for row in told["keys"]]
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError("not a file of API keys", file=path, cure=cure) from error
+    return {key.id: key for key in keys}
+
+
+def _digest(salt: str, secret: str) -> str:
+    return hmac.new(salt.encode(), secret.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+
+class Gate(Generic[P]):
+    """The way in: known certificates, API keys (header or cookie), and what a stranger may do.
+
+    A peer's policy is found by the name in its certificate, or by that of its API key.
+    """
+
+    def __init__(
+        self,
+        *,
+        peers: Mapping[str, P] | None = None,
+        keys: ApiKeys | None = None,
+        strangers: Iterable[str] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.peers, self.keys = dict(peers or {}), keys
+        self.strangers = Caller[P]("anonymous", frozenset(strangers))
+        self._clock = clock
+
+    def caller(self, scope: Scope) -> Caller[P]:
+        """Who sent the request; Refused when nobody we know did."""
+        peer: Peer | None = scope.get("extensions", {}).get(PEER)
+        if peer is not None and peer.name in self.peers:
+            if peer.expires <= self._clock():  # the connection may be older than the certificate's end
+                raise Refused("the certificate has expired")
+            return Caller(peer.name, frozenset(), self.peers[peer.name])
+        token = token_in(scope)
+        if token is not None:
+            found = None if self.keys is None else self.keys.find(token)
+            if found is None:
+                raise Refused("the API key is unknown, revoked or expired")
+            return replace(found, policy=self.peers.get(found.name))
+        if self.strangers.scopes:
+            return self.strangers
+        raise Refused("no certificate of a known peer" if self.peers else "an API key is needed")
+
+
+def token_in(scope: Scope) -> str | None:
+    """The API key a request carries: `Authorization: Bearer …`, `X-API-Key`, or the page's cookie."""
+    cookie = None
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, token = value.decode("latin-1").partition(" ")
+            return token.strip() if kind.lower() == "bearer" else ""
+        if name == b"x-api-key":
+            return str(value.decode("latin-1").strip())
+        if name == b"cookie":
+            cookie = value.decode("latin-1")
+    for part in (cookie or "").split(";"):
+        name, sign, token = part.strip().partition("=")
+        if sign and name == COOKIE:
+            return str(token)
+    return None
+
+
+class Once:
+    """Refuses a message seen before, and one that is too old or too new to tell.
+
+    Messages are remembered as long as their time stamp would be accepted, so memory is bounded by the
+    traffic of two windows.
+    """
+
+    def __init__(self, *, window: float = 60.0, clock: Callable[[], float] = time.time) -> None:
+        self.window, self._clock = window, clock
+        self._new: set[tuple[str, str]] = set()
+        self._old: set[tuple[str, str]] = set()
+        self._turned = clock()
+
+    def admit(self, caller: str, nonce: str, sent: float) -> None:
+        """Note a message of this caller; Refused if it is a replay."""
+        now = self._clock()
+        if not abs(now - sent) <= self.window:
+            raise Refused("the message is too old or from the future: compare the clocks")
+        if now - self._turned > 2 * self.window:
+            self._new, self._old, self._turned = set(), self._new, now
+        if (caller, nonce) in self._new or (caller, nonce) in self._old:
+            raise Refused("the message was sent before")
+        self._new.add((caller, nonce))
+
+
+class PeerProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol, with the verified certificate of the other side in every scope."""
+
+    _extensions: Mapping[str, Any] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        peer = _peer(transport.get_extra_info("ssl_object"))
+        self._extensions = None if peer is None else {PEER: peer}
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._extensions is not None:
+            self.scope["extensions"] = dict(self._extensions)
+
+
+def _peer(connection: ssl.SSLObject | None) -> Peer | None:
+    """Who is at the other end; only a certificate that TLS has verified is listed by `getpeercert`."""
+    told = connection.getpeercert() if connection is not None else None
+    raw = connection.getpeercert(binary_form=True) if told and connection is not None else None
+    if not told or raw is None:
+        return None
+    subject: Any = told.get("subject", ())
+    names = [value for part in subject for key, value in part if key == "commonName"]
+    if len(names) != 1:
+        return None
+    expires = ssl.cert_time_to_seconds(str(told["notAfter"]))
+    return Peer(names[0], hashlib.sha256(raw).hexdigest(), expires)
+
+
+def server(
+    app: ASGIApp,
+    *,
+    host: str = "127.0.0.1",
+    port: int,
+    tls: Tls | None = None,
+    mutual: bool = False,
+) -> uvicorn.Server:
+    """A server for one app: `server(…).run()`, or `await server(…).serve()` in a loop of one's own.
+
+    Logging and access logs are the app's own matter; headers do not name the software.
+    """
+    import uvicorn
+
+    context = None if tls is None else server_context(tls, mutual=mutual)
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=PeerProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+        ssl_context_factory=None if context is None else lambda config, default: context,
+    )
+    return uvicorn.Server(config)
