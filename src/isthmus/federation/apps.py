@@ -54,13 +54,20 @@ class Training:
 
 
 def train(
-    config: Config, data: Fold | None = None, *, out: str | Path | None = None, resume: bool = False
+    config: Config,
+    data: Fold | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    start: State | None = None,
+    watch: Callable[[State], None] | None = None,
 ) -> Training:
     """Train one ranker across silos.
 
     `data` stands in for what `config.data` names. With `out` the run keeps a folder; with `resume` it goes on
     from that folder's last checkpoint, or starts over where there is none, and ends bit-identical to a run
-    that was never interrupted.
+    that was never interrupted. `watch` sees the state after every round; training may `start` from such a
+    state, under another configuration too, as long as the model is the same.
     """
     check_dealable(config)
     folder = None if out is None else RunFolder(out)
@@ -70,24 +77,31 @@ def train(
     if folder is not None:
         parts = {"train": fold.train, "validation": fold.validation, "test": fold.test}
         folder.environment(parts if probe is None else {**parts, "probe": probe})
-    start = folder.state(config) if folder is not None and resume else None
+    if folder is not None and resume:
+        start = folder.state(config) or start
+
+    def remember(state: State) -> None:
+        if folder is not None:
+            folder.save(state, config)
+        if watch is not None:
+            watch(state)
+
     dealt = deal(fold.train, config.dealing, Streams(config.seed))
     tables = spoil_grades(dealt.parts(fold.train), config.faults, config.seed)
-    state = _run(config, tables, Held(fold.validation, probe), start, folder)
+    state = _run(config, tables, Held(fold.validation, probe), start, remember)
     trained = finished(config, state, fold.test if len(fold.test) else fold.validation, folder)
     return replace(trained, holdings=dealt.holdings(fold.train.grades))
 
 
 def _run(
-    config: Config, tables: list[Letor], held: Held, start: State | None, folder: RunFolder | None
+    config: Config,
+    tables: list[Letor],
+    held: Held,
+    start: State | None,
+    remember: Callable[[State], None],
 ) -> State:
     """Train over silos with these tables from a state."""
     outcome: list[State] = []
-
-    def remember(state: State) -> None:
-        if folder is not None:
-            folder.save(state, config)
-
     server = server_app(config, held, start, remember, outcome.append)
     with _reachable(tables, config.engine) as holdings:
         client = client_app(holdings, faults=config.faults, seed=config.seed)
