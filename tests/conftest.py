@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from pwd import getpwnam
+from uuid import uuid4
 
 import pytest
 from hypothesis import settings
@@ -39,3 +46,47 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ISTHMUS_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+POSTGRES = Path("/usr/lib/postgresql")
+
+
+@pytest.fixture(scope="session")
+def _postgres_server(tmp_path_factory: pytest.TempPathFactory):
+    """A PostgreSQL server of this test session's own, on a socket; or a skip that says how to have one."""
+    programs = sorted(POSTGRES.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    if not programs or find_spec("psycopg") is None:
+        told = "no PostgreSQL server under /usr/lib/postgresql or no psycopg; .ci/run installs the one"
+        pytest.fail(told) if os.environ.get("CI") else pytest.skip(told)
+    folder = Path(tempfile.mkdtemp(prefix="isthmus-pg-"))  # short: a socket's path has 107 characters
+    owner = {}
+    if os.geteuid() == 0:  # which PostgreSQL refuses to run as
+        account = getpwnam("postgres")
+        os.chown(folder, account.pw_uid, account.pw_gid)
+        owner = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+    run = partial(subprocess.run, check=True, capture_output=True, cwd=folder, **owner)
+    home, data = programs[-1].parent, folder / "data"
+    run([home / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N"])
+    options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off -c max_connections=50"
+    run(
+        [home / "pg_ctl", "-D", data, "-w", "-l", folder / "log", "-o", options, "start"],
+        capture_output=False,
+    )
+    try:
+        yield folder
+    finally:
+        run([home / "pg_ctl", "-D", data, "-m", "immediate", "stop"])
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_url(_postgres_server: Path):
+    """The address of an empty database on a real server."""
+    import psycopg
+
+    name = f"t{uuid4().hex}"
+    with psycopg.connect(f"host={_postgres_server} user=postgres dbname=postgres", autocommit=True) as db:
+        db.execute(f"CREATE DATABASE {name}")
+    yield f"host={_postgres_server} user=postgres dbname={name}"
+    with psycopg.connect(f"host={_postgres_server} user=postgres dbname=postgres", autocommit=True) as db:
+        db.execute(f"DROP DATABASE {name} WITH (FORCE)")

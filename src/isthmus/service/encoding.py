@@ -1,0 +1,146 @@
+"""The encoder of a node's dense retriever: fitted or loaded once, and quick for a single query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Protocol
+
+import numpy as np
+from scipy.special import xlogy
+
+from isthmus.encoders import Encoder, Lsa, Transformer, Vectors
+from isthmus.errors import DataError
+from isthmus.randomness import Streams
+from isthmus.service import settings
+from isthmus.tables.bundles import Bundle
+from isthmus.tables.ids import Ids
+from isthmus.text import Tokeniser
+
+FITTED_ON = 20_000
+"""Texts that a built-in encoder is fitted on at most: more of them cost time and change little."""
+
+
+@dataclass(frozen=True)
+class SavedLsa(Bundle):
+    """A fitted encoder's file."""
+
+    noun = "encoder"
+
+
+def save_lsa(encoder: Lsa, path: str | PathLike[str]) -> None:
+    """Write a fitted encoder; silos that share it have vectors that compare."""
+    header = {"stemmer": encoder.tokeniser.stemmer, "stop_words": sorted(encoder.tokeniser.stop_words)}
+    words = "\n".join(encoder.terms.words)
+    SavedLsa(header, {"rarity": encoder.rarity, "components": encoder.components}, {"terms": words}).write(
+        path
+    )
+
+
+def load_lsa(path: str | PathLike[str]) -> Lsa:
+    """Read it back; it encodes as it did."""
+    saved = SavedLsa.read(path)
+    try:
+        tokeniser = Tokeniser(saved.header["stemmer"], frozenset(saved.header["stop_words"]))
+        terms = Ids.of(saved.texts["terms"].split("\n") if saved.texts["terms"] else [])
+        return Lsa(terms, saved.arrays["rarity"], saved.arrays["components"], tokeniser)
+    except (KeyError, TypeError) as error:
+        raise DataError("is not a whole encoder", file=path, text=str(error)) from error
+
+
+def fit_lsa(texts: Sequence[str], *, dimensions: int) -> Lsa:
+    """An encoder of the silo's own text, from a sample where there is much of it."""
+    if len(texts) > FITTED_ON:
+        chosen = Streams(0)("encoder").choice(len(texts), FITTED_ON, replace=False)
+        texts = [texts[at] for at in sorted(chosen.tolist())]
+    return Lsa.fit(texts, dimensions=dimensions)
+
+
+class QueryEncoder(Protocol):
+    """Encodes documents many at a time and a query at once."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def width(self) -> int: ...
+
+    def documents(self, texts: Sequence[str]) -> Vectors: ...
+
+    def query(self, text: str, words: Sequence[str]) -> Vectors: ...
+
+
+class LsaQueries:
+    """The built-in encoder with its words in a dictionary: a query costs as many rows as it has words."""
+
+    def __init__(self, encoder: Lsa) -> None:
+        self.encoder = encoder
+        self._row_of = {word: row for row, word in enumerate(encoder.terms.words)}
+
+    @property
+    def fingerprint(self) -> str:
+        return self.encoder.fingerprint
+
+    @property
+    def width(self) -> int:
+        return int(self.encoder.components.shape[1])
+
+    def documents(self, texts: Sequence[str]) -> Vectors:
+        return self.encoder.encode(texts)
+
+    def query(self, text: str, words: Sequence[str]) -> Vectors:
+        """(1 + ln tf)·idf of the known words through the learned directions, of unit length."""
+        counted: dict[int, int] = {}
+        for word in words:
+            if (row := self._row_of.get(word)) is not None:
+                counted[row] = counted.get(row, 0) + 1
+        if not counted:
+            return np.zeros(self.width, dtype=np.float32)
+        rows, times = np.array(list(counted)), np.array(list(counted.values()), dtype=np.float64)
+        weights = (1 + xlogy(1, times)) * self.encoder.rarity[rows]
+        vector = (weights @ self.encoder.components[rows]).astype(np.float32)
+        norm = float(np.linalg.norm(vector))
+        scaled: Vectors = vector / np.float32(norm) if norm > 0 else vector
+        return scaled
+
+
+class AnyQueries:
+    """Any other encoder."""
+
+    def __init__(self, encoder: Encoder, width: int) -> None:
+        self.encoder, self.width = encoder, width
+
+    @property
+    def fingerprint(self) -> str:
+        return self.encoder.fingerprint
+
+    def documents(self, texts: Sequence[str]) -> Vectors:
+        return self.encoder.encode(texts)
+
+    def query(self, text: str, words: Sequence[str]) -> Vectors:
+        vector: Vectors = self.encoder.encode([text])[0]
+        return vector
+
+
+class NoQueries:
+    """No dense retriever: vectors without any direction."""
+
+    fingerprint = "none"
+    width = 0
+
+    def documents(self, texts: Sequence[str]) -> Vectors:
+        return np.zeros((len(texts), 0), dtype=np.float32)
+
+    def query(self, text: str, words: Sequence[str]) -> Vectors:
+        return np.zeros(0, dtype=np.float32)
+
+
+def ready_encoder(wanted: settings.Encoder) -> QueryEncoder | None:
+    """The encoder that the settings name; None for one that is still to be fitted on the silo's texts."""
+    if wanted.kind == "none":
+        return NoQueries()
+    if wanted.kind == "transformer":
+        found = Transformer(wanted.path)
+        return AnyQueries(found, found.encode(["a"]).shape[1])
+    return None if wanted.path is None else LsaQueries(load_lsa(wanted.path))

@@ -1,0 +1,435 @@
+"""Where a node keeps its documents and what people said about them: SQLite in its folder, or PostgreSQL.
+
+Every document written or removed gets the next number of a counter, in the same transaction, so an index that
+knows the number it has seen asks for `changes` after it and misses nothing, whenever it was killed. A removed
+document leaves its id and number and nothing of its text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from isthmus.encoders import Vectors
+from isthmus.errors import DataError
+
+T = TypeVar("T")
+
+APPLICATION = 0x49534E44  # "ISND", in the header of a SQLite file
+BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A document as its source has it."""
+
+    id: str
+    title: str
+    body: str
+
+    @property
+    def digest(self) -> bytes:
+        """Tells whether it changed."""
+        told = hashlib.blake2b(digest_size=16)
+        for text in (self.title, self.body):
+            spelled = text.encode("utf-8", "surrogatepass")
+            told.update(len(spelled).to_bytes(8, "little") + spelled)
+        return told.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What the store holds of a document since the change with this number."""
+
+    id: str
+    change: int
+    removed: bool
+    title: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What writing did."""
+
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.added + other.added, self.changed + other.changed, self.removed + other.removed)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """That a document is right or wrong for a query, and what the node had said when it was judged."""
+
+    query: str
+    document: str
+    relevant: bool
+    peer: str
+    at: float
+    probability: float | None = None
+    evidence: Mapping[str, float | None] = field(default_factory=dict)
+    """The probability that each retriever gave."""
+
+
+class Store(ABC):
+    """Documents, judgements and vectors behind SQL that SQLite and PostgreSQL both understand.
+
+    Safe to use from many threads; several processes may read, and one node writes.
+    """
+
+    migrations: ClassVar[tuple[tuple[str, ...], ...]]
+
+    @abstractmethod
+    def _connected(self) -> Any:
+        """A new connection for one thread, migrated."""
+
+    @abstractmethod
+    def _rows(self, db: Any, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement with `?` for values; its rows, if it gives any."""
+
+    @abstractmethod
+    def _many(self, db: Any, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for many rows."""
+
+    @contextmanager
+    @abstractmethod
+    def _transaction(self, *, writing: bool = False) -> Iterator[Any]:
+        """A connection inside a transaction: all of it happens, or nothing."""
+
+    @abstractmethod
+    def find(self, words: Sequence[str], k: int) -> list[str]:
+        """Ids of documents that have any of the words, by the database's own full-text search."""
+
+    @abstractmethod
+    def nearest(self, encoder: str, vector: Vectors, k: int) -> list[tuple[str, float]]:
+        """The documents whose kept vectors are nearest, with their cosines, best first."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back."""
+
+    def put(self, documents: Iterable[Draft], *, source: str = "") -> Counts:
+        """Add documents and change those that differ, some hundred in a transaction."""
+        done = Counts()
+        for batch in _batches(documents):
+            unique = {draft.id: draft for draft in batch}
+            with self._transaction(writing=True) as db:
+                known = self._known(db, list(unique))
+                new = [draft for draft in unique.values() if known.get(draft.id) != draft.digest]
+                self._write(db, new, source)
+            added = sum(draft.id not in known for draft in new)
+            done += Counts(added=added, changed=len(new) - added)
+        return done
+
+    def _known(self, db: Any, ids: Sequence[str]) -> dict[str, bytes]:
+        marks = ", ".join("?" * len(ids))
+        sql = f"SELECT id, digest FROM document WHERE removed = 0 AND id IN ({marks})"
+        return {id: bytes(digest) for id, digest in self._rows(db, sql, ids)}
+
+    def _write(self, db: Any, drafts: Sequence[Draft], source: str) -> None:
+        if not drafts:
+            return
+        first = self._reserve(db, len(drafts))
+        self._many(
+            db,
+            """INSERT INTO document (id, source, title, body, digest, change, removed)
+            VALUES (?, ?, ?, ?, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET source = excluded.source,
+                title = excluded.title, body = excluded.body, digest = excluded.digest,
+                change = excluded.change, removed = 0""",
+            [
+                (draft.id, source, _storable(draft.title), _storable(draft.body), draft.digest, first + at)
+                for at, draft in enumerate(drafts)
+            ],
+        )
+        self._forget_vectors(db, [draft.id for draft in drafts])
+
+    def _reserve(self, db: Any, count: int) -> int:
+        """The first of so many new change numbers; other writers wait until this transaction ends."""
+        ((last,),) = self._rows(db, "UPDATE counter SET value = value + ? RETURNING value", (count,))
+        return int(last) - count + 1
+
+    def _forget_vectors(self, db: Any, ids: Sequence[str]) -> None:
+        self._many(db, "DELETE FROM vector WHERE document = ?", [(id,) for id in ids])
+
+    def remove(self, ids: Iterable[str]) -> int:
+        """Remove documents; how many there were."""
+        gone = 0
+        for batch in _batches(ids):
+            with self._transaction(writing=True) as db:
+                held = sorted(self._known(db, list(batch)))
+                first = self._reserve(db, len(held))
+                self._many(
+                    db,
+                    """UPDATE document SET title = '', body = '', digest = ?, change = ?, removed = 1
+                    WHERE id = ?""",
+                    [(b"", first + at, id) for at, id in enumerate(held)],
+                )
+                self._forget_vectors(db, held)
+                gone += len(held)
+        return gone
+
+    def retain(self, source: str, ids: Iterable[str]) -> int:
+        """Remove what a source gave once and gives no more."""
+        kept = set(ids)
+        with self._transaction() as db:
+            held = self._rows(db, "SELECT id FROM document WHERE source = ? AND removed = 0", (source,))
+        return self.remove([id for (id,) in held if id not in kept])
+
+    def changes(self, after: int, limit: int) -> list[Change]:
+        """What was written or removed since a change, in order, each document as it is now."""
+        sql = """SELECT id, change, removed, title, body FROM document
+            WHERE change > ? ORDER BY change LIMIT ?"""
+        with self._transaction() as db:
+            rows = self._rows(db, sql, (after, limit))
+        return [Change(id, change, bool(removed), title, body) for id, change, removed, title, body in rows]
+
+    def get(self, ids: Sequence[str]) -> dict[str, Draft]:
+        """Those of the documents that are there."""
+        found: dict[str, Draft] = {}
+        with self._transaction() as db:
+            for batch in _batches(ids):
+                marks = ", ".join("?" * len(batch))
+                sql = f"SELECT id, title, body FROM document WHERE removed = 0 AND id IN ({marks})"
+                found |= {id: Draft(id, title, body) for id, title, body in self._rows(db, sql, batch)}
+        return found
+
+    def count(self) -> int:
+        """How many documents there are."""
+        with self._transaction() as db:
+            ((count,),) = self._rows(db, "SELECT count(*) FROM document WHERE removed = 0")
+        return int(count)
+
+    def latest(self) -> int:
+        """The number of the last change."""
+        with self._transaction() as db:
+            ((value,),) = self._rows(db, "SELECT value FROM counter")
+        return int(value)
+
+    def judge(self, judgement: Judgement) -> None:
+        """Keep what a peer said; the last word about a query and a document holds."""
+        told = judgement
+        with self._transaction(writing=True) as db:
+            self._rows(
+                db,
+                """INSERT INTO judgement (query, document, peer, relevant, at, probability, evidence)
+                VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (query, document, peer) DO UPDATE SET
+                    relevant = excluded.relevant, at = excluded.at,
+                    probability = excluded.probability, evidence = excluded.evidence""",
+                (
+                    _storable(told.query),
+                    told.document,
+                    told.peer,
+                    int(told.relevant),
+                    told.at,
+                    told.probability,
+                    json.dumps(dict(told.evidence)),
+                ),
+            )
+
+    def judgements(self) -> list[Judgement]:
+        """Everything that was said about documents that are still there, in order."""
+        sql = """SELECT j.query, j.document, j.relevant, j.peer, j.at, j.probability, j.evidence
+            FROM judgement j JOIN document d ON d.id = j.document AND d.removed = 0
+            ORDER BY j.at, j.query, j.document, j.peer"""
+        with self._transaction() as db:
+            rows = self._rows(db, sql)
+        return [
+            Judgement(query, document, bool(relevant), peer, at, chance, json.loads(evidence))
+            for query, document, relevant, peer, at, chance, evidence in rows
+        ]
+
+    def keep_vectors(self, encoder: str, ids: Sequence[str], vectors: Vectors) -> None:
+        """Keep what an encoder made of documents, so that it need not be made again."""
+        rows = [(id, encoder, self._vector(row)) for id, row in zip(ids, vectors, strict=True)]
+        with self._transaction(writing=True) as db:
+            self._many(
+                db,
+                """INSERT INTO vector (document, encoder, value) VALUES (?, ?, ?)
+                ON CONFLICT (document, encoder) DO UPDATE SET value = excluded.value""",
+                rows,
+            )
+
+    def vectors(self, encoder: str, ids: Sequence[str]) -> dict[str, Vectors]:
+        """What was kept."""
+        found: dict[str, Vectors] = {}
+        with self._transaction() as db:
+            for batch in _batches(ids):
+                marks = ", ".join("?" * len(batch))
+                sql = f"SELECT document, value FROM vector WHERE encoder = ? AND document IN ({marks})"
+                rows = self._rows(db, sql, (encoder, *batch))
+                found |= {id: self._array(value) for id, value in rows}
+        return found
+
+    def _vector(self, row: Vectors) -> Any:
+        """A vector as the database holds it."""
+        return np.ascontiguousarray(row, dtype="<f4").tobytes()
+
+    def _array(self, value: Any) -> Vectors:
+        return np.frombuffer(bytes(value), dtype="<f4")
+
+    def _scan(self, encoder: str, vector: Vectors, k: int) -> list[tuple[str, float]]:
+        """The nearest by reading every vector."""
+        with self._transaction() as db:
+            rows = self._rows(db, "SELECT document, value FROM vector WHERE encoder = ?", (encoder,))
+        if not rows:
+            return []
+        cosines = np.stack([self._array(value) for _, value in rows]) @ vector
+        pairs = sorted(
+            zip((id for id, _ in rows), cosines.tolist(), strict=True), key=lambda pair: (-pair[1], pair[0])
+        )
+        return pairs[:k]
+
+
+def _batches(items: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, BATCH)):
+        yield batch
+
+
+def _storable(text: str) -> str:
+    """Without what no database takes: halves of surrogate pairs and NUL."""
+    return text.encode("utf-8", "replace").decode().replace("\0", " ")
+
+
+class SqliteStore(Store):
+    """One file, in WAL mode; every thread has a connection of its own."""
+
+    migrations = (
+        (
+            "CREATE TABLE counter (value INTEGER NOT NULL)",
+            "INSERT INTO counter VALUES (0)",
+            """CREATE TABLE document (
+                number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, source TEXT NOT NULL,
+                title TEXT NOT NULL, body TEXT NOT NULL, digest BLOB NOT NULL,
+                change INTEGER NOT NULL, removed INTEGER NOT NULL
+            )""",
+            "CREATE UNIQUE INDEX document_change ON document (change)",
+            """CREATE TABLE judgement (
+                query TEXT NOT NULL, document TEXT NOT NULL, peer TEXT NOT NULL, relevant INTEGER NOT NULL,
+                at REAL NOT NULL, probability REAL, evidence TEXT NOT NULL,
+                PRIMARY KEY (query, document, peer)
+            ) WITHOUT ROWID""",
+            """CREATE TABLE vector (
+                document TEXT NOT NULL, encoder TEXT NOT NULL, value BLOB NOT NULL,
+                PRIMARY KEY (document, encoder)
+            ) WITHOUT ROWID""",
+        ),
+        (
+            """CREATE VIRTUAL TABLE words USING fts5 (
+                title, body, content='document', content_rowid='number', tokenize='porter unicode61'
+            )""",
+            """CREATE TRIGGER document_added AFTER INSERT ON document BEGIN
+                INSERT INTO words (rowid, title, body) VALUES (new.number, new.title, new.body);
+            END""",
+            """CREATE TRIGGER document_changed AFTER UPDATE ON document BEGIN
+                INSERT INTO words (words, rowid, title, body)
+                VALUES ('delete', old.number, old.title, old.body);
+                INSERT INTO words (rowid, title, body) VALUES (new.number, new.title, new.body);
+            END""",
+            "INSERT INTO words (words) VALUES ('rebuild')",
+        ),
+    )
+
+    def __init__(self, path: str | Path, *, patience: float = 30.0) -> None:
+        self.path, self._patience = Path(path), patience
+        self._own = threading.local()
+        self._lock, self._all = threading.Lock(), list[sqlite3.Connection]()
+        self._db()
+
+    def _db(self) -> sqlite3.Connection:
+        found: sqlite3.Connection | None = getattr(self._own, "db", None)
+        if found is None:
+            found = self._own.db = self._connected()
+        return found
+
+    def _connected(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(self.path, timeout=self._patience, isolation_level=None, check_same_thread=False)
+        try:
+            for setting in ("journal_mode=WAL", "synchronous=FULL", "cache_size=-16384"):
+                db.execute(f"PRAGMA {setting}")
+            self._migrate(db)
+        except sqlite3.DatabaseError as error:
+            db.close()
+            raise DataError(f"cannot be opened: {error}", file=self.path, cure="go back to a copy") from error
+        with self._lock:
+            self._all.append(db)
+        return db
+
+    def _migrate(self, db: sqlite3.Connection) -> None:
+        with self._lock:
+            (level,) = db.execute("PRAGMA user_version").fetchone()
+            (application,) = db.execute("PRAGMA application_id").fetchone()
+            (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if tables and application != APPLICATION:
+                db.close()
+                raise DataError("a database, but not a node's", file=self.path)
+            _check_level(level, self)
+            if level == len(self.migrations):
+                return
+            db.execute("BEGIN EXCLUSIVE")
+            (level,) = db.execute("PRAGMA user_version").fetchone()
+            for step in self.migrations[level:]:
+                for statement in step:
+                    db.execute(statement)
+            db.execute(f"PRAGMA application_id={APPLICATION}")
+            db.execute(f"PRAGMA user_version={len(self.migrations)}")
+            db.execute("COMMIT")
+
+    def _rows(self, db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return db.execute(sql, values).fetchall()
+
+    def _many(self, db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        db.executemany(sql, rows)
+
+    @contextmanager
+    def _transaction(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
+        db = self._db()
+        db.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
+        try:
+            yield db
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+    def find(self, words: Sequence[str], k: int) -> list[str]:
+        asked = " OR ".join('"' + word.replace('"', '""') + '"' for word in words)
+        if not asked:
+            return []
+        sql = """SELECT d.id FROM words JOIN document d ON d.number = words.rowid
+            WHERE words MATCH ? AND d.removed = 0 ORDER BY words.rank, d.id LIMIT ?"""
+        with self._transaction() as db:
+            return [id for (id,) in self._rows(db, sql, (asked, k))]
+
+    def nearest(self, encoder: str, vector: Vectors, k: int) -> list[tuple[str, float]]:
+        return self._scan(encoder, vector, k)
+
+    def close(self) -> None:
+        with self._lock:
+            for db in self._all:
+                db.close()
+            self._all.clear()
+
+
+def _check_level(level: int, store: Store) -> None:
+    if level > len(store.migrations):
+        raise DataError(
+            f"the store has format {level} and this Isthmus knows {len(store.migrations)}",
+            cure="a newer Isthmus wrote it: update this one",
+        )

@@ -1,0 +1,183 @@
+"""Both stores do the same: documents with numbered changes, tombstones, judgements, vectors, full text."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from isthmus.errors import DataError
+from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request, tmp_path):
+    if request.param == "sqlite":
+        made = SqliteStore(tmp_path / "documents.db")
+    else:
+        from isthmus.service.postgres import PostgresStore
+
+        made = PostgresStore(request.getfixturevalue("postgres_url"))
+    yield made
+    made.close()
+
+
+def drafts(*ids):
+    return [Draft(id, f"title of {id}", f"the body of {id}") for id in ids]
+
+
+def test_changes_are_numbered_and_nothing_is_written_twice(store):
+    assert store.put(drafts("a", "b", "c")) == Counts(added=3)
+    assert store.put([*drafts("a"), Draft("b", "new", "text"), *drafts("d")]) == Counts(added=1, changed=1)
+    found = store.changes(0, 100)
+    assert [(each.id, each.change) for each in found] == [("a", 1), ("c", 3), ("b", 4), ("d", 5)]
+    assert (found[2].title, found[2].body) == ("new", "text")
+    assert [each.id for each in store.changes(3, 1)] == ["b"]
+    assert (store.count(), store.latest()) == (4, 5)
+
+
+def test_a_removed_document_leaves_its_number_and_no_text(store):
+    store.put(drafts("a", "b"))
+    assert store.remove(["b", "nobody"]) == 1
+    assert store.remove(["b"]) == 0
+    (gone,) = store.changes(2, 10)
+    assert (gone.id, gone.removed, gone.title, gone.body) == ("b", True, "", "")
+    assert set(store.get(["a", "b"])) == {"a"}
+    assert store.count() == 1
+    assert store.put(drafts("b")) == Counts(added=1)
+    assert store.get(["b"])["b"].body == "the body of b"
+
+
+def test_a_source_takes_back_what_it_gave(store):
+    store.put(drafts("a", "b"), source="papers")
+    store.put(drafts("c"), source="letters")
+    assert store.retain("papers", ["a"]) == 1
+    assert set(store.get(["a", "b", "c"])) == {"a", "c"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "naïve 東京 🦆", "half \ud800 a pair", "a\0b", "'; DROP TABLE document; --", "%s ?"]
+)
+def test_any_text_can_be_kept(store, text):
+    store.put([Draft("x", text, text)])
+    assert store.put([Draft("x", text, text)]) == Counts()
+    kept = store.get(["x"])["x"].body
+    assert kept == text or "\ud800" in text or "\0" in text
+
+
+def test_the_last_word_about_a_hit_holds(store):
+    store.put(drafts("a", "b"))
+    said = Judgement("a query", "a", True, "ada", 1.0, 0.75, {"bm25": 0.5, "dense": None})
+    store.judge(said)
+    store.judge(Judgement("a query", "b", False, "ada", 2.0))
+    assert store.judgements() == [said, Judgement("a query", "b", False, "ada", 2.0)]
+    store.judge(Judgement("a query", "a", False, "ada", 3.0))
+    store.judge(Judgement("a query", "a", True, "bob", 4.0))
+    assert [(j.document, j.relevant, j.peer) for j in store.judgements()] == [
+        ("b", False, "ada"),
+        ("a", False, "ada"),
+        ("a", True, "bob"),
+    ]
+    store.remove(["a"])
+    assert [j.document for j in store.judgements()] == ["b"]
+
+
+def test_vectors_are_kept_until_the_text_changes(store):
+    store.put(drafts("a", "b", "c"))
+    vectors = np.eye(3, 4, dtype=np.float32)
+    store.keep_vectors("lsa-1", ["a", "b", "c"], vectors)
+    kept = store.vectors("lsa-1", ["a", "c", "nobody"])
+    assert set(kept) == {"a", "c"}
+    np.testing.assert_array_equal(kept["c"], vectors[2])
+    assert not store.vectors("lsa-2", ["a"])
+    near = store.nearest("lsa-1", np.array([0.6, 0.8, 0, 0], np.float32), 2)
+    assert [id for id, _ in near] == ["b", "a"]
+    assert near[0][1] == pytest.approx(0.8)
+    store.put([Draft("b", "other", "text")])
+    store.remove(["c"])
+    assert set(store.vectors("lsa-1", ["a", "b", "c"])) == {"a"}
+    assert store.nearest("lsa-2", vectors[0], 5) == []
+
+
+def test_full_text_search_of_the_database(store):
+    store.put([Draft("d1", "Ducks", "swim on ponds"), Draft("d2", "Geese", "fly over ponds and ducks ducks")])
+    assert set(store.find(["pond", "nothing"], 10)) == {"d1", "d2"}
+    assert store.find(["geese"], 10) == ["d2"]
+    assert store.find(["ponds"], 1) in (["d1"], ["d2"])
+    store.put([Draft("d2", "Geese", "fly")])
+    store.remove(["d1"])
+    assert store.find(["ponds"], 10) == []
+    for strange in ("' OR 1", '"', "a:b & !", "()", ""):
+        assert store.find([strange], 10) == []
+    assert store.find([], 10) == []
+
+
+def test_threads_write_and_read_at_once_and_no_number_is_used_twice(store):
+    stop = threading.Event()
+    seen = []
+
+    def follow():
+        while not stop.is_set():
+            fresh = store.changes(seen[-1].change if seen else 0, 50)
+            seen.extend(fresh)
+
+    with ThreadPoolExecutor(5) as pool:
+        follower = pool.submit(follow)
+        writers = [
+            pool.submit(lambda start=start: [store.put(drafts(f"{start}-{at}")) for at in range(20)])
+            for start in range(4)
+        ]
+        for writer in writers:
+            writer.result()
+        stop.set()
+        follower.result()
+    seen.extend(store.changes(seen[-1].change if seen else 0, 1000))
+    assert sorted(each.change for each in seen) == list(range(1, 81))
+    assert store.count() == 80
+
+
+def test_an_older_file_is_migrated_and_a_newer_one_refused(tmp_path):
+    path = tmp_path / "documents.db"
+    db = sqlite3.connect(path)
+    for statement in SqliteStore.migrations[0]:
+        db.execute(statement)
+    db.execute("INSERT INTO document VALUES (1, 'old', '', 'An old', 'document', x'00', 1, 0)")
+    db.execute(f"PRAGMA application_id={0x49534E44}")
+    db.execute("PRAGMA user_version=1")
+    db.commit()
+    db.close()
+    store = SqliteStore(path)
+    assert store.find(["document"], 5) == ["old"]
+    store.close()
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version=99")
+    db.close()
+    with pytest.raises(DataError, match="newer Isthmus"):
+        SqliteStore(path)
+
+
+def test_another_file_is_no_store(tmp_path):
+    path = tmp_path / "x.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE t (a)")
+    with pytest.raises(DataError, match="not a node's"):
+        SqliteStore(path)
+    (tmp_path / "text").write_text("not a database, but some text that is long enough to be one" * 50)
+    with pytest.raises(DataError, match="cannot be opened"):
+        SqliteStore(tmp_path / "text")
+
+
+def test_postgres_comes_back_after_the_server_closed_the_connection(postgres_url):
+    from isthmus.service.postgres import PostgresStore
+
+    store = PostgresStore(postgres_url)
+    store.put(drafts("a"))
+    with pytest.raises(Exception, match="terminat"), store._transaction() as db:
+        db.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    assert store.count() == 1
+    store.close()
+    with pytest.raises(DataError, match="cannot be reached"):
+        PostgresStore("postgresql://127.0.0.1:1/nowhere")
