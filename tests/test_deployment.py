@@ -8,7 +8,8 @@ from flwr.app import Context, Message, RecordDict
 
 from isthmus.config import load
 from isthmus.errors import ConfigError
-from isthmus.federation.deployment import Deployment, book, client
+from isthmus.federation.books import own_book
+from isthmus.federation.deployment import Deployment, client
 from isthmus.federation.engines import _give_identity
 from isthmus.federation.messages import order, unpack
 from isthmus.federation.settings import PrivateUpdates
@@ -41,8 +42,8 @@ def test_a_silo_describes_the_rows_of_its_own_folder(silo):
 
 def test_what_leaves_is_in_the_ledger_first(silo):
     describe(silo)
-    book(silo, "model update", PrivateUpdates(multiplier=20.0), "round 1")
-    book(silo, "model update", None, "round 2")
+    own_book(silo, "model update", PrivateUpdates(multiplier=20.0), "round 1")
+    own_book(silo, "model update", None, "round 2")
     with Ledger(silo.node_config["ledger"]) as ledger:
         left = list(ledger.departures())
     assert [entry["kind"] for entry in left] == ["sums", "model update", "model update"]

@@ -25,6 +25,8 @@ SETTINGS = {
     "epochs": "local.epochs",
     "probe": "probe",
     "patience": "rounds.patience",
+    "secure": "secure",
+    "ledgers": "ledgers",
     "engine": "engine",
     "workers": "workers",
     "seed": "seed",
@@ -43,6 +45,13 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loss", metavar="NAME", help="lambdarank, softmax, ranknet … (lambdarank)")
     parser.add_argument("--epochs", type=whole(1), help="local epochs a round (1)")
     parser.add_argument("--probe", metavar="N|FILE|none", help="the coordinator's judged queries (40)")
+    parser.add_argument(
+        "--secure",
+        action="store_const",
+        const="true",
+        help="the coordinator sees the weighted sum of the models only",
+    )
+    parser.add_argument("--ledgers", metavar="DIR", help="where silos write down what leaves them (nowhere)")
     parser.add_argument("--patience", type=whole(1), help="stop so many rounds after the best one (never)")
     parser.add_argument("--fold", type=whole(0), help="fold of the data, from 0 (0)")
     parser.add_argument("--engine", metavar="NAME", help="in-process or ray (in-process)")
@@ -89,7 +98,11 @@ def _train(asked: argparse.Namespace) -> None:
     title = f"Training on {config.data}: {config.strategy.name}"
     page = run_page(trained.history, title, holdings=trained.holdings)
     page.save(f"{out}/report.html")
-    facts = {"rounds": trained.rounds, "privacy": trained.history[-1].privacy}
+    facts = {
+        "rounds": trained.rounds,
+        "privacy": trained.history[-1].privacy,
+        "protection": config.protection,
+    }
     if trained.stopped:
         facts["stopped"] = trained.stopped
     summary("trained", facts, wrote=[f"{out}/{MODEL}", f"{out}/rounds.json", f"{out}/report.html"])

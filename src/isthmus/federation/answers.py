@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
@@ -12,6 +13,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 from isthmus.errors import FederationError, IncompatibleUpdate
 from isthmus.federation.messages import ARRAYS, EXAMPLES, METRICS, REPORT, STEPS, Arrays, unpack
 
+T = TypeVar("T")
 NOT_FINITE = "sent parameters that are not finite"
 
 
@@ -55,20 +57,13 @@ def check(
     replies: Iterable[Message], asked: Mapping[int, str], model: Arrays, limits: Limits, *, deadline: float
 ) -> Checked:
     """Sort the replies of the silos that were asked into usable ones and offences."""
-    rejected, capped = dict.fromkeys(asked.values(), f"no answer within {deadline:g} s"), {}
-    usable: dict[str, tuple[Message, float]] = {}
-    for reply in replies:
-        silo = asked.get(reply.metadata.src_node_id)
-        if silo is None or silo in usable:
-            continue
-        try:
-            _check_report(reply, limits)
-            usable[silo] = _read(reply, silo, model)
-            del rejected[silo]
-        except FederationError as error:
-            rejected[silo] = str(error)
-        except Exception as error:  # a hostile message may fail in any way while it is read
-            rejected[silo] = f"sent what cannot be read ({type(error).__name__})"
+    capped: dict[str, str] = {}
+
+    def read(reply: Message, silo: str) -> tuple[Message, float]:
+        _check_report(reply, limits)
+        return _read(reply, silo, model)
+
+    usable, rejected = sorted_out(replies, asked, read, deadline=deadline)
     for silo in _too_long(usable, model, limits):
         rejected[silo] = f"sent an update of length {usable.pop(silo)[1]:.3g}"
     for silo, (reply, _) in usable.items():
@@ -81,20 +76,81 @@ def check(
     return Checked(ordered, dict(sorted(rejected.items())), dict(sorted(capped.items())))
 
 
-def _read(reply: Message, silo: str, model: Arrays) -> tuple[Message, float]:
-    """The reply and the length of its update, if it is fit to be aggregated."""
+def check_reports(
+    replies: Iterable[Message],
+    asked: Mapping[int, str],
+    limits: Limits,
+    complete: Callable[[Message], None],
+    *,
+    deadline: float,
+) -> Checked:
+    """As `check`, for replies without a model: the numbers, the errors if they were asked for, and whatever
+    `complete` looks for."""
+    capped: dict[str, str] = {}
+
+    def read(reply: Message, silo: str) -> Message:
+        check_alive(reply)
+        complete(reply)
+        _check_report(reply, limits)
+        _check_numbers(reply)
+        told = _number(reply, EXAMPLES)
+        counted = limits.examples(silo, told)
+        if counted != told:
+            capped[silo] = f"claims {told:,.0f} examples, counted as {counted:,}"
+        reply.content.metric_records[METRICS][EXAMPLES] = counted
+        return reply
+
+    usable, rejected = sorted_out(replies, asked, read, deadline=deadline)
+    return Checked([usable[silo] for silo in sorted(usable)], rejected, dict(sorted(capped.items())))
+
+
+def sorted_out(
+    replies: Iterable[Message],
+    asked: Mapping[int, str],
+    read: Callable[[Message, str], T],
+    *,
+    deadline: float,
+) -> tuple[dict[str, T], dict[str, str]]:
+    """What `read` makes of the replies, by silo, and of the other silos asked what was wrong."""
+    rejected = dict.fromkeys(asked.values(), f"no answer within {deadline:g} s")
+    usable: dict[str, T] = {}
+    for reply in replies:
+        silo = asked.get(reply.metadata.src_node_id)
+        if silo is None or silo in usable:
+            continue
+        try:
+            usable[silo] = read(reply, silo)
+            del rejected[silo]
+        except FederationError as error:
+            rejected[silo] = str(error)
+        except Exception as error:  # a hostile message may fail in any way while it is read
+            rejected[silo] = f"sent what cannot be read ({type(error).__name__})"
+    return usable, dict(sorted(rejected.items()))
+
+
+def check_alive(reply: Message) -> None:
+    """Raise if the silo sent an error instead of an answer."""
     if reply.has_error():
         reason = (reply.error.reason or "no reason given").strip().splitlines()[-1]
         raise FederationError(f"failed: {reason[:200]}")
+
+
+def _read(reply: Message, silo: str, model: Arrays) -> tuple[Message, float]:
+    """The reply and the length of its update, if it is fit to be aggregated."""
+    check_alive(reply)
     arrays = unpack(reply.content.array_records[ARRAYS])
     check_fits(arrays, model, silo)
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise FederationError(NOT_FINITE)
+    _check_numbers(reply)
+    return reply, update_length(arrays, model)
+
+
+def _check_numbers(reply: Message) -> None:
     for key in (EXAMPLES, STEPS):
         told = _number(reply, key)
         if not (math.isfinite(told) and told >= 1):
             raise FederationError(f"sent {key} = {told:g}")
-    return reply, update_length(arrays, model)
 
 
 def check_fits(arrays: Arrays, model: Arrays, silo: str) -> None:

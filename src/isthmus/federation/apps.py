@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,8 +23,9 @@ from isthmus.corpora import load_folds
 from isthmus.errors import ConfigError, DataError, FederationError
 from isthmus.evaluation import evaluate
 from isthmus.federation import holdings as places
+from isthmus.federation.books import simulated_book
 from isthmus.federation.checkpoints import MODEL, RunFolder
-from isthmus.federation.clients import client_app
+from isthmus.federation.clients import client_app, no_book
 from isthmus.federation.engines import ENGINES
 from isthmus.federation.faults import spoil_grades
 from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
@@ -104,7 +106,8 @@ def _run(
     outcome: list[State] = []
     server = server_app(config, held, start, remember, outcome.append)
     with _reachable(tables, config.engine) as holdings:
-        client = client_app(holdings, faults=config.faults, seed=config.seed)
+        book = no_book if config.ledgers is None else partial(simulated_book, folder=config.ledgers)
+        client = client_app(holdings, book=book, faults=config.faults, seed=config.seed)
         ENGINES[config.engine](server, client, config.dealing.silos, workers=config.workers)
     if not outcome:
         raise FederationError("the engine ended before training did")
@@ -208,7 +211,14 @@ def finished(config: Config, state: State, tested: Letor | None, folder: RunFold
     digest = model_digest(ranker)
     if folder is not None:
         ranker.save(folder.path / MODEL)
-        told = {"rounds": state.round, "final": final, "model_sha256": digest, "stopped": state.stopped}
+        told = {
+            "rounds": state.round,
+            "final": final,
+            "model_sha256": digest,
+            "stopped": state.stopped,
+            "privacy": state.history[-1].privacy if state.history else "",
+            "protection": config.protection,
+        }
         folder.finish(state, told)
     where = None if folder is None else folder.path
     return Training(ranker, state.history, final, digest, state.stopped, where)

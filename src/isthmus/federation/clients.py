@@ -1,7 +1,7 @@
 """What a silo does: describe itself, train from the global model, report on itself if asked.
 
 The ClientApp keeps nothing from round to round but its own table: everything else comes with the message, so
-a silo may stop and come back, and any worker may serve it.
+a silo may stop and come back, and any worker may serve it. Only the steps of a secure round share a state.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from isthmus.config import load
+from isthmus.errors import FederationError
+from isthmus.federation import members
 from isthmus.federation.faults import fault_mod
 from isthmus.federation.holdings import Holdings
 from isthmus.federation.judge import Judge
@@ -70,13 +72,43 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        told = settings_of(message)["privacy"]
+        settings, at = settings_of(message), f"round {round_of(message)}"
+        told = settings["privacy"]
         privacy = None if told is None else load(PrivateUpdates, told)
+        secure = members.SECURE in message.content
+        if not secure:
+            check_visible(context)
         reply = _train(message, context, holdings, privacy)
-        book(context, "model update", privacy, f"round {round_of(message)}")
+        if settings["report"]:
+            book(context, "probe report", None if settings["report"] != "probe" else privacy, at)
+        if not secure:
+            book(context, "model update", privacy, f"{at}, seen by the coordinator")
         return reply
 
+    @app.query(members.AGREE)
+    def agree(message: Message, context: Context) -> Message:
+        return members.agree(message, context, holdings.name(context))
+
+    @app.query(members.MASK)
+    def mask(message: Message, context: Context) -> Message:
+        told = settings_of(message)["privacy"]
+        among = len(settings_of(message)["weights"])
+        reply = members.mask(message, context)
+        note = f"round {round_of(message)}, masked: only a sum over {among} silos can be opened"
+        book(context, "model update", None if told is None else load(PrivateUpdates, told), note)
+        return reply
+
+    @app.query(members.REVEAL)
+    def reveal(message: Message, context: Context) -> Message:
+        return members.reveal(message, context)
+
     return app
+
+
+def check_visible(context: Context) -> None:
+    """Refuse to show a model to the coordinator where the silo's own configuration says so."""
+    if context.node_config.get("masked-only", False):
+        raise FederationError("this silo lets its models go under the masks of a secure sum only")
 
 
 def _describe(message: Message, context: Context, holdings: Holdings) -> Message:
@@ -117,16 +149,29 @@ def _train(message: Message, context: Context, holdings: Holdings, privacy: Priv
         correction=unpack(records["correction"]) if "correction" in records else None,
         observe=observer,
     )
-    report: dict[str, Arrays] = {}
-    if observer is not None:
-        report[REPORT] = {"errors": observer.table()}
-    elif settings["report"] == "quantile":
-        report[REPORT] = {"errors": quantiles(trained.parameters, data, settings["scoring"])}
     model, loss = trained.parameters, float(trained.loss)
     if privacy is not None:
         model, loss = private(model, start, privacy), math.nan
+    report: dict[str, Arrays] = {}
+    if observer is not None:
+        report[REPORT] = {"errors": observer.table()}
+    elif settings["report"]:
+        report[REPORT] = {"errors": _own_errors(message, model, data)}
     metrics = {EXAMPLES: examples(data, local), STEPS: trained.steps, "loss": loss}
-    return answer(message, metrics, arrays=model, **report)
+    if members.SECURE not in message.content:
+        return answer(message, metrics, arrays=model, **report)
+    reply = answer(message, metrics, **report)
+    reply.content[members.BOXES] = members.boxes_for_peers(message, context)
+    members.keep_model(context, model)
+    return reply
+
+
+def _own_errors(message: Message, model: Arrays, data: Letor) -> NDArray[np.float64]:
+    """What the silo says of its own model: its errors on the common probe, or quantiles of those at home."""
+    scoring, records = settings_of(message)["scoring"], message.content.array_records
+    if settings_of(message)["report"] == "quantile":
+        return quantiles(model, data, scoring)
+    return Judge.from_arrays(unpack(records[members.PROBE]), scoring=scoring).errors(model)
 
 
 @lru_cache(maxsize=64)

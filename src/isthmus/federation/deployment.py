@@ -23,17 +23,13 @@ from isthmus.config import load
 from isthmus.corpora import load_letor
 from isthmus.errors import ConfigError
 from isthmus.federation.apps import finished
+from isthmus.federation.books import own_book
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.clients import client_app
-from isthmus.federation.noise import spent
 from isthmus.federation.rounds import Coordinator, Held, State
-from isthmus.federation.settings import Config, PrivateUpdates
-from isthmus.private.ledger import Ledger
+from isthmus.federation.settings import Config
 from isthmus.rankers import Scaling
 from isthmus.tables import Letor, read_letor
-
-PEER = "coordinator"
-"""The name of the coordinator in a silo's ledger."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +78,6 @@ def _told(context: Context, key: str) -> str:
     return str(context.node_config[key])
 
 
-def book(context: Context, kind: str, privacy: PrivateUpdates | None, note: str) -> None:
-    """Write into the silo's ledger, if it keeps one, what is about to leave."""
-    if "ledger" not in context.node_config:
-        return
-    with Ledger(_told(context, "ledger")) as ledger:
-        if privacy is None:
-            ledger.record(kind, PEER, note=note)
-        else:
-            once = spent([("silo",)], privacy)
-            unit = f"all data of the silo replaced, δ = {privacy.delta:g}"
-            ledger.record(kind, PEER, epsilon=once, unit=unit, note=note)
-
-
 def _server() -> ServerApp:
     app = ServerApp()
 
@@ -125,5 +108,5 @@ def _probe(config: Config) -> Path | None:
     return config.probe if isinstance(config.probe, Path) and config.strategy.needs_probe else None
 
 
-client: ClientApp = client_app(OwnFolder(), book=book)
+client: ClientApp = client_app(OwnFolder(), book=own_book)
 server: ServerApp = _server()

@@ -12,7 +12,19 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
 from isthmus.errors import FederationError
-from isthmus.federation.messages import ARRAYS, ATTEMPT, CONFIG, EXAMPLES, METRICS, pack, round_of, unpack
+from isthmus.federation.members import keep_model, kept_model
+from isthmus.federation.messages import (
+    ARRAYS,
+    ATTEMPT,
+    CONFIG,
+    EXAMPLES,
+    METRICS,
+    REPORT,
+    Arrays,
+    pack,
+    round_of,
+    unpack,
+)
 from isthmus.federation.settings import Fault
 from isthmus.randomness import Streams
 from isthmus.tables import Letor
@@ -23,7 +35,8 @@ def afflicted(
     fault: Fault, at: int, seed: int, partitions: int, *, round: int = 0, attempt: int = 1
 ) -> NDArray[np.bool_]:
     """Which silos the fault strikes, among so many, in an attempt at a round."""
-    streams = Streams(seed).under("fault", at, fault.kind)
+    kind = "invert" if fault.kind == "lie" else fault.kind  # the same silos, so that the two can be compared
+    streams = Streams(seed).under("fault", at, kind)
     if fault.when == "round":
         struck: NDArray[np.bool_] = streams("round", round, attempt).random(partitions) < fault.share
         return struck
@@ -37,11 +50,11 @@ def spoil_grades(tables: Sequence[Letor], faults: Sequence[Fault], seed: int) ->
     spoiled = list(tables)
     highest = max((int(table.grades.max(initial=0)) for table in tables), default=0)
     for at, fault in enumerate(faults):
-        if fault.kind not in ("invert", "shuffle"):
+        if fault.kind not in ("invert", "shuffle", "lie"):
             continue
         for silo in np.flatnonzero(afflicted(fault, at, seed, len(tables))).tolist():
             grades = spoiled[silo].grades
-            if fault.kind == "invert":
+            if fault.kind != "shuffle":
                 changed = highest - grades
             else:
                 changed = Streams(seed)("fault", at, "silo", silo).permutation(grades)
@@ -63,13 +76,19 @@ def fault_mod(fault: Fault, at: int, seed: int) -> Mod:
             raise FederationError("the silo dropped out")
         if fault.kind == "late":
             time.sleep(fault.size)
-        return _spoiled(call_next(message, context), fault)
+        reply = call_next(message, context)
+        if ARRAYS in reply.content:
+            arrays = unpack(reply.content.array_records[ARRAYS])
+            reply.content[ARRAYS] = pack(_spoiled(arrays, fault))
+        else:
+            keep_model(context, _spoiled(kept_model(context), fault))
+        return _told_wrong(reply, fault)
 
     return mod
 
 
-def _spoiled(reply: Message, fault: Fault) -> Message:
-    arrays = unpack(reply.content.array_records[ARRAYS])
+def _spoiled(arrays: Arrays, fault: Fault) -> Arrays:
+    """The model that a struck silo sends, or masks."""
     first = next(iter(arrays))
     if fault.kind == "nan":
         arrays[first] = np.full_like(arrays[first], np.nan)
@@ -77,8 +96,15 @@ def _spoiled(reply: Message, fault: Fault) -> Message:
         arrays[first] = arrays[first][:-1]
     elif fault.kind == "norm":
         arrays = {key: array * np.float32(fault.size) for key, array in arrays.items()}
-    elif fault.kind == "count":
+    return arrays
+
+
+def _told_wrong(reply: Message, fault: Fault) -> Message:
+    """The reply with what a struck silo claims of itself."""
+    if fault.kind == "count":
         metrics = reply.content.metric_records[METRICS]
         metrics[EXAMPLES] = int(float(metrics[EXAMPLES]) * fault.size)  # type: ignore[arg-type]
-    reply.content[ARRAYS] = pack(arrays)
+    if fault.kind == "lie" and REPORT in reply.content:
+        errors = unpack(reply.content.array_records[REPORT])["errors"]
+        reply.content[REPORT] = pack({"errors": np.zeros_like(errors)})
     return reply

@@ -20,18 +20,41 @@ class Judge:
     scores stand in trec_eval's order, later document ids first.
     """
 
-    def __init__(self, scaled: Letor, *, scoring: Scoring = "expected", depth: int = 10) -> None:
+    def __init__(
+        self,
+        scaled: Letor,
+        *,
+        scoring: Scoring = "expected",
+        depth: int = 10,
+        order: NDArray[np.int64] | None = None,
+    ) -> None:
         gains = np.exp2(np.maximum(scaled.grades, 0).astype(np.float64)) - 1
         useful = np.bincount(scaled.query_of_row, weights=gains, minlength=len(scaled)) > 0
         if not useful.any():
             raise DataError(f"none of {len(scaled)} queries has a relevant document to judge a model by")
         self.table, self.scoring = scaled[useful], scoring
         self._group = self.table.query_of_row
-        self._tied = np.lexsort((-self.table.ids.codes, self._group))
+        self._tied = np.lexsort((-self.table.ids.codes, self._group)) if order is None else order
         self._gains = np.exp2(np.maximum(self.table.grades, 0).astype(np.float64))[self._tied] - 1
         ranks = np.arange(len(self._group)) - self.table.offsets[self._group]
         self._discounts = np.where(ranks < depth, 1 / np.log2(ranks + 2), 0.0)
         self._ideal = self._dcg(self._gains)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The queries as named arrays, for silos that score themselves: rows in the order of ties."""
+        table = self.table
+        return {
+            "features": np.asarray(table.features)[self._tied],
+            "grades": np.asarray(table.grades)[self._tied],
+            "offsets": np.asarray(table.offsets),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, scoring: Scoring = "expected") -> Judge:
+        """The judge that `arrays` tells of; it gives the same verdicts."""
+        names = tuple(str(at) for at in range(len(arrays["offsets"]) - 1))
+        table = Letor(names, arrays["offsets"], features=arrays["features"], grades=arrays["grades"])
+        return cls(table, scoring=scoring, order=np.arange(table.rows))
 
     def __len__(self) -> int:
         """The number of queries that count."""

@@ -13,6 +13,8 @@ from isthmus.partition import Holdings
 from isthmus.report import Line, Page, Plot, Section, Table, line_plot
 
 History = Sequence[RoundRecord]
+_SHADES = ("#443983", "#31688e", "#21918c", "#35b779", "#90d743", "#fde725")
+"""Grades from low to high."""
 
 
 def curve(history: History) -> Plot:
@@ -71,23 +73,19 @@ def who_holds_what(holdings: Holdings, *, label: str = "grade", unit: str = "row
 
     def draw(axes: Any) -> None:
         base = np.zeros(len(silos))
-        shades = np.linspace(0.1, 0.9, len(holdings.labels)) if len(holdings.labels) > 1 else [0.5]
-        for name, shade, counts in zip(holdings.labels.tolist(), shades, holdings.counts.T, strict=True):
-            axes.bar(silos, counts, 0.9, bottom=base, label=f"{label} {name}", color=_viridis(shade))
+        for at, (name, counts) in enumerate(zip(holdings.labels.tolist(), holdings.counts.T, strict=True)):
+            shade = _SHADES[at % len(_SHADES)]
+            axes.bar(silos, counts, 0.9, bottom=base, label=f"{label} {name}", color=shade)
             base += counts
         axes.set_xlabel("silo")
         axes.set_ylabel(unit)
         axes.set_xlim(-0.6, len(silos) - 0.4)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(visible=False, axis="x")
-        axes.legend(frameon=False, fontsize=8)
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
 
     return Plot(draw, f"Who holds what: {unit} by {label}, silo by silo", size=(7.5, 3.2))
-
-
-def _viridis(shade: float) -> Any:
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](shade)
 
 
 def refusals(history: History) -> Table:
@@ -114,5 +112,7 @@ def run_page(history: History, title: str, *, holdings: Holdings | None = None) 
     parts.append(Section("The global model", (lengths(history),)))
     if any(record.rejected for record in history):
         parts.append(Section("Refusals", (refusals(history),)))
-    privacy = history[-1].privacy if history else ""
-    return Page(title, tuple(parts), lead=f"{len(history)} rounds. Privacy of the updates: {privacy}.")
+    last = history[-1] if history else RoundRecord(0)
+    protected = f" Protection: {last.protection}." if last.protection else ""
+    lead = f"{len(history)} rounds. Privacy of the updates: {last.privacy}.{protected}"
+    return Page(title, tuple(parts), lead=lead)

@@ -20,6 +20,7 @@ from isthmus.federation.answers import NOT_FINITE, Checked, Limits, check
 from isthmus.federation.census import Census
 from isthmus.federation.clients import QUANTILES, examples
 from isthmus.federation.judge import Judge
+from isthmus.federation.members import PROBE
 from isthmus.federation.messages import (
     ARRAYS,
     ATTEMPT,
@@ -32,8 +33,18 @@ from isthmus.federation.messages import (
     unpack,
 )
 from isthmus.federation.noise import private, statement
+from isthmus.federation.relay import SUM, Relay
 from isthmus.federation.settings import Config
-from isthmus.federation.strategies import Chosen, FedAvgProbe, FedNova, FedRisk, Scaffold, build, norm
+from isthmus.federation.strategies import (
+    Chosen,
+    FedAvgProbe,
+    FedNova,
+    FedRisk,
+    Scaffold,
+    Summed,
+    build,
+    norm,
+)
 from isthmus.private.ledger import NO_GUARANTEE
 from isthmus.randomness import Streams
 from isthmus.rankers import Scaling, initial_parameters, train_epochs
@@ -71,6 +82,9 @@ class RoundRecord:
     """Validation nDCG@10, of the average over rounds where that is what will be released."""
     attempts: int = 1
     privacy: str = NO_GUARANTEE
+    """What an update's ε is, in words."""
+    protection: str = ""
+    """Who may see what, in words."""
     seconds: float = 0.0
 
     def told(self) -> dict[str, Any]:
@@ -132,8 +146,13 @@ class Coordinator:
         self.config, self.held, self.grid = config, held, grid
         self.streams = Streams(config.seed)
         self.census = Census(config.model.scaling, config.rounds.deadline)
-        self.strategy: Chosen = build(config.strategy)
+        self.strategy: Chosen = build(config.strategy, summed=config.secure)
         self.judge: Judge | None = None
+        self.relay: Relay | None = None
+        self._probed = 0
+        if isinstance(self.strategy, Summed):
+            told = {"seed": config.seed, "privacy": self._silo_noise()}
+            self.relay = Relay(grid, self.strategy, config.rounds, told=told)
 
     def run(self, state: State | None, remember: Callable[[State], None]) -> State:
         """Train from `state`, or from the beginning; `remember` is called after every round."""
@@ -189,6 +208,9 @@ class Coordinator:
         if isinstance(strategy, FedRisk):
             judge = Judge(probe, scoring=self.config.model.scoring)
             strategy.judge = judge.errors
+            if self.relay is not None:
+                strategy.extras = {**strategy.extras, PROBE: pack(judge.arrays())}
+                self._probed = len(judge)
             if len(judge) < FEW:
                 logger.warning("a probe of %d judged queries can hardly tell silos apart", len(judge))
         if isinstance(strategy, FedAvgProbe):
@@ -203,9 +225,7 @@ class Coordinator:
         try:
             checked, asked, attempts = self._answers(state, number)
         except RoundFailed as failed:
-            if set(failed.silos.values()) != {NOT_FINITE}:
-                raise
-            return self._diverged(state, RoundRecord(number, tuple(failed.silos), failed.silos))
+            return self._failed(state, failed)
         record, _ = self.strategy.aggregate_train(number, self._noised(checked.usable, state.parameters))
         arrays = {} if record is None else unpack(record)
         parameters = {key: arrays[key].astype(old.dtype) for key, old in state.parameters.items()}
@@ -222,9 +242,29 @@ class Coordinator:
             cosine=_cosine(parameters, state.parameters),
             attempts=attempts,
             privacy=statement([*(past.asked for past in state.history), asked], self.config.privacy),
+            protection=self.config.protection,
             seconds=time.perf_counter() - began,
         )
         return self._guarded(state, parameters, done)
+
+    def _failed(self, state: State, failed: RoundFailed) -> State:
+        """What becomes of a round without enough usable answers."""
+        asked = tuple(name for name in failed.silos if name != SUM)
+        done = RoundRecord(
+            failed.round,
+            asked,
+            failed.silos,
+            norm=norm(state.parameters),
+            attempts=self.config.rounds.attempts,
+            privacy=statement([*(past.asked for past in state.history), asked], self.config.privacy),
+            protection=self.config.protection,
+        )
+        if set(failed.silos.values()) == {NOT_FINITE}:
+            return self._diverged(state, done)
+        if self.config.rounds.failed == "stop":
+            raise failed
+        logger.warning("the model stays as it was: %s", failed)
+        return replace(state, round=done.round, history=(*state.history, done))
 
     def _answers(self, state: State, number: int) -> Asked:
         """The usable answers of a round, from as many attempts as it takes."""
@@ -237,16 +277,22 @@ class Coordinator:
         for attempt in range(1, rounds.attempts + 1):
             self.strategy.choose(self._sample(number, attempt))
             told = ConfigRecord({SETTINGS: settings, ATTEMPT: attempt})
-            messages = self.strategy.configure_train(number, record, told, self.grid)
-            replies = self.grid.send_and_receive(messages, timeout=rounds.deadline)
-            silos = self.strategy.silos
-            checked = check(replies, silos, state.parameters, limits, deadline=rounds.deadline)
-            asked += tuple(silos.values())
+            messages = list(self.strategy.configure_train(number, record, told, self.grid))
+            asked += tuple(self.strategy.silos.values())
+            checked = self._checked(number, messages, state.parameters, limits)
             rejected.update(checked.rejected)
             if len(checked.usable) >= rounds.minimum:
                 return Asked(replace(checked, rejected=rejected), tuple(sorted(asked)), attempt)
             logger.warning("round %d, attempt %d: %d usable answers", number, attempt, len(checked.usable))
         raise RoundFailed(number, rejected, rounds.minimum)
+
+    def _checked(self, number: int, messages: list[Message], model: Arrays, limits: Limits) -> Checked:
+        """The answers to an order, or of a secure round the reports behind its sum."""
+        if self.relay is not None:
+            return self.relay.gather(number, messages, model, limits)
+        deadline = self.config.rounds.deadline
+        replies = self.grid.send_and_receive(messages, timeout=deadline)
+        return check(replies, self.strategy.silos, model, limits, deadline=deadline)
 
     def _noised(self, answers: list[Message], start: Arrays) -> list[Message]:
         """The answers, clipped, noised and of equal weight where that is the server's part."""
@@ -269,22 +315,35 @@ class Coordinator:
 
     def _settings(self, scaling: Scaling) -> str:
         """What every silo is told, as JSON."""
-        privacy = self.config.privacy
         told = {
             "local": to_mapping(self.config.local),
             "seed": self.config.seed,
             "scaling": scaling.kind,
             "width": scaling.width,
             "scoring": self.config.model.scoring,
-            "report": self.config.strategy.report,
-            "privacy": to_mapping(privacy) if privacy is not None and privacy.where == "silo" else None,
+            "report": self._report,
+            "privacy": self._silo_noise(),
         }
         return json.dumps(told)
+
+    @property
+    def _report(self) -> str:
+        """What silos say of themselves beside, or under a secure sum before, their model."""
+        return self.config.strategy.report or ("probe" if self._probed else "")
+
+    def _silo_noise(self) -> dict[str, Any] | None:
+        privacy = self.config.privacy
+        return to_mapping(privacy) if privacy is not None and privacy.where == "silo" else None
 
     def _limits(self, size: int) -> Limits:
         config = self.config
         highest = max(silo.highest for silo in self.census.silos.values())
-        shapes = {"": (), "quantile": (QUANTILES,), "batch": (-1, config.local.batch_size())}
+        shapes = {
+            "": (),
+            "probe": (self._probed,),
+            "quantile": (QUANTILES,),
+            "batch": (-1, config.local.batch_size()),
+        }
         privacy, noise = config.privacy, 0.0
         if privacy is not None and privacy.where == "silo":
             noise = privacy.multiplier * privacy.clip * math.sqrt(size)
@@ -293,7 +352,7 @@ class Coordinator:
             norm=config.rounds.norm_limit,
             count=config.rounds.count_limit,
             counts=self.census.counts(whole_queries=config.local.resolved_loss().whole_queries),
-            report=shapes[config.strategy.report],
+            report=shapes[self._report],
             worst=float(max(1, highest) ** 2) if config.strategy.report == "batch" else 1.0,
         )
 
@@ -329,7 +388,7 @@ class Coordinator:
         if self.judge is None or state.stopped:
             return state
         polyak = self.config.rounds.release == "polyak"
-        measure = self.judge.measure(state.average if polyak else state.parameters)
+        measure = self.judge.measure((polyak and state.average) or state.parameters)
         best = state.parameters if measure > state.best_measure else state.best
         history = (*state.history[:-1], replace(state.history[-1], measure=measure))
         state = replace(state, history=history, best=best)

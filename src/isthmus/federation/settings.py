@@ -81,6 +81,16 @@ Name = Literal[
 Server = Literal["average", "momentum", "adam", "yogi", "adagrad", "convex", "halving"]
 _OWN_STEP = ("fedavgm", "fedopt", "fedadam", "fedyogi", "fedadagrad", "fedmedian", "fedtrimmedavg", "fedprox")
 _MEANS = ("fedavg", "fedavgm", "fedprox", "fedopt", "fedadam", "fedyogi", "fedadagrad")
+_SUMMED = (*_MEANS, "fedavg-probe", "fedrisk")
+LEAST = 3
+"""Silos in a secure sum: of two, each could take its own model off the next global one."""
+_WHOLE = {
+    "fedmedian": "a median over silos is not a sum",
+    "fedtrimmedavg": "trimming looks at every silo's value",
+    "scaffold": "the server works every silo's control variate out from its model",
+    "fednova": "its weights depend on steps that only the silo can vouch for",
+}
+"""Why a strategy cannot do with a sum."""
 _RATED = ("fedavgm", "fedopt", "fedadam", "fedyogi", "fedadagrad")
 
 
@@ -151,10 +161,11 @@ class Fault:
     """Silos made to misbehave, for trials: a share of them, the same `always` or drawn anew each `round`.
 
     `drop` fails, `late` sleeps `size` seconds, `nan`, `shape` and `norm` (times `size`) spoil the model,
-    `count` multiplies the example count by `size`; `invert` and `shuffle` spoil the grades.
+    `count` multiplies the example count by `size`; `invert` and `shuffle` spoil the grades; `lie` inverts
+    them and reports that its model makes no errors.
     """
 
-    kind: Literal["drop", "late", "nan", "shape", "norm", "count", "invert", "shuffle"]
+    kind: Literal["drop", "late", "nan", "shape", "norm", "count", "lie", "invert", "shuffle"]
     share: float = 0.3
     when: Literal["round", "always"] = "always"
     size: float = 1e6
@@ -162,7 +173,7 @@ class Fault:
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
             raise ValueError(f"share = {self.share} (from 0 to 1)")
-        if self.when == "round" and self.kind in ("invert", "shuffle"):
+        if self.when == "round" and self.kind in ("invert", "shuffle", "lie"):
             raise ValueError(f"{self.kind} spoils a silo's data: when = 'always'")
 
 
@@ -194,7 +205,9 @@ class Rounds:
     minimum: int = 1
     """Usable answers a round needs."""
     attempts: int = 3
-    """How often a round with fewer is tried again, with other silos, before training stops."""
+    """How often a round with fewer is tried again, with other silos, before it has failed."""
+    failed: Literal["stop", "skip"] = "stop"
+    """What a failed round does: end training, which can be resumed, or leave the model as it was."""
     deadline: float = 600.0
     """Seconds a silo has to answer."""
     norm_limit: float = 10.0
@@ -238,6 +251,12 @@ class Config:
     probe: int | Path | None = 40
     """Judged queries of the coordinator: so many of the training queries, or a file, or none."""
     privacy: PrivateUpdates | None = None
+    secure: bool = False
+    """Let the coordinator see the weighted sum of the silos' models only."""
+    judge: Literal["server", "silos"] | None = None
+    """Who scores models on the probe: the server, which must see them, or under `secure` the silos."""
+    ledgers: Path | None = None
+    """Where simulated silos keep ledgers of what leaves them, as real ones do; by default nowhere."""
     faults: tuple[Fault, ...] = ()
     engine: Literal["in-process", "ray"] = "in-process"
     workers: int | None = None
@@ -257,6 +276,40 @@ class Config:
             raise ValueError(f"learning_rate × weight_decay = {shrunk:g} shrinks the model in a few steps")
         if self.privacy is not None:
             self._check_private(self.privacy)
+        self._check_secure()
+
+    @property
+    def protection(self) -> str:
+        """What protects whom from whom, in words for every record."""
+        risky, probed = self.strategy.name == "fedrisk", self.strategy.risk.columns == "probe"
+        if self.secure and risky:
+            told = "silos score their models themselves, so a liar is possible"
+            return f"secure sum: the coordinator sees only the weighted sum of the models; {told}"
+        if self.secure:
+            return "secure sum: the coordinator sees only the weighted sum of the models, good or bad"
+        if risky and probed:
+            return "judged by the coordinator: it sees every silo's model and scores it on its own probe"
+        return "none from the coordinator: it sees every silo's model"
+
+    def _check_secure(self) -> None:
+        strategy = self.strategy
+        if not self.secure:
+            if self.judge == "silos":
+                raise ValueError("judge = 'silos' goes with secure = true: who sees models can score them")
+            return
+        if self.judge == "server":
+            raise ValueError(
+                "secure = true hides models from the server and judge = 'server' shows them to it:"
+                " a run has one of these protections"
+            )
+        if strategy.name not in _SUMMED:
+            raise ValueError(f"secure = true does not go with {strategy.name}: {_WHOLE[strategy.name]}")
+        if strategy.name == "fedrisk" and strategy.risk.mode == "paper":
+            raise ValueError("secure = true does not go with paper mode: it reports errors row by row")
+        if self.privacy is not None and self.privacy.where == "server":
+            raise ValueError("under secure = true the server cannot clip updates: privacy.where = 'silo'")
+        if self.rounds.silos < LEAST:
+            raise ValueError(f"secure = true needs rounds.silos of at least {LEAST}, not {self.rounds.silos}")
 
     def _check_private(self, privacy: PrivateUpdates) -> None:
         if privacy.where == "server" and self.strategy.name not in _MEANS:

@@ -65,6 +65,18 @@ class Weighed:
     risks: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a round's aggregate will be: weights, and the models among the candidates that the server has."""
+
+    weighed: Weighed
+    own: Mapping[str, Arrays] = field(default_factory=dict)
+
+
+Errors = Mapping[str, NDArray[Any]]
+Sizes = Mapping[str, float]
+
+
 class Chosen(flower.FedAvg):
     """FedAvg over the silos that the coordinator chose, with replies that it has checked."""
 
@@ -97,10 +109,16 @@ class Chosen(flower.FedAvg):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregate:
         """Flower's weighted mean."""
         answers = list(replies)
-        examples = {self.name(reply): _metric(reply, EXAMPLES) for reply in answers}
-        total = sum(examples.values())
-        self.weighed = Weighed({name: count / total for name, count in examples.items()})
+        self.weighed = self.plan(server_round, self.sizes(answers), {}).weighed
         return super().aggregate_train(server_round, answers)
+
+    def plan(self, server_round: int, sizes: Sizes, errors: Errors) -> Plan:
+        """The weights of the silos' models, from what may be known without seeing them."""
+        return Plan(Weighed(_shares(sizes)))
+
+    def sizes(self, replies: Iterable[Message]) -> dict[str, float]:
+        """The example counts in the replies, by silo."""
+        return {self.name(reply): _metric(reply, EXAMPLES) for reply in replies}
 
     def name(self, reply: Message) -> str:
         """The silo a reply came from."""
@@ -241,12 +259,14 @@ class FedAvgProbe(Chosen):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregate:
         """The mean over the silos and the probe's model, by examples."""
         answers = list(replies)
-        examples = {self.name(reply): _metric(reply, EXAMPLES) for reply in answers}
+        plan = self.plan(server_round, self.sizes(answers), {})
+        self.weighed = plan.weighed
+        return pack(combine(self.weighed.weights, {**self.models(answers), **plan.own})), None
+
+    def plan(self, server_round: int, sizes: Sizes, errors: Errors) -> Plan:
+        """The coordinator's own model counts by the examples of the probe."""
         taught, count = self.teacher(server_round, self.previous)
-        examples[PROBE] = float(count)
-        total = sum(examples.values())
-        self.weighed = Weighed({name: count / total for name, count in examples.items()})
-        return pack(combine(self.weighed.weights, {**self.models(answers), PROBE: taught})), None
+        return Plan(Weighed(_shares({**sizes, PROBE: float(count)})), {PROBE: taught})
 
 
 class FedRisk(Chosen):
@@ -269,14 +289,18 @@ class FedRisk(Chosen):
         models = self.models(answers)
         if self.options.mode == "paper":
             return pack(self._as_printed(models, answers)), None
-        errors = self._errors(models, answers)
-        sizes = {self.name(reply): _metric(reply, EXAMPLES) for reply in answers}
-        if self.options.memory and self.options.columns == "probe":
-            models[MEMORY], errors[MEMORY] = self.previous, self.judge(self.previous)
-        self.weighed = self.weigh(errors, sizes)
-        return pack(combine(self.weighed.weights, models)), None
+        plan = self.plan(server_round, self.sizes(answers), self._errors(models, answers))
+        self.weighed = plan.weighed
+        return pack(combine(self.weighed.weights, {**models, **plan.own})), None
 
-    def weigh(self, errors: Mapping[str, NDArray[Any]], sizes: Mapping[str, float]) -> Weighed:
+    def plan(self, server_round: int, sizes: Sizes, errors: Errors) -> Plan:
+        """The sound weights, the previous global model's too where there is a probe to judge it by."""
+        if self.options.memory and self.options.columns == "probe":
+            known = {**errors, MEMORY: self.judge(self.previous)}
+            return Plan(self.weigh(known, sizes), {MEMORY: self.previous})
+        return Plan(self.weigh(errors, sizes))
+
+    def weigh(self, errors: Errors, sizes: Sizes) -> Weighed:
         """The sound weights of candidates from their errors on common items and their (capped) sizes.
 
         It needs no parameters: under a secure sum the errors arrive first, the weights go back, and the
@@ -334,6 +358,19 @@ class FedRisk(Chosen):
         self.length = float(state["length"]) if "length" in state else None
 
 
+class Summed(Chosen):
+    """The aggregate is a sum that was made elsewhere, under masks: what stands on top of it steps from there.
+
+    It comes before the strategy whose `plan` gave the weights.
+    """
+
+    mean: Arrays
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregate:
+        """The mean that was handed in."""
+        return pack(self.mean), None
+
+
 _ON_TOP: Mapping[str, type[Any]] = MappingProxyType(
     {
         "fedavgm": flower.FedAvgM,
@@ -357,10 +394,14 @@ _BELOW: Mapping[str, type[Chosen]] = MappingProxyType(
 )
 
 
-def build(options: StrategyOptions) -> Chosen:
-    """The strategy of these options; what only a run knows (judge, teacher, population) is set by the run."""
+def build(options: StrategyOptions, *, summed: bool = False) -> Chosen:
+    """The strategy of these options; what only a run knows (judge, teacher, population) is set by the run.
+
+    With `summed` it is a `Summed` too, and never looks at a silo's model.
+    """
     base = _BELOW.get(options.name, Chosen)
     tops = [_ON_TOP[key] for key in (options.step, options.name) if key in _ON_TOP]
+    tops += [Summed] if summed else []
     kind: Any = type(options.name, (*tops, base), {}) if tops else base
     strategy: Chosen = kind(**_flower_options(options))
     if isinstance(strategy, PartialStep):
@@ -406,6 +447,11 @@ def below(arrays: Arrays, prefix: str) -> Arrays:
     """The arrays whose names begin with `prefix/`, without it."""
     start = f"{prefix}/"
     return {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
+
+
+def _shares(sizes: Sizes) -> dict[str, float]:
+    total = sum(sizes.values())
+    return {name: size / total for name, size in sizes.items()}
 
 
 def _metric(reply: Message, key: str) -> float:

@@ -13,12 +13,16 @@ suffice to finish, so members may drop out at every step. A member never reveals
 peer and answers once per session, and the threshold lies above half of the members: so the relay
 cannot ask one half about the seed and the other about the key of a vector that came late.
 
+`terms` are what the members were told about the sum, such as everybody's weight: members who were told
+different things have masks that do not cancel. `kept` and `resumed` carry a member from process to process.
+
 Sums are exact modulo 2^64. `FixedPoint` turns real vectors into integers and back, and refuses values
 that would wrap around, so a diverging model is an error and not a random number.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +97,49 @@ class Member:
         self._masking = X25519PrivateKey.from_private_bytes(self.entropy(_SECRET))
         self._seed = self.entropy(_SECRET)
 
+    def kept(self) -> bytes:
+        """The member with all its secrets, to be put away by its own silo between steps."""
+        told = {
+            "name": self.name,
+            "session": self.session.hex(),
+            "threshold": self.threshold,
+            "secrets": [
+                self._sealing.private_bytes_raw().hex(),
+                self._masking.private_bytes_raw().hex(),
+                self._seed.hex(),
+            ],
+            "peers": [
+                [a.name, a.sealing_key.hex(), a.mask_key.hex(), a.signature.hex()]
+                for a in self._peers.values()
+            ],
+            "held": {name: [seed.hex(), key.hex()] for name, (seed, key) in self._held.items()},
+            "revealed": self._revealed,
+        }
+        return json.dumps(told).encode()
+
+    @classmethod
+    def resumed(
+        cls,
+        kept: bytes,
+        *,
+        identity: Ed25519PrivateKey | None = None,
+        trusted: Mapping[str, Ed25519PublicKey] | None = None,
+    ) -> Member:
+        """The member that `kept` has put away."""
+        told = json.loads(kept)
+        secrets = iter([bytes.fromhex(secret) for secret in told["secrets"]])
+        session = bytes.fromhex(told["session"])
+        member = cls(
+            told["name"], session, told["threshold"], identity, trusted, entropy=lambda size: next(secrets)
+        )
+        member.entropy = os.urandom
+        member._peers = {name: Advert(name, *map(bytes.fromhex, keys)) for name, *keys in told["peers"]}
+        member._held = {
+            name: (bytes.fromhex(seed), bytes.fromhex(key)) for name, (seed, key) in told["held"].items()
+        }
+        member._revealed = told["revealed"]
+        return member
+
     def advertise(self) -> Advert:
         """Step 1: the public keys of this session."""
         bare = Advert(
@@ -139,7 +186,7 @@ class Member:
         except InvalidSignature:
             raise ProtocolError("a member's keys are not signed by its identity") from None
 
-    def mask(self, vector: ArrayLike, boxes: Mapping[str, bytes]) -> Words:
+    def mask(self, vector: ArrayLike, boxes: Mapping[str, bytes], *, terms: bytes = b"") -> Words:
         """Step 3: the vector under its masks. `boxes` holds what each member sealed for this one;
         members without a box dropped out and take no part in the masks."""
         if self._held:
@@ -150,7 +197,8 @@ class Member:
         masked = as_words(vector) + _stream(self._seed, self.session, b"seed", np.size(vector))
         for name in boxes:
             if name != self.name:
-                pad = self._pairwise(self._masking, self._peers[name].mask_key, name, masked.size)
+                public, size = self._peers[name].mask_key, masked.size
+                pad = pairwise_mask(self._masking, public, (self.name, name), self.session + terms, size)
                 masked = masked + pad if self.name < name else masked - pad
         return masked
 
@@ -166,9 +214,6 @@ class Member:
             {name: seed for name, (seed, _) in self._held.items() if name in there},
             {name: key for name, (_, key) in self._held.items() if name not in there},
         )
-
-    def _pairwise(self, secret: X25519PrivateKey, public: bytes, peer: str, size: int) -> Words:
-        return pairwise_mask(secret, public, (self.name, peer), self.session, size)
 
     def _seal(self, name: str, secret: bytes) -> bytes:
         nonce = self.entropy(12)
@@ -199,6 +244,7 @@ def total(
     session: bytes,
     threshold: int,
     shared: Sequence[str],
+    terms: bytes = b"",
 ) -> Words:
     """The relay's last step: the sum of the vectors that arrived, modulo 2^64.
 
@@ -217,7 +263,7 @@ def total(
         if key.public_key().public_bytes_raw() != public[gone]:
             raise ProtocolError("the revealed shares do not restore a dropped member's key")
         for name in masked:
-            pad = pairwise_mask(key, public[name], (gone, name), session, summed.size)
+            pad = pairwise_mask(key, public[name], (gone, name), session + terms, summed.size)
             summed = summed - pad if name < gone else summed + pad
     return summed
 

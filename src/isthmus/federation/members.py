@@ -1,0 +1,167 @@
+"""A silo's side of a secure round: its model leaves it only under masks that cancel in the sum of all.
+
+    agree     public keys for this round                          out: two keys
+    train     everybody's keys, the global model, the probe       out: a report; boxes for the other silos
+    mask      everybody's weight, the boxes of the others         out: weight × model, masked
+    reveal    who answered                                        out: shares that open the sum, and no model
+
+Between steps the trained model and the keys wait in the node's own state, which Flower keeps from message to
+message on every engine, and never leave it. The silo refuses weights that would let the sum speak for it
+alone, and masks what everybody was told: where silos were told different weights, no sum opens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from numpy.typing import NDArray
+
+from isthmus.errors import ProtocolError
+from isthmus.federation.messages import Arrays, pack, round_of, settings_of, unpack
+from isthmus.federation.settings import LEAST
+from isthmus.private.secure_sum import Advert, FixedPoint, Member, Words
+from isthmus.randomness import Streams
+
+AGREE, MASK, REVEAL = "agree", "mask", "reveal"
+SECURE = "secure"
+ADVERTS = "adverts"
+BOXES = "boxes"
+MASKED = "masked"
+SEEDS = "seeds"
+KEYS = "keys"
+PROBE = "probe"
+SESSION = "session"
+THRESHOLD = "threshold"
+LARGEST_SHARE = 0.5
+"""The most that one silo may weigh among the silos of a sum."""
+_KEY = 32
+_STATE = "secure-round"
+_MODEL = "secure-model"
+
+
+def agree(message: Message, context: Context, name: str) -> Message:
+    """Begin a session: whatever waits from another one is forgotten."""
+    told = settings_of(message)
+    threshold = int(told[THRESHOLD])
+    if threshold < LEAST:
+        raise ProtocolError(f"a sum of fewer than {LEAST} models hides none of them")
+    member = Member(name, bytes.fromhex(told[SESSION]), threshold)
+    context.state.pop(_MODEL, None)
+    _keep(context, member)
+    return Message(RecordDict({ADVERTS: adverts_record([member.advertise()])}), reply_to=message)
+
+
+def boxes_for_peers(message: Message, context: Context) -> ConfigRecord:
+    """The shares of this silo's secrets, sealed for every other member."""
+    member = _member(context, bytes(message.content.config_records[SECURE][SESSION]))  # type: ignore[arg-type]
+    boxes = member.share(adverts_of(message.content.config_records[ADVERTS]))
+    _keep(context, member)
+    return ConfigRecord(dict(boxes))
+
+
+def keep_model(context: Context, model: Arrays) -> None:
+    """Let the trained model wait for its weight."""
+    context.state[_MODEL] = pack(model)
+
+
+def kept_model(context: Context) -> Arrays:
+    """The model that waits."""
+    if _MODEL not in context.state:
+        raise ProtocolError("no trained model waits for its weight")
+    return unpack(context.state.array_records[_MODEL])
+
+
+def mask(message: Message, context: Context) -> Message:
+    """The model times its weight, in fixed point and under its masks. It is then forgotten."""
+    told = settings_of(message)
+    member = _member(context, bytes.fromhex(told[SESSION]))
+    boxes = {name: bytes(box) for name, box in message.content.config_records[BOXES].items()}  # type: ignore[arg-type]
+    weights = {str(name): float(weight) for name, weight in told["weights"].items()}
+    check_weights(weights, member.name, boxes)
+    vector = weights[member.name] * flat(kept_model(context))
+    rng = Streams(int(told["seed"]))("round", round_of(message), "silo", member.name, "fixed point")
+    encoded = FixedPoint(len(weights)).encode(vector, rng)
+    masked = member.mask(encoded, boxes, terms=terms(weights))
+    del context.state[_MODEL]
+    _keep(context, member)
+    return Message(RecordDict({MASKED: pack({"vector": masked})}), reply_to=message)
+
+
+def reveal(message: Message, context: Context) -> Message:
+    """The shares that open the sum of those who answered; the session is then over."""
+    told = settings_of(message)
+    member = _member(context, bytes.fromhex(told[SESSION]))
+    shares = member.reveal([str(name) for name in told["answered"]])
+    del context.state[_STATE]
+    content = RecordDict({SEEDS: ConfigRecord(dict(shares.seeds)), KEYS: ConfigRecord(dict(shares.keys))})
+    return Message(content, reply_to=message)
+
+
+def check_weights(weights: Mapping[str, float], own: str, boxes: Mapping[str, bytes]) -> None:
+    """Refuse a table of weights under which the sum would tell of this silo alone."""
+    total = math.fsum(weights.values())
+    possible = all(math.isfinite(weight) and 0 <= weight <= 1 for weight in weights.values())
+    if weights.keys() != boxes.keys() or own not in weights or not possible:
+        raise ProtocolError("the weights are not those of the members")
+    if weights[own] > (LARGEST_SHARE + 1e-9) * total:
+        raise ProtocolError(f"this silo's weight is more than {LARGEST_SHARE:g} of the sum")
+
+
+def terms(weights: Mapping[str, float]) -> bytes:
+    """What the masks are bound to: everybody's weight, in the order of names."""
+    return hashlib.sha256(json.dumps(dict(sorted(weights.items()))).encode()).digest()
+
+
+def flat(model: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+    """All parameters in one vector, in the order of their names."""
+    return np.concatenate([model[name].reshape(-1).astype(np.float64) for name in sorted(model)])
+
+
+def shaped(vector: NDArray[np.float64], like: Arrays) -> Arrays:
+    """A vector as `flat` makes it, in a model's own arrays."""
+    result, at = {}, 0
+    for name in sorted(like):
+        size = like[name].size
+        result[name] = vector[at : at + size].reshape(like[name].shape).astype(like[name].dtype)
+        at += size
+    return {name: result[name] for name in like}
+
+
+def adverts_record(adverts: list[Advert]) -> ConfigRecord:
+    """Public keys as a record, by member."""
+    return ConfigRecord({a.name: a.sealing_key + a.mask_key + a.signature for a in adverts})
+
+
+def adverts_of(record: ConfigRecord) -> list[Advert]:
+    """The public keys in a record, in the order of names."""
+    keys = {str(name): bytes(told) for name, told in record.items()}  # type: ignore[arg-type]
+    return [
+        Advert(name, told[:_KEY], told[_KEY : 2 * _KEY], told[2 * _KEY :])
+        for name, told in sorted(keys.items())
+    ]
+
+
+def vector_of(message: Message, size: int) -> Words:
+    """The masked vector in a reply."""
+    vector = unpack(message.content.array_records[MASKED])["vector"]
+    if vector.dtype != np.uint64 or vector.shape != (size,):
+        raise ProtocolError("a masked vector of the wrong size")
+    return vector
+
+
+def _keep(context: Context, member: Member) -> None:
+    context.state[_STATE] = ConfigRecord({"member": member.kept()})
+
+
+def _member(context: Context, session: bytes) -> Member:
+    if _STATE in context.state:
+        member = Member.resumed(bytes(context.state.config_records[_STATE]["member"]))  # type: ignore[arg-type]
+        if member.session == session:
+            return member
+    raise ProtocolError("this silo takes no part in that session")

@@ -1,0 +1,271 @@
+"""The coordinator's side of a secure round: it passes keys and boxes on, weighs reports, and opens one sum.
+
+Silos may drop out at every step as long as `threshold` of them are left; else the attempt has failed, before
+anything could be opened, and is safe to repeat with other silos. A sum that has been opened and is not
+credible ends the round: who spoiled it cannot be told, and another sum over almost the same models could be
+compared with it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from isthmus.errors import FederationError, PrivacyError, RoundFailed
+from isthmus.federation import members as silo
+from isthmus.federation.answers import Checked, Limits, check_alive, check_reports, sorted_out, update_length
+from isthmus.federation.messages import EXAMPLES, METRICS, REPORT, Arrays, order, unpack
+from isthmus.federation.settings import LEAST, Rounds
+from isthmus.federation.strategies import Plan, Summed, Weighed
+from isthmus.private.secure_sum import Advert, FixedPoint, Revealed, Words, total
+
+T = TypeVar("T")
+SUM = "the sum"
+"""Who is to blame where nobody can be."""
+
+
+class TooFew(FederationError):
+    """Fewer silos than the threshold are left."""
+
+
+@dataclass
+class Attempt:
+    """One session: who is in it, and why others are not any more."""
+
+    number: int
+    silos: Mapping[int, str]
+    threshold: int
+    session: bytes
+    rejected: dict[str, str] = field(default_factory=dict)
+
+    def nodes(self, names: Iterable[str]) -> dict[int, str]:
+        """The nodes of these silos."""
+        wanted = set(names)
+        return {node: name for node, name in self.silos.items() if name in wanted}
+
+
+class Relay:
+    """Runs secure sums over a grid for a strategy that plans their weights."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        strategy: Summed,
+        rounds: Rounds,
+        *,
+        told: Mapping[str, Any],
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.grid, self.strategy, self.rounds, self.told = grid, strategy, rounds, told
+        self._entropy = entropy
+
+    def gather(self, number: int, orders: Sequence[Message], model: Arrays, limits: Limits) -> Checked:
+        """The reports that went into the sum; the mean waits in the strategy. None if too few were left."""
+        silos = self.strategy.silos
+        threshold = max(LEAST, self.rounds.minimum, len(silos) // 2 + 1)
+        attempt = Attempt(number, silos, threshold, self._entropy(16))
+        reports = Checked([], {}, {})
+        try:
+            adverts = self._agreed(attempt)
+            reports = self._reported(attempt, orders, adverts, limits)
+            plan = self._planned(number, reports)
+            summed, weighed = self._summed(attempt, reports, plan.weighed, adverts, _size(model))
+        except TooFew as few:
+            rejected = attempt.rejected or {SUM: str(few)}
+            return Checked([], dict(sorted(rejected.items())), reports.capped)
+        self.strategy.weighed = weighed
+        self.strategy.mean = _mean(summed, weighed.weights, plan.own, model)
+        self._check_credible(attempt, model, limits)
+        usable = [reply for reply in reports.usable if self.strategy.name(reply) in weighed.weights]
+        return Checked(usable, dict(sorted(attempt.rejected.items())), reports.capped)
+
+    def _agreed(self, attempt: Attempt) -> list[Advert]:
+        """Step 1: the keys of everybody who is there."""
+        told = {silo.SESSION: attempt.session.hex(), silo.THRESHOLD: attempt.threshold}
+        content = order(None, told, round=attempt.number)
+
+        def read(reply: Message, name: str) -> Advert:
+            (advert,) = silo.adverts_of(reply.content.config_records[silo.ADVERTS])
+            if advert.name != name or not advert.sealing_key:
+                raise FederationError("sent keys in another's name")
+            return advert
+
+        found = self._ask(attempt, silo.AGREE, dict.fromkeys(attempt.silos, content), read)
+        return [found[name] for name in sorted(found)]
+
+    def _reported(
+        self, attempt: Attempt, orders: Sequence[Message], adverts: Sequence[Advert], limits: Limits
+    ) -> Checked:
+        """Step 2: they train, and tell of themselves."""
+        there = {advert.name for advert in adverts}
+        sent = []
+        for message in orders:
+            if attempt.silos[message.metadata.dst_node_id] in there:
+                message.content[silo.SECURE] = ConfigRecord({silo.SESSION: attempt.session})
+                message.content[silo.ADVERTS] = silo.adverts_record(list(adverts))
+                sent.append(message)
+        deadline = self.rounds.deadline
+        replies = self.grid.send_and_receive(sent, timeout=deadline)
+
+        def complete(reply: Message) -> None:
+            if _boxes(reply).keys() != there:
+                raise FederationError("did not share its secrets with everybody")
+
+        checked = check_reports(replies, attempt.nodes(there), limits, complete, deadline=deadline)
+        attempt.rejected.update(checked.rejected)
+        self._check_enough(attempt, len(checked.usable))
+        return checked
+
+    def _planned(self, number: int, reports: Checked) -> Plan:
+        """What every silo shall weigh, from its report."""
+        sizes = {self.strategy.name(reply): _examples(reply) for reply in reports.usable}
+        errors = {
+            self.strategy.name(reply): unpack(reply.content.array_records[REPORT])["errors"]
+            for reply in reports.usable
+            if REPORT in reply.content
+        }
+        plan = self.strategy.plan(number, sizes, errors)
+        weights = {**plan.weighed.weights, **even(plan.weighed.weights, sizes)}
+        return Plan(Weighed(weights, plan.weighed.risks), plan.own)
+
+    def _summed(
+        self, attempt: Attempt, reports: Checked, weighed: Weighed, adverts: Sequence[Advert], size: int
+    ) -> tuple[np.ndarray[Any, Any], Weighed]:
+        """Steps 3 and 4: the sum over those who sent their part of it, and the weights that are in it."""
+        boxes = {self.strategy.name(reply): _boxes(reply) for reply in reports.usable}
+        weights = {name: weighed.weights[name] for name in sorted(boxes)}
+        masked = self._masked(attempt, weights, boxes, size)
+        revealed = self._revealed(attempt, masked, weights)
+        try:
+            words = total(
+                masked,
+                adverts,
+                revealed,
+                session=attempt.session,
+                threshold=attempt.threshold,
+                shared=list(boxes),
+                terms=silo.terms(weights),
+            )
+        except PrivacyError as error:
+            raise RoundFailed(attempt.number, {SUM: str(error)}, attempt.threshold) from error
+        gone = boxes.keys() - masked.keys()
+        kept = {name: weight for name, weight in weighed.weights.items() if name not in gone}
+        return FixedPoint(len(weights)).decode(words), Weighed(kept, weighed.risks)
+
+    def _masked(
+        self,
+        attempt: Attempt,
+        weights: Mapping[str, float],
+        boxes: Mapping[str, Mapping[str, bytes]],
+        size: int,
+    ) -> dict[str, Words]:
+        told = {silo.SESSION: attempt.session.hex(), "weights": dict(weights), **self.told}
+        contents = {}
+        for node, name in attempt.nodes(boxes).items():
+            contents[node] = order(None, told, round=attempt.number)
+            contents[node][silo.BOXES] = ConfigRecord({peer: boxes[peer][name] for peer in boxes})
+        return self._ask(attempt, silo.MASK, contents, lambda reply, _: silo.vector_of(reply, size))
+
+    def _revealed(
+        self, attempt: Attempt, masked: Mapping[str, Words], weights: Mapping[str, float]
+    ) -> dict[str, Revealed]:
+        told = {silo.SESSION: attempt.session.hex(), "answered": sorted(masked)}
+        content = order(None, told, round=attempt.number)
+        gone = weights.keys() - masked.keys()
+
+        def read(reply: Message, name: str) -> Revealed:
+            records = reply.content.config_records
+            seeds, keys = (
+                {str(peer): bytes(share) for peer, share in records[part].items()}  # type: ignore[arg-type]
+                for part in (silo.SEEDS, silo.KEYS)
+            )
+            if seeds.keys() != masked.keys() or keys.keys() != gone:
+                raise FederationError("revealed other shares than it was asked for")
+            return Revealed(seeds, keys)
+
+        # those who do not answer now are in the sum all the same
+        contents = dict.fromkeys(attempt.nodes(masked), content)
+        return self._ask(attempt, silo.REVEAL, contents, read, late=" (its model is in the sum)")
+
+    def _ask(
+        self,
+        attempt: Attempt,
+        step: str,
+        contents: Mapping[int, RecordDict],
+        read: Callable[[Message, str], T],
+        *,
+        late: str = "",
+    ) -> dict[str, T]:
+        """What silos answer to a step, if enough of them do."""
+        kind = f"{MessageType.QUERY}.{step}"
+        messages = [Message(content, node, kind) for node, content in contents.items()]
+        deadline = self.rounds.deadline
+
+        def alive(reply: Message, name: str) -> T:
+            check_alive(reply)
+            return read(reply, name)
+
+        replies = self.grid.send_and_receive(messages, timeout=deadline)
+        asked = {node: attempt.silos[node] for node in contents}
+        found, rejected = sorted_out(replies, asked, alive, deadline=deadline)
+        attempt.rejected.update({name: f"{why} at the step {step!r}{late}" for name, why in rejected.items()})
+        self._check_enough(attempt, len(found))
+        return found
+
+    def _check_enough(self, attempt: Attempt, left: int) -> None:
+        if left < attempt.threshold:
+            raise TooFew(f"{left} silos were left of the {attempt.threshold} that the secure sum needs")
+
+    def _check_credible(self, attempt: Attempt, model: Arrays, limits: Limits) -> None:
+        """Refuse a mean that moved out of all proportion: single updates cannot be looked at."""
+        moved = update_length(self.strategy.mean, model)
+        whole = update_length(model, {name: np.zeros_like(array) for name, array in model.items()})
+        if not moved <= limits.norm * max(1.0, whole, limits.noise):
+            blamed = f"opened to an update of length {moved:.3g}, and whose it was cannot be told"
+            raise RoundFailed(attempt.number, {SUM: blamed}, attempt.threshold)
+
+
+def even(weights: Mapping[str, float], silos: Iterable[str]) -> dict[str, float]:
+    """The silos' weights with none above half of their sum: what is cut goes to the others in proportion."""
+    own = {name: weights[name] for name in silos}
+    whole = math.fsum(own.values())
+    heavy = [name for name in own if own[name] > silo.LARGEST_SHARE * whole]
+    if not heavy:
+        return own
+    (first,) = heavy  # no two can each have more than half
+    rest = whole - own[first]
+    others = len(own) - 1
+    kept = {
+        name: (own[name] / rest if rest else 1 / others) * (1 - silo.LARGEST_SHARE) * whole
+        for name in own
+        if name != first
+    }
+    return {name: kept.get(name, silo.LARGEST_SHARE * whole) for name in own}
+
+
+def _mean(
+    summed: np.ndarray[Any, Any], weights: Mapping[str, float], own: Mapping[str, Arrays], model: Arrays
+) -> Arrays:
+    """The sum and the server's own candidates, over the weights that are in it."""
+    whole = summed + sum(weights[name] * silo.flat(arrays) for name, arrays in own.items())
+    return silo.shaped(whole / math.fsum(weights.values()), model)
+
+
+def _boxes(reply: Message) -> dict[str, bytes]:
+    record = reply.content.config_records[silo.BOXES]
+    return {str(name): bytes(box) for name, box in record.items()}  # type: ignore[arg-type]
+
+
+def _examples(reply: Message) -> float:
+    return float(reply.content.metric_records[METRICS][EXAMPLES])  # type: ignore[arg-type]
+
+
+def _size(model: Arrays) -> int:
+    return sum(array.size for array in model.values())

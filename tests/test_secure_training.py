@@ -1,0 +1,443 @@
+"""Training under a secure sum: the plain result, nobody's model on the wire, and drop-outs at every step."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from scipy.stats import chisquare
+
+from isthmus.errors import ProtocolError, RoundFailed
+from isthmus.federation import clients, engines, relay, rounds
+from isthmus.federation.apps import train
+from isthmus.federation.faults import afflicted
+from isthmus.federation.members import check_weights, flat
+from isthmus.federation.messages import combine, unpack
+from isthmus.federation.relay import even
+from isthmus.federation.settings import (
+    Config,
+    Fault,
+    Model,
+    PrivateUpdates,
+    RiskOptions,
+    Rounds,
+    StrategyOptions,
+)
+from isthmus.partition import Dealing
+from isthmus.private.ledger import Ledger
+from isthmus.rankers import LocalTraining
+from isthmus.tables import Fold, Letor
+
+
+def easy(split, queries):
+    """Lists of ten documents whose grades a linear score explains but for some noise."""
+    rng = np.random.default_rng([queries, len(split)])
+    features = rng.normal(size=(queries * 10, 8)).astype(np.float32)
+    merit = features @ np.array([2, -1, 1, 0.5, 0, 0, 0, 0]) + rng.normal(0, 1, queries * 10)
+    names = [f"{split}{query}" for query in range(queries) for _ in range(10)]
+    return Letor.of(names, features, np.digitize(merit, [0.5, 2.5, 4.0]), name=split)
+
+
+FOLD = Fold("small", easy("train", 90), easy("validation", 20), easy("test", 20))
+
+
+def config(**more):
+    settings = {
+        "dealing": Dealing(silos=6),
+        "rounds": Rounds(count=3, silos=5),
+        "model": Model(hidden=(6,)),
+        "probe": 20,
+        "strategy": StrategyOptions("fedrisk"),
+        "local": LocalTraining(batch=4),
+        "secure": True,
+        **more,
+    }
+    return Config(**settings)
+
+
+def parameters(training):
+    return flat(training.ranker.parameters_)
+
+
+class Wire(engines.LocalGrid):
+    """The grid with somebody listening, who may also cut the line."""
+
+    heard: list[Message]
+    cut = staticmethod(lambda message, place: False)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        place = {node: at for at, node in enumerate(self.get_node_ids())}
+        replies = [
+            reply
+            for reply in super().send_and_receive(messages, timeout=timeout)
+            if not type(self).cut(reply, place[reply.metadata.src_node_id])
+        ]
+        type(self).heard.extend(replies)
+        return replies
+
+
+@pytest.fixture
+def wire(monkeypatch):
+    """Everything that reaches the server, in the order of its arrival."""
+
+    class Own(Wire):
+        pass
+
+    Own.heard = []
+    monkeypatch.setattr(engines, "LocalGrid", Own)
+    return Own
+
+
+@pytest.fixture
+def models(monkeypatch):
+    """Every model that a silo trained, in the order of training."""
+    found, own = [], clients.train_epochs
+
+    def watched(*arguments, **more):
+        trained = own(*arguments, **more)
+        found.append({key: array.copy() for key, array in trained.parameters.items()})
+        return trained
+
+    monkeypatch.setattr(clients, "train_epochs", watched)
+    return found
+
+
+# the same result
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        StrategyOptions("fedrisk"),
+        StrategyOptions("fedrisk", risk=RiskOptions(columns="quantile")),
+        StrategyOptions("fedrisk", server="average", risk=RiskOptions(formula="mean", memory=False)),
+        StrategyOptions("fedavg"),
+        StrategyOptions("fedavg", server="convex"),
+        StrategyOptions("fedavgm"),
+        StrategyOptions("fedprox"),
+        StrategyOptions("fedopt"),
+        StrategyOptions("fedadam"),
+        StrategyOptions("fedyogi"),
+        StrategyOptions("fedadagrad"),
+        StrategyOptions("fedavg-probe"),
+    ],
+    ids=lambda options: f"{options.name}-{options.step}-{options.risk.columns}",
+)
+def test_the_result_is_the_plain_one_but_for_rounding(strategy):
+    plain = LocalTraining(
+        batch=4, optimiser="sgd", learning_rate=0.1
+    )  # Adam blows rounding up where a gradient is 0
+    told = config(strategy=strategy, rounds=Rounds(count=2, silos=5), local=plain)
+    plain, secure = train(replace(told, secure=False), FOLD), train(told, FOLD)
+    np.testing.assert_allclose(parameters(secure), parameters(plain), atol=2e-5)
+    for one, other in zip(secure.history, plain.history, strict=True):
+        assert one.weights == pytest.approx(dict(other.weights), abs=1e-5)
+        assert set(one.asked) == set(other.asked)
+
+
+def test_masks_are_new_every_time_and_leave_no_trace(wire):
+    first, second = (train(replace(config(), workers=workers), FOLD) for workers in (1, 3))
+    assert first.model_sha256 == second.model_sha256
+    masked = [
+        unpack(reply.content.array_records["masked"])["vector"]
+        for reply in wire.heard
+        if "masked" in reply.content
+    ]
+    assert len(masked) == 2 * 3 * 5
+    assert not set(np.concatenate(masked[:15]).tolist()) & set(np.concatenate(masked[15:]).tolist())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed")
+def test_ray_gives_the_same_result(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    told = config(rounds=Rounds(count=2, silos=5), faults=(Fault("drop", 0.2, "round"),))
+    here, there = train(told, FOLD), train(replace(told, engine="ray"), FOLD)
+    assert there.model_sha256 == here.model_sha256
+
+
+def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path, monkeypatch):
+    whole = train(config(), FOLD)
+    own = rounds.Coordinator._judged
+
+    def stop(self, state):
+        if state.round == 2:
+            raise KeyboardInterrupt
+        return own(self, state)
+
+    monkeypatch.setattr(rounds.Coordinator, "_judged", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(config(), FOLD, out=tmp_path / "run")
+    monkeypatch.undo()
+    resumed = train(config(), FOLD, out=tmp_path / "run", resume=True)
+    assert resumed.model_sha256 == whole.model_sha256
+
+
+# nobody's model on the wire
+
+
+def contents(message):
+    """Every byte string and every number that a message holds."""
+    for record in message.content.array_records.values():
+        for array in record.values():
+            yield array.data
+    for record in message.content.config_records.values():
+        for value in record.values():
+            yield value if isinstance(value, bytes) else str(value).encode()
+
+
+def test_no_message_to_the_server_holds_a_model_or_a_difference(wire, models):
+    trained = train(config(rounds=Rounds(count=1, silos=5)), FOLD)
+    assert len(models) == 5
+    sizes = {array.size for model in models for array in model.values()}
+    arrays = []
+    for reply in wire.heard:
+        told = list(contents(reply))
+        for record in reply.content.array_records.values():
+            arrays += [array for array in unpack(record).values() if array.size >= min(sizes)]
+        for model in models:
+            for array in model.values():
+                for start in range(0, array.size - 1, 2):  # not even two neighbouring parameters
+                    piece = array.reshape(-1)[start : start + 2].tobytes()
+                    assert not any(piece in part for part in told)
+    vectors = [array for array in arrays if array.dtype == np.uint64]
+    assert len(vectors) == 5
+    exact = [flat(model) for model in models]
+    start = flat(trained.ranker.parameters_)
+    for vector in vectors:
+        for one in (vector.view(np.int64) * 2.0**-32, vector.astype(np.float64)):
+            for model in (*exact, *(model - start for model in exact)):
+                assert abs(np.corrcoef(one, model)[0, 1]) < 0.4
+                assert np.abs(one - model).min() > 1e-4 or np.abs(one).max() > 1e6
+    told = np.frombuffer(b"".join(vector.tobytes() for vector in vectors), np.uint8)
+    assert chisquare(np.bincount(told, minlength=256)).pvalue > 1e-6
+    assert not any(np.array_equal(one, other) for one in vectors for other in vectors if one is not other)
+
+
+def test_the_sum_that_is_opened_is_the_weighted_mean(wire, models):
+    still = StrategyOptions("fedrisk", server="average")
+    told = config(rounds=Rounds(count=1, silos=5, release="last"), strategy=still, workers=1)
+    trained = train(told, FOLD)
+    names = list(trained.history[0].asked)
+    weights = dict(trained.history[0].weights)
+    memory = weights.pop("memory")
+    assert sorted(weights) == sorted(names)
+    mean = combine(weights, dict(zip(names, models, strict=True)))
+    first = train(replace(told, secure=False, local=LocalTraining(learning_rate=1e-30)), FOLD)
+    expected = flat(mean) + memory * parameters(first)
+    np.testing.assert_allclose(parameters(trained), expected, atol=1e-6)
+
+
+def test_reports_are_small(wire):
+    train(config(rounds=Rounds(count=1, silos=5)), FOLD)
+    reports = [
+        unpack(reply.content.array_records["report"]) for reply in wire.heard if "report" in reply.content
+    ]
+    assert [report["errors"].shape for report in reports] == [(20,)] * 5
+
+
+# drop-outs
+
+
+def cutting(step, places):
+    """Lose the replies of these silos to one step."""
+    record = {"agree": "adverts", "train": "boxes", "mask": "masked", "reveal": "seeds"}[step]
+    return staticmethod(lambda reply, place: place in places and record in reply.content)
+
+
+@pytest.mark.parametrize("step", ["agree", "train", "mask", "reveal"])
+def test_drop_outs_at_every_step_are_survived_and_named(wire, models, step):
+    wire.cut = cutting(step, {1, 3})
+    average = StrategyOptions("fedavg")
+    told = config(rounds=Rounds(count=1, silos=6, release="last"), strategy=average, workers=1)
+    trained = train(told, FOLD)
+    (record,) = trained.history
+    assert set(record.rejected) == {"silo-1", "silo-3"}
+    asked = [name for name in record.asked if step != "agree" or name not in ("silo-1", "silo-3")]
+    here = set(record.asked) if step == "reveal" else set(record.asked) - {"silo-1", "silo-3"}
+    assert set(record.weights) == here
+    whole = sum(record.weights.values())
+    weights = {name: weight / whole for name, weight in record.weights.items()}
+    mean = combine(weights, dict(zip(asked, models, strict=True)))
+    np.testing.assert_allclose(parameters(trained), flat(mean), atol=1e-6)
+
+
+@pytest.mark.parametrize("step", ["agree", "train", "mask", "reveal"])
+def test_too_few_are_a_failed_round_that_opens_nothing(wire, step, monkeypatch):
+    opened = []
+    monkeypatch.setattr(relay, "total", lambda *a, **k: opened.append(1))
+    wire.cut = cutting(step, {1, 2, 3})
+    with pytest.raises(
+        RoundFailed, match=f"silo-1: no answer within 600 s{'' if step == 'train' else ' at'}"
+    ):
+        train(config(rounds=Rounds(count=2, silos=6, attempts=2)), FOLD)
+    assert not opened
+
+
+def test_a_failed_round_can_be_skipped(wire):
+    wire.cut = cutting("mask", {0, 1, 2, 3})
+    told = config(rounds=Rounds(count=2, silos=6, attempts=2, failed="skip", release="last"))
+    trained = train(told, FOLD)
+    assert trained.rounds == 2
+    assert [set(record.rejected) for record in trained.history] == [{f"silo-{at}" for at in range(4)}] * 2
+    assert not any(record.weights for record in trained.history)
+    assert trained.history[0].norm == trained.history[1].norm
+
+
+def test_clients_that_drop_out_and_misbehave_do_not_stop_training():
+    faults = (Fault("drop", 0.2, "round"), Fault("nan", 0.17, "always"))
+    told = config(rounds=Rounds(count=5, silos=6, attempts=5, failed="skip"), faults=faults)
+    trained = train(told, FOLD)
+    assert trained.rounds == 5
+    reasons = {why for record in trained.history for why in record.rejected.values()}
+    assert any("dropped out" in why for why in reasons)
+    assert any("not finite" in why for why in reasons)
+
+
+# what it costs: bad models and liars
+
+
+def test_a_huge_update_spoils_the_sum_and_nobody_can_be_blamed():
+    told = config(faults=(Fault("norm", 0.2),), rounds=Rounds(count=2, silos=6))
+    with pytest.raises(RoundFailed, match="whose it was cannot be told"):
+        train(told, FOLD)
+    skipped = train(replace(told, rounds=replace(told.rounds, failed="skip")), FOLD)
+    assert all(set(record.rejected) == {"the sum"} for record in skipped.history)
+
+
+def test_inverted_silos_that_report_honestly_are_kept_out_and_liars_are_not():
+    quick = LocalTraining(learning_rate=0.01, batch=4)
+    told = config(local=quick, rounds=Rounds(count=12, silos=6), faults=(Fault("invert", 0.34),))
+    lying = replace(told, faults=(Fault("lie", 0.34),))
+    runs = {
+        "seen, honest or lying": train(replace(lying, secure=False), FOLD),
+        "hidden, honest": train(told, FOLD),
+        "hidden, lying": train(lying, FOLD),
+    }
+    seen, honest, lied = (run.final["nDCG@10(empty=skip)"] for run in runs.values())
+    assert honest == pytest.approx(seen, abs=0.02)
+    assert lied < honest - 0.1
+    struck = [f"silo-{at}" for at in np.flatnonzero(afflicted(lying.faults[0], 0, 0, 6))]
+    shares = {
+        name: np.mean([sum(record.weights[silo] for silo in struck) for record in run.history])
+        for name, run in runs.items()
+    }
+    assert shares["hidden, honest"] < 0.3, "the first models say little, whoever judges them"
+    assert shares["hidden, lying"] > 0.9
+
+
+# what is refused, and what is said
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"judge": "server"}, "one of these protections"),
+        ({"judge": "silos", "secure": False}, "goes with secure"),
+        ({"strategy": StrategyOptions("fedmedian")}, "fedmedian: a median"),
+        ({"strategy": StrategyOptions("fedtrimmedavg")}, "fedtrimmedavg: trimming"),
+        ({"strategy": StrategyOptions("fedrisk", risk=RiskOptions.paper())}, "paper mode"),
+        ({"privacy": PrivateUpdates(where="server"), "strategy": StrategyOptions("fedavg")}, "cannot clip"),
+        ({"rounds": Rounds(count=1, silos=2)}, "at least 3"),
+    ],
+)
+def test_what_a_secure_sum_cannot_do_is_refused(more, why):
+    with pytest.raises(ValueError, match=why):
+        config(**more)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fednova"])
+def test_strategies_that_need_single_models_are_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"does not go with {name}"):
+        config(strategy=StrategyOptions(name), local=LocalTraining(optimiser="sgd"))
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (config(), "a liar is possible"),
+        (config(secure=False), "sees every silo's model and scores it"),
+        (config(strategy=StrategyOptions("fedavg")), "only the weighted sum"),
+        (config(strategy=StrategyOptions("fedavg"), secure=False), "none from the coordinator"),
+    ],
+)
+def test_every_record_says_which_protection_holds(told, said, tmp_path):
+    trained = train(told, FOLD, out=tmp_path / "run")
+    assert all(said in record.protection for record in trained.history)
+    assert said in json.loads((tmp_path / "run" / "metrics.json").read_text())["protection"]
+    assert all("no DP guarantee" in record.privacy for record in trained.history)
+
+
+def test_noise_goes_under_the_mask_too():
+    private = config(privacy=PrivateUpdates(clip=0.5, multiplier=0.01))
+    trained = train(private, FOLD)
+    assert "ε ≤" in trained.history[-1].privacy
+
+
+# what the silo insists on
+
+
+def test_weights_under_which_the_sum_would_speak_for_one_silo_are_refused():
+    boxes = dict.fromkeys("abc", b"")
+    check_weights({"a": 0.5, "b": 0.25, "c": 0.25}, "a", boxes)
+    for weights in (
+        {"a": 0.9, "b": 0.05, "c": 0.05},
+        {"a": 0.5, "b": 0.5},
+        {"a": 0.2, "b": -0.1, "c": 0.9},
+        {"a": float("nan"), "b": 0.5, "c": 0.5},
+    ):
+        with pytest.raises(ProtocolError):
+            check_weights(weights, "a", boxes)
+
+
+def test_a_silo_too_heavy_is_brought_down_to_half():
+    told = {"a": 0.7, "b": 0.06, "c": 0.04, "memory": 0.2}
+    levelled = even(told, "abc")
+    assert levelled == pytest.approx({"a": 0.4, "b": 0.24, "c": 0.16})
+    assert even({"a": 0.8, "b": 0.0, "c": 0.0}, "abc") == pytest.approx({"a": 0.4, "b": 0.2, "c": 0.2})
+    check_weights(levelled, "a", dict.fromkeys("abc", b""))
+    assert even({"a": 0.5, "b": 0.3, "c": 0.2}, "abc") == {"a": 0.5, "b": 0.3, "c": 0.2}
+
+
+def test_a_silo_that_insists_on_masks_shows_its_model_to_nobody(monkeypatch):
+    own = engines._context
+
+    def insisting(partition, partitions):
+        context = own(partition, partitions)
+        context.node_config["masked-only"] = True
+        return context
+
+    monkeypatch.setattr(engines, "_context", insisting)
+    assert train(config(), FOLD).rounds == 3
+    with pytest.raises(RoundFailed, match="secure sum only"):
+        train(config(secure=False), FOLD)
+
+
+# ledgers
+
+
+def test_everything_that_leaves_a_silo_is_in_its_ledger(tmp_path):
+    train(config(rounds=Rounds(count=2, silos=6), ledgers=tmp_path), FOLD)
+    assert sorted(path.name for path in tmp_path.glob("*.ledger")) == [f"silo-{at}.ledger" for at in range(6)]
+    with Ledger(tmp_path / "silo-4.ledger") as ledger:
+        left = list(ledger.departures())
+    assert [entry["kind"] for entry in left] == [
+        "sums",
+        *["probe report", "model update"] * 2,
+    ]
+    assert all(entry["epsilon"] is None for entry in left)
+    assert "masked: only a sum over 6 silos" in left[2]["note"]
+
+
+def test_plain_updates_are_in_the_ledger_with_their_epsilon(tmp_path):
+    noisy = PrivateUpdates(clip=0.5, multiplier=5.0)
+    train(config(secure=False, privacy=noisy, rounds=Rounds(count=1, silos=6), ledgers=tmp_path), FOLD)
+    with Ledger(tmp_path / "silo-0.ledger") as ledger:
+        left = list(ledger.departures())
+    assert [entry["kind"] for entry in left] == ["sums", "model update"]
+    assert left[1]["epsilon"] > 0
+    assert "seen by the coordinator" in left[1]["note"]
