@@ -106,7 +106,7 @@ def test_tls_refuses_what_is_not_a_brokers_certificate(folder, node, party):
 
 
 def test_a_silo_that_poses_as_another_is_noticed(folder, node):
-    with pytest.raises(httpx.ConnectError, match="(?i)hostname|certificate"):
+    with pytest.raises(httpx.ConnectError, match=r"(?i)hostname|certificate"):
         ask(node, context_of(folder, "broker"), party="south")
 
 

@@ -1,0 +1,373 @@
+"""What stands before every app of the service: who, how much, how deep, how often, how long.
+
+    app = Protect(app, gate=gate, limits=Limits(), open_paths=("/v1/health", "/v1/ready"))
+
+One ASGI layer reads the whole body within its limits, asks the gate who is calling, counts, and gives the
+caller to the app as `scope["isthmus.caller"]`. Whatever fails, here or in the app, is told as problem details
+(RFC 9457) and never echoes what was sent. Every answer carries the security headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from isthmus.errors import Refused, ServiceError
+from isthmus.service.security import PEER, Caller, Gate, Once
+from isthmus.service.settings import Limits
+from isthmus.service.wire import PROBLEM_TYPE
+
+CALLER, NOTE = "isthmus.caller", "isthmus.note"
+"""Where in a scope the caller is, and a dict whose entries go into the access log."""
+MESSAGE = "isthmus-message"
+"""The header that makes a message between broker and node unique: `seconds since 1970` `nonce`."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self';"
+    " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+)
+BODY_SECONDS, REQUEST_SECONDS = 10.0, 90.0
+ADDRESSES = 10_000
+"""Callers whose buckets are remembered."""
+
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # possessive: linear, whatever is sent
+_BRACKETS = re.compile(rb"[\[\]{}]")
+_log = logging.getLogger("isthmus.service")
+_access = logging.getLogger("isthmus.access")
+
+
+class Problem(ServiceError):
+    """A request that is answered with problem details; `headers` go with it."""
+
+    def __init__(self, status: int, detail: str = "", **headers: str) -> None:
+        self.status, self.detail = status, detail
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        super().__init__(detail or HTTPStatus(status).phrase)
+
+    def response(self) -> Response:
+        """As the other side sees it."""
+        told = {"type": "about:blank", "title": HTTPStatus(self.status).phrase, "status": self.status}
+        told |= {"detail": self.detail} if self.detail else {}
+        return Response(json.dumps(told), self.status, dict(self.headers), PROBLEM_TYPE)
+
+
+def explain_problems(app: FastAPI) -> None:
+    """Make an app tell its own failures (404, 405, 422, …) as problem details."""
+
+    async def told(request: Request, error: Exception) -> Response:
+        return problem_of(error).response()
+
+    for kind in (HTTPException, RequestValidationError, ServiceError, Exception):
+        app.add_exception_handler(kind, told)
+
+
+def problem_of(error: Exception) -> Problem:
+    """The problem that an exception is for the other side; what was sent is never echoed."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, HTTPException):
+        headers = {name.lower().replace("-", "_"): value for name, value in (error.headers or {}).items()}
+        standard = HTTPStatus(error.status_code).phrase
+        return Problem(error.status_code, "" if error.detail == standard else str(error.detail), **headers)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        where = ".".join(
+            str(part) for part in first["loc"][1:2]
+        )  # deeper parts may be the sender's own words
+        known = where if where.isidentifier() and first["type"] != "extra_forbidden" else ""
+        return Problem(422, f"{known}: {first['msg']}" if known else _plain(first))
+    if isinstance(error, Refused):
+        return Problem(403, str(error))
+    return Problem(500, "this failure was not foreseen; the server's log has it")
+
+
+def _plain(first: Mapping[str, Any]) -> str:
+    kinds = {"extra_forbidden": "a key that is not known", "json_invalid": "the body is not JSON"}
+    return kinds.get(first["type"], "the request is not of the documented form")
+
+
+class Buckets:
+    """Token buckets: every caller may do `per_second` things a second, and `burst` at once."""
+
+    def __init__(
+        self, per_second: float, burst: float, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.per_second, self.burst, self._clock = per_second, float(burst), clock
+        self._filled: dict[str, tuple[float, float]] = {}
+
+    def wait(self, caller: str, cost: float = 1.0) -> float:
+        """Take from the caller's bucket; the seconds to wait if it is empty, else 0."""
+        now = self._clock()
+        tokens, then = self._filled.pop(caller, (self.burst, now))
+        tokens = min(self.burst, tokens + (now - then) * self.per_second)
+        allowed = tokens >= cost
+        self._filled[caller] = (tokens - cost if allowed else tokens, now)  # last in the dict: latest used
+        if len(self._filled) > ADDRESSES:
+            del self._filled[next(iter(self._filled))]
+        return 0.0 if allowed else (cost - tokens) / self.per_second
+
+
+def too_deep(body: bytes, limit: int) -> bool:
+    """Whether JSON nests deeper than the limit; brackets in strings do not count."""
+    depth = 0
+    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", body)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > limit:
+            return True
+    return False
+
+
+def message_header(nonce: str | None = None) -> dict[str, str]:
+    """The header that lets a node tell this message from a replay of it."""
+    return {MESSAGE: f"{time.time():.3f} {nonce or secrets.token_hex(12)}"}
+
+
+@dataclass
+class _Exchange:
+    """One request on its way through, and what is known of it so far."""
+
+    scope: Scope
+    send: Send
+    number: str
+    status: int = 0
+    sent: int = 0
+    caller: str = ""
+    began: float = field(default_factory=time.perf_counter)
+    note: MutableMapping[str, Any] = field(default_factory=dict)
+
+    async def answer(self, message: Message) -> None:
+        """Pass an answer on, with the headers that every answer has."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            given = {name for name, _ in message.get("headers", ())}
+            extra = [header for header in HEADERS if header[0] not in given]
+            if b"cache-control" not in given:
+                extra.append((b"cache-control", b"no-store"))
+            extra.append((b"x-request-id", self.number.encode()))
+            message["headers"] = [*message.get("headers", ()), *extra]
+        else:
+            self.sent += len(message.get("body", b""))
+        await self.send(message)
+
+
+class Protect:
+    """The layer around an app.
+
+    `open_paths` need no key (a path that ends in `/` opens all below it); `hosts` are the names under which
+    the app may be called, which stops a page elsewhere that rebinds its own name to our address; with `once`,
+    what a peer writes must carry a fresh `isthmus-message`; `observe(path, status, seconds)` counts.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        gate: Gate[Any],
+        limits: Limits,
+        open_paths: Iterable[str] = (),
+        hosts: Collection[str] | None = None,
+        once: Once | None = None,
+        observe: Callable[[str, int, float], None] | None = None,
+    ) -> None:
+        self.app, self.gate, self.limits, self.hosts, self.once = app, gate, limits, hosts, once
+        paths = tuple(open_paths)
+        self._exact = frozenset(path for path in paths if not path.endswith("/"))
+        self._below = tuple(path for path in paths if path.endswith("/") and path != "/")
+        if "/" in paths:
+            self._exact |= {"/"}
+        self._observe = observe
+        self._rates = Buckets(limits.per_second, limits.burst)
+        self._failures = Buckets(0.2, 20)
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let one request through, or tell why not."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, send, secrets.token_hex(8))
+        scope[NOTE] = exchange.note
+        self._running += 1
+        try:
+            await self._guarded(exchange, receive)
+        except Exception as error:
+            await self._failed(exchange, receive, error)
+        finally:
+            self._running -= 1
+            self._finished(exchange)
+
+    async def _guarded(self, exchange: _Exchange, receive: Receive) -> None:
+        scope = exchange.scope
+        if self._running > self.limits.concurrent:
+            raise Problem(503, "too many requests at once", Retry_After="1")
+        self._check_host(scope)
+        caller = self._caller(exchange)
+        exchange.caller, scope[CALLER] = caller.name, caller
+        known = caller.name if caller is not self.gate.strangers else f"anonymous {_address(scope)}"
+        if wait := self._rates.wait(known):
+            raise Problem(429, "more requests than this caller may make", Retry_After=str(math.ceil(wait)))
+        operator = getattr(caller.policy, "operate", False)
+        most = self.limits.operator_body_bytes if operator else self.limits.body_bytes
+        body = await _body(scope, receive, most)
+        if body:
+            self._check_body(scope, body)
+        if self.once is not None and caller.policy is not None and scope["method"] not in ("GET", "HEAD"):
+            _check_fresh(self.once, caller.name, scope)
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                await self.app(scope, _again(body, receive), exchange.answer)
+        except TimeoutError:
+            raise Problem(504, "the answer took too long") from None
+
+    def _check_host(self, scope: Scope) -> None:
+        if self.hosts is None:
+            return
+        host = _header(scope, b"host").rpartition("@")[2].lower()
+        name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
+        if name not in self.hosts:
+            raise Problem(421, "this server does not go by that name")
+
+    def _caller(self, exchange: _Exchange) -> Caller[Any]:
+        scope = exchange.scope
+        path = scope["path"]
+        if path in self._exact or path.startswith(self._below):
+            return self.gate.strangers
+        try:
+            return self.gate.caller(scope)
+        except Refused as refused:
+            if self._failures.wait(_address(scope)):
+                raise Problem(429, "too many wrong keys from this address", Retry_After="5") from None
+            if PEER in scope.get("extensions", {}):
+                raise Problem(403, str(refused)) from None
+            raise Problem(401, str(refused), WWW_Authenticate='Bearer realm="isthmus"') from None
+
+    def _check_body(self, scope: Scope, body: bytes) -> None:
+        kind = _header(scope, b"content-type").partition(";")[0].strip().lower()
+        if not kind.startswith("application/"):  # a form on somebody else's page cannot send this type
+            raise Problem(415, "send application/json")
+        if kind == "application/json" and too_deep(body, self.limits.depth):
+            raise Problem(400, f"the body nests deeper than {self.limits.depth}")
+
+    async def _failed(self, exchange: _Exchange, receive: Receive, error: Exception) -> None:
+        problem = problem_of(error)
+        if problem.status == 500:
+            # the message of an exception may quote what was sent; its place in the code does not
+            _log.error("request %s failed: %s at %s", exchange.number, type(error).__name__, _place(error))
+        if exchange.status == 0:
+            await problem.response()(exchange.scope, receive, exchange.answer)
+
+    def _finished(self, exchange: _Exchange) -> None:
+        seconds = time.perf_counter() - exchange.began
+        if self._observe is not None:
+            route = exchange.scope.get("route")
+            self._observe(getattr(route, "path", "other"), exchange.status, seconds)
+        if not _access.isEnabledFor(logging.INFO):
+            return
+        told = {
+            "time": round(time.time(), 3),
+            "request": exchange.number,
+            "caller": exchange.caller,
+            "from": _address(exchange.scope),
+            "method": exchange.scope["method"],
+            "path": exchange.scope["path"],
+            "status": exchange.status,
+            "bytes": exchange.sent,
+            "ms": round(seconds * 1000, 1),
+            **exchange.note,
+        }
+        _access.info(json.dumps(told))
+
+
+async def _body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    said = _header(scope, b"content-length")
+    if said.isdigit() and int(said) > limit:
+        raise Problem(413, f"the body may have {limit} bytes", Connection="close")
+    parts: list[bytes] = []
+    size, more = 0, True
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Problem(400, "the connection ended before the body did")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                more = message.get("more_body", False)
+                if size > limit:
+                    raise Problem(413, f"the body may have {limit} bytes", Connection="close")
+    except TimeoutError:
+        raise Problem(408, "the body came too slowly", Connection="close") from None
+    return b"".join(parts)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body that was read already, and then what comes."""
+    given = False
+
+    async def inner() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return inner
+
+
+def _check_fresh(once: Once, caller: str, scope: Scope) -> None:
+    sent, _, nonce = _header(scope, MESSAGE.encode()).partition(" ")
+    try:
+        moment = float(sent)
+    except ValueError:
+        raise Problem(400, f"what a peer writes carries the header {MESSAGE}") from None
+    if not 8 <= len(nonce) <= 64:
+        raise Problem(400, f"the header {MESSAGE} needs a nonce of 8 to 64 letters")
+    try:
+        once.admit(caller, nonce, moment)
+    except Refused as refused:
+        raise Problem(409, str(refused)) from None
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return ""
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def _place(error: BaseException) -> str:
+    trace, places = error.__traceback__, []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        places.append(f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}")
+        trace = trace.tb_next
+    return " < ".join(reversed(places[-6:]))
