@@ -54,6 +54,12 @@ class Words:
         at = bisect_left(range(len(self)), wanted, key=self.__getitem__)
         return at if at < len(self) and self[at] == wanted else -1
 
+    def find_descending(self, word: str) -> int:
+        """As `find`, where the words are in descending order."""
+        wanted, last = word.encode(), len(self) - 1
+        at = last - bisect_left(range(len(self)), wanted, key=lambda place: self[last - place])
+        return at if at >= 0 and self[at] == wanted else -1
+
     def arrow(self) -> pa.LargeStringArray:
         """The same as an Arrow column."""
         buffers = (
@@ -117,9 +123,9 @@ class Segment:
         return total
 
     @cached_property
-    def silent(self) -> NDArray[np.bool_]:
-        """Which documents have no direction."""
-        return np.asarray(~self.vectors.any(axis=1))
+    def silent(self) -> IntArray:
+        """The rows of documents that have no direction."""
+        return np.flatnonzero(~self.vectors.any(axis=1))
 
     def postings(self, term: str) -> Postings | None:
         """The documents that have a term."""

@@ -1,0 +1,328 @@
+"""What a node searches: some segments as they are at one moment, and the figures to score with.
+
+A snapshot never changes; a search that began with one ends with it, whatever is indexed meanwhile.
+
+    score(q, d) = Σ_{t ∈ q} ln(1 + (N − df_t + ½)/(df_t + ½)) · tf / (tf + k1·(1 − b + b·|d|/avg|d|))
+
+is added up in the order of the query's terms, as a central index does it, so that with exact figures of all
+silos the scores of all silos are those of one index, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.encoders import Vectors
+from isthmus.features import Pairs, compute
+from isthmus.private.sketch import HashFamily
+from isthmus.retrieval.bm25 import BM25
+from isthmus.retrieval.retriever import best_rows
+from isthmus.service.encoding import QueryEncoder
+from isthmus.service.figures import TEXT, Figures
+from isthmus.service.segments import Postings, Segment
+from isthmus.tables.ids import FloatArray, Ids, IntArray
+from isthmus.text import ENGLISH, Tokens
+
+Mask = NDArray[np.bool_]
+FIELDS = ("title", "body")
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A segment, and which of its documents are still as they were; None means all."""
+
+    segment: Segment
+    alive: Mask | None = None
+
+    @cached_property
+    def kept(self) -> Mask:
+        """Which documents are alive."""
+        return np.ones(len(self.segment), dtype=bool) if self.alive is None else self.alive
+
+    @cached_property
+    def documents(self) -> int:
+        """How many are."""
+        return int(self.kept.sum())
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """Terms of the documents that are alive, by field."""
+        total: IntArray = self.segment.lengths[self.kept].sum(axis=0, dtype=np.int64)
+        return total
+
+    def having(self, found: Postings | None) -> int:
+        """How many living documents have a term."""
+        if found is None:
+            return 0
+        return len(found.rows) if self.alive is None else int(self.alive[found.rows].sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The candidates of a query: the best of each retriever together, with every retriever's score for each.
+
+    `listed` says by name of a retriever whose list a candidate is in.
+    """
+
+    words: tuple[str, ...]
+    tokens: Tokens
+    rows: IntArray
+    documents: tuple[str, ...]
+    scores: Mapping[str, FloatArray]
+    listed: Mapping[str, Mask]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Documents by number: those of the first part, then those of the second, and so on.
+
+    `change` is the store's number of the last change in it; `shared` are the figures of all silos.
+    """
+
+    parts: tuple[Part, ...]
+    encoder: QueryEncoder
+    change: int = 0
+    shared: Figures | None = None
+    family: HashFamily | None = None
+    settings: BM25 = field(default_factory=BM25)
+
+    def __len__(self) -> int:
+        return sum(part.documents for part in self.parts)
+
+    @cached_property
+    def _bases(self) -> list[int]:
+        return [0, *accumulate(len(part.segment) for part in self.parts)]
+
+    @cached_property
+    def lengths(self) -> dict[str, int]:
+        """Terms of all documents, by field."""
+        totals = sum((part.lengths for part in self.parts), np.zeros(2, dtype=np.int64))
+        return dict(zip(FIELDS, totals.tolist(), strict=True))
+
+    @cached_property
+    def _norms(self) -> list[FloatArray]:
+        """k1·(1 − b + b·|d|/avg|d|) of every document, part by part."""
+        total = sum(self.lengths.values())
+        own = total / len(self) if total else 1.0
+        average = own if self.shared is None else self.shared.average_length
+        k1, b = self.settings.k1, self.settings.b
+        return [k1 * (1 - b + b * (part.segment.total_lengths / average)) for part in self.parts]
+
+    def find(self, text: str, depth: int) -> Found:
+        """The best `depth` documents of each retriever."""
+        tokens = ENGLISH([text])
+        words = tuple(tokens.words(0))
+        postings = {
+            word: [part.segment.postings(word) for part in self.parts] for word in dict.fromkeys(words)
+        }
+        scored: dict[str, Sequence[NDArray[Any]]] = {"bm25": self._bm25(words, postings)}
+        vector = self.encoder.query(text, words)
+        if vector.any():
+            scored["dense"] = self._cosines(vector)
+        lists = {name: self._best(scores, depth, name) for name, scores in scored.items()}
+        rows = np.unique(np.concatenate(list(lists.values())))
+        listed = {name: np.isin(rows, held, assume_unique=True) for name, held in lists.items()}
+        scores = {name: self._taken(each, rows) for name, each in scored.items()}
+        documents = tuple(self._document(row) for row in rows.tolist())
+        return Found(words, tokens, rows, documents, scores, listed)
+
+    def _bm25(self, words: Sequence[str], postings: Mapping[str, list[Postings | None]]) -> list[FloatArray]:
+        """The score of every document, part by part; 0 for one without any of the words."""
+        rarity = self._rarity(postings)
+        scores = [np.zeros(len(part.segment)) for part in self.parts]
+        for word in words:
+            for held, norms, found in zip(scores, self._norms, postings[word], strict=True):
+                if found is not None:
+                    counted = found.both
+                    held[found.rows] += rarity[word] * (counted / (counted + norms[found.rows]))
+        for part, held in zip(self.parts, scores, strict=True):
+            if part.alive is not None:
+                held[~part.alive] = 0
+        return scores
+
+    def _rarity(self, postings: Mapping[str, list[Postings | None]]) -> dict[str, float]:
+        words = list(postings)
+        if self.shared is None:
+            total = len(self)
+            having = np.array([self._having(postings[word]) for word in words], dtype=np.float64)
+        else:
+            total = self.shared.documents
+            having = self.shared.counts(TEXT, words, self.family)
+        having = np.clip(having, 0, total)
+        return dict(zip(words, np.log1p((total - having + 0.5) / (having + 0.5)).tolist(), strict=True))
+
+    def _having(self, found: Sequence[Postings | None]) -> int:
+        return sum(part.having(each) for part, each in zip(self.parts, found, strict=True))
+
+    def _cosines(self, vector: Vectors) -> list[Vectors]:
+        """The cosine of every document, part by part; −inf for one without direction or that is gone."""
+        found = []
+        for part in self.parts:
+            cosines = part.segment.vectors @ vector
+            if len(part.segment.silent):
+                cosines[part.segment.silent] = -np.inf
+            if part.alive is not None:
+                cosines[~part.alive] = -np.inf
+            found.append(cosines)
+        return found
+
+    def _best(self, scores: Sequence[NDArray[Any]], depth: int, retriever: str) -> IntArray:
+        """The numbers of the best documents; of equal scores those with the larger ids."""
+        above = 0.0 if retriever == "bm25" else -np.inf
+        best = [best_rows(each, depth, above=above) for each in scores]
+        rows = np.concatenate(
+            [np.empty(0, np.int64), *(b + at for b, at in zip(self._bases, best, strict=False))]
+        )
+        if len(scores) == 1 or len(rows) <= depth:
+            return rows[:depth]
+        values = np.concatenate([each[at] for each, at in zip(scores, best, strict=True)])
+        names = Ids.of([self._document(row) for row in rows.tolist()])
+        return rows[np.lexsort((-names.codes, -values))[:depth]]
+
+    def _taken(self, scores: Sequence[NDArray[Any]], rows: IntArray) -> FloatArray:
+        """The scores of documents by number."""
+        found = np.empty(len(rows))
+        for base, each in zip(self._bases, scores, strict=False):
+            here = (rows >= base) & (rows < base + len(each))
+            found[here] = each[rows[here] - base]
+        return found
+
+    def _document(self, row: int) -> str:
+        for base, part in zip(self._bases, self.parts, strict=False):
+            if row < base + len(part.segment):
+                return part.segment.documents[row - base].decode()
+        raise IndexError(row)
+
+    def features(self, found: Found) -> FloatArray:
+        """What a ranker reads: the sixteen features of title and body, then every retriever's score."""
+        pairs = Pairs(np.zeros(len(found), dtype=np.int64), np.arange(len(found)))
+        title, body = (_FieldCounts.of(self, found, field) for field in FIELDS)
+        table = compute(found.tokens, pairs, title=title, body=body)
+        lacking = np.zeros(len(found))
+        extra = [np.nan_to_num(found.scores.get(name, lacking), neginf=0.0) for name in ("bm25", "dense")]
+        return np.column_stack((table, *extra))
+
+    def exact_figures(self, silo: str, tables: Sequence[str]) -> Figures:
+        """The silo's own figures, counted; not to be shown to anybody without leave."""
+        counted = [_counted(part, tables) for part in self.parts]
+        words = Ids.of([word for names, _ in counted for word in names])
+        size = len(words.vocabulary)
+        summed = {
+            name: np.bincount(
+                words.codes, np.concatenate([np.empty(0), *(held[name] for _, held in counted)]), size
+            ).astype(np.int64)
+            for name in tables
+        }
+        some = np.flatnonzero(np.any([table > 0 for table in summed.values()], axis=0))
+        spelled = words.words
+        return Figures(
+            form="exact",
+            silos=(silo,),
+            documents=len(self),
+            lengths=self.lengths,
+            tables={name: table[some] for name, table in summed.items()},
+            words=tuple(spelled[at] for at in some.tolist()),
+        )
+
+
+def _counted(part: Part, tables: Sequence[str]) -> tuple[list[str], dict[str, FloatArray]]:
+    """The terms of a part with their counts over the documents that are alive."""
+    segment = part.segment
+    term = np.repeat(np.arange(len(segment.terms)), np.diff(segment.starts))
+    alive = part.kept[segment.rows]
+    columns = {"title": segment.title_counts, "body": segment.body_counts}
+    held = {}
+    for name in tables:
+        where, _, kind = name.partition(".")
+        counts = columns[where] if where in columns else segment.title_counts + segment.body_counts
+        weights = alive * (counts > 0 if kind == "having" else counts)
+        held[name] = np.bincount(term, weights, len(segment.terms)).astype(np.float64)
+    return segment.terms.tolist(), held
+
+
+@dataclass(frozen=True, eq=False)
+class _FieldCounts:
+    """The counts of one field of a query's candidates, as features read them.
+
+    Figures of the field are those of all silos where these are shared, else the silo's own.
+    """
+
+    snapshot: Snapshot
+    field: str
+    words: tuple[str, ...]
+    lengths: NDArray[np.int32]
+    distinct: NDArray[np.int32]
+    table: NDArray[np.int32]
+    own: tuple[FloatArray, FloatArray]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, found: Found, field: str) -> _FieldCounts:
+        column = FIELDS.index(field)
+        words = tuple(found.tokens.terms.words)
+        table = np.zeros((len(found), len(words)), dtype=np.int32)
+        lengths, distinct = np.zeros((2, len(found)), dtype=np.int32)
+        own = np.zeros((2, len(words)))
+        for base, part in zip(snapshot._bases, snapshot.parts, strict=False):
+            segment = part.segment
+            here = np.flatnonzero((found.rows >= base) & (found.rows < base + len(segment)))
+            local = found.rows[here] - base
+            lengths[here], distinct[here] = segment.lengths[local, column], segment.distinct[local, column]
+            for at, word in enumerate(words):
+                if (postings := segment.postings(word)) is not None:
+                    counts = (postings.title, postings.body)[column]
+                    table[here, at] = _looked_up(postings.rows, counts, local)
+                    own[:, at] += _own(part, postings, counts)
+        return cls(snapshot, field, words, lengths, distinct, table, (own[0], own[1]))
+
+    @property
+    def _shared(self) -> Figures | None:
+        shared = self.snapshot.shared
+        return shared if shared is not None and f"{self.field}.having" in shared.tables else None
+
+    @property
+    def documents(self) -> float:
+        return len(self.snapshot) if self._shared is None else self._shared.documents
+
+    @property
+    def length(self) -> float:
+        held = self.snapshot if self._shared is None else self._shared
+        return held.lengths[self.field]
+
+    def counts(self, documents: IntArray, words: Ids) -> NDArray[Any]:
+        """How often candidate `documents[i]` has word `words[i]`; the words are those of the query."""
+        return self.table[documents, words.codes]
+
+    def frequencies(self, words: Ids) -> FloatArray:
+        """The number of documents that have each word of the query."""
+        return self._figure("having", 0)
+
+    def occurrences(self, words: Ids) -> FloatArray:
+        """How often each word of the query stands in them."""
+        return self._figure("standing", 1)
+
+    def _figure(self, kind: str, own: int) -> FloatArray:
+        if self._shared is None:
+            return self.own[own]
+        return self._shared.counts(f"{self.field}.{kind}", self.words, self.snapshot.family)
+
+
+def _looked_up(rows: NDArray[np.int32], counts: NDArray[np.int32], wanted: IntArray) -> NDArray[np.int32]:
+    """The counts of some documents in postings; 0 where a document is not among them."""
+    at = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
+    found: NDArray[np.int32] = np.where(rows[at] == wanted, counts[at], 0)
+    return found
+
+
+def _own(part: Part, postings: Postings, counts: NDArray[np.int32]) -> tuple[int, int]:
+    held = counts if part.alive is None else counts[part.alive[postings.rows]]
+    return int((held > 0).sum()), int(held.sum())

@@ -1,0 +1,305 @@
+"""The index: equal to one central index, equal however it came about, and whole after any crash."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from isthmus.encoders import Lsa
+from isthmus.features import NAMES, ExactCounts, Pairs, compute
+from isthmus.retrieval import BM25, Dense
+from isthmus.service import index as indexing
+from isthmus.service.encoding import LsaQueries, load_lsa, save_lsa
+from isthmus.service.figures import FIELD_TABLES, TEXT, family_of, summed
+from isthmus.service.index import Index
+from isthmus.service.settings import Encoder
+from isthmus.service.stores import Draft, SqliteStore
+from isthmus.tables import Documents, Queries
+from isthmus.text import tokenise
+
+TOPICS = ("red apples and green pears", "waves of the sea", "iron bridges over rivers", "pears by the sea")
+
+
+def world(count, seed=0):
+    rng = np.random.default_rng(seed)
+    words = " ".join(TOPICS).split()
+    return [
+        Draft(
+            f"d{at:03d}",
+            " ".join(rng.choice(words, rng.integers(0, 4))),
+            " ".join(rng.choice(words, rng.integers(0, 12))),
+        )
+        for at in range(count)
+    ]
+
+
+def made(folder, drafts, **options):
+    folder.mkdir(exist_ok=True)
+    store = SqliteStore(folder / "documents.db")
+    store.put(drafts)
+    index = Index(folder / "index", store, **options)
+    index.catch_up()
+    return index
+
+
+def as_documents(drafts):
+    return Documents(
+        tuple(draft.id for draft in drafts),
+        tuple(draft.title for draft in drafts),
+        tuple(draft.body for draft in drafts),
+        np.zeros(len(drafts), int),
+    )
+
+
+def asked(texts):
+    return Queries(
+        tuple(f"q{at}" for at in range(len(texts))),
+        tuple(texts),
+        np.zeros(len(texts), int),
+        ("test",) * len(texts),
+    )
+
+
+def listed(found, retriever):
+    """A retriever's list, in trec_eval's order."""
+    chosen = [
+        (score, name)
+        for score, name, inside in zip(
+            found.scores[retriever], found.documents, found.listed[retriever], strict=True
+        )
+        if inside
+    ]
+    return sorted(chosen, reverse=True)
+
+
+def central(drafts, query, k):
+    (run,) = [BM25().index(as_documents(drafts)).search(asked([query]), k)]
+    return list(zip(run.scores.tolist(), run.documents.tolist(), strict=True))
+
+
+QUERIES = ("pears", "the sea and the sea pears", "green bridges", "nothing of it", "")
+
+
+def test_a_node_alone_is_the_central_index(tmp_path):
+    drafts = world(200)
+    index = made(tmp_path / "n", drafts, encoder=Encoder("none"))
+    for query in QUERIES:
+        assert listed(index.snapshot.find(query, 10), "bm25") == central(drafts, query, 10)
+
+
+def test_with_exact_figures_merged_silos_are_one_index_to_the_last_bit(tmp_path):
+    drafts = world(300, seed=1)
+    silos = [made(tmp_path / f"s{at}", drafts[at::3], encoder=Encoder("none")) for at in range(3)]
+    figures = summed(silo.snapshot.exact_figures(f"s{at}", [TEXT]) for at, silo in enumerate(silos))
+    for silo in silos:
+        silo.share(figures)
+    for query in QUERIES:
+        merged = sorted(
+            (hit for silo in silos for hit in listed(silo.snapshot.find(query, 20), "bm25")), reverse=True
+        )
+        assert merged[:20] == central(drafts, query, 20)
+
+
+def test_the_dense_list_is_the_dense_retrievers(tmp_path):
+    drafts = world(150, seed=2)
+    index = made(tmp_path / "n", drafts, encoder=Encoder("lsa", dimensions=8))
+    encoder = index.snapshot.encoder.encoder
+    run = Dense(encoder).index(as_documents(drafts)).search(asked(["green pears"]), 10)
+    found = listed(index.snapshot.find("green pears", 10), "dense")
+    np.testing.assert_allclose([score for score, _ in found], run.scores, atol=1e-6)
+
+
+def test_features_are_those_of_a_collection_one_may_read(tmp_path):
+    drafts = world(120, seed=3)
+    index = made(tmp_path / "n", drafts)
+    found = index.snapshot.find("green pears by the green sea", 15)
+    table = index.snapshot.features(found)
+    title, body = (
+        ExactCounts.of(tokenise([getattr(draft, part) for draft in drafts])) for part in ("title", "body")
+    )
+    rows = np.array([int(name[1:]) for name in found.documents])
+    pairs = Pairs(np.zeros(len(rows), int), rows)
+    expected = compute(tokenise(["green pears by the green sea"]), pairs, title=title, body=body)
+    np.testing.assert_allclose(table[:, : len(NAMES)], expected, rtol=1e-9)
+    np.testing.assert_array_equal(table[:, len(NAMES)], found.scores["bm25"])
+
+
+def test_features_with_shared_figures_are_those_of_all_silos(tmp_path):
+    drafts = world(120, seed=4)
+    silos = [made(tmp_path / f"s{at}", drafts[at::2]) for at in range(2)]
+    tables = (TEXT, *FIELD_TABLES)
+    figures = summed(silo.snapshot.exact_figures("s", tables) for silo in silos)
+    silos[0].share(figures)
+    found = silos[0].snapshot.find("green pears", 15)
+    title, body = (
+        ExactCounts.of(tokenise([getattr(draft, part) for draft in drafts])) for part in ("title", "body")
+    )
+    rows = np.array([int(name[1:]) for name in found.documents])
+    expected = compute(
+        tokenise(["green pears"]), Pairs(np.zeros(len(rows), int), rows), title=title, body=body
+    )
+    np.testing.assert_allclose(silos[0].snapshot.features(found)[:, : len(NAMES)], expected, rtol=1e-9)
+
+
+def test_private_figures_have_noise_once_and_add(tmp_path):
+    drafts = world(200, seed=5)
+    family = family_of("federation", 512)
+    silos = [
+        made(tmp_path / f"s{at}", drafts[at::2], encoder=Encoder("none"), family=family) for at in range(2)
+    ]
+    exact = [silo.snapshot.exact_figures(f"s{at}", [TEXT]) for at, silo in enumerate(silos)]
+    total = summed(each.noised(family, epsilon=50.0) for each in exact)
+    assert total.documents == 200
+    words = list(summed(exact).words)
+    np.testing.assert_allclose(total.counts(TEXT, words, family), summed(exact).counts(TEXT, words), atol=2)
+    silos[0].share(total)
+    assert len(silos[0].snapshot.find("pears", 10))
+    assert silos[0].snapshot.shared.version == total.version != exact[0].version
+
+
+batches = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from("abcdefgh"), st.none() | st.sampled_from(TOPICS)), min_size=1, max_size=6
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=batches, reopen=st.booleans())
+def test_an_index_grown_by_changes_equals_one_built_at_once(batches, reopen, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("grown")
+    encoder = Encoder("lsa", folder / "lsa")
+    save_lsa(Lsa.fit(TOPICS, dimensions=3), folder / "lsa")
+    store = SqliteStore(folder / "documents.db")
+    index = Index(folder / "index", store, encoder=encoder)
+    for batch in batches:
+        for id, text in batch:
+            if text is None:
+                store.remove([id])
+            else:
+                store.put([Draft(id, id, text)])
+            index.update()
+        if reopen:
+            index = Index(folder / "index", store, encoder=encoder)
+    index.catch_up()
+    fresh = Index(folder / "fresh", store, encoder=encoder)
+    fresh.catch_up()
+    assert len(index.snapshot) == len(fresh.snapshot) == store.count()
+    for query in (*TOPICS, "a", "nothing"):
+        mine, other = index.snapshot.find(query, 3), fresh.snapshot.find(query, 3)
+        assert listed(mine, "bm25") == listed(other, "bm25")
+        assert ("dense" in mine.scores) == ("dense" in other.scores)
+        if "dense" in other.scores:  # a product of another shape may round its last bit otherwise
+            cosines = [[score for score, _ in listed(each, "dense")] for each in (mine, other)]
+            np.testing.assert_allclose(*cosines, atol=1e-6)
+    tables = (TEXT, *FIELD_TABLES)
+    assert (
+        index.snapshot.exact_figures("n", tables).version == fresh.snapshot.exact_figures("n", tables).version
+    )
+    index.compact()
+    assert (
+        index.snapshot.exact_figures("n", tables).version == fresh.snapshot.exact_figures("n", tables).version
+    )
+    store.close()
+
+
+def test_many_small_changes_leave_few_segments_and_no_stray_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(indexing, "BATCH", 5)
+    index = made(tmp_path / "n", world(137), encoder=Encoder("none"))
+    assert len(index.snapshot.parts) <= indexing.MOST_SEGMENTS
+    named = {part.segment.name for part in index.snapshot.parts}
+    assert {path.name for path in (tmp_path / "n" / "index").glob("segment-*")} == named
+    assert listed(index.snapshot.find("pears", 30), "bm25") == central(world(137), "pears", 30)
+
+
+def test_what_is_removed_is_gone_from_disk_after_compacting(tmp_path):
+    index = made(tmp_path / "n", [*world(20), Draft("x", "", "zanzibar")], encoder=Encoder("none"))
+    index.store.remove(["x"])
+    index.catch_up()
+    assert not len(index.snapshot.find("zanzibar", 5))
+    index.compact()
+    (segment,) = (tmp_path / "n" / "index").glob("segment-*")
+    assert b"zanzibar" not in segment.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["manifest", "segment", "encoder"])
+def test_a_damaged_index_is_built_again(tmp_path, damage):
+    index = made(tmp_path / "n", world(30))
+    before = listed(index.snapshot.find("pears", 10), "bm25")
+    (path,) = (tmp_path / "n" / "index").glob(f"{damage}*")
+    path.write_bytes(path.read_bytes()[:-40])
+    again = Index(tmp_path / "n" / "index", index.store)
+    assert again.behind == 30
+    again.catch_up()
+    assert listed(again.snapshot.find("pears", 10), "bm25") == before
+
+
+def test_a_warm_start_reads_no_document(tmp_path):
+    index = made(tmp_path / "n", world(50))
+    again = Index(tmp_path / "n" / "index", index.store)
+    assert again.behind == 0
+    assert again.snapshot.change == index.snapshot.change
+    assert listed(again.snapshot.find("sea", 5), "dense") == listed(index.snapshot.find("sea", 5), "dense")
+
+
+def test_the_encoder_is_fitted_again_when_the_silo_has_grown(tmp_path):
+    index = made(tmp_path / "n", world(20))
+    first = index.snapshot.encoder.fingerprint
+    index.store.put(world(30)[20:])
+    index.catch_up()
+    assert index.snapshot.encoder.fingerprint == first
+    index.store.put(world(90)[30:])
+    index.catch_up()
+    assert index.snapshot.encoder.fingerprint != first
+    fitted = Lsa.fit(
+        [f"{draft.title}\n{draft.body}" if draft.title else draft.body for draft in world(90)], dimensions=128
+    )
+    assert index.snapshot.encoder.fingerprint == fitted.fingerprint
+    assert all(part.segment.vectors.shape[1] == index.snapshot.encoder.width for part in index.snapshot.parts)
+
+
+def test_no_search_fails_while_documents_come_and_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(indexing, "BATCH", 7)
+    store = SqliteStore(tmp_path / "documents.db")
+    always = [Draft(f"always{at}", "", "lighthouse by the sea") for at in range(5)]
+    store.put(always)
+    index = Index(tmp_path / "index", store)
+    index.catch_up()
+    done, failures, searches = threading.Event(), [], 0
+
+    def search():
+        nonlocal searches
+        while not done.is_set():
+            found = index.snapshot.find("lighthouse", 50)
+            searches += 1
+            if not {draft.id for draft in always} <= set(found.documents):
+                failures.append(found.documents)
+
+    searcher = threading.Thread(target=search)
+    searcher.start()
+    for round in range(12):
+        store.put([Draft(f"d{round}-{at}", "", TOPICS[at % 4]) for at in range(10)])
+        store.remove([f"d{round - 1}-{at}" for at in range(10)])
+        store.put([Draft("always0", f"version {round}", "lighthouse by the sea")])
+        index.catch_up()
+    done.set()
+    searcher.join()
+    assert not failures
+    assert searches > 5
+
+
+def test_a_saved_encoder_encodes_as_it_did(tmp_path):
+    encoder = Lsa.fit(TOPICS, dimensions=3)
+    save_lsa(encoder, tmp_path / "lsa")
+    again = load_lsa(tmp_path / "lsa")
+    assert again.fingerprint == encoder.fingerprint
+    quick = LsaQueries(again)
+    for text in ("pears pears by the sea", "unknown", ""):
+        np.testing.assert_allclose(
+            quick.query(text, tokenise([text]).words(0)), encoder.encode([text])[0], atol=1e-6
+        )
