@@ -54,8 +54,8 @@ def light() -> Iterator[None]:
         known = sorted(set(texts))  # type: ignore[call-overload]
         return Remembered.of(Lsa.fit(known, dimensions=20), known), "LSA"
 
-    def few(view: object, *, single: bool) -> dict[str, object]:
-        whole = label_panels.default_panel(view, single=single)  # type: ignore[arg-type]
+    def few(view: object, texts: object, *, single: bool) -> dict[str, object]:
+        whole = label_panels.default_panel(view, texts, single=single)  # type: ignore[arg-type]
         return {name: whole[name] for name in ("BM25 sum", "words", label_panels.LINEAR)}
 
     with pytest.MonkeyPatch.context() as patched:

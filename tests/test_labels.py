@@ -11,22 +11,20 @@ import pytest
 
 from isthmus.encoders import Lsa
 from isthmus.errors import DataError
-from isthmus.retrieval import labels as module
 from isthmus.retrieval.labels import (
-    Beside,
+    Bm25LabelText,
     Bm25Neighbours,
     Centroid,
-    Characters,
-    Encoded,
     LabelText,
     NaiveBayes,
     Neighbours,
     OneVsRest,
     Panel,
-    Words,
+    Trained,
     as_run,
     labels_of,
 )
+from isthmus.retrieval.views import Beside, Characters, Counted, Encoded, Words
 from isthmus.tables import Corpus, Documents, Qrels, Queries
 
 TOPICS = {
@@ -65,7 +63,11 @@ RANKERS = {
     "bm25": Bm25Neighbours(k=20),
     "centroid": Centroid(LSA),
     "text": LabelText(Words()),
+    "bm25 text": Bm25LabelText(),
+    "trained": Trained(LSA),
+    "trained, inverse": Trained(LSA, score="inverse_distance"),
 }
+BY_TEXT = ("text", "bm25 text", "trained", "trained, inverse")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def test_every_ranker_learns_the_topics(scores: dict[str, np.ndarray], name: str
     assert right.mean() > 0.9
 
 
-@pytest.mark.parametrize("name", [name for name in RANKERS if name != "text"])
+@pytest.mark.parametrize("name", [name for name in RANKERS if name not in BY_TEXT])
 def test_a_label_without_training_text_is_not_listed(scores: dict[str, np.ndarray], name: str) -> None:
     assert np.isnan(scores[name][:, 3]).all()
 
@@ -119,6 +121,21 @@ class Seen:
         return 7
 
 
+@pytest.mark.parametrize("grams", [Words(2), Words(3, least=2, marks=True), Words(stop=True), Characters()])
+def test_counting_beforehand_changes_nothing(grams: Words | Characters) -> None:
+    """scikit-learn's own TF-IDF, fitted on the training texts alone, gives the same rows."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    strange = ["a striker cooks soup, striker!", "zebra"]
+    theirs = TfidfVectorizer(sublinear_tf=True, min_df=grams.least, **grams.options()).fit(TRAIN[:50])
+    ours = Counted.of(grams, [*TRAIN, *TEST]).fit(TRAIN[:50])
+    for asked in (TRAIN[:50], TEST, [*strange, TEST[0]]):
+        left, right = ours(asked), theirs.transform(asked)
+        assert left.shape == right.shape
+        np.testing.assert_allclose((left @ left.T).toarray(), (right @ right.T).toarray(), atol=1e-12)
+        np.testing.assert_allclose(np.sort(left.sum(axis=0)), np.sort(np.asarray(right.sum(axis=0)).ravel()))
+
+
 def test_a_view_is_computed_once_for_all_rankers() -> None:
     view = Seen(([],))
     panel = Panel({"a": Neighbours(view), "b": Centroid(view), "c": NaiveBayes(view)})
@@ -150,4 +167,4 @@ def test_mismatched_labels_and_texts_without_words_are_errors() -> None:
     with pytest.raises(DataError, match="labels for"):
         Panel({}).fit(TRAIN, TRAIN_LABELS[:3], LABELS)
     with pytest.raises(DataError, match="no word"):
-        module.Words().fit(["", "!"])
+        Words().fit(["", "!"])

@@ -77,18 +77,10 @@ def threshold_for(run: Run, qrels: Qrels, *, precision: float = 0.9, relevant: i
 
 def expected_relevant(run: Run, k: int = 10) -> FloatArray:
     """How many of the top k are relevant, in expectation: the sum of their probabilities, per query."""
-    chances = _probabilities(run) * (run.ranks <= k)
+    chances = run.chances * (run.ranks <= k)
     return np.asarray(np.bincount(run.query_of_row, weights=chances, minlength=len(run)), dtype=np.float64)
 
 
 def abstain(run: Run, threshold: float) -> Run:
     """Only what is at least this probable; a query nothing passes for keeps an empty list."""
-    return run.keep(_probabilities(run) >= threshold)
-
-
-def _probabilities(run: Run) -> FloatArray:
-    if run.probabilities is None:
-        raise DataError(
-            f"run {run.name!r} has no probabilities", cure="calibrate it, or fuse with judgements"
-        )
-    return run.probabilities
+    return run.keep(run.chances >= threshold)

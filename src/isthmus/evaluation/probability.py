@@ -191,8 +191,7 @@ def outcomes_of(
 
     A document nobody judged counts as not relevant (`unjudged="zero"`) or is left out (`"drop"`).
     """
-    if run.probabilities is None:
-        raise DataError(f"the run {run.name!r} has no probabilities", cure="calibrate it first")
+    chances = run.chances
     if unjudged not in ("zero", "drop"):
         raise ConfigError(f"unknown unjudged={unjudged!r}", key=unjudged, known=("zero", "drop"))
     ranking = Ranking.of(qrels, run)
@@ -201,7 +200,7 @@ def outcomes_of(
         kept &= ranking.ranks <= top
     if unjudged == "drop":
         kept &= ranking.grades != UNJUDGED
-    return run.probabilities[kept], (ranking.grades[kept] >= rel).astype(np.float64)
+    return chances[kept], (ranking.grades[kept] >= rel).astype(np.float64)
 
 
 def top_ece(qrels: Qrels, run: Run, *, top: int = 10, bins: int = BINS, rel: int = 1) -> float:

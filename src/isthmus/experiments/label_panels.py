@@ -7,19 +7,18 @@ from collections.abc import Iterable
 from isthmus.encoders import Encoder, Lsa, Remembered, Transformer
 from isthmus.errors import MissingExtra
 from isthmus.retrieval.bm25 import BM25
+from isthmus.retrieval.dense import Score
 from isthmus.retrieval.labels import (
-    Beside,
     Bm25Neighbours,
     Centroid,
-    Characters,
-    Encoded,
     LabelRanker,
     LabelText,
     NaiveBayes,
     Neighbours,
     OneVsRest,
-    Words,
+    Trained,
 )
+from isthmus.retrieval.views import Beside, Characters, Counted, Encoded, Words
 from isthmus.text import Tokeniser
 
 MAX_TOKENS = 128
@@ -45,22 +44,28 @@ def encoder(texts: Iterable[str], *, label: str | None = None) -> tuple[Encoder,
     return Remembered.of(found, known, label=label), name
 
 
-def paper_panel(view: Encoded) -> dict[str, LabelRanker]:
+def paper_panel(view: Encoded, *, as_printed: bool) -> dict[str, LabelRanker]:
     """The paper's two retrievers: BM25 over 64 neighbours with the best score per label, and a dense one.
 
-    The paper fine-tunes a transformer; ours is a frozen one under a head fitted on the training texts.
+    The paper fine-tunes a transformer on texts and labels; ours is a frozen one under a linear map trained
+    with the same loss on the same pairs. As printed, its scores are inverse distances, else cosines.
     """
-    return {SPARSE: Bm25Neighbours(k=64, pool="max"), DENSE: OneVsRest(view, cost=10.0, loss="log")}
+    score: Score = "inverse_distance" if as_printed else "cosine"
+    return {SPARSE: Bm25Neighbours(k=64, pool="max"), DENSE: Trained(view, score=score)}
 
 
-def default_panel(view: Encoded, *, single: bool) -> dict[str, LabelRanker]:
-    """What the default stacks: a few quick rankers where a text may have several of many labels."""
+def default_panel(view: Encoded, texts: Iterable[str], *, single: bool) -> dict[str, LabelRanker]:
+    """What the default stacks: a few quick rankers where a text may have several of many labels.
+
+    `texts` are all that will be learned from or asked about; their n-grams are counted once.
+    """
+    known = sorted(set(texts))
     every_word = BM25(tokeniser=Tokeniser(stop_words=frozenset()))
-    bigrams = Words(2)
+    words, bigrams = Counted.of(Words(), known), Counted.of(Words(2), known)
     few: dict[str, LabelRanker] = {
         "BM25 max": Bm25Neighbours(pool="max", bm25=every_word),
         "BM25 sum": Bm25Neighbours(pool="sum", bm25=every_word),
-        "words": OneVsRest(Words()),
+        "words": OneVsRest(words),
         "dense": OneVsRest(view, cost=10.0, loss="log"),
         "dense neighbours": Neighbours(view, k=50, sharpness=10.0),
         LINEAR: OneVsRest(Beside((bigrams, view), (1.0, 1.0))),
@@ -68,17 +73,20 @@ def default_panel(view: Encoded, *, single: bool) -> dict[str, LabelRanker]:
     }
     if not single:
         return few
+    letters = Counted.of(Characters(), known)
     return {
         **few,
-        "content words": OneVsRest(Words(stop=True)),
+        "content words": OneVsRest(Counted.of(Words(stop=True), known)),
         "bigrams": OneVsRest(bigrams),
-        "trigrams and marks": OneVsRest(Words(3, least=2, marks=True)),
+        "trigrams and marks": OneVsRest(Counted.of(Words(3, least=2, marks=True), known)),
         "bigrams, ratio": OneVsRest(bigrams, ratio=True),
-        "letters, ratio": OneVsRest(Characters(), cost=0.3, ratio=True),
+        "letters": OneVsRest(letters),
+        "letters, ratio": OneVsRest(letters, cost=0.3, ratio=True),
+        "words + letters + dense": OneVsRest(Beside((bigrams, letters, view), (1.0, 1.0, 1.5)), cost=0.3),
         "dense, hinge": OneVsRest(view, cost=1.0),
         "naive Bayes": NaiveBayes(bigrams),
         "dense neighbours, ten": Neighbours(view, k=10, sharpness=10.0),
         "dense neighbours, max": Neighbours(view, pool="max"),
-        "word neighbours": Neighbours(Words(), k=30),
+        "word neighbours": Neighbours(words, k=30),
         "centroid": Centroid(view),
     }

@@ -21,7 +21,8 @@ from isthmus.experiments.label_panels import LINEAR, SPARSE, default_panel, enco
 from isthmus.fusion import FUSERS, Candidates, Stacked
 from isthmus.partition import folds, same_text
 from isthmus.randomness import Streams
-from isthmus.retrieval.labels import Encoded, Panel, as_run
+from isthmus.retrieval.labels import Panel, as_run
+from isthmus.retrieval.views import Encoded
 from isthmus.tables import Qrels, Run
 from isthmus.tables.ids import FloatArray
 
@@ -39,13 +40,15 @@ CALIBRATORS = {
     "sound": {"Platt": "platt", "Isotonic": "isotonic-binned", "QueryFeature": "query-feature"},
 }
 PAPER_BINS, BINS = 10, 15
+OUT_OF_FOLD, OUT_OF_FOLD_MANY = 5, 3
+"""Parts for out-of-fold predictions; fewer where there are many labels, each with a classifier of its own."""
 DEPTH = 32
 """Labels kept per list and partition, as in the paper's code."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Lists:
-    """One part's lists of both retrievers, with the judgements that go with them."""
+class LabelLists:
+    """Lists of every retriever, with the judgements that go with them."""
 
     runs: tuple[Run, ...]
     qrels: Qrels
@@ -71,14 +74,18 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0) -> dict[str, 
     result: dict[str, Any] = {"metrics": {}, "calibration": {}, "encoder": scores.pop("encoder")}
     propensity = Propensity.of_qrels(chosen.train.qrels(chosen.documents))
     fused: dict[tuple[str, ...], list[Run]] = {}
-    for part in ("head", "tail") if mode == "paper" else ("all",):
-        held, asked = (_lists(chosen, part, split, scores[split]) for split in ("validation", "test"))
+    lists = {
+        split: label_lists(chosen, split, scores[split], oracle_partition=mode == "paper")
+        for split in ("validation", "test")
+    }
+    for part, held in lists["validation"].items():
+        asked = lists["test"][part]
         if not held or not asked:
             continue
         for name, (on_held, on_asked) in _calibrated(held, asked, mode):
             result["calibration"].update(_errors(name, part, on_asked, asked.qrels))
             for split, runs in (("validation", on_held), ("test", on_asked)):
-                for way, run in _fused(name, runs):
+                for way, run in _fused(name, runs, shift=mode == "sound") if runs else ():
                     fused.setdefault((name, *way, split), []).append(run)
     for key, parts in fused.items():
         judged = chosen.validation if key[-1] == "validation" else chosen.test
@@ -93,7 +100,7 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0) -> dict[str, 
 def _scores(fold: LabelFold, mode: str) -> dict[str, Any]:
     """Both retrievers' scores of the validation and the test part."""
     found, name = encoder(fold.texts)
-    panel = Panel(paper_panel(Encoded(found)))
+    panel = Panel(paper_panel(Encoded(found), as_printed=mode == "paper"))
     fitted = panel.fit(fold.train.texts, fold.train.labels, fold.documents)
     scores = {split: fitted.scores(getattr(fold, split).texts) for split in ("validation", "test")}
     if mode == "paper":  # its test index holds the validation texts too; its validation index cannot
@@ -103,7 +110,20 @@ def _scores(fold: LabelFold, mode: str) -> dict[str, Any]:
     return {**scores, "encoder": name}
 
 
-def _lists(fold: LabelFold, part: str, split: str, scores: dict[str, FloatArray]) -> _Lists:
+def label_lists(
+    fold: LabelFold, split: str, scores: dict[str, FloatArray], *, oracle_partition: bool = False
+) -> dict[str, LabelLists]:
+    """Every retriever's lists of labels for the texts of a split: all labels compete.
+
+    `oracle_partition=True` is the paper's leak: a text is ranked only against the labels of the partition,
+    head or tail, that holds its true label, which nobody knows beforehand. Its figures are not comparable
+    with those of lists over all labels.
+    """
+    parts = ("head", "tail") if oracle_partition else ("all",)
+    return {part: _lists(fold, part, split, scores) for part in parts}
+
+
+def _lists(fold: LabelFold, part: str, split: str, scores: dict[str, FloatArray]) -> LabelLists:
     """Lists over the labels of one partition, of the texts that belong to it."""
     texts: Part = getattr(fold, split)
     among = fold.partition(part)
@@ -111,23 +131,30 @@ def _lists(fold: LabelFold, part: str, split: str, scores: dict[str, FloatArray]
     labels = tuple(label for label, kept in zip(fold.documents.ids, among, strict=True) if kept)
     ids = texts.take(mine).ids
     runs = tuple(as_run(ids, labels, found[mine][:, among], DEPTH, name) for name, found in scores.items())
-    return _Lists(runs, texts.qrels(fold.documents, among))
+    return LabelLists(runs, texts.qrels(fold.documents, among))
 
 
 def _calibrated(
-    held: _Lists, asked: _Lists, mode: str
+    held: LabelLists, asked: LabelLists, mode: str
 ) -> Iterator[tuple[str, tuple[tuple[Run, ...], tuple[Run, ...]]]]:
-    """Per calibration: validation runs, cross-fitted, and test runs by calibrators fitted on validation."""
-    yield "base", (held.runs, asked.runs)
+    """Per calibration: validation runs, cross-fitted, and test runs by calibrators fitted on validation.
+
+    In paper mode nothing is chosen on validation, so that no run of it is needed.
+    """
+    sound = mode == "sound"
+    yield "base", (held.runs if sound else (), asked.runs)
     for name, method in CALIBRATORS[mode].items():
-        on_held = tuple(calibrate(run, method, qrels=held.qrels) for run in held.runs)
+        on_held = tuple(calibrate(run, method, qrels=held.qrels) for run in held.runs if sound)
         fitted = [fit_calibrator(run, held.qrels, method) for run in held.runs]
         pairs = zip(asked.runs, fitted, strict=True)
         yield name, (on_held, tuple(run.with_probabilities(probabilities_of(run, one)) for run, one in pairs))
 
 
-def _fused(calibration: str, runs: tuple[Run, ...]) -> Iterator[tuple[tuple[str, str], Run]]:
-    """Every fusion and normalisation; what fuses without confidences reads probabilities as scores."""
+def _fused(calibration: str, runs: tuple[Run, ...], *, shift: bool) -> Iterator[tuple[tuple[str, str], Run]]:
+    """Every fusion and normalisation; what fuses without confidences reads probabilities as scores.
+
+    Without `shift`, products are of scores as they are, negative ones too, as the paper prints them.
+    """
     replaced = calibration != "base"
     for shown, norm in NORMS.items():
         raw = Candidates.of(runs, norm)
@@ -136,7 +163,8 @@ def _fused(calibration: str, runs: tuple[Run, ...]) -> Iterator[tuple[tuple[str,
             if formula == "rl-sim" and shown != "none":
                 continue  # it sees positions only
             candidates = raw if formula.endswith(("conf", "variant")) or formula == "rl-sim" else plain
-            scores = FUSERS[formula](candidates)
+            options = {} if formula == "rl-sim" else {"shift": shift}
+            scores = FUSERS[formula](candidates, **options)
             yield (fusion, shown), candidates.union.ranked(scores)
 
 
@@ -169,7 +197,7 @@ def default_stack(data: str, fold: int, seed: int = 0) -> dict[str, Any]:
     chosen = label_fold(data, fold, seed=seed)
     seen = chosen.train + chosen.validation
     found, name = encoder(chosen.texts)
-    panel = Panel(default_panel(Encoded(found), single=chosen.single))
+    panel = Panel(default_panel(Encoded(found), chosen.texts, single=chosen.single))
     held = _out_of_fold(panel, seen, chosen, seed)
     fitted = panel.fit(seen.texts, seen.labels, chosen.documents)
     asked = fitted.scores(chosen.test.texts)
@@ -201,9 +229,10 @@ def default_stack(data: str, fold: int, seed: int = 0) -> dict[str, Any]:
 
 def _out_of_fold(panel: Panel, seen: Part, fold: LabelFold, seed: int) -> dict[str, FloatArray]:
     """Scores of every training text by rankers that saw neither it nor its copies."""
-    dealt = folds(len(seen), 5, Streams(seed)("out of fold", fold.data), groups=same_text(seen.texts))
+    parts = OUT_OF_FOLD if fold.single else OUT_OF_FOLD_MANY
+    dealt = folds(len(seen), parts, Streams(seed)("out of fold", fold.data), groups=same_text(seen.texts))
     held: dict[str, FloatArray] = {name: np.full(seen.labels.shape, np.nan) for name in panel.rankers}
-    for part in range(5):
+    for part in range(parts):
         inside, outside = seen.take(dealt == part), seen.take(dealt != part)
         fitted = panel.fit(outside.texts, outside.labels, fold.documents)
         for name, found in fitted.scores(inside.texts).items():

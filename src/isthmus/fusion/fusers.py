@@ -47,10 +47,7 @@ class Candidates:
         if norm not in NORMALISERS:
             known = ", ".join(NORMALISERS)
             raise ConfigError(f"no normaliser {norm!r}; there are {known}", key=norm, known=NORMALISERS)
-        given = [run.probabilities if probabilities else run.scores for run in union.runs]
-        for run, column in zip(union.runs, given, strict=True):
-            if column is None:
-                raise ConfigError(f"run {run.name!r} has no probabilities: calibrate it first")
+        given = [run.chances if probabilities else run.scores for run in union.runs]
         lists = [union.lists(at, column) for at, column in enumerate(given)]
         return cls(union, tuple(NORMALISERS[norm](each) for each in lists), missing)
 

@@ -81,12 +81,7 @@ class LogOdds(Fuser):
         if self.calibrator != "given":
             pairs = zip(union.runs, self.calibrators_, strict=True)
             return self._logits(union, [probabilities_of(run, fitted) for run, fitted in pairs])
-        chances = []
-        for run in union.runs:
-            if run.probabilities is None:
-                raise DataError(f"run {run.name!r} has no probabilities", cure="calibrate it first")
-            chances.append(run.probabilities)
-        return self._logits(union, chances)
+        return self._logits(union, [run.chances for run in union.runs])
 
     def _logits(self, union: Union, chances: Sequence[FloatArray]) -> FloatArray:
         """Runs × rows of calibrated log-odds, absent documents filled in."""

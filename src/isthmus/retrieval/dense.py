@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from isthmus.errors import ConfigError, MissingExtra
 from isthmus.retrieval.retriever import best_rows, check_depth, check_unique, collect, rows_of
 from isthmus.tables import Documents, Queries, Run
 from isthmus.tables.ids import FloatArray, Ids, IntArray
+
+Score = Literal["cosine", "inverse_distance"]
 
 _BLOCK = 256  # queries per matrix product: a block of scores over 40,000 documents takes 40 MB
 _NEIGHBOURS = 32
@@ -41,14 +43,12 @@ class Dense:
 
     encoder: Encoder
     approximate: bool = False
-    score: str = "cosine"
+    score: Score = "cosine"
     name: str = "dense"
 
     def __post_init__(self) -> None:
-        if self.score not in ("cosine", "inverse_distance"):
-            raise ConfigError(
-                f"no score {self.score!r}", key=self.score, known=("cosine", "inverse_distance")
-            )
+        if self.score not in get_args(Score):
+            raise ConfigError(f"no score {self.score!r}", key=self.score, known=get_args(Score))
 
     def index(self, documents: Documents) -> DenseIndex:
         """Encode the documents (title and body together)."""
@@ -84,13 +84,8 @@ class DenseIndex:
         for (rows, cosines), skipped in zip(scored, hidden.tolist(), strict=True):
             cosines[rows == skipped] = -np.inf
             best = best_rows(cosines, k, above=-np.inf)
-            lists.append((rows[best], self._shaped(cosines[best].astype(np.float64))))
+            lists.append((rows[best], shaped(cosines[best].astype(np.float64), self.settings.score)))
         return collect(queries.ids, self.documents, lists, self.settings.name)
-
-    def _shaped(self, cosines: FloatArray) -> FloatArray:
-        if self.settings.score == "cosine":
-            return cosines
-        return 1 / (2 - 2 * cosines + 1e-9)
 
     def _everything(self, vectors: Vectors) -> Iterator[tuple[IntArray, Vectors]]:
         """For every query all rows and their cosines; −inf for a text without direction."""
@@ -132,6 +127,11 @@ class DenseIndex:
 
     def __repr__(self) -> str:
         return f"DenseIndex: {len(self):,} documents, {self.vectors.shape[1]} dimensions"
+
+
+def shaped(cosines: FloatArray, score: Score) -> FloatArray:
+    """Cosines as they are, or 1/(squared distance of the unit vectors + 1e-9)."""
+    return cosines if score == "cosine" else 1 / (2 - 2 * cosines + 1e-9)
 
 
 def _cosines(left: Vectors, right: Vectors) -> Vectors:

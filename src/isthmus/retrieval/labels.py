@@ -10,6 +10,8 @@ through `View`s, which a `Panel` computes once for all of its rankers:
     Bm25Neighbours the same with BM25, which is what the rank-fusion paper's sparse retriever is
     Centroid       similarity to the mean of a label's training texts
     LabelText      similarity to the label's own name and description
+    Bm25LabelText  the same with BM25
+    Trained        the same behind a linear map learned from the training texts and their labels
 
 Several labels per text are the general case; a single one is that with one True per row.
 """
@@ -23,116 +25,18 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.encoders import Encoder, encode_cached, unit
+from isthmus.encoders import Projected, unit
 from isthmus.errors import DataError
 from isthmus.report.progress import progress
 from isthmus.retrieval.bm25 import BM25
+from isthmus.retrieval.dense import Score, shaped
 from isthmus.retrieval.retriever import check_depth, check_unique
+from isthmus.retrieval.views import Encoded, Sight, View
 from isthmus.tables import Corpus, Documents, Queries, Run
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 
 Labels = NDArray[np.bool_]
 """Texts × labels: which label is right for which text."""
-
-
-class View(Protocol):
-    """A way of looking at texts: fitted on training texts, it turns any texts into rows."""
-
-    def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
-        """The function from texts to a matrix (SciPy sparse or NumPy), rows of unit length."""
-
-
-@dataclass(frozen=True)
-class Words:
-    """TF-IDF of word n-grams (1 + ln tf); `marks` counts punctuation as words, `stop` drops stop words."""
-
-    longest: int = 1
-    least: int = 1
-    stop: bool = False
-    marks: bool = False
-
-    def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
-        vectoriser = TfidfVectorizer(
-            sublinear_tf=True,
-            ngram_range=(1, self.longest),
-            min_df=self.least,
-            stop_words="english" if self.stop else None,
-            token_pattern=r"(?u)\b\w+\b|[^\w\s]" if self.marks else r"(?u)\b\w\w+\b",
-        )
-        return _fitted(vectoriser, texts)
-
-
-@dataclass(frozen=True)
-class Characters:
-    """TF-IDF of character n-grams inside words."""
-
-    shortest: int = 2
-    longest: int = 5
-    least: int = 2
-
-    def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
-        lengths = (self.shortest, self.longest)
-        vectoriser = TfidfVectorizer(
-            sublinear_tf=True, analyzer="char_wb", ngram_range=lengths, min_df=self.least
-        )
-        return _fitted(vectoriser, texts)
-
-
-def _fitted(vectoriser: Any, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
-    from scipy.sparse import csr_array
-
-    try:
-        vectoriser.fit(texts)
-    except ValueError as error:
-        raise DataError(f"no word to learn from in {len(texts)} texts: {error}") from None
-    return lambda asked: csr_array(vectoriser.transform(asked))
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """An encoder's vectors; nothing is fitted."""
-
-    encoder: Encoder
-
-    def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
-        return lambda asked: encode_cached(self.encoder, asked)
-
-
-@dataclass(frozen=True)
-class Beside:
-    """Several views side by side, each times its weight."""
-
-    views: tuple[View, ...]
-    weights: tuple[float, ...]
-
-    def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
-        from scipy.sparse import csr_array, hstack
-
-        parts = [view.fit(texts) for view in self.views]
-
-        def transform(asked: Sequence[str]) -> Any:
-            pairs = zip(parts, self.weights, strict=True)
-            return hstack([csr_array(part(asked)) * weight for part, weight in pairs], format="csr")
-
-        return transform
-
-
-@dataclass(frozen=True, eq=False)
-class Sight:
-    """Some texts as a panel's views show them; each view is computed when it is first asked for."""
-
-    texts: Sequence[str]
-    fitted: dict[View, Callable[[Sequence[str]], Any]]
-    _seen: dict[View, Any] = field(default_factory=dict)
-
-    def __getitem__(self, view: View) -> Any:
-        if view not in self._seen:
-            self._seen[view] = self.fitted[view](self.texts)
-        return self._seen[view]
 
 
 class LabelRanker(Protocol):
@@ -207,7 +111,11 @@ def _log_count_ratio(rows: Any, right: NDArray[np.bool_]) -> FloatArray:
 
 @dataclass(frozen=True)
 class NaiveBayes:
-    """Complement naive Bayes: Σ x·w with w = ln P(feature | other labels), scaled to sum to one per label."""
+    """Complement naive Bayes: Σ x·w with w = ln P(feature | other labels), divided by its mean over features.
+
+    The mean, not the sum: a sum grows with the vocabulary, and scores learned from more texts would be on
+    another scale than those that a calibrator has seen.
+    """
 
     view: View
     smoothing: float = 1.0
@@ -221,7 +129,7 @@ class NaiveBayes:
         inside = np.asarray((rows.T @ right).T)
         outside = np.asarray(rows.sum(axis=0)).ravel()[None, :] - inside + self.smoothing
         logs = np.log(outside / outside.sum(axis=1, keepdims=True))
-        weights = logs / logs.sum(axis=1, keepdims=True)
+        weights = logs / logs.mean(axis=1, keepdims=True)
         silent = ~labels.any(axis=0)
 
         def scores(asked: Sight) -> FloatArray:
@@ -338,6 +246,59 @@ class LabelText:
     def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
         named = sight.fitted[self.view](documents.texts)
         return lambda asked: _dense(asked[self.view] @ named.T)
+
+
+@dataclass(frozen=True)
+class Bm25LabelText:
+    """BM25 of a text, as the query, over the labels' names and descriptions."""
+
+    bm25: BM25 = field(default_factory=BM25)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return ()
+
+    def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
+        index = self.bm25.index(documents)
+        column = {label: at for at, label in enumerate(documents.ids)}
+
+        def scores(asked: Sight) -> FloatArray:
+            run = index.search(_plain_queries(asked.texts), len(documents))
+            found = np.full((len(run), len(documents)), np.nan)
+            columns = np.array([column[word] for word in run.documents.words], dtype=np.int64)
+            found[run.query_of_row, columns[run.documents.codes]] = run.scores
+            return found
+
+        return scores
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Cosine to the label's text under a map that draws training texts to their labels (`Projected`).
+
+    `score` is that of `Dense`. A label without training text is ranked too: its text is mapped like any.
+    """
+
+    view: Encoded
+    score: Score = "cosine"
+    epochs: int = 10
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return (self.view,)
+
+    def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
+        rows, columns = np.nonzero(labels)
+        named = documents.texts
+        pairs = [sight.texts[row] for row in rows.tolist()], [named[at] for at in columns.tolist()]
+        learned = Projected.fit(self.view.encoder, pairs, epochs=self.epochs)
+        towards = unit(self.view.encoder.encode(named) @ learned.matrix).T
+
+        def scores(asked: Sight) -> FloatArray:
+            cosines = np.clip(unit(asked[self.view] @ learned.matrix) @ towards, -1, 1)
+            return shaped(cosines.astype(np.float64), self.score)
+
+        return scores
 
 
 def _dense(matrix: Any) -> FloatArray:

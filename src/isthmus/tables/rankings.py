@@ -169,6 +169,15 @@ class Run(_Rankings):
             return replace(self, probabilities=None)
         return replace(self, probabilities=_as_probabilities(probabilities, self.rows))
 
+    @property
+    def chances(self) -> FloatArray:
+        """The probabilities, where there must be some."""
+        if self.probabilities is None:
+            raise DataError(
+                f"the run {self.name!r} has no probabilities", cure="calibrate it, or fuse with judgements"
+            )
+        return self.probabilities
+
     def named(self, name: str) -> Run:
         """The same run under another name."""
         return replace(self, name=name)

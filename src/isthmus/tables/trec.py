@@ -80,9 +80,7 @@ def write_run(run: Run, path: str | os.PathLike[str], *, probabilities: bool = F
     """
     values = run.scores
     if probabilities:
-        if run.probabilities is None:
-            raise DataError("the run has no probabilities", cure="calibrate it first")
-        values = _apart(run, run.probabilities)
+        values = _apart(run, run.chances)
     tag = "_".join(run.name.split()) or "isthmus"
     queries = checked(run.queries).take(pa.array(run.query_of_row))
     _write(path, queries, "Q0", checked(run.documents), run.ranks, values, tag)
