@@ -6,11 +6,15 @@ import argparse
 
 from isthmus.cli.command import Command, add_json, print_json, whole
 
-PAPERS = ("calibrated-fusion",)
+EXPERIMENTS = {
+    "calibrated-fusion": "isthmus.experiments.calibrated_fusion",
+    "private-features": "isthmus.experiments.private_features",
+}
+"""Where each has its `Config` and its `reproduce`."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paper", choices=PAPERS, help="whose tables and figures")
+    parser.add_argument("paper", choices=tuple(EXPERIMENTS), help="whose tables and figures")
     parser.add_argument(
         "--data", metavar="DATA", help="a name or a path (every set the paper uses and is here)"
     )
@@ -27,14 +31,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(asked: argparse.Namespace) -> None:
+    from importlib import import_module
     from pathlib import Path
 
-    from isthmus.experiments.calibrated_fusion import Config, reproduce
     from isthmus.report import summary
 
-    config = Config(data=asked.data or "all", scale=asked.scale, seed=asked.seed)
+    experiment = import_module(EXPERIMENTS[asked.paper])
+    config = experiment.Config(data=asked.data or "all", scale=asked.scale, seed=asked.seed)
     out = asked.out or f"runs/{asked.paper}-{Path(config.data).name}-{config.scale}-{config.seed}"
-    found = reproduce(config, out, workers=asked.workers)
+    found = experiment.reproduce(config, out, workers=asked.workers)
     if asked.json:
         print_json([cell.told() for cell in found.cells])
     else:

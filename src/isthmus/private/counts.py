@@ -241,10 +241,10 @@ class Asker:
         if self.mechanism.obfuscated:
             return self._ask_vectors(words, hashed.signs)
         chosen = self.decoys.beside(words)
-        others = self.family.of_vocabulary(self.decoys.words)
         beside = np.concatenate([np.empty(0, np.int64), *chosen]).astype(np.int64)
-        cells = np.concatenate([hashed.cells, others.cells[:, beside]], axis=1)
-        signs = np.concatenate([hashed.signs, others.signs[:, beside]], axis=1)
+        others = self.family.of_vocabulary(self.decoys.named(beside))
+        cells = np.concatenate([hashed.cells, others.cells], axis=1)
+        signs = np.concatenate([hashed.signs, others.signs], axis=1)
         columns = (cells - np.arange(self.family.rows)[:, None] * self.family.width).T
         if self.mechanism.signed:
             columns = columns + np.where(signs.T < 0, self.family.width, 0)

@@ -61,10 +61,18 @@ class Decoys:
         ranks[self._by_frequency] = np.arange(len(ranks))
         return ranks
 
+    @cached_property
+    def _place(self) -> dict[str, int]:
+        return {word: at for at, word in enumerate(self.words.words)}
+
     def beside(self, asked: Ids) -> list[IntArray]:
         """For every word of the asked vocabulary, the positions of its decoys in ours."""
-        known = asked.translation(self.words)
-        return [self._near(word, int(at)) for word, at in zip(asked.words, known, strict=True)]
+        return [self._near(word, self._place.get(word, -1)) for word in asked.words]
+
+    def named(self, positions: IntArray) -> Ids:
+        """The words at these positions, each once."""
+        words = self.words.words
+        return Ids.of([words[at] for at in positions.tolist()])
 
     def _near(self, word: str, at: int) -> IntArray:
         """Words of about the same rank; those of a word nobody knows are the rarest."""
@@ -107,7 +115,7 @@ class Decoys:
         """The best of some tries; as a rule the first has all the decoys."""
         best: Vector | None = None
         alike = ours == mine[:, None]
-        for turn in range(_TRIES):
+        for turn in range(_TRIES if ours.shape[1] else 1):
             found = self._try(word, turn, mine, ours, alike, shape)
             if best is None or found.anonymity > best.anonymity:
                 best = found

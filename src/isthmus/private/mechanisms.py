@@ -17,6 +17,7 @@ import hashlib
 import math
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -78,7 +79,7 @@ class Mechanism:
         if not 1 <= self.rows <= 255:
             raise ConfigError(f"{self.rows} rows", key="rows", value=self.rows, expected="1 to 255")
 
-    @property
+    @cached_property
     def law(self) -> Geometric:
         """The noise on one value."""
         raise NotImplementedError
@@ -121,7 +122,7 @@ class OneShot(Mechanism):
     epsilon: float = 8.0
     rows: int = 1
 
-    @property
+    @cached_property
     def law(self) -> Geometric:
         """Noise of rate ε/(2z)."""
         return Geometric(self.epsilon / (2 * self.rows))
@@ -164,7 +165,7 @@ class Scalar(Mechanism):
     epsilon: float = 0.5
     rows: int = 10
 
-    @property
+    @cached_property
     def law(self) -> Geometric:
         """Noise of rate ε/2."""
         return Geometric(self.epsilon / 2)
@@ -203,7 +204,7 @@ class PerCell(Mechanism):
     epsilon: float = 0.5
     rows: int = 30
 
-    @property
+    @cached_property
     def law(self) -> Geometric:
         """Noise of rate ε/(2z)."""
         return Geometric(self.epsilon / (2 * self.rows))
@@ -248,7 +249,7 @@ class SharedNoise(Mechanism):
             stacklevel=3,
         )
 
-    @property
+    @cached_property
     def law(self) -> Geometric:
         """As noise of rate ε on one cell, which is how the paper counts it."""
         return Geometric(self.epsilon)

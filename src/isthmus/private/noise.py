@@ -46,7 +46,7 @@ class Geometric:
     rate: float
 
     def __post_init__(self) -> None:
-        if not self.rate >= 1e-4:
+        if not self.rate >= 2e-5:
             raise PrivacyError(f"noise of rate {self.rate:g} would drown everything (choose a larger ε)")
 
     @property

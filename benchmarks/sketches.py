@@ -1,0 +1,181 @@
+"""Sketching, answering and features at the size of a large silo: 40,000 documents of 1,000 words.
+
+The peer of sketching is Apache DataSketches' Count-Min, one sketch of the same size a document, fed word by
+word from Python. It would take minutes, so it gets a sample of the documents and its time counts in
+proportion; making its sketches is not counted. Ours starts where it does: from words that are cut already.
+Answering is the whole way of a question with two decoys a word: asked, charged to a ledger on disk, answered,
+and recovered.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isthmus.features import ExactCounts, Pairs, compute
+from isthmus.private.counts import Asker, Desk, Owner, Release, in_memory
+from isthmus.private.decoys import Decoys
+from isthmus.private.ledger import Budget, Ledger, fingerprint
+from isthmus.private.mechanisms import OneShot
+from isthmus.private.noise import NoiseKey
+from isthmus.private.sketch import CountMin, HashFamily, width_for
+from isthmus.tables.ids import Ids, frozen
+from isthmus.text import Tokens
+
+DOCUMENTS, WORDS, VOCABULARY = 40_000, 1_000, 50_000
+SAMPLE = 200
+"""Documents that the peer gets."""
+QUERIES, DEPTH, QUERY_WORDS = 1_000, 1_000, 5
+KEY = bytes(range(32))
+
+
+def main() -> list[dict[str, Any]]:
+    """Every row of this benchmark."""
+    body = texts(DOCUMENTS, WORDS)
+    family = HashFamily(KEY, 1, width_for(body.lengths))
+    rows = [*building(body, family), *memory(body, family)]
+    sketch = CountMin.of(body, family)
+    with tempfile.TemporaryDirectory() as folder:
+        rows += answering(body, sketch, Path(folder) / "bench.ledger")
+    del sketch
+    return [*rows, *features(body)]
+
+
+def texts(documents: int, words: int, seed: int = 0) -> Tokens:
+    """Zipfian texts of so many words each."""
+    rng = np.random.default_rng(seed)
+    chance = 1.0 / np.arange(1, VOCABULARY + 1)
+    edges = np.cumsum(chance / chance.sum())
+    ranks = np.searchsorted(edges, rng.random(documents * words)).astype(np.int64)
+    names = Ids.of([f"w{rank:06d}" for rank in range(VOCABULARY)])
+    offsets = np.arange(documents + 1) * words
+    return Tokens(Ids(frozen(np.minimum(ranks, VOCABULARY - 1)), names.vocabulary), frozen(offsets))
+
+
+def building(body: Tokens, family: HashFamily) -> list[dict[str, Any]]:
+    """Seconds for all documents, and words a second."""
+    ours = min(seconds(lambda: CountMin.of(body, family)) for _ in range(3))
+    peer = fed(body, family) * len(body) / SAMPLE
+    total = len(body.terms)
+    named = f"{len(body):,} documents × {WORDS:,} words"
+    peer_name = f"Apache DataSketches, {SAMPLE} of them, scaled"
+    return [
+        row(f"sketch {named} (s)", ours, peer, peer_name, ratio=peer / ours, goal=10),
+        row("… words a second", total / ours, total / peer, peer_name, ratio=peer / ours, goal=10),
+    ]
+
+
+def fed(body: Tokens, family: HashFamily) -> float:
+    """How long the peer takes for the sample, the best of three."""
+    from datasketches import count_min_sketch
+
+    vocabulary = body.terms.words
+    cut = body.terms.codes[: int(body.offsets[SAMPLE])].tolist()
+    words = [vocabulary[code] for code in cut]
+    lists = [words[at * WORDS : (at + 1) * WORDS] for at in range(SAMPLE)]
+
+    def once() -> float:
+        sketches = [count_min_sketch(family.rows, family.width) for _ in lists]
+        began = time.perf_counter()
+        for sketch, some in zip(sketches, lists, strict=True):
+            update = sketch.update
+            for word in some:
+                update(word)
+        return time.perf_counter() - began
+
+    return min(once() for _ in range(3))
+
+
+def memory(body: Tokens, family: HashFamily) -> list[dict[str, Any]]:
+    """Bytes a document, kept and at the peak of building, beside those of a quarter of the documents."""
+    quarter = len(body) // 4
+    some = Tokens(
+        Ids(frozen(body.terms.codes[: int(body.offsets[quarter])]), body.terms.vocabulary),
+        frozen(body.offsets[: quarter + 1]),
+    )
+    (kept, peak), (kept_some, peak_some) = (held(tokens, family) for tokens in (body, some))
+    named, told = f"{len(body):,} documents", f"the same of {quarter:,} documents"
+    return [
+        row(f"bytes a document kept, {named}", kept, kept_some, told, ratio=kept_some / kept, goal=0.95),
+        row(
+            f"bytes a document at the peak, {named}", peak, peak_some, told, ratio=peak_some / peak, goal=0.9
+        ),
+    ]
+
+
+def held(tokens: Tokens, family: HashFamily) -> tuple[float, float]:
+    """Bytes a document of the sketches, and of all that is allocated while they are built."""
+    gc.collect()
+    tracemalloc.start()
+    sketch = CountMin.of(tokens, family)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    kept = sum(column.nbytes for column in (sketch.offsets, sketch.cells, sketch.values))
+    return kept / len(tokens), peak / len(tokens)
+
+
+def answering(body: Tokens, sketch: CountMin, path: Path) -> list[dict[str, Any]]:
+    """A question of ten words about all documents, paid for once and asked again."""
+    names = [f"silo/{number}" for number in range(len(body))]
+    with Ledger(path, Budget()) as ledger:
+        covered = ledger.versions(names, [fingerprint(name) for name in names])
+        kind = OneShot()
+        release = Release("body", sketch.family, kind, NoiseKey(KEY), ledger.charge_all)
+        desk = in_memory(Desk(Owner(sketch, body.lengths, covered, release)), "asker")
+        occurrences = np.bincount(body.terms.codes, minlength=VOCABULARY)
+        asker = Asker(release.terms, sketch.family, kind, Decoys(body.terms, occurrences, KEY))
+        query = Ids.of([f"w{rank:06d}" for rank in (3, 17, 60, 150, 400, 900, 2000, 5000, 12_000, 30_000)])
+
+        def asked() -> None:
+            question = asker.ask(query)
+            asker.recover(question, desk(question.message), len(body))
+
+        first = seconds(asked)
+        again = min(seconds(asked) for _ in range(20))
+    return [
+        limited(f"ten words about {len(body):,} documents, asked and answered (ms)", 1000 * again, limit=50),
+        limited("… the first time, which is charged and indexes the cells (s)", first, limit=10),
+    ]
+
+
+def features(body: Tokens) -> list[dict[str, Any]]:
+    """All sixteen features of a million pairs."""
+    rng = np.random.default_rng(1)
+    queries = texts(QUERIES, QUERY_WORDS, seed=2)
+    title = ExactCounts.of(texts(len(body), 10, seed=3))
+    whole = ExactCounts.of(body)
+    documents = rng.integers(len(body), size=(QUERIES, DEPTH))
+    pairs = Pairs(np.repeat(np.arange(QUERIES), DEPTH), np.sort(documents, axis=1).ravel())
+    whole.distinct, title.distinct  # noqa: B018  counted once for a collection, not for every run
+    took = min(seconds(lambda: compute(queries, pairs, title=title, body=whole)) for _ in range(3))
+    return [limited(f"16 features of {len(pairs):,} pairs, {QUERY_WORDS} words a query (s)", took, limit=5)]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long it takes once."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def row(name: str, ours: float, peer: float, peer_name: str, *, ratio: float, goal: float) -> dict[str, Any]:
+    """A row beside a peer."""
+    return {"name": name, "ours": ours, "peer": peer, "peer_name": peer_name, "ratio": ratio, "goal": goal}
+
+
+def limited(name: str, ours: float, *, limit: float) -> dict[str, Any]:
+    """A row whose goal is a limit."""
+    return {"name": name, "ours": ours, "peer": None, "peer_name": None, "ratio": limit / ours, "goal": 1}
+
+
+if __name__ == "__main__":
+    import pprint
+
+    pprint.pprint(main(), width=150, sort_dicts=False)
