@@ -41,6 +41,13 @@ class Card:
     verifying: bytes
     sealing: bytes
 
+    @property
+    def fingerprint(self) -> str:
+        """What two people compare by telephone before they trust a card."""
+        told = self.name.encode() + b"\0" + self.verifying + self.sealing
+        spelled = hashlib.blake2b(told, digest_size=16, person=b"isthmus card").hexdigest()
+        return " ".join(spelled[at : at + 4] for at in range(0, len(spelled), 4))
+
 
 @dataclass(frozen=True, repr=False)
 class Identity:
@@ -80,6 +87,12 @@ class GroupKey:
     def fresh(cls, *, epoch: int, entropy: Entropy = os.urandom) -> GroupKey:
         """A new key; sketches of another epoch do not mix with it, and releasing them anew costs anew."""
         return cls(entropy(KEY), epoch)
+
+    @property
+    def mark(self) -> bytes:
+        """Eight bytes that tell this key from others and nothing else about it."""
+        told = b"mark %d" % self.epoch
+        return hashlib.blake2b(told, key=self.secret, digest_size=8, person=b"isthmus group").digest()
 
     def family(self, purpose: str, *, rows: int = 1, width: int = 8192) -> HashFamily:
         """The hash functions for one purpose, such as the cells of a field or the totals of all silos."""

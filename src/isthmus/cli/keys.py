@@ -1,0 +1,133 @@
+"""`isthmus keys`: who a silo is, whom it trusts, and the key that all silos share and the relay lacks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from isthmus.cli.command import Command, add_json, print_json, say
+from isthmus.errors import ConfigError
+
+_NEW = "isthmus keys new north north"
+_TRUST = "isthmus keys trust north south.card west.card"
+_WRAP = "isthmus keys wrap north -o boxes"
+_UNWRAP = "isthmus keys unwrap south boxes/south.box"
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help="what to do")
+    fill: Callable[[argparse.ArgumentParser], None]
+    for name, told, example, fill in (
+        ("new", "draw a silo's own keys and write its card", _NEW, _new_arguments),
+        ("trust", "believe other silos' cards", _TRUST, _trust_arguments),
+        ("wrap", "seal the group key for every silo that is trusted", _WRAP, _wrap_arguments),
+        ("unwrap", "take the group key out of a box", _UNWRAP, _unwrap_arguments),
+    ):
+        verb = verbs.add_parser(
+            name,
+            help=told,
+            description=told[0].upper() + told[1:] + ".",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        verb.add_argument("folder", metavar="DIR", help="the silo's folder")
+        fill(verb)
+
+
+def _new_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="what the silo is called in the federation")
+    add_json(parser, "{silo, card, fingerprint}")
+
+
+def _trust_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("cards", metavar="CARD", nargs="+", help="cards that came past the relay")
+    add_json(parser, "a list of {silo, fingerprint}")
+
+
+def _wrap_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--out", metavar="BOXES", required=True, help="the folder for the boxes")
+    add_json(parser, "{epoch, boxes}")
+
+
+def _unwrap_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("box", metavar="BOX", help="what a trusted silo has sealed for this one")
+    parser.add_argument("--from", dest="sender", metavar="NAME", help="accept it from this silo only")
+    add_json(parser, "{silo, epoch}")
+
+
+def _run(asked: argparse.Namespace) -> None:
+    {"new": _new, "trust": _trust, "wrap": _wrap, "unwrap": _unwrap}[asked.verb](asked)
+
+
+def _new(asked: argparse.Namespace) -> None:
+    from isthmus.private.keyring import Keyring, write_card
+
+    keys = Keyring.at(asked.folder, create=True)
+    card = keys.begin(asked.name).card
+    path = keys.path / f"{card.name}.card"
+    write_card(card, path)
+    if asked.json:
+        print_json({"silo": card.name, "card": str(path), "fingerprint": card.fingerprint})
+    else:
+        print(f"{card.name}  {card.fingerprint}")
+    say(f"hand {path} to the other silos; whoever takes it compares the fingerprint by another way")
+
+
+def _trust(asked: argparse.Namespace) -> None:
+    from isthmus.private.keyring import Keyring, read_card
+
+    keys = Keyring.at(asked.folder)
+    own = keys.identity().name
+    cards = [read_card(path) for path in asked.cards]
+    for card in (card for card in cards if card.name != own):
+        keys.trust(card)
+    if asked.json:
+        print_json([{"silo": card.name, "fingerprint": card.fingerprint} for card in cards])
+    else:
+        print("\n".join(f"{card.name}  {card.fingerprint}" for card in cards))
+    say("compare these with what each silo says its fingerprint is, not through the relay")
+
+
+def _wrap(asked: argparse.Namespace) -> None:
+    from isthmus.private.keyring import Keyring
+    from isthmus.private.keys import wrap
+    from isthmus.tables.files import replacing
+
+    keys = Keyring.at(asked.folder)
+    trusted = list(keys.trusted().values())
+    if not trusted:
+        raise ConfigError("there is nobody to seal the key for", key="trust", expected="isthmus keys trust")
+    identity, key = keys.identity(), keys.group_key(create=True)
+    out = Path(asked.out)
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, box in wrap(key, identity, trusted).items():
+        paths.append(str(out / f"{name}.box"))
+        with replacing(paths[-1]) as stream:
+            stream.write(box)
+    print_json({"epoch": key.epoch, "boxes": paths}) if asked.json else print("\n".join(paths))
+    say("the boxes may go any way: each opens for its silo only")
+
+
+def _unwrap(asked: argparse.Namespace) -> None:
+    from isthmus.private.keyring import Keyring
+    from isthmus.private.keys import unwrap
+
+    keys = Keyring.at(asked.folder)
+    box = Path(asked.box).read_bytes()
+    key = unwrap(box, keys.identity(), keys.trusted(), sender=asked.sender)
+    keys.join(key)
+    told = keys.identity().name
+    print_json({"silo": told, "epoch": key.epoch}) if asked.json else print(f"{told}  epoch {key.epoch}")
+
+
+COMMANDS = (
+    Command(
+        "keys",
+        "make a silo's keys, trust other silos, and share the group's key past the relay",
+        f"{_NEW} && {_TRUST} && {_WRAP}",
+        _arguments,
+        _run,
+    ),
+)

@@ -1,0 +1,268 @@
+"""`isthmus sketch`: word counts that may leave a silo, built, published and asked about."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isthmus.cli.command import Command, add_json, print_json, say, whole
+from isthmus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from isthmus.private.lookup import Lookup
+    from isthmus.tables import Queries
+    from isthmus.text import Tokens
+
+FIELDS = ("title", "body")
+EPSILON = 8.0
+
+_BUILD = "isthmus sketch build cran south --group north"
+_PUBLISH = "isthmus sketch publish south north -o south.released"
+_ASK = """isthmus sketch ask north south.released "supersonic flow over a wing"
+  isthmus sketch ask north south.released --queries north.tsv -k 100 -o cross.txt"""
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help="what to do")
+    for name, told, example, fill in (
+        ("build", "sketch a silo's documents into its folder", _BUILD, _build_arguments),
+        ("publish", "write noisy sketches for a peer, and book them", _PUBLISH, _publish_arguments),
+        ("ask", "search another silo's documents by their private counts", _ASK, _ask_arguments),
+    ):
+        verb = verbs.add_parser(
+            name,
+            help=told,
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        fill(verb)
+
+
+def _build_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Sketch documents into a silo's folder, with keys and a ledger. Nothing leaves."
+    parser.add_argument("corpus", metavar="CORPUS", help="a collection by name (pydocs, cran, …) or folder")
+    parser.add_argument("folder", metavar="DIR", help="the silo's folder; made if it is not there")
+    parser.add_argument("--silo", metavar="NAME", help="the documents of one silo of the collection only")
+    parser.add_argument(
+        "--group", metavar="DIR", help="the folder of another silo on this machine, whose group.key to share"
+    )
+    parser.add_argument("--width", type=whole(2), help="cells of a sketch (by the documents' length)")
+    parser.add_argument("--budget", type=float, help="ε of a new ledger, over a document's life (9)")
+    shape = "{folder, documents, seconds, tokens_per_second, fields: [{field, tokens, cells, width}]}"
+    add_json(parser, shape)
+
+
+def _publish_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Noise every cell once and write the result for a peer, after booking what it costs."
+    parser.add_argument("folder", metavar="DIR", help="the silo's folder, as build has left it")
+    parser.add_argument("peer", metavar="PEER", help="who gets the file")
+    parser.add_argument("-o", "--out", metavar="FILE", required=True, help="the file to hand over")
+    _release_arguments(parser)
+    add_json(parser, "{file, peer, fields, documents, bytes, epsilon, certainty, meaning}")
+
+
+def _release_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--field",
+        dest="fields",
+        choices=FIELDS,
+        nargs="+",
+        help="which fields (both; a search, the body)",
+    )
+    parser.add_argument("--epsilon", type=float, default=EPSILON, help="ε of one replaced word (%(default)s)")
+
+
+def _ask_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Search another silo's documents: in a file that it published, which tells it nothing, or by asking"
+        " its folder about cells. Prints the best documents with every word's count and error bar, or with"
+        " --queries writes the sixteen features of each query's best documents as LETOR rows (their grades"
+        " are not known and stand as 0)."
+    )
+    parser.add_argument("own", metavar="DIR", help="the asker's own silo folder: keys, and words to read by")
+    parser.add_argument("source", metavar="SOURCE", help="a published file, or a silo's folder to ask")
+    parser.add_argument("query", metavar="QUERY", nargs="?", help="what to look for")
+    parser.add_argument("--queries", metavar="FILE", help="many queries: .jsonl, or qid<TAB>text")
+    parser.add_argument("-o", "--out", metavar="FILE", help="where the features of --queries go")
+    parser.add_argument("-k", type=whole(1), default=10, help="documents of a query (%(default)s)")
+    parser.add_argument("--peer", help="who asks a folder, for its ledger (the asker's folder's name)")
+    _release_arguments(parser)
+    parser.add_argument("--decoys", type=whole(0), default=2, help="for each word asked about (%(default)s)")
+    shape = "a list of {document, score, words: {word: [count, error]}}; with --queries"
+    add_json(parser, f"{shape} {{file, queries, rows, anonymity}}")
+
+
+def _run(asked: argparse.Namespace) -> None:
+    {"build": _build, "publish": _publish, "ask": _ask}[asked.verb](asked)
+
+
+def _build(asked: argparse.Namespace) -> None:
+    import time
+
+    from isthmus.corpora import load
+    from isthmus.private.keyring import Keyring
+    from isthmus.private.ledger import Budget
+    from isthmus.private.store import SiloFolder
+    from isthmus.report import summary
+
+    corpus = load(asked.corpus)
+    corpus = corpus if asked.silo is None else corpus.silo(asked.silo)
+    shared = None if asked.group is None else Keyring.at(asked.group).group_key()
+    folder = SiloFolder.at(asked.folder, create=True)
+    if shared is not None:
+        folder.keys.join(shared)
+    budget = None if asked.budget is None else Budget(asked.budget)
+    began = time.perf_counter()
+    built = folder.build(corpus.documents, width=asked.width, budget=budget)
+    seconds = time.perf_counter() - began
+    done: dict[str, Any] = {
+        "folder": str(folder.path),
+        "documents": len(corpus.documents),
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(sum(part.tokens for part in built) / seconds),
+        "fields": [
+            {"field": part.field, "tokens": part.tokens, "cells": part.cells, "width": part.width}
+            for part in built
+        ],
+    }
+    if asked.json:
+        print_json(done)
+    facts = {"documents": f"{done['documents']:,}", "tokens a second": f"{done['tokens_per_second']:,}"}
+    facts |= {part.field: f"{part.cells:,} cells not empty, {part.width:,} a document" for part in built}
+    wrote = [path for path in sorted(folder.path.iterdir()) if not path.name.startswith(".")]
+    summary(f"sketched {corpus.name}", facts, wrote=wrote)
+
+
+def _publish(asked: argparse.Namespace) -> None:
+    from isthmus.private.store import LEDGER, SiloFolder, write_released
+    from isthmus.report import summary
+
+    folder = SiloFolder.at(asked.folder)
+    fields = asked.fields or folder.fields()
+    with folder.ledger() as ledger:
+        owners = [folder.owner(name, asked.epsilon, ledger.charge_all) for name in fields]
+        size = write_released(owners, folder.keys.group_key(), asked.peer, asked.out)
+    (cost,) = owners[0].release.mechanism.costs(owners[0].release.terms, owners[0].no_columns)
+    done = {
+        "file": asked.out,
+        "peer": asked.peer,
+        "fields": list(fields),
+        "documents": len(owners[0]),
+        "bytes": size,
+        "epsilon": cost.epsilon,
+        "certainty": cost.certainty,
+        "meaning": cost.meaning,
+    }
+    if asked.json:
+        print_json(done)
+    facts = {"documents": f"{done['documents']:,}", "bytes": f"{size:,}", "cost of each": cost.meaning}
+    wrote = [asked.out, folder.path / LEDGER]
+    summary(f"published {' and '.join(fields)} to {asked.peer}", facts, wrote=wrote)
+
+
+def _ask(asked: argparse.Namespace) -> None:
+    from isthmus.text import tokenise
+
+    queries = _queries(asked)
+    tokens = tokenise(queries.texts)
+    if not len(tokens.terms):
+        raise ConfigError(f"{queries.texts[0]!r} has no word to look for", key="query")
+    found = _look_up(asked, tokens)
+    if asked.queries is None:
+        _show_hits(asked, found, tokens)
+    else:
+        _write_features(asked, found, queries, tokens)
+    if found.anonymity is None:
+        say("nothing was asked: the sketches were read here")
+    else:
+        say(f"the silo was asked about {found.anonymity} words for each of the query's; it can guess which")
+
+
+def _queries(asked: argparse.Namespace) -> Queries:
+    import numpy as np
+
+    from isthmus.tables import Queries, read_queries
+
+    if (asked.query is None) == (asked.queries is None):
+        raise ConfigError("ask one QUERY, or those of a file with --queries", key="queries")
+    if asked.queries is None:
+        return Queries(("q",), (asked.query,), np.zeros(1, dtype=np.int64), ("test",))
+    if asked.out is None:
+        raise ConfigError("features of --queries go to a file", key="out", expected="-o FILE")
+    return read_queries(asked.queries)
+
+
+def _look_up(asked: argparse.Namespace, tokens: Tokens) -> Lookup:
+    from isthmus.private.counts import Desk, in_memory
+    from isthmus.private.lookup import Seeker
+    from isthmus.private.store import SiloFolder, read_released
+    from isthmus.tables.ids import Ids
+
+    own = SiloFolder.at(asked.own)
+    words = Ids.of(tokens.terms.words)
+    own_words = {name: own.words(name) for name in own.fields()}
+    seeker = Seeker(own.keys.group_key(), own_words, own.keys.decoys())
+    if not Path(asked.source).is_dir():
+        released = read_released(asked.source, seeker.key)
+        fields = _fields(asked, tuple(released))
+        return seeker.read({name: released[name] for name in fields}, words)
+    folder = SiloFolder.at(asked.source)
+    if folder.keys.group_key() != seeker.key:
+        told = f"{asked.own} and {asked.source} have different group keys"
+        raise ConfigError(told, key="group", expected="sketch build --group, or isthmus keys")
+    fields = _fields(asked, folder.fields())
+    with folder.ledger() as ledger:
+        desk = Desk(*(folder.owner(name, asked.epsilon, ledger.charge_all) for name in fields))
+        carrier = in_memory(desk, asked.peer or own.path.resolve().name)
+        return seeker.ask(carrier, fields, words, decoys=asked.decoys)
+
+
+def _fields(asked: argparse.Namespace, there: tuple[str, ...]) -> tuple[str, ...]:
+    """Those named, or what the work needs: both for features, the body (if there is one) for a search."""
+    missing = set(asked.fields or ()) - set(there)
+    if missing:
+        told = f"{asked.source} has no counts of {', '.join(sorted(missing))}"
+        raise ConfigError(told, key="field", expected=" or ".join(there))
+    if asked.fields or asked.queries:
+        return tuple(asked.fields or there)
+    return ("body",) if "body" in there else there[:1]
+
+
+def _show_hits(asked: argparse.Namespace, found: Lookup, query: Tokens) -> None:
+    from isthmus.report import Table
+
+    hits = list(found.search(query, asked.k))
+    if asked.json:
+        print_json([{"document": hit.document, "score": hit.score, "words": hit.words} for hit in hits])
+        return
+    records: list[dict[str, Any]] = [
+        {"document": hit.document, "score": hit.score}
+        | {word: f"{mean:.2f} ± {error:.2f}" for word, (mean, error) in hit.words.items()}
+        for hit in hits
+    ]
+    print(Table.of(records, digits=3))
+
+
+def _write_features(asked: argparse.Namespace, found: Lookup, queries: Queries, tokens: Tokens) -> None:
+    from isthmus.report import summary
+    from isthmus.tables import write_letor
+
+    letor = found.letor(queries, tokens, asked.k, name=Path(asked.source).stem)
+    write_letor(letor, asked.out)
+    done = {"file": asked.out, "queries": len(letor), "rows": letor.rows, "anonymity": found.anonymity}
+    if asked.json:
+        print_json(done)
+    facts = {"queries": f"{len(letor):,}", "rows": f"{letor.rows:,} of 16 features, without grades"}
+    summary(f"features over {len(found.documents):,} documents of {letor.name}", facts, wrote=[asked.out])
+
+
+COMMANDS = (
+    Command(
+        "sketch",
+        "build, publish and ask about word counts that may leave a silo",
+        f"{_BUILD} && {_PUBLISH}",
+        _arguments,
+        _run,
+    ),
+)

@@ -1,0 +1,252 @@
+"""A silo's folder: its keys, its exact sketches and its ledger, none of which leave; and files that do.
+
+    *.key, cards/   see `keyring`
+    FIELD.sketch    the exact sketches of one field, with the documents' versions and public lengths
+    FIELD.words     the words of the silo's own documents, which tell it what to make of others' counts
+    silo.ledger     what was released and what it cost
+
+A released file begins with a mark of the group key; then come messages, each behind its length: for every
+field a catalogue, then the noisy sketches in batches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import DataError, ProtocolError
+from isthmus.private.cost import ChargeAll, Covered
+from isthmus.private.counts import Owner, Release, assemble
+from isthmus.private.keyring import Keyring
+from isthmus.private.keys import GroupKey
+from isthmus.private.ledger import Budget, Ledger, fingerprint
+from isthmus.private.mechanisms import OneShot
+from isthmus.private.messages import LARGEST, Catalogue, Published, kind_of
+from isthmus.private.noise import NONCE
+from isthmus.private.sketch import CountMin, HashFamily, width_for
+from isthmus.report import progress
+from isthmus.tables import Documents
+from isthmus.tables.bundles import Bundle
+from isthmus.tables.files import replacing
+from isthmus.tables.ids import Ids, frozen
+from isthmus.text import ENGLISH, Tokeniser, Tokens
+
+FIELDS = ("title", "body")
+LEDGER = "silo.ledger"
+
+_HEAD = struct.Struct("<8s8s")
+_MAGIC = b"ISTHREL1"
+
+
+class SketchBundle(Bundle):
+    """Exact sketches on their silo's disk."""
+
+    noun: ClassVar[str] = "sketch"
+
+
+class WordsBundle(Bundle):
+    """A silo's own words on its disk."""
+
+    noun: ClassVar[str] = "list of words"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was sketched of one field."""
+
+    field: str
+    documents: int
+    tokens: int
+    cells: int
+    width: int
+
+
+@dataclass(frozen=True)
+class SiloFolder:
+    """The folder of one silo."""
+
+    path: Path
+
+    @classmethod
+    def at(cls, path: str | PathLike[str], *, create: bool = False) -> SiloFolder:
+        """An existing folder, or a new one."""
+        return cls(Keyring.at(path, create=create).path)
+
+    @property
+    def keys(self) -> Keyring:
+        """The silo's keys."""
+        return Keyring(self.path)
+
+    def ledger(self, budget: Budget | None = None) -> Ledger:
+        """The silo's ledger; a new one needs a budget."""
+        return Ledger(self.path / LEDGER, budget)
+
+    def build(
+        self,
+        documents: Documents,
+        fields: Sequence[str] = FIELDS,
+        *,
+        width: int | None = None,
+        budget: Budget | None = None,
+        tokeniser: Tokeniser = ENGLISH,
+    ) -> list[Built]:
+        """Sketch fields of documents and enter their versions into the ledger."""
+        key = self.keys.group_key(create=True)
+        self.keys.noise_key(create=True)
+        known = (self.path / LEDGER).exists()
+        if known and budget is not None:
+            self.ledger(budget).close()  # which refuses another one than it has
+        with self.ledger(None if known else budget or Budget()) as ledger:
+            pairs = zip(documents.titles, documents.bodies, strict=True)
+            covered = ledger.versions(documents.ids, [fingerprint(*pair) for pair in pairs])
+        built = []
+        for name in fields:
+            tokens = tokeniser(documents.titles if name == "title" else documents.bodies)
+            family = key.family(name, width=width or width_for(tokens.lengths))
+            built.append(self._sketch(name, tokens, covered, family))
+            self._keep_words(name, tokens)
+        return built
+
+    def _sketch(self, name: str, tokens: Tokens, covered: Covered, family: HashFamily) -> Built:
+        sketch = CountMin.of(tokens, family)
+        header = {"field": name, "width": family.width, "group": self.keys.group_key().mark.hex()}
+        arrays: dict[str, NDArray[Any]] = {
+            "offsets": sketch.offsets,
+            "cells": sketch.cells,
+            "values": sketch.values,
+            "lengths": tokens.lengths,
+            "versions": np.frombuffer(bytes.fromhex("".join(covered.versions)), dtype=np.uint8),
+        }
+        names = {"documents.json": json.dumps(list(covered.documents))}
+        _write(SketchBundle(header, arrays, names), self.path / f"{name}.sketch")
+        return Built(name, len(tokens), len(tokens.terms), len(sketch.cells), family.width)
+
+    def _keep_words(self, name: str, tokens: Tokens) -> None:
+        table = tokens.counts()
+        arrays = {
+            "offsets": table.indptr.astype(np.int64),
+            "terms": table.indices.astype(np.int32),
+            "times": table.data.astype(np.int32),
+        }
+        words = {"words.json": json.dumps(tokens.terms.words, ensure_ascii=False)}
+        _write(WordsBundle({"field": name}, arrays, words), self.path / f"{name}.words")
+
+    def fields(self) -> tuple[str, ...]:
+        """The fields that were built."""
+        found = tuple(name for name in FIELDS if (self.path / f"{name}.sketch").exists())
+        if not found:
+            raise DataError("has no sketches", file=self.path, cure="isthmus sketch build makes them")
+        return found
+
+    def owner(self, name: str, epsilon: float, charge: ChargeAll) -> Owner:
+        """The sketches of a field, ready to be released with each cell noised once."""
+        file = self.path / f"{name}.sketch"
+        bundle, key = SketchBundle.read(file), self.keys.group_key()
+        if bundle.header.get("group") != key.mark.hex():
+            raise DataError("was built under another group key", file=file, cure="build it again")
+        family = key.family(name, width=int(bundle.header["width"]))
+        arrays = bundle.arrays
+        columns = (frozen(arrays[part]) for part in ("offsets", "cells", "values"))
+        versions = tuple(version.tobytes().hex() for version in arrays["versions"].reshape(-1, NONCE))
+        covered = Covered(tuple(json.loads(bundle.texts["documents.json"])), versions)
+        release = Release(name, family, OneShot(epsilon), self.keys.noise_key(), charge)
+        return Owner(CountMin(family, *columns), frozen(arrays["lengths"]), covered, release)
+
+    def words(self, name: str) -> Tokens:
+        """The words of the silo's own documents, in no order."""
+        bundle = WordsBundle.read(self.path / f"{name}.words")
+        offsets, terms, times = (bundle.arrays[part] for part in ("offsets", "terms", "times"))
+        vocabulary = Ids.of(json.loads(bundle.texts["words.json"])).vocabulary
+        ends = np.concatenate(([0], np.cumsum(times)))[offsets]
+        codes = np.repeat(terms.astype(np.int64), times)
+        return Tokens(Ids(frozen(codes), vocabulary), frozen(ends.astype(np.int64)))
+
+
+def _write(bundle: Bundle, path: Path) -> None:
+    """What is exact is its owner's alone."""
+    bundle.write(path)
+    os.chmod(path, 0o600)
+
+
+def write_released(owners: Iterable[Owner], key: GroupKey, peer: str, path: str | PathLike[str]) -> int:
+    """Publish what owners hold to a peer, in one file, charged before it is there; the number of bytes."""
+    size = _HEAD.size
+    with replacing(path) as stream:
+        stream.write(_HEAD.pack(_MAGIC, key.mark))
+        for owner in owners:
+            for message in _released(owner, peer):
+                stream.write(struct.pack("<I", len(message)) + message)
+                size += 4 + len(message)
+    return size
+
+
+def _released(owner: Owner, peer: str) -> Iterator[bytes]:
+    yield owner.catalogue().encode()
+    done = 0
+    for _ in progress(range(len(owner)), label=f"noising {owner.release.field}"):
+        if done >= len(owner):
+            return
+        batch = owner.publish(done, peer)
+        yield batch.encode()
+        done += batch.documents
+
+
+Released = Mapping[str, tuple[Catalogue, CountMin]]
+"""What a peer published: of every field its catalogue and its noisy sketches."""
+
+
+def read_released(path: str | PathLike[str], key: GroupKey) -> Released:
+    """What a peer published in a file."""
+    found: dict[str, tuple[Catalogue, CountMin]] = {}
+    try:
+        for catalogue, batches in _by_field(_messages(path, key)):
+            terms = catalogue.terms
+            family = key.family(terms.field, rows=terms.rows, width=terms.width)
+            found[terms.field] = catalogue, assemble(iter(batches), catalogue, family)
+    except ProtocolError as error:
+        raise DataError(f"is no released file: {error}", file=path, cure="ask for it again") from None
+    if not found:
+        raise DataError("holds nothing", file=path, cure="ask for it again")
+    return found
+
+
+def _by_field(messages: Iterator[bytes]) -> Iterator[tuple[Catalogue, list[Published]]]:
+    catalogue: Catalogue | None = None
+    batches: list[Published] = []
+    for message in messages:
+        if kind_of(message) == Catalogue.kind:
+            if catalogue is not None:
+                yield catalogue, batches
+            catalogue, batches = Catalogue.decode(message), []
+        else:
+            batches.append(Published.decode(message))
+    if catalogue is not None:
+        yield catalogue, batches
+
+
+def _messages(path: str | PathLike[str], key: GroupKey) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(_HEAD.size)
+            if len(head) < _HEAD.size or head[:8] != _MAGIC:
+                raise DataError("is no released file", file=path, cure="isthmus sketch publish makes one")
+            if _HEAD.unpack(head)[1] != key.mark:
+                cure = "the silos of a federation share one group.key: isthmus keys --help"
+                raise DataError("was released under another group key", file=path, cure=cure)
+            while head := stream.read(4):
+                size = struct.unpack("<I", head)[0] if len(head) == 4 else LARGEST
+                message = stream.read(size) if size < LARGEST else b""
+                if len(message) != size:
+                    raise DataError("is cut", file=path, cure="ask for it again")
+                yield message
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", file=path, cure="check the path") from error
