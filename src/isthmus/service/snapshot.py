@@ -133,7 +133,7 @@ class Snapshot:
         rows = np.unique(np.concatenate(list(lists.values())))
         listed = {name: np.isin(rows, held, assume_unique=True) for name, held in lists.items()}
         scores = {name: self._taken(each, rows) for name, each in scored.items()}
-        documents = tuple(self._document(row) for row in rows.tolist())
+        documents = tuple(self._documents(rows))
         return Found(words, tokens, rows, documents, scores, listed)
 
     def _bm25(self, words: Sequence[str], postings: Mapping[str, list[Postings | None]]) -> list[FloatArray]:
@@ -186,7 +186,7 @@ class Snapshot:
         if len(scores) == 1 or len(rows) <= depth:
             return rows[:depth]
         values = np.concatenate([each[at] for each, at in zip(scores, best, strict=True)])
-        names = Ids.of([self._document(row) for row in rows.tolist()])
+        names = Ids.of(self._documents(rows))
         return rows[np.lexsort((-names.codes, -values))[:depth]]
 
     def _taken(self, scores: Sequence[NDArray[Any]], rows: IntArray) -> FloatArray:
@@ -197,11 +197,11 @@ class Snapshot:
             found[here] = each[rows[here] - base]
         return found
 
-    def _document(self, row: int) -> str:
-        for base, part in zip(self._bases, self.parts, strict=False):
-            if row < base + len(part.segment):
-                return part.segment.documents[row - base].decode()
-        raise IndexError(row)
+    def _documents(self, rows: IntArray) -> list[str]:
+        """The ids of documents by number."""
+        places = np.searchsorted(self._bases, rows, side="right") - 1
+        pairs = zip(places.tolist(), rows.tolist(), strict=True)
+        return [self.parts[at].segment.ids[row - self._bases[at]] for at, row in pairs]
 
     def features(self, found: Found) -> FloatArray:
         """What a ranker reads: the sixteen features of title and body, then every retriever's score."""

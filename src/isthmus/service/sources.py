@@ -1,0 +1,289 @@
+"""Where a node's documents come from: folders of files, BEIR collections, SQL queries.
+
+A file that cannot be read is one DataError, told to whoever asked, and the others go on.
+
+    folder   .txt .md .rst .html .htm .pdf below the path; the id is the path from there, with '/' between
+    beir     corpus.jsonl, with ids of its own
+    sql      rows of a query: id, title, body, or id and body
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from isthmus.errors import DataError, IsthmusError, MissingExtra
+from isthmus.service.settings import Source, secret
+from isthmus.service.stores import Counts, Draft, Store
+from isthmus.service.wire import LONGEST_ID
+from isthmus.tables.beir import records
+
+LARGEST = 50 << 20
+"""Bytes of a file; larger ones are hardly documents."""
+_SPACE = re.compile(r"[ \t\r\f\v]+")
+
+Tell = Callable[[DataError], None]
+
+
+def read(source: Source, tell: Tell) -> Iterator[Draft]:
+    """The documents of a source; what is wrong with single ones is told."""
+    kinds = {"folder": _folder, "beir": _beir, "sql": _sql}
+    yield from kinds[source.kind](source, tell)
+
+
+def label(source: Source) -> str:
+    """The name under which a store remembers what a source gave. No secret is in it."""
+    where = source.path if source.kind != "sql" else " ".join(source.query.split())
+    return f"{source.kind}:{where}" + (f"#{source.part}" if source.part else "")
+
+
+def load(source: Source, store: Store, tell: Tell) -> Counts:
+    """Bring a store up to a source: new and changed documents are written, those gone from it removed.
+
+    What a file that cannot be read gave before is kept.
+    """
+    seen: set[str] = set()
+    unread: set[str] = set()
+    name = label(source)
+
+    def note(error: DataError) -> None:
+        if error.file is not None and source.path is not None and source.kind == "folder":
+            unread.add(_id(Path(error.file), source.path))
+        else:
+            unread.add("")  # of which document is not known: nothing is removed
+        tell(error)
+
+    def each() -> Iterator[Draft]:
+        for draft in read(source, note):
+            seen.add(draft.id)
+            yield draft
+
+    done = store.put(each(), source=name)
+    if "" in unread:
+        return done
+    return done + Counts(removed=store.retain(name, seen | unread))
+
+
+def _folder(source: Source, tell: Tell) -> Iterator[Draft]:
+    root = _path(source)
+    if not root.is_dir():
+        raise DataError("is not a folder", file=root, cure="check the source's path")
+    for path in _files(root):
+        reader = READERS[path.suffix.lower()]
+        try:
+            if path.stat().st_size > LARGEST:
+                raise DataError(f"larger than {LARGEST >> 20} MB", file=path, cure="split it")
+            title, body = reader(path)
+            if not body.strip():  # the title may be no more than the file's name
+                raise DataError("has no text", file=path, cure="a scanned PDF needs text recognition first")
+            yield _checked(Draft(_id(path, root), title, body), path)
+        except OSError as error:
+            tell(DataError(f"cannot be read: {error.strerror or error}", file=path, cure="check the file"))
+        except DataError as error:
+            tell(error)
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Readable kinds of files below a folder, in order; hidden ones and links out of it are left alone."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            path = Path(folder, name)
+            wanted = not name.startswith(".") and path.suffix.lower() in READERS and path.is_file()
+            if wanted and path.resolve().is_relative_to(root.resolve()):
+                yield path
+
+
+def _id(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def _path(source: Source) -> Path:
+    if source.path is None:
+        raise DataError(f"a source of kind {source.kind} without a path")
+    return source.path
+
+
+def _checked(draft: Draft, file: Path) -> Draft:
+    if len(draft.id) > LONGEST_ID:
+        raise DataError(f"an id of {len(draft.id)} characters", file=file, cure=f"at most {LONGEST_ID}")
+    if not draft.title.strip() and not draft.body.strip():
+        raise DataError("has no text", file=file)
+    return draft
+
+
+def _text(path: Path) -> str:
+    """UTF-8, or what was common before; a byte-order mark decides."""
+    data = path.read_bytes()
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16", "replace")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("cp1252", "replace")
+    if "\0" in text:
+        raise DataError("is not text", file=path, cure="give it the suffix of what it is")
+    return text
+
+
+def _plain(path: Path) -> tuple[str, str]:
+    return path.stem, _text(path)
+
+
+def _markdown(path: Path) -> tuple[str, str]:
+    """The first heading is the title."""
+    text = _text(path)
+    found = re.search(r"^#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$", text, re.MULTILINE)
+    return (found.group(1) if found else path.stem), text
+
+
+class _Html(HTMLParser):
+    """Text between tags, without scripts and styles; blocks are lines."""
+
+    hidden = frozenset(("script", "style", "noscript", "template"))
+    inline = frozenset(("a", "b", "i", "em", "strong", "span", "code", "sub", "sup", "small", "u", "q"))
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.title, self.parts = "", list[str]()
+        self._inside: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag in self.hidden or tag == "title":
+            self._inside.append(tag)
+        elif tag not in self.inline:
+            self.parts.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._inside:
+            del self._inside[self._inside.index(tag) :]
+        elif tag not in self.inline:
+            self.parts.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        if not self._inside:
+            self.parts.append(data)
+        elif self._inside[-1] == "title":
+            self.title += data
+
+
+def _html(path: Path) -> tuple[str, str]:
+    parser = _Html()
+    parser.feed(_text(path))
+    parser.close()
+    return _tidy(parser.title).replace("\n", " ") or path.stem, _tidy("".join(parser.parts))
+
+
+def _tidy(text: str) -> str:
+    lines = (_SPACE.sub(" ", line).strip() for line in text.split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _pdf(path: Path) -> tuple[str, str]:
+    """By pypdf (extra `pdf`), or by the program pdftotext where that is installed."""
+    try:
+        from pypdf import PdfReader
+    except ImportError as error:
+        if shutil.which("pdftotext") is None:
+            raise DataError("PDF files need pypdf", file=path, cure="pip install 'isthmus[pdf]'") from error
+        return path.stem, _pdftotext(path)
+    try:
+        pages = PdfReader(path, strict=False)
+        named = pages.metadata.title if pages.metadata is not None else None
+        return str(named or "").strip() or path.stem, _tidy(
+            "\n".join(page.extract_text() for page in pages.pages)
+        )
+    except Exception as error:  # pypdf raises whatever a broken file makes it stumble over
+        raise DataError("is not a PDF that can be read", file=path, text=str(error)) from error
+
+
+def _pdftotext(path: Path) -> str:
+    done = subprocess.run(
+        ["pdftotext", "-q", "-enc", "UTF-8", str(path), "-"], capture_output=True, timeout=120, check=False
+    )
+    if done.returncode:
+        raise DataError("is not a PDF that can be read", file=path)
+    return _tidy(done.stdout.decode("utf-8", "replace"))
+
+
+READERS: dict[str, Callable[[Path], tuple[str, str]]] = {
+    ".txt": _plain,
+    ".text": _plain,
+    ".rst": _plain,
+    ".md": _markdown,
+    ".markdown": _markdown,
+    ".html": _html,
+    ".htm": _html,
+    ".xhtml": _html,
+    ".pdf": _pdf,
+}
+"""What turns a file into title and body, by its suffix."""
+
+
+def _beir(source: Source, tell: Tell) -> Iterator[Draft]:
+    path = _path(source)
+    file = next((at for name in ("corpus.jsonl", "corpus.jsonl.gz") if (at := path / name).exists()), path)
+    for record in records(file):
+        if source.part is None or record.silo == source.part:
+            yield Draft(record.id, record.title, record.text)
+
+
+def _sql(source: Source, tell: Tell) -> Iterator[Draft]:
+    url = secret(source.url, "sources.url")
+    rows = _sqlite_rows(url, source.query) if url.startswith("sqlite:") else _postgres_rows(url, source.query)
+    for number, row in enumerate(rows, 1):
+        if len(row) not in (2, 3) or row[0] is None:
+            tell(DataError(f"row {number} is not id, title, body or id, body", cure="change the query"))
+            continue
+        *title, body = ("" if value is None else str(value) for value in row[1:])
+        try:
+            yield _checked(Draft(str(row[0]), title[0] if title else "", body), Path(f"row {number}"))
+        except DataError as error:
+            tell(error)
+
+
+def _sqlite_rows(url: str, query: str) -> Iterator[tuple[Any, ...]]:
+    path = url.removeprefix("sqlite:///")
+    if not Path(path).is_file():
+        raise DataError("there is no such database", file=path, cure="check sources.url")
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        yield from db.execute(query)
+    except sqlite3.Error as error:
+        raise DataError(f"the query failed: {error}", file=path, cure="check sources.query") from error
+    finally:
+        db.close()
+
+
+def _postgres_rows(url: str, query: str) -> Iterator[tuple[Any, ...]]:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise MissingExtra("postgres", "a source in PostgreSQL") from error
+    try:
+        with psycopg.connect(url, connect_timeout=10) as db:
+            db.read_only = True
+            with db.cursor(name="isthmus") as cursor:
+                cursor.execute(query.encode())
+                yield from cursor
+    except psycopg.Error as error:
+        told = str(error).strip().split("\n")[0]
+        raise DataError(f"the source's query failed: {told}", cure="check sources.url and query") from error
+
+
+def load_all(sources: tuple[Source, ...], store: Store, tell: Tell) -> Counts:
+    """Every source, one after the other; one that cannot be read at all is told, and the next goes on."""
+    done = Counts()
+    for source in sources:
+        try:
+            done += load(source, store, tell)
+        except IsthmusError as error:
+            tell(error if isinstance(error, DataError) else DataError(str(error)))
+    return done

@@ -1,0 +1,151 @@
+"""Sources: every kind of file gives its text, and one bad file is one error."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from isthmus.errors import ConfigError, DataError
+from isthmus.service.settings import Source
+from isthmus.service.sources import load, load_all, read
+from isthmus.service.stores import Counts, SqliteStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = SqliteStore(tmp_path / "store.db")
+    yield made
+    made.close()
+
+
+def pdf_of(text):
+    """The smallest PDF that says something."""
+    stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R"
+        b" /Resources << /Font << /F1 5 0 R >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    out, places = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        places.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, content)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    return (
+        out
+        + b"xref\n0 6\n0000000000 65535 f \n%strailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF"
+        % (
+            table,
+            len(out),
+        )
+    )
+
+
+@pytest.fixture
+def papers(tmp_path):
+    root = tmp_path / "papers"
+    (root / "deep" / ".hidden").mkdir(parents=True)
+    (root / "a note.txt").write_text("plain words")
+    (root / "old.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (root / "wide.txt").write_text("wide words", encoding="utf-16")
+    (root / "deep" / "b.md").write_text("intro\n\n# The heading #\n\nwords *here*")
+    (root / "c.html").write_text(
+        "<html><head><title>A &amp; B</title><style>p{}</style><script>alert(1)</script></head>"
+        "<body><p>First <b>bold</b></p><p>Second<br>line</body>"
+    )
+    (root / "d.pdf").write_bytes(pdf_of("Portable words"))
+    (root / "deep" / ".hidden" / "x.txt").write_text("secret")
+    (root / "picture.png").write_bytes(b"\x89PNG")
+    return root
+
+
+def test_every_kind_of_file_gives_title_and_body(papers):
+    errors = []
+    found = {draft.id: draft for draft in read(Source("folder", papers), errors.append)}
+    assert not errors
+    assert set(found) == {"a note.txt", "old.txt", "wide.txt", "deep/b.md", "c.html", "d.pdf"}
+    assert (found["a note.txt"].title, found["a note.txt"].body) == ("a note", "plain words")
+    assert found["old.txt"].body == "café"
+    assert found["wide.txt"].body == "wide words"
+    assert found["deep/b.md"].title == "The heading"
+    assert found["c.html"].title == "A & B"
+    assert found["c.html"].body == "First bold\n\nSecond\nline"
+    assert found["d.pdf"].body == "Portable words"
+
+
+def test_one_bad_file_is_one_error_and_the_rest_goes_on(papers, store):
+    assert load(Source("folder", papers), store, pytest.fail) == Counts(added=6)
+    (papers / "d.pdf").write_bytes(b"%PDF-1.4 nonsense")
+    (papers / "e.pdf").write_bytes(b"not one")
+    (papers / "empty.md").write_text("  \n")
+    (papers / "binary.txt").write_bytes(b"\0\1\2")
+    (papers / "old.txt").unlink()
+    (papers / "wide.txt").write_text("other words")
+    (papers / "gone.txt").symlink_to("/nowhere")
+    errors = []
+    assert load(Source("folder", papers), store, errors.append) == Counts(changed=1, removed=1)
+    assert sorted(error.file.rpartition("/")[2] for error in errors) == [
+        "binary.txt",
+        "d.pdf",
+        "e.pdf",
+        "empty.md",
+    ]
+    assert store.get(["d.pdf"])["d.pdf"].body == "Portable words", "what could be read once is kept"
+
+
+def test_links_do_not_lead_out_of_the_folder(papers, tmp_path):
+    (tmp_path / "outside.txt").write_text("not mine")
+    (papers / "in.txt").symlink_to(tmp_path / "outside.txt")
+    assert "in.txt" not in {draft.id for draft in read(Source("folder", papers), pytest.fail)}
+
+
+def test_a_beir_collection_and_one_part_of_it(tmp_path, store):
+    (tmp_path / "corpus.jsonl").write_text(
+        '{"_id": "d1", "title": "One", "text": "first", "metadata": {"silo": "north"}}\n'
+        '{"_id": "d2", "title": "Two", "text": "second", "metadata": {"silo": "south"}}\n'
+    )
+    assert [draft.id for draft in read(Source("beir", tmp_path), pytest.fail)] == ["d1", "d2"]
+    north = Source("beir", tmp_path / "corpus.jsonl", part="north")
+    assert load(north, store, pytest.fail) == Counts(added=1)
+    (tmp_path / "corpus.jsonl").write_text("nonsense\n")
+    errors = []
+    assert load_all((north,), store, errors.append) == Counts()
+    assert "corpus.jsonl" in str(errors[0])
+    assert store.count() == 1, "a damaged file takes nothing away"
+
+
+def test_a_query_of_a_database(tmp_path, store):
+    path = tmp_path / "shop.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE thing (number INTEGER, name TEXT, told TEXT)")
+        db.executemany(
+            "INSERT INTO thing VALUES (?, ?, ?)", [(1, "Lamp", "light"), (2, None, "dark"), (None, "x", "y")]
+        )
+    errors = []
+    source = Source("sql", url=f"sqlite:///{path}", query="SELECT number, name, told FROM thing")
+    assert load(source, store, errors.append) == Counts(added=2)
+    assert "row 3" in str(errors[0])
+    assert store.get(["1"])["1"].title == "Lamp"
+    short = Source("sql", url=f"sqlite:///{path}", query="SELECT number, told FROM thing WHERE number = 1")
+    assert [draft.body for draft in read(short, pytest.fail)] == ["light"]
+    with pytest.raises(DataError, match="query failed"):
+        list(read(Source("sql", url=f"sqlite:///{path}", query="DELETE FROM thing"), pytest.fail))
+    with pytest.raises(DataError, match="no such database"):
+        list(read(Source("sql", url="sqlite:///nowhere.db", query="SELECT 1"), pytest.fail))
+    with pytest.raises(ConfigError, match="NOT_SET_ANYWHERE"):
+        list(read(Source("sql", url="env:NOT_SET_ANYWHERE", query="SELECT 1"), pytest.fail))
+
+
+def test_a_query_of_postgres(postgres_url, store):
+    source = Source(
+        "sql", url=postgres_url, query="SELECT n, 'title ' || n, '100% of it' FROM generate_series(1, 3) n"
+    )
+    assert load(source, store, pytest.fail) == Counts(added=3)
+    errors = []
+    broken = Source("sql", url=postgres_url, query="SELECT nothing")
+    assert load_all((broken,), store, errors.append) == Counts()
+    assert "does not exist" in str(errors[0])
