@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from isthmus.errors import ConfigError, DataError
-from isthmus.retrieval import BM25, Retriever, Statistics
-from isthmus.tables import Documents, Queries, Run
+from isthmus.fusion import Stacked, fuse
+from isthmus.retrieval import BM25, Fused, Retriever, Statistics
+from isthmus.tables import Documents, Qrels, Queries, Run
 from isthmus.text import tokenise
 
 
@@ -154,3 +156,30 @@ def test_bad_questions_are_refused() -> None:
     again = Documents(("d", "d"), ("", ""), ("red", "green"), np.zeros(2, int))
     with pytest.raises(DataError, match="document id 'd' appears twice"):
         BM25().index(again)
+
+
+WORDY = {f"q{at}": text for at, text in enumerate(("red apple", "green apple", "pear tart", "red pear"))}
+
+
+def test_a_fused_retriever_is_a_retriever_and_nests() -> None:
+    usual, flat = BM25().index(documents(FRUIT)), BM25(b=0.0, k1=0.5).index(documents(FRUIT))
+    asked = queries(WORDY)
+    hybrid = Fused({"usual": usual, "flat": flat}, "comb-mnz", depth=3)
+    nested: Retriever = Fused({"hybrid": hybrid, "usual": usual})
+    found = nested.search(asked, k=2)
+    assert found.queries == asked.ids
+    assert np.diff(found.offsets).max() == 2
+    expected = fuse([usual.search(asked, 3), flat.search(asked, 3)], "comb-mnz")
+    assert hybrid.search(asked, k=5).to_dict() == expected.top(5).to_dict()
+    with pytest.raises(ConfigError, match="no retrievers"):
+        Fused({})
+
+
+def test_a_fitted_fuser_gives_a_fused_retriever_probabilities() -> None:
+    asked = queries(WORDY)
+    hybrid = Fused({"usual": BM25().index(documents(FRUIT)), "flat": BM25(b=0.0).index(documents(FRUIT))})
+    runs = hybrid.runs(asked)
+    qrels = Qrels.from_dict({query: {runs[0][query].documents.word(0): 1} for query in asked.ids})
+    sure = replace(hybrid, fuser=Stacked(calibrator="platt", folds=2).fit(runs, qrels))
+    chances = sure.search(asked, k=3).chances
+    assert ((chances > 0) & (chances < 1)).all()

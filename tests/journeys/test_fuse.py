@@ -74,6 +74,15 @@ def test_a_wanted_precision_is_kept_on_new_queries(folder: Path) -> None:
     assert (kept.grades(read_qrels(folder / "test.qrels")) > 0).mean() > 0.65
 
 
+def test_options_may_come_first_and_a_dash_is_stdout(folder: Path) -> None:
+    runs = [str(folder / f"{name}-test.run") for name in ("bm25", "dense")]
+    command = [sys.executable, "-m", "isthmus", "fuse", "-m", "rrf", "--top", "3", "-o"]
+    told = subprocess.run([*command, "-", *runs], capture_output=True, text=True, check=True)
+    subprocess.run([*command, str(folder / "same.run"), *runs], capture_output=True, check=True)
+    assert told.stdout == (folder / "same.run").read_text()
+    assert main(["fuse", *runs, "-o", "-", "--json"]) == 1
+
+
 def test_explanations_are_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(folder / f"{name}-validation.run") for name in ("bm25", "dense")]
     assert main(["fuse", *runs, "--method", "rrf", "--explain", "q7"]) == 0

@@ -53,6 +53,11 @@ def whole(low: int) -> Callable[[str], int]:
     return parse
 
 
+def output(text: str) -> str:
+    """An argument type: a file to write, "-" being stdout."""
+    return "/dev/stdout" if text == "-" else text
+
+
 def finite(value: object) -> object:
     """A value for JSON, which has no NaN and no infinity: null in their place."""
     if isinstance(value, float):

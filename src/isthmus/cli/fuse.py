@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add_json, print_json, whole
+from isthmus.cli.command import Command, add_json, output, print_json, whole
 
 if TYPE_CHECKING:
     from isthmus.calibration import ThresholdCurve
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def _shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--qrels", metavar="FILE", help="judgements to learn from")
-    parser.add_argument("-o", "--out", metavar="FILE", help="the TREC run to write")
+    parser.add_argument("-o", "--out", type=output, metavar="FILE", help="the TREC run to write; - is stdout")
     parser.add_argument("--save", metavar="FILE", help="keep what was learned")
     parser.add_argument("--model", metavar="FILE", help="use what was kept with --save")
     parser.add_argument(
@@ -47,7 +47,9 @@ def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (parser.epilog or "") + CALIBRATE_MORE
     parser.add_argument("ranking", metavar="RUN", help="a TREC run")
     _shared(parser)
-    parser.add_argument("--method", default="auto", help="auto, platt, isotonic, query-feature … (auto)")
+    parser.add_argument(
+        "-m", "--method", default="auto", help="auto, platt, isotonic, query-feature … (auto)"
+    )
     add_json(parser, "one object {run, out, method, queries, rows, calibration, threshold}")
 
 
@@ -64,6 +66,7 @@ def _calibrate(asked: argparse.Namespace) -> int | None:
     from isthmus.tables import read_qrels, read_run, write_run
 
     _needs(asked.out or asked.save or asked.json, "-o FILE, --save FILE or --json")
+    _check_stdout(asked.out, asked.json)
     _needs(asked.qrels or asked.model, "--qrels FILE to learn from, or --model FILE")
     run = read_run(asked.ranking)
     qrels = read_qrels(asked.qrels) if asked.qrels else None
@@ -103,6 +106,7 @@ def _fuse_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="TREC runs, one per retriever")
     _shared(parser)
     parser.add_argument(
+        "-m",
         "--method",
         default="auto",
         help="auto: stacked with judgements, else rrf. Also log-odds, weighted, convex, comb-sum, comb-mnz, "
@@ -129,6 +133,7 @@ def _fuse(asked: argparse.Namespace) -> int | None:
 
     _needs(asked.out or asked.save or asked.explain or asked.json, "-o FILE, --save FILE or --explain QID")
     _needs(asked.explain or not asked.document, "--explain QID beside --document")
+    _check_stdout(asked.out, asked.json or asked.explain)
     runs = _told_apart([read_run(path) for path in asked.runs], asked.runs)
     qrels = read_qrels(asked.qrels) if asked.qrels else None
     model, fused = _fused(asked, runs, qrels)
@@ -306,6 +311,13 @@ def _needs(there: object, what: str) -> None:
 
     if not there:
         raise ConfigError(f"nothing to do without {what}")
+
+
+def _check_stdout(out: str | None, told: object) -> None:
+    from isthmus.errors import ConfigError
+
+    if out == output("-") and told:
+        raise ConfigError("-o - and --json or --explain both write to stdout: name a file", key="out")
 
 
 COMMANDS = (

@@ -2,6 +2,7 @@
 
 from isthmus.retrieval.bm25 import BM25, BM25Index, Statistics
 from isthmus.retrieval.dense import Dense, DenseIndex
+from isthmus.retrieval.fused import Fused
 from isthmus.retrieval.retriever import Retriever
 
-__all__ = ["BM25", "BM25Index", "Dense", "DenseIndex", "Retriever", "Statistics"]
+__all__ = ["BM25", "BM25Index", "Dense", "DenseIndex", "Fused", "Retriever", "Statistics"]
