@@ -5,8 +5,8 @@
     Projected     another encoder behind a linear map learned from judged pairs
 
 An encoder has a `fingerprint` that changes whenever its vectors would, so `encode_cached` can keep
-vectors on disk. The transformer runs in NumPy: its matrix products are the whole cost, so a graph
-runtime is no faster, and texts of equal length are batched together, so nothing is spent on padding.
+vectors on disk. The transformer runs in NumPy; texts of equal length are batched together, so that nothing
+is spent on padding.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The same raw score means different things in different lists. Fourteen features describe the score, the
 list's distribution of scores and the score's place in it; boosted trees turn them into a probability.
 With monotone constraints on the four features that move with the score inside a list, no list is
-reordered; without them (the paper's form) 27-49 % of top answers change.
+reordered; without them (the paper's form) a worse score may get the higher probability.
 """
 
 from __future__ import annotations
