@@ -48,11 +48,14 @@ def squared_error(scores: Floats, labels: Ints, offsets: Ints) -> tuple[float, F
 def cross_entropy(scores: Floats, labels: Ints, offsets: Ints) -> tuple[float, Floats]:
     """Cross entropy of the grade: −log softmax(s)_y, with one score per row and grade.
 
-    The fastest layout of `scores` is the transpose of a (grades × rows) array.
+    Labels may be a chance for every grade instead: −Σ_g p_g log softmax(s)_g. The fastest layout of
+    `scores` is the transpose of a (grades × rows) array.
     """
     rows = len(scores)
     if not rows:
         return 0.0, np.zeros_like(scores)
+    if labels.ndim == 2:
+        return _cross_entropy_of_chances(scores, labels.astype(scores.dtype, copy=False))
     gradient = np.subtract(scores, np.maximum.reduce(scores, axis=1, keepdims=True))
     picked = np.arange(rows), labels
     value = -float(np.add.reduce(gradient[picked]))
@@ -63,6 +66,18 @@ def cross_entropy(scores: Floats, labels: Ints, offsets: Ints) -> tuple[float, F
     gradient /= total[:, None]
     gradient[picked] -= scores.dtype.type(1 / rows)
     return value / rows, gradient
+
+
+def _cross_entropy_of_chances(scores: Floats, chances: Floats) -> tuple[float, Floats]:
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    gradient = np.exp(shifted)
+    total = gradient.sum(axis=1, keepdims=True)
+    value = float(((np.log(total) - shifted) * chances).sum()) / len(scores)
+    gradient /= total
+    gradient *= chances.sum(axis=1, keepdims=True)
+    gradient -= chances
+    gradient /= len(scores)
+    return value, gradient
 
 
 def softmax(scores: Floats, labels: Ints, offsets: Ints) -> tuple[float, Floats]:

@@ -1,5 +1,6 @@
 """Rankers: linear and MLP in NumPy, their losses' training, feature scaling, and gradient-boosted trees."""
 
+from isthmus.rankers.lessons import Lesson
 from isthmus.rankers.networks import CENTRAL, MLP, Linear, Scoring, scores_of
 from isthmus.rankers.ranker import Ranker, load_ranker
 from isthmus.rankers.scaling import SCALINGS, Scaling, ScalingStats
@@ -21,6 +22,7 @@ __all__ = [
     "SCALINGS",
     "Descent",
     "LambdaMART",
+    "Lesson",
     "Linear",
     "LocalTraining",
     "Parameters",

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError, DataError
 from isthmus.losses import Loss, loss_named
+from isthmus.rankers.lessons import Lesson
 from isthmus.rankers.ranker import check_width
 from isthmus.tables import Letor
 from isthmus.tables.grouped import rows_of
@@ -154,7 +155,7 @@ class Descent:
         # A diverging run shows in its loss and parameters; a warning per operation would not help.
         with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):
             for rows, offsets in self._batches(data, rng):
-                value = self._step(data.features, rows, data.grades[rows], offsets)
+                value = self._step(data, rows, offsets)
                 size = len(offsets) - 1 if self._loss.whole_queries else len(rows)
                 total, weight = total + value * size, weight + size
         return total / max(1, weight)
@@ -177,20 +178,16 @@ class Descent:
             if offsets[-1] > offsets[0]:
                 yield rows[offsets[0] : offsets[-1]], offsets - offsets[0]
 
-    def _step(
-        self,
-        features: Array,
-        rows: NDArray[np.int64],
-        grades: NDArray[np.int32],
-        offsets: NDArray[np.int64],
-    ) -> float:
+    def _step(self, data: Letor, rows: NDArray[np.int64], offsets: NDArray[np.int64]) -> float:
         network = self._network
-        batch = network.gather(features, rows)
+        batch = network.gather(data.features, rows)
         outputs = network.forward(batch)
         scores = outputs if self._loss.graded else outputs[:, 0]
         if self._observe is not None:
-            self._observe(scores, grades)
-        value, slope = self._loss.function(scores, grades, offsets)
+            self._observe(scores, data.grades[rows])
+        value, slope = self._loss.function(scores, self._labels(data, rows), offsets)
+        if isinstance(data, Lesson) and data.weights is not None:
+            slope *= data.weights[rows].reshape(-1, *[1] * (slope.ndim - 1))
         network.backward(batch, slope.reshape(outputs.shape, order="A"))
         if self._start is not None:
             network.gradient += self._config.proximal * (network.flat - self._start)
@@ -199,6 +196,11 @@ class Descent:
         self._optimiser.step(network.gradient)
         self.steps += 1
         return value
+
+    def _labels(self, data: Letor, rows: NDArray[np.int64]) -> NDArray[Any]:
+        if isinstance(data, Lesson) and not self._loss.whole_queries:
+            return data.labels(rows, graded=self._loss.graded)
+        return data.grades[rows]
 
 
 class _Network:

@@ -12,6 +12,7 @@ import numpy as np
 
 from isthmus.errors import ConfigError, DataError, MissingExtra
 from isthmus.rankers.files import Saved
+from isthmus.rankers.lessons import Lesson
 from isthmus.rankers.ranker import Ranker, Scores, check_width
 from isthmus.tables import Letor
 
@@ -152,7 +153,10 @@ class LambdaMART(Ranker):
             "seed": 0,
             **self.options,
         }
-        data = library.Dataset(letor.features, letor.grades, group=_group_sizes(letor), free_raw_data=True)
+        weights = letor.weights if isinstance(letor, Lesson) else None
+        data = library.Dataset(
+            letor.features, letor.grades, group=_group_sizes(letor), weight=weights, free_raw_data=True
+        )
         watched, callbacks = [], []
         if validation is not None:
             sizes = _group_sizes(validation)
