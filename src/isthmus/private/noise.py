@@ -33,6 +33,7 @@ Name = str | int | float
 KEY, NONCE = 32, 16
 """Bytes of a noise key and of a version's nonce."""
 
+_AT_ONCE = 1 << 17  # blocks drawn at once, over all documents
 _GUIDE = 12  # bits of a word that pick the entry of the guide table
 
 
@@ -125,28 +126,40 @@ class NoiseKey:
 
     def words(self, domain: Sequence[Name], block: int, nonces: NDArray[np.uint8]) -> Words:
         """Two words for every nonce: those of the domain's block, of shape (nonces, 2)."""
-        told = _spelled((*domain, block))
-        subkey = hashlib.blake2b(told, key=self.secret, digest_size=32, person=b"isthmus noise").digest()
-        # ECB is the bare function: every block is another version's nonce and the output is no ciphertext
-        cipher = Cipher(algorithms.AES256(subkey), modes.ECB()).encryptor()
-        stream = cipher.update(np.ascontiguousarray(nonces).tobytes())
-        return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False).reshape(-1, 2)
+        found: Words = self._blocks(domain, [block], nonces)[0]
+        return found
+
+    def _blocks(self, domain: Sequence[Name], blocks: Sequence[int], nonces: NDArray[np.uint8]) -> Words:
+        """The words of several blocks, of shape (blocks, nonces, 2)."""
+        plain = np.ascontiguousarray(nonces).tobytes()
+        begun = hashlib.blake2b(_spelled(domain), key=self.secret, digest_size=32, person=b"isthmus noise")
+        streams = []
+        for block in blocks:
+            spelled = begun.copy()
+            spelled.update(_spelled((block,)))
+            # ECB is the bare function: every block is another version's nonce and the output is no ciphertext
+            cipher = Cipher(algorithms.AES256(spelled.digest()), modes.ECB()).encryptor()
+            streams.append(cipher.update(plain))
+        drawn = np.frombuffer(b"".join(streams), dtype="<u8").astype(np.uint64, copy=False)
+        return drawn.reshape(len(blocks), -1, 2)
 
     def noise(
         self, law: Geometric, domain: Sequence[Name], cells: IntArray, nonces: NDArray[np.uint8]
     ) -> NDArray[np.int32]:
         """The noise of cells in all documents, (cells, documents); cells 2i and 2i + 1 share a block."""
         drawn = np.zeros((len(cells), len(nonces)), dtype=np.int32)
-        if np.isinf(law.rate) or not len(nonces):
+        if np.isinf(law.rate) or not drawn.size:
             return drawn
-        told = (*domain, law.rate)
-        block, words = -1, np.empty((0, 2), dtype=np.uint64)
-        for at in np.argsort(cells, kind="stable").tolist():
-            cell = int(cells[at])
-            if cell // 2 != block:
-                block = cell // 2
-                words = self.words(told, block, nonces)
-            drawn[at] = law.of(words[:, cell % 2])
+        order = np.argsort(cells, kind="stable")
+        blocks, begins = np.unique(cells[order] // 2, return_index=True)
+        ends = np.append(begins[1:], len(cells))
+        step = max(1, _AT_ONCE // len(nonces))
+        for first in range(0, len(blocks), step):
+            some = blocks[first : first + step]
+            rows = order[begins[first] : ends[first + len(some) - 1]]
+            words = self._blocks((*domain, law.rate), some.tolist(), nonces)
+            chosen = words[np.searchsorted(some, cells[rows] // 2), :, cells[rows] % 2]
+            drawn[rows] = law.of(chosen.ravel()).reshape(chosen.shape)
         return drawn
 
     def __repr__(self) -> str:

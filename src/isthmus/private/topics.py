@@ -135,9 +135,12 @@ class Placed:
 
 def noised(exact: CountMin, law: Geometric, rng: np.random.Generator) -> CountMin:
     """Own sketches noised as others' are, to learn from; never released, so any generator will do."""
-    table = exact.dense()
-    words = rng.integers(0, 1 << 64, size=table.size, dtype=np.uint64)
-    return CountMin.of_dense(table + law.of(words).reshape(table.shape), exact.family)
+    table = exact.dense().astype(np.int32)
+    flat = table.reshape(-1)
+    for first in range(0, flat.size, _BLOCK):
+        some = flat[first : first + _BLOCK]
+        some += law.of(rng.integers(0, 1 << 64, size=some.size, dtype=np.uint64))
+    return CountMin.of_dense(table, exact.family)
 
 
 def _directions(counts: Any, lexicon: Lexicon, rng: np.random.Generator) -> Single:
