@@ -9,9 +9,9 @@ ask about for `scalar` and `per_cell`. The paper's shared noise gets its nominal
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -20,46 +20,27 @@ import numpy as np
 
 from isthmus.corpora import available, load, synthetic
 from isthmus.errors import DataError
-from isthmus.evaluation import evaluate
 from isthmus.experiments import private_pictures as pictures
 from isthmus.experiments.notebook import Cell, Notebook, Unit, cells_table
-from isthmus.features import Collection, ExactCounts, Pairs, TermCounts, bm25
+from isthmus.experiments.private_world import EPSILON_TOTALS, READERS, OneShotWorld, World
 from isthmus.partition import deal_corpus
-from isthmus.private.cost import Covered, explain, no_charge
-from isthmus.private.counts import (
-    AskedCells,
-    Asker,
-    Carrier,
-    Desk,
-    Noisy,
-    Owner,
-    PrivateCounts,
-    PublishedCells,
-    Release,
-    fetch_catalogue,
-    fetch_published,
-    in_memory,
-)
+from isthmus.private.cost import explain
+from isthmus.private.counts import AskedCells, Asker, Noisy, PrivateCounts, fetch_catalogue, in_memory
 from isthmus.private.decoys import Decoys
-from isthmus.private.mechanisms import Mechanism, OneShot, PerCell, Scalar, SharedNoise
-from isthmus.private.noise import Geometric, NoiseKey, fresh_nonces
-from isthmus.private.reading import Lexicon, Plain, Reader, Shrink, Threshold
-from isthmus.private.sketch import HashFamily, width_for
-from isthmus.private.topics import Topics
-from isthmus.private.totals import WIDTH, Sums, Totals
+from isthmus.private.mechanisms import Mechanism, PerCell, Scalar, SharedNoise
+from isthmus.private.noise import Geometric
+from isthmus.private.reading import Shrink
+from isthmus.private.sketch import HashFamily
 from isthmus.randomness import Streams
 from isthmus.report import Line, Page, Plot, Section, line_plot
-from isthmus.retrieval.retriever import best_rows
-from isthmus.tables import Corpus, Run
+from isthmus.tables import Corpus
 from isthmus.tables.ids import FloatArray, Ids, IntArray
-from isthmus.text import Tokens, tokenise
+from isthmus.text import Tokens
 
 DATA = ("cran", "npl", "synthetic")
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
 MEASURES = ("nDCG@10", "share of exact", "Kendall tau")
-SILOS, DEPTH = 4, 100
-EPSILON_TOTALS = 0.5
-"""ε of document frequencies and of collection counts."""
+SILOS = 4
 NARROW = 1000
 """Cells a row for mechanisms with many rows."""
 
@@ -144,133 +125,12 @@ def measure(
     return found
 
 
-class World:
-    """A collection dealt into silos, with exact scores to compare with."""
-
-    def __init__(self, corpus: Corpus, streams: Streams, width: int | None = None) -> None:
-        self.corpus, self.streams = corpus, streams
-        self.rows = [np.flatnonzero(corpus.documents.silos == silo) for silo in range(SILOS)]
-        self.asked = [np.flatnonzero(corpus.queries.silos == silo) for silo in range(SILOS)]
-        self.bodies = [tokenise([corpus.documents.bodies[row] for row in rows]) for rows in self.rows]
-        self.queries = [tokenise([corpus.queries.texts[row] for row in rows]) for rows in self.asked]
-        self.width = width or width_for(np.concatenate([tokens.lengths for tokens in self.bodies]))
-
-    @cached_property
-    def exact(self) -> FloatArray:
-        """Exact BM25 with everybody's statistics, queries × documents."""
-        whole = sum((Collection.of(tokens) for tokens in self.bodies[1:]), Collection.of(self.bodies[0]))
-        return self.scored(lambda asker, holder: ExactCounts.of(self.bodies[holder], whole))
-
-    def scored(self, counts: Callable[[int, int], TermCounts]) -> FloatArray:
-        """BM25 of all queries and documents; `counts(asker, holder)` is what one silo has of another."""
-        scores = np.zeros((len(self.corpus.queries), len(self.corpus.documents)))
-        for asker, queries in enumerate(self.asked):
-            for holder, rows in enumerate(self.rows):
-                if len(queries) and len(rows):
-                    pairs = Pairs.all(len(queries), len(rows))
-                    found = bm25(self.queries[asker], pairs, counts(asker, holder))
-                    scores[np.ix_(queries, rows)] = found.reshape(len(queries), len(rows))
-        return scores
-
-    def judged(self, scores: FloatArray) -> dict[str, float]:
-        """nDCG@10, and Kendall's τ with the exact order of each query's matches, a hundred at most."""
-        depth = min(DEPTH, scores.shape[1])
-        best = np.argpartition(-scores, depth - 1, axis=1)[:, :depth]
-        queries = Ids.of(self.corpus.queries.ids)[np.repeat(np.arange(len(scores)), depth)]
-        documents = Ids.of(self.corpus.documents.ids)[best.ravel()]
-        run = Run.of(queries, documents, np.take_along_axis(scores, best, axis=1).ravel())
-        taus = [self._agreement(query, scores[query]) for query in range(len(scores))]
-        value = evaluate(self.corpus.qrels, run, ["nDCG@10"])["nDCG@10"]
-        return {"nDCG@10": float(value), "Kendall tau": float(np.nanmean(taus))}
-
-    def _agreement(self, query: int, scores: FloatArray) -> float:
-        from scipy.stats import kendalltau
-
-        matches = best_rows(self.exact[query], DEPTH)
-        if len(matches) < 2:
-            return float("nan")
-        return float(kendalltau(self.exact[query, matches], scores[matches]).statistic)
-
-    @cached_property
-    def totals(self) -> Totals:
-        """Noisy frequencies and counts of all silos."""
-        rng = self.streams("totals")
-        family = HashFamily(rng.bytes(32), 1, WIDTH)
-        sums = sum((Sums.of(tokens, family) for tokens in self.bodies[1:]), Sums.of(self.bodies[0], family))
-        return sums.noised(epsilon_df=EPSILON_TOTALS, epsilon_cf=EPSILON_TOTALS, entropy=rng.bytes)
-
-    def desk(self, holder: int, kind: Mechanism, family: HashFamily) -> Carrier:
-        """A way to one silo's documents, released by a mechanism with noise of its own."""
-        rng = self.streams("noise", kind.name, holder, repr(kind.epsilon))
-        names = tuple(self.corpus.documents.ids[row] for row in self.rows[holder])
-        nonces = fresh_nonces(len(names), rng.bytes)
-        covered = Covered(names, tuple(nonce.tobytes().hex() for nonce in nonces))
-        release = Release("body", family, kind, NoiseKey.fresh(rng.bytes), no_charge)
-        return in_memory(Desk(Owner.of(self.bodies[holder], covered, release)), "peer")
-
-    def lexicon(self, asker: int, family: HashFamily) -> Lexicon:
-        """What an asker knows beforehand."""
-        return Lexicon(family, self.totals, self.bodies[asker])
-
-
-READERS = ("publish", "ask", "threshold", "plain")
-
-
-class OneShotWorld:
-    """All silos' documents as cells noised once, published, and what each asker brings to read them with."""
-
-    def __init__(self, world: World, epsilon: float) -> None:
-        kind = OneShot(epsilon)
-        self.world, self.law = world, kind.law
-        family = HashFamily(world.streams("hashes").bytes(32), 1, world.width)
-        carriers = [world.desk(holder, kind, family) for holder in range(SILOS)]
-        self.catalogues = [fetch_catalogue(carrier, "body") for carrier in carriers]
-        pairs = zip(carriers, self.catalogues, strict=True)
-        self.sketches = [fetch_published(carrier, catalogue, family) for carrier, catalogue in pairs]
-        self.lexica = [world.lexicon(asker, family) for asker in range(SILOS)]
-        self.topics = [
-            Topics.learned(lexicon, self.law, world.streams("topics", asker))
-            for asker, lexicon in enumerate(self.lexica)
-        ]
-
-    def counts(self, reader: str, asker: int, holder: int) -> PrivateCounts:
-        """What one silo reads of another's documents."""
-        cells, lengths = PublishedCells(self.sketches[holder]), self.catalogues[holder].lengths
-        return PrivateCounts(cells, self._reader(reader, asker, holder), self.lexica[asker], lengths)
-
-    def _reader(self, name: str, asker: int, holder: int) -> Reader:
-        law, lengths, learned = self.law, self.catalogues[holder].lengths, self.topics[asker]
-        if name == "threshold":
-            return Threshold(max(1.0, 2 / law.rate), law.variance)
-        if name == "plain":
-            return Plain(law.variance)
-        known = name == "publish" and learned is not None
-        context = learned.placed(self.sketches[holder], lengths) if known and learned else None
-        return Shrink(law, self.lexica[asker], lengths, context)
-
-    def own_exact(self, asker: int, holder: int) -> TermCounts:
-        """The same, but a silo knows its own documents."""
-        read = self.counts("publish", asker, holder)
-        return read if asker != holder else OwnCounts(read, self.world.bodies[holder])
-
-
 def _one_shot(world: World, epsilon: float) -> Iterator[tuple[str, FloatArray]]:
     """Scores from cells noised once, by every way to read them."""
     released = OneShotWorld(world, epsilon)
     for name in READERS:
         yield name, world.scored(partial(released.counts, name))
     yield "publish, own exact", world.scored(released.own_exact)
-
-
-class OwnCounts:
-    """A silo's exact counts of its own documents, beside the totals that all counts are read with."""
-
-    def __init__(self, totals: PrivateCounts, tokens: Tokens) -> None:
-        self._totals, self._own = totals, ExactCounts.of(tokens)
-        self.documents, self.length = totals.documents, totals.length
-        self.lengths, self.distinct = self._own.lengths, self._own.distinct
-        self.counts = self._own.counts
-        self.frequencies, self.occurrences = totals.frequencies, totals.occurrences
 
 
 def _per_query(world: World, epsilon: float) -> Iterator[tuple[Mechanism, float]]:
@@ -286,9 +146,9 @@ def _per_query(world: World, epsilon: float) -> Iterator[tuple[Mechanism, float]
 def _asked(world: World, kind: Mechanism) -> FloatArray:
     """Scores from what askers recover of the answers to their questions."""
     family = HashFamily(world.streams("hashes", kind.name).bytes(32), kind.rows, NARROW)
-    carriers = [world.desk(holder, kind, family) for holder in range(SILOS)]
+    carriers = [in_memory(world.desk(holder, kind, family), "peer") for holder in world.silos]
     catalogues = [fetch_catalogue(carrier, "body") for carrier in carriers]
-    lexica = [world.lexicon(asker, family) for asker in range(SILOS)]
+    lexica = [world.lexicon(asker, family) for asker in world.silos]
 
     def counts(asker: int, holder: int) -> PrivateCounts:
         own, catalogue = world.bodies[asker], catalogues[holder]

@@ -1,0 +1,214 @@
+"""A collection dealt into silos that see of one another what they release, for experiments and the demo.
+
+`World` simulates releases that nobody is charged for; `Charged` has a ledger for every silo and adds totals
+up in secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from isthmus.evaluation import evaluate
+from isthmus.features import Collection, ExactCounts, Pairs, TermCounts, bm25
+from isthmus.private.cost import ChargeAll, Covered, no_charge
+from isthmus.private.counts import (
+    Desk,
+    Owner,
+    PrivateCounts,
+    PublishedCells,
+    Release,
+    fetch_catalogue,
+    fetch_published,
+    in_memory,
+)
+from isthmus.private.ledger import Ledger, fingerprint
+from isthmus.private.mechanisms import Mechanism, OneShot
+from isthmus.private.messages import Enquiry
+from isthmus.private.noise import NoiseKey, fresh_nonces
+from isthmus.private.reading import Lexicon, Plain, Reader, Shrink, Threshold
+from isthmus.private.sketch import HashFamily, width_for
+from isthmus.private.sums import SumPlan, totals_in_memory
+from isthmus.private.topics import Topics
+from isthmus.private.totals import WIDTH, Sums, Totals
+from isthmus.randomness import Streams
+from isthmus.retrieval.retriever import best_rows
+from isthmus.tables import Corpus, Run
+from isthmus.tables.ids import FloatArray, Ids
+from isthmus.text import Tokens, tokenise
+
+DEPTH = 100
+EPSILON_TOTALS = 0.5
+"""ε of document frequencies and of collection counts."""
+
+
+class World:
+    """A collection dealt into silos, with exact scores to compare with."""
+
+    def __init__(self, corpus: Corpus, streams: Streams, width: int | None = None) -> None:
+        self.corpus, self.streams = corpus, streams
+        self.silos = range(len(corpus.silos))
+        self.rows = [np.flatnonzero(corpus.documents.silos == silo) for silo in self.silos]
+        self.asked = [np.flatnonzero(corpus.queries.silos == silo) for silo in self.silos]
+        self.bodies = [tokenise([corpus.documents.bodies[row] for row in rows]) for rows in self.rows]
+        self.queries = [tokenise([corpus.queries.texts[row] for row in rows]) for rows in self.asked]
+        self.width = width or width_for(np.concatenate([tokens.lengths for tokens in self.bodies]))
+
+    @cached_property
+    def exact(self) -> FloatArray:
+        """Exact BM25 with everybody's statistics, queries × documents."""
+        whole = sum((Collection.of(tokens) for tokens in self.bodies[1:]), Collection.of(self.bodies[0]))
+        return self.scored(lambda asker, holder: ExactCounts.of(self.bodies[holder], whole))
+
+    def scored(self, counts: Callable[[int, int], TermCounts]) -> FloatArray:
+        """BM25 of all queries and documents; `counts(asker, holder)` is what one silo has of another."""
+        scores = np.zeros((len(self.corpus.queries), len(self.corpus.documents)))
+        for asker, queries in enumerate(self.asked):
+            for holder, rows in enumerate(self.rows):
+                if len(queries) and len(rows):
+                    pairs = Pairs.all(len(queries), len(rows))
+                    found = bm25(self.queries[asker], pairs, counts(asker, holder))
+                    scores[np.ix_(queries, rows)] = found.reshape(len(queries), len(rows))
+        return scores
+
+    def judged(self, scores: FloatArray) -> dict[str, float]:
+        """nDCG@10, and Kendall's τ with the exact order of each query's matches, a hundred at most."""
+        taus = [self._agreement(query, scores[query]) for query in range(len(scores))]
+        value = evaluate(self.corpus.qrels, self.run(scores), ["nDCG@10"])["nDCG@10"]
+        return {"nDCG@10": float(value), "Kendall tau": float(np.nanmean(taus))}
+
+    def run(self, scores: FloatArray, name: str = "") -> Run:
+        """The best hundred documents of every query."""
+        depth = min(DEPTH, scores.shape[1])
+        best = np.argpartition(-scores, depth - 1, axis=1)[:, :depth]
+        queries = Ids.of(self.corpus.queries.ids)[np.repeat(np.arange(len(scores)), depth)]
+        documents = Ids.of(self.corpus.documents.ids)[best.ravel()]
+        return Run.of(queries, documents, np.take_along_axis(scores, best, axis=1).ravel(), name=name)
+
+    def _agreement(self, query: int, scores: FloatArray) -> float:
+        from scipy.stats import kendalltau
+
+        matches = best_rows(self.exact[query], DEPTH)
+        if len(matches) < 2:
+            return float("nan")
+        return float(kendalltau(self.exact[query, matches], scores[matches]).statistic)
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Noisy frequencies and counts of all silos."""
+        rng = self.streams("totals")
+        family = HashFamily(rng.bytes(32), 1, WIDTH)
+        sums = sum((Sums.of(tokens, family) for tokens in self.bodies[1:]), Sums.of(self.bodies[0], family))
+        return sums.noised(epsilon_df=EPSILON_TOTALS, epsilon_cf=EPSILON_TOTALS, entropy=rng.bytes)
+
+    def peers(self, holder: int) -> Sequence[str]:
+        """Who is given what a silo releases."""
+        return ("peer",)
+
+    def held(self, holder: int, rng: np.random.Generator) -> tuple[Covered, ChargeAll]:
+        """A silo's documents in their versions, and where releases of them are booked."""
+        names = tuple(self.corpus.documents.ids[row] for row in self.rows[holder])
+        nonces = fresh_nonces(len(names), rng.bytes)
+        return Covered(names, tuple(nonce.tobytes().hex() for nonce in nonces)), no_charge
+
+    def desk(self, holder: int, kind: Mechanism, family: HashFamily) -> Desk:
+        """Where one silo's documents are asked for, released by a mechanism with noise of its own."""
+        rng = self.streams("noise", kind.name, holder, repr(kind.epsilon))
+        covered, charge = self.held(holder, rng)
+        release = Release("body", family, kind, NoiseKey.fresh(rng.bytes), charge)
+        return Desk(Owner.of(self.bodies[holder], covered, release))
+
+    def lexicon(self, asker: int, family: HashFamily) -> Lexicon:
+        """What an asker knows beforehand."""
+        return Lexicon(family, self.totals, self.bodies[asker])
+
+
+class Charged(World):
+    """A world whose silos book every release to all others in ledgers, and add their totals up in secret."""
+
+    def __init__(
+        self, corpus: Corpus, streams: Streams, ledgers: Sequence[Ledger], width: int | None = None
+    ) -> None:
+        super().__init__(corpus, streams, width)
+        self.ledgers = ledgers
+
+    def peers(self, holder: int) -> Sequence[str]:
+        """All other silos."""
+        return [silo for at, silo in enumerate(self.corpus.silos) if at != holder]
+
+    def held(self, holder: int, rng: np.random.Generator) -> tuple[Covered, ChargeAll]:
+        """As the silo's ledger has them."""
+        documents, ledger = self.corpus.documents, self.ledgers[holder]
+        texts = [documents.bodies[row] for row in self.rows[holder]]
+        names = [documents.ids[row] for row in self.rows[holder]]
+        return ledger.versions(names, [fingerprint(text) for text in texts]), ledger.charge_all
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Summed in secret, with a share of the noise from every silo."""
+        rng = self.streams("totals")
+        family = HashFamily(rng.bytes(32), 1, WIDTH)
+        plan = SumPlan("body", family, self.corpus.silos, EPSILON_TOTALS, EPSILON_TOTALS)
+        silos = {
+            name: (Sums.of(self.bodies[holder], family), self.held(holder, rng)[0])
+            for holder, name in enumerate(self.corpus.silos)
+        }
+        charge = dict(zip(self.corpus.silos, (ledger.charge_all for ledger in self.ledgers), strict=True))
+        return totals_in_memory(plan, silos, charge=charge, entropy=rng.bytes)
+
+
+READERS = ("publish", "ask", "threshold", "plain")
+
+
+class OneShotWorld:
+    """All silos' documents as cells noised once, published, and what each asker brings to read them with."""
+
+    def __init__(self, world: World, epsilon: float) -> None:
+        kind = OneShot(epsilon)
+        self.world, self.law = world, kind.law
+        family = HashFamily(world.streams("hashes").bytes(32), 1, world.width)
+        self.catalogues, self.sketches = [], []
+        for holder in world.silos:
+            desk, (first, *others) = world.desk(holder, kind, family), world.peers(holder)
+            self.catalogues.append(fetch_catalogue(in_memory(desk, first), "body"))
+            self.sketches.append(fetch_published(in_memory(desk, first), self.catalogues[-1], family))
+            for peer in others:  # they get the same bytes: charged, and not made again
+                desk.serve(Enquiry("body", 0).encode(), peer)
+        self.lexica = [world.lexicon(asker, family) for asker in world.silos]
+        self.topics = [
+            Topics.learned(lexicon, self.law, world.streams("topics", asker))
+            for asker, lexicon in enumerate(self.lexica)
+        ]
+
+    def counts(self, reader: str, asker: int, holder: int) -> PrivateCounts:
+        """What one silo reads of another's documents."""
+        cells, lengths = PublishedCells(self.sketches[holder]), self.catalogues[holder].lengths
+        return PrivateCounts(cells, self._reader(reader, asker, holder), self.lexica[asker], lengths)
+
+    def _reader(self, name: str, asker: int, holder: int) -> Reader:
+        law, lengths, learned = self.law, self.catalogues[holder].lengths, self.topics[asker]
+        if name == "threshold":
+            return Threshold(max(1.0, 2 / law.rate), law.variance)
+        if name == "plain":
+            return Plain(law.variance)
+        known = name == "publish" and learned is not None
+        context = learned.placed(self.sketches[holder], lengths) if known and learned else None
+        return Shrink(law, self.lexica[asker], lengths, context)
+
+    def own_exact(self, asker: int, holder: int) -> TermCounts:
+        """The same, but a silo knows its own documents."""
+        read = self.counts("publish", asker, holder)
+        return read if asker != holder else OwnCounts(read, self.world.bodies[holder])
+
+
+class OwnCounts:
+    """A silo's exact counts of its own documents, beside the totals that all counts are read with."""
+
+    def __init__(self, totals: PrivateCounts, tokens: Tokens) -> None:
+        self._totals, self._own = totals, ExactCounts.of(tokens)
+        self.documents, self.length = totals.documents, totals.length
+        self.lengths, self.distinct = self._own.lengths, self._own.distinct
+        self.counts = self._own.counts
+        self.frequencies, self.occurrences = totals.frequencies, totals.occurrences
