@@ -16,6 +16,7 @@ from isthmus.experiments.calibrated_fusion import Config, reproduce
 from isthmus.experiments.label_folds import label_fold
 from isthmus.experiments.notebook import Cell, cells_table
 
+TABLES = ("II", "III", "IV", "V", "VI", "VII", "VIII")
 WORDS = {
     "0": ["match", "goal", "team", "coach", "league", "referee"],
     "1": ["bread", "soup", "kitchen", "oven", "butter", "recipe"],
@@ -105,9 +106,7 @@ def out(tmp_path_factory: pytest.TempPathFactory, folder: Path, light: None) -> 
 def test_every_table_has_its_cells_in_both_modes(folder: Path, out: Path) -> None:
     found = reproduce(Config(data=str(folder), scale="smoke"), out, workers=1)
     tables = {(cell.table, cell.mode) for cell in found.cells}
-    assert tables >= {
-        (table, mode) for table in ("II", "III", "IV", "V", "VII", "VIII") for mode in ("paper", "sound")
-    }
+    assert tables >= {(table, mode) for table in (*TABLES, "fig1") for mode in ("paper", "sound")}
     values = {(cell.table, cell.row, cell.mode, cell.part, cell.measure): cell for cell in found.cells}
     default = values["V", "default", "sound", "all", "P@1"]
     assert default.n == 2

@@ -20,6 +20,9 @@ CALIBRATION_ERROR: dict[tuple[str, str, str], float] = {
 }
 """(retriever, calibration, measure)."""
 
+ECE_REDUCTION = {"BM25": 85.0, "dense": 83.0}
+"""Table VI: by how many per cent QueryFeature reduces the ECE."""
+
 FOUR_MEASURES = ("P@1", "P@5", "nDCG@5", "nDCG@10")
 _IV = {
     ("reuters", "head"): (
