@@ -293,3 +293,13 @@ def test_an_unforeseen_failure_is_logged_by_place_alone(caplog):
     assert "test_limits.py" in caplog.text
     assert "RuntimeError" in caplog.text
     assert "a secret" not in " ".join(record.getMessage() for record in caplog.records)
+
+
+def test_a_known_peer_may_send_more_where_that_is_meant():
+    small = Limits(body_bytes=100, operator_body_bytes=1000)
+    guarded = with_peer(
+        protected(Gate(peers={"broker": Policy(search=True)}), small, large_paths=("/v1/search",))
+    )
+    assert call(guarded, "POST", "/v1/search", json={"query": "x" * 200}).status_code == 200
+    is_problem(call(guarded, "POST", "/v1/search", json={"query": "x" * 1200}), 413)
+    is_problem(call(guarded, "POST", "/v1/other", json={"query": "x" * 200}), 413)

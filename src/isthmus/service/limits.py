@@ -176,7 +176,8 @@ class _Exchange:
 class Protect:
     """The layer around an app.
 
-    `open_paths` need no key (a path that ends in `/` opens all below it); `hosts` are the names under which
+    `open_paths` need no key (a path that ends in `/` opens all below it); on `large_paths` a known peer may
+    send bodies of the operator's size; `hosts` are the names under which
     the app may be called, which stops a page elsewhere that rebinds its own name to our address; with `once`,
     what a peer writes must carry a fresh `isthmus-message`; `observe(path, status, seconds)` counts.
     """
@@ -188,11 +189,13 @@ class Protect:
         gate: Gate[Any],
         limits: Limits,
         open_paths: Iterable[str] = (),
+        large_paths: Collection[str] = (),
         hosts: Collection[str] | None = None,
         once: Once | None = None,
         observe: Callable[[str, int, float], None] | None = None,
     ) -> None:
         self.app, self.gate, self.limits, self.hosts, self.once = app, gate, limits, hosts, once
+        self._large = frozenset(large_paths)
         paths = tuple(open_paths)
         self._exact = frozenset(path for path in paths if not path.endswith("/"))
         self._below = tuple(path for path in paths if path.endswith("/") and path != "/")
@@ -230,8 +233,8 @@ class Protect:
         known = caller.name if caller is not self.gate.strangers else f"anonymous {_address(scope)}"
         if wait := self._rates.wait(known):
             raise Problem(429, "more requests than this caller may make", Retry_After=str(math.ceil(wait)))
-        operator = getattr(caller.policy, "operate", False)
-        most = self.limits.operator_body_bytes if operator else self.limits.body_bytes
+        large = caller.policy is not None and scope["path"] in self._large
+        most = self.limits.operator_body_bytes if large else self.limits.body_bytes
         body = await _body(scope, receive, most)
         if body:
             self._check_body(scope, body)

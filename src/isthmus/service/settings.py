@@ -78,6 +78,10 @@ class Limits:
                 raise ValueError(f"{each.name} = {getattr(self, each.name)} must be above 0")
 
 
+PEER_LIMITS = Limits(per_second=500.0, burst=1_000, body_bytes=32 << 20)
+"""What a peer may ask a node for: it speaks for many people, and brings the sums of all silos."""
+
+
 @dataclass(frozen=True)
 class Store:
     """Where documents and feedback are kept: a file in the node's folder, or a PostgreSQL server."""
@@ -150,11 +154,13 @@ class SharedStatistics:
     """How a silo's term statistics may leave it, to those whose policy allows counts.
 
     The private form is charged to every document's budget: `epsilon` for one replaced word. It is released
-    again when the share `renew` of documents has changed, if the budget allows.
+    again when the share `renew` of documents has changed, if the budget allows. `fields` adds figures of
+    title and body apart, which a shared ranker reads, at the same ε once more.
     """
 
     form: Literal["private", "exact", "none"] = "private"
     epsilon: float = 1.0
+    fields: bool = False
     width: int = 1 << 18
     renew: float = 0.2
     hash_key: SecretText = "isthmus"
@@ -198,7 +204,7 @@ class NodeSettings:
     statistics: SharedStatistics = field(default_factory=SharedStatistics)
     budget: float = 9.0
     """The ε that a document may spend on all peers together."""
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = field(default_factory=lambda: PEER_LIMITS)
     training: SuperNode | None = None
     log_queries: bool = False
 
@@ -248,6 +254,8 @@ class BrokerSettings:
     """Its own certificate, which it also shows to nodes."""
     https: bool = False
     """Whether people reach it over TLS with that certificate too."""
+    hosts: tuple[str, ...] = ()
+    """Further names that people reach it by."""
     keys: Path | None = None
     node_key: SecretText = ""
     """The API key it shows to nodes that it reaches without a certificate."""

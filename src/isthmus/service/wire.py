@@ -231,6 +231,26 @@ class SiloView(Told):
     release: Release | None = None
 
 
+class Silos(Told):
+    """Every silo, and the version of the statistics they share."""
+
+    silos: list[SiloView]
+    statistics: str = ""
+
+
+class Session(Said):
+    """A person's API key, which the page keeps in a cookie that scripts cannot read."""
+
+    key: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Me(Told):
+    """Who is asking, and what they may do."""
+
+    name: str
+    scopes: list[str]
+
+
 class Bin(Told):
     """Hits whose probability lay between `low` and `high`: what was said, and what was right."""
 

@@ -1,0 +1,249 @@
+"""The broker over HTTP: the API that the page, the Python client and programs use.
+
+    app = broker_app(Broker(settings))       # an ASGI app, behind its limits
+
+| path | needs the scope |
+|---|---|
+| POST /v1/search · GET /v1/silos /v1/training /v1/calibration | search |
+| POST /v1/feedback | feedback |
+| GET /metrics | metrics |
+| GET /v1/me · POST, DELETE /v1/session · /v1/health · /v1/ready · /v1/openapi.json · /v1/docs | none |
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp
+
+from isthmus import __version__
+from isthmus.service import pages, wire
+from isthmus.service.broker import Broker
+from isthmus.service.limits import CALLER, NOTE, Problem, Protect, explain_problems
+from isthmus.service.metrics import CONTENT_TYPE
+from isthmus.service.reference import STYLE, reference
+from isthmus.service.security import COOKIE, SCOPES, ApiKeys, Caller, Gate
+from isthmus.service.settings import LOOPBACK, BrokerSettings
+
+OPEN = ("/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/docs", "/v1/docs.css", "/v1/session")
+TITLE = "Isthmus broker"
+ABOUT = (
+    "One search over silos that keep their documents. A hit's probability is meant as one: of hits shown"
+    " with 0.8, eighty percent are relevant. Errors are problem details (RFC 9457)."
+)
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": wire.Problem, "description": told, "content": {wire.PROBLEM_TYPE: {}}}
+    for status, told in (
+        (400, "The request cannot be read, or nests too deep."),
+        (401, "No API key, or one that is unknown, revoked or expired."),
+        (403, "The key lacks the scope, or the silo refused."),
+        (408, "The body came too slowly."),
+        (413, "The body is too large."),
+        (415, "The body is not application/json."),
+        (421, "The Host header names another server."),
+        (422, "The request is not of the documented form."),
+        (429, "Too many requests; Retry-After says when."),
+        (503, "Too many requests at once, or the silo does not answer."),
+    )
+}
+_router = APIRouter(responses=_PROBLEMS)
+
+
+def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
+    """The whole app, as a server runs it."""
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        await broker.start()
+        yield
+        await broker.stop()
+
+    app = FastAPI(
+        title=TITLE,
+        description=ABOUT,
+        version=__version__,
+        lifespan=life,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    app.state.broker = broker
+    app.state.gate = gate = gate or gate_of(broker.settings)
+    explain_problems(app)
+    app.include_router(_router)
+    opened = pages.mount(app)
+    _only_problems(app)
+    requests = broker.metrics.counter("isthmus_requests_total", "Requests.", "path", "status")
+    times = broker.metrics.histogram("isthmus_request_seconds", "Times of requests.", "path")
+
+    def observe(path: str, status: int, seconds: float) -> None:
+        requests.add(path=path, status=str(status))
+        times.observe(seconds, path=path)
+
+    return Protect(
+        app,
+        gate=gate,
+        limits=broker.settings.limits,
+        open_paths=(*OPEN, *opened),
+        hosts=hosts_of(broker.settings),
+        observe=observe,
+    )
+
+
+def gate_of(settings: BrokerSettings) -> Gate[Any]:
+    """API keys; without any, whoever reaches the address, which only loopback allows."""
+    if settings.keys is None:
+        return Gate(strangers=[scope for scope in SCOPES if scope != "admin"])
+    return Gate(keys=ApiKeys(settings.keys))
+
+
+def hosts_of(settings: BrokerSettings) -> frozenset[str] | None:
+    """The names the broker goes by; a server on all addresses cannot know them."""
+    if settings.host in ("0.0.0.0", "::"):
+        return None
+    return frozenset({*LOOPBACK, "[::1]", settings.host.lower(), *(name.lower() for name in settings.hosts)})
+
+
+def needs(scope: str) -> Callable[[Request], Caller[Any]]:
+    """The caller, who must have this scope."""
+
+    def caller(request: Request) -> Caller[Any]:
+        found: Caller[Any] = request.scope[CALLER]
+        if not found.may(scope):
+            raise Problem(403, f"this needs a key with the scope {scope}")
+        return found
+
+    return caller
+
+
+_may_search, _may_judge, _may_count = needs("search"), needs("feedback"), needs("metrics")
+
+
+@_router.post("/v1/search", response_model=wire.Answer)
+async def search(asked: wire.Search, request: Request) -> Response:
+    """Search all silos, or those named, for at most `deadline_ms`."""
+    _may_search(request)
+    broker: Broker = request.app.state.broker
+    answer = await broker.search(asked)
+    note = request.scope[NOTE]
+    note["silos"] = {status.silo: status.status for status in answer.silos}
+    note["hits"] = len(answer.hits)
+    if broker.settings.log_queries:
+        note["query"] = asked.query
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+@_router.post("/v1/feedback", status_code=204, response_model=None)
+async def feedback(said: wire.Feedback, request: Request) -> Response:
+    """Say whether a hit was right. The silo that owns it keeps the judgement; the broker keeps nothing."""
+    _may_judge(request)
+    await request.app.state.broker.feedback(said)
+    return Response(status_code=204)
+
+
+@_router.get("/v1/silos")
+async def silos(request: Request) -> wire.Silos:
+    """Every silo's health, what it has released, and what is left of its budgets."""
+    _may_search(request)
+    broker: Broker = request.app.state.broker
+    return await broker.shown("silos", broker.view_silos)
+
+
+@_router.get("/v1/calibration")
+async def calibration(request: Request) -> wire.Calibration:
+    """How honest the probabilities are, by silo and retriever, and what thresholds keep."""
+    _may_search(request)
+    broker: Broker = request.app.state.broker
+    return await broker.shown("calibration", broker.view_calibration)
+
+
+@_router.get("/v1/training")
+async def training(request: Request) -> wire.Training:
+    """The training run as far as it has come: measure, weights, risks and rejected updates by round."""
+    _may_search(request)
+    broker: Broker = request.app.state.broker
+    return await broker.shown("training", broker.view_training)
+
+
+@_router.get("/v1/me")
+async def me(request: Request) -> wire.Me:
+    """Who is asking, and what they may do."""
+    caller: Caller[Any] = request.scope[CALLER]
+    return wire.Me(name=caller.name, scopes=sorted(caller.scopes))
+
+
+@_router.post("/v1/session", status_code=204, response_model=None)
+async def open_session(said: wire.Session, request: Request) -> Response:
+    """Keep an API key in a cookie that no script can read, for the page."""
+    keys: ApiKeys | None = request.app.state.gate.keys
+    if keys is None or keys.find(said.key) is None:
+        raise Problem(401, "the API key is unknown, revoked or expired")
+    answer = Response(status_code=204)
+    secure = request.url.scheme == "https"
+    answer.set_cookie(COOKIE, said.key, httponly=True, secure=secure, samesite="strict", path="/")
+    return answer
+
+
+@_router.delete("/v1/session", status_code=204, response_model=None)
+async def close_session() -> Response:
+    """Forget the key in the cookie."""
+    answer = Response(status_code=204)
+    answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    return answer
+
+
+@_router.get("/v1/health")
+async def health(request: Request) -> wire.Health:
+    """Alive."""
+    return wire.Health(name=request.app.state.broker.settings.name, role="broker", version=__version__)
+
+
+@_router.get(
+    "/v1/ready", responses={503: {"model": wire.Ready, "description": "No silo is believed to answer."}}
+)
+async def ready(request: Request, response: Response) -> wire.Ready:
+    """Whether at least one silo is believed to answer."""
+    told: wire.Ready = request.app.state.broker.ready()
+    response.status_code = 200 if told.ready else 503
+    return told
+
+
+@_router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(request: Request) -> Response:
+    """Counters for Prometheus."""
+    _may_count(request)
+    return Response(request.app.state.broker.metrics.text(), media_type=CONTENT_TYPE)
+
+
+@_router.get("/v1/docs", include_in_schema=False)
+async def docs(request: Request) -> HTMLResponse:
+    """This API as a page."""
+    return HTMLResponse(reference(request.app.openapi()))
+
+
+@_router.get("/v1/docs.css", include_in_schema=False)
+async def docs_style() -> Response:
+    """Its looks."""
+    return Response(STYLE, media_type="text/css")
+
+
+def _only_problems(app: FastAPI) -> None:
+    """Describe errors as they are: FastAPI would add its own form of a 422."""
+    described = app.openapi()
+    for methods in described["paths"].values():
+        for told in methods.values():
+            for status, answer in told["responses"].items():
+                if wire.PROBLEM_TYPE in answer.get("content", {}):
+                    shape = {"$ref": "#/components/schemas/Problem"}
+                    answer["content"] = {wire.PROBLEM_TYPE: {"schema": shape}}
+                if status == "429":
+                    answer["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
+    for name in ("HTTPValidationError", "ValidationError"):
+        described["components"]["schemas"].pop(name, None)
+    described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    described["security"] = [{"key": []}]

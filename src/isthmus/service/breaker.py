@@ -1,0 +1,70 @@
+"""A circuit breaker: a silo that keeps failing is left alone, and tried again now and then.
+
+closed ── failures in a row ──▶ open ── pause over ──▶ half open ── success ──▶ closed
+                                  ▲                        │
+                                  └── failure, pause × 2 ──┘
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from isthmus.service.settings import Breaker as Settings
+from isthmus.service.wire import Status
+
+State = Literal["closed", "open", "half open"]
+
+
+class Breaker:
+    """Whether a silo may be asked. Of all who want to while it is half open, one may."""
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings, self._clock = settings, clock
+        self._failures, self._pause, self._until = 0, settings.pause, 0.0
+        self._probing = False
+        self.last: Status = "down"
+        self.reason = ""
+        """What failed last, and why."""
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        if self._failures < self._settings.failures:
+            return "closed"
+        return "open" if self._clock() < self._until else "half open"
+
+    def admits(self) -> bool:
+        """Whether to ask the silo now; whoever is told yes reports back with one of the methods below."""
+        state = self.state
+        if state == "half open" and not self._probing:
+            self._probing = True
+            return True
+        return state == "closed"
+
+    @property
+    def wait(self) -> float:
+        """Seconds until the silo is tried again."""
+        return max(0.0, self._until - self._clock())
+
+    def succeeded(self) -> None:
+        """It answered: all is forgotten."""
+        self._failures, self._pause, self._probing = 0, self._settings.pause, False
+
+    def failed(self, status: Status, reason: str) -> None:
+        """It did not."""
+        tried, self._probing = self._probing, False
+        self.last, self.reason = status, reason
+        self._failures += 1
+        if self._failures < self._settings.failures:
+            return
+        if tried:
+            self._pause = min(self._pause * 2, self._settings.longest)
+        elif self._failures > self._settings.failures:
+            return  # asked before the breaker opened, failed after: the pause is running already
+        self._until = self._clock() + self._pause
+
+    def dropped(self) -> None:
+        """Nobody waited for the answer, so nothing is known."""
+        self._probing = False

@@ -1,0 +1,327 @@
+"""The broker: one question to all silos at once, one deadline, one list by probability.
+
+    broker = Broker(read_broker("broker.toml"))
+    await broker.start()
+    answer = await broker.search(Search(query="tidal power"))
+
+A silo that is late, refuses, is down or answers nonsense is named in the answer and costs it nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from isthmus.errors import ConfigError, IsthmusError, Refused, SiloUnavailable
+from isthmus.service import wire
+from isthmus.service.breaker import Breaker
+from isthmus.service.certificates import client_context, server_name
+from isthmus.service.limits import Problem, message_header
+from isthmus.service.lines import BrokenReply, Line, Reply
+from isthmus.service.metrics import Metrics
+from isthmus.service.settings import BrokerSettings, secret
+from isthmus.service.statistics import Exchange
+from isthmus.service.training import training_of
+
+JSON = "application/json"
+VIEW_SECONDS, FRESH_SECONDS = 2.0, 2.0
+"""How long a view waits for the silos, and how long what they said is shown again."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass
+class SiloLine:
+    """What the broker holds of a silo."""
+
+    name: str
+    url: str
+    line: Line
+    breaker: Breaker
+    headers: Mapping[str, str] = field(repr=False)
+    documents: int | None = None
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", kind: str = JSON, *, unless: str = ""
+    ) -> Reply:
+        """One message to the silo, which it cannot take for another; see `Talks`."""
+        headers = {**self.headers, **message_header()}
+        if body:
+            headers["content-type"] = kind
+        if unless:
+            headers["if-none-match"] = f'"{unless}"'
+        return await self.line.ask(method, wire.PREFIX + path, headers=headers, body=body)
+
+    async def read(self, path: str, model: type[M]) -> M:
+        """What the silo says at this path; SiloUnavailable or Refused if it does not."""
+        return understood(await self.ask("GET", path), model)
+
+    def status(self, status: wire.Status, detail: str = "", took: float | None = None) -> wire.SiloStatus:
+        """What became of a search here."""
+        shown = None if took is None else round(took * 1000, 1)
+        return wire.SiloStatus(
+            silo=self.name, status=status, detail=detail, took_ms=shown, documents=self.documents
+        )
+
+
+def understood(reply: Reply, model: type[M]) -> M:
+    """A reply as the message it should be; anything else is SiloUnavailable or Refused."""
+    if reply.status != 200:
+        raise failure_of(reply)
+    if reply.kind != JSON:
+        raise BrokenReply("its answer is not JSON")
+    try:
+        return model.model_validate_json(reply.body)
+    except ValidationError:
+        raise BrokenReply("its answer is not of the documented form") from None
+
+
+def failure_of(reply: Reply) -> IsthmusError:
+    """Why a silo did not do as it was asked, in our own words: its own may be anything."""
+    told = {
+        401: Refused("it does not know this broker"),
+        403: Refused("its policy does not allow this"),
+        409: Refused("it took the message for a replay: compare the clocks"),
+        429: Refused("it takes no more requests for the moment"),
+        503: SiloUnavailable("it is not ready"),
+        504: SiloUnavailable("it gave up"),
+    }
+    return told.get(reply.status) or BrokenReply(f"it answered with status {reply.status}")
+
+
+class Broker:
+    """All silos, and what is asked of them."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        if not settings.silos:
+            raise ConfigError(
+                "a broker needs at least one silo", key="silos", expected="[silos.NAME] url = …"
+            )
+        self.settings = settings
+        context = None if settings.tls is None else client_context(settings.tls)
+        key = secret(settings.node_key, "node_key")
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.silos: dict[str, SiloLine] = {}
+        for name, silo in settings.silos.items():
+            over = context if silo.url.startswith("https:") else None
+            line = Line(silo.url, context=over, name=server_name(name))
+            self.silos[name] = SiloLine(name, silo.url, line, Breaker(settings.breaker), headers)
+        self.exchange = Exchange(list(self.silos.values()))
+        self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._count()
+
+    def _count(self) -> None:
+        self.metrics = Metrics()
+        counted = self.metrics.counter
+        self._searches = counted(
+            "isthmus_searches_total", "Searches, by whether they found anything.", "found"
+        )
+        self._answers = counted("isthmus_silo_answers_total", "What silos did.", "silo", "status")
+        self._seconds = self.metrics.histogram(
+            "isthmus_silo_seconds", "Times of silos that answered.", "silo"
+        )
+        self.metrics.gauge(
+            "isthmus_silo_open",
+            "1 for a silo that is left alone for now.",
+            lambda: {(silo.name,): float(silo.breaker.state == "open") for silo in self.silos.values()},
+            "silo",
+        )
+
+    async def start(self) -> None:
+        """Begin to exchange statistics."""
+        if self.settings.share_statistics:
+            self._tasks.append(asyncio.create_task(self.exchange.run()))
+
+    async def stop(self) -> None:
+        """End all that runs, and close the connections."""
+        for task in [*self._tasks, *(task for _, task in self._views.values())]:
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+        for silo in self.silos.values():
+            silo.line.close()
+
+    async def search(self, asked: wire.Search) -> wire.Answer:
+        """Ask the silos, wait for all of them or the deadline, and put what they found in one order."""
+        began = time.perf_counter()
+        silos = self._named(asked.silos)
+        deadline = asked.deadline_ms or self.settings.deadline_ms
+        body = _question(asked, deadline)
+        admitted = [silo for silo in silos if silo.breaker.admits()]
+        tasks = {silo.name: asyncio.create_task(self._ask(silo, body, asked.k)) for silo in admitted}
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=deadline / 1000)
+        patient = deadline >= self.settings.deadline_ms
+        found: list[wire.Hit] = []
+        statuses = []
+        for silo in silos:
+            status, hits = self._outcome(silo, tasks.get(silo.name), deadline, patient=patient)
+            statuses.append(status)
+            found += hits
+            self._answers.add(silo=silo.name, status=status.status)
+        threshold = max(asked.threshold, self.settings.threshold)
+        hits, below = fused(found, k=asked.k, threshold=threshold)
+        self._searches.add(found="yes" if hits else "no")
+        took = round((time.perf_counter() - began) * 1000, 1)
+        return wire.Answer.model_construct(
+            hits=hits, silos=statuses, threshold=threshold, below=below, took_ms=took
+        )
+
+    def _named(self, names: Iterable[str] | None) -> list[SiloLine]:
+        if names is None:
+            return list(self.silos.values())
+        wanted = dict.fromkeys(names)
+        if not wanted or not wanted.keys() <= self.silos.keys():
+            raise Problem(422, "silos: only names that /v1/silos lists")
+        return [self.silos[name] for name in wanted]
+
+    async def _ask(self, silo: SiloLine, body: bytes, k: int) -> tuple[wire.NodeAnswer, float]:
+        began = time.perf_counter()
+        answer = understood(await silo.ask("POST", "/search", body), wire.NodeAnswer)
+        if answer.silo != silo.name or any(hit.silo != silo.name for hit in answer.hits):
+            raise BrokenReply("it speaks for another silo")
+        return answer, time.perf_counter() - began
+
+    def _outcome(
+        self,
+        silo: SiloLine,
+        task: asyncio.Task[tuple[wire.NodeAnswer, float]] | None,
+        deadline: float,
+        *,
+        patient: bool,
+    ) -> tuple[wire.SiloStatus, list[wire.Hit]]:
+        """What became of the question here; the breaker is told."""
+        breaker = silo.breaker
+        if task is None:
+            told = f"not asked after failing repeatedly ({breaker.reason}); next try in {breaker.wait:.1f} s"
+            return silo.status(breaker.last, told), []
+        if not task.done():
+            task.cancel()
+            if patient:
+                breaker.failed("late", "no answer in time")
+            else:  # a caller in a hurry must not close a silo for all others
+                breaker.dropped()
+            return silo.status("late", f"no answer within {deadline:.0f} ms"), []
+        try:
+            answer, took = task.result()
+        except Refused as error:
+            breaker.succeeded()
+            return silo.status("refused", str(error)), []
+        except (SiloUnavailable, OSError) as error:
+            status: wire.Status = "broken" if isinstance(error, BrokenReply) else "down"
+            breaker.failed(status, str(error))
+            return silo.status(status, str(error)), []
+        breaker.succeeded()
+        silo.documents = answer.documents
+        self._seconds.observe(took, silo=silo.name)
+        return silo.status("answered", self.exchange.remark(answer.statistics), took), answer.hits
+
+    async def feedback(self, said: wire.Feedback) -> None:
+        """Take a judgement to the silo that owns the document; nothing of it is kept here."""
+        silo = self.silos.get(said.silo)
+        if silo is None:
+            raise Problem(404, "no such silo")
+        body = said.model_dump_json().encode()
+        try:
+            async with asyncio.timeout(self.settings.deadline_ms / 1000):
+                reply = await silo.ask("POST", "/feedback", body)
+        except (TimeoutError, SiloUnavailable, OSError):
+            raise Problem(503, "the silo does not answer; try again later", Retry_After="5") from None
+        if reply.status in (404, 422):
+            raise Problem(reply.status, "the silo has no such document" if reply.status == 404 else "")
+        if reply.status not in (200, 204):
+            error = failure_of(reply)
+            raise Problem(403 if isinstance(error, Refused) else 502, f"the silo did not take it: {error}")
+
+    async def view_silos(self) -> wire.Silos:
+        """Every silo's health and what it has released."""
+        views = await asyncio.gather(*(self._view(silo) for silo in self.silos.values()))
+        return wire.Silos(silos=views, statistics=self.exchange.version)
+
+    async def _view(self, silo: SiloLine) -> wire.SiloView:
+        told = wire.SiloView(silo=silo.name, url=silo.url, status="answered")
+        try:
+            async with asyncio.timeout(VIEW_SECONDS):
+                reply = await silo.ask("GET", "/ready")
+                if reply.status == 503:  # it says why itself
+                    reply = Reply(200, reply.kind, reply.body)
+                told = told.model_copy(update={"ready": understood(reply, wire.Ready)})
+                told = told.model_copy(update={"release": await silo.read("/release", wire.Release)})
+        except Refused as error:
+            return told.model_copy(update={"status": "refused", "detail": str(error)})
+        except TimeoutError:
+            return told.model_copy(update={"status": "late", "detail": "no answer in time"})
+        except (SiloUnavailable, OSError) as error:
+            status = "broken" if isinstance(error, BrokenReply) else "down"
+            return told.model_copy(update={"status": status, "detail": str(error)})
+        return told
+
+    async def view_calibration(self) -> wire.Calibration:
+        """The reliability curves of all silos that tell them."""
+
+        async def curves(silo: SiloLine) -> list[wire.Reliability]:
+            try:
+                async with asyncio.timeout(VIEW_SECONDS):
+                    told = (await silo.read("/calibration", wire.Calibration)).curves
+            except (TimeoutError, Refused, SiloUnavailable, OSError):
+                return []
+            return [curve for curve in told if curve.silo == silo.name]
+
+        every = await asyncio.gather(*(curves(silo) for silo in self.silos.values()))
+        return wire.Calibration(curves=[curve for found in every for curve in found])
+
+    async def view_training(self) -> wire.Training:
+        """The run whose folder the settings name, as far as it has come."""
+        folder = self.settings.training
+        if folder is None:
+            return wire.Training(run="")
+        return await asyncio.to_thread(training_of, folder)
+
+    async def shown(self, name: str, make: Callable[[], Awaitable[M]]) -> M:
+        """A view, made once for all who look at it within a moment."""
+        now = time.monotonic()
+        if name not in self._views or now - self._views[name][0] > FRESH_SECONDS:
+            self._views[name] = (now, asyncio.ensure_future(make()))
+        told: M = await asyncio.shield(self._views[name][1])
+        return told
+
+    def ready(self) -> wire.Ready:
+        """Whether at least one silo is believed to answer."""
+        usable = [silo for silo in self.silos.values() if silo.breaker.state != "open"]
+        closed = sorted(set(self.silos) - {silo.name for silo in usable})
+        return wire.Ready(
+            ready=bool(usable),
+            detail=f"left alone for now: {', '.join(closed)}" if closed else "",
+            documents=sum(silo.documents or 0 for silo in self.silos.values()),
+            statistics=self.exchange.version,
+        )
+
+
+def fused(found: Iterable[wire.Hit], *, k: int, threshold: float) -> tuple[list[wire.Hit], int]:
+    """The k best by probability, ties by score and then by id; and how many the threshold left out.
+
+    A hit without a probability, from a silo without a calibrator, comes after all that have one; it
+    passes no threshold but 0.
+    """
+    every = list(found)
+    kept = [hit for hit in every if (hit.probability or 0.0) >= threshold]
+    kept.sort(key=_order)
+    return kept[:k], len(every) - len(kept)
+
+
+def _order(hit: wire.Hit) -> tuple[float, float, str, str]:
+    return (1.0 if hit.probability is None else -hit.probability, -hit.score, hit.document, hit.silo)
+
+
+def _question(asked: wire.Search, deadline: int) -> bytes:
+    """For the nodes. The threshold is ours to apply, or nobody could say how many hits it left out."""
+    told = {"query": asked.query, "k": asked.k, "deadline_ms": deadline, "explain": asked.explain}
+    return json.dumps(told).encode()

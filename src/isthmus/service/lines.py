@@ -1,0 +1,193 @@
+"""HTTP/1.1 to one node over connections that stay open: what a broker does a few thousand times a minute.
+
+A general client spends most of a search's time in the broker on itself. This one knows a single server, sends
+whole requests, takes whole answers up to a size, and gives up a connection whose answer nobody waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httptools
+
+from isthmus.errors import ConfigError, SiloUnavailable
+
+IDLE = 32
+"""Connections kept open while nothing is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer."""
+
+    status: int
+    kind: str
+    body: bytes
+
+
+class BrokenReply(SiloUnavailable):
+    """An answer that is not HTTP, is cut, or is too long."""
+
+
+class Line:
+    """Connections to one address; `name` is what the certificate there must say."""
+
+    def __init__(
+        self, url: str, *, context: ssl.SSLContext | None = None, name: str | None = None, most: int = 8 << 20
+    ) -> None:
+        parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        if secure != (context is not None):
+            raise ConfigError(f"{url} needs [tls]" if secure else f"{url} is not https", expected="https://")
+        if not parts.hostname:
+            raise ConfigError(f"no host in {url!r}", value=url, expected="https://host:port")
+        self.host, self.port = parts.hostname, parts.port or (443 if secure else 80)
+        self._context, self._name = context, name if secure else None
+        self._most, self._root = most, parts.path.rstrip("/")
+        self._idle: list[_Connection] = []
+
+    async def ask(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Reply:
+        """Send a request and wait for its answer, as long as the caller does."""
+        request = self._request(method, path, headers or {}, body)
+        kept = self._waiting()
+        if kept is not None:
+            try:
+                return await self._over(kept, request)
+            except SiloUnavailable:
+                if kept.heard:
+                    raise  # else the other side had closed it meanwhile, and a new connection may do
+        return await self._over(await self._connect(), request)
+
+    async def _over(self, connection: _Connection, request: bytes) -> Reply:
+        try:
+            reply = await connection.ask(request)
+        except BaseException:
+            connection.close()
+            raise
+        if connection.is_open and len(self._idle) < IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return reply
+
+    def close(self) -> None:
+        """Close what is open."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _waiting(self) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return None
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                lambda: _Connection(self._most),
+                self.host,
+                self.port,
+                ssl=self._context,
+                server_hostname=self._name if self._context else None,
+            )
+        except ssl.SSLCertVerificationError as error:
+            raise BrokenReply(f"its certificate is not the one expected: {error.verify_message}") from error
+        except ssl.SSLError as error:
+            raise BrokenReply(f"TLS failed: {error.reason}") from error
+        except OSError as error:
+            raise SiloUnavailable(f"no connection: {error.strerror or type(error).__name__}") from error
+        return connection
+
+    def _request(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [f"{method} {self._root}{path} HTTP/1.1", f"host: {host}:{self.port}", "accept: */*"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if body or method in ("POST", "PUT"):
+            lines.append(f"content-length: {len(body)}")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+class _Connection(asyncio.Protocol):
+    """One connection; one request at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[Reply] | None = None
+        self._parser: Any = None
+        self._parts: list[bytes] = []
+        self._size, self._kind = 0, ""
+        self.heard = False
+        """Whether anything came back for the latest request."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def ask(self, request: bytes) -> Reply:
+        if self._transport is None or self._transport.is_closing():
+            raise SiloUnavailable("the connection was closed")
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts, self._size, self._kind, self.heard = [], 0, "", False
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return await self._answer
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None or self._answer.done():
+            self.close()  # it speaks without being asked
+            return
+        self.heard = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._fail(BrokenReply("its answer is not HTTP"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if isinstance(error, ssl.SSLError):  # TLS 1.3 tells of a refused certificate after the handshake
+            self._fail(SiloUnavailable(f"it closed the connection: {error.reason}"))
+        else:
+            self._fail(SiloUnavailable("it closed the connection"))
+
+    # httptools
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._kind = value.decode("latin-1").partition(";")[0].strip().lower()
+
+    def on_body(self, body: bytes) -> None:
+        self._size += len(body)
+        if self._size > self._most:
+            self._fail(BrokenReply(f"its answer has more than {self._most:,} bytes"))
+        else:
+            self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200 or self._answer is None or self._answer.done():
+            return
+        if not self._parser.should_keep_alive():
+            self.close()
+        self._answer.set_result(Reply(status, self._kind, b"".join(self._parts)))
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        self.close()

@@ -1,0 +1,122 @@
+"""The exchange that makes scores of different silos comparable: their statistics are summed and handed back.
+
+What a silo gives is its own choice (exact, private, nothing). The broker keeps the last figures of each, so
+that one that is down for a while still counts; the sum's version tells whether two silos scored alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from isthmus.errors import IsthmusError, ProtocolError, Refused
+from isthmus.service.figures import Figures, summed
+from isthmus.service.lines import Reply
+from isthmus.service.wire import STATISTICS_TYPE
+
+CALM, EAGER = 30.0, 1.0
+"""Seconds between two exchanges: while nothing changes, and after a change."""
+PATIENCE = 20.0
+
+_log = logging.getLogger("isthmus.service")
+
+
+class Talks(Protocol):
+    """A silo that messages can be sent to."""
+
+    name: str
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", kind: str = ..., *, unless: str = ""
+    ) -> Reply:
+        """Send one message; what is asked for may stay away if its version is `unless`."""
+
+
+class Exchange:
+    """Figures by silo, their sum, and who holds it."""
+
+    def __init__(self, silos: Sequence[Talks]) -> None:
+        self._silos = silos
+        self._figures: dict[str, Figures] = {}
+        self._total: bytes = b""
+        self._holders: set[str] = set()
+        self._sharing: set[str] = {silo.name for silo in silos}
+        self._changed = False
+        self.version = ""
+        self.problem = ""
+
+    async def run(self) -> None:
+        """Exchange again and again."""
+        pause = EAGER
+        while True:
+            await self.once()
+            pause = EAGER if self._changed else min(2 * pause, CALM)
+            self._changed = False
+            await asyncio.sleep(pause)
+
+    def remark(self, version: str) -> str:
+        """What to say of a silo that scored with this version."""
+        if not self.version or version == self.version:
+            return ""
+        self._holders.clear()  # it restarted, or was away: hand the sum out again
+        return "scored with other statistics than the rest"
+
+    async def once(self) -> None:
+        """Collect, sum, hand back. Who does not take part is told of in the log, once a change."""
+        await asyncio.gather(*(self._collect(silo) for silo in self._silos))
+        if not self._figures:
+            return
+        try:
+            total = await asyncio.to_thread(self._sum)
+        except ProtocolError as error:
+            self._note(f"the silos' statistics do not add up: {error}")
+            return
+        if total.version != self.version:
+            self._total = await asyncio.to_thread(total.to_bytes)
+            self.version, self._changed = total.version, True
+            self._holders.clear()
+        await asyncio.gather(*(self._hand_out(silo) for silo in self._silos))
+        missing = sorted(self._sharing - self._holders)
+        self._note(f"without shared statistics: {', '.join(missing)}" if missing else "")
+
+    def _sum(self) -> Figures:
+        return summed(self._figures[name] for name in sorted(self._figures))
+
+    async def _collect(self, silo: Talks) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                held = self._figures.get(silo.name)
+                reply = await silo.ask("GET", "/statistics", unless=held.version if held else "")
+            if reply.status in (401, 403, 404):  # it does not share, which is its right
+                self._sharing.discard(silo.name)
+                self._figures.pop(silo.name, None)
+                return
+            if reply.status != 200:
+                return
+            figures = await asyncio.to_thread(Figures.from_bytes, reply.body)
+            if figures.silos != (silo.name,):
+                raise ProtocolError("statistics of another silo")
+        except (TimeoutError, OSError, IsthmusError) as error:
+            if isinstance(error, (ProtocolError, Refused)):
+                self._note(f"{silo.name}: {error}")
+            return
+        self._figures[silo.name] = figures
+        self._sharing.add(silo.name)
+
+    async def _hand_out(self, silo: Talks) -> None:
+        if silo.name in self._holders:
+            return
+        try:
+            async with asyncio.timeout(PATIENCE):
+                reply = await silo.ask("PUT", "/statistics", self._total, STATISTICS_TYPE)
+        except (TimeoutError, OSError, IsthmusError):
+            return
+        if reply.status in (200, 204):
+            self._holders.add(silo.name)
+
+    def _note(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            _log.warning("%s", problem)
+        self.problem = problem

@@ -1,0 +1,69 @@
+"""A training run's folder as the broker's Training view shows it, while the run goes on and after it."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from isthmus.errors import DataError
+from isthmus.service import wire
+from isthmus.tables.bundles import Bundle
+
+
+class _Checkpoint(Bundle):
+    """The file that a run replaces after every round; only its header is of interest here."""
+
+    noun = "checkpoint"
+
+
+def training_of(folder: Path) -> wire.Training:
+    """The run in the folder; one that cannot be read, or has not begun, has no rounds."""
+    run = wire.Training(run=folder.name)
+    try:
+        history, config = _history(folder)
+        strategy = str(tomllib.loads(config).get("strategy", {}).get("name", ""))
+        rounds = [_round(record) for record in history]
+        final = _final(folder / "metrics.json")
+    except (DataError, OSError, ValueError, ValidationError, AttributeError, TypeError, KeyError):
+        return run  # it is being written, or is none of ours
+    finished = final is not None
+    return wire.Training(
+        run=folder.name, strategy=strategy, finished=finished, final=final or {}, rounds=rounds
+    )
+
+
+def _history(folder: Path) -> tuple[list[dict[str, Any]], str]:
+    if (folder / "checkpoint").exists():
+        header = _Checkpoint.read(folder / "checkpoint").header
+        return header["history"], header["config"]
+    told = json.loads((folder / "rounds.json").read_text(encoding="utf-8"))
+    return told, (folder / "config.toml").read_text(encoding="utf-8")
+
+
+def _round(record: Mapping[str, Any]) -> wire.Round:
+    known = {name: record[name] for name in wire.Round.model_fields if record.get(name) is not None}
+    for table in ("weights", "risks"):
+        values = known.get(table, {})
+        known[table] = {name: value for name, value in values.items() if _finite(value)}
+    for number in ("measure", "loss"):
+        if not _finite(known.get(number, 0.0)):
+            del known[number]
+    return wire.Round(**known)
+
+
+def _final(path: Path) -> dict[str, float | None] | None:
+    if not path.exists():
+        return None
+    told = json.loads(path.read_text(encoding="utf-8"))
+    numbers = told.get("final", told)
+    return {str(name): float(value) for name, value in numbers.items() if _finite(value)}
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
