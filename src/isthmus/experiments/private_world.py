@@ -34,7 +34,7 @@ from isthmus.private.sums import SumPlan, totals_in_memory
 from isthmus.private.topics import Topics
 from isthmus.private.totals import WIDTH, Sums, Totals
 from isthmus.randomness import Streams
-from isthmus.retrieval.retriever import best_rows
+from isthmus.retrieval.retriever import best_rows, rows_of
 from isthmus.tables import Corpus, Run
 from isthmus.tables.ids import FloatArray, Ids
 from isthmus.text import Tokens, tokenise
@@ -71,6 +71,8 @@ class World:
                     pairs = Pairs.all(len(queries), len(rows))
                     found = bm25(self.queries[asker], pairs, counts(asker, holder))
                     scores[np.ix_(queries, rows)] = found.reshape(len(queries), len(rows))
+        own = rows_of(Ids.of(self.corpus.documents.ids), self.corpus.queries.own)
+        scores[np.flatnonzero(own >= 0), own[own >= 0]] = -1.0  # what a query was made from is no candidate
         return scores
 
     def judged(self, scores: FloatArray) -> dict[str, float]:
