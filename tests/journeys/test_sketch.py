@@ -93,6 +93,8 @@ def test_two_silos_from_keys_to_features(world: Path, capsys: pytest.CaptureFixt
         assert ledger.spent(CORPUS.silo(SOUTH).documents.ids[0]) == 8.0
         assert {row["peer"] for row in ledger.departures()} == {"north"}
         ledger.audit()
+    with Ledger("north/silo.ledger") as ledger:
+        assert [(row["kind"], row["epsilon"]) for row in ledger.departures()] == [("query text", None)]
 
 
 def test_features_without_noise_are_the_features(world: Path) -> None:
@@ -104,13 +106,15 @@ def test_features_without_noise_are_the_features(world: Path) -> None:
     seeker = Seeker(own.keys.group_key(), {"body": own.words("body")}, own.keys.decoys())
     with other.ledger() as ledger:
         carrier = in_memory(Desk(other.owner("body", 1e5, ledger.charge_all)), "north")
-        found = seeker.ask(carrier, ["body"], Ids.of(queries.terms.words))
+        words = Ids.of(queries.terms.words)
+        found = seeker.read_answers(seeker.ask(carrier, ["body"], words), words)
     mine, theirs = (tokenise(CORPUS.silo(name).documents.bodies) for name in (NORTH, SOUTH))
     exact = ExactCounts.of(theirs, Collection.of(mine) + Collection.of(theirs))
     pairs = Pairs.all(1, len(theirs))
     truth = compute(queries, pairs, title=exact, body=exact)
     private = compute(queries, pairs, title=exact, body=found.main)
-    np.testing.assert_allclose(private[:, 7:11], truth[:, 7:11], rtol=0.1, atol=1e-6)
+    same = np.isclose(private[:, 7:11], truth[:, 7:11], rtol=0.05, atol=1e-6)
+    assert same.mean() > 0.9  # now and then two words share a cell
 
 
 def test_words_come_back_as_they_were_counted(world: Path) -> None:

@@ -90,7 +90,7 @@ def _ask_arguments(parser: argparse.ArgumentParser) -> None:
     _release_arguments(parser)
     parser.add_argument("--decoys", type=whole(0), default=2, help="for each word asked about (%(default)s)")
     shape = "a list of {document, score, words: {word: [count, error]}}; with --queries"
-    add_json(parser, f"{shape} {{file, queries, rows, anonymity}}")
+    add_json(parser, f"{shape} {{file, queries, rows}}")
 
 
 def _run(asked: argparse.Namespace) -> None:
@@ -173,10 +173,11 @@ def _ask(asked: argparse.Namespace) -> None:
         _show_hits(asked, found, tokens)
     else:
         _write_features(asked, found, queries, tokens)
-    if found.anonymity is None:
-        say("nothing was asked: the sketches were read here")
+    if Path(asked.source).is_dir():
+        hidden = 1 + asked.decoys
+        say(f"the silo was asked about {hidden} words for each of the query's; it can guess which")
     else:
-        say(f"the silo was asked about {found.anonymity} words for each of the query's; it can guess which")
+        say("nothing was asked: the sketches were read here")
 
 
 def _queries(asked: argparse.Namespace) -> Queries:
@@ -215,7 +216,10 @@ def _look_up(asked: argparse.Namespace, tokens: Tokens) -> Lookup:
     with folder.ledger() as ledger:
         desk = Desk(*(folder.owner(name, asked.epsilon, ledger.charge_all) for name in fields))
         carrier = in_memory(desk, asked.peer or own.path.resolve().name)
-        return seeker.ask(carrier, fields, words, decoys=asked.decoys)
+        with own.ledger() as book:
+            note = f"cells of words, each among {asked.decoys} decoys"
+            book.record("query text", folder.path.resolve().name, items=len(words), note=note)
+        return seeker.read_answers(seeker.ask(carrier, fields, words, decoys=asked.decoys), words)
 
 
 def _fields(asked: argparse.Namespace, there: tuple[str, ...]) -> tuple[str, ...]:
@@ -250,7 +254,7 @@ def _write_features(asked: argparse.Namespace, found: Lookup, queries: Queries, 
 
     letor = found.letor(queries, tokens, asked.k, name=Path(asked.source).stem)
     write_letor(letor, asked.out)
-    done = {"file": asked.out, "queries": len(letor), "rows": letor.rows, "anonymity": found.anonymity}
+    done = {"file": asked.out, "queries": len(letor), "rows": letor.rows}
     if asked.json:
         print_json(done)
     facts = {"queries": f"{len(letor):,}", "rows": f"{letor.rows:,} of 16 features, without grades"}

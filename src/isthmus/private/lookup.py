@@ -58,8 +58,6 @@ class Lookup:
 
     documents: tuple[str, ...]
     counts: Mapping[str, PrivateCounts]
-    anonymity: int | None = None
-    """Among how many words each word of the question hid; None where no question was asked."""
 
     @property
     def main(self) -> PrivateCounts:
@@ -130,13 +128,13 @@ class Seeker:
             counts[name] = PrivateCounts(PublishedCells(sketch), reader, lexicon, catalogue.lengths)
         return Lookup(_documents([catalogue for catalogue, _ in released.values()]), counts)
 
-    def fetch(self, carrier: Carrier, fields: Sequence[str], words: Ids) -> Lookup:
-        """The same, with sketches that a carrier brings."""
+    def fetch(self, carrier: Carrier, fields: Sequence[str]) -> dict[str, tuple[Catalogue, CountMin]]:
+        """What a silo publishes of some fields, brought by a carrier."""
         released = {}
         for name in fields:
             catalogue = fetch_catalogue(carrier, name)
             released[name] = catalogue, fetch_published(carrier, catalogue, self._family(catalogue))
-        return self.read(released, words)
+        return released
 
     def ask(
         self,
@@ -146,23 +144,29 @@ class Seeker:
         *,
         decoys: int = 2,
         clock: Callable[[], int] = time.time_ns,
-    ) -> Lookup:
-        """By asking about words, each among decoys from the asker's own vocabulary."""
-        catalogues: list[Catalogue] = []
-        counts: dict[str, PrivateCounts] = {}
+    ) -> dict[str, tuple[Catalogue, AskedCells]]:
+        """What a silo answers about words, each among decoys from the asker's own vocabulary."""
+        answered = {}
         for name in fields:
             catalogue = fetch_catalogue(carrier, name)
-            family, own = self._family(catalogue), self.own[name]
+            own = self.own[name].terms
+            hiding = Decoys(own, np.bincount(own.codes, minlength=len(own.vocabulary)), self.secret, decoys)
             kind = OneShot(catalogue.terms.epsilon, catalogue.terms.rows)
-            occurrences = np.bincount(own.terms.codes, minlength=len(own.terms.vocabulary))
-            hiding = Decoys(own.terms, occurrences, self.secret, decoys)
-            asker = Asker(catalogue.terms, family, kind, hiding, clock=clock)
-            cells = AskedCells.through(carrier, asker, words, len(catalogue.documents))
-            lexicon = self._lexicon(catalogue, family, words, cells.table.toarray().T)
-            reader = Shrink(kind.law, lexicon, catalogue.lengths)
+            asker = Asker(catalogue.terms, self._family(catalogue), kind, hiding, clock=clock)
+            answered[name] = (
+                catalogue,
+                AskedCells.through(carrier, asker, words, len(catalogue.documents)),
+            )
+        return answered
+
+    def read_answers(self, answered: Mapping[str, tuple[Catalogue, AskedCells]], words: Ids) -> Lookup:
+        """The answers to questions about words."""
+        counts: dict[str, PrivateCounts] = {}
+        for name, (catalogue, cells) in answered.items():
+            lexicon = self._lexicon(catalogue, self._family(catalogue), words, cells.table.toarray().T)
+            reader = Shrink(_law(catalogue), lexicon, catalogue.lengths)
             counts[name] = PrivateCounts(cells, reader, lexicon, catalogue.lengths)
-            catalogues.append(catalogue)
-        return Lookup(_documents(catalogues), counts, 1 + decoys)
+        return Lookup(_documents([catalogue for catalogue, _ in answered.values()]), counts)
 
     def _family(self, catalogue: Catalogue) -> HashFamily:
         terms = catalogue.terms

@@ -5,6 +5,7 @@
     Published   owner → asker   the noisy cells of all documents of a field
     Question    asker → owner   cells, real and decoy
     Answer      owner → asker   their noisy values in all documents, bound to the question
+    Refusal     owner → asker   nothing is released, in general words why
 
 A message is `ISTH`, a version, a kind, the length of the body, the body, and a checksum. Whatever is not
 exactly that (cut, longer, of another kind, with a count that does not fit) is a ProtocolError, whose text
@@ -108,6 +109,22 @@ class Enquiry(Message):
     @classmethod
     def _read(cls, body: _Cursor) -> Self:
         return cls(body.text(), body.number("<i", MOST_DOCUMENTS))
+
+
+@dataclass(frozen=True, eq=False)
+class Refusal(Message):
+    """Nothing is released; `reason` tells what kind of rule forbids it, and no term, id or count."""
+
+    kind = 6
+
+    reason: str
+
+    def _body(self) -> bytes:
+        return _spell(self.reason)
+
+    @classmethod
+    def _read(cls, body: _Cursor) -> Self:
+        return cls(body.text())
 
 
 @dataclass(frozen=True, eq=False)

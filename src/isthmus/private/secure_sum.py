@@ -140,6 +140,11 @@ class Member:
         member._revealed = told["revealed"]
         return member
 
+    @property
+    def peers(self) -> frozenset[str]:
+        """All members whose keys were accepted, this one too."""
+        return frozenset(self._peers)
+
     def advertise(self) -> Advert:
         """Step 1: the public keys of this session."""
         bare = Advert(

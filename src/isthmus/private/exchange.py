@@ -1,0 +1,389 @@
+"""Silos that ask each other through a relay, in turns: who takes part, what each does, what the relay does.
+
+The relay speaks first, as servers do. In every turn it hands each silo its post and takes what the silo posts
+in return, until nobody has anything left to say. Letters are sealed (see `letters`), so the relay knows who
+writes to whom and how much. Alongside, in the first turns, the silos add up how common words are (see
+`summing`). In the end every silo has, in its own folder, the features of its queries over the others'
+documents; whatever a silo releases is charged in its ledger before it leaves.
+
+A silo keeps nothing in memory: its part lies in its folder, under the session's name, and every turn may be
+another process. A question whose answer is not here yet is met again in the next turn (`Transcript`), so that
+whoever asks is written like any other user of a `Carrier`. Nothing here knows a network.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from isthmus.errors import BudgetExhausted, FederationError, PrivacyError, ProtocolError
+from isthmus.private.counts import Desk
+from isthmus.private.ledger import Ledger
+from isthmus.private.letters import ANSWER, HeardInFolder, Letter, Post
+from isthmus.private.lookup import Lookup, Seeker
+from isthmus.private.messages import Question, Refusal, kind_of
+from isthmus.private.noise import Entropy
+from isthmus.private.store import SiloFolder
+from isthmus.private.summing import STEPS, Adding, Agreed, Contribution, Parts, Summing
+from isthmus.private.totals import WIDTH, Totals
+from isthmus.tables import Queries, write_letor
+from isthmus.tables.files import replacing
+from isthmus.tables.ids import Ids
+from isthmus.text import Tokens, tokenise
+
+REFUSED = "the message was refused"
+NO_BUDGET = "the release would exceed this silo's budget"
+AGAIN, PATIENCE = 4, 8
+"""Turns after which a silo asks again, and turns without a letter after which the relay gives up."""
+
+Form = Literal["publish", "ask"]
+
+
+@dataclass(frozen=True, eq=False)
+class Party:
+    """A silo in an exchange: its folder, what it asks, and the terms under which it releases.
+
+    The terms are the silo's own, and so is every path: nothing that arrives can change them. `entropy` is
+    where the noise of its part in the sums comes from.
+    """
+
+    folder: SiloFolder
+    queries: Queries
+    form: Form = "ask"
+    epsilon: float = 8.0
+    epsilon_totals: float = 0.5
+    k: int = 100
+    entropy: Entropy = os.urandom
+
+    def features(self, peer: str) -> Path:
+        """Where the features of its queries over a silo's documents are put."""
+        return self.folder.path / "features" / f"{peer}.txt"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the relay hands a silo."""
+
+    agreed: Agreed
+    step: int
+    letters: tuple[bytes, ...] = ()
+    sums: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a silo hands the relay: post, its part of the sums, and how far it is."""
+
+    silo: str
+    letters: tuple[bytes, ...] = ()
+    sums: Mapping[str, bytes] = field(default_factory=dict)
+    done: bool = False
+    refused: int = 0
+    """Letters of this turn that were none."""
+    failed: tuple[str, ...] = ()
+    """Silos that release nothing to this one."""
+
+
+class Waiting(Exception):
+    """A question whose answer has not come yet."""
+
+    def __init__(self, message: bytes) -> None:
+        self.message = message
+        super().__init__("an answer has not come yet")
+
+
+class Transcript:
+    """The questions to one silo about one field, and their answers so far, in a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._at = 0
+
+    def __call__(self, message: bytes) -> bytes:
+        """A `Carrier` that answers what was answered before, and lets the first new question wait."""
+        question, answer = self._files(self._at)
+        if not answer.exists():
+            raise Waiting(message)
+        if question.read_bytes() != message:
+            raise PrivacyError("other questions than were asked before (begin a new exchange)")
+        self._at += 1
+        told = answer.read_bytes()
+        if kind_of(told) == Refusal.kind:
+            raise PrivacyError(Refusal.decode(told).reason)
+        return told
+
+    def clock(self) -> int:
+        """The number of a question that is met again, or a new one."""
+        question, answer = self._files(self._at)
+        known = answer.exists() and kind_of(question.read_bytes()) == Question.kind
+        return Question.decode(question.read_bytes()).number if known else time.time_ns()
+
+    @property
+    def expected(self) -> bytes:
+        """What the answer that is waited for is about; nothing if there is none."""
+        return self._waiting.read_bytes()[:16] if self._waiting.exists() else b""
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is time to ask: nothing is on its way, or it has been for long."""
+        sent = self._waiting.read_bytes()[16:24] if self._waiting.exists() else b""
+        return not sent or step - int.from_bytes(sent, "little") >= AGAIN
+
+    def sent(self, message: bytes, digest: bytes, step: int) -> None:
+        """Remember what is on its way; what was on its way before is forgotten."""
+        _write(self._waiting, digest + step.to_bytes(8, "little") + message)
+
+    def received(self, answer: bytes) -> None:
+        """Put the answer beside its question."""
+        question, kept = self._files(len(list(self.path.glob("*.answer"))))
+        _write(question, self._waiting.read_bytes()[24:])
+        _write(kept, answer)  # last, for it is what tells that both are there
+        self._waiting.unlink()
+
+    @property
+    def _waiting(self) -> Path:
+        return self.path / "waiting"
+
+    def _files(self, at: int) -> tuple[Path, Path]:
+        return self.path / f"{at:05}.question", self.path / f"{at:05}.answer"
+
+
+def _write(path: Path, data: bytes) -> None:
+    with replacing(path) as stream:
+        stream.write(data)
+
+
+class Exchange:
+    """One silo's side of one turn."""
+
+    def __init__(self, party: Party, turn: Turn) -> None:
+        self.party, self.turn, self.folder = party, turn, party.folder
+        keys = self.folder.keys
+        identity, trusted = keys.identity(), keys.trusted()
+        self.name, self.fields = identity.name, self.folder.fields()
+        self.peers = [name for name in turn.agreed.silos if name != self.name]
+        if any(name not in trusted for name in self.peers):
+            raise ProtocolError("an exchange with a silo that is not trusted")
+        self.path = self.folder.path / "exchange" / turn.agreed.session.hex()
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.post = Post(identity, keys.group_key(), trusted, HeardInFolder(self.folder.path / "heard"))
+        self.summing = Summing(turn.agreed, keys, self.path)
+        self.refused, self.waits = 0, False
+        self.failed: list[str] = []
+
+    def reply(self) -> Reply:
+        """Do what the turn asks for."""
+        with self.folder.ledger() as ledger:
+            sums = self._summed(ledger)
+            answers = list(self._answers(ledger))
+            questions = list(self._questions(ledger))
+        done = self.turn.step >= STEPS and not self.waits and self._finished()
+        letters = (*answers, *questions)
+        return Reply(self.name, letters, sums, done, self.refused, tuple(self.failed))
+
+    def _summed(self, ledger: Ledger) -> Parts:
+        told = self.turn.sums
+        if self.turn.step == 0:
+            return self.summing.advertise(self.fields)
+        if self.turn.step == 1:
+            return self.summing.share(told)
+        if self.turn.step == 2:
+            return self.summing.mask(told, {name: self._adding(name, ledger) for name in self.fields})
+        if self.turn.step == 3:
+            return self.summing.reveal(told)
+        if self.turn.step == 4:
+            self.summing.finish(told)
+        return {}
+
+    def _adding(self, name: str, ledger: Ledger) -> Contribution:
+        covered = self.folder.owner(name, self.party.epsilon, ledger.charge_all).covered
+        epsilons = (self.party.epsilon_totals,) * 2
+        return Contribution(
+            self.words[name], covered, ledger.charge_all, *epsilons, entropy=self.party.entropy
+        )
+
+    def _answers(self, ledger: Ledger) -> Iterator[bytes]:
+        """Take in answers and answer questions; what is neither comes from the relay or a stranger."""
+        for data in self.turn.letters:
+            try:
+                if Letter.decode(data).kind == ANSWER:
+                    self._take(data)
+                else:
+                    yield self._served(data, ledger)
+            except ProtocolError:
+                self.refused += 1
+
+    def _served(self, data: bytes, ledger: Ledger) -> bytes:
+        heard = self.post.hear(data)
+        owners = (self.folder.owner(name, self.party.epsilon, ledger.charge_all) for name in self.fields)
+        try:
+            told = Desk(*owners).serve(heard.message, heard.sender)
+        except BudgetExhausted:
+            told = Refusal(NO_BUDGET).encode()
+        except ProtocolError:
+            self.refused += 1
+            told = Refusal(REFUSED).encode()
+        return self.post.answer(heard, told)
+
+    def _take(self, data: bytes) -> None:
+        letter = Letter.decode(data)
+        if letter.sender not in self.peers:
+            raise ProtocolError("a letter from a silo that takes no part")
+        for transcript in self._transcripts(letter.sender).values():
+            if letter.about == transcript.expected:
+                transcript.received(self.post.open(data, letter.about))
+                return
+        raise ProtocolError("an answer to no question")
+
+    def _transcripts(self, peer: str) -> dict[str, Transcript]:
+        return {name: Transcript(self.path / peer / name) for name in self.fields}
+
+    def _questions(self, ledger: Ledger) -> Iterator[bytes]:
+        """The next question to every silo about every field."""
+        for peer in self.peers:
+            for name, transcript in self._transcripts(peer).items():
+                try:
+                    self._asked(transcript, name)
+                except Waiting as waiting:
+                    self.waits = True
+                    if transcript.is_due(self.turn.step):
+                        self._book(ledger, peer, waiting.message)
+                        sent = self.post.ask(peer, waiting.message)
+                        transcript.sent(waiting.message, sent.digest, self.turn.step)
+                        yield sent.letter
+                except PrivacyError:
+                    self.failed.append(peer)
+
+    def _book(self, ledger: Ledger, peer: str, message: bytes) -> None:
+        """Words among decoys are hidden, not private; the ledger says that they left."""
+        if kind_of(message) == Question.kind:
+            words = len(Question.decode(message).columns)
+            ledger.record("query text", peer, items=words, note="cells of words and decoys")
+
+    def _asked(self, carrier: Transcript, name: str) -> Mapping[str, Any]:
+        """All that a silo releases of a field to this one, or Waiting."""
+        if self.party.form == "publish":
+            return self.seeker.fetch(carrier, [name])
+        return self.seeker.ask(carrier, [name], self.asked, clock=carrier.clock)
+
+    def _finished(self) -> bool:
+        """Compute the features over every silo's documents, once all is there."""
+        for peer in self.peers:
+            if peer in self.failed or (marker := self.path / peer / "done").exists():
+                continue
+            found = self.looked_up(peer)
+            target = self.party.features(peer)
+            target.parent.mkdir(exist_ok=True)
+            queries = self.party.queries
+            write_letor(found.letor(queries, self.tokens, self.party.k, name=peer), target)
+            marker.touch()
+        return True
+
+    def looked_up(self, peer: str) -> Lookup:
+        """What is known of a silo's documents; Waiting if that is not all yet."""
+        known: dict[str, Any] = {}
+        for name, transcript in self._transcripts(peer).items():
+            known |= self._asked(transcript, name)
+        reader = replace(self.seeker, totals=self.totals)
+        read = reader.read if self.party.form == "publish" else reader.read_answers
+        return read(known, self.asked)
+
+    @cached_property
+    def totals(self) -> dict[str, Totals]:
+        """How common words are in all silos."""
+        with self.folder.ledger() as ledger:
+            found = {name: self.summing.totals(name, self._adding(name, ledger)) for name in self.fields}
+        return {name: totals for name, totals in found.items() if totals is not None}
+
+    @cached_property
+    def words(self) -> dict[str, Tokens]:
+        return {name: self.folder.words(name) for name in self.fields}
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        return tokenise(self.party.queries.texts)
+
+    @cached_property
+    def asked(self) -> Ids:
+        return Ids.of(self.tokens.terms.words)
+
+    @cached_property
+    def seeker(self) -> Seeker:
+        keys = self.folder.keys
+        return Seeker(keys.group_key(), self.words, keys.decoys())
+
+
+@dataclass(eq=False)
+class Relay:
+    """The relay's side: hands post on and adds up; it can open no letter and sees no silo's cells."""
+
+    count: int
+    width: int = WIDTH
+    colluding: int = 1
+    session: bytes = field(default_factory=lambda: os.urandom(16))
+    step: int = 0
+    letters: int = 0
+    carried: int = 0
+    """Bytes of letters."""
+    quiet: int = 0
+    done: frozenset[str] = frozenset()
+    silos: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.adding = Adding(self._agreed())
+
+    def _agreed(self) -> Agreed:
+        return Agreed(self.session, self.silos, self.count, self.width, self.colluding)
+
+    def first(self) -> Turn:
+        """What every silo is handed first."""
+        return Turn(self._agreed(), 0)
+
+    def next(self, replies: Mapping[str, Reply]) -> dict[str, Turn]:
+        """What each silo is handed now; nothing once all are done."""
+        if not self.silos:
+            self.silos = tuple(sorted(replies))
+        missing = sorted(set(self.silos) - set(replies))
+        if missing or len(self.silos) != self.count:
+            told = f"missing: {', '.join(missing)}" if missing else f"{len(self.silos)} came"
+            raise FederationError(f"an exchange of {self.count} silos cannot go on ({told})")
+        self.done = frozenset(name for name, reply in replies.items() if reply.done)
+        post = self._sorted(replies)
+        self.quiet = 0 if any(post.values()) or self.step < STEPS else self.quiet + 1
+        if self.done == set(self.silos) and not any(post.values()):
+            return {}
+        if self.quiet > PATIENCE:
+            waiting = ", ".join(sorted(set(self.silos) - self.done))
+            raise FederationError(f"nobody writes any more, and these silos are not done: {waiting}")
+        sums = self.adding.after(self.step, {name: dict(reply.sums) for name, reply in replies.items()})
+        self.step += 1
+        return {name: Turn(self._agreed(), self.step, tuple(post[name]), sums[name]) for name in self.silos}
+
+    def _sorted(self, replies: Mapping[str, Reply]) -> dict[str, list[bytes]]:
+        """The post by receiver; letters without one are dropped."""
+        post: dict[str, list[bytes]] = {name: [] for name in self.silos}
+        for reply in replies.values():
+            for data in reply.letters:
+                try:
+                    receiver = Letter.decode(data).receiver
+                except ProtocolError:
+                    continue
+                if receiver in post:
+                    post[receiver].append(data)
+                    self.letters += 1
+                    self.carried += len(data)
+        return post
+
+
+def exchange_in_memory(parties: Mapping[str, Party], relay: Relay | None = None) -> Relay:
+    """A whole exchange in one process; the same bytes as over a network."""
+    relay = relay or Relay(len(parties))
+    turns = {name: relay.first() for name in parties}
+    while turns:
+        turns = relay.next({name: Exchange(parties[name], turn).reply() for name, turn in turns.items()})
+    return relay

@@ -1,0 +1,221 @@
+"""Letters between two silos past a relay that may look, change, withhold and repeat what it carries.
+
+A letter tells the relay who writes to whom and how much, and nothing else: what is inside is encrypted and
+authenticated under a key that only the two silos can make, from each other's cards and the group's key. A
+silo hears a question once, by numbers that grow; an answer is bound to its very question.
+
+    north: sent = post.ask("south", message)             south: heard = post.hear(letter)
+    north: post.open(letter, sent.digest)                south: post.answer(heard, message)
+
+Whatever is not exactly such a letter (cut, changed, another's, heard before, too long) is a ProtocolError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from isthmus.errors import ProtocolError
+from isthmus.private.keys import Card, GroupKey, Identity
+from isthmus.private.messages import LARGEST
+from isthmus.private.noise import Entropy
+
+QUESTION, ANSWER = 0, 1
+
+_HEAD = struct.Struct("<4sBBQ16sBB")  # magic, version, kind, number, digest of the question, two lengths
+_MAGIC, _VERSION, _DIGEST, _NONCE, _TAG = b"ISLE", 1, 16, 12, 16
+_LONGEST = LARGEST + 1024
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What the relay can read of a letter, and what it cannot."""
+
+    kind: int
+    number: int
+    about: bytes
+    sender: str
+    receiver: str
+    sealed: bytes = field(repr=False)
+
+    def head(self) -> bytes:
+        """All but what is sealed."""
+        names = [name.encode() for name in (self.sender, self.receiver)]
+        if not all(0 < len(name) < 256 for name in names):
+            raise ProtocolError("a name is too long for a letter, or empty")
+        sizes = [len(name) for name in names]
+        fixed = _HEAD.pack(_MAGIC, _VERSION, self.kind, self.number, self.about, *sizes)
+        return fixed + b"".join(names)
+
+    def encode(self) -> bytes:
+        """The letter as bytes."""
+        return self.head() + self.sealed
+
+    @classmethod
+    def decode(cls, data: bytes) -> Letter:
+        """The letter that these bytes claim to be; who wrote it is known when it is opened."""
+        if not isinstance(data, bytes) or not _HEAD.size + _NONCE + _TAG <= len(data) <= _LONGEST:
+            raise ProtocolError("not a letter, or one that was cut or is too long")
+        magic, version, kind, number, about, *sizes = _HEAD.unpack_from(data)
+        if magic != _MAGIC or version != _VERSION or kind not in (QUESTION, ANSWER):
+            raise ProtocolError("not a letter, or one of another version")
+        first = _HEAD.size + sizes[0]
+        end = first + sizes[1]
+        if not all(sizes) or len(data) < end + _NONCE + _TAG:
+            raise ProtocolError("a letter that was cut")
+        try:
+            sender, receiver = data[_HEAD.size : first].decode(), data[first:end].decode()
+        except UnicodeDecodeError:
+            raise ProtocolError("a letter whose address is no text") from None
+        return cls(kind, number, about, sender, receiver, data[end:])
+
+
+class Heard(Protocol):
+    """Remembers the last question of every silo."""
+
+    def __call__(self, sender: str, number: int) -> None:
+        """Take note of a question's number; one that is not above the last is a ProtocolError."""
+
+
+class HeardHere:
+    """Remembers as long as the process lives."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+
+    def __call__(self, sender: str, number: int) -> None:
+        if number <= self._last.get(sender, -1):
+            raise ProtocolError("a letter that was heard before")
+        self._last[sender] = number
+
+
+@dataclass(frozen=True)
+class HeardInFolder:
+    """Remembers on disk, for all processes of a silo."""
+
+    path: Path
+
+    def __call__(self, sender: str, number: int) -> None:
+        import fcntl
+
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(self.path / sender.encode().hex(), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            told = os.pread(file, 8, 0)
+            if len(told) == 8 and number <= struct.unpack("<Q", told)[0]:
+                raise ProtocolError("a letter that was heard before")
+            os.pwrite(file, struct.pack("<Q", number), 0)
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A question that was sealed, and what its answer must be about."""
+
+    letter: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Received:
+    """A question that was opened."""
+
+    sender: str
+    message: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Post:
+    """Where one silo seals and opens its letters."""
+
+    identity: Identity
+    group: GroupKey
+    trusted: Mapping[str, Card]
+    heard: Heard
+    clock: Callable[[], int] = time.time_ns
+    entropy: Entropy = os.urandom
+
+    def ask(self, receiver: str, message: bytes) -> Sent:
+        """A question for another silo."""
+        letter = self._sealed(Letter(QUESTION, self.clock(), bytes(_DIGEST), *self._to(receiver)), message)
+        return Sent(letter, _digest(letter))
+
+    def hear(self, data: bytes) -> Received:
+        """A question from another silo, once."""
+        letter = Letter.decode(data)
+        if letter.kind != QUESTION:
+            raise ProtocolError("an answer where a question was expected")
+        message = self._opened(letter)
+        self.heard(letter.sender, letter.number)
+        return Received(letter.sender, message, _digest(data))
+
+    def answer(self, question: Received, message: bytes) -> bytes:
+        """The answer to a question that was heard."""
+        return self._sealed(Letter(ANSWER, 0, question.digest, *self._to(question.sender)), message)
+
+    def open(self, data: bytes, digest: bytes) -> bytes:
+        """The answer to the question with this digest."""
+        letter = Letter.decode(data)
+        if letter.kind != ANSWER or letter.about != digest:
+            raise ProtocolError("an answer to another question")
+        return self._opened(letter)
+
+    def _to(self, receiver: str) -> tuple[str, str, bytes]:
+        return self.identity.name, receiver, b""
+
+    def _sealed(self, letter: Letter, message: bytes) -> bytes:
+        if len(message) > LARGEST:
+            raise ProtocolError("the letter is too long")
+        head, nonce = letter.head(), self.entropy(_NONCE)
+        key = self._key(self.identity.card, self._card(letter.receiver), letter.receiver)
+        return head + nonce + ChaCha20Poly1305(key).encrypt(nonce, message, head)
+
+    def _opened(self, letter: Letter) -> bytes:
+        if letter.receiver != self.identity.name:
+            raise ProtocolError("a letter for another silo")
+        key = self._key(self._card(letter.sender), self.identity.card, letter.sender)
+        nonce, sealed = letter.sealed[:_NONCE], letter.sealed[_NONCE:]
+        try:
+            return ChaCha20Poly1305(key).decrypt(nonce, sealed, letter.head())
+        except InvalidTag:
+            raise ProtocolError("a letter that does not open: not from whom it says, or changed") from None
+
+    def _card(self, name: str) -> Card:
+        if name not in self.trusted:
+            raise ProtocolError("a letter from or to a silo that is not trusted")
+        return self.trusted[name]
+
+    def _key(self, sender: Card, receiver: Card, other: str) -> bytes:
+        """One key a direction, so that a letter cannot be sent back as if from the other."""
+        try:
+            public = X25519PublicKey.from_public_bytes(self.trusted[other].sealing)
+            agreed = self.identity.opening.exchange(public)
+        except ValueError:
+            raise ProtocolError("a public key that is no point of the curve") from None
+        told = b"".join(
+            len(part).to_bytes(4, "little") + part
+            for card in (sender, receiver)
+            for part in (card.name.encode(), card.verifying, card.sealing)
+        )
+        bound = b"isthmus letter" + self.group.epoch.to_bytes(4, "little") + told
+        return HKDF(hashes.SHA256(), 32, salt=self.group.secret, info=bound).derive(agreed)
+
+
+def _digest(letter: bytes) -> bytes:
+    return hashlib.blake2b(letter, digest_size=_DIGEST).digest()

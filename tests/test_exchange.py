@@ -1,0 +1,347 @@
+"""Silos that ask each other through a relay: the same as in memory, sealed, charged, and nothing replayed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from isthmus.corpora import synthetic
+from isthmus.errors import FederationError, ProtocolError
+from isthmus.features import Collection
+from isthmus.private.counts import Desk, in_memory
+from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn, exchange_in_memory
+from isthmus.private.keys import GroupKey
+from isthmus.private.ledger import Budget, Ledger
+from isthmus.private.letters import HeardHere, HeardInFolder, Letter, Post
+from isthmus.private.lookup import Seeker
+from isthmus.private.secure_sum import as_signed
+from isthmus.private.store import SiloFolder
+from isthmus.private.summing import Agreed
+from isthmus.private.sums import SumPlan
+from isthmus.private.totals import Sums
+from isthmus.randomness import Streams
+from isthmus.tables import read_letor
+from isthmus.tables.ids import Ids
+from isthmus.text import tokenise
+
+NAMES = ("east", "north", "south")
+CORPUS = synthetic.text(60, 9, 3, seed=5, words=40)
+SILO = dict(zip(NAMES, CORPUS.silos, strict=True))
+WIDTH = 1 << 12
+
+
+def parties(path: Path, *, budget: float = 10.0, **more: object) -> dict[str, Party]:
+    """Three silos that know and trust each other."""
+    key = GroupKey.fresh(epoch=1, entropy=Streams(0)("group").bytes)
+    folders = {name: SiloFolder.at(path / name, create=True) for name in NAMES}
+    cards = [folder.keys.begin(name).card for name, folder in folders.items()]
+    made = {}
+    for name, folder in folders.items():
+        folder.keys.join(key)
+        for card in cards:
+            if card.name != name:
+                folder.keys.trust(card)
+        own = CORPUS.silo(SILO[name])
+        folder.build(own.documents, budget=Budget(budget), width=1 << 10)
+        entropy = Streams(1)("entropy", name).bytes
+        made[name] = Party(folder, own.queries, **{"k": 5, "entropy": entropy, **more})  # type: ignore[arg-type]
+    return made
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Party], Relay]:
+    made = parties(tmp_path_factory.mktemp("silos"))
+    return made, exchange_in_memory(made, Relay(3, WIDTH))
+
+
+@pytest.mark.parametrize("form", ["ask", "publish"])
+def test_what_comes_through_the_relay_is_what_a_call_would_bring(tmp_path: Path, form: str) -> None:
+    made = parties(tmp_path, form=form)
+    relay = exchange_in_memory(made, Relay(3, WIDTH))
+    north, south = made["north"], made["south"]
+    agreed = Agreed(relay.session, relay.silos, 3, WIDTH)
+    through = Exchange(north, Turn(agreed, 9)).looked_up("south")
+    with south.folder.ledger() as ledger:
+        desk = Desk(*(south.folder.owner(name, 8.0, ledger.charge_all) for name in ("title", "body")))
+        keys = north.folder.keys
+        own = {name: north.folder.words(name) for name in ("title", "body")}
+        totals = Exchange(north, Turn(agreed, 9)).totals
+        seeker = Seeker(keys.group_key(), own, keys.decoys(), totals)
+        queries = tokenise(north.queries.texts)
+        words, carrier = Ids.of(queries.terms.words), in_memory(desk, "north")
+        if form == "publish":
+            called = seeker.read(seeker.fetch(carrier, ["title", "body"]), words)
+        else:
+            called = seeker.read_answers(seeker.ask(carrier, ["title", "body"], words), words)
+    expected = called.letor(north.queries, queries, 5, name="south")
+    found = through.letor(north.queries, queries, 5, name="south")
+    np.testing.assert_array_equal(found.features, expected.features)
+    kept = read_letor(north.features("south"))
+    np.testing.assert_allclose(kept.features, expected.features, rtol=1e-5)
+    assert relay.done == set(NAMES)
+
+
+def test_totals_are_the_sum_of_what_silos_added(done: tuple[dict[str, Party], Relay]) -> None:
+    """The sum under masks is that of contributions drawn from the same entropy, cell by cell."""
+    made, relay = done
+    plan = SumPlan("title", made["north"].folder.keys.group_key().family("totals title", width=WIDTH), NAMES)
+    expected = np.zeros(2 * WIDTH + 2, dtype=np.int64)
+    for name, party in made.items():
+        with warnings.catch_warnings(), party.folder.ledger() as ledger:
+            covered = party.folder.owner("title", 8.0, ledger.charge_all).covered
+        sums = Sums.of(party.folder.words("title"), plan.family)
+        entropy = Streams(1)("entropy", name).bytes
+        expected += plan.contribute(name, sums, covered, charge=lambda asked: None, entropy=entropy)
+    np.testing.assert_array_equal(as_signed(relay.adding.totals["title"]), expected)
+    agreed = Agreed(relay.session, relay.silos, 3, WIDTH)
+    totals = Exchange(made["east"], Turn(agreed, 9)).totals["body"]
+    truth = sum(
+        (Collection.of(made[name].folder.words("body")) for name in NAMES[1:]),
+        Collection.of(made["east"].folder.words("body")),
+    )
+    assert (totals.documents, totals.length) == (truth.having.documents, truth.having.length)
+
+
+def test_everything_is_charged_once_for_all(done: tuple[dict[str, Party], Relay]) -> None:
+    made, _ = done
+    for name, party in made.items():
+        with Ledger(party.folder.path / "silo.ledger") as ledger:
+            assert ledger.spent(CORPUS.silo(SILO[name]).documents.ids[0]) == 9.0
+            left = {(row["kind"], row["peer"]) for row in ledger.departures()}
+            ledger.audit()
+        others = set(NAMES) - {name}
+        assert left >= {("counts", other) for other in others} | {("query text", other) for other in others}
+
+
+def test_the_relay_cannot_read_along(tmp_path: Path) -> None:
+    made, relay, seen = parties(tmp_path), Relay(3, WIDTH), []
+    turns = {name: relay.first() for name in made}
+    while turns:
+        replies = {name: Exchange(made[name], turn).reply() for name, turn in turns.items()}
+        seen += [letter for reply in replies.values() for letter in reply.letters]
+        turns = relay.next(replies)
+    assert len(seen) == relay.letters > 20
+    for letter in seen:
+        assert b"ISTH" not in letter  # the frame of every message inside
+        assert b"one_shot" not in letter
+        stranger = Post(
+            replace(made["north"].folder.keys.identity(), name="relay"),
+            GroupKey.fresh(epoch=1),
+            made["north"].folder.keys.trusted(),
+            HeardHere(),
+        )
+        with pytest.raises(ProtocolError):
+            stranger.hear(letter)
+
+
+class Disturbed(Relay):
+    """A relay that does more than hand on: it repeats, damages, or sends back what it was given."""
+
+    how = "repeat"
+
+    def next(self, replies: dict[str, Reply]) -> dict[str, Turn]:  # type: ignore[override]
+        turns = super().next(replies)
+        return {name: replace(turn, letters=self._changed(turn.letters)) for name, turn in turns.items()}
+
+    def _changed(self, letters: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        if self.how == "repeat":
+            old = getattr(self, "old", ())
+            self.old = (*old, *letters)
+            return (*letters, *letters, *old)
+        junk = [b"", b"ISLE", b"\0" * 90, *(letter[:-1] for letter in letters)]
+        return (*junk, *letters, *(letter[:80] + b"\1" + letter[81:] for letter in letters))
+
+
+@pytest.mark.parametrize("how", ["repeat", "damage"])
+def test_a_relay_that_repeats_or_adds_changes_nothing(tmp_path: Path, how: str) -> None:
+    made = parties(tmp_path)
+    relay = Disturbed(3, WIDTH)
+    relay.how = how
+    refused = 0
+    turns = {name: relay.first() for name in made}
+    while turns:
+        replies = {name: Exchange(made[name], turn).reply() for name, turn in turns.items()}
+        refused += sum(reply.refused for reply in replies.values())
+        turns = relay.next(replies)
+    assert refused > 20
+    assert relay.done == set(NAMES)
+    with Ledger(made["south"].folder.path / "silo.ledger") as ledger:
+        assert ledger.spent(CORPUS.silo(SILO["south"]).documents.ids[0]) == 9.0
+
+
+def test_a_letter_that_is_lost_is_written_again(tmp_path: Path) -> None:
+    class Forgetful(Relay):
+        lost = 0
+
+        def _sorted(self, replies: dict[str, Reply]) -> dict[str, list[bytes]]:  # type: ignore[override]
+            post = super()._sorted(replies)
+            if self.step in (1, 3):
+                self.lost += len(post["south"])
+                post["south"] = []
+            return post
+
+    relay = Forgetful(3, WIDTH)
+    assert exchange_in_memory(parties(tmp_path), relay) is relay
+    assert relay.lost
+    assert relay.done == set(NAMES)
+
+
+def test_a_silo_without_budget_refuses_and_the_others_go_on(tmp_path: Path) -> None:
+    made = parties(tmp_path)
+    with made["south"].folder.ledger() as ledger:
+        ledger.set_budget(Budget(2.0))
+    turns, relay = {}, Relay(3, WIDTH)
+    turns = {name: relay.first() for name in made}
+    failed: set[tuple[str, str]] = set()
+    while turns:
+        replies = {name: Exchange(made[name], turn).reply() for name, turn in turns.items()}
+        failed |= {(name, peer) for name, reply in replies.items() for peer in reply.failed}
+        turns = relay.next(replies)
+    assert failed == {("north", "south"), ("east", "south")}
+    assert made["north"].features("east").exists()
+    assert not made["north"].features("south").exists()
+    with made["south"].folder.ledger() as ledger:
+        assert ledger.spent(CORPUS.silo(SILO["south"]).documents.ids[0]) == 1.0
+
+
+def test_a_relay_cannot_shrink_the_noise(tmp_path: Path) -> None:
+    """More silos than take part, or a lower threshold later on, would make every share of noise smaller."""
+    made = parties(tmp_path)
+    relay = Relay(3, WIDTH)
+    turns = {name: relay.first() for name in made}
+    for _ in range(2):
+        turns = relay.next({name: Exchange(made[name], turn).reply() for name, turn in turns.items()})
+    turn = turns["north"]
+    for lie in (
+        replace(turn.agreed, silos=(*NAMES, "west")),
+        replace(turn.agreed, silos=NAMES[:2], count=2),
+        replace(turn.agreed, dropped=1),
+    ):
+        with pytest.raises(ProtocolError):
+            Exchange(made["north"], replace(turn, agreed=lie)).reply()
+    with pytest.raises(ProtocolError, match="begun before"):
+        Exchange(made["north"], relay.first()).reply()
+    with made["north"].folder.ledger() as ledger:
+        assert ledger.summary()["charges"] == 0
+
+
+def test_an_exchange_without_a_silo_cannot_go_on(tmp_path: Path) -> None:
+    made = parties(tmp_path)
+    relay = Relay(3, WIDTH)
+    replies = {name: Exchange(party, relay.first()).reply() for name, party in made.items()}
+    relay.next(replies)
+    with pytest.raises(FederationError, match="missing: south"):
+        relay.next({name: reply for name, reply in replies.items() if name != "south"})
+
+
+# ---------------------------------------------------------------- letters
+
+
+def posts(path: Path) -> dict[str, Post]:
+    made = parties(path)
+    return {
+        name: Post(
+            party.folder.keys.identity(),
+            party.folder.keys.group_key(),
+            party.folder.keys.trusted(),
+            HeardInFolder(path / "heard" / name),
+        )
+        for name, party in made.items()
+    }
+
+
+def test_letters_are_heard_once_by_whom_they_are_for(tmp_path: Path) -> None:
+    post = posts(tmp_path)
+    sent = post["north"].ask("south", b"what is it")
+    for other in ("north", "east"):
+        with pytest.raises(ProtocolError, match="another silo"):
+            post[other].hear(sent.letter)
+    heard = post["south"].hear(sent.letter)
+    assert (heard.sender, heard.message) == ("north", b"what is it")
+    again = replace(post["south"], heard=HeardInFolder(tmp_path / "heard" / "south"))
+    with pytest.raises(ProtocolError, match="heard before"):
+        again.hear(sent.letter)
+    answer = post["south"].answer(heard, b"this")
+    assert post["north"].open(answer, sent.digest) == b"this"
+    with pytest.raises(ProtocolError, match="another question"):
+        post["north"].open(answer, b"0" * 16)
+    with pytest.raises(ProtocolError, match="answer where"):
+        post["north"].hear(answer)
+
+
+def test_a_letter_does_not_come_from_somebody_else(tmp_path: Path) -> None:
+    """East has the group key and all cards, and yet cannot write as north or send back what south wrote."""
+    post = posts(tmp_path)
+    forger = replace(post["east"], identity=replace(post["east"].identity, name="north"))
+    with pytest.raises(ProtocolError, match="does not open"):
+        post["south"].hear(forger.ask("south", b"x").letter)
+    letter = Letter.decode(post["south"].ask("north", b"x").letter)
+    back = replace(letter, sender="north", receiver="south").encode()
+    with pytest.raises(ProtocolError, match="does not open"):
+        post["south"].hear(back)
+    other = replace(post["north"], group=GroupKey.fresh(epoch=1))
+    with pytest.raises(ProtocolError, match="does not open"):
+        post["south"].hear(other.ask("south", b"x").letter)
+    with pytest.raises(ProtocolError, match="not trusted"):
+        post["north"].ask("west", b"x")
+
+
+def _mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    changed = bytearray(data)
+    at = int(rng.integers(len(changed))) if changed else 0
+    how = rng.integers(4)
+    if how == 0:
+        changed[at] ^= 1 << int(rng.integers(8))
+    elif how == 1:
+        del changed[at : at + int(rng.integers(1, 30))]
+    elif how == 2:
+        changed[at:at] = rng.bytes(int(rng.integers(1, 30)))
+    else:
+        changed[at : at + 4] = rng.bytes(4)
+    return bytes(changed)
+
+
+@pytest.mark.soak
+def test_fuzzed_letters_are_refused(tmp_path: Path, soak_count: Callable[[int, int], int]) -> None:
+    post, rng = posts(tmp_path), Streams(3)("fuzz")
+    heard = replace(post["south"], heard=HeardHere())
+    for _ in range(soak_count(300, 10_000)):
+        sent = post["north"].ask("south", rng.bytes(int(rng.integers(60))))
+        wrong = _mutated(sent.letter, rng)
+        with pytest.raises(ProtocolError):
+            heard.hear(wrong)
+        answer = heard.answer(heard.hear(sent.letter), b"fine")
+        with pytest.raises(ProtocolError):
+            post["north"].open(_mutated(answer, rng), sent.digest)
+        assert post["north"].open(answer, sent.digest) == b"fine"
+
+
+@pytest.mark.soak
+def test_fuzzed_steps_of_the_sum_are_refused(tmp_path: Path, soak_count: Callable[[int, int], int]) -> None:
+    """Whatever a relay makes of adverts, boxes, lists and totals is a ProtocolError or does no harm."""
+    made, relay = parties(tmp_path), Relay(3, WIDTH)
+    turns = {name: relay.first() for name in made}
+    stages = [turns := relay.next({n: Exchange(made[n], t).reply() for n, t in turns.items()}) for _ in "1"]
+    rng, refused, trials = Streams(4)("fuzz"), 0, soak_count(40, 2_000)
+    turn = stages[0]["north"]
+    kept = {file: file.read_bytes() for file in Exchange(made["north"], turn).path.glob("*.member")}
+    for _ in range(trials):
+        names = sorted(turn.sums)
+        name = names[int(rng.integers(len(names)))]
+        wrong = {**turn.sums, name: _mutated(turn.sums[name], rng)}
+        if rng.random() < 0.2:
+            del wrong[name]
+        if rng.random() < 0.2:
+            wrong[rng.bytes(4).hex() + "/" + name] = rng.bytes(128)
+        try:
+            Exchange(made["north"], replace(turn, sums=wrong)).summing.share(wrong)
+        except ProtocolError:
+            refused += 1
+        for file, data in kept.items():
+            file.write_bytes(data)
+    assert refused == trials
