@@ -9,6 +9,7 @@
     GET  /v1/statistics    a silo's collection statistics, exact or private (node)
     PUT  /v1/statistics    the sum of all silos' statistics, to score with from now on (node)
     PUT  /v1/documents     add or change documents, DELETE /v1/documents/{id}: the operator (node)
+    GET  /v1/documents     full-text search of the store, POST /v1/sources: read them again; the operator
     GET  /v1/health, /v1/ready, /metrics
 
 A request with a key that is not known is refused; an answer may hold more than a reader knows. Errors are
@@ -158,6 +159,25 @@ class Changed(Told):
     added: int = 0
     changed: int = 0
     removed: int = 0
+
+
+class Titled(Told):
+    """A document by its id and title."""
+
+    id: DocumentId
+    title: str
+
+
+class Listed(Told):
+    """Documents that an operator looked for."""
+
+    documents: list[Titled]
+
+
+class Reread(Told):
+    """What could not be read when sources were read again."""
+
+    errors: list[str]
 
 
 class Health(Told):

@@ -1,0 +1,82 @@
+"""`isthmus node`: serve one silo."""
+
+from __future__ import annotations
+
+import argparse
+
+from isthmus.cli.command import Command, add_json, print_json, say
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", required=True, help="the silo's settings, TOML")
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="port=8102, statistics.epsilon=0.5, and so on",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--index-only", action="store_true", help="read the sources, index them, and end")
+    what.add_argument(
+        "--export-judgements",
+        metavar="DIR",
+        help="write what people said about hits as qrels, runs and feature rows, and end",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no line for every request in the log")
+    add_json(parser, "{documents, added, changed, removed, errors} or {queries, judgements, rows}")
+
+
+def _run(asked: argparse.Namespace) -> None:
+    from isthmus.service.running import log_to_stderr, run_node
+    from isthmus.service.settings import read_node
+
+    settings = read_node(asked.config, asked.changes)
+    if asked.index_only or asked.export_judgements:
+        _offline(asked)
+        return
+    log_to_stderr(access=not asked.quiet)
+    run_node(settings, started=lambda url: say(f"isthmus: silo {settings.silo} listens at {url}"))
+
+
+def _offline(asked: argparse.Namespace) -> None:
+    """Work on the silo's folder while no node serves it."""
+    from isthmus.report import Progress, summary
+    from isthmus.service.export import export_judgements
+    from isthmus.service.node import Node
+    from isthmus.service.settings import read_node
+    from isthmus.service.sources import load_all
+
+    node = Node(read_node(asked.config, asked.changes))
+    with node.offline():
+        if asked.export_judgements:
+            told = export_judgements(node.searcher, asked.export_judgements)
+            wrote = [
+                f"{asked.export_judgements}/{name}" for name in ("queries.jsonl", "qrels.txt", "rows.txt")
+            ]
+        else:
+            errors: list[Exception] = []
+            done = load_all(node.settings.sources, node.store, errors.append)
+            for error in errors:
+                say(f"isthmus: {error}")
+            with Progress("indexing", node.index.behind) as bar:
+                node.index.catch_up(bar.advance)
+            node.compact()
+            counted = {"added": done.added, "changed": done.changed, "removed": done.removed}
+            told = {"documents": len(node.index.snapshot), **counted, "errors": len(errors)}
+            wrote = [str(node.settings.folder)]
+    if asked.json:
+        print_json(told)
+    summary("judgements" if asked.export_judgements else "indexed", told, wrote=wrote)
+
+
+COMMANDS = (
+    Command(
+        name="node",
+        summary="serve one silo: index its documents and answer searches by its policy",
+        example="isthmus node --config north.toml",
+        add_arguments=_arguments,
+        run=_run,
+    ),
+)

@@ -1,0 +1,390 @@
+"""A silo's node: its store, index, models, ledger and statistics, and the thread that keeps them together.
+
+    with Node(read_node("silo.toml")) as node:
+        node.searcher.search(Search(query="tidal power"), snippets=True)
+
+While it serves, documents come and go, sources are read, and model files that training has replaced are
+loaded; a search uses what was there when it began.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from isthmus.errors import BudgetExhausted, DataError, IsthmusError, ProtocolError, Refused
+from isthmus.private.cost import Covered
+from isthmus.private.ledger import Budget, Ledger, fingerprint
+from isthmus.report.progress import Progress
+from isthmus.service import wire
+from isthmus.service.figures import FIELD_TABLES, TEXT, Figures, costs, family_of
+from isthmus.service.index import Index
+from isthmus.service.reliability import curves_of, validation_curves
+from isthmus.service.searching import Searcher, load_scorer
+from isthmus.service.settings import NodeSettings, Policy, secret
+from isthmus.service.snapshot import Part
+from isthmus.service.sources import load_all
+from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store
+from isthmus.tables.files import replacing
+
+TICK = 5.0
+"""Seconds between two looks at model files and at what left unrecorded."""
+READABLE = 10.0
+"""Seconds that a change waits to be searchable before it is answered anyway."""
+
+_log = logging.getLogger("isthmus.service")
+
+
+class Node:
+    """Everything a silo has, behind methods that may be called from any thread."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self.settings = settings
+        folder = settings.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.ledger = _ledger(settings)
+        self.store = open_store(settings)
+        told = settings.statistics
+        self.family = family_of(secret(told.hash_key, "statistics.hash_key"), told.width)
+        self.index = Index(folder / "index", self.store, encoder=settings.encoder, family=self.family)
+        self._share_kept()
+        self._models = self._stamps()
+        self.searcher = Searcher(
+            settings.silo, self.index, self.store, load_scorer(settings.models), settings.depth
+        )
+        self._wake, self._stopped, self._read = threading.Event(), threading.Event(), threading.Event()
+        self._indexed = threading.Condition()
+        self._left: dict[tuple[str, str, str], int] = {}
+        self._left_lock, self._release_lock = threading.Lock(), threading.Lock()
+        self._told_exact: set[tuple[str, str]] = set()
+        self._charged: set[tuple[str, int]] = set()
+        self._kept: Figures | None = None
+        self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
+        self.problem = ""
+
+    def __enter__(self) -> Node:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=60)
+        self._record_departures()
+        self.store.close()
+        self.ledger.close()
+
+    @contextmanager
+    def offline(self) -> Iterator[Node]:
+        """The node without its thread, for work that ends by itself."""
+        try:
+            yield self
+        finally:
+            self.__exit__(None, None, None)
+
+    # what goes on behind
+
+    def _run(self) -> None:
+        try:
+            self._read_sources()
+        finally:
+            self._read.set()
+        while not self._stopped.is_set():
+            try:
+                self._catch_up()
+                self._load_new_models()
+                self._record_departures()
+                self.problem = ""
+            except Exception as error:  # whatever it is, the node goes on with the index it has
+                self.problem = type(error).__name__
+                _log.exception("indexing failed and will be tried again")
+            self._wake.wait(TICK)
+            self._wake.clear()
+
+    def _read_sources(self) -> None:
+        for error in self.read_sources():
+            _log.warning("%s", error)
+
+    def read_sources(self) -> list[DataError]:
+        """Bring the store up to the sources; what was wrong with single documents."""
+        errors: list[DataError] = []
+        if self.settings.sources:
+            done = load_all(self.settings.sources, self.store, errors.append)
+            _log.info("sources: %s added, %s changed, %s removed", done.added, done.changed, done.removed)
+        self._wake.set()
+        return errors
+
+    def _catch_up(self) -> None:
+        behind = self.index.behind
+        if not behind:
+            return
+        with Progress("indexing", behind) as bar:
+            while not self._stopped.is_set() and (done := self.index.update()):
+                bar.advance(done)
+                with self._indexed:
+                    self._indexed.notify_all()
+
+    def compact(self) -> None:
+        """Nothing of removed documents stays in the index."""
+        self.index.compact()
+
+    def _stamps(self) -> dict[Path, int]:
+        models = self.settings.models
+        files = [path for path in (models.ranker, models.fuser, models.calibrator) if path is not None]
+        return {path: path.stat().st_mtime_ns for path in files if path.exists()}
+
+    def _load_new_models(self) -> None:
+        """Use files that training or calibration has replaced; a damaged one leaves things as they are."""
+        stamps = self._stamps()
+        if stamps == self._models:
+            return
+        try:
+            self.searcher = replace(self.searcher, scorer=load_scorer(self.settings.models))
+            _log.info("new models are in use")
+        except IsthmusError as error:
+            _log.warning("the models stay as they were: %s", error)
+        self._models = stamps
+
+    # documents
+
+    def put(self, drafts: Sequence[Draft]) -> Counts:
+        """Add or change documents; they can be found when this returns, unless indexing is far behind."""
+        done = self.store.put(drafts, source="operator")
+        self._await_indexed()
+        return done
+
+    def remove(self, id: str) -> bool:
+        """Remove a document; whether there was one."""
+        gone = self.store.remove([id]) > 0
+        if gone:
+            self._await_indexed()
+        return gone
+
+    def _await_indexed(self) -> None:
+        wanted, until = self.store.latest(), time.monotonic() + READABLE
+        self._wake.set()
+        with self._indexed:
+            while self.index.snapshot.change < wanted and not self._stopped.is_set():
+                if not self._indexed.wait(max(0.0, min(0.2, until - time.monotonic()))):
+                    if time.monotonic() >= until:
+                        return
+                    self._wake.set()
+
+    def ready(self) -> wire.Ready:
+        """Whether everything that was there at the start can be found."""
+        snapshot = self.index.snapshot
+        documents, behind = self.store.count(), self.index.behind
+        detail = "" if self._read.is_set() else "reading its sources"
+        if not detail and behind:
+            detail = f"indexing {behind} changes"
+        if self.problem:
+            detail = f"indexing failed: {self.problem}"
+        usable = self._read.is_set() and (not behind or len(snapshot) > 0) and not self.problem
+        version = "" if snapshot.shared is None else snapshot.shared.version
+        return wire.Ready(
+            ready=usable, detail=detail, documents=documents, indexed=len(snapshot), statistics=version
+        )
+
+    # what leaves
+
+    def note(self, kind: str, peer: str, items: int = 1, note: str = "") -> None:
+        """Something without a guarantee left; it is in the ledger within seconds."""
+        with self._left_lock:
+            key = (kind, peer, note)
+            self._left[key] = self._left.get(key, 0) + items
+
+    def _record_departures(self) -> None:
+        with self._left_lock:
+            left, self._left = self._left, {}
+        for (kind, peer, note), items in left.items():
+            self.ledger.record(kind, peer, items=items, note=note)
+
+    def statistics(self, peer: str) -> bytes:
+        """The silo's figures in the form it allows, charged before they leave."""
+        form = self.settings.statistics.form
+        if form == "none":
+            raise Refused("this silo does not share statistics")
+        if form == "private":
+            return self._released(peer)
+        figures = self.index.snapshot.exact_figures(self.settings.silo, self._tables())
+        if (peer, figures.version) not in self._told_exact:
+            self.ledger.record("sums", peer, note="exact term statistics")
+            self._told_exact.add((peer, figures.version))
+        return figures.to_bytes()
+
+    def _tables(self) -> tuple[str, ...]:
+        return (TEXT, *FIELD_TABLES) if self.settings.statistics.fields else (TEXT,)
+
+    def _released(self, peer: str) -> bytes:
+        """The figures that were released last, or new ones when enough has changed and the budget allows."""
+        with self._release_lock:
+            kept = self._kept_release()
+            if kept is None or self._is_stale(kept):
+                try:
+                    kept = self._drawn(0 if kept is None else int(kept.about["refresh"]) + 1, peer)
+                except BudgetExhausted:
+                    if kept is None:
+                        raise
+            self._charge(kept, peer)
+            return replace(kept, about={}).to_bytes()
+
+    @property
+    def _release_file(self) -> Path:
+        return self.settings.folder / "released.statistics"
+
+    def _kept_release(self) -> Figures | None:
+        if self._kept is None and self._release_file.exists():
+            self._kept = Figures.from_bytes(self._release_file.read_bytes())
+        return self._kept
+
+    def _is_stale(self, kept: Figures) -> bool:
+        told = self.settings.statistics
+        if set(kept.tables) != set(self._tables()) or kept.epsilon != told.epsilon:
+            return True
+        since = self.index.snapshot.change - int(kept.about["change"])
+        return since > told.renew * max(1, kept.documents)
+
+    def _drawn(self, refresh: int, peer: str) -> Figures:
+        """Charge every document, draw the noise, keep it: then it may be shown.
+
+        What the file says beside the figures (which documents they are of) stays here.
+        """
+        snapshot, epsilon = self.index.snapshot, self.settings.statistics.epsilon
+        exact = snapshot.exact_figures(self.settings.silo, self._tables())
+        names = [id for part in snapshot.parts for id in _living(part)]
+        texts = self.store.get(names)
+        names = [name for name in names if name in texts]
+        covered = self.ledger.versions(names, [fingerprint(texts[n].title, texts[n].body) for n in names])
+        about = {
+            "refresh": refresh,
+            "change": snapshot.change,
+            "documents": list(covered.documents),
+            "versions": list(covered.versions),
+        }
+        drawn = replace(exact.noised(self.family, epsilon), about=about)
+        self._charge(drawn, peer)
+        with replacing(self._release_file) as stream:
+            stream.write(drawn.to_bytes())
+        self._kept = drawn
+        return drawn
+
+    def _charge(self, figures: Figures, peer: str) -> None:
+        """Charged again it costs nothing, but a peer that comes later has its own sums."""
+        refresh = int(figures.about["refresh"])
+        if (peer, refresh) not in self._charged:
+            covered = Covered(tuple(figures.about["documents"]), tuple(figures.about["versions"]))
+            charges = costs(figures.tables, figures.epsilon or 0.0, refresh)
+            self.ledger.charge_all([(cost, covered, peer) for cost in charges], kind="sums")
+            self._charged.add((peer, refresh))
+
+    # statistics of all silos
+
+    @property
+    def _shared_file(self) -> Path:
+        return self.settings.folder / "shared.statistics"
+
+    def _share_kept(self) -> None:
+        with suppress(ProtocolError):
+            if self._shared_file.exists():
+                self.index.share(self._checked(self._shared_file.read_bytes()))
+
+    def share(self, data: bytes) -> str:
+        """Score with the sum of all silos' figures from now on; the version of it."""
+        figures = self._checked(data)
+        with replacing(self._shared_file) as stream:
+            stream.write(data)
+        self.index.share(figures)
+        return figures.version
+
+    def _checked(self, data: bytes) -> Figures:
+        figures = Figures.from_bytes(data)
+        figures.counts(TEXT, ["a"], self.family)  # refused now, and not at the next search
+        if figures.documents < 1:
+            raise ProtocolError("statistics of no documents")
+        return figures
+
+    # people
+
+    def judge(self, said: wire.Feedback, peer: str) -> None:
+        """Keep a judgement with what the node says of the hit now; a document it does not have is Refused."""
+        if said.silo != self.settings.silo or not self.store.get([said.document]):
+            raise DataError("no such document")
+        chance, evidence = self.searcher.evidence(said.query, said.document)
+        self.store.judge(
+            Judgement(said.query, said.document, said.relevant, peer, time.time(), chance, evidence)
+        )
+
+    def calibration(self) -> wire.Calibration:
+        """How reliable the probabilities are: on validation, and by what people said."""
+        given = validation_curves(self.settings.models.reliability, self.settings.silo)
+        return wire.Calibration(curves=[*given, *curves_of(self.settings.silo, self.store.judgements())])
+
+    def release(self) -> wire.Release:
+        """What left the silo, and what may still leave."""
+        self._record_departures()
+        told = self.ledger.summary()
+        stamps = self._models.values()
+        trained = max(stamps) / 1e9 if stamps else None
+        return wire.Release(
+            silo=self.settings.silo,
+            documents=len(self.index.snapshot),
+            budget=str(self.ledger.budget),
+            most_spent=told["most_spent"],
+            least_left=told["least_left"],
+            meaning=told["meaning"],
+            departures=[wire.Departure(**row) for row in told["departures"]],
+            peers=[self._peer(name, policy) for name, policy in sorted(self.settings.peers.items())],
+            last_training=None if trained is None else _moment(trained),
+        )
+
+    def _peer(self, name: str, policy: Policy) -> wire.PeerBudget:
+        limit = policy.budget if policy.budget is not None else self.settings.budget
+        dearest = next(iter(self.ledger.accounts(1)), None)
+        left = limit if dearest is None else self.ledger.left(dearest.document, peer=name)
+        return wire.PeerBudget(
+            peer=name,
+            search=policy.search,
+            snippets=policy.snippets,
+            counts=policy.counts,
+            budget=limit,
+            left=left,
+        )
+
+
+def open_store(settings: NodeSettings) -> Store:
+    """The store that the settings name."""
+    if settings.store.kind == "sqlite":
+        return SqliteStore(settings.folder / "documents.db")
+    from isthmus.service.postgres import PostgresStore
+
+    return PostgresStore(secret(settings.store.url, "store.url"))
+
+
+def _ledger(settings: NodeSettings) -> Ledger:
+    """The silo's ledger; the operator's own file is where its budget is changed on purpose."""
+    limits = {name: peer.budget for name, peer in settings.peers.items() if peer.budget is not None}
+    budget = Budget(epsilon=settings.budget, peers=limits)
+    path = settings.folder / "ledger.db"
+    if not path.exists():
+        return Ledger(path, budget)
+    ledger = Ledger(path)
+    if ledger.budget != budget:
+        ledger.set_budget(budget)
+    return ledger
+
+
+def _living(part: Part) -> list[str]:
+    return [id for id, keep in zip(part.segment.ids, part.kept.tolist(), strict=True) if keep]
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

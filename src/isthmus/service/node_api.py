@@ -1,0 +1,256 @@
+"""A node over HTTP: what each peer may do is looked up in the silo's policy, request by request."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, ParamSpec, TypeVar
+
+import anyio
+import anyio.to_thread
+from fastapi import FastAPI, Query, Request, Response
+from pydantic import BaseModel
+from starlette.types import ASGIApp
+
+from isthmus import __version__
+from isthmus.errors import BudgetExhausted, DataError, PrivacyError
+from isthmus.service import wire
+from isthmus.service.limits import CALLER, NOTE, Problem, Protect, explain_problems
+from isthmus.service.metrics import CONTENT_TYPE, Metrics
+from isthmus.service.node import Node
+from isthmus.service.security import ApiKeys, Gate, Once
+from isthmus.service.settings import NodeSettings, Policy
+from isthmus.service.stores import Draft
+
+ANONYMOUS = "anonymous"
+"""The peer whose policy holds for whoever reaches a node without TLS, which only loopback allows."""
+OPEN = ("/v1/health", "/v1/ready")
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": wire.Problem, "description": "problem details"},
+    "5XX": {"model": wire.Problem, "description": "problem details"},
+}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class NodeApi:
+    """The handlers of a node's paths."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.settings = node, node.settings
+        self.metrics = Metrics()
+        self._seconds = self.metrics.histogram("isthmus_search_seconds", "Times of searches.")
+        self._hits = self.metrics.counter("isthmus_hits_total", "Hits that left, by peer.", "peer")
+        self._asked = self.metrics.counter("isthmus_requests_total", "Requests, by path.", "path", "status")
+        self.metrics.gauge(
+            "isthmus_documents", "Documents in the index.", lambda: {(): len(node.index.snapshot)}
+        )
+        self.metrics.gauge("isthmus_behind", "Changes not in the index.", lambda: {(): node.index.behind})
+        self.metrics.gauge(
+            "isthmus_segments", "Parts of the index.", lambda: {(): len(node.index.snapshot.parts)}
+        )
+
+    @cached_property
+    def _limiter(self) -> anyio.CapacityLimiter:
+        return anyio.CapacityLimiter(max(2, os.cpu_count() or 1))
+
+    def observe(self, path: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self._asked.add(path=path, status=str(status))
+
+    def _allowed(self, request: Request, right: str) -> tuple[str, Policy]:
+        """The peer and its policy, if that has the right."""
+        caller = request.scope[CALLER]
+        policy = caller.policy or self.settings.peers.get(caller.name)
+        if policy is None and caller.may("admin"):
+            policy = Policy(search=True, snippets=True, feedback=True, operate=True)
+        if policy is None or not (right == "known" or getattr(policy, right)):
+            raise Problem(403, "this silo's policy does not allow it")
+        return caller.name, policy
+
+    async def _apart(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """Work that takes a processor or a disk, beside the loop."""
+        return await anyio.to_thread.run_sync(lambda: work(*given, **named), limiter=self._limiter)
+
+    async def search(self, request: Request, asked: wire.Search) -> Response:
+        """The best hits of this silo."""
+        peer, policy = self._allowed(request, "search")
+        limits = self.settings.limits
+        if asked.k > limits.hits or len(asked.query) > limits.query_characters:
+            raise Problem(422, "more than this silo's limits allow")
+        if self.settings.log_queries:
+            request.scope[NOTE]["query"] = asked.query
+        began = time.perf_counter()
+
+        def work() -> wire.NodeAnswer:
+            waited = (time.perf_counter() - began) * 1000
+            if asked.deadline_ms is not None and waited > asked.deadline_ms:
+                raise Problem(504, "the deadline passed before the search began")
+            return self.node.searcher.search(asked, snippets=policy.snippets)
+
+        answer = await self._apart(work)
+        self._seconds.observe(time.perf_counter() - began)
+        self._hits.add(len(answer.hits), peer=peer)
+        self.node.note("scores", peer, len(answer.hits), "scores and explanations of hits")
+        if policy.snippets:
+            self.node.note("snippets", peer, len(answer.hits))
+        return _json(answer)
+
+    async def feedback(self, request: Request, said: wire.Feedback) -> Response:
+        """Keep a judgement here."""
+        peer, _ = self._allowed(request, "feedback")
+        try:
+            await self._apart(self.node.judge, said, peer)
+        except DataError:
+            raise Problem(404, "this silo has no such document") from None
+        return Response(status_code=204)
+
+    async def statistics(self, request: Request) -> Response:
+        """The silo's own figures, exact or private."""
+        peer, _ = self._allowed(request, "counts")
+        try:
+            return Response(await self._apart(self.node.statistics, peer), media_type=wire.STATISTICS_TYPE)
+        except BudgetExhausted:
+            raise Problem(403, "the budget for this peer is spent") from None
+
+    async def share(self, request: Request) -> Response:
+        """Take the sum of all silos' figures."""
+        self._allowed(request, "counts")
+        try:
+            await self._apart(self.node.share, await request.body())
+        except PrivacyError as error:
+            raise Problem(400, str(error)) from None
+        return Response(status_code=204)
+
+    async def put_documents(self, request: Request, given: wire.Documents) -> Response:
+        """Add or change documents."""
+        self._allowed(request, "operate")
+        drafts = [Draft(each.id, each.title, each.body) for each in given.documents]
+        done = await self._apart(self.node.put, drafts)
+        return _json(wire.Changed(added=done.added, changed=done.changed))
+
+    async def remove_document(self, request: Request, id: str) -> Response:
+        """Remove a document."""
+        self._allowed(request, "operate")
+        if not await self._apart(self.node.remove, id):
+            raise Problem(404, "this silo has no such document")
+        return _json(wire.Changed(removed=1))
+
+    async def find_documents(
+        self,
+        request: Request,
+        find: str = Query(min_length=1, max_length=wire.LONGEST_QUERY),
+        k: int = Query(20, ge=1, le=1000),
+    ) -> Response:
+        """What the store's own full-text search finds, for the operator."""
+        self._allowed(request, "operate")
+
+        def work() -> wire.Listed:
+            ids = self.node.store.find(find.replace("\0", " ").split(), k)
+            held = self.node.store.get(ids)
+            return wire.Listed(
+                documents=[wire.Titled(id=id, title=held[id].title[:300]) for id in ids if id in held]
+            )
+
+        return _json(await self._apart(work))
+
+    async def read_sources(self, request: Request) -> Response:
+        """Read the sources again; one line for every document that could not be read."""
+        self._allowed(request, "operate")
+        errors = await self._apart(self.node.read_sources)
+        return _json(wire.Reread(errors=[str(error) for error in errors[:1000]]))
+
+    async def release(self, request: Request) -> Response:
+        """What left, and what may still leave."""
+        self._allowed(request, "known")
+        return _json(await self._apart(self.node.release))
+
+    async def calibration(self, request: Request) -> Response:
+        """How reliable the probabilities are."""
+        self._allowed(request, "known")
+        return _json(await self._apart(self.node.calibration))
+
+    async def health(self) -> Response:
+        """Alive."""
+        return _json(wire.Health(name=self.settings.silo, role="node", version=__version__))
+
+    async def ready(self) -> Response:
+        """Able to answer."""
+        told = await self._apart(self.node.ready)
+        return _json(told, 200 if told.ready else 503)
+
+    async def count(self, request: Request) -> Response:
+        """For Prometheus."""
+        self._allowed(request, "known")
+        return Response(await self._apart(self.metrics.text), media_type=CONTENT_TYPE)
+
+
+def _json(told: BaseModel, status: int = 200) -> Response:
+    """Written once: FastAPI would validate and convert it again."""
+    return Response(told.model_dump_json(), status, media_type="application/json")
+
+
+def node_app(node: Node) -> ASGIApp:
+    """The app of a node, with everything that stands before it."""
+    api, settings = NodeApi(node), node.settings
+    app = FastAPI(
+        title=f"Isthmus node {settings.silo}",
+        version=__version__,
+        openapi_url=f"{wire.PREFIX}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+    )
+    _routes(app, api)
+    explain_problems(app)
+    return Protect(
+        app,
+        gate=gate_of(settings),
+        limits=settings.limits,
+        open_paths=OPEN,
+        once=Once(),
+        observe=api.observe,
+    )
+
+
+def _routes(app: FastAPI, api: NodeApi) -> None:
+    """Every path, with what it answers for the OpenAPI document."""
+    paths: tuple[tuple[str, str, Callable[..., Any], type[BaseModel] | None], ...] = (
+        ("POST", "/search", api.search, wire.NodeAnswer),
+        ("POST", "/feedback", api.feedback, None),
+        ("GET", "/statistics", api.statistics, None),
+        ("PUT", "/statistics", api.share, None),
+        ("PUT", "/documents", api.put_documents, wire.Changed),
+        ("GET", "/documents", api.find_documents, wire.Listed),
+        ("DELETE", "/documents/{id:path}", api.remove_document, wire.Changed),
+        ("POST", "/sources", api.read_sources, wire.Reread),
+        ("GET", "/release", api.release, wire.Release),
+        ("GET", "/calibration", api.calibration, wire.Calibration),
+        ("GET", "/health", api.health, wire.Health),
+        ("GET", "/ready", api.ready, wire.Ready),
+    )
+    for method, path, handler, model in paths:
+        app.add_api_route(
+            wire.PREFIX + path,
+            handler,
+            methods=[method],
+            response_model=model,
+            status_code=200 if model is not None or method == "GET" else 204,
+            responses=PROBLEMS | _other_types(method, path),
+        )
+    app.add_api_route("/metrics", api.count, methods=["GET"], response_class=Response, responses=PROBLEMS)
+
+
+def _other_types(method: str, path: str) -> dict[int | str, dict[str, Any]]:
+    if (method, path) == ("GET", "/statistics"):
+        return {200: {"content": {wire.STATISTICS_TYPE: {}}, "description": "figures of the silo"}}
+    return {503: {"model": wire.Ready, "description": "not yet"}} if path == "/ready" else {}
+
+
+def gate_of(settings: NodeSettings) -> Gate[Policy]:
+    """Peers by certificate, keys by the names of peers; on loopback without TLS also anybody, if allowed."""
+    keys = None if settings.keys is None else ApiKeys(settings.keys)
+    anybody = settings.tls is None and ANONYMOUS in settings.peers
+    return Gate(peers=settings.peers, keys=keys, strangers=("search",) if anybody else ())

@@ -1,0 +1,151 @@
+"""A node as a process: its log, its server, its SuperNode, and how they end together.
+
+The log is one JSON object a line on stderr. Queries are not in it unless the operator asks for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import uvicorn
+
+from isthmus.errors import ConfigError, ServiceError
+from isthmus.service.node import Node
+from isthmus.service.node_api import node_app
+from isthmus.service.security import server
+from isthmus.service.settings import LOOPBACK, NodeSettings, SuperNode
+
+PATIENCE = 10.0
+"""Seconds that a SuperNode is given to end."""
+
+_log = logging.getLogger("isthmus.service")
+
+
+class JsonLines(logging.Formatter):
+    """A record as one line of JSON; the access log's records are JSON already."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.name == "isthmus.access":
+            return record.getMessage()
+        told = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["trace"] = self.formatException(record.exc_info)
+        return json.dumps(told, ensure_ascii=False)
+
+
+def log_to_stderr(*, access: bool = True) -> None:
+    """Send the service's log to stderr."""
+    out = logging.StreamHandler(sys.stderr)
+    out.setFormatter(JsonLines())
+    for name in ("isthmus.service", "isthmus.access"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [out], False
+        logger.setLevel(logging.INFO if access or name != "isthmus.access" else logging.WARNING)
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what a file lacks is told once, by us
+
+
+def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda url: None) -> None:
+    """Serve until SIGINT or SIGTERM; requests under way are finished, then everything is closed."""
+    _check_free(settings.host, settings.port)
+    with ExitStack() as held:
+        node = held.enter_context(Node(settings))
+        if settings.training is not None:
+            held.enter_context(supernode(settings, settings.training))
+        mutual = settings.tls is not None
+        app = node_app(node)
+        serving = server(app, host=settings.host, port=settings.port, tls=settings.tls, mutual=mutual)
+        with suppress(KeyboardInterrupt, SystemExit), asyncio.Runner(loop_factory=_loop(serving)) as runner:
+            runner.run(_served(serving, settings, started))  # uvicorn raises again what has stopped it
+        if not serving.started:
+            raise ServiceError("the server could not start; its log says why")
+        _log.info("stopped")
+
+
+def _loop(serving: uvicorn.Server) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    return serving.config.get_loop_factory()
+
+
+async def _served(serving: uvicorn.Server, settings: NodeSettings, started: Callable[[str], None]) -> None:
+    """Serve, and say where as soon as it is so."""
+    work = asyncio.create_task(serving.serve())
+    while not (serving.started or work.done()):
+        await asyncio.sleep(0.02)
+    if serving.started:
+        port = serving.servers[0].sockets[0].getsockname()[1]
+        scheme = "http" if settings.tls is None else "https"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        started(f"{scheme}://{host}:{port}")
+    await work
+
+
+def _check_free(host: str, port: int) -> None:
+    """Fail in one line, before anything is opened, where somebody listens already."""
+    if not port:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{host}:{port} cannot be listened at: {error.strerror}",
+                key="port",
+                value=port,
+                expected="a free port",
+            ) from error
+
+
+@contextmanager
+def supernode(settings: NodeSettings, wanted: SuperNode) -> Iterator[subprocess.Popen[bytes]]:
+    """The silo's SuperNode while the node runs: it reads the silo's rows and writes into its ledger."""
+    program = Path(sys.executable).with_name("flower-supernode")
+    found = str(program) if program.exists() else shutil.which("flower-supernode")
+    if found is None:
+        raise ServiceError("flower-supernode is not installed beside this Python")
+    host, _, port = wanted.clientappio.rpartition(":")
+    if host not in LOOPBACK:
+        raise ConfigError("a SuperNode's own port is for this machine only", key="training.clientappio")
+    config = {"silo": settings.silo, "data": wanted.data, "ledger": settings.folder / "ledger.db"}
+    told = " ".join(f"{key}={json.dumps(str(value))}" for key, value in config.items())
+    command = [found, "--superlink", wanted.superlink, "--root-certificates", str(wanted.authority)]
+    command += ["--auth-supernode-private-key", str(wanted.key), "--node-config", told]
+    command += ["--host", host, "--port", str(int(port) or _free_port(host))]
+    home = settings.folder / "flower"
+    home.mkdir(parents=True, exist_ok=True)
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(home)}
+    with open(home / "supernode.log", "ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | quiet
+        )
+    _log.info("the SuperNode's log is %s", home / "supernode.log")
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,361 @@
+"""From a query to hits with probabilities: candidates, then a scorer, then what the asker may see.
+
+    Raw      BM25 alone; merged over silos with shared figures it is one central index; no probability
+    Fused    a fuser (`isthmus fuse --save`) joins the retrievers' lists
+    Ranked   a ranker (`isthmus train`) reads features of every candidate
+
+The silo's own calibrator, if it has one, turns the scores of the last two into its probabilities.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import DataError
+from isthmus.features import NAMES
+from isthmus.service.index import Index
+from isthmus.service.settings import Models
+from isthmus.service.snapshot import Found, Snapshot
+from isthmus.service.stores import Draft, Store
+from isthmus.service.wire import Evidence, Hit, NodeAnswer, Search
+from isthmus.tables import Letor, Run
+from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.text import STOP_WORDS
+
+if TYPE_CHECKING:
+    from isthmus.calibration import Calibrator
+    from isthmus.fusion import Fuser
+    from isthmus.rankers import Ranker
+
+FEATURES = (*NAMES, "text.BM25", "dense.cosine")
+"""What a ranker reads, in the order of its columns."""
+RETRIEVERS = ("bm25", "dense")
+LONGEST_SNIPPET = 240
+READ_FOR_SNIPPET = 20_000
+_QUERY = "q"
+_WORD = re.compile(r"\w+")
+_SURE = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Candidates in order, best first: their places among those found, scores and probabilities."""
+
+    order: IntArray
+    scores: FloatArray
+    probabilities: FloatArray | None
+
+
+class Scorer(Protocol):
+    """Puts candidates in order and says why."""
+
+    def score(self, snapshot: Snapshot, found: Found) -> Scored: ...
+
+    def explain(
+        self, snapshot: Snapshot, found: Found, scored: Scored, depth: int
+    ) -> list[list[Evidence]]: ...
+
+
+class Raw:
+    """BM25 as it is."""
+
+    def score(self, snapshot: Snapshot, found: Found) -> Scored:
+        """Only what BM25 listed, by its score."""
+        scores = found.scores["bm25"]
+        order = _best_first(found, scores)
+        return Scored(order[found.listed["bm25"][order]], scores, None)
+
+    def explain(self, snapshot: Snapshot, found: Found, scored: Scored, depth: int) -> list[list[Evidence]]:
+        """The score is the whole explanation."""
+        return [
+            [Evidence(retriever="bm25", raw=value, probability=None, weight=1.0, contribution=value)]
+            for value in scored.scores[scored.order[:depth]].tolist()
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """A fitted fuser over the retrievers it was fitted on."""
+
+    fuser: Fuser
+    calibrator: Calibrator | None = None
+
+    def score(self, snapshot: Snapshot, found: Found) -> Scored:
+        """The fuser's scores and probabilities; or the calibrator's."""
+        run = self.fuser.fuse(_runs(found))
+        order = _places(found, run)
+        scores = np.full(len(found), -np.inf)
+        scores[order] = run.scores
+        chances = run.probabilities
+        if self.calibrator is not None:
+            chances = _calibrated(self.calibrator, run.scores)
+        if chances is None:
+            return Scored(order, scores, None)
+        probabilities = np.zeros(len(found))
+        probabilities[order] = chances
+        return Scored(order, scores, probabilities)
+
+    def explain(self, snapshot: Snapshot, found: Found, scored: Scored, depth: int) -> list[list[Evidence]]:
+        """Retriever by retriever, as the fuser accounts for its score."""
+        if not len(scored.order):
+            return []
+        return [
+            [
+                Evidence(
+                    retriever=part.retriever,
+                    raw=part.score,
+                    probability=part.probability,
+                    weight=part.weight,
+                    contribution=part.contribution,
+                )
+                for part in told.parts
+            ]
+            for told in self.fuser.explain(_runs(found), _QUERY, depth=depth)
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """A ranker over the candidates' features."""
+
+    ranker: Ranker
+    width: int
+    calibrator: Calibrator | None = None
+
+    @classmethod
+    def of(cls, ranker: Ranker, calibrator: Calibrator | None) -> Ranked:
+        """A ranker of the sixteen features, or of those and the retrievers' scores."""
+        for width in (len(FEATURES), len(NAMES)):
+            try:
+                ranker.score(_letor(np.zeros((1, width))))
+            except (DataError, ValueError):
+                continue
+            return cls(ranker, width, calibrator)
+        raise DataError(
+            f"the ranker does not take the {len(NAMES)} or {len(FEATURES)} features of a node",
+            cure="train it on rows that a node or `isthmus.features` made",
+        )
+
+    def score(self, snapshot: Snapshot, found: Found) -> Scored:
+        """The ranker's scores; probabilities if the silo has a calibrator."""
+        if not len(found):
+            return Scored(np.empty(0, np.int64), np.empty(0), None)
+        scores, chances = self._scored(snapshot.features(found))
+        return Scored(_best_first(found, scores), scores, chances)
+
+    def _scored(self, table: FloatArray) -> tuple[FloatArray, FloatArray | None]:
+        scores = np.asarray(self.ranker.score(_letor(table[:, : self.width])), dtype=np.float64)
+        return scores, None if self.calibrator is None else _calibrated(self.calibrator, scores)
+
+    def explain(self, snapshot: Snapshot, found: Found, scored: Scored, depth: int) -> list[list[Evidence]]:
+        """What each retriever's features are worth: the log-odds (or score) lost without them.
+
+        Without them means at the lowest value that any candidate has.
+        """
+        if not len(found):
+            return []
+        table = snapshot.features(found)
+        whole = self._margin(table)
+        groups = {"bm25": slice(0, len(NAMES) + 1), "dense": slice(len(NAMES) + 1, None)}
+        lost = {}
+        for name, columns in groups.items():
+            without = table.copy()
+            without[:, columns] = table[:, columns].min(axis=0)
+            lost[name] = whole - self._margin(without)
+        return [
+            [
+                Evidence(
+                    retriever=name,
+                    raw=float(found.scores[name][at]) if found.listed[name][at] else None,
+                    probability=None,
+                    weight=None,
+                    contribution=float(lost[name][at]),
+                )
+                for name in groups
+                if name in found.scores
+            ]
+            for at in scored.order[:depth].tolist()
+        ]
+
+    def _margin(self, table: FloatArray) -> FloatArray:
+        scores, chances = self._scored(table)
+        if chances is None:
+            return scores
+        sure = np.clip(chances, _SURE, 1 - _SURE)
+        return np.asarray(np.log(sure) - np.log1p(-sure))
+
+
+def load_scorer(models: Models) -> Scorer:
+    """The scorer of a silo's model files."""
+    calibrator = None
+    if models.calibrator is not None:
+        from isthmus.calibration import load_calibrator
+
+        calibrator = load_calibrator(models.calibrator)
+    if models.ranker is not None:
+        from isthmus.rankers import load_ranker
+
+        return Ranked.of(load_ranker(models.ranker), calibrator)
+    if models.fuser is not None:
+        from isthmus.fusion import load_fuser
+
+        fuser = load_fuser(models.fuser)
+        if set(fuser.retrievers_) != set(RETRIEVERS):
+            told = ", ".join(fuser.retrievers_)
+            raise DataError(f"joins {told}", file=models.fuser, cure=f"a node has {', '.join(RETRIEVERS)}")
+        return Fused(fuser, calibrator)
+    return Raw()
+
+
+def _calibrated(calibrator: Calibrator, scores: FloatArray) -> FloatArray:
+    if not len(scores):
+        return np.empty(0)
+    groups = np.zeros(len(scores), dtype=np.int64) if calibrator.needs_lists else None
+    return np.clip(np.asarray(calibrator.probabilities(scores, groups=groups)), 0.0, 1.0)
+
+
+def _letor(table: NDArray[np.floating]) -> Letor:
+    rows = len(table)
+    features = np.asarray(table, dtype=np.float32)
+    return Letor((_QUERY,), np.array([0, rows]), features, np.zeros(rows, dtype=np.int32))
+
+
+def _runs(found: Found) -> list[Run]:
+    """Every retriever's list as a run of one query."""
+    names = Ids.of(found.documents)
+    runs = []
+    for retriever in RETRIEVERS:
+        rows = np.flatnonzero(found.listed[retriever]) if retriever in found.listed else np.empty(0, np.int64)
+        scores = found.scores[retriever][rows] if len(rows) else np.empty(0)
+        order = np.lexsort((-names.codes[rows], -scores))
+        runs.append(
+            Run(
+                (_QUERY,),
+                np.array([0, len(rows)]),
+                names[rows[order]],
+                frozen(scores[order]),
+                None,
+                retriever,
+            )
+        )
+    return runs
+
+
+def _places(found: Found, run: Run) -> IntArray:
+    """Where the rows of a run of the candidates stand among them."""
+    place = {document: at for at, document in enumerate(found.documents)}
+    return np.array([place[document] for document in run.documents.tolist()], dtype=np.int64)
+
+
+def _best_first(found: Found, scores: FloatArray) -> IntArray:
+    """By score, ties by id, both descending."""
+    return np.lexsort((-Ids.of(found.documents).codes, -scores))
+
+
+@dataclass(frozen=True, eq=False)
+class Searcher:
+    """Answers searches over an index that may change meanwhile."""
+
+    silo: str
+    index: Index
+    store: Store
+    scorer: Scorer
+    depth: int = 100
+
+    def search(self, asked: Search, *, snippets: bool) -> NodeAnswer:
+        """The best hits; titles and snippets only where they may be seen."""
+        began = time.perf_counter()
+        snapshot = self.index.snapshot
+        found = snapshot.find(asked.query, self.depth)
+        scored = self.scorer.score(snapshot, found)
+        kept = self._kept(scored, asked)
+        reasons = self.scorer.explain(snapshot, found, scored, len(kept)) if asked.explain else None
+        texts = self.store.get([found.documents[at] for at in kept]) if snippets and kept else {}
+        cut = partial(snippet, pattern=_pattern(asked.query, found.words))
+        hits = [
+            Hit(
+                document=found.documents[at],
+                silo=self.silo,
+                probability=None if scored.probabilities is None else float(scored.probabilities[at]),
+                score=float(scored.scores[at]),
+                explanation=None if reasons is None else reasons[place],
+                **_shown(texts.get(found.documents[at]), cut),
+            )
+            for place, at in enumerate(kept)
+        ]
+        took = round((time.perf_counter() - began) * 1000, 3)
+        version = "" if snapshot.shared is None else snapshot.shared.version
+        return NodeAnswer(
+            silo=self.silo, hits=hits, documents=len(snapshot), statistics=version, took_ms=took
+        )
+
+    def _kept(self, scored: Scored, asked: Search) -> list[int]:
+        best: list[int] = scored.order[: asked.k].tolist()
+        if asked.threshold <= 0:
+            return best
+        chances = scored.probabilities
+        return [] if chances is None else [at for at in best if chances[at] >= asked.threshold]
+
+    def evidence(self, query: str, document: str) -> tuple[float | None, Mapping[str, float | None]]:
+        """What is said of a document now: its probability, and each retriever's; nothing if not found."""
+        snapshot = self.index.snapshot
+        found = snapshot.find(query, self.depth)
+        if document not in found.documents:
+            return None, {}
+        scored = self.scorer.score(snapshot, found)
+        at = found.documents.index(document)
+        places = scored.order.tolist()
+        if scored.probabilities is None or at not in places:
+            return None, {}
+        told = self.scorer.explain(snapshot, found, scored, places.index(at) + 1)[-1]
+        return float(scored.probabilities[at]), {part.retriever: part.probability for part in told}
+
+    def judged_rows(self) -> Iterator[tuple[str, Found, NDArray[np.int32], FloatArray]]:
+        """For every judged query its candidates, their grades and their features: rows to learn from."""
+        snapshot = self.index.snapshot
+        said: dict[str, dict[str, bool]] = {}
+        for judgement in self.store.judgements():
+            said.setdefault(judgement.query, {})[judgement.document] = judgement.relevant
+        for query, grades in said.items():
+            found = snapshot.find(query, self.depth)
+            if len(found):
+                graded = np.array([int(grades.get(name, False)) for name in found.documents], dtype=np.int32)
+                yield query, found, graded, snapshot.features(found)
+
+
+def _shown(text: Draft | None, cut: partial[str]) -> dict[str, str]:
+    return {} if text is None else {"title": text.title[:300], "snippet": cut(text.body)}
+
+
+def _pattern(query: str, stems: Sequence[str]) -> re.Pattern[str]:
+    """Words that begin like a word of the query or like its stem."""
+    words = {word for word in _WORD.findall(query.lower()) if word not in STOP_WORDS} | set(stems)
+    wanted = "|".join(sorted(map(re.escape, words), key=len, reverse=True)[:50])
+    return re.compile(rf"\b(?:{wanted})", re.IGNORECASE) if wanted else re.compile(r"(?!)")
+
+
+def snippet(body: str, *, pattern: re.Pattern[str]) -> str:
+    """The stretch of a text with most different words of the query, cut between words."""
+    text = " ".join(body[:READ_FOR_SNIPPET].split())
+    if len(text) <= LONGEST_SNIPPET:
+        return text
+    found = [(match.start(), match.group().lower()) for match in pattern.finditer(text)]
+    start, best = 0, 0
+    for place, (at, _) in enumerate(found):
+        within = {word for after, word in found[place : place + 40] if after < at + LONGEST_SNIPPET - 60}
+        if len(within) > best:
+            start, best = max(0, at - 40), len(within)
+    if start:
+        start = text.find(" ", start) + 1 or start
+    end = start + LONGEST_SNIPPET
+    if end < len(text):
+        end = max(text.rfind(" ", start, end), start + LONGEST_SNIPPET // 2)
+    return ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
