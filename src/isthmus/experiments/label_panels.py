@@ -85,6 +85,7 @@ def default_panel(view: Encoded, texts: Iterable[str], *, single: bool) -> dict[
         "words + letters + dense": OneVsRest(Beside((bigrams, letters, view), (1.0, 1.0, 1.5)), cost=0.3),
         "dense, hinge": OneVsRest(view, cost=1.0),
         "naive Bayes": NaiveBayes(bigrams),
+        "naive Bayes, letters": NaiveBayes(letters, smoothing=0.3),
         "dense neighbours, ten": Neighbours(view, k=10, sharpness=10.0),
         "dense neighbours, max": Neighbours(view, pool="max"),
         "word neighbours": Neighbours(words, k=30),
