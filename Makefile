@@ -65,7 +65,7 @@ check: $(DEV)
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/test_architecture.py
 
 bench: $(EXTRAS) $(PEERS)
-	@ISTHMUS_RANX_PYTHON="$$(cd $(VENV)/ranx/bin 2>/dev/null && echo "$$PWD/python")" \
+	@ISTHMUS_RANX_PYTHON="$${ISTHMUS_RANX_PYTHON:-$$(cd $(VENV)/ranx/bin 2>/dev/null && echo "$$PWD/python")}" \
 	  $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 soak: $(EXTRAS)

@@ -61,11 +61,15 @@ def in_memory() -> list[dict[str, Any]]:
     ]
 
 
+def ranx_python() -> str | None:
+    """The interpreter that has ranx: the one named, or this one, or none."""
+    named = os.environ.get("ISTHMUS_RANX_PYTHON")
+    return named or (sys.executable if importlib.util.find_spec("ranx") else None)
+
+
 def whole_process() -> dict[str, Any]:
     """`isthmus evaluate` of two runs in a fresh process, beside ranx doing the same."""
-    python = os.environ.get("ISTHMUS_RANX_PYTHON") or (
-        sys.executable if importlib.util.find_spec("ranx") else None
-    )
+    python = ranx_python()
     with tempfile.TemporaryDirectory() as folder:
         files = dl19() or written(Path(folder))
         command = [sys.executable, "-m", "isthmus", "evaluate", *files, "-m", MEASURES[0], "--json"]

@@ -1,7 +1,7 @@
 """Fusing and calibrating: beside ranx, warm and as whole processes, and beside exact gradient boosting.
 
 Two runs of 1,000 queries × 1,000 documents that share half their documents. ranx runs under the interpreter
-that ISTHMUS_RANX_PYTHON names; it is compiled and warm before it is timed, in turn with ours.
+that ISTHMUS_RANX_PYTHON names, or under this one if it is installed here; it is compiled and warm before it is timed, in turn with ours.
 QueryFeature's peer is scikit-learn's GradientBoosting with the paper's parameters on the same features; it
 takes many minutes on a million pairs, so it grows a tenth of its trees and counts ten times (its time is
 proportional to trees), or all of them with ISTHMUS_BENCH_FULL=1. Ranking the labels of every tweet has no
@@ -22,7 +22,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.evaluation import alternating, row, run, seconds
+from benchmarks.evaluation import alternating, ranx_python, row, run, seconds
 from isthmus.calibration import QueryFeature, list_features
 from isthmus.fusion import fuse
 from isthmus.tables import Run, write_run
@@ -61,7 +61,7 @@ def main() -> list[dict[str, Any]]:
         files = [str(folder / f"{run.name}.run") for run in runs]
         for each, path in zip(runs, files, strict=True):
             write_run(each, path)
-        python = os.environ.get("ISTHMUS_RANX_PYTHON")
+        python = ranx_python()
         return [
             *warm(runs, files, python),
             whole(files, folder, python),
