@@ -1,12 +1,12 @@
 """Fusing and calibrating: beside ranx, warm and as whole processes, and beside exact gradient boosting.
 
 Two runs of 1,000 queries × 1,000 documents that share half their documents. ranx runs under the interpreter
-that ISTHMUS_RANX_PYTHON names, or under this one if it is installed here; it is compiled and warm before it is timed, in turn with ours.
-QueryFeature's peer is scikit-learn's GradientBoosting with the paper's parameters on the same features; it
-takes many minutes on a million pairs, so it grows a tenth of its trees and counts ten times (its time is
-proportional to trees), or all of them with ISTHMUS_BENCH_FULL=1. Ranking the labels of every tweet has no
-peer: in each of ten folds BM25 neighbours, words and latent semantics are learned from the training part,
-stacked on the validation part and asked about the test part.
+that ISTHMUS_RANX_PYTHON names, or under this one if it is installed here; it is compiled and warm before it
+is timed, in turn with ours. QueryFeature's peer is scikit-learn's GradientBoosting with the paper's
+parameters on the same features; it takes many minutes on a million pairs, so it grows a tenth of its trees
+and counts ten times (its time is proportional to trees), or all of them with ISTHMUS_BENCH_FULL=1. Ranking
+the labels of every tweet has no peer: in each of ten folds BM25 neighbours, words and latent semantics are
+learned from the training part, stacked on the validation part and asked about the test part.
 """
 
 from __future__ import annotations
