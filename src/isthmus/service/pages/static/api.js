@@ -1,0 +1,35 @@
+// The broker's API, version 1.
+
+/** A failure as the broker tells it (problem details), or in our words when it did not answer. */
+export class Problem extends Error {
+  constructor(status, title, detail, wait) {
+    super(detail || title);
+    Object.assign(this, { status, title, detail, wait });
+  }
+}
+
+async function ask(method, path, body, signal) {
+  let reply;
+  try {
+    reply = await fetch(`/v1${path}`, {
+      method, signal, credentials: "same-origin",
+      headers: body ? { "content-type": "application/json" } : {},
+      body: body ? JSON.stringify(body) : undefined,
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(0, "The broker does not answer", "Is it still running? The page goes on when it is back.");
+  }
+  if (reply.ok) return reply.status === 204 ? null : reply.json();
+  const told = await reply.json().catch(() => ({}));
+  throw new Problem(reply.status, told.title ?? reply.statusText, told.detail ?? "", Number(reply.headers.get("retry-after")) || null);
+}
+
+export const search = (asked, signal) => ask("POST", "/search", asked, signal);
+export const judge = (said) => ask("POST", "/feedback", said);
+export const silos = (signal) => ask("GET", "/silos", null, signal);
+export const training = (signal) => ask("GET", "/training", null, signal);
+export const calibration = (signal) => ask("GET", "/calibration", null, signal);
+export const me = () => ask("GET", "/me");
+export const enter = (key) => ask("POST", "/session", { key });
+export const leave = () => ask("DELETE", "/session");

@@ -1,0 +1,96 @@
+// Small SVG charts: lines over rounds, a map of many silos, reliability diagrams.
+
+import { decimal, draw, percent } from "./dom.js";
+
+const WIDE = 640, HIGH = 240, LEFT = 52, RIGHT = 12, TOP = 12, BOTTOM = 36;
+
+function ticks(low, high, wanted = 5) {
+  const step = 10 ** Math.floor(Math.log10((high - low) / wanted || 1));
+  const size = [1, 2, 5, 10].map((each) => each * step).find((each) => (high - low) / each <= wanted) ?? step;
+  const found = [];
+  for (let at = Math.ceil(low / size - 1e-9) * size; at <= high + size * 1e-9; at += size) found.push(Number(at.toPrecision(12)));
+  return found;
+}
+
+function frame(label, width = WIDE, height = HIGH) {
+  return draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: "chart" });
+}
+
+/** Series of [x, y] points over one pair of axes. */
+export function lines(series, { x, y, zero = false }) {
+  const points = series.flatMap((each) => each.points);
+  const xs = points.map(([at]) => at), ys = points.map(([, at]) => at);
+  const [left, right] = [Math.min(...xs), Math.max(...xs, Math.min(...xs) + 1)];
+  let low = zero ? Math.min(0, ...ys) : Math.min(...ys), high = Math.max(...ys);
+  if (high - low < 1e-9) { low -= 0.01; high += 0.01; }
+  const room = (high - low) * 0.06;
+  [low, high] = [zero ? low : low - room, high + room];
+  const px = (value) => LEFT + ((value - left) / (right - left)) * (WIDE - LEFT - RIGHT);
+  const py = (value) => HIGH - BOTTOM - ((value - low) / (high - low)) * (HIGH - TOP - BOTTOM);
+  const last = series.map((each) => `${each.name} ${decimal(each.points.at(-1)[1], 3)}`).join(", ");
+  const chart = frame(`${y} by ${x}; last: ${last}`);
+  for (const at of ticks(low, high)) {
+    chart.append(draw("line", { class: "grid", x1: LEFT, x2: WIDE - RIGHT, y1: py(at), y2: py(at) }),
+      draw("text", { class: "tick", x: LEFT - 8, y: py(at) + 4, "text-anchor": "end" }, String(at)));
+  }
+  for (const at of ticks(left, right, 8).filter(Number.isInteger)) {
+    chart.append(draw("text", { class: "tick", x: px(at), y: HIGH - BOTTOM + 18, "text-anchor": "middle" }, String(at)));
+  }
+  chart.append(draw("text", { class: "tick", x: WIDE - RIGHT, y: HIGH - 4, "text-anchor": "end" }, x));
+  for (const { name, className, points: path } of series) {
+    const steps = path.map(([a, b], at) => `${at ? "L" : "M"}${px(a).toFixed(1)} ${py(b).toFixed(1)}`).join("");
+    const [a, b] = path.at(-1);
+    chart.append(draw("path", { class: `line ${className}`, d: steps }, draw("title", {}, name)),
+      draw("circle", { class: `dot ${className}`, cx: px(a), cy: py(b), r: 4 }, draw("title", {}, `${name}: ${decimal(b, 4)}`)));
+  }
+  return chart;
+}
+
+/** Many silos: a row each, a column per round, darker is more. */
+export function heat(series, rounds) {
+  const high = 14, shown = series.slice(0, 60);
+  const height = TOP + shown.length * high + BOTTOM;
+  const place = new Map(rounds.map((round, at) => [round, at]));
+  const wide = (WIDE - 110 - RIGHT) / rounds.length;
+  const most = Math.max(...shown.flatMap((each) => each.points.map(([, value]) => value)), 1e-12);
+  const chart = frame(`${shown.length} silos over ${rounds.length} rounds, darker is more`, WIDE, height);
+  shown.forEach(({ name, points }, row) => {
+    chart.append(draw("text", { class: "tick", x: 104, y: TOP + row * high + 11, "text-anchor": "end" }, name.slice(0, 16)));
+    for (const [round, value] of points) {
+      chart.append(draw("rect", {
+        class: "cell", x: 110 + place.get(round) * wide, y: TOP + row * high, width: Math.max(wide - 0.5, 1), height: high - 1,
+        "fill-opacity": Math.max(0.05, value / most).toFixed(2),
+      }, draw("title", {}, `${name}, round ${round}: ${decimal(value, 3)}`)));
+    }
+  });
+  chart.append(draw("text", { class: "tick", x: WIDE - RIGHT, y: height - 6, "text-anchor": "end" }, "round"));
+  return chart;
+}
+
+/** Predicted against observed, with the number of hits of every bin below. */
+export function reliability(bins, label) {
+  const size = 300, low = 34, high = 220, floor = 284;
+  const px = (value) => low + value * (size - low - 12);
+  const py = (value) => high - value * (high - 12);
+  const filled = bins.filter((bin) => bin.count);
+  const most = Math.max(...filled.map((bin) => bin.count), 1);
+  const told = filled.map((bin) => `${percent(bin.predicted)} said, ${percent(bin.observed)} right of ${bin.count}`).join("; ");
+  const chart = frame(`${label}: ${told}`, size, 306);
+  for (const at of [0, 0.25, 0.5, 0.75, 1]) {
+    chart.append(draw("line", { class: "grid", x1: px(0), x2: px(1), y1: py(at), y2: py(at) }),
+      draw("text", { class: "tick", x: low - 6, y: py(at) + 4, "text-anchor": "end" }, String(at * 100)),
+      draw("text", { class: "tick", x: px(at), y: 300, "text-anchor": "middle" }, String(at * 100)));
+  }
+  chart.append(draw("line", { class: "ideal", x1: px(0), y1: py(0), x2: px(1), y2: py(1) }));
+  for (const bin of filled) {
+    const tall = Math.max(1.5, (Math.sqrt(bin.count / most)) * 46);
+    chart.append(draw("rect", { class: "count", x: px(bin.low) + 1, width: Math.max(px(bin.high) - px(bin.low) - 2, 1), y: floor - tall, height: tall },
+      draw("title", {}, `${bin.count} hits`)));
+  }
+  chart.append(draw("path", { class: "line accent", d: filled.map((bin, at) => `${at ? "L" : "M"}${px(bin.predicted)} ${py(bin.observed)}`).join("") }));
+  for (const bin of filled) {
+    chart.append(draw("circle", { class: "dot accent", cx: px(bin.predicted), cy: py(bin.observed), r: 4.5 },
+      draw("title", {}, `said ${percent(bin.predicted)}, right ${percent(bin.observed)} of ${bin.count}`)));
+  }
+  return chart;
+}

@@ -1,0 +1,75 @@
+// Elements from plain values. Strings become text nodes, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** make("p", {class: "lead"}, "text", child): attributes as they are named, on… as listeners. */
+export function make(tag, attributes = {}, ...children) {
+  return dress(document.createElement(tag), attributes, children);
+}
+
+/** The same for SVG. */
+export function draw(tag, attributes = {}, ...children) {
+  return dress(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function dress(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "width" && element.style && !(element instanceof SVGElement) && String(value).endsWith("%")) {
+      element.style.width = value; // a style attribute would need a weaker content policy
+    } else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+export function show(place, ...children) {
+  place.replaceChildren(...children.flat(Infinity).filter(Boolean));
+}
+
+/** A table with a caption for those who hear it. */
+export function table(caption, heads, rows) {
+  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    make("table", {},
+      make("caption", { class: "unseen" }, caption),
+      make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))),
+      make("tbody", {}, rows.map((row) => make("tr", {}, row.map((cell) => make("td", {}, cell)))))));
+}
+
+export const percent = (share) => {
+  if (share === null || share === undefined) return "–";
+  if (share > 0 && share < 0.005) return "<1 %";
+  if (share < 1 && share > 0.995) return ">99 %";
+  return `${Math.round(share * 100)} %`;
+};
+
+export const count = (number) => (number === null || number === undefined ? "–" : number.toLocaleString("en-GB"));
+
+export function several(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+export function decimal(number, digits = 2) {
+  if (number === null || number === undefined) return "–";
+  if (number !== 0 && Math.abs(number) < 10 ** -digits) return number.toExponential(1).replace("-", "−");
+  return number.toFixed(digits).replace("-", "−");
+}
+
+export function moment(text) {
+  const when = new Date(text);
+  return Number.isNaN(when.getTime()) ? text : when.toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+}
+
+/** The same colour for the same silo everywhere: its place among all names. */
+const places = new Map();
+export function rememberSilos(names) {
+  for (const name of [...names].sort()) if (!places.has(name)) places.set(name, places.size % 8);
+}
+export function hue(silo) {
+  if (!places.has(silo)) places.set(silo, places.size % 8);
+  return `hue-${places.get(silo)}`;
+}
+export function chip(silo, attributes = {}) {
+  return make("span", { ...attributes, class: `chip ${hue(silo)}` }, silo);
+}

@@ -1,0 +1,202 @@
+// One box over all silos: hits with their probability, where they are, and why.
+
+import * as api from "./api.js";
+import { chip, count, decimal, hue, make, percent, rememberSilos, several, show, table } from "./dom.js";
+
+const WORDS = {
+  answered: "answered", late: "did not answer in time", refused: "refused", down: "is down", broken: "answered nonsense",
+};
+let places = null; // the elements of the view that is open
+
+export async function open(view, { parameters, signal, failed }) {
+  const state = {
+    query: parameters.get("q") ?? "", above: Number(parameters.get("above") ?? 0), failed,
+    without: new Set(parameters.getAll("without")), names: [], asking: null,
+  };
+  places = build(state);
+  show(view, places.root);
+  places.query.focus();
+  signal.addEventListener("abort", () => state.asking?.abort());
+  await introduce(state, signal);
+  if (state.query) await run(state);
+}
+
+function build(state) {
+  const query = make("input", {
+    id: "query", type: "search", name: "q", maxlength: "2000", autocomplete: "off", spellcheck: "false", enterkeyhint: "search",
+    placeholder: "Ask all silos", "aria-label": "Search all silos", value: state.query,
+  });
+  const form = make("form", {
+    role: "search", class: "ask",
+    onsubmit: (event) => { event.preventDefault(); state.query = query.value.trim(); keep(state); if (state.query) run(state); },
+  }, query, make("button", { class: "main" }, "Search"));
+  const told = make("output", { class: "above", for: "above" }, words(state.above));
+  const slider = make("input", {
+    id: "above", type: "range", min: "0", max: "95", step: "5", value: String(Math.round(state.above * 100)),
+    oninput: () => { state.above = Number(slider.value) / 100; told.textContent = words(state.above); },
+    onchange: () => { keep(state); if (state.query) run(state); },
+  });
+  const filters = make("div", { class: "filters" },
+    make("div", { class: "threshold" }, make("label", { for: "above" }, "Only hits that are likely right"), slider, told),
+    make("fieldset", { class: "silos", id: "silo-filter" }, make("legend", { class: "unseen" }, "Silos to ask")));
+  const status = make("div", { class: "status", role: "status", "aria-live": "polite" });
+  const hits = make("ol", { class: "hits", "aria-label": "Hits, best first" });
+  const root = make("div", { class: "search" }, make("h1", { class: "unseen" }, "Search"), form, filters, status, hits);
+  return { root, query, status, hits, filter: filters.querySelector("fieldset") };
+}
+
+const words = (above) => (above ? `${percent(above)} or more` : "all");
+
+/** Who can be asked, before anything is. */
+async function introduce(state, signal) {
+  try {
+    const told = await api.silos(signal);
+    state.names = told.silos.map((silo) => silo.silo);
+    rememberSilos(state.names);
+    const documents = told.silos.reduce((sum, silo) => sum + (silo.ready?.documents ?? 0), 0);
+    if (!state.query) show(places.status, make("p", {}, `${several(documents, "document")} in ${several(state.names.length, "silo")}.`));
+    show(places.filter, places.filter.querySelector("legend"), state.names.map((name) => toggle(name, state)));
+  } catch (error) {
+    state.failed(error, places.status);
+  }
+}
+
+function toggle(name, state) {
+  const box = make("input", {
+    type: "checkbox", checked: !state.without.has(name),
+    onchange: () => {
+      if (box.checked) state.without.delete(name); else state.without.add(name);
+      if (state.without.size === state.names.length) { state.without.clear(); tick(); }
+      keep(state);
+      if (state.query) run(state);
+    },
+  });
+  const tick = () => places.filter.querySelectorAll("input").forEach((each) => { each.checked = true; });
+  return make("label", { class: `chip pick ${hue(name)}` }, box, name);
+}
+
+/** The address says what is shown, so that it can be sent to somebody. */
+function keep(state) {
+  const kept = new URLSearchParams();
+  if (state.query) kept.set("q", state.query);
+  if (state.above) kept.set("above", String(state.above));
+  for (const name of state.without) kept.append("without", name);
+  history.replaceState(null, "", `#/search${[...kept].length ? `?${kept}` : ""}`);
+}
+
+async function run(state) {
+  state.asking?.abort();
+  const asking = (state.asking = new AbortController());
+  const asked = { query: state.query, k: 20, explain: true, threshold: state.above };
+  if (state.without.size) asked.silos = state.names.filter((name) => !state.without.has(name));
+  places.root.classList.add("busy");
+  try {
+    const answer = await api.search(asked, asking.signal);
+    rememberSilos(answer.silos.map((silo) => silo.silo));
+    show(places.status, summary(answer, state), answer.hits.length ? null : nothing(answer));
+    show(places.hits, answer.hits.map((hit) => item(hit, state.query)));
+  } catch (error) {
+    show(places.hits);
+    state.failed(error, places.status);
+  } finally {
+    if (state.asking === asking) places.root.classList.remove("busy");
+  }
+}
+
+function summary(answer) {
+  const answered = answer.silos.filter((silo) => silo.status === "answered");
+  const others = answer.silos.filter((silo) => silo.status !== "answered");
+  const searched = answered.reduce((sum, silo) => sum + (silo.documents ?? 0), 0);
+  const left = answer.below ? `, ${several(answer.below, "hit")} below ${percent(answer.threshold)} left out` : "";
+  return make("div", {},
+    make("p", {}, `${answered.length} of ${several(answer.silos.length, "silo")} answered in ${decimal(answer.took_ms, 0)} ms`
+      + ` from ${several(searched, "document")}${left}.`),
+    others.map((silo) => make("p", { class: "warn" }, chip(silo.silo), ` ${WORDS[silo.status] ?? silo.status}${silo.detail ? `: ${silo.detail}` : ""}`)));
+}
+
+function nothing(answer) {
+  if (!answer.silos.some((silo) => silo.status === "answered")) return make("p", { class: "notice bad" }, "No silo answered.");
+  const told = answer.below
+    ? `Nothing is ${percent(answer.threshold)} likely or more. ${several(answer.below, "hit")} would show below that.`
+    : "No silo holds a document with these words.";
+  return make("p", { class: "notice" }, told);
+}
+
+function item(hit, query) {
+  const known = hit.probability !== null && hit.probability !== undefined;
+  const bar = known
+    ? make("div", { class: "chance", role: "img", "aria-label": `${percent(hit.probability)} likely to be right` },
+      make("span", { class: "number" }, percent(hit.probability)),
+      make("span", { class: "track" }, make("span", { class: "fill", width: `${hit.probability * 100}%` })))
+    : make("div", { class: "chance none" }, "no probability");
+  const why = hit.explanation?.length ? make("details", { class: "why" }, make("summary", {}, "Why this result?"), reasons(hit)) : null;
+  return make("li", { class: "hit", tabindex: "-1" }, bar,
+    make("div", { class: "found" },
+      make("h2", {}, hit.title || hit.document),
+      make("p", { class: "where" }, chip(hit.silo), make("code", {}, hit.document)),
+      hit.snippet ? make("p", { class: "snippet" }, marked(hit.snippet, query))
+        : make("p", { class: "snippet none" }, "This silo shows no text."),
+      make("div", { class: "acts" }, why, verdict(hit, query))));
+}
+
+/** The snippet with the words of the query marked; a word's beginning is enough, as the index stems. */
+function marked(text, query) {
+  const stems = query.toLowerCase().split(/[^\p{L}\p{N}]+/u).filter((word) => word.length > 2)
+    .map((word) => word.slice(0, Math.max(4, word.length - 3)));
+  if (!stems.length) return text;
+  return text.split(/([\p{L}\p{N}]+)/u).map((part) => (stems.some((stem) => part.toLowerCase().startsWith(stem)) ? make("mark", {}, part) : part));
+}
+
+function reasons(hit) {
+  const most = Math.max(...hit.explanation.map((part) => Math.abs(part.contribution)), 1e-9);
+  const sum = hit.explanation.reduce((total, part) => total + part.contribution, 0);
+  const logit = hit.probability > 0 && hit.probability < 1 ? Math.log(hit.probability / (1 - hit.probability)) : null;
+  const rows = hit.explanation.map((part) => [part.retriever, part.raw === null ? "not returned" : decimal(part.raw, 3),
+    percent(part.probability), decimal(part.weight), pull(part.contribution, most)]);
+  return make("div", {},
+    table("What every retriever said about this hit", ["retriever", "raw score", "probability", "weight", "adds to the log-odds"], rows),
+    logit === null ? null : make("p", { class: "hint" },
+      `Together ${decimal(sum)}; with the ranker's start and this silo's calibration ${decimal(logit)}, which is ${percent(hit.probability)}.`));
+}
+
+function pull(value, most) {
+  const half = `${(Math.abs(value) / most) * 50}%`;
+  return make("span", { class: "pull" },
+    make("span", { class: "side" }, make("span", { class: `fill ${value < 0 ? "down" : "up"}`, width: half })),
+    make("span", { class: "number" }, `${value < 0 ? "" : "+"}${decimal(value)}`));
+}
+
+function verdict(hit, query) {
+  const told = make("span", { class: "hint", role: "status" });
+  const say = (relevant) => async () => {
+    try {
+      await api.judge({ query, document: hit.document, silo: hit.silo, relevant });
+      for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.relevant === String(relevant)));
+      told.textContent = `kept by ${hit.silo} alone`;
+    } catch (error) {
+      told.textContent = error.message;
+    }
+  };
+  const button = (relevant, text) => make("button", {
+    type: "button", class: "quiet small", "data-relevant": String(relevant), "aria-pressed": "false",
+    "aria-label": `${text}: ${hit.title || hit.document}`, onclick: say(relevant),
+  }, text);
+  const buttons = [button(true, "right"), button(false, "wrong")];
+  return make("span", { class: "verdict" }, buttons, told);
+}
+
+/** j and k walk through the hits, w opens the reasons. */
+export function key(event) {
+  const hits = [...(places?.hits.children ?? [])];
+  const at = hits.findIndex((hit) => hit.contains(document.activeElement));
+  const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
+  if (step && hits.length && (at >= 0 || step > 0)) {
+    event.preventDefault();
+    const next = hits[Math.min(Math.max(at + step, 0), hits.length - 1)];
+    next.focus();
+    next.scrollIntoView({ block: "nearest" });
+  } else if (event.key === "w" && at >= 0) {
+    const why = hits[at].querySelector("details");
+    if (why) why.open = !why.open;
+  }
+}
