@@ -205,32 +205,47 @@ def _page(names: Sequence[str], cells: Sequence[Cell], drawn: Mapping[str, Any],
     for name in names:
         own = [cell for cell in cells if cell.data == name]
         table = cells_table(own, f"BM25 from private counts on {name}, dealt by {config.deal}")
-        sections.append(Section(name, (table, _curves(own, "share of exact"), _curves(own, "Kendall tau"))))
+        sections.append(Section(name, (_curves(own), table)))
     return Page("Private features", (*sections, *pictures.sections(drawn)), lead)
 
 
-def _curves(cells: Sequence[Cell], measured: str) -> Plot:
-    """A curve over ε for every mechanism and reader; ∞ stands one step beyond the largest."""
-    lines: dict[str, list[tuple[float, Cell]]] = {}
+def _curves(cells: Sequence[Cell]) -> Plot:
+    """A curve over ε for every mechanism and reader: nDCG@10 beside the exact one's, and Kendall's τ."""
+
+    def draw(axes: Any) -> None:
+        figure = axes.figure
+        axes.remove()
+        panels = figure.subplots(1, 2)
+        for own, measured in zip(panels, MEASURES[1:], strict=True):
+            line_plot(_lines(cells, measured), x="lifetime ε", y=measured).draw(own)
+            own.get_legend().remove()
+            own.set_xticks(range(len(EPSILONS)), ["∞" if np.isinf(e) else f"{e:g}" for e in EPSILONS])
+            for drawn in own.get_lines():
+                drawn.set(marker="o", markersize=3, ls="--" if "insecure" in str(drawn.get_label()) else "-")
+        figure.legend(
+            *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+        )
+
+    caption = (
+        "The sound counterpart of Figure 8a, with 95 % intervals over seeds. insecure_shared_noise (dashed)"
+        " is drawn at its nominal ε for every answer; its true ε is ∞."
+    )
+    return Plot(draw, caption, (9.6, 4.8))
+
+
+def _lines(cells: Sequence[Cell], measured: str) -> dict[str, Line]:
+    """Means with their intervals by mechanism and reader, over the places of ε in their order."""
+    found: dict[str, list[tuple[int, Cell]]] = {}
     for cell in cells:
         if cell.measure == measured and cell.row != "exact":
             reader, _, told = cell.variant.rpartition(", ε = ")
-            epsilon = float(told) if told != "inf" else 2 * max(e for e in EPSILONS if np.isfinite(e))
-            lines.setdefault(f"{cell.row} ({reader})", []).append((epsilon, cell))
-    curves = {
+            found.setdefault(f"{cell.row} ({reader})", []).append((EPSILONS.index(float(told)), cell))
+    return {
         name: Line(
-            [epsilon for epsilon, _ in points],
+            [place for place, _ in points],
             [cell.value for _, cell in points],
             [cell.value if cell.low is None else cell.low for _, cell in points],
             [cell.value if cell.high is None else cell.high for _, cell in points],
         )
-        for name, points in lines.items()
+        for name, points in found.items()
     }
-    plot = line_plot(curves, x="lifetime ε (the last point is ∞)", y=measured)
-
-    def draw(axes: Any) -> None:
-        plot.draw(axes)
-        axes.set_xscale("log", base=2)
-
-    caption = "The sound counterpart of Figure 8a; insecure_shared_noise is at its nominal ε and has none."
-    return Plot(draw, caption, (7.0, 4.6))
