@@ -1,0 +1,133 @@
+"""`isthmus node` as a process: killed while it indexes, started again, asked, and stopped politely."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from isthmus.service.limits import message_header
+
+WORDS = ["tide", "wave", "turbine", "harbour", "lamp", "bridge", "river", "iron", "apple", "pear"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with open(tmp_path / "corpus.jsonl", "w") as out:
+        for at in range(9_000):
+            text = " ".join(WORDS[(at * step) % 10] for step in (1, 3, 7)) + f" number{at}"
+            out.write(json.dumps({"_id": f"d{at}", "title": "", "text": text}) + "\n")
+    (tmp_path / "silo.toml").write_text(
+        f'silo = "north"\nfolder = "north"\nport = {port}\n'
+        'sources = [{kind = "beir", path = "corpus.jsonl"}]\n'
+        "[encoder]\ndimensions = 8\n"
+        "[peers.anonymous]\nsearch = true\nsnippets = true\noperate = true\nfeedback = true\n"
+    )
+    return tmp_path / "silo.toml", f"http://127.0.0.1:{port}"
+
+
+def start(path, log):
+    command = [sys.executable, "-m", "isthmus", "node", "--config", str(path)]
+    with open(log, "ab") as out:
+        return subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def ready(url):
+    try:
+        return httpx.get(f"{url}/v1/ready", timeout=5).json()
+    except httpx.TransportError:
+        return None
+
+
+def wait_until(happened, process, seconds=120):
+    until = time.monotonic() + seconds
+    while not (found := happened()):
+        assert process.poll() is None, "the node has ended"
+        assert time.monotonic() < until, "it never happened"
+        time.sleep(0.02)
+    return found
+
+
+def search(url, query):
+    found = httpx.post(f"{url}/v1/search", json={"query": query}, headers=message_header(), timeout=20)
+    assert found.status_code == 200
+    return [hit["document"] for hit in found.json()["hits"]]
+
+
+def test_killed_while_indexing_it_goes_on_where_it_was(config, tmp_path, soak_count):
+    path, url = config
+    index = tmp_path / "north" / "index"
+    for kill in range(soak_count(3, 20)):
+        process = start(path, tmp_path / "log")
+        try:
+            # once while sources are read, then while the first segments are written
+            happened = (lambda: (tmp_path / "north" / "documents.db").exists()) if not kill else index.exists
+            wait_until(happened, process)
+            time.sleep(0.15 * kill)
+        finally:
+            process.kill()
+            process.wait()
+    process = start(path, tmp_path / "log")
+    try:
+        told = wait_until(lambda: (now := ready(url)) and now["indexed"] == 9_000 and now, process)
+        assert told == {"ready": True, "detail": "", "documents": 9_000, "indexed": 9_000, "statistics": ""}
+        for at in (0, 4_321, 8_999):
+            assert search(url, f"number{at}") == [f"d{at}"]
+        put = httpx.put(
+            f"{url}/v1/documents",
+            json={"documents": [{"id": "new", "body": "zanzibar"}]},
+            headers=message_header(),
+            timeout=30,
+        )
+        assert put.json()["added"] == 1
+        process.kill()
+        process.wait()
+        began = time.monotonic()
+        process = start(path, tmp_path / "log")
+        wait_until(lambda: ready(url), process)
+        assert search(url, "zanzibar") == ["new"]
+        assert time.monotonic() - began < 30
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert b'"stopped"' in (tmp_path / "log").read_bytes()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_index_only_and_what_goes_wrong_is_one_line(config, tmp_path):
+    path, _ = config
+
+    def run(*options):
+        command = [sys.executable, "-m", "isthmus", "node", "--config", str(path), *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    done = run("--index-only", "--json", "--set", 'encoder.kind="none"')
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "documents": 9000,
+        "added": 9000,
+        "changed": 0,
+        "removed": 0,
+        "errors": 0,
+    }
+    for options, told in (
+        (("--set", "host=0.0.0.0"), "only loopback may go without"),
+        (("--set", "ports=1"), "did you mean 'port'?"),
+        (("--set", 'models.fuser="nowhere"'), "cannot be read"),
+        (("--export-judgements", str(tmp_path / "out")), "nobody has judged"),
+    ):
+        failed = run(*options)
+        assert failed.returncode == 1
+        assert told in failed.stderr
+        assert failed.stderr.count("\n") == 1

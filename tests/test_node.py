@@ -1,0 +1,458 @@
+"""A node over HTTP on loopback: policy, documents, statistics, feedback, models, certificates."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import pytest
+
+from isthmus.calibration import Platt, save_calibrator
+from isthmus.errors import ConfigError, DataError
+from isthmus.fusion import fuser, save_fuser
+from isthmus.rankers import Linear
+from isthmus.service.certificates import Authority, client_context, server_name
+from isthmus.service.export import export_judgements
+from isthmus.service.figures import Figures, summed
+from isthmus.service.limits import message_header
+from isthmus.service.node import Node
+from isthmus.service.node_api import node_app
+from isthmus.service.reliability import reliability_curve, save_curves
+from isthmus.service.running import supernode
+from isthmus.service.searching import FEATURES, snippet
+from isthmus.service.security import ApiKeys, server
+from isthmus.service.settings import (
+    Encoder,
+    Limits,
+    Models,
+    NodeSettings,
+    Policy,
+    SharedStatistics,
+    Source,
+    SuperNode,
+)
+from isthmus.tables import Letor, Qrels, Run, read_letor, read_qrels, read_run
+
+ALL = Policy(search=True, snippets=True, counts=True, feedback=True, operate=True)
+WORDS = ["tide", "wave", "turbine", "harbour", "lamp", "bridge", "river", "iron", "apple", "pear"]
+
+
+def corpus(count=60):
+    rng = np.random.default_rng(0)
+    return [
+        {"_id": f"d{at}", "title": WORDS[at % 10], "text": " ".join(rng.choice(WORDS, 8)) + f" number{at}"}
+        for at in range(count)
+    ]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in corpus()))
+    return NodeSettings(
+        silo="north",
+        folder=tmp_path / "north",
+        sources=(Source("beir", path),),
+        peers={"anonymous": ALL},
+        encoder=Encoder("lsa", dimensions=6),
+        statistics=SharedStatistics(width=1024),
+    )
+
+
+@contextmanager
+def serving(settings, **options):
+    """A node on a port of its own, and a client for it."""
+    with Node(settings) as node:
+        running = server(node_app(node), port=0, tls=settings.tls, mutual=settings.tls is not None)
+        thread = threading.Thread(target=running.run)
+        thread.start()
+        try:
+            wait_for(lambda: running.started)
+            port = running.servers[0].sockets[0].getsockname()[1]
+            scheme = "http" if settings.tls is None else "https"
+            wait_for(lambda: node.ready().indexed >= node.store.count() > 0)
+            with httpx.Client(base_url=f"{scheme}://127.0.0.1:{port}/v1", timeout=30, **options) as client:
+                client.event_hooks = {"request": [lambda request: request.headers.update(message_header())]}
+                client.node = node
+                yield client
+        finally:
+            running.should_exit = True
+            thread.join()
+
+
+def wait_for(happened, seconds=30):
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until, "it never happened"
+        time.sleep(0.01)
+
+
+def hits(client, query, **more):
+    found = client.post("/search", json={"query": query, **more})
+    assert found.status_code == 200, found.text
+    return found.json()["hits"]
+
+
+def test_a_search_finds_explains_and_tells_no_more_than_allowed(settings):
+    with serving(settings) as client:
+        answer = client.post("/search", json={"query": "number7 tide", "k": 3, "explain": True}).json()
+        assert (answer["silo"], answer["documents"], answer["statistics"]) == ("north", 60, "")
+        first = answer["hits"][0]
+        assert first["document"] == "d7"
+        assert first["title"] == WORDS[7]
+        assert "number7" in first["snippet"]
+        assert first["probability"] is None
+        assert sum(part["contribution"] for part in first["explanation"]) == pytest.approx(first["score"])
+        assert hits(client, "zzz") == []
+        assert hits(client, "the of") == []
+        assert hits(client, "tide", threshold=0.5) == [], "no probability passes no threshold"
+    shy = replace(settings, peers={"anonymous": Policy(search=True)})
+    with serving(shy) as client:
+        first = hits(client, "number7")[0]
+        assert (first["document"], first["title"], first["snippet"]) == ("d7", "", None)
+        for path in ("/statistics", "/documents?find=tide"):
+            assert client.get(path).status_code == 403
+        said = {"query": "tide", "document": "d7", "silo": "north", "relevant": True}
+        assert client.post("/feedback", json=said).status_code == 403
+        assert client.delete("/documents/d7").status_code == 403
+
+
+def test_strangers_and_wrong_requests_are_refused_with_problem_details(settings, tmp_path):
+    keys = ApiKeys(tmp_path / "keys.json")
+    ada, eve = keys.add("ada", scopes=["search"]), keys.add("eve", scopes=["search"])
+    closed = replace(
+        settings, keys=tmp_path / "keys.json", peers={"ada": ALL}, limits=Limits(hits=5, body_bytes=2000)
+    )
+    with serving(closed) as client:
+        assert client.get("/health").json()["role"] == "node"
+        assert client.post("/search", json={"query": "tide"}).status_code == 401
+        as_eve = client.post("/search", json={"query": "tide"}, headers={"x-api-key": eve})
+        assert as_eve.status_code == 403
+        client.headers["x-api-key"] = ada
+        assert hits(client, "tide", k=5)
+        for wrong, status in (
+            ({"query": ""}, 422),
+            ({"query": "   "}, 422),
+            ({"query": "tide", "k": 6}, 422),
+            ({"query": "tide", "kk": 6}, 422),
+            ({"query": "t" * 1999}, 413),
+        ):
+            answer = client.post("/search", json=wrong)
+            assert answer.status_code == status
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["status"] == status
+        assert client.get("/nowhere").json()["title"] == "Not Found"
+
+
+def test_documents_come_change_and_go_at_once(settings):
+    with serving(settings) as client:
+        put = client.put("/documents", json={"documents": [{"id": "a/new one", "body": "zanzibar"}]})
+        assert put.json() == {"added": 1, "changed": 0, "removed": 0}
+        assert [hit["document"] for hit in hits(client, "zanzibar")] == ["a/new one"]
+        put = client.put("/documents", json={"documents": [{"id": "a/new one", "body": "timbuktu"}]})
+        assert put.json()["changed"] == 1
+        assert hits(client, "zanzibar") == []
+        assert hits(client, "timbuktu")[0]["snippet"] == "timbuktu"
+        found = client.get("/documents", params={"find": "timbuktu", "k": 5}).json()
+        assert [each["id"] for each in found["documents"]] == ["a/new one"]
+        assert client.delete("/documents/a/new one").json()["removed"] == 1
+        assert client.delete("/documents/a/new one").status_code == 404
+        assert hits(client, "timbuktu") == []
+        settings.sources[0].path.write_text(json.dumps(corpus(2)[1]) + "\n")
+        assert client.post("/sources").json() == {"errors": []}
+        wait_for(lambda: client.node.store.count() == 1 == len(client.node.index.snapshot))
+        settings.sources[0].path.write_text("nonsense\n")
+        (error,) = client.post("/sources").json()["errors"]
+        assert "corpus.jsonl:1" in error
+        assert client.node.store.count() == 1
+
+
+def test_private_statistics_are_drawn_and_charged_once(settings):
+    with serving(settings) as client:
+        first = client.get("/statistics")
+        assert first.headers["content-type"] == "application/vnd.isthmus.statistics"
+        figures = Figures.from_bytes(first.content)
+        assert (figures.form, figures.silos, figures.documents, figures.epsilon) == (
+            "private",
+            ("north",),
+            60,
+            1.0,
+        )
+        assert not figures.about
+        assert client.get("/statistics").content == first.content
+        told = client.get("/release").json()
+        assert told["most_spent"] == 1.0
+        assert [(row["kind"], row["guarantee"], row["times"]) for row in told["departures"]] == [
+            ("sums", "ε = 1", 1)
+        ]
+    with serving(settings) as client:
+        assert client.get("/statistics").content == first.content, "the noise outlives the process"
+        client.put("/documents", json={"documents": [{"id": f"x{at}", "body": "more"} for at in range(30)]})
+        second = Figures.from_bytes(client.get("/statistics").content)
+        assert second.documents == 90
+        assert client.get("/release").json()["most_spent"] == 2.0
+        client.node.ledger.audit()
+
+
+def test_a_spent_budget_shows_nothing_new(settings):
+    tight = replace(settings, peers={"anonymous": replace(ALL, budget=0.5)})
+    with serving(tight) as client:
+        refused = client.get("/statistics")
+        assert refused.status_code == 403
+        assert "budget" in refused.json()["detail"]
+        assert client.get("/release").json()["most_spent"] == 0
+    enough = replace(settings, peers={"anonymous": replace(ALL, budget=1.5)})
+    with serving(enough) as client:
+        first = client.get("/statistics").content
+        client.put("/documents", json={"documents": [{"id": f"x{at}", "body": "more"} for at in range(30)]})
+        assert client.get("/statistics").content == first, "what was released stays what is shown"
+        (peer,) = client.get("/release").json()["peers"]
+        assert (peer["budget"], peer["left"]) == (1.5, 0.5)
+
+
+def test_exact_and_no_statistics(settings):
+    with serving(replace(settings, statistics=SharedStatistics("exact", fields=True))) as client:
+        figures = Figures.from_bytes(client.get("/statistics").content)
+        client.get("/statistics")
+        assert figures.counts("text.having", ["number7", "nothing"]).tolist() == [1, 0]
+        assert figures.counts("title.having", ["tide"]).tolist() == [6]
+        (row,) = client.get("/release").json()["departures"]
+        assert (row["guarantee"], row["times"]) == ("no DP guarantee", 1)
+    with serving(replace(settings, statistics=SharedStatistics("none"))) as client:
+        assert client.get("/statistics").status_code == 403
+
+
+def test_the_sum_of_all_silos_is_scored_with_and_survives_a_restart(settings):
+    exact = replace(settings, statistics=SharedStatistics("exact"))
+    with serving(exact) as client:
+        own = Figures.from_bytes(client.get("/statistics").content)
+        before = hits(client, "tide")[0]["score"]
+        total = summed([own, replace(own, silos=("south",), documents=600)])
+        kind = {"content-type": "application/vnd.isthmus.statistics"}
+        assert client.put("/statistics", content=total.to_bytes(), headers=kind).status_code == 204
+        answer = client.post("/search", json={"query": "tide"}).json()
+        assert answer["statistics"] == total.version == client.get("/ready").json()["statistics"]
+        assert answer["hits"][0]["score"] > before
+        for bad in (b"", b"nonsense", total.to_bytes()[:-30], replace(own, documents=0).to_bytes()):
+            assert client.put("/statistics", content=bad, headers=kind).status_code in (400, 422)
+    with serving(exact) as client:
+        assert client.post("/search", json={"query": "tide"}).json()["statistics"] == total.version
+
+
+def judged_runs(node):
+    """Runs of both retrievers over many queries, and judgements that both have something to do with."""
+    snapshot = node.index.snapshot
+    lists, qrels = {"bm25": {}, "dense": {}}, {}
+    for at, word in enumerate(WORDS * 2):
+        query = f"{word} {WORDS[(at * 3 + 1) % 10]}"
+        found = snapshot.find(query, 20)
+        for name in lists:
+            lists[name][f"q{at}"] = {
+                document: score
+                for document, score, inside in zip(
+                    found.documents, found.scores[name].tolist(), found.listed[name].tolist(), strict=True
+                )
+                if inside
+            }
+        top = sorted(lists["bm25"][f"q{at}"], key=lists["bm25"][f"q{at}"].get, reverse=True)
+        qrels[f"q{at}"] = {document: int(rank < 5 or rank == 9) for rank, document in enumerate(top)}
+    return [Run.from_dict(held, name=name) for name, held in lists.items()], Qrels.from_dict(qrels)
+
+
+def test_a_fuser_gives_probabilities_with_reasons(settings, tmp_path):
+    with serving(settings) as client:
+        runs, qrels = judged_runs(client.node)
+    save_fuser(fuser("stacked", calibrator="platt").fit(runs, qrels), tmp_path / "fuser")
+    trained = replace(settings, models=Models(fuser=tmp_path / "fuser"))
+    with serving(trained) as client:
+        found = hits(client, "tide wave", k=10, explain=True)
+        chances = [hit["probability"] for hit in found]
+        assert chances == sorted(chances, reverse=True)
+        assert 0.5 < chances[0] <= 1
+        for hit in found:
+            assert {part["retriever"] for part in hit["explanation"]} == {"bm25", "dense"}
+            assert all(part["weight"] is not None for part in hit["explanation"])
+        kept = hits(client, "tide wave", k=10, threshold=chances[2])
+        assert [hit["probability"] for hit in kept] == [chance for chance in chances if chance >= chances[2]]
+        assert hits(client, "zzz", explain=True) == []
+        assert client.get("/release").json()["last_training"] is not None
+
+
+def test_a_ranker_and_the_silos_own_calibrator(settings, tmp_path):
+    rng = np.random.default_rng(1)
+    table = rng.random((400, len(FEATURES)))
+    grades = (table[:, 16] > 0.5).astype(int)
+    rows = Letor.of([f"q{at // 20}" for at in range(400)], table, grades)
+    ranker = Linear().fit(rows)
+    ranker.save(tmp_path / "ranker")
+    save_calibrator(Platt().fit(ranker.score(rows), grades), tmp_path / "calibrator")
+    models = Models(ranker=tmp_path / "ranker", calibrator=tmp_path / "calibrator")
+    with serving(replace(settings, models=models)) as client:
+        found = hits(client, "number7 tide", explain=True)
+        assert all(0 <= hit["probability"] <= 1 for hit in found)
+        assert [hit["probability"] for hit in found] == sorted(
+            (hit["probability"] for hit in found), reverse=True
+        )
+        assert {part["retriever"] for part in found[0]["explanation"]} == {"bm25", "dense"}
+        assert found[0]["explanation"][0]["contribution"] > 0
+        stays = client.node.searcher.scorer
+        (tmp_path / "calibrator").write_bytes(b"damaged")
+        client.node._load_new_models()
+        assert client.node.searcher.scorer is stays
+        save_calibrator(Platt().fit(ranker.score(rows), 1 - grades), tmp_path / "calibrator")
+        client.node._load_new_models()
+        assert client.node.searcher.scorer is not stays
+    wide = Letor.of(["q"] * 8, rng.random((8, 5)), [0, 1] * 4)
+    Linear().fit(wide).save(tmp_path / "ranker")
+    with pytest.raises(DataError, match="features of a node"), Node(replace(settings, models=models)):
+        pass
+
+
+def test_feedback_stays_and_becomes_rows_to_learn_from(settings, tmp_path):
+    with serving(settings) as client:
+        runs, qrels = judged_runs(client.node)
+    save_fuser(fuser("stacked", calibrator="platt").fit(runs, qrels), tmp_path / "fuser")
+    with serving(replace(settings, models=Models(fuser=tmp_path / "fuser"))) as client:
+        for hit in hits(client, "tide wave", k=6):
+            said = {
+                "query": "tide wave",
+                "document": hit["document"],
+                "silo": "north",
+                "relevant": hit["score"] > 0,
+            }
+            assert client.post("/feedback", json=said).status_code == 204
+        assert client.post("/feedback", json=said | {"document": "nobody"}).status_code == 404
+        assert client.post("/feedback", json=said | {"silo": "south"}).status_code == 404
+        curves = client.get("/calibration").json()["curves"]
+        assert {curve["retriever"] for curve in curves} == {"shown", "bm25", "dense"}
+        shown = next(curve for curve in curves if curve["retriever"] == "shown")
+        assert (shown["count"], shown["source"]) == (6, "feedback")
+        assert sum(bin["count"] for bin in shown["bins"]) == 6
+        assert export_judgements(client.node.searcher, tmp_path / "out")["judgements"] == 6
+        rows = read_letor(tmp_path / "out" / "rows.txt")
+        assert rows.width == len(FEATURES)
+        assert rows.grades.sum() == read_qrels(tmp_path / "out" / "qrels.txt").grades.sum()
+        assert read_run(tmp_path / "out" / "bm25.run").queries == ("q1",)
+
+
+def test_validation_curves_are_shown(settings, tmp_path):
+    curve = reliability_curve([0.1, 0.9, 0.8], [0, 1, 1], silo="north")
+    assert curve.ece == pytest.approx((0.1 + 0.1 + 0.2) / 3)
+    other = reliability_curve([0.5], [1], silo="south")
+    save_curves([curve, other], tmp_path / "curves.json")
+    with serving(replace(settings, models=Models(reliability=tmp_path / "curves.json"))) as client:
+        (told,) = client.get("/calibration").json()["curves"]
+        assert told["relevant"] == 2
+        assert [each["kept"] for each in told["thresholds"]][-1] == 1
+
+
+def test_a_node_knows_its_broker_by_certificate(settings, tmp_path):
+    authority = Authority.at(tmp_path / "keys")
+    north = authority.issue("north", clients=False)
+    broker, stranger = (authority.issue(name, clients=True) for name in ("broker", "stranger"))
+    known = replace(settings, tls=north, peers={"broker": ALL, "anonymous": ALL})
+    other = Authority.at(tmp_path / "other").issue("broker", clients=True)
+    with serving(known, verify=client_context(broker)) as client:
+        named = {"sni_hostname": server_name("north")}
+        asked = client.post("/search", json={"query": "tide"}, extensions=named)
+        assert asked.status_code == 200
+        assert client.get("/release", extensions=named).json()["departures"][0]["peer"] == "broker"
+        with httpx.Client(verify=client_context(stranger)) as unknown:
+            refused = unknown.post(
+                f"{client.base_url}search", json={"query": "tide"}, headers=message_header(), extensions=named
+            )
+            assert refused.status_code == 403
+        impostor = replace(other, authority=broker.authority)
+        with httpx.Client(verify=client_context(impostor)) as forged, pytest.raises(httpx.TransportError):
+            forged.post(f"{client.base_url}search", json={"query": "tide"}, extensions=named)
+    plain = replace(settings, peers={"broker": ALL})
+    with serving(plain) as client:
+        assert client.post("/search", json={"query": "tide"}).status_code == 401
+
+
+def test_the_log_has_no_query_unless_asked(settings, caplog):
+    caplog.set_level(logging.INFO)
+    with serving(settings) as client:
+        hits(client, "secretword tide")
+        client.post("/search", json={"query": "secretword", "x": "secretword"})
+    assert caplog.records
+    assert "secretword" not in caplog.text
+    with serving(replace(settings, log_queries=True)) as client:
+        hits(client, "secretword tide")
+    assert "secretword" in caplog.text
+
+
+def test_metrics_and_the_description_of_the_api(settings):
+    with serving(settings) as client:
+        hits(client, "tide", k=4)
+        told = client.get(str(client.base_url).replace("/v1/", "/metrics")).text
+        assert 'isthmus_hits_total{peer="anonymous"} 4' in told
+        assert "isthmus_documents 60" in told
+        paths = client.get("/openapi.json").json()["paths"]
+        assert {"/v1/search", "/v1/statistics", "/v1/documents", "/v1/feedback", "/v1/release"} <= set(paths)
+
+
+def test_many_searches_while_documents_change_lose_none(settings):
+    with serving(settings) as client:
+        failures, done = [], threading.Event()
+
+        def ask():
+            with httpx.Client(base_url=client.base_url, timeout=30) as own:
+                while not done.is_set():
+                    found = own.post("/search", json={"query": "number7"}, headers=message_header())
+                    if found.status_code != 200 or found.json()["hits"][0]["document"] != "d7":
+                        failures.append(found.text)
+
+        askers = [threading.Thread(target=ask) for _ in range(3)]
+        for asker in askers:
+            asker.start()
+        for at in range(8):
+            client.put("/documents", json={"documents": [{"id": f"x{at}", "body": f"tide {at}"}]})
+            client.delete(f"/documents/x{at - 2}")
+        done.set()
+        for asker in askers:
+            asker.join()
+        assert not failures
+
+
+def test_a_supernode_runs_beside_the_node(settings, tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "flower-supernode"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" "$FLWR_TELEMETRY_ENABLED" > {tmp_path}/told\nexec sleep 60\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program.parent / "python"))
+    wanted = SuperNode("127.0.0.1:9092", tmp_path / "rows.txt", tmp_path / "ca.crt", tmp_path / "north.key")
+    with supernode(settings, wanted) as process:
+        wait_for(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text().endswith("0\n"))
+        assert process.poll() is None
+    assert process.poll() is not None
+    told = (tmp_path / "told").read_text().split("\n")
+    config = told[told.index("--node-config") + 1]
+    assert config == f'silo="north" data="{tmp_path}/rows.txt" ledger="{tmp_path}/north/ledger.db"'
+    with pytest.raises(ConfigError), supernode(settings, replace(wanted, clientappio="0.0.0.0:9094")):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("body", "pattern", "shown"),
+    [
+        ("short text", "short", "short text"),
+        ("word " * 100 + "the needle in it " + "word " * 100, "needle", "needle"),
+        ("x" * 1000, "y", "x" * 120),
+    ],
+)
+def test_a_snippet_shows_the_words_that_were_asked_for(body, pattern, shown):
+    import re
+
+    cut = snippet(body, pattern=re.compile(pattern))
+    assert shown in cut
+    assert len(cut) <= 242
