@@ -56,7 +56,7 @@ class SiloLine:
         if body:
             headers["content-type"] = kind
         if unless:
-            headers["if-none-match"] = f'"{unless}"'
+            headers["if-none-match"] = unless
         return await self.line.ask(method, wire.PREFIX + path, headers=headers, body=body)
 
     async def read(self, path: str, model: type[M]) -> M:

@@ -22,11 +22,13 @@ from isthmus.service.metrics import CONTENT_TYPE, Metrics
 from isthmus.service.node import Node
 from isthmus.service.security import ApiKeys, Gate, Once
 from isthmus.service.settings import NodeSettings, Policy
+from isthmus.service.statistics import etag
 from isthmus.service.stores import Draft
 
 ANONYMOUS = "anonymous"
 """The peer whose policy holds for whoever reaches a node without TLS, which only loopback allows."""
 OPEN = ("/v1/health", "/v1/ready")
+LARGE = ("/v1/documents", "/v1/statistics")
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": wire.Problem, "description": "problem details"},
     "5XX": {"model": wire.Problem, "description": "problem details"},
@@ -112,9 +114,13 @@ class NodeApi:
         """The silo's own figures, exact or private."""
         peer, _ = self._allowed(request, "counts")
         try:
-            return Response(await self._apart(self.node.statistics, peer), media_type=wire.STATISTICS_TYPE)
+            figures = await self._apart(self.node.statistics, peer)
         except BudgetExhausted:
             raise Problem(403, "the budget for this peer is spent") from None
+        tag = etag(figures)
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304)
+        return Response(figures, media_type=wire.STATISTICS_TYPE, headers={"etag": tag})
 
     async def share(self, request: Request) -> Response:
         """Take the sum of all silos' figures."""
@@ -210,6 +216,7 @@ def node_app(node: Node) -> ASGIApp:
         gate=gate_of(settings),
         limits=settings.limits,
         open_paths=OPEN,
+        large_paths=LARGE,
         once=Once(),
         observe=api.observe,
     )

@@ -1,4 +1,4 @@
-"""A node as a process: its log, its server, its SuperNode, and how they end together.
+"""A node or the broker as a process: its log, its server, its SuperNode, and how they end together.
 
 The log is one JSON object a line on stderr. Queries are not in it unless the operator asks for them.
 """
@@ -21,10 +21,12 @@ from pathlib import Path
 import uvicorn
 
 from isthmus.errors import ConfigError, ServiceError
+from isthmus.service.api import broker_app
+from isthmus.service.broker import Broker
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
 from isthmus.service.security import server
-from isthmus.service.settings import LOOPBACK, NodeSettings, SuperNode
+from isthmus.service.settings import LOOPBACK, BrokerSettings, NodeSettings, SuperNode
 
 PATIENCE = 10.0
 """Seconds that a SuperNode is given to end."""
@@ -69,27 +71,40 @@ def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda 
         mutual = settings.tls is not None
         app = node_app(node)
         serving = server(app, host=settings.host, port=settings.port, tls=settings.tls, mutual=mutual)
-        with suppress(KeyboardInterrupt, SystemExit), asyncio.Runner(loop_factory=_loop(serving)) as runner:
-            runner.run(_served(serving, settings, started))  # uvicorn raises again what has stopped it
-        if not serving.started:
-            raise ServiceError("the server could not start; its log says why")
-        _log.info("stopped")
+        _serve(serving, settings.host, started)
+
+
+def run_broker(settings: BrokerSettings, *, started: Callable[[str], None] = lambda url: None) -> None:
+    """Serve all silos' search until SIGINT or SIGTERM."""
+    _check_free(settings.host, settings.port)
+    if settings.https and settings.tls is None:
+        raise ConfigError("https = true needs [tls]", key="tls", expected="certificate, key and authority")
+    tls = settings.tls if settings.https else None
+    app = broker_app(Broker(settings))
+    _serve(server(app, host=settings.host, port=settings.port, tls=tls), settings.host, started)
+
+
+def _serve(serving: uvicorn.Server, host: str, started: Callable[[str], None]) -> None:
+    with suppress(KeyboardInterrupt, SystemExit), asyncio.Runner(loop_factory=_loop(serving)) as runner:
+        runner.run(_served(serving, host, started))  # uvicorn raises again what has stopped it
+    if not serving.started:
+        raise ServiceError("the server could not start; its log says why")
+    _log.info("stopped")
 
 
 def _loop(serving: uvicorn.Server) -> Callable[[], asyncio.AbstractEventLoop] | None:
     return serving.config.get_loop_factory()
 
 
-async def _served(serving: uvicorn.Server, settings: NodeSettings, started: Callable[[str], None]) -> None:
+async def _served(serving: uvicorn.Server, host: str, started: Callable[[str], None]) -> None:
     """Serve, and say where as soon as it is so."""
     work = asyncio.create_task(serving.serve())
     while not (serving.started or work.done()):
         await asyncio.sleep(0.02)
     if serving.started:
         port = serving.servers[0].sockets[0].getsockname()[1]
-        scheme = "http" if settings.tls is None else "https"
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        started(f"{scheme}://{host}:{port}")
+        scheme = "https" if serving.config.is_ssl else "http"
+        started(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
     await work
 
 

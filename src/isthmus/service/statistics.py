@@ -7,6 +7,7 @@ that one that is down for a while still counts; the sum's version tells whether 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Sequence
 from typing import Protocol
@@ -23,6 +24,11 @@ PATIENCE = 20.0
 _log = logging.getLogger("isthmus.service")
 
 
+def etag(content: bytes) -> str:
+    """What tells statistics that were fetched before from others."""
+    return f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+
+
 class Talks(Protocol):
     """A silo that messages can be sent to."""
 
@@ -31,7 +37,7 @@ class Talks(Protocol):
     async def ask(
         self, method: str, path: str, body: bytes = b"", kind: str = ..., *, unless: str = ""
     ) -> Reply:
-        """Send one message; what is asked for may stay away if its version is `unless`."""
+        """Send one message; what is asked for may stay away if `unless` is its tag."""
 
 
 class Exchange:
@@ -40,6 +46,7 @@ class Exchange:
     def __init__(self, silos: Sequence[Talks]) -> None:
         self._silos = silos
         self._figures: dict[str, Figures] = {}
+        self._tags: dict[str, str] = {}
         self._total: bytes = b""
         self._holders: set[str] = set()
         self._sharing: set[str] = {silo.name for silo in silos}
@@ -87,11 +94,11 @@ class Exchange:
     async def _collect(self, silo: Talks) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
-                held = self._figures.get(silo.name)
-                reply = await silo.ask("GET", "/statistics", unless=held.version if held else "")
+                reply = await silo.ask("GET", "/statistics", unless=self._tags.get(silo.name, ""))
             if reply.status in (401, 403, 404):  # it does not share, which is its right
                 self._sharing.discard(silo.name)
                 self._figures.pop(silo.name, None)
+                self._tags.pop(silo.name, None)
                 return
             if reply.status != 200:
                 return
@@ -102,7 +109,7 @@ class Exchange:
             if isinstance(error, (ProtocolError, Refused)):
                 self._note(f"{silo.name}: {error}")
             return
-        self._figures[silo.name] = figures
+        self._figures[silo.name], self._tags[silo.name] = figures, etag(reply.body)
         self._sharing.add(silo.name)
 
     async def _hand_out(self, silo: Talks) -> None:
