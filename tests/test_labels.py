@@ -121,6 +121,16 @@ class Seen:
         return 7
 
 
+def test_naive_bayes_keeps_its_scale_when_the_vocabulary_grows() -> None:
+    """A calibrator learned from rankers of fewer texts must fit the one that learned from all."""
+    strange = [f"{text} strange{at} odd{at}" for at, text in enumerate(TRAIN)]
+    panel = Panel({"bayes": NaiveBayes(Words())})
+    few, many = (
+        panel.fit(learned, TRAIN_LABELS, LABELS).scores(TEST)["bayes"] for learned in (TRAIN, strange)
+    )
+    assert np.nanstd(many, axis=1).mean() == pytest.approx(np.nanstd(few, axis=1).mean(), rel=0.5)
+
+
 @pytest.mark.parametrize("grams", [Words(2), Words(3, least=2, marks=True), Words(stop=True), Characters()])
 def test_counting_beforehand_changes_nothing(grams: Words | Characters) -> None:
     """scikit-learn's own TF-IDF, fitted on the training texts alone, gives the same rows."""
