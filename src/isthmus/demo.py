@@ -19,8 +19,9 @@ import numpy as np
 
 from isthmus.corpora import load
 from isthmus.evaluation import Comparison, Testing, compare, outcomes_of, reliability, reliability_diagram
+from isthmus.evaluation.statistics import Interval
 from isthmus.fusion import Candidates, Stacked
-from isthmus.report import Page, Plot, Section, Table, summary
+from isthmus.report import Estimate, Page, Plot, Section, Table, summary
 from isthmus.retrieval import BM25
 from isthmus.tables import Corpus, Run
 
@@ -226,7 +227,61 @@ def _telling_query(world: Corpus, runs: Sequence[Run], fused: Run) -> str:
     return fused.queries[0]
 
 
-CHAPTERS: tuple[Chapter, ...] = (the_world, alone, merged, central, released, fused)
+def trained(tale: Tale) -> Tale:
+    """The silos train one ranker, and the coordinator sees only the sum of their models."""
+    from isthmus.experiments.together import train_together
+    from isthmus.federation.pictures import curve, weights
+
+    found = train_together(tale.world, tale.lists, seed=tale.seed)
+    history = found.training.history
+    best, gain = found.best_alone, found.gain(found.alone[found.best_alone])
+    groups = len(set(found.components.tolist()))
+    informed = sorted(float(values.mean()) for values in found.informed.values())
+    sure = "Four silos train a ranker none of them could train alone"
+    unsure = "What four silos gain by training together is not certain here"
+    measured = {f"nobody trains: {RAW}": found.untrained}
+    measured |= {f"{silo} alone": values for silo, values in found.alone.items()}
+    measured |= {"all rows in one place": found.central, "the four together": found.together}
+    rows = tuple(
+        (
+            name,
+            _estimate(found.mean(values)),
+            _estimate(found.gain(values)) if values is not found.together else None,
+        )
+        for name, values in measured.items()
+    )
+    return tale.tell(
+        "One ranker, trained across the silos",
+        f"{sure if gain.low > 0 else unsure}: nDCG@10 {found.together.mean():.3f} on {len(found.together)}"
+        f" held-out queries, {gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] beside {best}, the best of"
+        f" them alone. All rows in one place give {found.central.mean():.3f}.",
+        Table(("ranker", "nDCG@10", "the four together are better by"), rows, digits=3),
+        "Alone, a silo knows its own queries and documents. Told the others' features for its own queries, it"
+        f" comes to between {informed[0]:.3f} and {informed[-1]:.3f}: what the silos lack alone is each"
+        " other's documents at least as much as each other's judgements. No link joins a held-out query to a"
+        f" training query; intervals resample the {groups} groups of linked queries.",
+        f"Validation nDCG@10 over {len(history)} rounds: {_sparkline([r.measure or 0.0 for r in history])}"
+        f" {history[0].measure:.3f} to {history[-1].measure:.3f}.",
+        curve(history),
+        weights(history),
+        f"What the silos' models were under: {history[-1].protection}; {history[-1].privacy}.",
+    )
+
+
+def _estimate(interval: Interval) -> Estimate:
+    return Estimate(interval.value, interval.low, interval.high)
+
+
+def _sparkline(values: Sequence[float]) -> str:
+    """Numbers as a row of bars."""
+    low, high = min(values), max(values)
+    bars = "▁▂▃▄▅▆▇█"
+    return "".join(
+        bars[int((value - low) / ((high - low) or 1.0) * (len(bars) - 1) + 0.5)] for value in values
+    )
+
+
+CHAPTERS: tuple[Chapter, ...] = (the_world, alone, merged, central, released, fused, trained)
 
 
 def say(text: str, *, style: str | None = None) -> None:

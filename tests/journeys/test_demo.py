@@ -42,6 +42,17 @@ def test_it_owns_up_to_the_deal_and_names_the_report(told) -> None:
     assert str(folder / "out" / "report.html") in talk
 
 
+def test_the_silos_train_together_and_the_gain_is_measured(told) -> None:
+    _, talk, folder = told
+    said = " ".join(talk.split())
+    assert "Four silos train a ranker none of them could train alone: nDCG@10 0.4" in said
+    assert "Validation nDCG@10 over 20 rounds: ▁" in said
+    assert "only the weighted sum of the models" in said
+    assert "no DP guarantee" in said
+    page = (folder / "out" / "report.html").read_text(encoding="utf-8")
+    assert "After every round" in page
+
+
 def test_the_report_needs_nothing_else(told) -> None:
     _, _, folder = told
     page = (folder / "out" / "report.html").read_text(encoding="utf-8")
