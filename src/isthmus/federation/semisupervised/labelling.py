@@ -1,0 +1,211 @@
+"""Grades for pairs that nobody judged: a labeller's guesses, and the controls that need no labeller.
+
+    soft        the chance of every grade, as the labeller has it (the paper's code)
+    hard        the most probable grade (the paper)
+    negatives   only what is surely irrelevant, as grade 0; other pairs are left out
+    confident   only pairs whose most probable grade is at least so probable, under that grade
+    zero        every pair is irrelevant: the control that asks nobody
+    oracle      the true grades: what a perfect labeller would be worth
+
+A labeller that learned from pairs inside a silo expects as many relevant ones across silos, where there are
+fewer. `calibrated` first makes its guesses agree with the judged pairs (Platt's curve on the log-odds of
+being relevant), then moves them to the rate of relevance that the unjudged pairs themselves suggest, by the
+expectation-maximisation of Saerens et al. (2002) for shifted priors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.calibration import Platt
+from isthmus.errors import ConfigError
+from isthmus.rankers import Lesson, Parameters, network_scores
+from isthmus.tables import Letor
+from isthmus.tables.ids import FloatArray
+
+LABELS = ("soft", "hard", "negatives", "confident", "zero", "oracle")
+Kind = Literal["soft", "hard", "negatives", "confident", "zero", "oracle"]
+_EDGE = 1e-6
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """How unjudged pairs take part.
+
+    - `beta`: what the mean loss over them counts beside that over judged pairs (eq. 9);
+    - `confidence`: from which chance on `negatives` and `confident` believe a guess;
+    - `rounds`: how often pairs are labelled, each time by the model trained so far;
+    - `refresh`: r of y ← (1 − r)·y + r·(the model's guess), from the second labelling on;
+    - `ramp`: the share of rounds before which β is 0, and from which on it is whole, rising in between;
+    - `by_noise`: weigh a pair by 1/(1 + e²), e the error bar of its counts.
+    """
+
+    kind: Kind = "soft"
+    beta: float = 0.3
+    calibrated: bool = False
+    confidence: float = 0.9
+    rounds: int = 1
+    refresh: float = 0.0
+    ramp: tuple[float, float] | None = None
+    by_noise: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in LABELS:
+            raise ConfigError(f"no labels {self.kind!r}", key=self.kind, known=LABELS)
+        if not (self.beta >= 0 and 0 < self.confidence <= 1 and 0 <= self.refresh <= 1 and self.rounds >= 1):
+            raise ConfigError("beta ≥ 0, 0 < confidence ≤ 1, 0 ≤ refresh ≤ 1, rounds ≥ 1", key="labelling")
+        if self.ramp is not None and not 0 <= self.ramp[0] <= self.ramp[1] <= 1:
+            raise ConfigError("a ramp rises between two shares of the rounds", key="ramp", value=self.ramp)
+
+    def strength(self, done: float) -> float:
+        """β after a share of the rounds."""
+        if self.ramp is None:
+            return self.beta
+        first, last = self.ramp
+        risen = (done - first) / (last - first) if last > first else float(done >= last)
+        return self.beta * min(max(risen, 0.0), 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Guesses:
+    """A chance for every grade of every pair, and what each pair counts; a weight of 0 leaves it out."""
+
+    chances: NDArray[np.float32]
+    weights: NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class SiloRows:
+    """What one silo learns from: its judged pairs, and pairs across silos whose grades nobody has.
+
+    `cross.grades` are 0 unless the rows are those of the oracle. `errors` are the cross pairs' error bars.
+    """
+
+    labelled: Letor
+    cross: Letor
+    errors: FloatArray
+
+    def without_cross(self) -> SiloRows:
+        """The judged pairs alone."""
+        none = np.zeros(self.cross.rows, np.bool_)
+        return SiloRows(self.labelled, self.cross.keep(none), self.errors[none])
+
+
+def grade_chances(parameters: Parameters, features: NDArray[np.float32], grades: int) -> FloatArray:
+    """A network's chance of every grade for (already scaled) rows; a single output is the grade itself."""
+    outputs = network_scores(parameters, features).astype(np.float64)
+    if outputs.shape[1] == 1:
+        return _around(np.clip(outputs[:, 0], 0, grades - 1), grades)
+    outputs -= outputs.max(axis=1, keepdims=True)
+    chances = np.exp(outputs)
+    chances /= chances.sum(axis=1, keepdims=True)
+    return chances
+
+
+def _around(values: FloatArray, grades: int) -> FloatArray:
+    """The two grades beside a value, so that their mean is the value."""
+    below = np.minimum(values.astype(np.int64), max(grades - 2, 0))
+    chances = np.zeros((len(values), grades))
+    rows = np.arange(len(values))
+    if grades == 1:
+        chances[:, 0] = 1
+        return chances
+    chances[rows, below] = 1 - (values - below)
+    chances[rows, below + 1] = values - below
+    return chances
+
+
+def guess(labeller: Parameters, silo: SiloRows, labelling: Labelling, grades: int) -> Guesses:
+    """Label a silo's cross pairs; features are scaled already."""
+    if labelling.kind in ("zero", "oracle"):
+        known = silo.cross.grades if labelling.kind == "oracle" else np.zeros_like(silo.cross.grades)
+        truth = np.eye(grades)[known]
+        return Guesses(truth.astype(np.float32), _noise_weights(silo, labelling))
+    chances = grade_chances(labeller, silo.cross.features, grades)
+    if labelling.calibrated and silo.cross.rows:
+        chances = _calibrated(labeller, silo, chances)
+    weights = _noise_weights(silo, labelling)
+    likeliest = chances.argmax(axis=1)
+    if labelling.kind == "negatives":
+        weights = weights * (chances[:, 0] >= labelling.confidence)
+        likeliest = np.zeros_like(likeliest)
+    if labelling.kind == "confident":
+        weights = weights * (chances.max(axis=1) >= labelling.confidence)
+    if labelling.kind != "soft":
+        chances = np.eye(grades)[likeliest]
+    return Guesses(chances.astype(np.float32), weights.astype(np.float32))
+
+
+def _noise_weights(silo: SiloRows, labelling: Labelling) -> NDArray[np.float32]:
+    spread = silo.errors if labelling.by_noise else np.zeros(silo.cross.rows)
+    return (1 / (1 + spread**2)).astype(np.float32)
+
+
+def _calibrated(labeller: Parameters, silo: SiloRows, chances: FloatArray) -> FloatArray:
+    """The guesses with their chance of relevance corrected, grades above 0 in their old proportion."""
+    home = grade_chances(labeller, silo.labelled.features, chances.shape[1])
+    relevant = silo.labelled.grades > 0
+    if relevant.all() or not relevant.any():
+        return chances
+    curve = Platt().fit(_log_odds(1 - home[:, 0]), relevant)
+    sure = curve.predict_proba(_log_odds(1 - chances[:, 0]))[:, 1]
+    moved = shifted(sure, float(relevant.mean()))
+    above = chances[:, 1:] / np.maximum(1 - chances[:, :1], _EDGE)
+    return np.column_stack((1 - moved, above * moved[:, None]))
+
+
+def _log_odds(chances: FloatArray) -> FloatArray:
+    inside = np.clip(chances, _EDGE, 1 - _EDGE)
+    odds: FloatArray = np.log(inside / (1 - inside))
+    return odds
+
+
+def shifted(chances: FloatArray, prior: float, *, steps: int = 200) -> FloatArray:
+    """Chances learned at one rate of relevance, at the rate that they themselves suggest.
+
+    Expectation-maximisation (Saerens, Latinne & Decaestecker 2002): π ← mean p', with p' the chances whose
+    odds are multiplied by π(1 − prior)/((1 − π) prior). It starts at the old rate and never leaves (0, 1).
+    """
+    odds = np.clip(chances, _EDGE, 1 - _EDGE)
+    odds = odds / (1 - odds) * (1 - prior) / prior
+    rate = prior
+    for _ in range(steps):
+        moved = odds * rate / (1 - rate)
+        found = float(np.clip(np.mean(moved / (1 + moved)), _EDGE, 1 - _EDGE))
+        if abs(found - rate) < 1e-9:
+            break
+        rate = found
+    moved = odds * rate / (1 - rate)
+    chance: FloatArray = moved / (1 + moved)
+    return chance
+
+
+def mixed(old: Guesses | None, new: Guesses, refresh: float) -> Guesses:
+    """y ← (1 − r)·y + r·(new guess); r = 0 replaces them."""
+    if old is None or not refresh:
+        return new
+    chances = (1 - refresh) * old.chances + refresh * new.chances
+    return Guesses(chances.astype(np.float32), new.weights)
+
+
+def lesson_of(silo: SiloRows, guesses: Guesses, beta: float) -> Lesson:
+    """Judged and guessed rows in one lesson whose mean loss is L_labelled + β·L_cross (eq. 9)."""
+    labelled, cross = silo.labelled, silo.cross
+    grades = guesses.chances.shape[1]
+    truth = np.eye(grades, dtype=np.float32)[labelled.grades]
+    kept = guesses.weights > 0
+    if beta == 0 or not kept.any():
+        return Lesson.of_letor(labelled, weights=np.ones(labelled.rows), targets=truth)
+    rows = labelled.rows + int(kept.sum())
+    chances, weights = guesses.chances[kept], guesses.weights[kept]
+    across = Lesson.of_letor(
+        replace(cross.keep(kept), grades=chances.argmax(axis=1).astype(np.int32)),
+        weights=beta * rows * weights / weights.sum(),
+        targets=chances,
+    )
+    inside = Lesson.of_letor(labelled, weights=np.full(labelled.rows, rows / labelled.rows), targets=truth)
+    return Lesson.joined([inside, across])

@@ -1,0 +1,387 @@
+"""The four ways to train on silos' judged pairs and on pairs across silos that nobody judged.
+
+    Local      every silo on its own judged pairs
+    Local+     and on its own cross pairs, labelled by its own model of the labelling before
+    Global     one model on everybody's judged pairs, federated
+    CS-F-LTR   the average of the local models labels everybody's cross pairs and is where federated training
+               on judged and labelled pairs starts
+
+Federated training is the same as anywhere else in Isthmus: the same rounds, strategies, engines, checks and
+checkpoints. A silo's labels are made in the silo, when the coordinator sends it a labeller, and stay there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, MessageType
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from isthmus.config import load, to_mapping
+from isthmus.errors import ConfigError, FederationError
+from isthmus.federation.clients import Book, client_app, no_book
+from isthmus.federation.engines import ENGINES
+from isthmus.federation.holdings import silo_name
+from isthmus.federation.messages import ARRAYS, answer, combine, order, pack, settings_of, unpack
+from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
+from isthmus.federation.semisupervised.labelling import Guesses, Labelling, SiloRows, guess, lesson_of, mixed
+from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
+from isthmus.partition import Dealing
+from isthmus.randomness import Streams
+from isthmus.rankers import MLP, Lesson, LocalTraining, Parameters, Scaling, ScalingStats, train_epochs
+from isthmus.rankers.training import initial_parameters
+from isthmus.tables import Letor
+
+Way = Literal["Local", "Local+", "Global", "CS-F-LTR"]
+WAYS: tuple[Way, ...] = ("Local", "Local+", "Global", "CS-F-LTR")
+
+LABEL = f"{MessageType.QUERY}.label"
+"""The message that brings a silo a labeller."""
+_GUESSES = "guesses"
+
+Remember = Callable[[State], None]
+
+MEAN = StrategyOptions("fedtrimmedavg", trim=0.0)
+"""The unweighted mean of the silos' models, which is the paper's aggregation."""
+
+
+@dataclass(frozen=True)
+class CoTraining:
+    """How to train.
+
+    - `model`: "classification" is a softmax over grades scored by the expected grade, "regression" least
+      squares, "lambdarank" a ranker of lists; all linear unless `hidden` has layers;
+    - `local_epochs`: passes of a silo alone, before models are averaged; a round of federated training has
+      `epochs`;
+    - `updates`: "parallel" asks all silos in a round, "serial" one after another (Algorithm 3 allows both);
+    - `strategy`: how models become one; the paper's is their plain mean.
+    """
+
+    labelling: Labelling | None = None
+    model: Literal["classification", "regression", "lambdarank"] = "classification"
+    hidden: tuple[int, ...] = ()
+    scaling: str = "log-zscore"
+    local_epochs: int = 60
+    rounds: int = 20
+    epochs: int = 3
+    learning_rate: float = 0.01
+    batch: int | None = None
+    weight_decay: float = 1e-4
+    updates: Literal["parallel", "serial"] = "parallel"
+    strategy: StrategyOptions = field(default_factory=lambda: MEAN)
+    engine: Literal["in-process", "ray"] = "in-process"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.model not in _LOSSES:
+            raise ConfigError(f"no model {self.model!r}", key=self.model, known=_LOSSES)
+        if self.updates not in ("parallel", "serial"):
+            raise ConfigError(f"no updates {self.updates!r}", key=self.updates, known=("parallel", "serial"))
+
+    def local(self, epochs: int) -> LocalTraining:
+        """How a silo trains for so many epochs."""
+        lists = self.model == "lambdarank"
+        return LocalTraining(
+            loss=_LOSSES[self.model],
+            learning_rate=self.learning_rate,
+            epochs=epochs,
+            batch=self.batch or (8 if lists else 200),
+            weight_decay=self.weight_decay,
+            truncation=20 if lists else None,
+        )
+
+    def rounds_of(self, silos: int, count: int) -> Config:
+        """The federated training of so many silos, up to a round."""
+        asked = silos if self.updates == "parallel" else 1
+        return Config(
+            seed=self.seed,
+            dealing=Dealing(silos=silos),
+            rounds=Rounds(count=count, silos=asked, release="last", norm_limit=1e6),
+            strategy=self.strategy,
+            local=self.local(self.epochs),
+            model=Model(hidden=self.hidden, scaling=self.scaling),
+            probe=None,
+            workers=1,
+        )
+
+
+_LOSSES = {"classification": "cross_entropy", "regression": "squared_error", "lambdarank": "lambdarank"}
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A model that came out, and how it came about."""
+
+    parameters: Parameters
+    scaling: Scaling
+    local: LocalTraining
+    history: tuple[RoundRecord, ...] = ()
+
+    @property
+    def ranker(self) -> MLP:
+        """The model as a ranker."""
+        return MLP.of(self.parameters, self.scaling, training=self.local)
+
+
+def fitted_scaling(silos: Sequence[SiloRows], kind: str) -> Scaling:
+    """The scaling of everybody's judged rows, from sums."""
+    stats = [ScalingStats.of(silo.labelled, kind) for silo in silos if silo.labelled.rows]
+    return Scaling.fit(kind, sum(stats[1:], stats[0]))
+
+
+def scaled(silo: SiloRows, scaling: Scaling) -> SiloRows:
+    """A silo's rows with their features scaled."""
+    return SiloRows(scaling(silo.labelled), scaling(silo.cross), silo.errors)
+
+
+def local_models(
+    silos: Sequence[SiloRows], config: CoTraining, scaling: Scaling, *, grades: int
+) -> list[Parameters]:
+    """`Local`: one model a silo, all from the same start; a silo without judged pairs keeps the start."""
+    local = config.local(config.local_epochs)
+    start = _start(config, scaling, grades)
+    found = []
+    for at, silo in enumerate(silos):
+        rng = Streams(config.seed)("alone", at)
+        rows = scaling(silo.labelled)
+        found.append(train_epochs(start, rows, local, rng).parameters if rows.rows else start)
+    return found
+
+
+def self_taught(
+    models: Sequence[Parameters],
+    silos: Sequence[SiloRows],
+    config: CoTraining,
+    scaling: Scaling,
+    *,
+    grades: int,
+) -> list[Parameters]:
+    """`Local+`: every silo goes on from its own model, on cross pairs that this model labelled."""
+    labelling = config.labelling or Labelling()
+    local = config.local(max(1, config.local_epochs // labelling.rounds))
+    found = []
+    for at, (model, silo) in enumerate(zip(models, silos, strict=True)):
+        rows, guesses = scaled(silo, scaling), None
+        for number in range(labelling.rounds if rows.labelled.rows else 0):
+            guesses = mixed(guesses, guess(model, rows, labelling, grades), labelling.refresh)
+            rng = Streams(config.seed)("alone, again", at, number)
+            model = train_epochs(model, lesson_of(rows, guesses, labelling.beta), local, rng).parameters
+        found.append(model)
+    return found
+
+
+def averaged(models: Sequence[Parameters]) -> Parameters:
+    """The unweighted mean of models: the labeller, and where CS-F-LTR starts."""
+    names = [f"{at:04d}" for at in range(len(models))]
+    return combine(dict.fromkeys(names, 1 / len(models)), dict(zip(names, models, strict=True)))
+
+
+def _start(config: CoTraining, scaling: Scaling, grades: int) -> Parameters:
+    outputs = config.local(1).resolved_loss().outputs(grades)
+    return initial_parameters(scaling.width, config.hidden, outputs, Streams(config.seed)("init"))
+
+
+class Sources(Protocol):
+    """Where a silo's rows are found."""
+
+    def name(self, context: Context) -> str: ...
+
+    def rows(self, context: Context) -> SiloRows: ...
+
+
+class InMemory:
+    """Simulated silos, by partition."""
+
+    def __init__(self, silos: Sequence[SiloRows]) -> None:
+        self._silos = list(silos)
+
+    def name(self, context: Context) -> str:
+        """`silo-0`, `silo-1`, …"""
+        return silo_name(context)
+
+    def rows(self, context: Context) -> SiloRows:
+        """The rows of the partition."""
+        return self._silos[int(context.node_config["partition-id"])]
+
+
+class Studied:
+    """A silo's lesson as the ClientApp asks for it: judged rows, and cross rows under the guesses that the
+    silo keeps in its own context, once a labeller has come."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._lessons: dict[str, tuple[ArrayRecord | None, Lesson]] = {}
+
+    def name(self, context: Context) -> str:
+        """The silo's name."""
+        return self._sources.name(context)
+
+    def table(self, context: Context) -> Letor:
+        """The judged rows, which the silo describes itself by."""
+        return self._sources.rows(context).labelled
+
+    def scaled(self, context: Context, scaling: Scaling) -> Letor:
+        """The lesson of now."""
+        name, record = self.name(context), context.state.array_records.get(_GUESSES)
+        kept = self._lessons.get(name)
+        if kept is None or kept[0] is not record:
+            kept = record, self._lesson(scaled(self._sources.rows(context), scaling), record)
+            self._lessons[name] = kept
+        return kept[1]
+
+    def _lesson(self, rows: SiloRows, record: ArrayRecord | None) -> Lesson:
+        if record is None:
+            return Lesson.of_letor(rows.labelled)
+        kept = unpack(record)
+        return lesson_of(rows, Guesses(kept["chances"], kept["weights"]), float(kept["beta"]))
+
+    def label(self, message: Message, context: Context) -> Message:
+        """Label the cross rows by the model that came, or only take another β."""
+        settings, records = settings_of(message), message.content.array_records
+        scaling = Scaling.from_arrays(settings["scaling"], int(settings["width"]), unpack(records["scaling"]))
+        labelling = load(Labelling, settings["labelling"])
+        rows = scaled(self._sources.rows(context), scaling)
+        old = context.state.array_records.get(_GUESSES)
+        kept = None if old is None else unpack(old)
+        before = None if kept is None else Guesses(kept["chances"], kept["weights"])
+        guesses = before
+        if settings["anew"] or before is None:
+            fresh = guess(unpack(records[ARRAYS]), rows, labelling, int(settings["grades"]))
+            guesses = mixed(before, fresh, labelling.refresh)
+        assert guesses is not None
+        beta = np.array(settings["beta"], np.float64)
+        context.state[_GUESSES] = pack({"chances": guesses.chances, "weights": guesses.weights, "beta": beta})
+        return answer(message, {"labelled": int((guesses.weights > 0).sum())})
+
+
+def studying_app(sources: Sources, *, book: Book = no_book) -> ClientApp:
+    """The ClientApp of silos that label their own cross pairs."""
+    studied = Studied(sources)
+    app = client_app(studied, book=book)
+
+    @app.query("label")
+    def label(message: Message, context: Context) -> Message:
+        return studied.label(message, context)
+
+    return app
+
+
+class RoundRobin(Coordinator):
+    """Rounds of one silo each, in the order of their names."""
+
+    def _sample(self, number: int, attempt: int) -> dict[int, str]:
+        present = self.census.gather(self.grid, self.config.rounds.minimum)
+        name = list(present)[(number + attempt - 2) % len(present)]
+        return {present[name]: name}
+
+
+@dataclass(frozen=True, eq=False)
+class Conductor:
+    """The coordinator's side: when to label, with what, and the federated rounds in between."""
+
+    config: CoTraining
+    grades: int
+    held: Held = field(default_factory=Held)
+
+    def run(self, grid: Grid, start: State | None, remember: Remember) -> State:
+        """Everything from the first model to the last round, on any grid."""
+        silos = len(set(grid.get_node_ids()))
+        state = start or self._first(grid, silos)
+        for last, beta, anew in self._schedule():
+            if last <= state.round:
+                continue
+            if self.config.labelling is not None:
+                self._label(grid, state, beta, anew)
+            state = self._coordinator(grid, silos, last).run(state, remember)
+        return state
+
+    def _coordinator(self, grid: Grid, silos: int, last: int) -> Coordinator:
+        kind = Coordinator if self.config.updates == "parallel" else RoundRobin
+        return kind(self.config.rounds_of(silos, last), self.held, grid)
+
+    def _first(self, grid: Grid, silos: int) -> State:
+        """The average of models that silos trained alone: one long round of plain averaging."""
+        alone = replace(
+            self.config.rounds_of(silos, 1),
+            local=self.config.local(self.config.local_epochs),
+            strategy=MEAN,
+            rounds=Rounds(count=1, silos=silos, release="last", norm_limit=1e6),
+        )
+        coordinator = Coordinator(alone, Held(), grid)
+        made = coordinator.run(None, lambda state: None)
+        return State(0, made.parameters, made.scaling)
+
+    def _schedule(self) -> list[tuple[int, float, bool]]:
+        """(up to which round, β, whether to label anew) for every stretch of training."""
+        rounds, labelling = self.config.rounds, self.config.labelling
+        if labelling is None:
+            return [(rounds, 0.0, False)]
+        cuts = {round(rounds * part / labelling.rounds): True for part in range(labelling.rounds)}
+        if labelling.ramp is not None:
+            low, high = (round(share * rounds) for share in labelling.ramp)
+            cuts = dict.fromkeys(range(low, high + 1), False) | cuts
+        begins = sorted(cut for cut in cuts if cut < rounds)
+        ends = [*begins[1:], rounds]
+        return [
+            (end, labelling.strength(begin / rounds), cuts[begin])
+            for begin, end in zip(begins, ends, strict=True)
+        ]
+
+    def _label(self, grid: Grid, state: State, beta: float, anew: bool) -> None:
+        """Send the model to every silo that is there; who does not answer trains on what it has."""
+        assert self.config.labelling is not None
+        told = {
+            "scaling": state.scaling.kind,
+            "width": state.scaling.width,
+            "grades": self.grades,
+            "labelling": to_mapping(self.config.labelling),
+            "beta": beta,
+            "anew": anew,
+        }
+        content = order(pack(state.parameters), told, round=state.round)
+        content["scaling"] = pack(state.scaling.arrays())
+        messages = [Message(content, node, LABEL) for node in sorted(set(grid.get_node_ids()))]
+        list(grid.send_and_receive(messages, timeout=Rounds().deadline))
+
+
+def conductor_app(
+    conductor: Conductor,
+    start: State | None,
+    remember: Remember,
+    done: Callable[[State], None],
+) -> ServerApp:
+    """The ServerApp of co-training."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        done(conductor.run(grid, start, remember))
+
+    return app
+
+
+def cotrain(
+    silos: Sequence[SiloRows],
+    config: CoTraining,
+    *,
+    grades: int,
+    start: State | None = None,
+    held: Held | None = None,
+    remember: Remember = lambda state: None,
+) -> Trained:
+    """`Global` (without a labelling) or `CS-F-LTR` (with one), over an engine.
+
+    `start` may bring a first model, for instance the average of local ones that exist already.
+    """
+    outcome: list[State] = []
+    conductor = Conductor(config, grades, held or Held())
+    server = conductor_app(conductor, start, remember, outcome.append)
+    ENGINES[config.engine](server, studying_app(InMemory(silos)), len(silos), workers=1)
+    if not outcome:
+        raise FederationError("the engine ended before training did")
+    state = outcome[0]
+    return Trained(dict(state.parameters), state.scaling, config.local(config.epochs), state.history)
