@@ -13,6 +13,7 @@ import time
 import httpx
 import pytest
 
+from isthmus.cli import main
 from isthmus.service.limits import message_header
 
 WORDS = ["tide", "wave", "turbine", "harbour", "lamp", "bridge", "river", "iron", "apple", "pear"]
@@ -105,29 +106,20 @@ def test_killed_while_indexing_it_goes_on_where_it_was(config, tmp_path, soak_co
         process.wait()
 
 
-def test_index_only_and_what_goes_wrong_is_one_line(config, tmp_path):
+def test_index_only_and_what_goes_wrong_is_one_line(config, tmp_path, capsys):
     path, _ = config
-
-    def run(*options):
-        command = [sys.executable, "-m", "isthmus", "node", "--config", str(path), *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-    done = run("--index-only", "--json", "--set", 'encoder.kind="none"')
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        "documents": 9000,
-        "added": 9000,
-        "changed": 0,
-        "removed": 0,
-        "errors": 0,
-    }
+    assert (
+        main(["node", "--config", str(path), "--index-only", "--json", "--set", 'encoder.kind="none"']) == 0
+    )
+    counted = {"documents": 300, "added": 300, "changed": 0, "removed": 0, "errors": 0}
+    assert json.loads(capsys.readouterr().out) == counted
     for options, told in (
         (("--set", "host=0.0.0.0"), "only loopback may go without"),
         (("--set", "ports=1"), "did you mean 'port'?"),
         (("--set", 'models.fuser="nowhere"'), "cannot be read"),
         (("--export-judgements", str(tmp_path / "out")), "nobody has judged"),
     ):
-        failed = run(*options)
-        assert failed.returncode == 1
-        assert told in failed.stderr
-        assert failed.stderr.count("\n") == 1
+        assert main(["node", "--config", str(path), *options]) == 1
+        failed = capsys.readouterr().err
+        assert told in failed
+        assert failed.count("\n") == 1

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from isthmus.cli.command import Command, add_json, print_json, say
+
+if TYPE_CHECKING:
+    from isthmus.service.settings import NodeSettings
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,26 +33,26 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(asked: argparse.Namespace) -> None:
-    from isthmus.service.running import log_to_stderr, run_node
     from isthmus.service.settings import read_node
 
     settings = read_node(asked.config, asked.changes)
     if asked.index_only or asked.export_judgements:
-        _offline(asked)
+        _offline(asked, settings)
         return
+    from isthmus.service.running import log_to_stderr, run_node
+
     log_to_stderr(access=not asked.quiet)
     run_node(settings, started=lambda url: say(f"isthmus: silo {settings.silo} listens at {url}"))
 
 
-def _offline(asked: argparse.Namespace) -> None:
+def _offline(asked: argparse.Namespace, settings: NodeSettings) -> None:
     """Work on the silo's folder while no node serves it."""
     from isthmus.report import Progress, summary
     from isthmus.service.export import export_judgements
     from isthmus.service.node import Node
-    from isthmus.service.settings import read_node
     from isthmus.service.sources import load_all
 
-    node = Node(read_node(asked.config, asked.changes))
+    node = Node(settings)
     with node.offline():
         if asked.export_judgements:
             told = export_judgements(node.searcher, asked.export_judgements)

@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from isthmus.calibration import ThresholdCurve
 from isthmus.errors import DataError
 from isthmus.evaluation import reliability
 from isthmus.randomness import Streams
@@ -74,6 +73,8 @@ def _share(part: float, whole: float) -> float:
 
 
 def _thresholds(chance: FloatArray, truth: FloatArray) -> list[Threshold]:
+    from isthmus.calibration import ThresholdCurve
+
     curve = ThresholdCurve.of(chance, truth)
     told = []
     for wanted in THRESHOLDS:
