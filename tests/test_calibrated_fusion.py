@@ -76,6 +76,12 @@ def test_folds_keep_equal_texts_apart_unless_copies_are_asked_for(folder: Path) 
         assert sound.head.sum() == 2
 
 
+def test_a_look_takes_the_same_texts_in_every_fold(folder: Path) -> None:
+    looks = [label_fold(str(folder), fold, copies=True, most=60) for fold in range(2)]
+    assert looks[0].texts == looks[1].texts
+    assert 40 < sum(map(len, (looks[0].train, looks[0].validation, looks[0].test))) < 80
+
+
 def test_texts_without_folds_are_dealt_by_text_with_all_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     from isthmus.tables import Corpus, Documents, Qrels, Queries
 
@@ -158,9 +164,9 @@ def test_a_killed_run_repeats_only_what_is_missing(
     computed: list[int] = []
     real = label_runs.default_stack
 
-    def counted(data: str, fold: int, seed: int = 0) -> dict[str, object]:
+    def counted(data: str, fold: int, **given: int) -> dict[str, object]:
         computed.append(fold)
-        return real(data, fold, seed)
+        return real(data, fold, **given)
 
     monkeypatch.setattr(calibrated_fusion, "default_stack", counted)
     reproduce(config, out, workers=1)

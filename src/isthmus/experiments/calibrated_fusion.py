@@ -31,6 +31,7 @@ CALIBRATIONS = printed.CALIBRATIONS
 TOLD_TWICE = ("base", "QueryFeature")
 """The rows that Table VI and Figure 1 show again."""
 ABSENT = "acm"
+SOME_TEXTS = 2_000
 Results = Mapping[str, Any]
 
 
@@ -47,6 +48,11 @@ class Config:
         """Ten folds, or two for a look."""
         return FOLDS if self.scale == "full" else 2
 
+    @property
+    def most(self) -> int | None:
+        """All texts, or some of them for a look."""
+        return None if self.scale == "full" else SOME_TEXTS
+
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -62,7 +68,8 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     notebook = Notebook(out, config)
     names = _names(config.data)
     for name in names:
-        encoder(label_fold(name, 0, seed=config.seed).texts, label=f"encoding the texts of {_short(name)}")
+        texts = label_fold(name, 0, seed=config.seed, most=config.most).texts
+        encoder(texts, label=f"encoding the texts of {_short(name)}")
     found: dict[str, Any] = {}
     for label, work, units in _work(config, names):
         found |= notebook.compute(work, units, label=label, workers=workers)
@@ -88,13 +95,13 @@ def _short(name: str) -> str:
 
 
 def _work(config: Config, names: Sequence[str]) -> Iterator[tuple[str, Any, list[Unit]]]:
-    folds, seed = range(config.folds), config.seed
+    folds, given = range(config.folds), {"seed": config.seed, "most": config.most}
     pairs = [(name, fold) for name in names for fold in folds]
     yield (
         "the paper's two retrievers",
         two_retrievers,
         [
-            (f"{_short(name)}-{fold}-{mode}", {"data": name, "fold": fold, "mode": mode, "seed": seed})
+            (f"{_short(name)}-{fold}-{mode}", {"data": name, "fold": fold, "mode": mode, **given})
             for name, fold in pairs
             for mode in ("paper", "sound")
             if name != "trec" or mode == "sound"  # TREC is not among the paper's sets
@@ -103,10 +110,7 @@ def _work(config: Config, names: Sequence[str]) -> Iterator[tuple[str, Any, list
     yield (
         "the default",
         default_stack,
-        [
-            (f"{_short(name)}-{fold}-default", {"data": name, "fold": fold, "seed": seed})
-            for name, fold in pairs
-        ],
+        [(f"{_short(name)}-{fold}-default", {"data": name, "fold": fold, **given}) for name, fold in pairs],
     )
 
 
@@ -287,14 +291,18 @@ def _page(names: Sequence[str], found: Results, cells: Sequence[Cell], config: C
         mine = [cell for cell in cells if cell.data == ABSENT]
         said = "The data of ACM are absent: what the paper prints stands alone."
         sections.append(Section("ACM", (said, cells_table(mine, "Tables IV and V, ACM"))))
-    encoders = Counter(one["encoder"] for one in found.values())
+    encoders = ", ".join(Counter(one["encoder"] for one in found.values()))
     lead = (
-        f"{config.folds} folds; dense retriever: {', '.join(encoders)} under a linear map trained on texts"
-        " and labels, where the paper fine-tunes an encoder. Figures are ×100 except calibration errors;"
+        f"{config.folds} folds{_how_many(config)}; dense retriever: {encoders} under a linear map trained on"
+        " texts and labels, where the paper fine-tunes an encoder. Figures are ×100 except calibration errors;"
         " intervals are 95 % t intervals over folds. Paper mode ranks a text only among the partition of its"
         " true label and chooses configurations on test: its level is not comparable with sound mode."
     )
     return Page("Calibrated rank fusion: printed, paper mode, sound mode", tuple(sections), lead)
+
+
+def _how_many(config: Config) -> str:
+    return "" if config.most is None else f" of about {config.most:,} texts, for a look"
 
 
 def _sections(name: str, found: Results, cells: Sequence[Cell], config: Config) -> Iterator[Section]:

@@ -57,14 +57,14 @@ class LabelLists:
         return bool(len(self.qrels))
 
 
-def two_retrievers(data: str, fold: int, mode: str, seed: int = 0) -> dict[str, Any]:
+def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | None = None) -> dict[str, Any]:
     """The paper's pipeline on one fold, under every calibration, normalisation and fusion.
 
     `mode="paper"`: a text is ranked only against the labels of the partition (head, tail) that its true label
     is in, one copy of a text per label, a calibrator per partition. `mode="sound"`: all labels compete, one
     pooled calibrator per retriever; head and tail are told apart by the true label afterwards.
     """
-    chosen = label_fold(data, fold, copies=mode == "paper", seed=seed)
+    chosen = label_fold(data, fold, copies=mode == "paper", seed=seed, most=most)
     if chosen.head.sum() < 2 or (~chosen.head).sum() < 2:
         raise DataError(
             f"{chosen.data} has {len(chosen.documents)} labels, so that head or tail is a single one",
@@ -192,9 +192,9 @@ def _honesty(chances: FloatArray, right: NDArray[np.bool_]) -> dict[str, Any]:
     return told
 
 
-def default_stack(data: str, fold: int, seed: int = 0) -> dict[str, Any]:
+def default_stack(data: str, fold: int, seed: int = 0, most: int | None = None) -> dict[str, Any]:
     """The product's default on one fold: a panel of label rankers, stacked on out-of-fold predictions."""
-    chosen = label_fold(data, fold, seed=seed)
+    chosen = label_fold(data, fold, seed=seed, most=most)
     seen = chosen.train + chosen.validation
     found, name = encoder(chosen.texts)
     panel = Panel(default_panel(Encoded(found), chosen.texts, single=chosen.single))
