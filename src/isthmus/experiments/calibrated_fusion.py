@@ -294,7 +294,7 @@ def _page(names: Sequence[str], found: Results, cells: Sequence[Cell], config: C
     encoders = ", ".join(Counter(one["encoder"] for one in found.values()))
     lead = (
         f"{config.folds} folds{_how_many(config)}; dense retriever: {encoders} under a linear map trained on"
-        " texts and labels, where the paper fine-tunes an encoder. Figures are ×100 except calibration errors;"
+        " texts and labels, where the paper fine-tunes an encoder. Figures are ×100 save calibration errors;"
         " intervals are 95 % t intervals over folds. Paper mode ranks a text only among the partition of its"
         " true label and chooses configurations on test: its level is not comparable with sound mode."
     )
