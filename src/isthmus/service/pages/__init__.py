@@ -1,8 +1,8 @@
 """The web page: plain files that the broker serves, and nothing from anywhere else.
 
-`static/index.html` is the frame, `app.js` shows one of four views in it (`search.js`, `silos.js`, `training.js`,
-`calibration.js`), `dom.js` builds elements, `charts.js` draws, `api.js` asks the broker. All text reaches the
-page as text nodes, so nothing a document says can become markup.
+`static/index.html` is the frame, `app.js` shows one of four views in it (`search.js`, `silos.js`,
+`training.js`, `calibration.js`), `dom.js` builds elements, `charts.js` draws, `api.js` asks the broker. All
+text reaches the page as text nodes, so nothing a document says can become markup.
 """
 
 from __future__ import annotations

@@ -37,15 +37,17 @@ function diagrams(curves) {
 
 /** What a threshold keeps, in every silo. */
 function picker(curves) {
-  const with_ = curves.filter((curve) => curve.thresholds.length);
-  if (!with_.length) return null;
+  const judged = curves.filter((curve) => curve.thresholds.length);
+  const shown = judged.filter((curve) => curve.retriever === "shown");
+  const picked = shown.length ? shown : judged;
+  if (!picked.length) return null;
   const rows = make("div");
   const told = make("output", { for: "keep" });
   const slider = make("input", { id: "keep", type: "range", min: "0", max: "95", step: "5", value: "70", oninput: () => tell() });
   const tell = () => {
     const at = Number(slider.value) / 100;
     told.textContent = `${percent(at)} or more`;
-    show(rows, table("What this threshold keeps", ["silo", "retriever", "kept", "right among them", "of all right ones"], with_.map((curve) => {
+    show(rows, table("What this threshold keeps", ["silo", "retriever", "kept", "right among them", "of all right ones"], picked.map((curve) => {
       const kept = curve.thresholds.filter((each) => each.threshold <= at + 1e-9).at(-1) ?? curve.thresholds[0];
       return [chip(curve.silo), curve.retriever === "shown" ? "hits shown" : curve.retriever, String(kept.kept),
         kept.kept ? percent(kept.precision) : "–", percent(kept.recall)];
