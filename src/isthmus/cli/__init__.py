@@ -20,7 +20,20 @@ from isthmus import __version__
 from isthmus.cli.command import Command
 from isthmus.errors import IsthmusError
 
-GROUPS = ("demo", "data", "fuse", "train", "rank", "sketch", "keys", "ledger", "node", "reproduce", "doctor")
+GROUPS = (
+    "demo",
+    "data",
+    "fuse",
+    "train",
+    "rank",
+    "sketch",
+    "keys",
+    "ledger",
+    "node",
+    "broker",
+    "reproduce",
+    "doctor",
+)
 """The modules of this folder that hold commands, in the order of `isthmus --help`."""
 
 

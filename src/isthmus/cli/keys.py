@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from isthmus.cli import access
 from isthmus.cli.command import Command, add_json, print_json, say
 from isthmus.errors import ConfigError
 
@@ -23,6 +24,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         ("trust", "believe other silos' cards", _TRUST, _trust_arguments),
         ("wrap", "seal the group key for every silo that is trusted", _WRAP, _wrap_arguments),
         ("unwrap", "take the group key out of a box", _UNWRAP, _unwrap_arguments),
+        ("make", "certificates for silos and a broker", access.MAKE, access.make_arguments),
+        ("api", "API keys for people and programs", access.API, access.api_arguments),
     ):
         verb = verbs.add_parser(
             name,
@@ -31,33 +34,41 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             epilog=f"example:\n  {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        verb.add_argument("folder", metavar="DIR", help="the silo's folder")
         fill(verb)
 
 
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="the silo's folder")
+
+
 def _new_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_folder(parser)
     parser.add_argument("name", metavar="NAME", help="what the silo is called in the federation")
     add_json(parser, "{silo, card, fingerprint}")
 
 
 def _trust_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_folder(parser)
     parser.add_argument("cards", metavar="CARD", nargs="+", help="cards that came past the relay")
     add_json(parser, "a list of {silo, fingerprint}")
 
 
 def _wrap_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_folder(parser)
     parser.add_argument("-o", "--out", metavar="BOXES", required=True, help="the folder for the boxes")
     add_json(parser, "{epoch, boxes}")
 
 
 def _unwrap_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_folder(parser)
     parser.add_argument("box", metavar="BOX", help="what a trusted silo has sealed for this one")
     parser.add_argument("--from", dest="sender", metavar="NAME", help="accept it from this silo only")
     add_json(parser, "{silo, epoch}")
 
 
 def _run(asked: argparse.Namespace) -> None:
-    {"new": _new, "trust": _trust, "wrap": _wrap, "unwrap": _unwrap}[asked.verb](asked)
+    verbs = {"new": _new, "trust": _trust, "wrap": _wrap, "unwrap": _unwrap}
+    (verbs | {"make": access.make, "api": access.api})[asked.verb](asked)
 
 
 def _new(asked: argparse.Namespace) -> None:
@@ -125,7 +136,7 @@ def _unwrap(asked: argparse.Namespace) -> None:
 COMMANDS = (
     Command(
         "keys",
-        "make a silo's keys, trust other silos, and share the group's key past the relay",
+        "make keys and certificates, trust other silos, and share the group's key past the relay",
         f"{_NEW} && {_TRUST} && {_WRAP}",
         _arguments,
         _run,

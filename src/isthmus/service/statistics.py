@@ -17,8 +17,8 @@ from isthmus.service.figures import Figures, summed
 from isthmus.service.lines import Reply
 from isthmus.service.wire import STATISTICS_TYPE
 
-CALM, EAGER = 30.0, 1.0
-"""Seconds between two exchanges: while nothing changes, and after a change."""
+CALM, UNEASY, EAGER = 30.0, 5.0, 1.0
+"""Seconds between two exchanges: while nothing changes, while a silo is missing, and after a change."""
 PATIENCE = 20.0
 
 _log = logging.getLogger("isthmus.service")
@@ -59,7 +59,8 @@ class Exchange:
         pause = EAGER
         while True:
             await self.once()
-            pause = EAGER if self._changed else min(2 * pause, CALM)
+            settled = self._holders >= self._sharing
+            pause = EAGER if self._changed else min(2 * pause, CALM if settled else UNEASY)
             self._changed = False
             await asyncio.sleep(pause)
 
@@ -73,8 +74,8 @@ class Exchange:
     async def once(self) -> None:
         """Collect, sum, hand back. Who does not take part is told of in the log, once a change."""
         await asyncio.gather(*(self._collect(silo) for silo in self._silos))
-        if not self._figures:
-            return
+        if not any(figures.documents for figures in self._figures.values()):
+            return  # no silo has anything yet
         try:
             total = await asyncio.to_thread(self._sum)
         except ProtocolError as error:

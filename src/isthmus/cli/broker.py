@@ -1,0 +1,212 @@
+"""Commands about searching: `broker`, `search` and `new`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isthmus.cli.command import Command, add_json, print_json, say, whole
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from isthmus.service.wire import Answer, Evidence, Hit
+
+URL_VARIABLE = "ISTHMUS_BROKER"
+BAR = 10
+
+
+def _broker_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", required=True, help="the broker's settings, TOML")
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="port=8110, deadline_ms=500, and so on",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no line for every request in the log")
+
+
+def _broker(asked: argparse.Namespace) -> None:
+    from isthmus.service.running import log_to_stderr, run_broker
+    from isthmus.service.settings import read_broker
+
+    settings = read_broker(asked.config, asked.changes)
+    log_to_stderr(access=not asked.quiet)
+    names = ", ".join(settings.silos)
+    run_broker(settings, started=lambda url: say(f"isthmus: broker of {names} at {url}"))
+
+
+def _probability(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise ValueError(text)
+    return number
+
+
+_probability.__name__ = "probability"
+
+
+def _search_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("query", metavar="QUERY", help="what to look for")
+    parser.add_argument(
+        "--broker", metavar="URL", help=f"the broker's address ({URL_VARIABLE}, else http://127.0.0.1:8100)"
+    )
+    parser.add_argument(
+        "--threshold", type=_probability, default=0.0, help="only hits at least this probable"
+    )
+    parser.add_argument("-k", type=whole(1), default=10, help="hits to show, up to 100 (%(default)s)")
+    parser.add_argument("--silos", metavar="A,B", help="only these silos")
+    parser.add_argument("--explain", action="store_true", help="why each hit stands where it does")
+    parser.add_argument("--deadline", metavar="MS", type=whole(10), help="milliseconds to wait for silos")
+    parser.add_argument("--key", metavar="FILE", help="the file of an API key (or ISTHMUS_API_KEY)")
+    parser.add_argument(
+        "--authority", metavar="FILE", help="the certificate the broker's comes from (or ISTHMUS_AUTHORITY)"
+    )
+    add_json(
+        parser, "{hits: [{document, silo, probability, score, title, snippet, explanation}], silos, below, …}"
+    )
+
+
+def _search(asked: argparse.Namespace) -> None:
+    from isthmus.service.client import DEFAULT_URL, Client
+
+    url = asked.broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    with Client(url, key=Path(asked.key) if asked.key else None, authority=asked.authority) as broker:
+        answer = broker.search(
+            asked.query,
+            k=asked.k,
+            threshold=asked.threshold,
+            silos=None if asked.silos is None else [name.strip() for name in asked.silos.split(",")],
+            explain=asked.explain,
+            deadline_ms=asked.deadline,
+        )
+    if asked.json:
+        print_json(answer.model_dump())
+        return
+    show(answer)
+
+
+def show(answer: Answer) -> None:
+    """The answer for a person."""
+    from rich.console import Console
+
+    width = shutil.get_terminal_size((100, 24)).columns
+    console = Console(file=sys.stdout, width=width, highlight=False)
+    if answer.hits:
+        console.print(_table(answer))
+    console.print(summary_of(answer))
+    for silo in answer.silos:
+        if silo.detail:
+            console.print(f"  {plain(silo.silo)}: {silo.status}, {plain(silo.detail)}", markup=False)
+
+
+def summary_of(answer: Answer) -> str:
+    """What was found, and who answered, in one line."""
+    answered = [silo for silo in answer.silos if silo.status == "answered"]
+    others = [f"{plain(silo.silo)} {silo.status}" for silo in answer.silos if silo.status != "answered"]
+    told = f"{len(answer.hits)} hits" if answer.hits else "nothing found"
+    if answer.below:
+        told += f", {answer.below} more below {answer.threshold:g}"
+    told += f" · {len(answered)} of {len(answer.silos)} silos answered"
+    return told + (f" ({', '.join(others)})" if others else "") + f" · {answer.took_ms:.0f} ms"
+
+
+def _table(answer: Answer) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("probability", no_wrap=True)
+    table.add_column("silo", no_wrap=True)
+    table.add_column("hit", ratio=1)
+    for hit in answer.hits:
+        told = Text(plain(hit.title) or plain(hit.document), style="bold")
+        if hit.snippet:
+            told.append("\n" + plain(hit.snippet), style="not bold dim")
+        for evidence in hit.explanation or ():
+            told.append("\n" + _why(evidence), style="not bold cyan")
+        table.add_row(_bar(hit), Text(plain(hit.silo)), told)
+    return table
+
+
+def _bar(hit: Hit) -> Text:
+    from rich.text import Text
+
+    if hit.probability is None:
+        return Text(f"{'–':>4}  score {hit.score:.3g}", style="dim")
+    full = round(hit.probability * BAR)
+    shown = Text(f"{hit.probability:4.2f} ")
+    shown.append("━" * full, style="green" if hit.probability >= 0.5 else "yellow")
+    return shown.append("━" * (BAR - full), style="bright_black")
+
+
+def _why(evidence: Evidence) -> str:
+    def number(value: float | None) -> str:
+        return "–" if value is None else f"{value:.3g}"
+
+    return (
+        f"{plain(evidence.retriever)}: raw {number(evidence.raw)}"
+        f" → probability {number(evidence.probability)} × weight {number(evidence.weight)}"
+        f" = {evidence.contribution:+.3g}"
+    )
+
+
+def plain(text: str) -> str:
+    """Text from elsewhere without anything that a terminal would obey."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
+def _new_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="a new folder")
+    parser.add_argument(
+        "--silos", metavar="A,B", default="north,south", help="the silos' names (%(default)s)"
+    )
+    parser.add_argument(
+        "--port", type=whole(1), default=8100, help="the broker's; silos have those after it (%(default)s)"
+    )
+    add_json(parser, "a list of the files to open")
+
+
+def _new(asked: argparse.Namespace) -> None:
+    from isthmus.report import summary
+    from isthmus.service.founding import found
+
+    silos = [name.strip() for name in asked.silos.split(",") if name.strip()]
+    wrote = found(Path(asked.folder), silos, port=asked.port)
+    if asked.json:
+        print_json([str(path) for path in wrote])
+    facts = {"silos": ", ".join(silos), "broker": f"http://127.0.0.1:{asked.port}"}
+    summary("a federation that starts as it is", facts, wrote=wrote)
+
+
+COMMANDS = (
+    Command(
+        "broker",
+        "serve one search over all silos",
+        "isthmus broker --config broker.toml",
+        _broker_arguments,
+        _broker,
+    ),
+    Command(
+        "search",
+        "search all silos through a broker",
+        'isthmus search "tidal power" --broker http://127.0.0.1:8100 --threshold 0.7',
+        _search_arguments,
+        _search,
+    ),
+    Command(
+        "new",
+        "write the configuration of a first federation, with keys and an example document a silo",
+        "isthmus new my-federation --silos north,south",
+        _new_arguments,
+        _new,
+    ),
+)

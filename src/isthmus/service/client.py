@@ -1,0 +1,138 @@
+"""A broker's API from Python.
+
+with Client("http://127.0.0.1:8100") as broker:
+    answer = broker.search("tidal power", threshold=0.7)
+    for hit in answer.hits:
+        print(hit.probability, hit.silo, hit.title)
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from isthmus.errors import Refused, ServiceError, SiloUnavailable
+from isthmus.service import wire
+from isthmus.service.certificates import private, trusting
+
+KEY_VARIABLE, AUTHORITY_VARIABLE = "ISTHMUS_API_KEY", "ISTHMUS_AUTHORITY"
+DEFAULT_URL = "http://127.0.0.1:8100"
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Client:
+    """One broker. A failure is a ServiceError that says what to do: Refused, SiloUnavailable or itself.
+
+    The API key is given as text, as the path of a file that only its owner can read, or in the environment
+    as ISTHMUS_API_KEY. `authority` (or ISTHMUS_AUTHORITY) is the certificate that the broker's own must come
+    from, where the system does not know it.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        key: str | Path | None = None,
+        authority: str | os.PathLike[str] | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        token = private(key).read_text(encoding="utf-8").strip() if isinstance(key, Path) else key
+        token = token or os.environ.get(KEY_VARIABLE, "")
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        trusted = authority or os.environ.get(AUTHORITY_VARIABLE)
+        verify = trusting(trusted) if url.startswith("https:") else True
+        self.url = url.rstrip("/")
+        try:
+            self._http = httpx.Client(base_url=self.url, headers=headers, verify=verify, timeout=timeout)
+        except (httpx.InvalidURL, UnicodeEncodeError):
+            raise ServiceError(f"{url!r} is not an address, or the API key is not one") from None
+
+    def search(
+        self,
+        query: str,
+        *,
+        k: int = 10,
+        threshold: float = 0.0,
+        silos: list[str] | None = None,
+        explain: bool = False,
+        deadline_ms: int | None = None,
+    ) -> wire.Answer:
+        """Search all silos, or those named."""
+        told = {"query": query, "k": k, "threshold": threshold, "explain": explain}
+        told |= {"silos": silos} if silos is not None else {}
+        told |= {"deadline_ms": deadline_ms} if deadline_ms is not None else {}
+        return self._read(self._ask("POST", "/v1/search", told), wire.Answer)
+
+    def feedback(self, query: str, hit: wire.Hit, *, relevant: bool) -> None:
+        """Say whether a hit was right; its silo keeps that."""
+        said = {"query": query, "document": hit.document, "silo": hit.silo, "relevant": relevant}
+        self._ask("POST", "/v1/feedback", said)
+
+    def silos(self) -> wire.Silos:
+        """Every silo's state."""
+        return self._read(self._ask("GET", "/v1/silos"), wire.Silos)
+
+    def training(self) -> wire.Training:
+        """The training run as far as it has come."""
+        return self._read(self._ask("GET", "/v1/training"), wire.Training)
+
+    def calibration(self) -> wire.Calibration:
+        """How honest the probabilities are."""
+        return self._read(self._ask("GET", "/v1/calibration"), wire.Calibration)
+
+    def health(self) -> wire.Health:
+        """Whether the broker is there."""
+        return self._read(self._ask("GET", "/v1/health"), wire.Health)
+
+    def metrics(self) -> str:
+        """What the broker counts, as Prometheus reads it."""
+        return self._ask("GET", "/metrics").text
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, method: str, path: str, told: dict[str, Any] | None = None) -> httpx.Response:
+        try:
+            reply = self._http.request(method, path, json=told)
+        except httpx.TimeoutException:
+            raise SiloUnavailable(f"the broker at {self.url} does not answer in time") from None
+        except httpx.TransportError as error:
+            raise SiloUnavailable(
+                f"no broker at {self.url}: {error} (isthmus broker --config broker.toml starts one)"
+            ) from error
+        if reply.is_success:
+            return reply
+        raise self._failure(reply)
+
+    def _failure(self, reply: httpx.Response) -> ServiceError:
+        try:
+            problem = wire.Problem.model_validate_json(reply.content)
+        except ValidationError:
+            return ServiceError(f"{self.url} is no broker of ours: status {reply.status_code}")
+        told = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
+        if reply.status_code == 401:
+            return Refused(f"{told} (name a key's file with --key, or set {KEY_VARIABLE})")
+        if reply.status_code in (403, 429):
+            return Refused(told)
+        return SiloUnavailable(told) if reply.status_code >= 500 else ServiceError(told)
+
+    def _read(self, reply: httpx.Response, model: type[M]) -> M:
+        try:
+            return model.model_validate_json(reply.content)
+        except ValidationError:
+            raise ServiceError(f"{self.url} answers in a form that this Isthmus does not know") from None
