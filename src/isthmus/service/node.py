@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.settings import NodeSettings, Policy, secret
 from isthmus.service.snapshot import Part
 from isthmus.service.sources import load_all
+from isthmus.service.statistics import etag
 from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store
 from isthmus.tables.files import replacing
 
@@ -63,6 +64,7 @@ class Node:
         self._left: dict[tuple[str, str, str], int] = {}
         self._left_lock, self._release_lock = threading.Lock(), threading.Lock()
         self._told_exact: set[tuple[str, str]] = set()
+        self._packed: tuple[object, bytes] | None = None
         self._charged: set[tuple[str, int]] = set()
         self._kept: Figures | None = None
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
@@ -215,11 +217,19 @@ class Node:
             raise Refused("this silo does not share statistics")
         if form == "private":
             return self._released(peer)
-        figures = self.index.snapshot.exact_figures(self.settings.silo, self._tables())
-        if (peer, figures.version) not in self._told_exact:
+        snapshot = self.index.snapshot
+        packed = self._packed_as(snapshot, lambda: snapshot.exact_figures(self.settings.silo, self._tables()))
+        version = etag(packed)
+        if (peer, version) not in self._told_exact:
             self.ledger.record("sums", peer, note="exact term statistics")
-            self._told_exact.add((peer, figures.version))
-        return figures.to_bytes()
+            self._told_exact.add((peer, version))
+        return packed
+
+    def _packed_as(self, source: object, figures: Callable[[], Figures]) -> bytes:
+        """A broker asks again and again: what has not changed is packed once."""
+        if self._packed is None or self._packed[0] is not source:
+            self._packed = (source, figures().to_bytes())
+        return self._packed[1]
 
     def _tables(self) -> tuple[str, ...]:
         return (TEXT, *FIELD_TABLES) if self.settings.statistics.fields else (TEXT,)
@@ -235,7 +245,7 @@ class Node:
                     if kept is None:
                         raise
             self._charge(kept, peer)
-            return replace(kept, about={}).to_bytes()
+            return self._packed_as(kept, lambda: replace(kept, about={}))
 
     @property
     def _release_file(self) -> Path:
