@@ -5,8 +5,9 @@ A silo's SuperNode says in `--node-config` who it is and where its rows lie:
     silo="north" data="/srv/north/rows.txt" ledger="/srv/north/ledger.db"
 
 and nothing that arrives over the network can name another path. The coordinator's run is a TOML file on its
-own machine, `Deployment`, whose path is the run configuration's only entry. An interrupted run is submitted
-again as it is and goes on from its last checkpoint.
+own machine, `Deployment`, whose path is the run configuration's entry `deployment`. An interrupted run is
+submitted again as it is and goes on from its last checkpoint. With the entry `exchange`, the path of a file
+with `Passing`, silos exchange private features instead (see `carriers`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from isthmus.corpora import load_letor
 from isthmus.errors import ConfigError
 from isthmus.federation.apps import finished
 from isthmus.federation.books import own_book
+from isthmus.federation.carriers import Passing, own_party, pass_on, take_part
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.clients import client_app
 from isthmus.federation.rounds import Coordinator, Held, State
@@ -83,7 +85,10 @@ def _server() -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        coordinate(load(Deployment, str(context.run_config["deployment"])), grid)
+        if exchange := str(context.run_config.get("exchange", "")):
+            pass_on(load(Passing, exchange), grid)
+        else:
+            coordinate(load(Deployment, str(context.run_config["deployment"])), grid)
 
     return app
 
@@ -108,5 +113,5 @@ def _probe(config: Config) -> Path | None:
     return config.probe if isinstance(config.probe, Path) and config.strategy.needs_probe else None
 
 
-client: ClientApp = client_app(OwnFolder(), book=own_book)
+client: ClientApp = take_part(client_app(OwnFolder(), book=own_book), own_party)
 server: ServerApp = _server()
