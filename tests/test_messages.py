@@ -9,12 +9,23 @@ import numpy as np
 import pytest
 
 from isthmus.errors import PrivacyError, ProtocolError
+from isthmus.private import letters, messages
 from isthmus.private.cost import Covered, no_charge
-from isthmus.private.counts import Asker, Desk, Owner, Release
+from isthmus.private.counts import Asker, Desk, Owner, Release, fetch_catalogue, fetch_published
 from isthmus.private.decoys import Decoys
 from isthmus.private.keys import GroupKey, Identity, unwrap, wrap
 from isthmus.private.mechanisms import OneShot, Scalar
-from isthmus.private.messages import Answer, Catalogue, Enquiry, Message, Published, Question, Terms, kind_of
+from isthmus.private.messages import (
+    Answer,
+    Catalogue,
+    Enquiry,
+    Message,
+    Published,
+    Question,
+    Refusal,
+    Terms,
+    kind_of,
+)
 from isthmus.private.noise import NoiseKey, fresh_nonces
 from isthmus.private.sketch import HashFamily
 from isthmus.randomness import Streams
@@ -32,6 +43,7 @@ def samples() -> list[Message]:
     return [
         Enquiry("body"),
         Enquiry("body", 7),
+        Refusal("the message was refused"),
         Catalogue(TERMS, ("a", "bé", ""), np.array([1, 0, 4_000_000])),
         Published(TERMS, 5, 10, places, values),
         Question(TERMS, 12, np.array([[3], [63]], dtype=np.uint32)),
@@ -183,6 +195,65 @@ def test_fuzzed_messages_are_refused_and_nothing_leaks(soak_count: Callable[[int
     assert not any(character.isdigit() for told in refused for character in told)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("message", samples(), ids=lambda message: type(message).__name__)
+def test_every_kind_of_message_stands_fuzzing(
+    message: Message, soak_count: Callable[[int, int], int]
+) -> None:
+    """A changed frame is refused; a changed body in a right frame is refused or is another message."""
+    rng, kind, whole = Streams(8)("fuzz", type(message).__name__), type(message), message.encode()
+    count = soak_count(100, 10_000)
+    refused = 0
+    for _ in range(count):
+        changed = _mutated(whole, rng)
+        if changed != whole:
+            with pytest.raises(ProtocolError):
+                kind.decode(changed)
+        body = forged(kind, _mutated(message._body(), rng))
+        try:
+            assert kind.decode(body).encode()  # what is accepted can be said again
+        except ProtocolError:
+            refused += 1
+    assert refused > 0.2 * count
+
+
+@pytest.mark.soak
+def test_what_an_owner_publishes_is_not_believed_either(soak_count: Callable[[int, int], int]) -> None:
+    """Catalogues and batches changed in right frames: sketches of their shape, or a ProtocolError."""
+    rng, family = Streams(9)("fuzz"), HashFamily(b"h" * 32, 1, 64)
+    of = Release("body", family, OneShot(8.0), NoiseKey(b"k" * 32), no_charge)
+    desk = Desk(Owner.of(PLAIN([" ".join(SECRETS)] * 18), _covered(18), of))
+    refused = 0
+    for trial in range(soak_count(200, 10_000)):
+        changed = (Catalogue, Published)[trial % 2]
+
+        def carrier(message: bytes, changed: type[Message] = changed) -> bytes:
+            told = desk.serve(message, "north")
+            if kind_of(told) != changed.kind:
+                return told
+            return forged(changed, _mutated(changed.decode(told)._body(), rng))
+
+        try:
+            catalogue = fetch_catalogue(carrier, "body")
+            assert len(fetch_published(carrier, catalogue, family)) == len(catalogue.documents)
+        except ProtocolError:
+            refused += 1
+    assert refused > 0.3 * soak_count(200, 10_000)
+
+
+def test_oversized_messages_are_neither_made_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = Catalogue(TERMS, tuple(f"document {n}" for n in range(40)), np.arange(40))
+    told = message.encode()
+    monkeypatch.setattr(messages, "LARGEST", 200)
+    with pytest.raises(ProtocolError, match="too large"):
+        Catalogue.decode(told)
+    with pytest.raises(ProtocolError, match="too large"):
+        message.encode()
+    monkeypatch.setattr(letters, "_LONGEST", 200)
+    with pytest.raises(ProtocolError, match="too long"):
+        letters.Letter.decode(b"ISLE" + bytes(300))
+
+
 # ---------------------------------------------------------------- group keys
 
 
@@ -234,6 +305,15 @@ class TestGroupKey:
         for wrong in (b"", box[:-1], box + b"\0"):
             with pytest.raises(ProtocolError):
                 unwrap(wrong, self.south, {"north": self.north.card})
+
+    @pytest.mark.soak
+    def test_fuzzed_boxes_are_refused(self, soak_count: Callable[[int, int], int]) -> None:
+        rng, box = Streams(10)("fuzz"), self.box()
+        for _ in range(soak_count(100, 10_000)):
+            wrong = _mutated(box, rng)
+            if wrong != box:
+                with pytest.raises(ProtocolError):
+                    unwrap(wrong, self.south, {"north": self.north.card})
 
     def test_purposes_have_families_of_their_own(self) -> None:
         words = Ids.of([f"w{n}" for n in range(500)])
