@@ -26,6 +26,7 @@ from isthmus.private.mechanisms import Mechanism, OneShot, PerCell, Scalar, Shar
 from isthmus.private.messages import Answer
 from isthmus.private.noise import Geometric, NoiseKey, fresh_nonces
 from isthmus.private.sketch import CountSketch, HashFamily
+from isthmus.private.sums import NoiseShares
 from isthmus.randomness import Streams
 from isthmus.tables.ids import Ids
 from isthmus.text import Tokeniser
@@ -136,6 +137,26 @@ def test_an_audit_of_equal_documents_finds_nothing() -> None:
     found = audit_draws(*same, Audit("none", claimed=0.0, charged=0.1, halves=True, trials=0))
     assert found.lowest < 0.1
     assert found.success < 0.52
+
+
+def seen_by_a_participant(shares: NoiseShares, trials: int) -> Audit:
+    """What one of four silos, who takes its own share off, makes of a word replaced in another's document."""
+    rng = Streams(5)("totals", shares.honest)
+    draws = []
+    for cells in ((1, 0), (0, 1)):
+        noisy = [cell + sum(shares.draw(trials, rng.bytes) for _ in range(3)) for cell in cells]
+        first, second = (np.clip(values, 0, 1) for values in noisy)
+        draws.append((first - second).astype(float))
+    return audit_draws(*draws, Audit("totals", claimed=1.0, charged=1.0, halves=True, trials=0))
+
+
+def test_the_totals_hold_against_a_participant() -> None:
+    """Shares for n − 1 silos keep the promise to each of them; shares for n, as it is often done, do not."""
+    sound = seen_by_a_participant(NoiseShares(0.5, silos=4, colluding=1), 40_000)
+    assert 0.8 < sound.lowest <= 1.0
+    assert sound.success <= sound.bound + 0.01
+    thin = seen_by_a_participant(NoiseShares(0.5, silos=5, colluding=1), 40_000)
+    assert not thin.holds
 
 
 # ---------------------------------------------------------------- what an ε means
