@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from isthmus.errors import DataError
+from isthmus.errors import DataError, ServiceError
 from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore
 
 
@@ -175,9 +175,9 @@ def test_postgres_comes_back_after_the_server_closed_the_connection(postgres_url
 
     store = PostgresStore(postgres_url)
     store.put(drafts("a"))
-    with pytest.raises(Exception, match="terminat"), store._transaction() as db:
+    with pytest.raises(ServiceError, match="went away"), store._transaction() as db:
         db.execute("SELECT pg_terminate_backend(pg_backend_pid())")
     assert store.count() == 1
     store.close()
-    with pytest.raises(DataError, match="cannot be reached"):
+    with pytest.raises(ServiceError, match="cannot be reached"):
         PostgresStore("postgresql://127.0.0.1:1/nowhere")

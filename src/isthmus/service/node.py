@@ -12,25 +12,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from isthmus.errors import BudgetExhausted, DataError, IsthmusError, ProtocolError, Refused
-from isthmus.private.cost import Covered
-from isthmus.private.ledger import Budget, Ledger, fingerprint
+from isthmus.errors import DataError, IsthmusError, ProtocolError
+from isthmus.private.ledger import Budget, Ledger
 from isthmus.report.progress import Progress
 from isthmus.service import wire
-from isthmus.service.figures import FIELD_TABLES, TEXT, Figures, costs, family_of
+from isthmus.service.figures import TEXT, Figures, family_of
 from isthmus.service.index import Index
+from isthmus.service.releases import Releases
 from isthmus.service.reliability import curves_of, validation_curves
 from isthmus.service.searching import Searcher, load_scorer
-from isthmus.service.settings import NodeSettings, Policy, secret
-from isthmus.service.snapshot import Part
+from isthmus.service.settings import NodeSettings, secret
 from isthmus.service.sources import load_all
-from isthmus.service.statistics import etag
 from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store
 from isthmus.tables.files import replacing
 
@@ -62,11 +60,8 @@ class Node:
         self._wake, self._stopped, self._read = threading.Event(), threading.Event(), threading.Event()
         self._indexed = threading.Condition()
         self._left: dict[tuple[str, str, str], int] = {}
-        self._left_lock, self._release_lock = threading.Lock(), threading.Lock()
-        self._told_exact: set[tuple[str, str]] = set()
-        self._packed: tuple[object, bytes] | None = None
-        self._charged: set[tuple[str, int]] = set()
-        self._kept: Figures | None = None
+        self._left_lock = threading.Lock()
+        self._releases = Releases(settings, self.ledger, self.index, self.family)
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
         self.problem = ""
 
@@ -97,7 +92,10 @@ class Node:
 
     def _run(self) -> None:
         try:
-            self._read_sources()
+            for error in self.read_sources():
+                _log.warning("%s", error)
+        except Exception:
+            _log.exception("the sources could not be read")
         finally:
             self._read.set()
         while not self._stopped.is_set():
@@ -111,10 +109,6 @@ class Node:
                 _log.exception("indexing failed and will be tried again")
             self._wake.wait(TICK)
             self._wake.clear()
-
-    def _read_sources(self) -> None:
-        for error in self.read_sources():
-            _log.warning("%s", error)
 
     def read_sources(self) -> list[DataError]:
         """Bring the store up to the sources; what was wrong with single documents."""
@@ -212,89 +206,7 @@ class Node:
 
     def statistics(self, peer: str) -> bytes:
         """The silo's figures in the form it allows, charged before they leave."""
-        form = self.settings.statistics.form
-        if form == "none":
-            raise Refused("this silo does not share statistics")
-        if form == "private":
-            return self._released(peer)
-        snapshot = self.index.snapshot
-        packed = self._packed_as(snapshot, lambda: snapshot.exact_figures(self.settings.silo, self._tables()))
-        version = etag(packed)
-        if (peer, version) not in self._told_exact:
-            self.ledger.record("sums", peer, note="exact term statistics")
-            self._told_exact.add((peer, version))
-        return packed
-
-    def _packed_as(self, source: object, figures: Callable[[], Figures]) -> bytes:
-        """A broker asks again and again: what has not changed is packed once."""
-        if self._packed is None or self._packed[0] is not source:
-            self._packed = (source, figures().to_bytes())
-        return self._packed[1]
-
-    def _tables(self) -> tuple[str, ...]:
-        return (TEXT, *FIELD_TABLES) if self.settings.statistics.fields else (TEXT,)
-
-    def _released(self, peer: str) -> bytes:
-        """The figures that were released last, or new ones when enough has changed and the budget allows."""
-        with self._release_lock:
-            kept = self._kept_release()
-            if kept is None or self._is_stale(kept):
-                try:
-                    kept = self._drawn(0 if kept is None else int(kept.about["refresh"]) + 1, peer)
-                except BudgetExhausted:
-                    if kept is None:
-                        raise
-            self._charge(kept, peer)
-            return self._packed_as(kept, lambda: replace(kept, about={}))
-
-    @property
-    def _release_file(self) -> Path:
-        return self.settings.folder / "released.statistics"
-
-    def _kept_release(self) -> Figures | None:
-        if self._kept is None and self._release_file.exists():
-            self._kept = Figures.from_bytes(self._release_file.read_bytes())
-        return self._kept
-
-    def _is_stale(self, kept: Figures) -> bool:
-        told = self.settings.statistics
-        if set(kept.tables) != set(self._tables()) or kept.epsilon != told.epsilon:
-            return True
-        since = self.index.snapshot.change - int(kept.about["change"])
-        return since > told.renew * max(1, kept.documents)
-
-    def _drawn(self, refresh: int, peer: str) -> Figures:
-        """Charge every document, draw the noise, keep it: then it may be shown.
-
-        What the file says beside the figures (which documents they are of) stays here.
-        """
-        snapshot, epsilon = self.index.snapshot, self.settings.statistics.epsilon
-        exact = snapshot.exact_figures(self.settings.silo, self._tables())
-        names = [id for part in snapshot.parts for id in _living(part)]
-        texts = self.store.get(names)
-        names = [name for name in names if name in texts]
-        covered = self.ledger.versions(names, [fingerprint(texts[n].title, texts[n].body) for n in names])
-        about = {
-            "refresh": refresh,
-            "change": snapshot.change,
-            "documents": list(covered.documents),
-            "versions": list(covered.versions),
-        }
-        drawn = replace(exact.noised(self.family, epsilon), about=about)
-        self._charge(drawn, peer)
-        with replacing(self._release_file) as stream:
-            stream.write(drawn.to_bytes())
-        self._kept = drawn
-        return drawn
-
-    def _charge(self, figures: Figures, peer: str) -> None:
-        """Charged again it costs nothing, but a peer that comes later has its own sums."""
-        refresh = int(figures.about["refresh"])
-        if (peer, refresh) not in self._charged:
-            covered = Covered(tuple(figures.about["documents"]), tuple(figures.about["versions"]))
-            charges = costs(figures.tables, figures.epsilon or 0.0, refresh)
-            self.ledger.charge_all([(cost, covered, peer) for cost in charges], kind="sums")
-            self._charged.add((peer, refresh))
+        return self._releases.to(peer)
 
     # statistics of all silos
 
@@ -352,22 +264,23 @@ class Node:
             least_left=told["least_left"],
             meaning=told["meaning"],
             departures=[wire.Departure(**row) for row in told["departures"]],
-            peers=[self._peer(name, policy) for name, policy in sorted(self.settings.peers.items())],
+            peers=list(self._peers()),
             last_training=None if trained is None else _moment(trained),
         )
 
-    def _peer(self, name: str, policy: Policy) -> wire.PeerBudget:
-        limit = policy.budget if policy.budget is not None else self.settings.budget
+    def _peers(self) -> Iterator[wire.PeerBudget]:
         dearest = next(iter(self.ledger.accounts(1)), None)
-        left = limit if dearest is None else self.ledger.left(dearest.document, peer=name)
-        return wire.PeerBudget(
-            peer=name,
-            search=policy.search,
-            snippets=policy.snippets,
-            counts=policy.counts,
-            budget=limit,
-            left=left,
-        )
+        for name, policy in sorted(self.settings.peers.items()):
+            limit = policy.budget if policy.budget is not None else self.settings.budget
+            left = limit if dearest is None else self.ledger.left(dearest.document, peer=name)
+            yield wire.PeerBudget(
+                peer=name,
+                search=policy.search,
+                snippets=policy.snippets,
+                counts=policy.counts,
+                budget=limit,
+                left=left,
+            )
 
 
 def open_store(settings: NodeSettings) -> Store:
@@ -390,10 +303,6 @@ def _ledger(settings: NodeSettings) -> Ledger:
     if ledger.budget != budget:
         ledger.set_budget(budget)
     return ledger
-
-
-def _living(part: Part) -> list[str]:
-    return [id for id, keep in zip(part.segment.ids, part.kept.tolist(), strict=True) if keep]
 
 
 def _moment(at: float) -> str:

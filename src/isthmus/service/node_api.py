@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from isthmus import __version__
-from isthmus.errors import BudgetExhausted, DataError, PrivacyError
+from isthmus.errors import BudgetExhausted, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.limits import CALLER, NOTE, Problem, Protect, explain_problems
 from isthmus.service.metrics import CONTENT_TYPE, Metrics
@@ -33,6 +34,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": wire.Problem, "description": "problem details"},
     "5XX": {"model": wire.Problem, "description": "problem details"},
 }
+
+_log = logging.getLogger("isthmus.service")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,7 +78,13 @@ class NodeApi:
 
     async def _apart(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """Work that takes a processor or a disk, beside the loop."""
-        return await anyio.to_thread.run_sync(lambda: work(*given, **named), limiter=self._limiter)
+        try:
+            return await anyio.to_thread.run_sync(lambda: work(*given, **named), limiter=self._limiter)
+        except ServiceError as error:
+            if isinstance(error, (Problem, Refused)):
+                raise
+            _log.error("%s", error)
+            raise Problem(503, "the silo's store does not answer", Retry_After="5") from None
 
     async def search(self, request: Request, asked: wire.Search) -> Response:
         """The best hits of this silo."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.encoders import Vectors
-from isthmus.errors import DataError, MissingExtra
+from isthmus.errors import MissingExtra, ServiceError
 from isthmus.service.stores import Store, _check_level
 
 SCHEMA_LOCK = 0x49534E44
@@ -73,7 +73,7 @@ class PostgresStore(Store):
             db = self._psycopg.connect(self._url, autocommit=True, connect_timeout=10)
         except self._psycopg.OperationalError as error:
             told = str(error).strip().split("\n")[0]
-            raise DataError(f"PostgreSQL cannot be reached: {told}", cure="check store.url") from error
+            raise ServiceError(f"PostgreSQL cannot be reached: {told} (check store.url)") from error
         self._migrate(db)
         with self._lock:
             self._all = [*(each for each in self._all if not each.closed), db]
@@ -112,8 +112,11 @@ class PostgresStore(Store):
     @contextmanager
     def _transaction(self, *, writing: bool = False) -> Iterator[Any]:
         db = self._alive()
-        with db.transaction():
-            yield db
+        try:
+            with db.transaction():
+                yield db
+        except self._psycopg.OperationalError as error:
+            raise ServiceError("PostgreSQL went away in the middle of something") from error
 
     def _alive(self) -> Any:
         """This thread's connection, made again if the server has gone away meanwhile."""
