@@ -29,6 +29,8 @@ class RiskOptions:
     """Multiply the sound weights by √n."""
     memory: bool = True
     """Let the previous global model stand among the candidates with its own probe risk."""
+    cap_reports: bool = True
+    """Under a secure sum a silo's own report may cost it weight but earn it no more than the median one."""
     alpha_mix: float = 1.0
     beta_mix: float = 1.0
     renormalise: bool = False

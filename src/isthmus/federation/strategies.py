@@ -304,15 +304,20 @@ class FedRisk(Chosen):
         """The sound weights of candidates from their errors on common items and their (capped) sizes.
 
         It needs no parameters: under a secure sum the errors arrive first, the weights go back, and the
-        weighted parameters come last. The memory has the median √n of the others.
+        weighted parameters come last. The memory has the median √n of the others. What silos report of
+        themselves can be a lie, so there no silo's risk counts as less than the median.
         """
         names = sorted(errors)
         matrix = np.stack([errors[name] for name in names])
         roots = {name: np.sqrt(size) for name, size in sizes.items()}
         typical = float(np.median(list(roots.values())))
         risk = _risk_of(matrix, self.options)
+        believed = risk
+        if isinstance(self, Summed) and self.options.cap_reports:
+            told = np.array([name in sizes for name in names])
+            believed = np.where(told, np.maximum(risk, np.median(risk[told])), risk)
         counts = [roots.get(name, typical) ** 2 for name in names] if self.options.by_size else None
-        weights = risks.softmax_weights(risk, temperature=self.options.temperature, sizes=counts)
+        weights = risks.softmax_weights(believed, temperature=self.options.temperature, sizes=counts)
         return Weighed(
             dict(zip(names, weights.tolist(), strict=True)), dict(zip(names, risk.tolist(), strict=True))
         )
