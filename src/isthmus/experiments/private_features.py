@@ -20,6 +20,7 @@ import numpy as np
 
 from isthmus.corpora import available, load, synthetic
 from isthmus.errors import DataError
+from isthmus.experiments import private_attacks as attacks
 from isthmus.experiments import private_pictures as pictures
 from isthmus.experiments.notebook import Cell, Notebook, Unit, cells_table
 from isthmus.experiments.private_world import EPSILON_TOTALS, READERS, OneShotWorld, World
@@ -60,8 +61,8 @@ class Config:
 
     @property
     def seeds(self) -> range:
-        """Five seeds, or two for a look."""
-        return range(self.seed, self.seed + (5 if self.scale == "full" else 2))
+        """Three seeds, or two for a look."""
+        return range(self.seed, self.seed + (3 if self.scale == "full" else 2))
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,10 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     units = [unit for seed in config.seeds for name in names for unit in _units(name, seed, config)]
     found = notebook.compute(measure, units, label="private BM25", workers=workers)
     drawn = pictures.compute(notebook, seed=config.seed, workers=workers)
+    trials = 100_000 if config.scale == "full" else 4_000
+    tried = attacks.compute(notebook, seed=config.seed, trials=trials, workers=workers)
     cells = tuple(_cells(names, found, config))
-    page = _page(names, cells, drawn, config)
+    page = _page(names, cells, (*pictures.sections(drawn), *attacks.sections(tried)), config)
     return Reproduction(cells, page, tuple(notebook.publish(cells, page)))
 
 
@@ -104,7 +107,7 @@ def collection(name: str, scale: str, seed: int) -> Corpus:
     """A collection by name; `synthetic` has documents of 1,000 words."""
     if name != "synthetic":
         return load(name)
-    documents, queries = (2000, 200) if scale == "full" else (300, 40)
+    documents, queries = (1000, 100) if scale == "full" else (300, 40)
     return synthetic.text(documents, queries, SILOS, seed=seed, words=1000 if scale == "full" else 200)
 
 
@@ -128,9 +131,9 @@ def measure(
 def _one_shot(world: World, epsilon: float) -> Iterator[tuple[str, FloatArray]]:
     """Scores from cells noised once, by every way to read them."""
     released = OneShotWorld(world, epsilon)
-    for name in READERS:
-        yield name, world.scored(partial(released.counts, name))
-    yield "publish, own exact", world.scored(released.own_exact)
+    scores = {name: world.scored(partial(released.counts, name)) for name in READERS}
+    yield from scores.items()
+    yield "publish, own exact", world.at_home(released.at_home, scores["publish"])
 
 
 def _per_query(world: World, epsilon: float) -> Iterator[tuple[Mechanism, float]]:
@@ -195,7 +198,7 @@ def _cells(names: Sequence[str], found: Mapping[str, Any], config: Config) -> It
                 yield Cell.over_folds(taus, measure="Kendall tau", **about)
 
 
-def _page(names: Sequence[str], cells: Sequence[Cell], drawn: Mapping[str, Any], config: Config) -> Page:
+def _page(names: Sequence[str], cells: Sequence[Cell], more: Sequence[Section], config: Config) -> Page:
     meaning = [f"{explain(epsilon)}." for epsilon in EPSILONS]
     lead = (
         "ε is for one replaced word over a document's life, word counts alone; document frequencies and"
@@ -206,7 +209,7 @@ def _page(names: Sequence[str], cells: Sequence[Cell], drawn: Mapping[str, Any],
         own = [cell for cell in cells if cell.data == name]
         table = cells_table(own, f"BM25 from private counts on {name}, dealt by {config.deal}")
         sections.append(Section(name, (_curves(own), table)))
-    return Page("Private features", (*sections, *pictures.sections(drawn)), lead)
+    return Page("Private features", (*sections, *more), lead)
 
 
 def _curves(cells: Sequence[Cell]) -> Plot:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def tell(world: Corpus, *, seed: int = 0) -> Story:
             for silo in world.silos
         ]
         silos = Charged(_sampled(world, streams), streams, ledgers, LEAST_WIDTH)
-        scores = silos.scored(OneShotWorld(silos, EPSILON).own_exact)
+        seen = OneShotWorld(silos, EPSILON)
+        scores = silos.at_home(seen.at_home, silos.scored(partial(seen.counts, "publish")))
         released = Table.of(
             [row for each in zip(world.silos, ledgers, strict=True) for row in _booked(*each)],
             digits=0,

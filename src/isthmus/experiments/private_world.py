@@ -65,15 +65,26 @@ class World:
     def scored(self, counts: Callable[[int, int], TermCounts]) -> FloatArray:
         """BM25 of all queries and documents; `counts(asker, holder)` is what one silo has of another."""
         scores = np.zeros((len(self.corpus.queries), len(self.corpus.documents)))
-        for asker, queries in enumerate(self.asked):
-            for holder, rows in enumerate(self.rows):
-                if len(queries) and len(rows):
-                    pairs = Pairs.all(len(queries), len(rows))
-                    found = bm25(self.queries[asker], pairs, counts(asker, holder))
-                    scores[np.ix_(queries, rows)] = found.reshape(len(queries), len(rows))
-        own = rows_of(Ids.of(self.corpus.documents.ids), self.corpus.queries.own)
-        scores[np.flatnonzero(own >= 0), own[own >= 0]] = -1.0  # what a query was made from is no candidate
+        for asker in self.silos:
+            for holder in self.silos:
+                self._score(asker, holder, counts(asker, holder), scores)
         return scores
+
+    def at_home(self, counts: Callable[[int], TermCounts], scores: FloatArray) -> FloatArray:
+        """These scores, but those of a silo's own documents as `counts(silo)` has them."""
+        changed = scores.copy()
+        for silo in self.silos:
+            self._score(silo, silo, counts(silo), changed)
+        return changed
+
+    def _score(self, asker: int, holder: int, counts: TermCounts, scores: FloatArray) -> None:
+        queries, rows = self.asked[asker], self.rows[holder]
+        if len(queries) and len(rows):
+            found = bm25(self.queries[asker], Pairs.all(len(queries), len(rows)), counts)
+            scores[np.ix_(queries, rows)] = found.reshape(len(queries), len(rows))
+        if self.corpus.queries.own:  # what a query was made from is no candidate
+            own = rows_of(Ids.of(self.corpus.documents.ids), self.corpus.queries.own)
+            scores[np.flatnonzero(own >= 0), own[own >= 0]] = -1.0
 
     def judged(self, scores: FloatArray) -> dict[str, float]:
         """nDCG@10, and Kendall's τ with the exact order of each query's matches, a hundred at most."""
@@ -199,10 +210,9 @@ class OneShotWorld:
         context = learned.placed(self.sketches[holder], lengths) if known and learned else None
         return Shrink(law, self.lexica[asker], lengths, context)
 
-    def own_exact(self, asker: int, holder: int) -> TermCounts:
-        """The same, but a silo knows its own documents."""
-        read = self.counts("publish", asker, holder)
-        return read if asker != holder else OwnCounts(read, self.world.bodies[holder])
+    def at_home(self, silo: int) -> TermCounts:
+        """What a silo knows of its own documents: their counts, beside everybody's totals."""
+        return OwnCounts(self.counts("ask", silo, silo), self.world.bodies[silo])
 
 
 class OwnCounts:

@@ -302,7 +302,7 @@ class PublishedCells:
     def values(self, documents: IntArray, words: Ids) -> NDArray[Any]:
         """The value of each pair's cell; with several rows, the median."""
         cells = self.sketch.family.of_vocabulary(words).cells[:, words.codes]
-        found = [np.asarray(self.sketch.table[documents, row]) for row in cells]
+        found = [self.sketch.lookup(documents, row) for row in cells]
         return found[0] if len(found) == 1 else np.median(found, axis=0)
 
 

@@ -176,6 +176,23 @@ class Sketch:
         table = self.table.tocsc()
         return table.indptr.tolist(), table.indices, table.data
 
+    @cached_property
+    def _keys(self) -> IntArray:
+        documents = np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        return documents * self.family.size + self.cells
+
+    def lookup(self, documents: IntArray, cells: IntArray) -> Counts:
+        """The value of cell `cells[i]` in document `documents[i]`, for every i."""
+        used, back = np.unique(cells, return_inverse=True)
+        if len(used) * len(self) <= 8 * len(cells):  # as a rule: few words, all documents
+            return self.columns(used)[back.ravel(), documents]
+        wanted = documents * self.family.size + cells
+        at = np.searchsorted(self._keys, wanted)
+        there = np.flatnonzero(np.append(self._keys, -1)[at] == wanted)
+        found = np.zeros(len(cells), dtype=np.int32)
+        found[there] = self.values[at[there]]
+        return found
+
     def estimate(self, words: Ids) -> NDArray[Any]:
         """How often every document has every word, of shape (words, documents)."""
         hashed = self.family.of(words)
@@ -185,7 +202,7 @@ class Sketch:
     def at(self, documents: IntArray, words: Ids) -> NDArray[Any]:
         """How often document `documents[i]` has word `words[i]`, for every i."""
         hashed = self.family.of(words)
-        return self.combine(np.stack([self.table[documents, cells] for cells in hashed.cells]), hashed.signs)
+        return self.combine(np.stack([self.lookup(documents, cells) for cells in hashed.cells]), hashed.signs)
 
     @staticmethod
     def combine(values: NDArray[Any], signs: NDArray[np.int8]) -> NDArray[Any]:

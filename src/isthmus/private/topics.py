@@ -54,13 +54,18 @@ class Topics:
 
     def placed(self, sketch: Sketch, lengths: IntArray) -> Placed:
         """The documents of a noisy sketch among the topics."""
-        table, place = sketch.table, np.zeros((len(sketch), self.words.shape[1]), dtype=np.float32)
+        from scipy.sparse import csr_array
+
+        place = np.zeros((len(sketch), self.words.shape[1]), dtype=np.float32)
+        shape = len(sketch), sketch.family.size
         for at, step in enumerate(_STEPS):
-            level = table.copy()
             last = step == _STEPS[-1]
-            level.data = ((table.data >= step) if last else (table.data == step)).astype(np.float32)
-            level.eliminate_zeros()
-            place += level @ self.cells[at]
+            hits = np.flatnonzero((sketch.values >= step) if last else (sketch.values == step))
+            ones = np.ones(len(hits), dtype=np.float32)
+            place += (
+                csr_array((ones, sketch.cells[hits], np.searchsorted(hits, sketch.offsets)), shape)
+                @ self.cells[at]
+            )
         return Placed(self, place, lengths)
 
     def _fitted(self, rng: np.random.Generator) -> Topics:
@@ -80,7 +85,7 @@ class Topics:
         documents = np.tile(np.arange(len(chosen)), size)
         words = Ids(frozen(np.repeat(np.sort(sample), len(chosen))), own.terms.vocabulary)
         at = family.of_vocabulary(self.lexicon.words).cells[0][words.codes]
-        cells = Cells(noisy.table[documents, at], documents, words)
+        cells = Cells(noisy.lookup(documents, at), documents, words)
         placed = self.placed(noisy, own.lengths[chosen])
         signs = placed.signs(cells, self.lexicon.priors(words))
         there = np.asarray(own.counts()[chosen[documents], words.codes]) > 0
