@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 
 from isthmus.cli.command import Command, add_json, print_json, whole
+from isthmus.errors import ConfigError
 
 EXPERIMENTS = {
     "calibrated-fusion": "isthmus.experiments.calibrated_fusion",
+    "fedrisk": "isthmus.experiments.fedrisk",
     "private-features": "isthmus.experiments.private_features",
 }
 """Where each has its `Config` and its `reproduce`."""
@@ -24,6 +26,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default="full",
         help="smoke: all rows, fewer folds and seeds (full)",
     )
+    parser.add_argument(
+        "--only", metavar="ROW", action="append", default=[], help="fedrisk: this row of Table 1 alone"
+    )
     parser.add_argument("--seed", type=whole(0), default=0, help="of every random draw (0)")
     parser.add_argument("--workers", type=whole(1), help="processes at once (one a core)")
     parser.add_argument("--out", metavar="DIR", help="the run's folder; the same folder again resumes")
@@ -37,7 +42,12 @@ def _run(asked: argparse.Namespace) -> None:
     from isthmus.report import summary
 
     experiment = import_module(EXPERIMENTS[asked.paper])
-    config = experiment.Config(data=asked.data or "all", scale=asked.scale, seed=asked.seed)
+    given = {"data": asked.data, "only": tuple(asked.only)}
+    if asked.only and asked.paper != "fedrisk":
+        raise ConfigError(f"{asked.paper} is computed whole", key="--only", expected="no --only")
+    config = experiment.Config(
+        scale=asked.scale, seed=asked.seed, **{key: value for key, value in given.items() if value}
+    )
     out = asked.out or f"runs/{asked.paper}-{Path(config.data).name}-{config.scale}-{config.seed}"
     found = experiment.reproduce(config, out, workers=asked.workers)
     if asked.json:
