@@ -92,6 +92,7 @@ def test_two_silos_from_keys_to_features(world: Path, capsys: pytest.CaptureFixt
     with Ledger("south/silo.ledger") as ledger:
         assert ledger.spent(CORPUS.silo(SOUTH).documents.ids[0]) == 8.0
         assert {row["peer"] for row in ledger.departures()} == {"north"}
+        assert {row["kind"] for row in ledger.departures()} == {"catalogue", "counts"}
         ledger.audit()
     with Ledger("north/silo.ledger") as ledger:
         assert [(row["kind"], row["epsilon"]) for row in ledger.departures()] == [("query text", None)]

@@ -141,14 +141,15 @@ def _publish(asked: argparse.Namespace) -> None:
     folder = SiloFolder.at(asked.folder)
     fields = asked.fields or folder.fields()
     with folder.ledger() as ledger:
-        owners = [folder.owner(name, asked.epsilon, ledger.charge_all) for name in fields]
-        size = write_released(owners, folder.keys.group_key(), asked.peer, asked.out)
-    (cost,) = owners[0].release.mechanism.costs(owners[0].release.terms, owners[0].no_columns)
+        desk = folder.desk(asked.epsilon, ledger, fields)
+        size = write_released(desk, folder.keys.group_key(), asked.peer, asked.out)
+    owner = desk.owners[0]
+    (cost,) = owner.release.mechanism.costs(owner.release.terms, owner.no_columns)
     done = {
         "file": asked.out,
         "peer": asked.peer,
         "fields": list(fields),
-        "documents": len(owners[0]),
+        "documents": len(owner),
         "bytes": size,
         "epsilon": cost.epsilon,
         "certainty": cost.certainty,
@@ -195,7 +196,7 @@ def _queries(asked: argparse.Namespace) -> Queries:
 
 
 def _look_up(asked: argparse.Namespace, tokens: Tokens) -> Lookup:
-    from isthmus.private.counts import Desk, in_memory
+    from isthmus.private.counts import in_memory
     from isthmus.private.lookup import Seeker
     from isthmus.private.store import SiloFolder, read_released
     from isthmus.tables.ids import Ids
@@ -214,8 +215,7 @@ def _look_up(asked: argparse.Namespace, tokens: Tokens) -> Lookup:
         raise ConfigError(told, key="group", expected="sketch build --group, or isthmus keys")
     fields = _fields(asked, folder.fields())
     with folder.ledger() as ledger:
-        desk = Desk(*(folder.owner(name, asked.epsilon, ledger.charge_all) for name in fields))
-        carrier = in_memory(desk, asked.peer or own.path.resolve().name)
+        carrier = in_memory(folder.desk(asked.epsilon, ledger, fields), asked.peer or own.path.resolve().name)
         with own.ledger() as book:
             note = f"cells of words, each among {asked.decoys} decoys"
             book.record("query text", folder.path.resolve().name, items=len(words), note=note)

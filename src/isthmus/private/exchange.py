@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isthmus.errors import BudgetExhausted, FederationError, PrivacyError, ProtocolError
-from isthmus.private.counts import Desk
 from isthmus.private.ledger import Ledger
 from isthmus.private.letters import ANSWER, HeardInFolder, Letter, Post
 from isthmus.private.lookup import Lookup, Seeker
@@ -220,9 +219,8 @@ class Exchange:
 
     def _served(self, data: bytes, ledger: Ledger) -> bytes:
         heard = self.post.hear(data)
-        owners = (self.folder.owner(name, self.party.epsilon, ledger.charge_all) for name in self.fields)
         try:
-            told = Desk(*owners).serve(heard.message, heard.sender)
+            told = self.folder.desk(self.party.epsilon, ledger).serve(heard.message, heard.sender)
         except BudgetExhausted:
             told = Refusal(NO_BUDGET).encode()
         except ProtocolError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from isthmus.errors import DataError, ProtocolError
 from isthmus.private.cost import ChargeAll, Covered
-from isthmus.private.counts import Owner, Release, assemble
+from isthmus.private.counts import Desk, Owner, Release, assemble
 from isthmus.private.keyring import Keyring
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger, fingerprint
 from isthmus.private.mechanisms import OneShot
-from isthmus.private.messages import LARGEST, Catalogue, Published, kind_of
+from isthmus.private.messages import LARGEST, Catalogue, Enquiry, Published, kind_of
 from isthmus.private.noise import NONCE
 from isthmus.private.sketch import CountMin, HashFamily, width_for
 from isthmus.report import progress
@@ -161,6 +161,11 @@ class SiloFolder:
         release = Release(name, family, OneShot(epsilon), self.keys.noise_key(), charge)
         return Owner(CountMin(family, *columns), frozen(arrays["lengths"]), covered, release)
 
+    def desk(self, epsilon: float, ledger: Ledger, fields: Sequence[str] | None = None) -> BookedDesk:
+        """Where the silo takes messages about its documents: everything that leaves is in its ledger."""
+        owners = [self.owner(name, epsilon, ledger.charge_all) for name in fields or self.fields()]
+        return BookedDesk(owners, ledger)
+
     def words(self, name: str) -> Tokens:
         """The words of the silo's own documents, in no order."""
         bundle = WordsBundle.read(self.path / f"{name}.words")
@@ -171,18 +176,38 @@ class SiloFolder:
         return Tokens(Ids(frozen(codes), vocabulary), frozen(ends.astype(np.int64)))
 
 
+class BookedDesk(Desk):
+    """A desk that writes down when the names and lengths of documents leave, which no noise protects."""
+
+    def __init__(self, owners: Sequence[Owner], ledger: Ledger) -> None:
+        super().__init__(*owners)
+        self.owners, self.ledger = tuple(owners), ledger
+
+    def serve(self, message: bytes, peer: str) -> bytes:
+        """Answer a message, charged and written down before."""
+        if kind_of(message) == Enquiry.kind and Enquiry.decode(message).first < 0:
+            self.book(peer)
+        return super().serve(message, peer)
+
+    def book(self, peer: str) -> None:
+        """A catalogue is about to leave."""
+        note = "names and lengths of documents"
+        self.ledger.record("catalogue", peer, items=len(self.owners[0]), note=note)
+
+
 def _write(bundle: Bundle, path: Path) -> None:
     """What is exact is its owner's alone."""
     bundle.write(path)
     os.chmod(path, 0o600)
 
 
-def write_released(owners: Iterable[Owner], key: GroupKey, peer: str, path: str | PathLike[str]) -> int:
-    """Publish what owners hold to a peer, in one file, charged before it is there; the number of bytes."""
+def write_released(desk: BookedDesk, key: GroupKey, peer: str, path: str | PathLike[str]) -> int:
+    """Publish what a desk has to a peer, in one file, charged before it is there; the number of bytes."""
     size = _HEAD.size
+    desk.book(peer)
     with replacing(path) as stream:
         stream.write(_HEAD.pack(_MAGIC, key.mark))
-        for owner in owners:
+        for owner in desk.owners:
             for message in _released(owner, peer):
                 stream.write(struct.pack("<I", len(message)) + message)
                 size += 4 + len(message)

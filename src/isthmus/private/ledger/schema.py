@@ -20,6 +20,7 @@ from isthmus.errors import DataError, PrivacyError
 APPLICATION = 0x49535448  # "ISTH", in the file's header
 
 KINDS = (
+    "catalogue",
     "counts",
     "sketch",
     "sums",
