@@ -41,12 +41,15 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
         (400, "The request cannot be read, or nests too deep."),
         (401, "No API key, or one that is unknown, revoked or expired."),
         (403, "The key lacks the scope, or the silo refused."),
+        (404, "No silo or document of that name."),
+        (405, "Not a method of this path; Allow lists those."),
         (408, "The body came too slowly."),
         (413, "The body is too large."),
         (415, "The body is not application/json."),
         (421, "The Host header names another server."),
         (422, "The request is not of the documented form."),
         (429, "Too many requests; Retry-After says when."),
+        (502, "The silo answered nonsense."),
         (503, "Too many requests at once, or the silo does not answer."),
     )
 }
@@ -235,8 +238,10 @@ async def docs_style() -> Response:
 def _only_problems(app: FastAPI) -> None:
     """Describe errors as they are: FastAPI would add its own form of a 422."""
     described = app.openapi()
-    for methods in described["paths"].values():
+    for path, methods in described["paths"].items():
         for told in methods.values():
+            if path in OPEN:
+                told["security"] = []
             for status, answer in told["responses"].items():
                 if wire.PROBLEM_TYPE in answer.get("content", {}):
                     shape = {"$ref": "#/components/schemas/Problem"}

@@ -180,7 +180,7 @@ class Broker:
             return list(self.silos.values())
         wanted = dict.fromkeys(names)
         if not wanted or not wanted.keys() <= self.silos.keys():
-            raise Problem(422, "silos: only names that /v1/silos lists")
+            raise Problem(404, "silos: only names that /v1/silos lists")
         return [self.silos[name] for name in wanted]
 
     async def _ask(self, silo: SiloLine, body: bytes, k: int) -> tuple[wire.NodeAnswer, float]:
