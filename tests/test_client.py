@@ -1,0 +1,223 @@
+"""The Python client and `isthmus search`, against a broker on loopback."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from isthmus.cli import main
+from isthmus.cli.broker import plain
+from isthmus.errors import Refused, ServiceError, SiloUnavailable
+from isthmus.service.api import broker_app
+from isthmus.service.broker import Broker
+from isthmus.service.certificates import Authority
+from isthmus.service.client import Client
+from isthmus.service.security import ApiKeys
+from isthmus.service.settings import Breaker, BrokerSettings, Limits, Silo
+from silo_stand_in import Loop, StandIn, hit
+
+WHY = [{"retriever": "bm25", "raw": 7.1, "probability": 0.8, "weight": 0.5, "contribution": 0.7}]
+
+
+class Site:
+    def __init__(self, folder):
+        self.folder, self.loop = folder, Loop()
+        self.silos = {name: StandIn(name) for name in ("east", "west")}
+        self.silos["west"].hits = [hit("west", 0, 0.95, title="\x1b[31mred\x1b[0m [bold]", explanation=WHY)]
+        ports = {name: self.loop.serve(silo).port for name, silo in self.silos.items()}
+        token = ApiKeys(folder / "api-keys.json").add("ada", scopes=["search", "feedback"])
+        self.key = folder / "ada.key"
+        self.key.write_text(token + "\n")
+        self.key.chmod(0o600)
+        told = BrokerSettings(
+            keys=folder / "api-keys.json",
+            silos={name: Silo(f"http://127.0.0.1:{port}") for name, port in ports.items()},
+            share_statistics=False,
+            breaker=Breaker(failures=1000),
+            limits=Limits(per_second=1000, burst=1000),
+        )
+        self.url = self.serve(told)
+        tls = Authority.at(folder).issue("broker", clients=True)
+        self.authority = tls.authority
+        self.secure = self.serve(told, tls=tls).replace("http:", "https:")
+
+    def serve(self, told, **options):
+        async def made():
+            return Broker(told)
+
+        server = self.loop.serve(broker_app(self.loop.run(made())), lifespan="on", **options)
+        return f"http://127.0.0.1:{server.port}"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    made = Site(tmp_path_factory.mktemp("client"))
+    yield made
+    made.loop.close()
+
+
+@pytest.fixture
+def ask(site, capsys):
+    """`isthmus search`, its status and what it printed."""
+
+    def run(*arguments, url=None, key=True):
+        keyed = ("--key", str(site.key)) if key else ()
+        status = main(["search", "tides", "--broker", url or site.url, *keyed, *arguments])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+class TestClient:
+    def test_search_and_feedback(self, site):
+        with Client(site.url, key=site.key) as broker:
+            answer = broker.search("tides", threshold=0.9, explain=True)
+            assert [each.silo for each in answer.hits] == ["west", "east"]
+            assert answer.hits[0].explanation[0].retriever == "bm25"
+            broker.feedback("tides", answer.hits[1], relevant=False)
+            method, path, _, body, _ = site.silos["east"].asked[-1]
+            assert (method, path) == ("POST", "/v1/feedback")
+            assert json.loads(body)["relevant"] is False
+            assert {each.silo for each in broker.silos().silos} == {"east", "west"}
+            assert broker.calibration().curves == []
+            assert broker.training().rounds == []
+            assert broker.health().role == "broker"
+
+    def test_over_tls(self, site):
+        with Client(site.secure, key=site.key, authority=site.authority) as broker:
+            assert broker.search("tides").hits
+        with (
+            Client(site.secure, key=site.key) as broker,
+            pytest.raises(SiloUnavailable, match=r"(?i)certificate"),
+        ):
+            broker.search("tides")
+
+    def test_failures_say_what_to_do(self, site, monkeypatch):
+        with Client(site.url) as broker, pytest.raises(Refused, match="ISTHMUS_API_KEY"):
+            broker.search("tides")
+        monkeypatch.setenv("ISTHMUS_API_KEY", site.key.read_text().strip())
+        with Client(site.url) as broker:
+            assert broker.search("tides").hits
+            with pytest.raises(ServiceError, match="query"):
+                broker.search("")
+            with pytest.raises(Refused, match="metrics"):
+                broker.metrics()
+        with Client("http://127.0.0.1:9") as broker, pytest.raises(SiloUnavailable, match="no broker at"):
+            broker.health()
+
+    def test_what_is_no_broker_is_told(self, site):
+        stranger = site.loop.serve(StandIn("x"))
+        told = r"no broker of ours|does not know"
+        url = f"http://127.0.0.1:{stranger.port}"
+        with Client(url) as broker, pytest.raises(ServiceError, match=told):
+            broker.health()
+
+
+class TestSearch:
+    def test_a_table(self, ask):
+        status, out, _ = ask("--explain")
+        assert status == 0
+        assert "0.95 ━━━━━━━━━━" in out
+        assert "Document 0" in out
+        assert "bm25: raw 7.1 → probability 0.8 × weight 0.5 = +0.7" in out
+        assert "4 hits · 2 of 2 silos answered" in out
+
+    def test_a_terminal_obeys_nobody_elses_text(self, ask):
+        _, out, _ = ask()
+        assert "\x1b[31m" not in out
+        assert "[bold]" in out
+        assert plain("a\x1b]0;x\x07b\nc") == "a ]0;x b c"
+
+    def test_an_honest_empty_answer(self, ask):
+        status, out, _ = ask("--threshold", "0.99")
+        assert status == 0
+        assert "nothing found, 4 more below 0.99 · 2 of 2 silos answered" in out
+
+    def test_a_silo_that_failed_is_named(self, ask, site):
+        site.silos["east"].behave = (403, b"application/problem+json", b"{}")
+        try:
+            _, out, _ = ask()
+        finally:
+            site.silos["east"].behave = "well"
+        assert "1 of 2 silos answered (east refused)" in out
+        assert "east: refused, its policy does not allow this" in out
+
+    def test_json(self, ask):
+        status, out, _ = ask("--json", "--silos", "east", "-k", "2")
+        told = json.loads(out)
+        assert status == 0
+        assert [each["document"] for each in told["hits"]] == ["east/0", "east/1"]
+        assert told["silos"][0]["status"] == "answered"
+
+    def test_failures_are_one_line(self, ask):
+        status, out, talk = ask(key=False)
+        assert (status, out) == (1, "")
+        assert talk.count("\n") == 1
+        assert ask(url="http://127.0.0.1:9")[0] == 1
+        with pytest.raises(SystemExit):
+            ask("--threshold", "1.5")
+
+
+class TestKeys:
+    def test_make_add_list_revoke(self, tmp_path, capsys):
+        folder = tmp_path / "keys"
+        assert main(["keys", "make", str(folder), "--silos", "north,south", "--broker", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert [each["name"] for each in told["parties"]] == ["north", "south", "broker"]
+        for name in ("north", "south", "broker"):
+            assert sorted(path.name for path in (folder / name).glob("[tc]*")) == [
+                "ca.crt",
+                "tls.crt",
+                "tls.key",
+            ]
+        file = str(folder / "broker" / "api-keys.json")
+        assert main(["keys", "api", "add", file, "ada", "--scopes", "search", "--days", "9", "--json"]) == 0
+        made = json.loads(capsys.readouterr().out)
+        assert ApiKeys(file).find(made["key"]).name == "ada"
+        assert ApiKeys(file).find((folder / "broker" / "admin.key").read_text().strip()).may("admin")
+        assert main(["keys", "api", "list", file, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert {row["name"] for row in rows} == {"admin", "ada"}
+        assert made["key"].split("_")[2] not in json.dumps(rows)
+        assert main(["keys", "api", "revoke", file, made["id"]]) == 0
+        assert ApiKeys(file).find(made["key"]) is None
+        assert main(["keys", "api", "revoke", file, made["id"]]) == 1
+
+    def test_nothing_is_replaced_unasked(self, tmp_path, capsys):
+        make = ["keys", "make", str(tmp_path), "--silos", "north"]
+        assert main(make) == 0
+        before = (tmp_path / "north" / "tls.crt").read_bytes()
+        assert main(make) == 1
+        assert "--renew" in capsys.readouterr().err
+        assert (tmp_path / "north" / "tls.crt").read_bytes() == before
+        authority = (tmp_path / "authority" / "ca.crt").read_bytes()
+        assert main([*make, "--renew"]) == 0
+        assert (tmp_path / "north" / "tls.crt").read_bytes() != before
+        assert (tmp_path / "authority" / "ca.crt").read_bytes() == authority
+
+
+class TestNew:
+    def test_the_settings_are_read_back(self, tmp_path, capsys):
+        from isthmus.service.settings import read_broker, read_node
+
+        folder = tmp_path / "my-federation"
+        assert main(["new", str(folder), "--silos", "a,b,c", "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)) == 5
+        broker = read_broker(folder / "broker.toml")
+        assert list(broker.silos) == ["a", "b", "c"]
+        nodes = [read_node(folder / name / "silo.toml") for name in broker.silos]
+        assert [f"https://127.0.0.1:{node.port}" for node in nodes] == [s.url for s in broker.silos.values()]
+        assert len({node.statistics.hash_key for node in nodes}) == 1
+        assert all(node.peers["broker"].search for node in nodes)
+        assert (folder / "a" / "silo.toml").stat().st_mode & 0o077 == 0
+
+    @pytest.mark.parametrize("silos", ["", "a,A", "broker", "../x", "authority"])
+    def test_names_that_cannot_be(self, tmp_path, silos):
+        assert main(["new", str(tmp_path / "f"), "--silos", silos]) == 1
+        assert not (tmp_path / "x").exists()
+
+    def test_a_folder_that_holds_something_is_left_alone(self, tmp_path):
+        (tmp_path / "mine").write_text("x")
+        assert main(["new", str(tmp_path)]) == 1
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
