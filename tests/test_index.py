@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isthmus.encoders import Lsa
+from isthmus.errors import ProtocolError
 from isthmus.features import NAMES, ExactCounts, Pairs, compute
 from isthmus.retrieval import BM25, Dense
 from isthmus.service import index as indexing
 from isthmus.service.encoding import LsaQueries, load_lsa, save_lsa
-from isthmus.service.figures import FIELD_TABLES, TEXT, family_of, summed
+from isthmus.service.figures import FIELD_TABLES, TEXT, Figures, family_of, summed
 from isthmus.service.index import Index
 from isthmus.service.settings import Encoder
 from isthmus.service.stores import Draft, SqliteStore
@@ -159,6 +162,38 @@ def test_private_figures_have_noise_once_and_add(tmp_path):
     silos[0].share(total)
     assert len(silos[0].snapshot.find("pears", 10))
     assert silos[0].snapshot.shared.version == total.version != exact[0].version
+
+
+def test_figures_from_elsewhere_are_whole_or_refused():
+    words = ("apple", "pear")
+    tables = {TEXT: np.array([3, 1])}
+    exact = Figures("exact", ("north",), 5, {"title": 2, "body": 9}, tables, words)
+    assert Figures.from_bytes(exact.to_bytes()).version == exact.version
+    family = family_of("federation", 64)
+    private = exact.noised(family, 1.0)
+    with pytest.raises(ProtocolError, match="another hash key"):
+        private.counts(TEXT, ["pear"], family_of("others", 64))
+    short = replace(private, tables={TEXT: np.zeros(3, np.int64)})
+    with pytest.raises(ProtocolError, match="another hash key"):
+        Figures.from_bytes(short.to_bytes()).counts(TEXT, ["pear"], family)
+    with pytest.raises(ProtocolError, match="do not add up"):
+        summed([exact, private])
+    for wrong in (
+        replace(exact, documents=-1),
+        replace(exact, lengths={"body": -9}),
+        replace(exact, words=("pear", "apple")),
+        replace(exact, words=("pear",)),
+        replace(exact, tables={"other": tables[TEXT]}),
+    ):
+        with pytest.raises(ProtocolError, match="belong together"):
+            Figures.from_bytes(wrong.to_bytes())
+    rng, whole = np.random.default_rng(0), exact.to_bytes()
+    for _ in range(500):
+        damaged = bytearray(whole)
+        for at in rng.integers(len(damaged), size=3):
+            damaged[at] = rng.integers(256)
+        with contextlib.suppress(ProtocolError):
+            Figures.from_bytes(bytes(damaged)[: rng.integers(1, 2 * len(damaged))])
 
 
 batches = st.lists(

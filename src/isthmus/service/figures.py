@@ -86,7 +86,7 @@ class Figures:
         if self.form == "exact":
             places = [self._place.get(word, -1) for word in words]
             return np.array([held[at] if at >= 0 else 0 for at in places], dtype=np.float64)
-        if family is None or hashing_of(family) != self.hashing:
+        if family is None or hashing_of(family) != self.hashing or len(held) != family.size:
             raise ProtocolError("statistics under another hash key than this silo's")
         cells = cells_of(family, words)
         return np.maximum(held[cells], 0).astype(np.float64)
@@ -151,7 +151,8 @@ class Figures:
         except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError("not collection statistics of a known form") from error
         sizes = {len(table) for table in told.tables.values()}
-        if TEXT not in told.tables or len(sizes) != 1 or told.documents < 0:
+        negative = told.documents < 0 or any(length < 0 for length in told.lengths.values())
+        if TEXT not in told.tables or len(sizes) != 1 or negative:
             raise ProtocolError("collection statistics that do not belong together")
         if told.form == "exact" and (
             sizes != {len(told.words)} or list(told.words) != sorted(set(told.words))

@@ -59,7 +59,8 @@ class NodeApi:
         )
 
     @cached_property
-    def _limiter(self) -> anyio.CapacityLimiter:
+    def _processors(self) -> anyio.CapacityLimiter:
+        """As many searches at once as there are processors: more would only wait for each other."""
         return anyio.CapacityLimiter(max(2, os.cpu_count() or 1))
 
     def observe(self, path: str, status: int, seconds: float) -> None:
@@ -77,9 +78,12 @@ class NodeApi:
         return caller.name, policy
 
     async def _apart(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-        """Work that takes a processor or a disk, beside the loop."""
+        """Work that takes a disk, or waits for the index, beside the loop and beside searches."""
+        return await self._threaded(lambda: work(*given, **named), None)
+
+    async def _threaded(self, work: Callable[[], T], limiter: anyio.CapacityLimiter | None) -> T:
         try:
-            return await anyio.to_thread.run_sync(lambda: work(*given, **named), limiter=self._limiter)
+            return await anyio.to_thread.run_sync(work, limiter=limiter)
         except ServiceError as error:
             if isinstance(error, (Problem, Refused)):
                 raise
@@ -102,7 +106,7 @@ class NodeApi:
                 raise Problem(504, "the deadline passed before the search began")
             return self.node.searcher.search(asked, snippets=policy.snippets)
 
-        answer = await self._apart(work)
+        answer = await self._threaded(work, self._processors)
         self._seconds.observe(time.perf_counter() - began)
         self._hits.add(len(answer.hits), peer=peer)
         self.node.note("scores", peer, len(answer.hits), "scores and explanations of hits")

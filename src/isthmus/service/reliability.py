@@ -23,7 +23,7 @@ SHOWN = "shown"
 """The name of the probabilities that people see, beside those of single retrievers."""
 BINS = 10
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(20))
-DRAWS = 200
+DRAWS = 100
 
 
 def reliability_curve(
