@@ -8,15 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from scipy.stats import chisquare
 
 from isthmus.errors import ProtocolError, RoundFailed
-from isthmus.federation import clients, engines, relay, rounds
+from isthmus.federation import clients, engines, members, relay, rounds
 from isthmus.federation.apps import train
 from isthmus.federation.faults import afflicted
 from isthmus.federation.members import check_weights, flat
-from isthmus.federation.messages import combine, unpack
+from isthmus.federation.messages import combine, order, unpack
 from isthmus.federation.relay import even
 from isthmus.federation.settings import (
     Config,
@@ -418,6 +419,40 @@ def test_a_silo_that_insists_on_masks_shows_its_model_to_nobody(monkeypatch):
     assert train(config(), FOLD).rounds == 3
     with pytest.raises(RoundFailed, match="secure sum only"):
         train(config(secure=False), FOLD)
+
+
+def session_of(names, trusts):
+    """Contexts of silos that have agreed on a session, and their keys."""
+    engines._give_identity()
+    contexts = {name: Context(1, at + 2, {}, RecordDict(), {}) for at, name in enumerate(names)}
+    content = order(None, {"session": "00ff", "threshold": 3}, round=1)
+    adverts = []
+    for name, context in contexts.items():
+        reply = members.agree(Message(content, context.node_id, "query.agree"), context, name, trusts[name])
+        adverts += members.adverts_of(reply.content.config_records["adverts"])
+    return contexts, adverts
+
+
+def share(contexts, adverts, name, trust):
+    content = RecordDict({"secure": ConfigRecord({"session": b"\x00\xff"})})
+    content["adverts"] = members.adverts_record(adverts)
+    return members.boxes_for_peers(Message(content, 2, "train"), contexts[name], trust)
+
+
+def test_silos_that_know_each_other_sum_with_nobody_else():
+    keys = {name: Ed25519PrivateKey.generate() for name in ("east", "north", "west")}
+    known = {name: key.public_key() for name, key in keys.items()}
+    trusts = {name: members.Trust(key, known) for name, key in keys.items()}
+    contexts, adverts = session_of(keys, trusts)
+    assert set(share(contexts, adverts, "north", trusts["north"])) == set(keys)
+
+    strangers = {**trusts, "west": members.Trust()}
+    contexts, adverts = session_of(keys, strangers)
+    with pytest.raises(ProtocolError, match="not signed"):
+        share(contexts, adverts, "north", trusts["north"])
+    contexts, adverts = session_of([*keys, "invented"], {**trusts, "invented": members.Trust()})
+    with pytest.raises(ProtocolError, match="does not know"):
+        share(contexts, adverts, "north", trusts["north"])
 
 
 # ledgers

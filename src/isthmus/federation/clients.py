@@ -59,7 +59,12 @@ def no_book(context: Context, kind: str, privacy: PrivateUpdates | None, note: s
 
 
 def client_app(
-    holdings: Holdings, *, book: Book = no_book, faults: Iterable[Fault] = (), seed: int = 0
+    holdings: Holdings,
+    *,
+    book: Book = no_book,
+    trusts: members.Trusts = members.anybody,
+    faults: Iterable[Fault] = (),
+    seed: int = 0,
 ) -> ClientApp:
     """The ClientApp of silos with these holdings; `faults` are for trials."""
     app = ClientApp(mods=[fault_mod(fault, at, seed) for at, fault in enumerate(faults)])
@@ -79,6 +84,8 @@ def client_app(
         if not secure:
             check_visible(context)
         reply = _train(message, context, holdings, privacy)
+        if secure:
+            reply.content[members.BOXES] = members.boxes_for_peers(message, context, trusts(context))
         if settings["report"]:
             book(context, "probe report", None if settings["report"] != "probe" else privacy, at)
         if not secure:
@@ -87,7 +94,7 @@ def client_app(
 
     @app.query(members.AGREE)
     def agree(message: Message, context: Context) -> Message:
-        return members.agree(message, context, holdings.name(context))
+        return members.agree(message, context, holdings.name(context), trusts(context))
 
     @app.query(members.MASK)
     def mask(message: Message, context: Context) -> Message:
@@ -160,10 +167,8 @@ def _train(message: Message, context: Context, holdings: Holdings, privacy: Priv
     metrics = {EXAMPLES: examples(data, local), STEPS: trained.steps, "loss": loss}
     if members.SECURE not in message.content:
         return answer(message, metrics, arrays=model, **report)
-    reply = answer(message, metrics, **report)
-    reply.content[members.BOXES] = members.boxes_for_peers(message, context)
     members.keep_model(context, model)
-    return reply
+    return answer(message, metrics, **report)
 
 
 def _own_errors(message: Message, model: Arrays, data: Letor) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -28,8 +29,10 @@ from isthmus.federation.books import own_book
 from isthmus.federation.carriers import Passing, own_party, pass_on, take_part
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.clients import client_app
+from isthmus.federation.members import Trust
 from isthmus.federation.rounds import Coordinator, Held, State
 from isthmus.federation.settings import Config
+from isthmus.private.store import SiloFolder
 from isthmus.rankers import Scaling
 from isthmus.tables import Letor, read_letor
 
@@ -80,6 +83,17 @@ def _told(context: Context, key: str) -> str:
     return str(context.node_config[key])
 
 
+def own_trust(context: Context) -> Trust:
+    """The silo's identity and the cards it trusts, where its node configuration names a folder with keys."""
+    if "folder" not in context.node_config:
+        return Trust()
+    keys = SiloFolder.at(_told(context, "folder")).keys
+    known = {
+        name: Ed25519PublicKey.from_public_bytes(card.verifying) for name, card in keys.trusted().items()
+    }
+    return Trust(keys.identity().signing, known)
+
+
 def _server() -> ServerApp:
     app = ServerApp()
 
@@ -113,5 +127,5 @@ def _probe(config: Config) -> Path | None:
     return config.probe if isinstance(config.probe, Path) and config.strategy.needs_probe else None
 
 
-client: ClientApp = take_part(client_app(OwnFolder(), book=own_book), own_party)
+client: ClientApp = take_part(client_app(OwnFolder(), book=own_book, trusts=own_trust), own_party)
 server: ServerApp = _server()

@@ -15,10 +15,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
@@ -45,21 +47,39 @@ _STATE = "secure-round"
 _MODEL = "secure-model"
 
 
-def agree(message: Message, context: Context, name: str) -> Message:
+@dataclass(frozen=True)
+class Trust:
+    """A silo's own identity, and those of the silos it will sum with; without it the coordinator is believed
+    about who is who."""
+
+    identity: Ed25519PrivateKey | None = None
+    trusted: Mapping[str, Ed25519PublicKey] | None = None
+
+
+Trusts: TypeAlias = Callable[[Context], Trust]
+
+
+def anybody(context: Context) -> Trust:
+    """For simulations, where nobody has an identity."""
+    return Trust()
+
+
+def agree(message: Message, context: Context, name: str, trust: Trust) -> Message:
     """Begin a session: whatever waits from another one is forgotten."""
     told = settings_of(message)
     threshold = int(told[THRESHOLD])
     if threshold < LEAST:
         raise ProtocolError(f"a sum of fewer than {LEAST} models hides none of them")
-    member = Member(name, bytes.fromhex(told[SESSION]), threshold)
+    member = Member(name, bytes.fromhex(told[SESSION]), threshold, trust.identity, trust.trusted)
     context.state.pop(_MODEL, None)
     _keep(context, member)
     return Message(RecordDict({ADVERTS: adverts_record([member.advertise()])}), reply_to=message)
 
 
-def boxes_for_peers(message: Message, context: Context) -> ConfigRecord:
+def boxes_for_peers(message: Message, context: Context, trust: Trust) -> ConfigRecord:
     """The shares of this silo's secrets, sealed for every other member."""
-    member = _member(context, bytes(message.content.config_records[SECURE][SESSION]))  # type: ignore[arg-type]
+    session = bytes(message.content.config_records[SECURE][SESSION])  # type: ignore[arg-type]
+    member = _member(context, session, trust)
     boxes = member.share(adverts_of(message.content.config_records[ADVERTS]))
     _keep(context, member)
     return ConfigRecord(dict(boxes))
@@ -159,9 +179,11 @@ def _keep(context: Context, member: Member) -> None:
     context.state[_STATE] = ConfigRecord({"member": member.kept()})
 
 
-def _member(context: Context, session: bytes) -> Member:
+def _member(context: Context, session: bytes, trust: Trust | None = None) -> Member:
     if _STATE in context.state:
-        member = Member.resumed(bytes(context.state.config_records[_STATE]["member"]))  # type: ignore[arg-type]
+        kept = bytes(context.state.config_records[_STATE]["member"])  # type: ignore[arg-type]
+        known = trust or Trust()
+        member = Member.resumed(kept, identity=known.identity, trusted=known.trusted)
         if member.session == session:
             return member
     raise ProtocolError("this silo takes no part in that session")
