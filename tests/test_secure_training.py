@@ -280,6 +280,14 @@ def test_too_few_are_a_failed_round_that_opens_nothing(wire, step, monkeypatch):
     assert not opened
 
 
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_silo_that_is_late_is_not_waited_for_beyond_the_grace(secure):
+    late = Fault("late", 0.17, "always", size=4.0)
+    patient = Rounds(count=1, silos=6, minimum=5, grace=0.2)
+    (record,) = train(config(rounds=patient, faults=(late,), secure=secure, workers=6), FOLD).history
+    assert len(record.rejected) == 1, "within the deadline it would have answered"
+
+
 def test_a_failed_round_can_be_skipped(wire):
     wire.cut = cutting("mask", {0, 1, 2, 3})
     told = config(rounds=Rounds(count=2, silos=6, attempts=2, failed="skip", release="last"))

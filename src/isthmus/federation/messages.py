@@ -8,14 +8,18 @@ Flower's own strategies expect. Further arrays that a strategy asks for travel i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
+
+from isthmus.federation.settings import Rounds
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -29,6 +33,7 @@ ROUND = "server-round"
 ATTEMPT = "attempt"
 SETTINGS = "settings"
 PROXIMAL = "proximal-mu"
+_PAUSE = 0.2  # seconds between two looks for replies
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
@@ -89,6 +94,27 @@ def answer(
     for name, arrays in records.items():
         content[name] = pack(arrays)
     return Message(content, reply_to=message)
+
+
+def ask(grid: Grid, messages: Sequence[Message], *, rounds: Rounds, enough: int) -> list[Message]:
+    """The replies that arrive before the deadline, or soon enough after so many of them have.
+
+    A silo that died is thus not waited for longer than the others need: SuperLink takes a minute to notice.
+    """
+    if rounds.grace is None:
+        return list(grid.send_and_receive(messages, timeout=rounds.deadline))
+    waiting = set(grid.push_messages(messages))
+    until, replies = time.monotonic() + rounds.deadline, list[Message]()
+    answered = 0
+    while waiting and time.monotonic() < until:
+        for reply in grid.pull_messages(waiting):
+            waiting.discard(reply.metadata.reply_to_message_id)
+            replies.append(reply)
+            answered += not reply.has_error()
+            if answered == enough:
+                until = min(until, time.monotonic() + rounds.grace)
+        time.sleep(_PAUSE if waiting else 0)
+    return replies
 
 
 def combine(weights: Mapping[str, float], models: Mapping[str, Arrays]) -> Arrays:

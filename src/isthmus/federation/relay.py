@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from isthmus.errors import FederationError, PrivacyError, RoundFailed
 from isthmus.federation import members as silo
 from isthmus.federation.answers import Checked, Limits, check_alive, check_reports, sorted_out, update_length
-from isthmus.federation.messages import EXAMPLES, METRICS, REPORT, Arrays, order, unpack
+from isthmus.federation.messages import EXAMPLES, METRICS, REPORT, Arrays, ask, order, unpack
 from isthmus.federation.settings import LEAST, Rounds
 from isthmus.federation.strategies import Plan, Summed, Weighed
 from isthmus.private.secure_sum import Advert, FixedPoint, Revealed, Words, total
@@ -112,7 +112,7 @@ class Relay:
                 message.content[silo.ADVERTS] = silo.adverts_record(list(adverts))
                 sent.append(message)
         deadline = self.rounds.deadline
-        replies = self.grid.send_and_receive(sent, timeout=deadline)
+        replies = ask(self.grid, sent, rounds=self.rounds, enough=attempt.threshold)
 
         def complete(reply: Message) -> None:
             if _boxes(reply).keys() != there:
@@ -212,7 +212,7 @@ class Relay:
             check_alive(reply)
             return read(reply, name)
 
-        replies = self.grid.send_and_receive(messages, timeout=deadline)
+        replies = ask(self.grid, messages, rounds=self.rounds, enough=attempt.threshold)
         asked = {node: attempt.silos[node] for node in contents}
         found, rejected = sorted_out(replies, asked, alive, deadline=deadline)
         attempt.rejected.update({name: f"{why} at the step {step!r}{late}" for name, why in rejected.items()})

@@ -28,6 +28,7 @@ from isthmus.federation.messages import (
     METRICS,
     SETTINGS,
     Arrays,
+    ask,
     combine,
     pack,
     unpack,
@@ -290,9 +291,9 @@ class Coordinator:
         """The answers to an order, or of a secure round the reports behind its sum."""
         if self.relay is not None:
             return self.relay.gather(number, messages, model, limits)
-        deadline = self.config.rounds.deadline
-        replies = self.grid.send_and_receive(messages, timeout=deadline)
-        return check(replies, self.strategy.silos, model, limits, deadline=deadline)
+        rounds = self.config.rounds
+        replies = ask(self.grid, messages, rounds=rounds, enough=rounds.minimum)
+        return check(replies, self.strategy.silos, model, limits, deadline=rounds.deadline)
 
     def _noised(self, answers: list[Message], start: Arrays) -> list[Message]:
         """The answers, clipped, noised and of equal weight where that is the server's part."""

@@ -212,6 +212,8 @@ class Rounds:
     """What a failed round does: end training, which can be resumed, or leave the model as it was."""
     deadline: float = 600.0
     """Seconds a silo has to answer."""
+    grace: float | None = None
+    """Seconds the others have once the fewest that will do have answered; none: up to the deadline."""
     norm_limit: float = 10.0
     """An update longer than this many times max(1, ‖θ‖, the others' lower quartile) is refused."""
     count_limit: float = 10.0
@@ -225,6 +227,8 @@ class Rounds:
         for key in ("count", "silos", "minimum", "attempts", "deadline"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"{key} = {getattr(self, key)} (it must be above 0)")
+        if self.grace is not None and not self.grace > 0:
+            raise ValueError(f"grace = {self.grace} (it must be above 0, or none)")
         if self.minimum > self.silos:
             raise ValueError(f"minimum = {self.minimum} is more than the {self.silos} silos of a round")
 
