@@ -222,7 +222,8 @@ class Broker:
         breaker.succeeded()
         silo.documents = answer.documents
         self._seconds.observe(took, silo=silo.name)
-        return silo.status("answered", self.exchange.remark(answer.statistics), took), answer.hits
+        told = self.exchange.remark(answer.statistics) if answer.documents else "it holds no documents yet"
+        return silo.status("answered", told, took), answer.hits
 
     async def feedback(self, said: wire.Feedback) -> None:
         """Take a judgement to the silo that owns the document; nothing of it is kept here."""
