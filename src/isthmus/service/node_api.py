@@ -124,8 +124,10 @@ class NodeApi:
         return Response(status_code=204)
 
     async def statistics(self, request: Request) -> Response:
-        """The silo's own figures, exact or private."""
+        """The silo's own figures, exact or private; not of half a collection, which would be charged too."""
         peer, _ = self._allowed(request, "counts")
+        if (await self._apart(self.node.ready)).detail:
+            raise Problem(503, "still indexing", Retry_After="5")
         try:
             figures = await self._apart(self.node.statistics, peer)
         except BudgetExhausted:
