@@ -11,7 +11,8 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from isthmus.errors import FederationError
-from isthmus.federation.messages import METRICS, order, unpack
+from isthmus.federation.messages import METRICS, ask, order, unpack
+from isthmus.federation.settings import Rounds
 from isthmus.rankers import ScalingStats
 
 logger = logging.getLogger(__name__)
@@ -31,22 +32,19 @@ class Silo:
 class Census:
     """The silos met so far. Nodes may come and go; a silo is asked about itself once."""
 
-    def __init__(self, scaling: str, deadline: float) -> None:
+    def __init__(self, scaling: str, rounds: Rounds) -> None:
         self.silos: dict[str, Silo] = {}
-        self._scaling, self._deadline = scaling, deadline
+        self._scaling, self._rounds = scaling, rounds
         self._names: dict[int, str | None] = {}
 
     def gather(self, grid: Grid, expected: int) -> dict[str, int]:
-        """The silos that are present, once there are so many nodes or the deadline has passed."""
-        until = time.monotonic() + self._deadline
+        """The node of every usable silo that is connected, by name and in the order of names, once there are
+        so many nodes or the deadline has passed."""
+        until = time.monotonic() + self._rounds.deadline
         while len(set(grid.get_node_ids())) < expected and time.monotonic() < until:
             time.sleep(0.2)
-        return self.present(grid)
-
-    def present(self, grid: Grid) -> dict[str, int]:
-        """The node of every usable silo that is connected now, by name and in the order of names."""
         nodes = set(grid.get_node_ids())
-        self._meet(grid, sorted(nodes - self._names.keys()))
+        self._meet(grid, sorted(nodes - self._names.keys()), expected)
         reached = {self._names[node]: node for node in nodes if node in self._names}
         return {name: reached[name] for name in sorted(self.silos) if name in reached}
 
@@ -59,12 +57,14 @@ class Census:
         """The examples every silo declared: queries, or rows."""
         return {name: silo.queries if whole_queries else silo.rows for name, silo in self.silos.items()}
 
-    def _meet(self, grid: Grid, strangers: list[int]) -> None:
+    def _meet(self, grid: Grid, strangers: list[int], expected: int) -> None:
         if not strangers:
             return
         content = order(None, {"scaling": self._scaling})
         messages = [Message(content, node, f"{MessageType.QUERY}.describe") for node in strangers]
-        replies = {reply.metadata.src_node_id: reply for reply in self._ask(grid, messages)}
+        enough = max(1, expected - len(self.silos))
+        answers = ask(grid, messages, rounds=self._rounds, enough=enough)
+        replies = {reply.metadata.src_node_id: reply for reply in answers}
         for node in sorted(replies):
             try:
                 name, silo = _described(replies[node])
@@ -73,9 +73,6 @@ class Census:
             except Exception as error:  # whatever is wrong with one stranger, the others are still there
                 self._names[node] = None
                 logger.warning("node %s cannot take part: %s", node, error)
-
-    def _ask(self, grid: Grid, messages: list[Message]) -> list[Message]:
-        return list(grid.send_and_receive(messages, timeout=self._deadline))
 
     def _welcome(self, name: str, silo: Silo) -> None:
         if name in self.silos:

@@ -146,7 +146,7 @@ class Coordinator:
     def __init__(self, config: Config, held: Held, grid: Grid) -> None:
         self.config, self.held, self.grid = config, held, grid
         self.streams = Streams(config.seed)
-        self.census = Census(config.model.scaling, config.rounds.deadline)
+        self.census = Census(config.model.scaling, config.rounds)
         self.strategy: Chosen = build(config.strategy, summed=config.secure)
         self.judge: Judge | None = None
         self.relay: Relay | None = None
