@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from isthmus.encoders import Lsa
 from isthmus.errors import ProtocolError
 from isthmus.features import NAMES, ExactCounts, Pairs, compute
+from isthmus.private.noise import Geometric
 from isthmus.retrieval import BM25, Dense
 from isthmus.service import index as indexing
 from isthmus.service.encoding import LsaQueries, load_lsa, save_lsa
-from isthmus.service.figures import FIELD_TABLES, TEXT, Figures, family_of, summed
+from isthmus.service.figures import FIELD_TABLES, TEXT, Figures, family_of, posterior_means, summed
 from isthmus.service.index import Index
 from isthmus.service.settings import Encoder
 from isthmus.service.stores import Draft, SqliteStore
@@ -158,10 +159,27 @@ def test_private_figures_have_noise_once_and_add(tmp_path):
     total = summed(each.noised(family, epsilon=50.0) for each in exact)
     assert total.documents == 200
     words = list(summed(exact).words)
-    np.testing.assert_allclose(total.counts(TEXT, words, family), summed(exact).counts(TEXT, words), atol=2)
+    np.testing.assert_allclose(total.counts(TEXT, words, family), summed(exact).counts(TEXT, words), atol=0.2)
     silos[0].share(total)
     assert len(silos[0].snapshot.find("pears", 10))
     assert silos[0].snapshot.shared.version == total.version != exact[0].version
+
+
+def test_a_noisy_count_becomes_its_posterior_mean():
+    law = Geometric(0.5)
+    seen = np.array([-100, -3, 0, 3, 40, 5000])
+    means = posterior_means(seen, law)
+    assert (np.diff(means) > -1e-9).all()
+    assert means[0] == pytest.approx(means[2]), "whatever is below 0 says the same"
+    assert 0 < means[0] < means[3] < 3
+    assert means[-1] == 5000
+    count = np.arange(512)
+    prior = np.append(0.2, 0.8 * count[1:] ** -1.5 / (count[1:] ** -1.5).sum())
+    posterior = prior * np.exp(-0.5 * abs(3 - count))
+    assert means[3] == pytest.approx((posterior @ count) / posterior.sum())
+    exact = np.repeat([0, 1, 2, 5, 20], 4000)
+    noisy = exact + law.draw(len(exact))
+    assert np.mean((posterior_means(noisy, law) - exact) ** 2) < 0.6 * np.mean((noisy - exact) ** 2)
 
 
 def test_figures_from_elsewhere_are_whole_or_refused():
