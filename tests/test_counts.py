@@ -10,6 +10,7 @@ import pytest
 
 from isthmus.errors import BudgetExhausted, ConfigError, PrivacyError, ProtocolError
 from isthmus.features import Collection, ExactCounts, Pairs, compute
+from isthmus.private import counts
 from isthmus.private.cost import Cost, Covered, no_charge, together
 from isthmus.private.counts import (
     AskedCells,
@@ -292,6 +293,24 @@ def test_other_terms_fields_and_columns_are_refused() -> None:
     beyond = Question(of.terms, 1, np.array([[1024]], dtype=np.uint32))
     with pytest.raises(ProtocolError, match="column"):
         at.serve(beyond.encode(), "north")
+
+
+def test_a_question_about_too_much_at_once_is_refused_and_askers_ask_for_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = release(OneShot(8.0))
+    desk = Desk(Owner.of(texts(), versions(40), of))
+    own = texts(seed=1).terms
+    words = Ids.of(own.words[:30])
+    asker = Asker(
+        of.terms, of.family, of.mechanism, Decoys(own, np.ones(len(own.vocabulary), int), b"s" * 16)
+    )
+    whole = AskedCells.through(in_memory(desk, "north"), asker, words, 40)
+    monkeypatch.setattr(counts, "MOST_VALUES", 40 * 3 * 4)
+    with pytest.raises(ProtocolError, match="at once"):
+        desk.serve(asker.ask(words).message, "north")
+    parts = AskedCells.through(in_memory(desk, "north"), asker, words, 40)
+    assert (whole.table != parts.table).nnz == 0
 
 
 def test_a_release_under_another_family_is_refused() -> None:

@@ -17,7 +17,7 @@ from isthmus.private.counts import Desk, in_memory
 from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn, exchange_in_memory
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger
-from isthmus.private.letters import HeardHere, HeardInFolder, Letter, Post
+from isthmus.private.letters import HeardHere, HeardInFolder, Letter, NumbersInFolder, Post
 from isthmus.private.lookup import Seeker
 from isthmus.private.secure_sum import as_signed
 from isthmus.private.store import SiloFolder
@@ -116,6 +116,20 @@ def test_everything_is_charged_once_for_all(done: tuple[dict[str, Party], Relay]
             ledger.audit()
         others = set(NAMES) - {name}
         assert left >= {("counts", other) for other in others} | {("query text", other) for other in others}
+
+
+def test_the_keys_of_masks_are_forgotten(done: tuple[dict[str, Party], Relay]) -> None:
+    made, relay = done
+    for party in made.values():
+        kept = {path.name for path in (party.folder.path / "exchange" / relay.session.hex()).iterdir()}
+        assert kept >= {"title.total", "body.total"}
+        assert not {name for name in kept if name.endswith(".member")}
+
+
+def test_numbers_grow_whatever_the_clock_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = NumbersInFolder(tmp_path)()
+    monkeypatch.setattr("time.time_ns", lambda: 5)
+    assert NumbersInFolder(tmp_path)() == first + 1
 
 
 def test_the_relay_cannot_read_along(tmp_path: Path) -> None:

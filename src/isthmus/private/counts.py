@@ -26,7 +26,16 @@ from isthmus.errors import ConfigError, PrivacyError, ProtocolError
 from isthmus.private.cost import ChargeAll, Covered
 from isthmus.private.decoys import Decoys
 from isthmus.private.mechanisms import Columns, Held, Mechanism, OneShot
-from isthmus.private.messages import Answer, Catalogue, Enquiry, Published, Question, Terms, kind_of
+from isthmus.private.messages import (
+    MOST_VALUES,
+    Answer,
+    Catalogue,
+    Enquiry,
+    Published,
+    Question,
+    Terms,
+    kind_of,
+)
 from isthmus.private.noise import NONCE, NoiseKey
 from isthmus.private.reading import Cells, Lexicon, Reader, Reading
 from isthmus.private.sketch import CountMin, HashFamily, Sketch
@@ -113,6 +122,8 @@ class Owner:
         if question.terms != self.release.terms:
             raise ProtocolError("a question under other terms of release than this silo's")
         self.release.mechanism.check(question.terms, question.columns)
+        if question.columns.size * len(self) > MOST_VALUES:
+            raise ProtocolError("a question about more words than are answered at once (ask about fewer)")
         self._hear(question.number, peer)
         self._charge(question.columns, peer)
         values = self.release.mechanism.answer(self._held, question.columns, peer)
@@ -321,6 +332,8 @@ class AskedCells:
         from scipy.sparse import csr_array, hstack
 
         parts = []
+        a_word = max(documents, 1) * asker.terms.rows * (1 + asker.decoys.count)
+        at_once = max(1, min(at_once, MOST_VALUES // a_word))
         every = Ids(frozen(np.arange(len(words.vocabulary))), words.vocabulary)
         for first in progress(range(0, len(every), at_once), label="asking"):
             some = Ids.of(every[first : first + at_once].tolist())

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from isthmus.errors import BudgetExhausted, FederationError, PrivacyError, ProtocolError
 from isthmus.private.ledger import Ledger
-from isthmus.private.letters import ANSWER, HeardInFolder, Letter, Post
+from isthmus.private.letters import ANSWER, HeardInFolder, Letter, NumbersInFolder, Post
 from isthmus.private.lookup import Lookup, Seeker
 from isthmus.private.messages import Question, Refusal, kind_of
 from isthmus.private.noise import Entropy
@@ -168,9 +168,14 @@ class Exchange:
         self.peers = [name for name in turn.agreed.silos if name != self.name]
         if any(name not in trusted for name in self.peers):
             raise ProtocolError("an exchange with a silo that is not trusted")
+        if self.peers and self.name not in turn.agreed.silos:
+            raise ProtocolError("an exchange of other silos")
         self.path = self.folder.path / "exchange" / turn.agreed.session.hex()
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.post = Post(identity, keys.group_key(), trusted, HeardInFolder(self.folder.path / "heard"))
+        heard = self.folder.path / "heard"
+        self.post = Post(
+            identity, keys.group_key(), trusted, HeardInFolder(heard), NumbersInFolder(heard / "own")
+        )
         self.summing = Summing(turn.agreed, keys, self.path)
         self.refused, self.waits = 0, False
         self.failed: list[str] = []
@@ -183,7 +188,7 @@ class Exchange:
             questions = list(self._questions(ledger))
         done = self.turn.step >= STEPS and not self.waits and self._finished()
         letters = (*answers, *questions)
-        return Reply(self.name, letters, sums, done, self.refused, tuple(self.failed))
+        return Reply(self.name, letters, sums, done, self.refused, tuple(sorted(set(self.failed))))
 
     def _summed(self, ledger: Ledger) -> Parts:
         told = self.turn.sums

@@ -16,7 +16,8 @@ import hashlib
 import os
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -108,19 +109,45 @@ class HeardInFolder:
     path: Path
 
     def __call__(self, sender: str, number: int) -> None:
-        import fcntl
-
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(self.path / sender.encode().hex(), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            told = os.pread(file, 8, 0)
-            if len(told) == 8 and number <= struct.unpack("<Q", told)[0]:
+        with _number(self.path / sender.encode().hex()) as kept:
+            if number <= kept.value:
                 raise ProtocolError("a letter that was heard before")
-            os.pwrite(file, struct.pack("<Q", number), 0)
-            os.fsync(file)
-        finally:
-            os.close(file)
+            kept.value = number
+
+
+@dataclass(frozen=True)
+class NumbersInFolder:
+    """Numbers that grow from process to process, whatever becomes of the clock."""
+
+    path: Path
+
+    def __call__(self) -> int:
+        with _number(self.path / "sent") as kept:
+            kept.value = max(time.time_ns(), kept.value + 1)
+            return kept.value
+
+
+@dataclass
+class _Kept:
+    value: int
+
+
+@contextmanager
+def _number(file: Path) -> Iterator[_Kept]:
+    """A number in a file, for one process at a time; on disk when the block ends without an error."""
+    import fcntl
+
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        told = os.pread(opened, 8, 0)
+        kept = _Kept(struct.unpack("<Q", told)[0] if len(told) == 8 else -1)
+        yield kept
+        os.pwrite(opened, struct.pack("<Q", kept.value), 0)
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 @dataclass(frozen=True)

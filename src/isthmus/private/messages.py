@@ -30,6 +30,8 @@ LARGEST = 1 << 30
 """Bytes of the largest message that is looked at."""
 MOST_DOCUMENTS, MOST_WORDS = 1 << 24, 1 << 14
 """The most documents of a catalogue and the most words, decoys included, of a question."""
+MOST_VALUES = 1 << 27
+"""The most values of an answer."""
 
 _FRAME = struct.Struct("<4sBBI")
 _MAGIC, _CHECK = b"ISTH", 8

@@ -88,7 +88,7 @@ class Summing:
         """Step 0."""
         parts: Parts = {}
         for name in fields:
-            if self._file(name).exists():
+            if self._file(name).exists() or self._total(name).exists():
                 raise ProtocolError("a sum that was begun before")
             session = self.agreed.of_field(name)
             member = Member(
@@ -141,19 +141,20 @@ class Summing:
         return parts
 
     def finish(self, incoming: Mapping[str, bytes]) -> None:
-        """Step 4: keep what the relay has announced."""
+        """Step 4: keep what the relay has announced, and forget the keys of the masks."""
         for name, told in incoming.items():
             if len(told) != 8 * (2 * self.agreed.width + 3):
                 raise ProtocolError("a total of other cells than agreed")
-            with replacing(self.folder / f"{name}.total") as stream:
+            self._member(name)  # a total that nobody has asked for is none
+            with replacing(self._total(name)) as stream:
                 stream.write(told)
+            self._file(name).unlink()
 
     def totals(self, name: str, adding: Contribution) -> Totals | None:
         """The noisy totals of a field, once they are there."""
-        file = self.folder / f"{name}.total"
-        if not file.exists():
+        if not self._total(name).exists():
             return None
-        words = np.frombuffer(file.read_bytes(), dtype="<u8").astype(np.uint64)
+        words = np.frombuffer(self._total(name).read_bytes(), dtype="<u8").astype(np.uint64)
         return self._plan(name, adding).totals(words[:-1], answered=int(words[-1]))
 
     def _plan(self, name: str, adding: Contribution) -> SumPlan:
@@ -164,6 +165,9 @@ class Summing:
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.member"
+
+    def _total(self, name: str) -> Path:
+        return self.folder / f"{name}.total"
 
     def _keep(self, name: str, member: Member) -> None:
         """With all its secrets, for its own silo's eyes."""
