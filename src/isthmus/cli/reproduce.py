@@ -9,6 +9,7 @@ from isthmus.errors import ConfigError
 
 EXPERIMENTS = {
     "calibrated-fusion": "isthmus.experiments.calibrated_fusion",
+    "csfltr": "isthmus.experiments.csfltr",
     "fedrisk": "isthmus.experiments.fedrisk",
     "private-features": "isthmus.experiments.private_features",
 }

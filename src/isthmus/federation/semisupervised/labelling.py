@@ -164,18 +164,19 @@ def _log_odds(chances: FloatArray) -> FloatArray:
     return odds
 
 
-def shifted(chances: FloatArray, prior: float, *, steps: int = 200) -> FloatArray:
+def shifted(chances: FloatArray, prior: float, *, least: float = 0.05, steps: int = 200) -> FloatArray:
     """Chances learned at one rate of relevance, at the rate that they themselves suggest.
 
     Expectation-maximisation (Saerens, Latinne & Decaestecker 2002): π ← mean p', with p' the chances whose
-    odds are multiplied by π(1 − prior)/((1 − π) prior). It starts at the old rate and never leaves (0, 1).
+    odds are multiplied by π(1 − prior)/((1 − π) prior). It starts at the old rate and does not fall below a
+    share `least` of it: where guesses are vague, the likeliest rate is 0, and no evidence for that.
     """
     odds = np.clip(chances, _EDGE, 1 - _EDGE)
     odds = odds / (1 - odds) * (1 - prior) / prior
     rate = prior
     for _ in range(steps):
         moved = odds * rate / (1 - rate)
-        found = float(np.clip(np.mean(moved / (1 + moved)), _EDGE, 1 - _EDGE))
+        found = float(np.clip(np.mean(moved / (1 + moved)), least * prior, 1 - _EDGE))
         if abs(found - rate) < 1e-9:
             break
         rate = found

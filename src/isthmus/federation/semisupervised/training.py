@@ -32,7 +32,7 @@ from isthmus.federation.semisupervised.labelling import Guesses, Labelling, Silo
 from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
 from isthmus.partition import Dealing
 from isthmus.randomness import Streams
-from isthmus.rankers import MLP, Lesson, LocalTraining, Parameters, Scaling, ScalingStats, train_epochs
+from isthmus.rankers import MLP, LocalTraining, Parameters, Scaling, ScalingStats, train_epochs
 from isthmus.rankers.training import initial_parameters
 from isthmus.tables import Letor
 
@@ -82,14 +82,19 @@ class CoTraining:
         if self.updates not in ("parallel", "serial"):
             raise ConfigError(f"no updates {self.updates!r}", key=self.updates, known=("parallel", "serial"))
 
-    def local(self, epochs: int) -> LocalTraining:
-        """How a silo trains for so many epochs."""
+    def local(self, epochs: int, *, silos: int = 1) -> LocalTraining:
+        """How a silo trains for so many epochs.
+
+        A step takes a batch of judged rows and, beside labelled cross rows, one batch more for every other
+        silo: an epoch then has as many steps with them as without.
+        """
         lists = self.model == "lambdarank"
+        batches = silos if self.labelling is not None and not lists else 1
         return LocalTraining(
             loss=_LOSSES[self.model],
             learning_rate=self.learning_rate,
             epochs=epochs,
-            batch=self.batch or (8 if lists else 200),
+            batch=(self.batch or (8 if lists else 200)) * batches,
             weight_decay=self.weight_decay,
             truncation=20 if lists else None,
         )
@@ -102,7 +107,7 @@ class CoTraining:
             dealing=Dealing(silos=silos),
             rounds=Rounds(count=count, silos=asked, release="last", norm_limit=1e6),
             strategy=self.strategy,
-            local=self.local(self.epochs),
+            local=self.local(self.epochs, silos=silos),
             model=Model(hidden=self.hidden, scaling=self.scaling),
             probe=None,
             workers=1,
@@ -143,7 +148,7 @@ def local_models(
 ) -> list[Parameters]:
     """`Local`: one model a silo, all from the same start; a silo without judged pairs keeps the start."""
     local = config.local(config.local_epochs)
-    start = _start(config, scaling, grades)
+    start = first_model(config, scaling, grades)
     found = []
     for at, silo in enumerate(silos):
         rng = Streams(config.seed)("alone", at)
@@ -162,7 +167,7 @@ def self_taught(
 ) -> list[Parameters]:
     """`Local+`: every silo goes on from its own model, on cross pairs that this model labelled."""
     labelling = config.labelling or Labelling()
-    local = config.local(max(1, config.local_epochs // labelling.rounds))
+    local = config.local(max(1, config.local_epochs // labelling.rounds), silos=len(silos))
     found = []
     for at, (model, silo) in enumerate(zip(models, silos, strict=True)):
         rows, guesses = scaled(silo, scaling), None
@@ -180,7 +185,8 @@ def averaged(models: Sequence[Parameters]) -> Parameters:
     return combine(dict.fromkeys(names, 1 / len(models)), dict(zip(names, models, strict=True)))
 
 
-def _start(config: CoTraining, scaling: Scaling, grades: int) -> Parameters:
+def first_model(config: CoTraining, scaling: Scaling, grades: int) -> Parameters:
+    """What every silo starts from, by the seed."""
     outputs = config.local(1).resolved_loss().outputs(grades)
     return initial_parameters(scaling.width, config.hidden, outputs, Streams(config.seed)("init"))
 
@@ -214,7 +220,7 @@ class Studied:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._lessons: dict[str, tuple[ArrayRecord | None, Lesson]] = {}
+        self._lessons: dict[str, tuple[ArrayRecord | None, Letor]] = {}
 
     def name(self, context: Context) -> str:
         """The silo's name."""
@@ -233,9 +239,9 @@ class Studied:
             self._lessons[name] = kept
         return kept[1]
 
-    def _lesson(self, rows: SiloRows, record: ArrayRecord | None) -> Lesson:
+    def _lesson(self, rows: SiloRows, record: ArrayRecord | None) -> Letor:
         if record is None:
-            return Lesson.of_letor(rows.labelled)
+            return rows.labelled
         kept = unpack(record)
         return lesson_of(rows, Guesses(kept["chances"], kept["weights"]), float(kept["beta"]))
 

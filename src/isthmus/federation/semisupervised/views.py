@@ -232,10 +232,8 @@ class View:
     @cached_property
     def _topics(self) -> dict[str, Topics | None]:
         law = self.exchange.mechanism.law
-        return {
-            name: Topics.learned(lexicon, law, self.streams("topics", self.own.name, name))
-            for name, lexicon in self._lexica.items()
-        }
+        body = Topics.learned(self._lexica["body"], law, self.streams("topics", self.own.name))
+        return {"title": None, "body": body}  # a title is too short to show what it is about
 
 
 @dataclass(frozen=True, eq=False)

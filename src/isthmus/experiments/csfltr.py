@@ -1,0 +1,139 @@
+"""Cross-silo federated ranking, Table 4 and Figures 6 and 8: what is printed, and what ours come to.
+
+Everything is judged on real judgements: queries and documents of a collection are dealt into silos, and test
+queries are ranked over the documents of all of them. The paper's own protocol, labels from the rank in a run
+over synthetic text, is a second experiment: what it measures is how well a run is imitated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from isthmus.corpora import available
+from isthmus.experiments.csfltr_report import cells_of, page_of
+from isthmus.experiments.csfltr_rows import curve_unit, point_unit, table_unit
+from isthmus.experiments.notebook import Cell, Notebook, Unit
+from isthmus.report import Page
+
+DATA = ("cran", "cisi", "med", "npl", "pydocs", "synthetic")
+EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
+SKEWS = {"topic": 0.0, "half": 0.5, "random": 1.0}
+OPTIONS = 8
+"""Seeds on which every option is measured; the others have the rows that are tested."""
+LABELS: tuple[int | None, ...] = (2, 5, 10, None)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to reproduce: `data` is a name, a path, or "all" of those that are found."""
+
+    data: str = "all"
+    scale: Literal["smoke", "full"] = "full"
+    seed: int = 0
+    seeds: int = 20
+    """Of Table 4 at full scale; figures take a quarter of them."""
+    figures: bool = True
+
+    def seeds_of(self, what: Literal["table", "figure"]) -> range:
+        """The seeds of a table or of a figure's points."""
+        full = self.seeds if what == "table" else max(2, self.seeds // 4)
+        return range(self.seed, self.seed + (full if self.scale == "full" else 2))
+
+    @property
+    def small(self) -> bool:
+        """Whether this is only a look."""
+        return self.scale == "smoke"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Everything that came out."""
+
+    cells: tuple[Cell, ...]
+    page: Page
+    wrote: tuple[Path, ...]
+
+
+def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
+    """Compute what is missing in the folder, and write the report."""
+    notebook = Notebook(out, config)
+    names = _names(config)
+    found: dict[str, Any] = {}
+    for label, work, units in _work(names, config):
+        found |= notebook.compute(work, units, label=label, workers=workers)
+    results = {name: _sorted(name, found, config) for name in names}
+    cells = tuple(cell for name in names for cell in cells_of(name, results[name]))
+    page = page_of(results, cells, seeds=len(config.seeds_of("table")))
+    return Reproduction(cells, page, tuple(notebook.publish(cells, page)))
+
+
+def _names(config: Config) -> tuple[str, ...]:
+    if config.data != "all":
+        return (config.data,)
+    there = available()
+    return tuple(name for name in DATA if name == "synthetic" or there.get(name))
+
+
+def _work(names: Sequence[str], config: Config) -> Iterator[tuple[str, Any, list[Unit]]]:
+    tables = [unit for name in names for unit in _table_units(name, config)]
+    yield "Table 4", table_unit, tables
+    if config.figures:
+        yield "Figure 6", curve_unit, [unit for name in names for unit in _curve_units(name, config)]
+        yield "points", point_unit, [unit for name in names for unit in _point_units(name, config)]
+
+
+def _case(name: str, config: Config, seed: int, **more: Any) -> dict[str, Any]:
+    circular = {"circular": True} if name == "synthetic" else {}
+    return {"data": name, "seed": seed, "small": config.small, **circular, **more}
+
+
+def _short(name: str) -> str:
+    return Path(name).name
+
+
+def _table_units(name: str, config: Config) -> Iterator[Unit]:
+    for seed in config.seeds_of("table"):
+        more = seed - config.seed < OPTIONS
+        yield f"{_short(name)} table {seed}", {"case": _case(name, config, seed), "more": more}
+
+
+def _curve_units(name: str, config: Config) -> Iterator[Unit]:
+    for seed in config.seeds_of("figure"):
+        yield f"{_short(name)} curve {seed}", {"case": _case(name, config, seed, reader="shrink")}
+
+
+def _point_units(name: str, config: Config) -> Iterator[Unit]:
+    """Points of Figures 8a and 8b and of the map; all are read by plain shrinking, which is cheaper."""
+    epsilons = EPSILONS if not config.small else (2.0, 8.0, float("inf"))
+    silos = range(1, 9) if not config.small else (1, 2, 4)
+    skews = SKEWS if not config.small else {"topic": 0.0, "random": 1.0}
+    for seed in config.seeds_of("figure"):
+        for epsilon in epsilons:
+            case = _case(name, config, seed, reader="shrink", epsilon=epsilon)
+            yield f"{_short(name)} budget {epsilon:g} {seed}", {"case": case, "labels": [None]}
+        for count in silos:
+            case = _case(name, config, seed, reader="shrink", silos=count)
+            yield f"{_short(name)} silos {count} {seed}", {"case": case, "labels": [None]}
+        for skew, moved in skews.items():
+            for epsilon in (2.0, 8.0, float("inf")) if not config.small else (2.0, 8.0):
+                case = _case(name, config, seed, reader="shrink", epsilon=epsilon, moved=moved)
+                labels = list(LABELS) if not config.small else [2, None]
+                yield f"{_short(name)} map {skew} {epsilon:g} {seed}", {"case": case, "labels": labels}
+
+
+def _sorted(name: str, found: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """A collection's results by kind of unit: table and curve by seed, points by what they vary."""
+    results: dict[str, Any] = {"table": [], "curve": [], "budget": {}, "silos": {}, "map": {}}
+    for unit, value in found.items():
+        if not unit.startswith(f"{_short(name)} "):
+            continue
+        kind, *rest = unit[len(_short(name)) + 1 :].split(" ")
+        if kind in ("table", "curve"):
+            results[kind].append(value)
+        else:
+            results[kind].setdefault(" ".join(rest[:-1]), []).append(value)
+    return results
