@@ -95,13 +95,20 @@ def wire(monkeypatch):
     return Own
 
 
+class Models(list):
+    """The silos' models, and the global one that they were trained from last."""
+
+    start: dict
+
+
 @pytest.fixture
 def models(monkeypatch):
     """Every model that a silo trained, in the order of training."""
-    found, own = [], clients.train_epochs
+    found, own = Models(), clients.train_epochs
 
-    def watched(*arguments, **more):
-        trained = own(*arguments, **more)
+    def watched(start, *arguments, **more):
+        found.start = start
+        trained = own(start, *arguments, **more)
         found.append({key: array.copy() for key, array in trained.parameters.items()})
         return trained
 
@@ -193,31 +200,38 @@ def contents(message):
 
 
 def test_no_message_to_the_server_holds_a_model_or_a_difference(wire, models):
-    trained = train(config(rounds=Rounds(count=1, silos=5)), FOLD)
+    train(config(rounds=Rounds(count=1, silos=5)), FOLD)
     assert len(models) == 5
-    sizes = {array.size for model in models for array in model.values()}
-    arrays = []
-    for reply in wire.heard:
-        told = list(contents(reply))
-        for record in reply.content.array_records.values():
-            arrays += [array for array in unpack(record).values() if array.size >= min(sizes)]
-        for model in models:
-            for array in model.values():
-                for start in range(0, array.size - 1, 2):  # not even two neighbouring parameters
-                    piece = array.reshape(-1)[start : start + 2].tobytes()
-                    assert not any(piece in part for part in told)
-    vectors = [array for array in arrays if array.dtype == np.uint64]
-    assert len(vectors) == 5
-    exact = [flat(model) for model in models]
-    start = flat(trained.ranker.parameters_)
-    for vector in vectors:
-        for one in (vector.view(np.int64) * 2.0**-32, vector.astype(np.float64)):
-            for model in (*exact, *(model - start for model in exact)):
-                assert abs(np.corrcoef(one, model)[0, 1]) < 0.4
-                assert np.abs(one - model).min() > 1e-4 or np.abs(one).max() > 1e6
-    told = np.frombuffer(b"".join(vector.tobytes() for vector in vectors), np.uint8)
-    assert chisquare(np.bincount(told, minlength=256)).pvalue > 1e-6
-    assert not any(np.array_equal(one, other) for one in vectors for other in vectors if one is not other)
+    secrets = [
+        *models,
+        *({key: model[key] - other[key] for key in model} for model in models for other in models),
+    ]
+    secrets += [{key: model[key] - models.start[key] for key in model} for model in models]
+    told = [part for reply in wire.heard for part in contents(reply)]
+    for array in (array.reshape(-1) for secret in secrets for array in secret.values() if array.any()):
+        for kind in (np.float32, np.float64):
+            for start in range(0, array.size - 1, 2):  # not even two neighbouring parameters
+                piece = array[start : start + 2].astype(kind)
+                assert not piece.all() or not any(piece.tobytes() in part for part in told)
+
+
+def test_masked_models_look_like_noise(wire, models):
+    train(config(rounds=Rounds(count=1, silos=5)), FOLD)
+    masked = [
+        unpack(reply.content.array_records["masked"])["vector"]
+        for reply in wire.heard
+        if "masked" in reply.content
+    ]
+    assert len(masked) == len(models) == 5
+    start = flat(models.start)
+    for vector in masked:
+        shown = vector.view(np.int64) * 2.0**-32
+        for model in map(flat, models):
+            assert abs(np.corrcoef(shown, model)[0, 1]) < 0.7, "61 numbers: five standard deviations"
+            assert np.abs(shown - model).min() > 1e-3
+            assert np.abs(shown - (model - start)).min() > 1e-3
+    spelt = np.frombuffer(b"".join(vector.tobytes() for vector in masked), np.uint8)
+    assert chisquare(np.bincount(spelt, minlength=256)).pvalue > 1e-6
 
 
 def test_the_sum_that_is_opened_is_the_weighted_mean(wire, models):
