@@ -19,7 +19,8 @@ Floats = NDArray[np.float64]
 MAIN = "nDCG@10"
 CENTRAL, BASELINE, RANDOM = "Centralised", "FedAvg", "random"
 TREE_ROWS = ("federated LambdaMART", "LambdaMART, centralised", "LightGBM")
-REFERENCES = ("best single feature", RANDOM)
+SINGLE = "best single feature"
+REFERENCES = (SINGLE, RANDOM)
 HONEST = "FedAvg, honest silos only"
 LAST = 20
 """The rounds at the end whose restlessness is told."""
@@ -289,6 +290,8 @@ class Growth:
     """log10 ‖θ‖ at the end."""
     turn: float
     """log10 (1 − cos) at the end."""
+    peak: tuple[float, float]
+    """The same where it was largest after the first three rounds, and in which round that was."""
     stopped: str
     folds: int
 
@@ -308,11 +311,24 @@ def growths(outcome: Outcome) -> Iterator[Growth]:
             rounds=float(np.mean([len(norm) for norm in norms])),
             ndcg=row.mean(MAIN),
             restless=restlessness(outcome.curves(plan)),
-            norm=float(np.mean([np.log10(max(norm[-1], 1e-30)) for norm in norms])),
-            turn=float(np.mean([np.log10(max(turn[-1], 1e-17)) for turn in turns])),
+            norm=float(np.mean([_log(norm[-1]) for norm in norms])),
+            turn=float(np.mean([_log(turn[-1]) for turn in turns])),
+            peak=_peak(turns),
             stopped=next((unit["stopped"] for unit in units if unit["stopped"]), ""),
             folds=len(units),
         )
+
+
+def _log(value: float) -> float:
+    return float(np.log10(max(value, 1e-17)))
+
+
+def _peak(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """log10 of the largest turn after three rounds, and its round: the mean over runs."""
+    later = [np.array(turn[3:] or turn) for turn in turns]
+    first = [min(3, len(turn) - len(rest)) + 1 for turn, rest in zip(turns, later, strict=True)]
+    places = [float(rest.argmax()) + at for rest, at in zip(later, first, strict=True)]
+    return float(np.mean([_log(float(rest.max())) for rest in later])), float(np.mean(places))
 
 
 def _growth_cells(outcome: Outcome, data: str) -> Iterator[Cell]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from isthmus.evaluation import fold_interval, paired_t
+from isthmus.evaluation import paired_t
 from isthmus.experiments import printed_fedrisk as printed
 from isthmus.experiments.fedrisk_cells import (
     BASELINE,
     CENTRAL,
     HONEST,
+    LAST,
     MAIN,
     RANDOM,
+    SINGLE,
     Floats,
     Outcome,
     Row,
@@ -28,10 +31,11 @@ from isthmus.experiments.fedrisk_cells import (
     overruns,
     restlessness,
 )
+from isthmus.experiments.fedrisk_pictures import Curve, curves_plot
 from isthmus.experiments.fedrisk_plans import DEPTHS, MEASURES, MODES, RATES
 from isthmus.federation.pictures import who_holds_what
 from isthmus.partition import Holdings
-from isthmus.report import Estimate, Line, Page, Plot, Section, Table, line_plot
+from isthmus.report import Estimate, Page, Plot, Section, Table
 from isthmus.report.tables import Cell as Shown
 
 Part = str | Table | Plot
@@ -102,16 +106,26 @@ class _Writer:
             ]
             yield Table(header, tuple(lines), f"Table 1, {named} ({self.where})", _NOTES[mode], 2)
         scored = self._scoring()
-        if scored:
+        if scored is not None:
             yield scored
-            yield (
-                "Most documents' most probable grade is 0, and the paper's rule as we had to complete it"
-                " orders"
-                " equal grades by how probable the grade is: the surest zeros come first. That alone puts"
-                " paper"
-                " mode near or below the random ranker; the same models scored by their expected grade rank"
-                " well."
-            )
+            yield from self._surest_zeros()
+
+    def _surest_zeros(self) -> Iterator[str]:
+        """What ranking by the most probable grade does."""
+        random = self.outcome.row("1", "sound", RANDOM)
+        if random is None:
+            return
+        below = {
+            table: sum(row.mean(MAIN) < random.mean(MAIN) for row in self.outcome.rows(table, "paper"))
+            for table in ("1", "scoring")
+        }
+        yield (
+            "Where most documents' most probable grade is 0, the paper's rule, equal grades by how probable"
+            f" the grade is, puts the surest zeros first: {below['1']} of"
+            f" {len(self.outcome.rows('1', 'paper'))}"
+            f" rows lie below the random ranker ({random.mean(MAIN):.2f}). Scored by their expected grade,"
+            f" {below['scoring']} of the same models do."
+        )
 
     def _scoring(self) -> Table | None:
         lines = []
@@ -213,43 +227,42 @@ class _Writer:
 
     def silos_alike(self) -> Iterator[Part]:
         for mode in MODES:
-            lines: dict[str, Line] = {}
-            for variant, plan in figure_2(mode).items():
-                for measure in ("nDCG@1", "nDCG@5", MAIN):
+            curves: dict[str, Curve] = {}
+            for colour, measure in enumerate(("nDCG@1", "nDCG@5", MAIN)):
+                for variant, plan in figure_2(mode).items():
                     key = "curve" if measure == MAIN else measure
-                    self._add(lines, f"{measure}, {variant}", plan, key)
-            yield from self._plotted(lines, f"Figure 2, {mode} mode: FedAvg", "nDCG")
+                    dashed = variant != "IID"
+                    self._add(curves, f"{measure}, {variant}", plan, key=key, colour=colour, dashed=dashed)
+            yield from self._plotted(curves, f"Figure 2, {mode} mode: FedAvg", "nDCG")
 
     def two_curves(self) -> Iterator[Part]:
         for mode in MODES:
-            lines: dict[str, Line] = {}
+            curves: dict[str, Curve] = {}
             for row, plan in figure_4(mode).items():
-                self._add(lines, row, plan)
-            yield from self._plotted(self._beside(lines), f"Figure 4, {mode} mode: {MAIN}", MAIN)
+                self._add(curves, row, plan)
+            yield from self._plotted(curves, f"Figure 4, {mode} mode", MAIN)
             for row, plan in figure_4(mode).items():
-                curves = self.outcome.curves(plan)
-                if curves.size:
+                found = self.outcome.curves(plan)
+                if found.size:
                     yield (
-                        f"{row}, {mode} mode: {100 * last(curves).mean():.2f} in the last round; from round"
-                        " to"
-                        f" round the last ones move by {restlessness(curves):.3f} (standard deviation)."
+                        f"{row}, {mode} mode: {100 * last(found).mean():.2f} in the last round; over the last"
+                        f" {LAST} rounds it moves by {restlessness(found):.3f} from round to round (standard"
+                        " deviation)."
                     )
 
     def mixes(self) -> Iterator[Part]:
         for mode in MODES:
-            lines: dict[str, Line] = {}
+            curves: dict[str, Curve] = {}
             for plan in figure_5(self.outcome.protocol, mode):
                 _, _, row, variant = plan.split("|")
-                self._add(lines, f"{row} {variant}".strip(), plan, band=False)
+                self._add(curves, f"{row} {variant}".strip(), plan, band=False)
             fewer = (self.outcome.protocol.per_round + 1) // 2
-            title = f"Figure 5, {mode} mode, {fewer} silos a round: {MAIN}"
-            yield from self._plotted(self._beside(lines), title, MAIN)
-        if any(self.outcome.rows("fig5")):
+            yield from self._plotted(curves, f"Figure 5, {mode} mode, {fewer} silos a round", MAIN)
+        if self.outcome.rows("fig5"):
             yield (
                 "In sound mode the pairs (α, β) that sum to 1 are convex mixes of the aggregate and the"
-                " previous"
-                " model; in the place of (1, 1), which has no sound meaning, stands the default's server"
-                " momentum."
+                " previous model; in the place of (1, 1), which has no sound meaning, stands the default's"
+                " server momentum."
             )
 
     def who_holds_what(self) -> Iterator[Part]:
@@ -262,28 +275,23 @@ class _Writer:
                     yield replace(plot, caption=caption)
 
     def _add(
-        self, lines: dict[str, Line], name: str, plan: str, key: str = "curve", *, band: bool = True
+        self, curves: dict[str, Curve], name: str, plan: str, *, key: str = "curve", **style: Any
     ) -> None:
-        curves = self.outcome.curves(plan, key)
-        if curves.size:
-            lines[name] = curve_line(100 * curves, band=band)
+        found = self.outcome.curves(plan, key)
+        if found.size:
+            curves[name] = Curve(100 * found, **{"colour": len(curves), **style})
 
-    def _beside(self, lines: dict[str, Line]) -> dict[str, Line]:
-        """The curves with the levels of the centralised twin and of the random ranker."""
-        length = max((len(line.x) for line in lines.values()), default=0)
-        levels = {"centralised (sound)": CENTRAL, "random ranker": RANDOM}
+    def _levels(self) -> dict[str, float]:
+        """What curves of the main measure are compared with."""
+        levels = {"centralised (sound)": CENTRAL, "best single feature": SINGLE, "random ranker": RANDOM}
         found = {shown: self.outcome.row("1", "sound", name) for shown, name in levels.items()}
-        flat = {
-            shown: Line([1, length], [row.mean(MAIN)] * 2) for shown, row in found.items() if row is not None
-        }
-        return {**lines, **flat} if lines else {}
+        return {shown: row.mean(MAIN) for shown, row in found.items() if row is not None}
 
-    def _plotted(self, lines: Mapping[str, Line], title: str, y: str) -> Iterator[Part]:
-        if lines:
-            plot = line_plot(
-                lines, x="round", y=f"{y} (×100)", caption=f"{title}, test queries ({self.where})"
-            )
-            yield replace(plot, size=(7.5, 4.4))
+    def _plotted(self, curves: Mapping[str, Curve], title: str, y: str) -> Iterator[Plot]:
+        if curves:
+            levels = self._levels() if y == MAIN else {}
+            caption = f"{title}: {y} of test queries ({self.where})"
+            yield curves_plot(curves, y=f"{y} (×100)", caption=caption, levels=levels)
 
     # Why the curves are flat
 
@@ -313,16 +321,15 @@ class _Writer:
             "turn": ("log10 (1 − cos(θ_t, θ_t−1))", lambda curve: np.log10(np.maximum(curve, 1e-17))),
         }
         for key, (label, scale) in kinds.items():
-            lines = {}
-            for depth in DEPTHS:
-                curves = self.outcome.curves(f"A3|paper|(1, 1)|{depth}", key)
-                if curves.size:
-                    lines[f"{depth}, (1, 1)"] = curve_line(scale(curves), band=False)
-            plain = self.outcome.curves("A3|paper|FedAvg|linear", key)
-            if plain.size:
-                lines["linear, FedAvg"] = curve_line(scale(plain), band=False)
-            caption = f"alpha_mix = beta_mix = 1, mean over folds: {label} ({self.data})"
-            yield line_plot(lines, x="round", y=label, caption=caption)
+            curves = {}
+            for colour, depth in enumerate(DEPTHS):
+                for row, dashed in (("(1, 1)", False), (BASELINE, True)):
+                    found = self.outcome.curves(f"A3|paper|{row}|{depth}", key)
+                    if found.size:
+                        named = f"{row}, {depth}"
+                        curves[named] = Curve(scale(found), colour, dashed=dashed, band=False)
+            caption = f"alpha_mix = beta_mix = 1 beside FedAvg, paper mode: {label} ({self.data})"
+            yield curves_plot(curves, y=label, caption=caption)
 
     def _explained(self) -> Iterator[str]:
         by_depth = {one.depth: one for one in growths(self.outcome) if one.row == "(1, 1)"}
@@ -330,27 +337,35 @@ class _Writer:
         linear, one, two = (by_depth.get(depth) for depth in DEPTHS)
         if linear is not None:
             yield (
-                "One weight layer freezes: a step of fixed length against parameters that double turns the"
-                " model by"
-                f" ever less (log10 (1 − cos) {linear.turn:.1f} at the end), rankings do not depend on the"
-                " length,"
-                f" and the curve is flat: {linear.restless:.4f} from round to round with the risk term and"
-                f" {without['linear'].restless:.4f} without any. A flat curve is therefore no evidence for"
-                " the"
-                " risk term."
+                "One weight layer freezes. Steps keep their length while parameters double, so the model"
+                " turns"
+                f" by ever less (log10 (1 − cos) is {linear.turn:.1f} at the end), rankings do not depend on"
+                " its"
+                f" length, and the curve is flat: {linear.restless:.4f} from round to round with the risk"
+                " term"
+                f" and {without['linear'].restless:.4f} without any. A flat curve is no evidence for the risk"
+                " term, and growth hides the freezing until float32 ends, near round 128."
             )
         if one is not None:
             yield (
-                f"Two weight layers (one hidden) go on {one.rounds:.0f} rounds: outputs grow with the square"
-                " of the"
-                " length, so softmax saturates, gradients come in all-or-nothing and float32 overflows."
+                "Two weight layers (one hidden) overflow. A layer's gradient grows with the other layer, so"
+                " the"
+                f" model goes on turning (log10 (1 − cos) up to {one.peak[0]:.1f} after the first rounds)"
+                " and the"
+                f" curve does not settle ({one.restless:.2f} from round to round); outputs grow with the"
+                " square"
+                f" of the length, and after {one.rounds:.0f} rounds float32 cannot hold them."
                 + self._quoted(one.stopped)
             )
         if two is not None:
             yield (
-                f"Three weight layers (two hidden) diverge after {two.rounds:.0f} rounds: gradients of one"
-                " layer grow"
-                " with the product of the others, faster than the parameters themselves."
+                "Three weight layers (two hidden) diverge. Gradients grow with the product of two layers,"
+                " faster"
+                f" than the parameters: by round {two.peak[1]:.0f} a single round turns the model by log10"
+                " (1 −"
+                f" cos) = {two.peak[0]:.1f}. After that the rectified units are dead or the numbers not"
+                " finite"
+                f" (here {two.rounds:.0f} rounds were); {MAIN} ends at {two.ndcg:.2f}."
                 + self._quoted(two.stopped)
             )
 
@@ -414,9 +429,9 @@ class _Writer:
         if not found:
             return
         good = next(iter(found.values()))[0]
-        lines = {row: curve_line(100 * curves, band=True) for row, (_, curves) in found.items()}
+        lines = {row: Curve(100 * curves, at) for at, (row, (_, curves)) in enumerate(found.items())}
         caption = f"From round {good + 1} on all silos are bad: {MAIN} of the global model ({self.where})"
-        yield replace(line_plot(lines, x="round", y=f"{MAIN} (×100)", caption=caption), size=(7.5, 4.0))
+        yield curves_plot(lines, y=f"{MAIN} (×100)", caption=caption, levels=self._levels())
         header = ("row", "before", "after one bad round", "at the end")
         table: list[tuple[Shown, ...]] = [
             (row, *(100 * float(np.nanmean(curves[:, at])) for at in (good - 1, good, -1)))
@@ -483,21 +498,6 @@ _NOTES: Mapping[str, tuple[str, ...]] = {
         "Flower's defaults throughout; FedProx: μ = 0.9; FedRisk: alpha_mix = beta_mix = 1, alpha_risk = 2.",
     ),
 }
-
-
-def curve_line(curves: Floats, *, band: bool) -> Line:
-    """The mean over folds of the rounds that all folds reached, with a 95 % t band."""
-    known = curves[:, np.isfinite(curves).all(axis=0)]
-    rounds = np.flatnonzero(np.isfinite(curves).all(axis=0)) + 1
-    if not band or len(known) < 2:
-        return Line(rounds.tolist(), known.mean(axis=0).tolist())
-    found = [fold_interval(column) for column in known.T]
-    return Line(
-        rounds.tolist(),
-        [one.value for one in found],
-        [one.low for one in found],
-        [one.high for one in found],
-    )
 
 
 def _estimate(row: Row, measure: str, data: str) -> Estimate:
