@@ -26,6 +26,7 @@ from isthmus.retrieval import Statistics
 from isthmus.tables import Corpus, Letor, Queries, Run
 from isthmus.tables.grouped import rows_of
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.tables.postings import Postings
 from isthmus.text import ENGLISH, Tokeniser, Tokens
 
 FIELDS = ("title", "body")
@@ -191,7 +192,7 @@ class ExactCounts:
         known = np.flatnonzero(terms >= 0)
         found = np.zeros(len(documents), dtype=np.int64)
         if len(known):
-            found[known] = self._table[documents[known], terms[known]]
+            found[known] = self._by_term.at(documents[known], terms[known])
         return found
 
     def frequencies(self, words: Ids) -> IntArray:
@@ -205,6 +206,10 @@ class ExactCounts:
     @cached_property
     def _table(self) -> Any:
         return self.tokens.counts()
+
+    @cached_property
+    def _by_term(self) -> Postings:
+        return Postings(self._table.tocsc())
 
 
 def compute(

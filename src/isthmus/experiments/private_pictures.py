@@ -210,21 +210,24 @@ def _theorem_plot(found: Mapping[str, Any], number: int) -> Plot:
 
 def _on_log_axes(plot: Plot, caption: str) -> Plot:
     def draw(axes: Any) -> None:
-        from matplotlib.ticker import FuncFormatter, LogLocator
-
         plot.draw(axes)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.xaxis.set_major_locator(LogLocator(4))
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        low, high = axes.get_xlim()
+        axes.set_xticks([width for width in WIDTHS[1::2] if low <= width <= high])
+        axes.xaxis.set_major_formatter(_plainly)
+        axes.yaxis.set_major_formatter(_plainly)
         low, high = axes.get_ylim()
         if high / low < 100:  # a decade or so needs more marks than its ends
             axes.yaxis.set_minor_formatter(
-                FuncFormatter(lambda value, _: f"{value:,g}" if f"{value:.0e}"[0] in "25" else "")
+                lambda value, at: _plainly(value, at) if f"{value:.0e}"[0] in "25" else ""
             )
 
     return Plot(draw, caption)
+
+
+def _plainly(value: float, _: object) -> str:
+    return f"{value:,g}"
 
 
 def _panels_plot(found: Mapping[str, Any]) -> Plot:

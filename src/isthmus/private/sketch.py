@@ -26,13 +26,14 @@ from isthmus.errors import ConfigError, PrivacyError
 from isthmus.report import progress
 from isthmus.tables.grouped import offsets_of, rows_of
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.tables.postings import Postings
 from isthmus.text import Tokens
 
 Counts = NDArray[np.int32]
 
 LEAST_WIDTH, CELLS_A_WORD = 8192, 64
 
-_CHUNK = 1 << 17  # tokens sorted at once; the keys of a chunk fit 32 bits and the cache
+_CHUNK = 1 << 16  # tokens sorted at once; the keys of a chunk fit 32 bits and the cache
 
 
 def width_for(lengths: IntArray) -> int:
@@ -77,6 +78,12 @@ class HashFamily:
         """The number of cells."""
         return self.rows * self.width
 
+    @property
+    def name(self) -> str:
+        """What tells these hash functions from others and nothing else about them."""
+        told = f"{self.rows} {self.width} {self.epoch}".encode()
+        return hashlib.blake2b(told, key=self.key, digest_size=8, person=b"isthmus name").hexdigest()
+
     def of(self, words: Ids) -> Hashed:
         """Hash a column of words; every distinct one once."""
         spread = self.of_vocabulary(words)
@@ -120,13 +127,12 @@ class Sketch:
     def of(cls, tokens: Tokens, family: HashFamily) -> Self:
         """One sketch for every text."""
         hashed = family.of_vocabulary(tokens.terms)
-        cells = hashed.cells.astype(np.int32)
-        negative = (hashed.signs < 0) if cls.signed else np.zeros(hashed.signs.shape, dtype=bool)
-        marked = (cells * 2 + negative).astype(np.int32).T  # (words, rows): a token's keys lie together
+        keys = hashed.cells * 2 + (hashed.signs < 0) if cls.signed else hashed.cells
+        by_word = np.ascontiguousarray(keys.T.astype(np.int32))  # (words, rows): a token's keys lie together
         spans = progress(_chunks(tokens, family), label="sketching documents")
-        parts = [_counted(tokens, marked, first, last, family.size) for first, last in spans]
-        documents, found, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return cls(family, offsets_of(documents, len(tokens)), frozen(found), frozen(values))
+        parts = [_counted(tokens, by_word, span, family.size, signed=cls.signed) for span in spans]
+        sizes, cells, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return cls(family, frozen(np.append(0, np.cumsum(sizes))), frozen(cells), frozen(values))
 
     @classmethod
     def of_totals(cls, words: Ids, totals: IntArray, family: HashFamily) -> Self:
@@ -157,12 +163,11 @@ class Sketch:
 
     def columns(self, cells: IntArray) -> Counts:
         """The values of these cells in all documents, of shape (cells, documents)."""
-        offsets, documents, values = self._by_cell
-        found = np.zeros((len(cells), len(self)), dtype=np.int32)
-        for at, cell in enumerate(cells.tolist()):
-            rows = slice(offsets[cell], offsets[cell + 1])
-            found[at, documents[rows]] = values[rows]
-        return found
+        return self._by_cell.columns(cells)
+
+    def lookup(self, documents: IntArray, cells: IntArray) -> Counts:
+        """The value of cell `cells[i]` in document `documents[i]`, for every i."""
+        return self._by_cell.at(documents, cells)
 
     @cached_property
     def table(self) -> Any:
@@ -172,26 +177,8 @@ class Sketch:
         return csr_array((self.values, self.cells, self.offsets), shape=(len(self), self.family.size))
 
     @cached_property
-    def _by_cell(self) -> tuple[list[int], Counts, Counts]:
-        table = self.table.tocsc()
-        return table.indptr.tolist(), table.indices, table.data
-
-    @cached_property
-    def _keys(self) -> IntArray:
-        documents = np.repeat(np.arange(len(self)), np.diff(self.offsets))
-        return documents * self.family.size + self.cells
-
-    def lookup(self, documents: IntArray, cells: IntArray) -> Counts:
-        """The value of cell `cells[i]` in document `documents[i]`, for every i."""
-        used, back = np.unique(cells, return_inverse=True)
-        if len(used) * len(self) <= 8 * len(cells):  # as a rule: few words, all documents
-            return self.columns(used)[back.ravel(), documents]
-        wanted = documents * self.family.size + cells
-        at = np.searchsorted(self._keys, wanted)
-        there = np.flatnonzero(np.append(self._keys, -1)[at] == wanted)
-        found = np.zeros(len(cells), dtype=np.int32)
-        found[there] = self.values[at[there]]
-        return found
+    def _by_cell(self) -> Postings:
+        return Postings(self.table.tocsc())
 
     def estimate(self, words: Ids) -> NDArray[Any]:
         """How often every document has every word, of shape (words, documents)."""
@@ -291,22 +278,39 @@ def _chunks(tokens: Tokens, family: HashFamily) -> list[tuple[int, int]]:
 
 
 def _counted(
-    tokens: Tokens, marked: Counts, first: int, last: int, size: int
+    tokens: Tokens, by_word: Counts, span: tuple[int, int], size: int, *, signed: bool
 ) -> tuple[IntArray, Counts, Counts]:
-    """Documents, cells and values of some documents: sort (document, cell, sign) and count equal ones."""
-    rows = slice(int(tokens.offsets[first]), int(tokens.offsets[last]))
-    keys = marked[tokens.terms.codes[rows]]
-    starts = np.arange(last - first, dtype=np.int32) * np.int32(2 * size)
-    keys += np.repeat(starts, tokens.lengths[first:last])[:, None]
-    keys = np.sort(keys.ravel())
-    begins = np.flatnonzero(np.diff(keys, prepend=np.int32(-1)))
-    counts = np.diff(np.append(begins, len(keys))).astype(np.int32)
+    """How many cells each of some documents has, which, and their values: sort (document, cell, sign) and
+    count equal ones."""
+    first, last = span
+    starts = np.arange(last - first, dtype=np.int32) * np.int32(size)
+    keys = by_word[tokens.terms.codes[int(tokens.offsets[first]) : int(tokens.offsets[last])]]
+    keys += np.repeat(starts * np.int32(2 if signed else 1), tokens.lengths[first:last])[:, None]
+    keys = keys.ravel()
+    keys.sort()
+    begins = _begins(keys)
+    values = np.diff(begins, append=len(keys)).astype(np.int32)
     found = keys[begins]
-    documents, cells = np.divmod(found >> 1, np.int32(size))
-    negative = (found & 1).astype(bool)
-    if negative.any():
-        documents, cells, counts = _summed(documents, cells, np.where(negative, -counts, counts))
-    return documents.astype(np.int64) + first, cells, counts
+    if signed:
+        values = np.where(found & 1, -values, values)
+        places = found >> 1
+        again = _begins(places)
+        values = np.add.reduceat(values, again) if len(again) else values
+        kept = values != 0
+        found, values = places[again][kept], values[kept]
+    sizes = (
+        np.diff(np.searchsorted(found, starts), append=len(found)) if len(starts) else np.empty(0, np.int64)
+    )
+    return sizes, found - np.repeat(starts, sizes), values
+
+
+def _begins(ordered: NDArray[Any]) -> IntArray:
+    """Where a new value begins in sorted ones."""
+    return (
+        np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+        if len(ordered)
+        else np.empty(0, np.int64)
+    )
 
 
 def _summed(documents: NDArray[Any], cells: Counts, values: Counts) -> tuple[Any, Counts, Counts]:
