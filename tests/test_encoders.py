@@ -93,6 +93,17 @@ def test_without_a_home_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) 
     assert encode_cached(Counting(), ["one", "three"])[:, 0].tolist() == [3, 5]
 
 
+def test_posts_are_read_without_their_markup() -> None:
+    plain = "USA Softball for life! Team Mates"
+    post = "{@USA Softball@} for life! #TeamMates {{URL}} https://example.org/x"
+    assert encoders.unmarked(post) == plain
+    assert encoders.unmarked("{{URL}}") == "{{URL}}", "a text never becomes empty"
+    lsa = Lsa.fit(["softball team mates", "USA for life", "a kitchen"], dimensions=2)
+    found = encoders.Unmarked(lsa)
+    np.testing.assert_array_equal(found.encode([post]), lsa.encode([plain]))
+    assert found.fingerprint != lsa.fingerprint
+
+
 def test_a_projection_learns_pairs_that_share_no_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
     Lsa           TF-IDF and a truncated SVD, fitted on the texts at hand; needs no download
     Transformer   a BERT-like sentence encoder from a folder, all-MiniLM-L6-v2 by default
     Projected     another encoder behind a linear map learned from judged pairs
+    Unmarked      another encoder that reads posts without their markup
 
 An encoder has a `fingerprint` that changes whenever its vectors would, so `encode_cached` can keep
 vectors on disk. The transformer runs in NumPy; texts of equal length are batched together, so that nothing
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -223,10 +225,37 @@ class Remembered:
         return self.vectors[[self.rows[text] for text in texts]]
 
 
+@dataclass(frozen=True, eq=False)
+class Unmarked:
+    """Another encoder that reads every text as `unmarked` leaves it."""
+
+    encoder: Encoder
+
+    @property
+    def fingerprint(self) -> str:
+        """The encoder's own, and what is done before."""
+        return f"{self.encoder.fingerprint}-unmarked"
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """The vectors of the texts without markup."""
+        return encode_cached(self.encoder, [unmarked(text) for text in texts])
+
+
+def unmarked(text: str) -> str:
+    """A post as plain words: no placeholders or addresses, names out of their braces, hashtags as words.
+
+    >>> unmarked("{@USA Softball@} for life! #TeamMates {{URL}}")
+    'USA Softball for life! Team Mates'
+    """
+    words = re.sub(r"\{\{.*?\}\}|https?://\S+", " ", text)
+    words = re.sub(r"[{}@#_]", " ", words)
+    return " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", words).split()) or text
+
+
 def encode_cached(encoder: Encoder, texts: Sequence[str], *, label: str | None = None) -> Vectors:
     """`encoder.encode(texts)`, kept on disk block by block, so that a second call, or one after a kill,
     computes only what is missing; where nothing can be kept, everything. `label` names the progress bar."""
-    if isinstance(encoder, Remembered):
+    if isinstance(encoder, Remembered | Unmarked):  # what they stand before does the keeping
         return encoder.encode(texts)
     blocks = [texts[at : at + _BLOCK_TEXTS] for at in range(0, len(texts), _BLOCK_TEXTS)]
     if not blocks:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from isthmus.encoders import Encoder, Lsa, Remembered, Transformer
+from isthmus.encoders import Encoder, Lsa, Remembered, Transformer, Unmarked, unmarked
 from isthmus.errors import MissingExtra
 from isthmus.retrieval.bm25 import BM25
 from isthmus.retrieval.dense import Score
@@ -18,7 +18,7 @@ from isthmus.retrieval.labels import (
     OneVsRest,
     Trained,
 )
-from isthmus.retrieval.views import Beside, Characters, Counted, Encoded, Words
+from isthmus.retrieval.views import Beside, Characters, Counted, Encoded, View, Words
 from isthmus.text import Tokeniser
 
 MAX_TOKENS = 128
@@ -42,6 +42,28 @@ def encoder(texts: Iterable[str], *, label: str | None = None) -> tuple[Encoder,
     except MissingExtra:
         found, name = Lsa.fit(known, dimensions=256), "LSA (no transformer installed)"
     return Remembered.of(found, known, label=label), name
+
+
+def _marked(texts: Sequence[str]) -> bool:
+    """Whether a tenth of the texts are posts with markup in them."""
+    return 10 * sum(unmarked(text) != " ".join(text.split()) for text in texts) > len(texts)
+
+
+def _unmarked_panel(
+    encoder: Encoder, texts: Sequence[str], words: View, letters: View
+) -> dict[str, LabelRanker]:
+    """Dense rankers once more, reading posts without their markup."""
+    inner = encoder.encoder if isinstance(encoder, Remembered) else encoder
+    view = Encoded(Unmarked(Remembered.of(inner, {unmarked(text) for text in texts})))
+    return {
+        "dense, unmarked": OneVsRest(view, cost=10.0, loss="log"),
+        "dense neighbours, unmarked": Neighbours(view, k=50, sharpness=10.0),
+        "words + dense, unmarked": OneVsRest(Beside((words, view), (1.0, 1.0))),
+        "words + letters + dense, unmarked": OneVsRest(
+            Beside((words, letters, view), (1.0, 1.0, 1.5)), cost=0.3
+        ),
+        "label text, unmarked": LabelText(view),
+    }
 
 
 def paper_panel(view: Encoded, *, as_printed: bool) -> dict[str, LabelRanker]:
@@ -76,6 +98,7 @@ def default_panel(view: Encoded, texts: Iterable[str], *, single: bool) -> dict[
     letters = Counted.of(Characters(), known)
     return {
         **few,
+        **(_unmarked_panel(view.encoder, known, bigrams, letters) if _marked(known) else {}),
         "content words": OneVsRest(Counted.of(Words(stop=True), known)),
         "bigrams": OneVsRest(bigrams),
         "trigrams and marks": OneVsRest(Counted.of(Words(3, least=2, marks=True), known)),
