@@ -17,6 +17,9 @@ import pytest
 from isthmus.calibration import Platt, save_calibrator
 from isthmus.errors import ConfigError, DataError
 from isthmus.fusion import fuser, save_fuser
+from isthmus.private.counts import fetch_catalogue, in_memory
+from isthmus.private.messages import Enquiry
+from isthmus.private.store import SiloFolder
 from isthmus.rankers import Linear
 from isthmus.service.certificates import Authority, client_context, server_name
 from isthmus.service.export import export_judgements
@@ -25,7 +28,7 @@ from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
 from isthmus.service.reliability import reliability_curve, save_curves
-from isthmus.service.running import supernode
+from isthmus.service.running import node_config, supernode
 from isthmus.service.searching import FEATURES, snippet
 from isthmus.service.security import ApiKeys, server
 from isthmus.service.settings import (
@@ -440,8 +443,33 @@ def test_a_supernode_runs_beside_the_node(settings, tmp_path, monkeypatch):
     told = (tmp_path / "told").read_text().split("\n")
     config = told[told.index("--node-config") + 1]
     assert config == f'silo="north" data="{tmp_path}/rows.txt" ledger="{tmp_path}/north/ledger.db"'
+    private = replace(wanted, private=tmp_path / "private", queries=tmp_path / "q.tsv", masked_only=True)
+    told = node_config(replace(settings, training=private), private)
+    assert f'ledger="{tmp_path}/private/silo.ledger" folder="{tmp_path}/private"' in told
+    assert told.endswith(" masked-only=true")
     with pytest.raises(ConfigError), supernode(settings, replace(wanted, clientappio="0.0.0.0:9094")):
         pass
+
+
+def test_private_counts_are_answered_of_the_nodes_documents_from_its_one_ledger(settings, tmp_path):
+    training = SuperNode(
+        "127.0.0.1:1", tmp_path, tmp_path, tmp_path, tmp_path / "private", tmp_path / "q.tsv"
+    )
+    with serving(replace(settings, training=training)) as client:
+        folder = SiloFolder(tmp_path / "private")
+        wait_for(lambda: (folder.path / "body.words").exists())
+        client.get("/statistics")
+        with folder.ledger() as ledger:
+            carrier = in_memory(folder.desk(2.0, ledger), "south")
+            assert len(fetch_catalogue(carrier, "body").documents) == 60
+            carrier(Enquiry("body", 0).encode())
+            assert ledger.spent("d7") == 3.0
+        rows = client.get("/release").json()["departures"]
+        assert {(row["kind"], row["guarantee"]) for row in rows} == {
+            ("sums", "ε = 1"),
+            ("catalogue", "no DP guarantee"),
+            ("counts", "ε = 2"),
+        }
 
 
 @pytest.mark.parametrize(

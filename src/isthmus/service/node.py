@@ -18,8 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+
 from isthmus.errors import DataError, IsthmusError, ProtocolError
 from isthmus.private.ledger import Budget, Ledger
+from isthmus.private.store import SiloFolder
 from isthmus.report.progress import Progress
 from isthmus.service import wire
 from isthmus.service.figures import TEXT, Figures, family_of
@@ -30,7 +33,9 @@ from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.settings import NodeSettings, secret
 from isthmus.service.sources import load_all
 from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store
+from isthmus.tables import Documents
 from isthmus.tables.files import replacing
+from isthmus.tables.ids import frozen
 
 TICK = 5.0
 """Seconds between two looks at model files and at what left unrecorded."""
@@ -61,6 +66,7 @@ class Node:
         self._indexed = threading.Condition()
         self._left: dict[tuple[str, str, str], int] = {}
         self._left_lock = threading.Lock()
+        self._sketched: int | None = None
         self._releases = Releases(settings, self.ledger, self.index, self.family)
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
         self.problem = ""
@@ -101,6 +107,7 @@ class Node:
         while not self._stopped.is_set():
             try:
                 self._catch_up()
+                self._sketch()
                 self._load_new_models()
                 self._record_departures()
                 self.problem = ""
@@ -128,6 +135,16 @@ class Node:
                 bar.advance(done)
                 with self._indexed:
                     self._indexed.notify_all()
+
+    def _sketch(self) -> None:
+        """Keep the sketches that private counts are answered from near the documents there are."""
+        wanted, snapshot = self.settings.training, self.index.snapshot
+        if wanted is None or wanted.private is None or self._stopped.is_set():
+            return
+        allowed = self.settings.statistics.renew * len(snapshot)
+        if self._sketched is None or snapshot.change - self._sketched > allowed:
+            SiloFolder.at(wanted.private, create=True).build(all_documents(self.store))
+            self._sketched = snapshot.change
 
     def compact(self) -> None:
         """Nothing of removed documents stays in the index."""
@@ -292,12 +309,27 @@ def open_store(settings: NodeSettings) -> Store:
     return PostgresStore(secret(settings.store.url, "store.url"))
 
 
+def all_documents(store: Store) -> Documents:
+    """Everything a store has, as a table."""
+    found, after = [], 0
+    while changes := store.changes(after, 1000):
+        found += [each for each in changes if not each.removed]
+        after = changes[-1].change
+    return Documents(
+        tuple(each.id for each in found),
+        tuple(each.title for each in found),
+        tuple(each.body for each in found),
+        frozen(np.zeros(len(found), dtype=np.int64)),
+    )
+
+
 def _ledger(settings: NodeSettings) -> Ledger:
     """The silo's ledger; the operator's own file is where its budget is changed on purpose."""
     limits = {name: peer.budget for name, peer in settings.peers.items() if peer.budget is not None}
     budget = Budget(epsilon=settings.budget, peers=limits)
-    path = settings.folder / "ledger.db"
+    path = settings.ledger
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         return Ledger(path, budget)
     ledger = Ledger(path)
     if ledger.budget != budget:

@@ -126,6 +126,16 @@ def _check_free(host: str, port: int) -> None:
             ) from error
 
 
+def node_config(settings: NodeSettings, wanted: SuperNode) -> str:
+    """What the SuperNode is told of the silo; nothing that arrives over the network can change it."""
+    paths = {"data": wanted.data, "ledger": settings.ledger}
+    if wanted.private is not None and wanted.queries is not None:
+        paths |= {"folder": wanted.private, "queries": wanted.queries}
+    told = {"silo": settings.silo} | {name: str(path) for name, path in paths.items()}
+    words = [f"{name}={json.dumps(value)}" for name, value in told.items()]
+    return " ".join([*words, "masked-only=true"] if wanted.masked_only else words)
+
+
 @contextmanager
 def supernode(settings: NodeSettings, wanted: SuperNode) -> Iterator[subprocess.Popen[bytes]]:
     """The silo's SuperNode while the node runs: it reads the silo's rows and writes into its ledger."""
@@ -136,8 +146,7 @@ def supernode(settings: NodeSettings, wanted: SuperNode) -> Iterator[subprocess.
     host, _, port = wanted.clientappio.rpartition(":")
     if host not in LOOPBACK:
         raise ConfigError("a SuperNode's own port is for this machine only", key="training.clientappio")
-    config = {"silo": settings.silo, "data": wanted.data, "ledger": settings.folder / "ledger.db"}
-    told = " ".join(f"{key}={json.dumps(str(value))}" for key, value in config.items())
+    told = node_config(settings, wanted)
     command = [found, "--superlink", wanted.superlink, "--root-certificates", str(wanted.authority)]
     command += ["--auth-supernode-private-key", str(wanted.key), "--node-config", told]
     command += ["--host", host, "--port", str(int(port) or _free_port(host))]

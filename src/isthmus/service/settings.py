@@ -174,13 +174,26 @@ class SharedStatistics:
 
 @dataclass(frozen=True)
 class SuperNode:
-    """The Flower SuperNode that a node starts to take part in training and counts."""
+    """The Flower SuperNode that a node starts to take part in training and counts.
+
+    `data` are feature rows to train on. With `private`, a folder of keys (isthmus keys), the node keeps
+    sketches of its documents there and answers other silos' questions about counts; `queries` are those it
+    asks about.
+    """
 
     superlink: str
     data: Path
     authority: Path
     key: Path
+    private: Path | None = None
+    queries: Path | None = None
+    masked_only: bool = False
+    """Whether updates may leave only under a secure sum."""
     clientappio: str = "127.0.0.1:0"
+
+    def __post_init__(self) -> None:
+        if (self.private is None) != (self.queries is None):
+            raise ValueError("private and queries belong together")
 
 
 @dataclass(frozen=True)
@@ -215,6 +228,12 @@ class NodeSettings:
             raise ValueError(f"depth = {self.depth} must lie in 1..10000")
         if not self.budget > 0:
             raise ValueError(f"budget = {self.budget:g} must be above 0")
+
+    @property
+    def ledger(self) -> Path:
+        """One ledger for everything that leaves: that of private counts, where there are any."""
+        private = None if self.training is None else self.training.private
+        return self.folder / "ledger.db" if private is None else private / "silo.ledger"
 
 
 @dataclass(frozen=True)
