@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
 from isthmus.corpora import synthetic
 from isthmus.errors import ConfigError, FederationError, ProtocolError
@@ -118,6 +119,9 @@ def test_records_come_back_as_they_were() -> None:
     assert read_turn(written(turn())) == turn()
     assert read_reply(written_reply(reply())) == reply()
     assert read_turn(written(Turn(Agreed(b"s" * 16, (), 4, WIDTH), 0))).letters == ()
+    for content, read in ((written(turn()), read_turn), (written_reply(Reply("north")), read_reply)):
+        travelled = recorddict_from_proto(recorddict_to_proto(content))  # as over Flower's wire
+        assert read(travelled) == read(content)
 
 
 @pytest.mark.soak

@@ -21,6 +21,7 @@ from isthmus.private.counts import (
     PrivateCounts,
     PublishedCells,
     Release,
+    assemble,
     fetch_catalogue,
     fetch_published,
     in_memory,
@@ -127,6 +128,24 @@ def test_a_catalogue_is_what_is_public() -> None:
     assert catalogue.documents == versions(40).documents
     np.testing.assert_array_equal(catalogue.lengths, tokens.lengths)
     assert (catalogue.terms.mechanism, catalogue.terms.epsilon) == ("one_shot", 4.0)
+
+
+def test_another_hash_key_has_other_noise_and_is_charged_anew() -> None:
+    """Even at the same epoch: one noise on two families' cells would show the difference of their counts."""
+    charged: list[Cost] = []
+
+    def till(releases: Iterable[tuple[Cost, Covered, str]]) -> None:
+        charged.extend(cost for cost, _, _ in releases)
+
+    tables = []
+    for key in (b"h" * 32, b"i" * 32):
+        family = HashFamily(key, 1, 256)
+        of = Release("body", family, OneShot(1.0), NoiseKey(b"k" * 32), till)
+        owner = Owner.of(PLAIN(["nothing"] * 40), versions(40), of)
+        found = assemble(iter([owner.publish(0, "north")]), owner.catalogue(), family)
+        tables.append(found.dense() - CountMin.of(PLAIN(["nothing"] * 40), family).dense())
+    assert abs(np.corrcoef(tables[0].ravel(), tables[1].ravel())[0, 1]) < 0.05
+    assert together(charged) == 2.0
 
 
 def test_equal_texts_do_not_show_equal_noise_and_a_new_version_has_new_noise() -> None:
@@ -546,7 +565,7 @@ def test_totals_are_worked_out_from_the_values_themselves() -> None:
         at = found.family.of_vocabulary(words).cells[0]
         off = found.having[at] - truth.having.frequencies_of(words)
         assert np.median(np.abs(off)) <= allowed
-        assert abs(np.median(off)) < 0.5
+        assert abs(np.median(off)) <= 1.0
         assert (found.documents, found.length) == (400, len(own.terms) + len(foreign.terms))
 
 

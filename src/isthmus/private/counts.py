@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
 from isthmus.private.cost import ChargeAll, Covered
 from isthmus.private.decoys import Decoys
-from isthmus.private.mechanisms import Columns, Held, Mechanism, OneShot
+from isthmus.private.mechanisms import Columns, Held, Mechanism, OneShot, name_of
 from isthmus.private.messages import (
     MOST_VALUES,
     Answer,
@@ -137,7 +137,8 @@ class Owner:
 
     def _charge(self, columns: Columns, peer: str) -> None:
         costs = self.release.mechanism.costs(self.release.terms, columns)
-        key = f"key {self.release.key.name}"  # under another one the same cells have other noise
+        # under another noise key the same cells have other noise, under another hash key other counts
+        key = f"key {self.release.key.name}, hashes {name_of(self.release.family)}"
         named = [replace(cost, release=f"{cost.release}, {key}") for cost in costs]
         self.release.charge([(cost, self.covered, peer) for cost in named])
 
