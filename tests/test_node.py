@@ -452,11 +452,9 @@ def test_a_supernode_runs_beside_the_node(settings, tmp_path, monkeypatch):
 
 
 def test_private_counts_are_answered_of_the_nodes_documents_from_its_one_ledger(settings, tmp_path):
-    training = SuperNode(
-        "127.0.0.1:1", tmp_path, tmp_path, tmp_path, tmp_path / "private", tmp_path / "q.tsv"
-    )
+    folder = SiloFolder(tmp_path / "private")
+    training = SuperNode("127.0.0.1:1", tmp_path, tmp_path, tmp_path, folder.path, tmp_path / "q.tsv")
     with serving(replace(settings, training=training)) as client:
-        folder = SiloFolder(tmp_path / "private")
         wait_for(lambda: (folder.path / "body.words").exists())
         client.get("/statistics")
         with folder.ledger() as ledger:
@@ -470,6 +468,9 @@ def test_private_counts_are_answered_of_the_nodes_documents_from_its_one_ledger(
             ("catalogue", "no DP guarantee"),
             ("counts", "ε = 2"),
         }
+    (settings.folder / "ledger.db").write_bytes(b"")
+    with pytest.raises(ConfigError, match="two ledgers"):
+        Node(replace(settings, training=training))
 
 
 @pytest.mark.parametrize(

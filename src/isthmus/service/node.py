@@ -20,7 +20,7 @@ from types import TracebackType
 
 import numpy as np
 
-from isthmus.errors import DataError, IsthmusError, ProtocolError
+from isthmus.errors import ConfigError, DataError, IsthmusError, ProtocolError
 from isthmus.private.ledger import Budget, Ledger
 from isthmus.private.store import SiloFolder
 from isthmus.report.progress import Progress
@@ -327,7 +327,13 @@ def _ledger(settings: NodeSettings) -> Ledger:
     """The silo's ledger; the operator's own file is where its budget is changed on purpose."""
     limits = {name: peer.budget for name, peer in settings.peers.items() if peer.budget is not None}
     budget = Budget(epsilon=settings.budget, peers=limits)
-    path = settings.ledger
+    path, usual = settings.ledger, settings.folder / "ledger.db"
+    if path != usual and usual.exists():
+        raise ConfigError(
+            f"two ledgers would let a document spend twice: {usual} and {path}",
+            key="training.private",
+            expected=f"what was spent in one of them: move {usual} there",
+        )
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         return Ledger(path, budget)
