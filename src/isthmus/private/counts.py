@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
 from isthmus.private.cost import ChargeAll, Covered
 from isthmus.private.decoys import Decoys
-from isthmus.private.mechanisms import Columns, Held, Mechanism, OneShot, name_of
+from isthmus.private.mechanisms import Columns, Held, Mechanism, OneShot
 from isthmus.private.messages import (
     MOST_VALUES,
     Answer,
@@ -138,7 +138,7 @@ class Owner:
     def _charge(self, columns: Columns, peer: str) -> None:
         costs = self.release.mechanism.costs(self.release.terms, columns)
         # under another noise key the same cells have other noise, under another hash key other counts
-        key = f"key {self.release.key.name}, hashes {name_of(self.release.family)}"
+        key = f"key {self.release.key.name}, hashes {self.release.family.name}"
         named = [replace(cost, release=f"{cost.release}, {key}") for cost in costs]
         self.release.charge([(cost, self.covered, peer) for cost in named])
 

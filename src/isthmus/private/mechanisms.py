@@ -27,19 +27,13 @@ from isthmus.errors import ConfigError, ProtocolError
 from isthmus.private.cost import Cost
 from isthmus.private.messages import Terms
 from isthmus.private.noise import Geometric, NoiseKey
-from isthmus.private.sketch import CountMin, CountSketch, HashFamily, Sketch
+from isthmus.private.sketch import CountMin, CountSketch, Sketch
 from isthmus.tables.ids import FloatArray, IntArray
 
 Columns = NDArray[np.uint32]
 
 MEDIAN = math.pi / 2
 """The variance of a median is that of a mean times this, for values that are nearly normal."""
-
-
-def name_of(family: HashFamily) -> str:
-    """What tells hash functions from others and nothing else about them."""
-    told = f"{family.rows} {family.width} {family.epoch}".encode()
-    return hashlib.blake2b(told, key=family.key, digest_size=8, person=b"isthmus hashes").hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +49,8 @@ class Held:
         """What separates this noise from any other."""
         terms = self.terms
         told = (terms.mechanism, terms.epsilon, terms.rows, terms.width, terms.epoch, terms.field)
-        return (*told, name_of(self.sketch.family), *more)  # one noise on two counts would give their difference
+        # with the hash functions: one noise on two different counts would give away their difference
+        return (*told, self.sketch.family.name, *more)
 
     def cells(self, columns: Columns) -> NDArray[np.int32]:
         """The true values at one column of every row, of shape (words, rows, documents)."""
