@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from isthmus.service import limits as layer
-from isthmus.service.limits import Buckets, Protect, explain_problems, message_header, too_deep
+from isthmus.service.limits import Buckets, Protect, Surface, explain_problems, message_header, too_deep
 from isthmus.service.security import PEER, ApiKeys, Gate, Once, Peer
 from isthmus.service.settings import Limits, Policy
 from isthmus.service.wire import Search
@@ -51,10 +51,10 @@ def call(protected, method, path, **options):
     return asyncio.run(work())
 
 
-def protected(gate=None, limits=None, **options):
-    open_paths = ("/v1/health",)
+def protected(gate=None, limits=None, *, once=None, **reached):
     gate = gate or Gate(strangers=["search"])
-    return Protect(app(), gate=gate, limits=limits or Limits(), open_paths=open_paths, **options)
+    surface = Surface(open=("/v1/health",), **reached)
+    return Protect(app(), gate=gate, limits=limits or Limits(), surface=surface, once=once)
 
 
 def is_problem(answer, status):
@@ -297,9 +297,7 @@ def test_an_unforeseen_failure_is_logged_by_place_alone(caplog):
 
 def test_a_known_peer_may_send_more_where_that_is_meant():
     small = Limits(body_bytes=100, operator_body_bytes=1000)
-    guarded = with_peer(
-        protected(Gate(peers={"broker": Policy(search=True)}), small, large_paths=("/v1/search",))
-    )
+    guarded = with_peer(protected(Gate(peers={"broker": Policy(search=True)}), small, large=("/v1/search",)))
     assert call(guarded, "POST", "/v1/search", json={"query": "x" * 200}).status_code == 200
     is_problem(call(guarded, "POST", "/v1/search", json={"query": "x" * 1200}), 413)
     is_problem(call(guarded, "POST", "/v1/other", json={"query": "x" * 200}), 413)

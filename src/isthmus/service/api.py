@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from isthmus import __version__
 from isthmus.service import pages, wire
 from isthmus.service.broker import Broker
-from isthmus.service.limits import CALLER, NOTE, Problem, Protect, explain_problems
+from isthmus.service.limits import CALLER, NOTE, Problem, Protect, Surface, explain_problems
 from isthmus.service.metrics import CONTENT_TYPE
 from isthmus.service.reference import STYLE, reference
 from isthmus.service.security import COOKIE, SCOPES, ApiKeys, Caller, Gate
@@ -92,8 +92,7 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
         app,
         gate=gate,
         limits=broker.settings.limits,
-        open_paths=(*OPEN, *opened),
-        hosts=hosts_of(broker.settings),
+        surface=Surface(open=(*OPEN, *opened), hosts=hosts_of(broker.settings)),
         observe=observe,
     )
 

@@ -1,6 +1,6 @@
 """What stands before every app of the service: who, how much, how deep, how often, how long.
 
-    app = Protect(app, gate=gate, limits=Limits(), open_paths=("/v1/health", "/v1/ready"))
+    app = Protect(app, gate=gate, limits=Limits(), surface=Surface(open=("/v1/health",)))
 
 One ASGI layer reads the whole body within its limits, asks the gate who is calling, counts, and gives the
 caller to the app as `scope["isthmus.caller"]`. Whatever fails, here or in the app, is told as problem details
@@ -16,7 +16,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -173,13 +173,30 @@ class _Exchange:
         await self.send(message)
 
 
+@dataclass(frozen=True)
+class Surface:
+    """What of an app is reached how.
+
+    `open` paths need no key (one that ends in `/` opens all below it); on `large` ones a known peer may send
+    bodies of the operator's size; `hosts` are the names under which the app may be called, which stops a page
+    elsewhere that rebinds its own name to our address.
+    """
+
+    open: tuple[str, ...] = ()
+    large: tuple[str, ...] = ()
+    hosts: Collection[str] | None = None
+
+    def is_open(self, path: str) -> bool:
+        """Whether the path needs no key."""
+        below = (each for each in self.open if each.endswith("/") and each != "/")
+        return path in self.open or any(path.startswith(each) for each in below)
+
+
 class Protect:
     """The layer around an app.
 
-    `open_paths` need no key (a path that ends in `/` opens all below it); on `large_paths` a known peer may
-    send bodies of the operator's size; `hosts` are the names under which
-    the app may be called, which stops a page elsewhere that rebinds its own name to our address; with `once`,
-    what a peer writes must carry a fresh `isthmus-message`; `observe(path, status, seconds)` counts.
+    With `once`, what a peer writes must carry a fresh `isthmus-message`; `observe(path, status, seconds)`
+    counts.
     """
 
     def __init__(
@@ -188,19 +205,12 @@ class Protect:
         *,
         gate: Gate[Any],
         limits: Limits,
-        open_paths: Iterable[str] = (),
-        large_paths: Collection[str] = (),
-        hosts: Collection[str] | None = None,
+        surface: Surface | None = None,
         once: Once | None = None,
         observe: Callable[[str, int, float], None] | None = None,
     ) -> None:
-        self.app, self.gate, self.limits, self.hosts, self.once = app, gate, limits, hosts, once
-        self._large = frozenset(large_paths)
-        paths = tuple(open_paths)
-        self._exact = frozenset(path for path in paths if not path.endswith("/"))
-        self._below = tuple(path for path in paths if path.endswith("/") and path != "/")
-        if "/" in paths:
-            self._exact |= {"/"}
+        self.app, self.gate, self.limits, self.once = app, gate, limits, once
+        self.surface = surface or Surface()
         self._observe = observe
         self._rates = Buckets(limits.per_second, limits.burst)
         self._failures = Buckets(0.2, 20)
@@ -233,7 +243,7 @@ class Protect:
         known = caller.name if caller is not self.gate.strangers else f"anonymous {_address(scope)}"
         if wait := self._rates.wait(known):
             raise Problem(429, "more requests than this caller may make", Retry_After=str(math.ceil(wait)))
-        large = caller.policy is not None and scope["path"] in self._large
+        large = caller.policy is not None and scope["path"] in self.surface.large
         most = self.limits.operator_body_bytes if large else self.limits.body_bytes
         body = await _body(scope, receive, most)
         if body:
@@ -247,17 +257,16 @@ class Protect:
             raise Problem(504, "the answer took too long") from None
 
     def _check_host(self, scope: Scope) -> None:
-        if self.hosts is None:
+        if self.surface.hosts is None:
             return
         host = _header(scope, b"host").rpartition("@")[2].lower()
         name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
-        if name not in self.hosts:
+        if name not in self.surface.hosts:
             raise Problem(421, "this server does not go by that name")
 
     def _caller(self, exchange: _Exchange) -> Caller[Any]:
         scope = exchange.scope
-        path = scope["path"]
-        if path in self._exact or path.startswith(self._below):
+        if self.surface.is_open(scope["path"]):
             return self.gate.strangers
         try:
             return self.gate.caller(scope)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from isthmus import __version__
 from isthmus.errors import BudgetExhausted, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
-from isthmus.service.limits import CALLER, NOTE, Problem, Protect, explain_problems
+from isthmus.service.limits import CALLER, NOTE, Problem, Protect, Surface, explain_problems
 from isthmus.service.metrics import CONTENT_TYPE, Metrics
 from isthmus.service.node import Node
 from isthmus.service.security import ApiKeys, Gate, Once
@@ -230,8 +230,7 @@ def node_app(node: Node) -> ASGIApp:
         app,
         gate=gate_of(settings),
         limits=settings.limits,
-        open_paths=OPEN,
-        large_paths=LARGE,
+        surface=Surface(open=OPEN, large=LARGE),
         once=Once(),
         observe=api.observe,
     )
