@@ -443,7 +443,7 @@ def test_a_silo_that_insists_on_masks_shows_its_model_to_nobody(monkeypatch):
         train(config(secure=False), FOLD)
 
 
-def session_of(names, trusts):
+def agreed(names, trusts):
     """Contexts of silos that have agreed on a session, and their keys."""
     engines._give_identity()
     contexts = {name: Context(1, at + 2, {}, RecordDict(), {}) for at, name in enumerate(names)}
@@ -465,16 +465,25 @@ def test_silos_that_know_each_other_sum_with_nobody_else():
     keys = {name: Ed25519PrivateKey.generate() for name in ("east", "north", "west")}
     known = {name: key.public_key() for name, key in keys.items()}
     trusts = {name: members.Trust(key, known) for name, key in keys.items()}
-    contexts, adverts = session_of(keys, trusts)
+    contexts, adverts = agreed(keys, trusts)
     assert set(share(contexts, adverts, "north", trusts["north"])) == set(keys)
 
     strangers = {**trusts, "west": members.Trust()}
-    contexts, adverts = session_of(keys, strangers)
+    contexts, adverts = agreed(keys, strangers)
     with pytest.raises(ProtocolError, match="not signed"):
         share(contexts, adverts, "north", trusts["north"])
-    contexts, adverts = session_of([*keys, "invented"], {**trusts, "invented": members.Trust()})
+    contexts, adverts = agreed([*keys, "invented"], {**trusts, "invented": members.Trust()})
     with pytest.raises(ProtocolError, match="does not know"):
         share(contexts, adverts, "north", trusts["north"])
+
+
+def test_a_model_that_comes_late_does_not_slip_into_another_session():
+    contexts, _ = agreed(["east"], {"east": members.Trust()})
+    members.keep_model(contexts["east"], b"\x00\xff", {"w": np.ones(2)})
+    members.keep_model(contexts["east"], b"before", {"w": np.zeros(2)})
+    np.testing.assert_array_equal(members.kept_model(contexts["east"], b"\x00\xff")["w"], 1)
+    with pytest.raises(ProtocolError, match="no trained model"):
+        members.kept_model(contexts["east"], b"after")
 
 
 # ledgers

@@ -80,12 +80,13 @@ def client_app(
         settings, at = settings_of(message), f"round {round_of(message)}"
         told = settings["privacy"]
         privacy = None if told is None else load(PrivateUpdates, told)
-        secure = members.SECURE in message.content
-        if not secure:
+        if secure := members.SECURE in message.content:
+            boxes = members.boxes_for_peers(message, context, trusts(context))
+        else:
             check_visible(context)
         reply = _train(message, context, holdings, privacy)
         if secure:
-            reply.content[members.BOXES] = members.boxes_for_peers(message, context, trusts(context))
+            reply.content[members.BOXES] = boxes
         if settings["report"]:
             book(context, "probe report", None if settings["report"] != "probe" else privacy, at)
         if not secure:
@@ -167,7 +168,7 @@ def _train(message: Message, context: Context, holdings: Holdings, privacy: Priv
     metrics = {EXAMPLES: examples(data, local), STEPS: trained.steps, "loss": loss}
     if members.SECURE not in message.content:
         return answer(message, metrics, arrays=model, **report)
-    members.keep_model(context, model)
+    members.keep_model(context, members.session_of(message), model)
     return answer(message, metrics, **report)
 
 

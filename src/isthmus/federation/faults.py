@@ -12,7 +12,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
 from isthmus.errors import FederationError
-from isthmus.federation.members import keep_model, kept_model
+from isthmus.federation.members import keep_model, kept_model, session_of
 from isthmus.federation.messages import (
     ARRAYS,
     ATTEMPT,
@@ -81,7 +81,8 @@ def fault_mod(fault: Fault, at: int, seed: int) -> Mod:
             arrays = unpack(reply.content.array_records[ARRAYS])
             reply.content[ARRAYS] = pack(_spoiled(arrays, fault))
         else:
-            keep_model(context, _spoiled(kept_model(context), fault))
+            session = session_of(message)
+            keep_model(context, session, _spoiled(kept_model(context, session), fault))
         return _told_wrong(reply, fault)
 
     return mod

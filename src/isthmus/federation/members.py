@@ -44,7 +44,7 @@ LARGEST_SHARE = 0.5
 """The most that one silo may weigh among the silos of a sum."""
 _KEY = 32
 _STATE = "secure-round"
-_MODEL = "secure-model"
+_MODEL = "secure-model-"
 
 
 @dataclass(frozen=True)
@@ -71,30 +71,35 @@ def agree(message: Message, context: Context, name: str, trust: Trust) -> Messag
     if threshold < LEAST:
         raise ProtocolError(f"a sum of fewer than {LEAST} models hides none of them")
     member = Member(name, bytes.fromhex(told[SESSION]), threshold, trust.identity, trust.trusted)
-    context.state.pop(_MODEL, None)
+    for left in [key for key in context.state if key.startswith(_MODEL)]:
+        del context.state[left]
     _keep(context, member)
     return Message(RecordDict({ADVERTS: adverts_record([member.advertise()])}), reply_to=message)
 
 
 def boxes_for_peers(message: Message, context: Context, trust: Trust) -> ConfigRecord:
     """The shares of this silo's secrets, sealed for every other member."""
-    session = bytes(message.content.config_records[SECURE][SESSION])  # type: ignore[arg-type]
-    member = _member(context, session, trust)
+    member = _member(context, session_of(message), trust)
     boxes = member.share(adverts_of(message.content.config_records[ADVERTS]))
     _keep(context, member)
     return ConfigRecord(dict(boxes))
 
 
-def keep_model(context: Context, model: Arrays) -> None:
-    """Let the trained model wait for its weight."""
-    context.state[_MODEL] = pack(model)
+def keep_model(context: Context, session: bytes, model: Arrays) -> None:
+    """Let the trained model wait for its weight, under its session: one that comes late harms no other."""
+    context.state[_MODEL + session.hex()] = pack(model)
 
 
-def kept_model(context: Context) -> Arrays:
+def kept_model(context: Context, session: bytes) -> Arrays:
     """The model that waits."""
-    if _MODEL not in context.state:
+    if _MODEL + session.hex() not in context.state:
         raise ProtocolError("no trained model waits for its weight")
-    return unpack(context.state.array_records[_MODEL])
+    return unpack(context.state.array_records[_MODEL + session.hex()])
+
+
+def session_of(message: Message) -> bytes:
+    """The session that an order to train belongs to."""
+    return bytes(message.content.config_records[SECURE][SESSION])  # type: ignore[arg-type]
 
 
 def mask(message: Message, context: Context) -> Message:
@@ -104,11 +109,11 @@ def mask(message: Message, context: Context) -> Message:
     boxes = {name: bytes(box) for name, box in message.content.config_records[BOXES].items()}  # type: ignore[arg-type]
     weights = {str(name): float(weight) for name, weight in told["weights"].items()}
     check_weights(weights, member.name, boxes)
-    vector = weights[member.name] * flat(kept_model(context))
+    vector = weights[member.name] * flat(kept_model(context, member.session))
     rng = Streams(int(told["seed"]))("round", round_of(message), "silo", member.name, "fixed point")
     encoded = FixedPoint(len(weights)).encode(vector, rng)
     masked = member.mask(encoded, boxes, terms=terms(weights))
-    del context.state[_MODEL]
+    del context.state[_MODEL + member.session.hex()]
     _keep(context, member)
     return Message(RecordDict({MASKED: pack({"vector": masked})}), reply_to=message)
 
