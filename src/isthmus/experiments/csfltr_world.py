@@ -267,7 +267,7 @@ class Tables:
             world.queries[name],
             [(world.names.index(holder), holder) for holder in holders],
             self.selection,
-            world.streams("pairs", name),
+            world.streams.under("of", name),
             noised=noised,
             banned=world.banned(name),
             selecting=selecting,

@@ -61,6 +61,11 @@ class Labelling:
         if self.ramp is not None and not 0 <= self.ramp[0] <= self.ramp[1] <= 1:
             raise ConfigError("a ramp rises between two shares of the rounds", key="ramp", value=self.ramp)
 
+    @property
+    def asks(self) -> bool:
+        """Whether a labeller is asked at all."""
+        return self.kind not in ("zero", "oracle")
+
     def strength(self, done: float) -> float:
         """β after a share of the rounds."""
         if self.ramp is None:
@@ -121,13 +126,14 @@ def _around(values: FloatArray, grades: int) -> FloatArray:
 
 def guess(labeller: Parameters, silo: SiloRows, labelling: Labelling, grades: int) -> Guesses:
     """Label a silo's cross pairs; features are scaled already."""
-    if labelling.kind in ("zero", "oracle"):
+    if not labelling.asks:
         known = silo.cross.grades if labelling.kind == "oracle" else np.zeros_like(silo.cross.grades)
         truth = np.eye(grades)[known]
         return Guesses(truth.astype(np.float32), _noise_weights(silo, labelling))
     chances = grade_chances(labeller, silo.cross.features, grades)
-    if labelling.calibrated and silo.cross.rows:
-        chances = _calibrated(labeller, silo, chances)
+    judged = silo.labelled.grades > 0
+    if labelling.calibrated and silo.cross.rows and judged.any() and not judged.all():
+        chances = _calibrated(labeller, silo, grades)
     weights = _noise_weights(silo, labelling)
     likeliest = chances.argmax(axis=1)
     if labelling.kind == "negatives":
@@ -145,17 +151,32 @@ def _noise_weights(silo: SiloRows, labelling: Labelling) -> NDArray[np.float32]:
     return (1 / (1 + spread**2)).astype(np.float32)
 
 
-def _calibrated(labeller: Parameters, silo: SiloRows, chances: FloatArray) -> FloatArray:
-    """The guesses with their chance of relevance corrected, grades above 0 in their old proportion."""
-    home = grade_chances(labeller, silo.labelled.features, chances.shape[1])
+def _calibrated(labeller: Parameters, silo: SiloRows, grades: int) -> FloatArray:
+    """Chances that agree with the silo's judged pairs, moved to the rate of the cross pairs.
+
+    Of the grades above 0, a graded labeller says how likely each is; of a single score only relevance is
+    learned, and those grades stand as the judged pairs have them.
+    """
     relevant = silo.labelled.grades > 0
-    if relevant.all() or not relevant.any():
-        return chances
-    curve = Platt().fit(_log_odds(1 - home[:, 0]), relevant)
-    sure = curve.predict_proba(_log_odds(1 - chances[:, 0]))[:, 1]
-    moved = shifted(sure, float(relevant.mean()))
-    above = chances[:, 1:] / np.maximum(1 - chances[:, :1], _EDGE)
+    own, foreign = (_evidence(labeller, part.features) for part in (silo.labelled, silo.cross))
+    curve = Platt().fit(own, relevant)
+    moved = shifted(curve.predict_proba(foreign)[:, 1], float(relevant.mean()))
+    outputs = network_scores(labeller, silo.cross.features).shape[1]
+    if outputs == 1:
+        usual = np.bincount(silo.labelled.grades[relevant], minlength=grades)[1:grades]
+        above = np.broadcast_to(usual / usual.sum(), (len(moved), grades - 1))
+    else:
+        chances = grade_chances(labeller, silo.cross.features, grades)
+        above = chances[:, 1:] / np.maximum(1 - chances[:, :1], _EDGE)
     return np.column_stack((1 - moved, above * moved[:, None]))
+
+
+def _evidence(labeller: Parameters, features: NDArray[np.float32]) -> FloatArray:
+    """What grows with relevance: a single score, or the log-odds of a grade above 0."""
+    outputs = network_scores(labeller, features).astype(np.float64)
+    if outputs.shape[1] == 1:
+        return outputs[:, 0]
+    return _log_odds(1 - grade_chances(labeller, features, outputs.shape[1])[:, 0])
 
 
 def _log_odds(chances: FloatArray) -> FloatArray:

@@ -26,6 +26,7 @@ from isthmus.federation.semisupervised.views import Sight, View, bm25_scores, fe
 from isthmus.private.counts import PrivateCounts
 from isthmus.private.reading import Shrink
 from isthmus.private.rtk import ReverseTopK
+from isthmus.randomness import Streams
 from isthmus.tables import Letor
 from isthmus.tables.grouped import rows_of
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
@@ -156,7 +157,7 @@ def gather(
     queries: Tokens,
     holders: Sequence[tuple[int, str]],
     selection: Selection,
-    rng: np.random.Generator,
+    streams: Streams,
     *,
     noised: bool = False,
     banned: dict[str, Mask] | None = None,
@@ -164,7 +165,8 @@ def gather(
 ) -> Chosen:
     """The chosen pairs of own queries and the documents of some silos, with their features.
 
-    `selecting` may be a cheaper sight to choose by.
+    `selecting` may be a cheaper sight to choose by. What is drawn for one silo does not depend on which
+    others there are: a silo that leaves or joins costs its own pairs only.
     """
     parts = []
     for at, holder in holders:
@@ -173,7 +175,7 @@ def gather(
             queries,
             holder,
             selection,
-            rng,
+            streams("pairs", holder),
             noised=noised,
             banned=None if banned is None else banned.get(holder),
         )

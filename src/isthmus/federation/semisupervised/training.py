@@ -25,7 +25,6 @@ from isthmus.config import load, to_mapping
 from isthmus.errors import ConfigError, FederationError
 from isthmus.federation.clients import Book, client_app, no_book
 from isthmus.federation.engines import ENGINES
-from isthmus.federation.holdings import silo_name
 from isthmus.federation.messages import ARRAYS, answer, combine, order, pack, settings_of, unpack
 from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
 from isthmus.federation.semisupervised.labelling import Guesses, Labelling, SiloRows, guess, lesson_of, mixed
@@ -82,6 +81,14 @@ class CoTraining:
         if self.updates not in ("parallel", "serial"):
             raise ConfigError(f"no updates {self.updates!r}", key=self.updates, known=("parallel", "serial"))
 
+        labelling = self.labelling
+        guessing = labelling is not None and labelling.asks and not labelling.calibrated
+        if self.model == "lambdarank" and guessing:
+            raise ConfigError(
+                "a ranker of lists gives scores and no chances (choose labels that are calibrated)",
+                key="model",
+            )
+
     def local(self, epochs: int, *, silos: int = 1) -> LocalTraining:
         """How a silo trains for so many epochs.
 
@@ -109,7 +116,7 @@ class CoTraining:
             strategy=self.strategy,
             local=self.local(self.epochs, silos=silos),
             model=Model(hidden=self.hidden, scaling=self.scaling),
-            probe=None,
+            probe=1 if self.strategy.needs_probe else None,  # who holds one brings it along
             workers=1,
         )
 
@@ -144,14 +151,23 @@ def scaled(silo: SiloRows, scaling: Scaling) -> SiloRows:
 
 
 def local_models(
-    silos: Sequence[SiloRows], config: CoTraining, scaling: Scaling, *, grades: int
+    silos: Sequence[SiloRows],
+    config: CoTraining,
+    scaling: Scaling,
+    *,
+    grades: int,
+    names: Sequence[str] | None = None,
 ) -> list[Parameters]:
-    """`Local`: one model a silo, all from the same start; a silo without judged pairs keeps the start."""
+    """`Local`: one model a silo, all from the same start; a silo without judged pairs keeps the start.
+
+    The same draws as in a federation's first round, when silos of these names train alone there.
+    """
+    called = names or simulated_names(len(silos))
     local = config.local(config.local_epochs)
     start = first_model(config, scaling, grades)
     found = []
     for at, silo in enumerate(silos):
-        rng = Streams(config.seed)("alone", at)
+        rng = Streams(config.seed)("round", 1, "silo", called[at])
         rows = scaling(silo.labelled)
         found.append(train_epochs(start, rows, local, rng).parameters if rows.rows else start)
     return found
@@ -199,15 +215,21 @@ class Sources(Protocol):
     def rows(self, context: Context) -> SiloRows: ...
 
 
+def simulated_names(silos: int) -> list[str]:
+    """`silo-0`, `silo-1`, …, with zeros so that names sort like numbers."""
+    return [f"silo-{at:0{len(str(silos - 1))}}" for at in range(silos)]
+
+
 class InMemory:
     """Simulated silos, by partition."""
 
-    def __init__(self, silos: Sequence[SiloRows]) -> None:
+    def __init__(self, silos: Sequence[SiloRows], names: Sequence[str] | None = None) -> None:
         self._silos = list(silos)
+        self._names = list(names or simulated_names(len(self._silos)))
 
     def name(self, context: Context) -> str:
-        """`silo-0`, `silo-1`, …"""
-        return silo_name(context)
+        """The name of the partition's silo."""
+        return self._names[int(context.node_config["partition-id"])]
 
     def rows(self, context: Context) -> SiloRows:
         """The rows of the partition."""
@@ -378,6 +400,7 @@ def cotrain(
     start: State | None = None,
     held: Held | None = None,
     remember: Remember = lambda state: None,
+    names: Sequence[str] | None = None,
 ) -> Trained:
     """`Global` (without a labelling) or `CS-F-LTR` (with one), over an engine.
 
@@ -386,7 +409,7 @@ def cotrain(
     outcome: list[State] = []
     conductor = Conductor(config, grades, held or Held())
     server = conductor_app(conductor, start, remember, outcome.append)
-    ENGINES[config.engine](server, studying_app(InMemory(silos)), len(silos), workers=1)
+    ENGINES[config.engine](server, studying_app(InMemory(silos, names)), len(silos), workers=1)
     if not outcome:
         raise FederationError("the engine ended before training did")
     state = outcome[0]
