@@ -1,4 +1,5 @@
-"""Real nodes on loopback: four silos over TLS, one killed during training, one that nobody knows refused."""
+"""Real nodes on loopback: four silos over TLS exchange private features; one is killed during training, and
+one that nobody knows is refused."""
 
 from __future__ import annotations
 
@@ -16,12 +17,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from isthmus.corpora import synthetic
+from isthmus.private.counts import Desk, in_memory
+from isthmus.private.exchange import Exchange, Party, Turn
+from isthmus.private.keys import GroupKey
+from isthmus.private.ledger import Budget, Ledger
+from isthmus.private.lookup import Seeker
+from isthmus.private.store import SiloFolder
+from isthmus.private.summing import Agreed
 from isthmus.rankers import load_ranker
-from isthmus.tables import Letor, write_letor
+from isthmus.tables import Letor, read_letor, read_queries, write_letor
+from isthmus.tables.ids import Ids
+from isthmus.text import tokenise
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SILOS = ("east", "north", "south", "west")
 STEP = 240.0
+CORPUS = synthetic.text(80, 12, 4, seed=5, words=40)
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -94,8 +106,9 @@ class Site:
 
     def silo(self, name, port):
         command = ("sh", DEPLOY / "silo.sh", name, self.folder / f"{name}.key", self.folder / "keys/ca.crt")
-        data = self.folder / name / "rows.txt"
-        return self.start(name, *command, f"127.0.0.1:{self.port}", data, NODE_PORT=str(port))
+        own = self.folder / name
+        private = {"PRIVATE": str(own / "private"), "QUERIES": str(own / "q.tsv"), "NODE_PORT": str(port)}
+        return self.start(name, *command, f"127.0.0.1:{self.port}", own / "rows.txt", **private)
 
     def said(self, name):
         return (self.folder / f"{name}.log").read_text(errors="replace")
@@ -150,36 +163,100 @@ def lay_out(site):
     (folder / "federation.toml").write_text(told)
 
 
-def test_four_silos_one_killed_one_refused(tmp_path):
-    with deployed(tmp_path) as site:
+def lay_out_private(site):
+    """Keys, cards and sketches of every silo, and what each of them asks."""
+    key, folders = GroupKey.fresh(epoch=1), {}
+    for name in SILOS:
+        folders[name] = SiloFolder.at(site.folder / name / "private", create=True)
+        folders[name].keys.begin(name)
+        folders[name].keys.join(key)
+    for name, silo in zip(SILOS, CORPUS.silos, strict=True):
+        for other in SILOS:
+            if other != name:
+                folders[name].keys.trust(folders[other].keys.identity().card)
+        own = CORPUS.silo(silo)
+        folders[name].build(own.documents, budget=Budget(), width=1 << 10)
+        pairs = zip(own.queries.ids, own.queries.texts, strict=True)
+        (site.folder / name / "q.tsv").write_text("".join(f"{query}\t{text}\n" for query, text in pairs))
+    told = (DEPLOY / "exchange.toml").read_text().replace("runs/exchange", f"{site.folder}/exchange")
+    (site.folder / "exchange.toml").write_text(f"{told}width = 4096\n")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A coordinator and four silos, with one more that nobody registered."""
+    with deployed(tmp_path_factory.mktemp("site")) as site:
         lay_out(site)
+        lay_out_private(site)
         site.start("superlink", "sh", DEPLOY / "superlink.sh", "keys", "127.0.0.1", site.port)
         wait_for(lambda: _listens(site.port), "SuperLink")
         for name in SILOS:
             site.do("flwr", "supernode", "register", f"{name}.key.pub", "federation")
-        nodes = {name: site.silo(name, port) for name, port in zip(SILOS, site.ports, strict=False)}
-        thief = site.silo("thief", site.ports[-1])
-        site.do("flwr", "run", DEPLOY / "app", "federation", "-c", f'deployment="{tmp_path}/federation.toml"')
+        names = (*SILOS, "thief")
+        site.nodes = {name: site.silo(name, port) for name, port in zip(names, site.ports, strict=True)}
+        yield site
 
-        checkpoint = tmp_path / "run" / "checkpoint"
-        wait_for(checkpoint.exists, "the first round")
-        end(nodes["west"])
 
-        wait_for((tmp_path / "run" / "metrics.json").exists, "the end of training", 3 * STEP)
-        metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-        history = json.loads((tmp_path / "run" / "rounds.json").read_text())
-        assert metrics["rounds"] == 3
-        assert metrics["final"]["nDCG@10(empty=skip)"] > 0.5
-        assert set(history[0]["weights"]) == {*SILOS, "memory"}
-        assert all("thief" not in record["asked"] for record in history)
-        assert "west" not in history[-1]["weights"]
-        assert load_ranker(tmp_path / "run" / "model").score(rows("new", 3, 9)).shape == (24,)
+def test_four_silos_exchange_features(site):
+    site.do("flwr", "run", DEPLOY / "app", "federation", "-c", f'exchange="{site.folder}/exchange.toml"')
+    record = site.folder / "exchange" / "exchange.json"
+    wait_for(record.exists, "the exchange", 3 * STEP)
+    turns = json.loads(record.read_text())["turns"]
+    assert turns[-1]["done"] == sorted(SILOS)
+    pairs, fields = 4 * 3, 2
+    assert turns[-1]["letters"] == pairs * fields * 4  # catalogue and cells, each asked for and brought
+    for name, silo in zip(SILOS, CORPUS.silos, strict=True):
+        features = site.folder / name / "private" / "features"
+        assert sorted(path.stem for path in features.iterdir()) == sorted(set(SILOS) - {name})
+        with Ledger(site.folder / name / "private" / "silo.ledger") as ledger:
+            assert ledger.spent(CORPUS.silo(silo).documents.ids[0]) == 9.0
+            assert {row["peer"] for row in ledger.departures()} == set(SILOS) - {name}
+    _check_counts(site)
 
-        wait_for(lambda: thief.poll() is not None, "the stranger's refusal")
-        assert thief.returncode != 0
-        assert "Failed to activate SuperNode" in site.said("thief")
-        listed = json.loads(site.do("flwr", "supernode", "list", "federation", "--format", "json"))
-        assert len(listed["nodes"]) == len(SILOS)
+
+def _check_counts(site):
+    """What went through four processes is what a call brings: the same keys make the same noise."""
+    north, south = (SiloFolder.at(site.folder / name / "private") for name in ("north", "south"))
+    queries = read_queries(site.folder / "north" / "q.tsv")
+    (session,) = (north.path / "exchange").iterdir()
+    agreed = Agreed(bytes.fromhex(session.name), SILOS, len(SILOS), 4096)
+    through = Exchange(Party(north, queries), Turn(agreed, 9))
+    tokens = tokenise(queries.texts)
+    words = Ids.of(tokens.terms.words)
+    own = {name: north.words(name) for name in north.fields()}
+    seeker = Seeker(north.keys.group_key(), own, north.keys.decoys(), through.totals)
+    with south.ledger() as ledger:
+        desk = Desk(*(south.owner(name, 8.0, ledger.charge_all) for name in south.fields()))
+        called = seeker.read_answers(seeker.ask(in_memory(desk, "north"), south.fields(), words), words)
+    expected = called.letor(queries, tokens, 100, name="south")
+    found = read_letor(north.path / "features" / "south.txt")
+    np.testing.assert_allclose(found.features, expected.features, rtol=1e-5)
+
+
+def test_four_silos_one_killed_one_refused(site):
+    told = f'deployment="{site.folder}/federation.toml"'
+    site.do("flwr", "run", DEPLOY / "app", "federation", "-c", told)
+
+    checkpoint = site.folder / "run" / "checkpoint"
+    wait_for(checkpoint.exists, "the first round")
+    end(site.nodes["west"])
+
+    wait_for((site.folder / "run" / "metrics.json").exists, "the end of training", 3 * STEP)
+    metrics = json.loads((site.folder / "run" / "metrics.json").read_text())
+    history = json.loads((site.folder / "run" / "rounds.json").read_text())
+    assert metrics["rounds"] == 3
+    assert metrics["final"]["nDCG@10(empty=skip)"] > 0.5
+    assert set(history[0]["weights"]) == {*SILOS, "memory"}
+    assert all("thief" not in record["asked"] for record in history)
+    assert "west" not in history[-1]["weights"]
+    assert load_ranker(site.folder / "run" / "model").score(rows("new", 3, 9)).shape == (24,)
+
+    thief = site.nodes["thief"]
+    wait_for(lambda: thief.poll() is not None, "the stranger's refusal")
+    assert thief.returncode != 0
+    assert "Failed to activate SuperNode" in site.said("thief")
+    listed = json.loads(site.do("flwr", "supernode", "list", "federation", "--format", "json"))
+    assert len(listed["nodes"]) == len(SILOS)
 
 
 def _listens(port):
