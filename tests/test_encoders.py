@@ -104,6 +104,23 @@ def test_posts_are_read_without_their_markup() -> None:
     assert found.fingerprint != lsa.fingerprint
 
 
+def test_remembered_vectors_are_looked_up_and_strange_texts_encoded_alone() -> None:
+    @dataclass
+    class Counting:
+        fingerprint: str = "counting"
+        seen: list[int] = field(default_factory=list)
+
+        def encode(self, texts: Sequence[str]) -> np.ndarray:
+            self.seen.append(len(texts))
+            return np.array([[len(text), 1.0] for text in texts], dtype=np.float32)
+
+    counting = Counting()
+    known = encoders.Remembered.of(counting, TEXTS)
+    asked = [TEXTS[3], "strange", TEXTS[0], "strange"]
+    assert known.encode(asked)[:, 0].tolist() == [len(text) for text in asked]
+    assert counting.seen == [len(TEXTS), 1]
+
+
 def test_a_projection_learns_pairs_that_share_no_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

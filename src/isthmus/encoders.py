@@ -220,9 +220,11 @@ class Remembered:
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Looked up where they are known."""
         strange = [text for text in dict.fromkeys(texts) if text not in self.rows]
-        if strange:
-            return Remembered.of(self.encoder, [*self.rows, *strange]).encode(texts)
-        return self.vectors[[self.rows[text] for text in texts]]
+        if not strange:
+            return self.vectors[[self.rows[text] for text in texts]]
+        new = {text: len(self.vectors) + row for row, text in enumerate(strange)}
+        vectors = np.concatenate((self.vectors, encode_cached(self.encoder, strange)))
+        return vectors[[self.rows[text] if text in self.rows else new[text] for text in texts]]
 
 
 @dataclass(frozen=True, eq=False)
