@@ -143,6 +143,15 @@ def test_what_is_built_again_is_paid_once_and_what_changed_anew(
     assert not Path("three.released").exists()
 
 
+def test_fields_are_paid_together_or_not_at_all(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build("south", SOUTH, "--budget", "9")
+    do("sketch", "publish", "south", "north", "-o", "body.released", "--field", "body")
+    publish = ("sketch", "publish", "south", "north", "-o", "both.released", "--epsilon", "4")
+    assert "only 1 is left" in refused(capsys, *publish)
+    with Ledger("south/silo.ledger") as ledger:
+        assert ledger.spent(CORPUS.silo(SOUTH).documents.ids[0], field="title") == 0.0
+
+
 def test_what_cannot_be_is_one_line(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build("south", SOUTH)
     build("stranger", NORTH)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
-from isthmus.private.cost import ChargeAll, Covered
+from isthmus.private.cost import ChargeAll, Cost, Covered
 from isthmus.private.decoys import Decoys
 from isthmus.private.mechanisms import Columns, Held, Mechanism, OneShot
 from isthmus.private.messages import (
@@ -135,12 +135,16 @@ class Owner:
                 raise ProtocolError("a question that was heard before")
             self._heard[peer] = number
 
-    def _charge(self, columns: Columns, peer: str) -> None:
+    def charges(self, columns: Columns, peer: str) -> list[tuple[Cost, Covered, str]]:
+        """What answering these columns to a peer costs, for a ledger to book."""
         costs = self.release.mechanism.costs(self.release.terms, columns)
         # under another noise key the same cells have other noise, under another hash key other counts
         key = f"key {self.release.key.name}, hashes {self.release.family.name}"
         named = [replace(cost, release=f"{cost.release}, {key}") for cost in costs]
-        self.release.charge([(cost, self.covered, peer) for cost in named])
+        return [(cost, self.covered, peer) for cost in named]
+
+    def _charge(self, columns: Columns, peer: str) -> None:
+        self.release.charge(self.charges(columns, peer))
 
 
 class Desk:

@@ -204,6 +204,8 @@ def _write(bundle: Bundle, path: Path) -> None:
 def write_released(desk: BookedDesk, key: GroupKey, peer: str, path: str | PathLike[str]) -> int:
     """Publish what a desk has to a peer, in one file, charged before it is there; the number of bytes."""
     size = _HEAD.size
+    charges = [charge for owner in desk.owners for charge in owner.charges(owner.no_columns, peer)]
+    desk.ledger.charge_all(charges)  # of all fields or of none
     desk.book(peer)
     with replacing(path) as stream:
         stream.write(_HEAD.pack(_MAGIC, key.mark))
