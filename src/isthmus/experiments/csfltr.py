@@ -65,7 +65,7 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     found: dict[str, Any] = {}
     for label, work, units in _work(names, config):
         found |= notebook.compute(work, units, label=label, workers=workers)
-    results = {name: _sorted(name, found, config) for name in names}
+    results = {name: _sorted(name, found) for name in names}
     cells = tuple(cell for name in names for cell in cells_of(name, results[name]))
     page = page_of(results, cells, seeds=len(config.seeds_of("table")))
     return Reproduction(cells, page, tuple(notebook.publish(cells, page)))
@@ -125,7 +125,7 @@ def _point_units(name: str, config: Config) -> Iterator[Unit]:
                 yield f"{_short(name)} map {skew} {epsilon:g} {seed}", {"case": case, "labels": labels}
 
 
-def _sorted(name: str, found: Mapping[str, Any], config: Config) -> dict[str, Any]:
+def _sorted(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """A collection's results by kind of unit: table and curve by seed, points by what they vary."""
     results: dict[str, Any] = {"table": [], "curve": [], "budget": {}, "silos": {}, "map": {}}
     for unit, value in found.items():

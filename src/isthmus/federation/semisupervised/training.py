@@ -275,12 +275,10 @@ class Studied:
         rows = scaled(self._sources.rows(context), scaling)
         old = context.state.array_records.get(_GUESSES)
         kept = None if old is None else unpack(old)
-        before = None if kept is None else Guesses(kept["chances"], kept["weights"])
-        guesses = before
-        if settings["anew"] or before is None:
+        guesses = None if kept is None else Guesses(kept["chances"], kept["weights"])
+        if settings["anew"] or guesses is None:
             fresh = guess(unpack(records[ARRAYS]), rows, labelling, int(settings["grades"]))
-            guesses = mixed(before, fresh, labelling.refresh)
-        assert guesses is not None
+            guesses = mixed(guesses, fresh, labelling.refresh)
         beta = np.array(settings["beta"], np.float64)
         context.state[_GUESSES] = pack({"chances": guesses.chances, "weights": guesses.weights, "beta": beta})
         return answer(message, {"labelled": int((guesses.weights > 0).sum())})
@@ -323,7 +321,7 @@ class Conductor:
             if last <= state.round:
                 continue
             if self.config.labelling is not None:
-                self._label(grid, state, beta, anew)
+                self._label(grid, state, self.config.labelling, (beta, anew))
             state = self._coordinator(grid, silos, last).run(state, remember)
         return state
 
@@ -359,14 +357,14 @@ class Conductor:
             for begin, end in zip(begins, ends, strict=True)
         ]
 
-    def _label(self, grid: Grid, state: State, beta: float, anew: bool) -> None:
+    def _label(self, grid: Grid, state: State, labelling: Labelling, now: tuple[float, bool]) -> None:
         """Send the model to every silo that is there; who does not answer trains on what it has."""
-        assert self.config.labelling is not None
+        beta, anew = now
         told = {
             "scaling": state.scaling.kind,
             "width": state.scaling.width,
             "grades": self.grades,
-            "labelling": to_mapping(self.config.labelling),
+            "labelling": to_mapping(labelling),
             "beta": beta,
             "anew": anew,
         }

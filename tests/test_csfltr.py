@@ -1,0 +1,117 @@
+"""The report of cross-silo training: its rows, its tests and what it says."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus.experiments.csfltr import Config, _sorted, _table_units, _work
+from isthmus.experiments.csfltr_report import CONTRASTS, PRINTED, cells_of, contrast, page_of, verdicts
+from isthmus.experiments.csfltr_rows import DEFAULT_ROW, table_unit
+from isthmus.experiments.csfltr_world import Case, World
+
+CASE = {"data": "synthetic", "seed": 0, "small": True, "circular": True}
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(Case("synthetic", small=True))
+
+
+@pytest.fixture(scope="module")
+def units() -> list[Any]:
+    """One seed, and what another might have given."""
+    first = json.loads(json.dumps(table_unit(case=CASE, more=False)))
+    second = copy.deepcopy(first)
+    rng = np.random.default_rng(0)
+    for variant in ("exact", "private", "clipped"):
+        for row in second[variant].values():
+            row["test"] = {measure: value + rng.normal(0, 0.01) for measure, value in row["test"].items()}
+    return [first, second]
+
+
+def test_no_query_is_in_two_parts_and_all_silos_are_ranked(world: World) -> None:
+    tables = world.tables["exact"]
+    asked = {part: set(tables.ranked[part].queries) for part in (1, 2)}
+    learned = {query for silo in tables.silos(tables.inside) for query in silo.labelled.queries}
+    assert not asked[1] & asked[2]
+    assert not learned & (asked[1] | asked[2])
+    tested = tables.ranked[2]
+    holders = {world.corpus.address(name).split("/")[0] for name in tested.ids.tolist()}
+    assert holders == set(world.names)
+
+
+def test_grades_are_the_judged_ones(world: World) -> None:
+    table = world.tables["exact"].ranked[2]
+    judged = world.corpus.qrels.to_dict()
+    told = zip(table._query_column.tolist(), table.ids.tolist(), table.grades.tolist(), strict=True)
+    assert all(judged[query].get(document, 0) == grade for query, document, grade in told)
+
+
+def test_labelled_pairs_are_the_silos_own(world: World) -> None:
+    for name, silo in zip(
+        world.names, world.tables["exact"].silos(world.tables["exact"].inside), strict=True
+    ):
+        own = set(world.holdings[name].documents)
+        assert set(silo.labelled.ids.tolist()) <= own
+        assert not set(silo.cross.ids.tolist()) & own
+        assert len(silo.errors) == silo.cross.rows
+
+
+def test_few_labels_are_few(world: World) -> None:
+    tables = world.tables["exact"]
+    assert all(len(silo.labelled) <= 2 for silo in tables.silos(tables.inside, 2))
+
+
+def test_every_row_without_which_it_cannot_be_read_is_there(units: list[Any]) -> None:
+    rows = {variant: {name.split("|")[0] for name in units[0][variant]} for variant in ("exact", "private")}
+    common = {"BM25", "Local", "Local+", "averaged labeller", "Global", "CS-F-LTR", "all-zero", "oracle"}
+    assert common <= rows["exact"]
+    assert common | {"noise-aware Global", DEFAULT_ROW} <= rows["private"]
+    assert {"Global", "noise-aware Global", "BM25"} <= {name.split("|")[0] for name in units[0]["clipped"]}
+
+
+def test_cells_hold_what_is_printed_beside_ours(units: list[Any]) -> None:
+    results = {"table": units, "curve": [], "budget": {}, "silos": {}, "map": {}}
+    cells = list(cells_of("synthetic", results))
+    printed = {(cell.row, cell.part) for cell in cells if cell.paper is not None}
+    assert len(printed) == len(PRINTED)
+    assert {cell.row for cell in cells} >= {"default", "Global", "CS-F-LTR"}
+    assert all(cell.n == 2 for cell in cells if cell.table == "4" and cell.part == "all")
+    page = page_of({"synthetic": results}, cells, seeds=2)
+    assert "circular" in page.markdown()
+    assert "paper's labeller" in page.markdown()
+
+
+def test_a_gain_is_claimed_only_where_the_controls_allow_it(units: list[Any]) -> None:
+    """The same labeller, once far ahead of everything and once not ahead of the all-zero control."""
+
+    def told(zero: float) -> str:
+        made = copy.deepcopy(units)
+        for unit in made:
+            for variant in ("exact", "private"):
+                for name, row in unit[variant].items():
+                    level = {"CS-F-LTR": 0.9, "all-zero": zero}.get(name.split("|")[0], 0.5)
+                    row["queries"] = dict.fromkeys(row["queries"], level)
+                    row["test"]["nDCG@10"] = level
+        found = {pair: contrast(made, *pair) for pair in CONTRASTS}
+        return " ".join(verdicts(made, found))
+
+    assert "labeller is worth something" in told(zero=0.5)
+    assert "labeller is worth something" not in told(zero=0.9)
+
+
+def test_work_is_cut_into_units_that_name_themselves() -> None:
+    config = Config(data="synthetic", scale="smoke")
+    names = [name for _, _, units in _work(("synthetic",), config) for name, _ in units]
+    assert len(names) == len(set(names))
+    assert len(list(_table_units("cran", Config()))) == 20
+    found = _sorted("synthetic", {name: {} for name in names})
+    assert len(found["table"]) == 2
+    assert set(found["budget"]) == {"2", "8", "inf"}
+    assert set(found["silos"]) == {"1", "2", "4"}
+    assert len(found["map"]) == 4
