@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from isthmus import __version__
 from isthmus.service import pages, wire
 from isthmus.service.broker import Broker
+from isthmus.service.describing import PROBLEMS, describe_problems
 from isthmus.service.limits import CALLER, NOTE, Problem, Protect, Surface, explain_problems
 from isthmus.service.metrics import CONTENT_TYPE
 from isthmus.service.reference import STYLE, reference
@@ -35,25 +36,7 @@ ABOUT = (
     "One search over silos that keep their documents. A hit's probability is meant as one: of hits shown"
     " with 0.8, eighty percent are relevant. Errors are problem details (RFC 9457)."
 )
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": wire.Problem, "description": told, "content": {wire.PROBLEM_TYPE: {}}}
-    for status, told in (
-        (400, "The request cannot be read, or nests too deep."),
-        (401, "No API key, or one that is unknown, revoked or expired."),
-        (403, "The key lacks the scope, or the silo refused."),
-        (404, "No silo or document of that name."),
-        (405, "Not a method of this path; Allow lists those."),
-        (408, "The body came too slowly."),
-        (413, "The body is too large."),
-        (415, "The body is not application/json."),
-        (421, "The Host header names another server."),
-        (422, "The request is not of the documented form."),
-        (429, "Too many requests; Retry-After says when."),
-        (502, "The silo answered nonsense."),
-        (503, "Too many requests at once, or the silo does not answer."),
-    )
-}
-_router = APIRouter(responses=_PROBLEMS)
+_router = APIRouter(responses=PROBLEMS)
 
 
 def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
@@ -80,7 +63,7 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
     explain_problems(app)
     app.include_router(_router)
     opened = pages.mount(app)
-    _only_problems(app)
+    describe_problems(app, OPEN)
     requests = broker.metrics.counter("isthmus_requests_total", "Requests.", "path", "status")
     times = broker.metrics.histogram("isthmus_request_seconds", "Times of requests.", "path")
 
@@ -232,22 +215,3 @@ async def docs(request: Request) -> HTMLResponse:
 async def docs_style() -> Response:
     """Its looks."""
     return Response(STYLE, media_type="text/css")
-
-
-def _only_problems(app: FastAPI) -> None:
-    """Describe errors as they are: FastAPI would add its own form of a 422."""
-    described = app.openapi()
-    for path, methods in described["paths"].items():
-        for told in methods.values():
-            if path in OPEN:
-                told["security"] = []
-            for status, answer in told["responses"].items():
-                if wire.PROBLEM_TYPE in answer.get("content", {}):
-                    shape = {"$ref": "#/components/schemas/Problem"}
-                    answer["content"] = {wire.PROBLEM_TYPE: {"schema": shape}}
-                if status == "429":
-                    answer["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
-    for name in ("HTTPValidationError", "ValidationError"):
-        described["components"]["schemas"].pop(name, None)
-    described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    described["security"] = [{"key": []}]

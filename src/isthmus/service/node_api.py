@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from isthmus import __version__
 from isthmus.errors import BudgetExhausted, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
+from isthmus.service.describing import PROBLEMS, describe_problems
 from isthmus.service.limits import CALLER, NOTE, Problem, Protect, Surface, explain_problems
 from isthmus.service.metrics import CONTENT_TYPE, Metrics
 from isthmus.service.node import Node
@@ -30,10 +31,22 @@ ANONYMOUS = "anonymous"
 """The peer whose policy holds for whoever reaches a node without TLS, which only loopback allows."""
 OPEN = ("/v1/health", "/v1/ready")
 LARGE = ("/v1/documents", "/v1/statistics")
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": wire.Problem, "description": "problem details"},
-    "5XX": {"model": wire.Problem, "description": "problem details"},
+OWN_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": wire.Problem, "description": told, "content": {wire.PROBLEM_TYPE: {}}}
+    for status, told in (
+        (409, "The message was sent before, or its time stamp is off."),
+        (504, "The deadline passed."),
+    )
 }
+_FIGURES = {"content": {wire.STATISTICS_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+ANSWERS: dict[tuple[str, str], dict[int | str, dict[str, Any]]] = {
+    ("GET", "/statistics"): {
+        200: {"content": _FIGURES["content"], "description": "The silo's figures."},
+        304: {"description": "They are those that If-None-Match names."},
+    },
+    ("GET", "/ready"): {503: {"model": wire.Ready, "description": "It is still indexing."}},
+}
+"""What is not JSON of the documented model, or no problem though it says so."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -226,6 +239,7 @@ def node_app(node: Node) -> ASGIApp:
     )
     _routes(app, api)
     explain_problems(app)
+    describe_problems(app, OPEN)
     return Protect(
         app,
         gate=gate_of(settings),
@@ -259,15 +273,13 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
             methods=[method],
             response_model=model,
             status_code=200 if model is not None or method == "GET" else 204,
-            responses=PROBLEMS | _other_types(method, path),
+            responses=PROBLEMS | OWN_PROBLEMS | ANSWERS.get((method, path), {}),
+            openapi_extra={"requestBody": _FIGURES} if (method, path) == ("PUT", "/statistics") else None,
         )
-    app.add_api_route("/metrics", api.count, methods=["GET"], response_class=Response, responses=PROBLEMS)
-
-
-def _other_types(method: str, path: str) -> dict[int | str, dict[str, Any]]:
-    if (method, path) == ("GET", "/statistics"):
-        return {200: {"content": {wire.STATISTICS_TYPE: {}}, "description": "figures of the silo"}}
-    return {503: {"model": wire.Ready, "description": "not yet"}} if path == "/ready" else {}
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+    app.add_api_route(
+        "/metrics", api.count, methods=["GET"], response_class=Response, responses=PROBLEMS | text
+    )
 
 
 def gate_of(settings: NodeSettings) -> Gate[Policy]:

@@ -114,6 +114,8 @@ def _path(source: Source) -> Path:
 def _checked(draft: Draft, file: Path) -> Draft:
     if len(draft.id) > LONGEST_ID:
         raise DataError(f"an id of {len(draft.id)} characters", file=file, cure=f"at most {LONGEST_ID}")
+    if not draft.id or any(ord(sign) < 32 or ord(sign) == 127 for sign in draft.id):
+        raise DataError("an id that is empty or has control characters", file=file, cure="rename it")
     if not draft.title.strip() and not draft.body.strip():
         raise DataError("has no text", file=file)
     return draft

@@ -33,7 +33,7 @@ LONGEST_ID = 1_000
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
-DocumentId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
+DocumentId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, pattern=r"^[^\x00-\x1f\x7f]+$")]
 QueryText = Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY, pattern=r"\S")]
 Status = Literal["answered", "late", "refused", "down", "broken"]
 
