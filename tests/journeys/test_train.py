@@ -87,6 +87,19 @@ def test_kill_at_any_moment_and_resume(options, whole, tmp_path, soak_count):
         assert not list(out.glob(".*.part")), "what the killed run left behind is cleared away"
 
 
+def test_a_secure_run_says_what_holds_and_its_silos_write_down_what_leaves(data, tmp_path):
+    told = [data, "--silos", 4, "--rounds", 2, "--secure", "--ledgers", tmp_path / "ledgers"]
+    done = isthmus("train", *told, "--out", tmp_path / "run")
+    assert "secure sum" in done.stderr
+    assert "secure sum" in (tmp_path / "run" / "report.html").read_text()
+    shown = isthmus("ledger", "show", tmp_path / "ledgers" / "silo-0.ledger").stdout
+    assert "probe report" in shown
+    assert shown.count("no DP guarantee") == 3
+    refused = isthmus("train", *told, "--set", "judge=server", "--out", tmp_path / "both", check=False)
+    assert refused.returncode == 1
+    assert "one of these protections" in refused.stderr
+
+
 def test_resuming_before_the_first_checkpoint_starts_over(options, whole, tmp_path):
     out = tmp_path / "run"
     isthmus("train", *options, "--out", out)
