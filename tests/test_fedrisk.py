@@ -193,7 +193,7 @@ def test_the_paper_s_protocol_where_the_data_allow_it(folder: Path) -> None:
     few = protocol_for(fold, "full", folds=5)
     assert (few.silos, few.per_round, few.rounds, few.seeds) == (20, 5, 60, 3)
     many = protocol_for(replace(fold, train=table(900, 9)), "full", folds=5)
-    assert (many.silos, many.per_round, many.rounds, many.paper_seeds) == (100, 10, 100, 1)
+    assert (many.silos, many.per_round, many.rounds, many.seeds) == (100, 10, 100, 1)
     look = protocol_for(replace(fold, train=table(900, 9)), "smoke", folds=5)
     assert (look.folds, look.seeds, look.queries) == (2, 1, 300)
     assert "300 training queries" in look.told

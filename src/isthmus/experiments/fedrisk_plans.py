@@ -54,7 +54,7 @@ class Protocol:
     per_round: int = 10
     rounds: int = 100
     folds: int = 5
-    seeds: int = 3
+    seeds: int = 1
     concentration: float = 0.1
     """Of the paper's deal over rows; the deal over queries has 0.3."""
     least: int = 10
@@ -65,16 +65,9 @@ class Protocol:
     """Rounds of the runs that show what alpha_mix = beta_mix = 1 does."""
 
     @property
-    def paper_seeds(self) -> int:
-        """One seed, as the paper has, where 100 silos make runs dear."""
-        return self.seeds if self.silos < 100 else 1
-
-    @property
     def told(self) -> str:
         """For titles."""
         seeds = f" × {self.seeds} seeds" if self.seeds > 1 else ""
-        if self.paper_seeds < self.seeds:
-            seeds += f" ({self.paper_seeds} in paper mode)"
         some = "" if self.queries is None else f", the first {self.queries} training queries of a fold"
         return (
             f"{self.silos} silos, {self.per_round} a round, {self.rounds} rounds,"
@@ -85,12 +78,11 @@ class Protocol:
 def protocol_for(fold: Fold, scale: str, *, folds: int) -> Protocol:
     """The paper's protocol where the data are large enough for 100 silos, a smaller one where they are not.
 
-    One seed, as the paper has, where a fold has the size of MSLR-WEB10K's.
+    The paper has one seed; where folds are small, and share their rows, there are three.
     """
-    few, many = len(fold.train) < 800, fold.train.rows > 300_000
-    whole = Protocol(folds=folds, seeds=1 if many else 3)
-    if few:
-        whole = replace(whole, silos=20, per_round=5, rounds=60, concentration=0.3, least=1)
+    whole = Protocol(folds=folds)
+    if len(fold.train) < 800:
+        whole = replace(whole, silos=20, per_round=5, rounds=60, seeds=3, concentration=0.3, least=1)
     if scale == "full":
         return whole
     looked = min(300, len(fold.train))
@@ -202,20 +194,19 @@ def strategies(mode: Mode) -> dict[str, StrategyOptions]:
 
 
 def _table_1(protocol: Protocol, mode: Mode) -> dict[str, Plan]:
-    seeds = protocol.paper_seeds if mode == "paper" else protocol.seeds
     shown = ("FedAvg", "FedProx", "FedRisk")
     found = {
         name_of("1", mode, row): Plan(
             mode,
             _config(protocol, mode, strategy),
-            seeds,
+            protocol.seeds,
             curve=row in shown,
             cuts=row == "FedAvg",
         )
         for row, strategy in strategies(mode).items()
     }
     momentum = _config(protocol, mode, StrategyOptions("fedavgm"))
-    found[name_of("1", mode, "FedAvgM", "momentum 0.9")] = Plan(mode, momentum, seeds, curve=False)
+    found[name_of("1", mode, "FedAvgM", "momentum 0.9")] = Plan(mode, momentum, protocol.seeds, curve=False)
     return found
 
 
