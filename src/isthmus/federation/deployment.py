@@ -7,7 +7,8 @@ A silo's SuperNode says in `--node-config` who it is and where its rows lie:
 and nothing that arrives over the network can name another path. The coordinator's run is a TOML file on its
 own machine, `Deployment`, whose path is the run configuration's entry `deployment`. An interrupted run is
 submitted again as it is and goes on from its last checkpoint. With the entry `exchange`, the path of a file
-with `Passing`, silos exchange private features instead (see `carriers`).
+with `Passing`, silos exchange private features instead (see `carriers`), and with the entry `cotraining`,
+that of a file with `Cooperation`, they train on what they exchanged too (see `semisupervised.deployed`).
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from isthmus.federation.apps import finished
 from isthmus.federation.books import own_book
 from isthmus.federation.carriers import Passing, own_party, pass_on, take_part
 from isthmus.federation.checkpoints import RunFolder
-from isthmus.federation.clients import client_app
 from isthmus.federation.members import Trust
 from isthmus.federation.rounds import Coordinator, Held, State
+from isthmus.federation.semisupervised.deployed import Cooperation, ExchangedRows, cooperate
+from isthmus.federation.semisupervised.training import studying_app
 from isthmus.federation.settings import Config
 from isthmus.private.store import SiloFolder
 from isthmus.rankers import Scaling
@@ -101,6 +103,8 @@ def _server() -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         if exchange := str(context.run_config.get("exchange", "")):
             pass_on(load(Passing, exchange), grid)
+        elif cotraining := str(context.run_config.get("cotraining", "")):
+            cooperate(load(Cooperation, cotraining), grid)
         else:
             coordinate(load(Deployment, str(context.run_config["deployment"])), grid)
 
@@ -127,5 +131,7 @@ def _probe(config: Config) -> Path | None:
     return config.probe if isinstance(config.probe, Path) and config.strategy.needs_probe else None
 
 
-client: ClientApp = take_part(client_app(OwnFolder(), book=own_book, trusts=own_trust), own_party)
+client: ClientApp = take_part(
+    studying_app(ExchangedRows(OwnFolder()), book=own_book, trusts=own_trust), own_party
+)
 server: ServerApp = _server()

@@ -23,6 +23,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from isthmus.config import load, to_mapping
 from isthmus.errors import ConfigError, FederationError
+from isthmus.federation import members
 from isthmus.federation.clients import Book, client_app, no_book
 from isthmus.federation.engines import ENGINES
 from isthmus.federation.messages import ARRAYS, answer, combine, order, pack, settings_of, unpack
@@ -72,6 +73,8 @@ class CoTraining:
     weight_decay: float = 1e-4
     updates: Literal["parallel", "serial"] = "parallel"
     strategy: StrategyOptions = field(default_factory=lambda: MEAN)
+    secure: bool = False
+    """Add models up under masks; the mean then counts silos by their examples."""
     engine: Literal["in-process", "ray"] = "in-process"
     seed: int = 0
 
@@ -113,12 +116,17 @@ class CoTraining:
             seed=self.seed,
             dealing=Dealing(silos=silos),
             rounds=Rounds(count=count, silos=asked, release="last", norm_limit=1e6),
-            strategy=self.strategy,
+            strategy=self.summable(self.strategy),
+            secure=self.secure,
             local=self.local(self.epochs, silos=silos),
             model=Model(hidden=self.hidden, scaling=self.scaling),
             probe=1 if self.strategy.needs_probe else None,  # who holds one brings it along
             workers=1,
         )
+
+    def summable(self, strategy: StrategyOptions) -> StrategyOptions:
+        """A secure sum has no single models to average coordinate by coordinate."""
+        return StrategyOptions("fedavg") if self.secure and strategy == MEAN else strategy
 
 
 _LOSSES = {"classification": "cross_entropy", "regression": "squared_error", "lambdarank": "lambdarank"}
@@ -212,6 +220,8 @@ class Sources(Protocol):
 
     def name(self, context: Context) -> str: ...
 
+    def labelled(self, context: Context) -> Letor: ...
+
     def rows(self, context: Context) -> SiloRows: ...
 
 
@@ -230,6 +240,10 @@ class InMemory:
     def name(self, context: Context) -> str:
         """The name of the partition's silo."""
         return self._names[int(context.node_config["partition-id"])]
+
+    def labelled(self, context: Context) -> Letor:
+        """The judged rows of the partition."""
+        return self.rows(context).labelled
 
     def rows(self, context: Context) -> SiloRows:
         """The rows of the partition."""
@@ -250,21 +264,22 @@ class Studied:
 
     def table(self, context: Context) -> Letor:
         """The judged rows, which the silo describes itself by."""
-        return self._sources.rows(context).labelled
+        return self._sources.labelled(context)
 
     def scaled(self, context: Context, scaling: Scaling) -> Letor:
         """The lesson of now."""
         name, record = self.name(context), context.state.array_records.get(_GUESSES)
         kept = self._lessons.get(name)
         if kept is None or kept[0] is not record:
-            kept = record, self._lesson(scaled(self._sources.rows(context), scaling), record)
+            kept = record, self._lesson(context, scaling, record)
             self._lessons[name] = kept
         return kept[1]
 
-    def _lesson(self, rows: SiloRows, record: ArrayRecord | None) -> Letor:
+    def _lesson(self, context: Context, scaling: Scaling, record: ArrayRecord | None) -> Letor:
         if record is None:
-            return rows.labelled
+            return scaling(self._sources.labelled(context))
         kept = unpack(record)
+        rows = scaled(self._sources.rows(context), scaling)
         return lesson_of(rows, Guesses(kept["chances"], kept["weights"]), float(kept["beta"]))
 
     def label(self, message: Message, context: Context) -> Message:
@@ -284,10 +299,12 @@ class Studied:
         return answer(message, {"labelled": int((guesses.weights > 0).sum())})
 
 
-def studying_app(sources: Sources, *, book: Book = no_book) -> ClientApp:
-    """The ClientApp of silos that label their own cross pairs."""
+def studying_app(
+    sources: Sources, *, book: Book = no_book, trusts: members.Trusts = members.anybody
+) -> ClientApp:
+    """The ClientApp of silos that label their own cross pairs; without a labeller they train like any."""
     studied = Studied(sources)
-    app = client_app(studied, book=book)
+    app = client_app(studied, book=book, trusts=trusts)
 
     @app.query("label")
     def label(message: Message, context: Context) -> Message:
@@ -312,10 +329,12 @@ class Conductor:
     config: CoTraining
     grades: int
     held: Held = field(default_factory=Held)
+    silos: int | None = None
+    """How many to wait for; by default those that are there."""
 
     def run(self, grid: Grid, start: State | None, remember: Remember) -> State:
         """Everything from the first model to the last round, on any grid."""
-        silos = len(set(grid.get_node_ids()))
+        silos = self.silos or len(set(grid.get_node_ids()))
         state = start or self._first(grid, silos)
         for last, beta, anew in self._schedule():
             if last <= state.round:
@@ -334,7 +353,7 @@ class Conductor:
         alone = replace(
             self.config.rounds_of(silos, 1),
             local=self.config.local(self.config.local_epochs),
-            strategy=MEAN,
+            strategy=self.config.summable(MEAN),
             rounds=Rounds(count=1, silos=silos, release="last", norm_limit=1e6),
         )
         coordinator = Coordinator(alone, Held(), grid)

@@ -1,0 +1,103 @@
+"""Co-training over real silos: judged rows from a silo's own file, cross rows from its private exchange.
+
+After an exchange (see `federation.carriers`) every silo has the features of its queries over the others'
+documents in its own folder. The coordinator's run is a TOML file on its machine, `Cooperation`, whose path
+is the run configuration's entry `cotraining`. An interrupted run is submitted again as it is and goes on from
+its last checkpoint; the model of then labels again what silos have lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid
+
+from isthmus.federation.apps import Training, finished
+from isthmus.federation.checkpoints import RunFolder
+from isthmus.federation.rounds import Held, State
+from isthmus.federation.semisupervised.labelling import SiloRows
+from isthmus.federation.semisupervised.training import Conductor, CoTraining
+from isthmus.tables import Letor, read_letor
+
+FEATURES = "features"
+"""Where in a silo's folder an exchange puts features, a file for every other silo."""
+
+
+class Own(Protocol):
+    """A silo's name and its judged rows."""
+
+    def name(self, context: Context) -> str: ...
+
+    def table(self, context: Context) -> Letor: ...
+
+
+class ExchangedRows:
+    """Judged rows as the silo has them, and cross rows where its exchanges have put them.
+
+    A silo that left has a file no more, one that joined has a new one: others' pairs stay as they are.
+    """
+
+    def __init__(self, own: Own) -> None:
+        self._own = own
+
+    def name(self, context: Context) -> str:
+        """What the silo calls itself."""
+        return self._own.name(context)
+
+    def labelled(self, context: Context) -> Letor:
+        """Its judged rows."""
+        return self._own.table(context)
+
+    def rows(self, context: Context) -> SiloRows:
+        """Its judged rows, and the cross rows of the queries among them."""
+        labelled = self.labelled(context)
+        return SiloRows(labelled, *cross_rows(labelled, str(context.node_config.get("folder", ""))))
+
+
+def cross_rows(labelled: Letor, folder: str) -> tuple[Letor, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """The exchanged rows of queries that have judged rows too; none where there was no exchange."""
+    files = sorted((Path(folder) / FEATURES).glob("*.txt")) if folder else []
+    asked = set(labelled.queries)
+    parts = [_of(read_letor(file), asked) for file in files]
+    known = [part.widened(labelled.width) for part in parts if part.rows]
+    cross = Letor.concat(known) if known else labelled.keep(np.zeros(labelled.rows, np.bool_))
+    return cross, np.zeros(cross.rows)
+
+
+def _of(letor: Letor, queries: set[str]) -> Letor:
+    return letor[np.array([query in queries for query in letor.queries], dtype=bool)]
+
+
+@dataclass(frozen=True)
+class Cooperation:
+    """A co-training run over real silos: where it is kept, how many silos, and how many grades there are."""
+
+    out: Path
+    silos: int = 4
+    grades: int = 3
+    validation: Path | None = None
+    test: Path | None = None
+    training: CoTraining = field(default_factory=CoTraining)
+
+
+def cooperate(run: Cooperation, grid: Grid) -> Training:
+    """Train over the grid's silos, from the folder's last checkpoint if it has one."""
+    config, folder = run.training.rounds_of(run.silos, run.training.rounds), RunFolder(run.out)
+    folder.begin(config)
+    tables = {
+        name: read_letor(path)
+        for name, path in (("validation", run.validation), ("test", run.test))
+        if path is not None
+    }
+    folder.environment(tables)
+
+    def remember(state: State) -> None:
+        folder.save(state, config)
+
+    conductor = Conductor(run.training, run.grades, Held(tables.get("validation")), run.silos)
+    state = conductor.run(grid, folder.state(config), remember)
+    return finished(config, state, tables.get("test", tables.get("validation")), folder)

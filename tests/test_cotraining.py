@@ -1,0 +1,131 @@
+"""Co-training by the apps of real nodes: private features exchanged, labels made in the silos."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from isthmus.config import load
+from isthmus.corpora import synthetic
+from isthmus.federation.deployment import client
+from isthmus.federation.engines import LocalGrid
+from isthmus.federation.semisupervised.deployed import Cooperation, cooperate, cross_rows
+from isthmus.federation.semisupervised.labelling import Labelling, SiloRows
+from isthmus.federation.semisupervised.training import CoTraining, cotrain
+from isthmus.private.exchange import Party, Relay, exchange_in_memory
+from isthmus.private.keys import GroupKey
+from isthmus.private.ledger import Budget
+from isthmus.private.store import SiloFolder
+from isthmus.randomness import Streams
+from isthmus.rankers import load_ranker
+from isthmus.tables import Letor, read_letor, write_letor
+
+NAMES = ("east", "north", "south", "west")
+CORPUS = synthetic.text(60, 16, 4, seed=5, words=40)
+TRAINING = CoTraining(Labelling("soft", calibrated=True, rounds=2), rounds=4, epochs=1, local_epochs=4)
+
+
+def judged(name: str, queries: tuple[str, ...]) -> Letor:
+    """Rows of a silo's own queries, as many in every silo."""
+    table = Streams(3)("rows", name).normal(size=(48, 16))
+    return Letor.of([queries[at % len(queries)] for at in range(48)], table, (table[:, 3] > 0.5).astype(int))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four silos with judged rows, who have exchanged private features under keys that are injected."""
+    path = tmp_path_factory.mktemp("site")
+    key = GroupKey.fresh(epoch=1, entropy=Streams(0)("group").bytes)
+    folders = {name: SiloFolder.at(path / name, create=True) for name in NAMES}
+    cards = [folder.keys.begin(name).card for name, folder in folders.items()]
+    parties = {}
+    for (name, folder), silo in zip(folders.items(), CORPUS.silos, strict=True):
+        folder.keys.join(key)
+        for card in cards:
+            if card.name != name:
+                folder.keys.trust(card)
+        own = CORPUS.silo(silo)
+        folder.build(own.documents, budget=Budget(10.0), width=1 << 10)
+        parties[name] = Party(folder, own.queries, k=5, entropy=Streams(1)("entropy", name).bytes)
+        write_letor(judged(name, own.queries.ids), path / f"{name}.txt")
+    exchange_in_memory(parties, Relay(4, 1 << 12))
+    return path
+
+
+def rows(site: Path, name: str) -> SiloRows:
+    labelled = read_letor(site / f"{name}.txt")
+    return SiloRows(labelled, *cross_rows(labelled, str(site / name)))
+
+
+def grid(site: Path, names: tuple[str, ...]) -> LocalGrid:
+    """Nodes that are told where their own files lie, as SuperNodes are."""
+    made = LocalGrid(client, len(names), workers=1)
+    for context, name in zip(made._contexts.values(), names, strict=True):
+        told = {"silo": name, "data": site / f"{name}.txt", "folder": site / name}
+        context.node_config.update({key: str(value) for key, value in told.items()})
+        context.node_config["ledger"] = str(site / name / "silo.ledger")
+    return made
+
+
+def test_deployed_silos_get_what_the_same_rows_get_in_one_process(site: Path, tmp_path: Path) -> None:
+    run = Cooperation(tmp_path / "run", silos=4, grades=2, training=TRAINING)
+    made = cooperate(run, grid(site, NAMES))
+    expected = cotrain([rows(site, name) for name in NAMES], TRAINING, grades=2, names=NAMES)
+    for name, array in expected.parameters.items():
+        np.testing.assert_allclose(made.ranker.parameters_[name], array, atol=1e-6)
+    assert load_ranker(tmp_path / "run" / "model").score(rows(site, "east").labelled).shape == (
+        rows(site, "east").labelled.rows,
+    )
+    assert all(set(record.asked) == set(NAMES) for record in made.history)
+
+
+def test_a_finished_run_is_taken_up_where_it_ended(site: Path, tmp_path: Path) -> None:
+    short = replace(TRAINING, labelling=None)
+    run = Cooperation(tmp_path / "run", silos=4, grades=2, training=short)
+    first = cooperate(run, grid(site, NAMES))
+    again = cooperate(run, grid(site, NAMES))
+    assert first.model_sha256 == again.model_sha256
+
+
+def test_models_may_be_added_up_under_masks(site: Path, tmp_path: Path) -> None:
+    open_sum = replace(TRAINING, labelling=None, strategy=replace(TRAINING.strategy, name="fedavg"))
+    masked = replace(open_sum, secure=True)
+    plain, secret = (
+        cooperate(Cooperation(tmp_path / name, silos=4, grades=2, training=training), grid(site, NAMES))
+        for name, training in (("open", open_sum), ("masked", masked))
+    )
+    for name, array in plain.ranker.parameters_.items():
+        np.testing.assert_allclose(secret.ranker.parameters_[name], array, atol=1e-3)
+
+
+def test_who_leaves_takes_only_its_own_pairs(site: Path, tmp_path: Path) -> None:
+    before = rows(site, "east").cross
+    gone = CORPUS.silo(CORPUS.silos[NAMES.index("south")]).documents.ids
+    file = site / "east" / "features" / "south.txt"
+    kept = file.rename(tmp_path / "south.txt")
+    try:
+        after = rows(site, "east").cross
+    finally:
+        kept.rename(file)
+    still = before.keep(~np.isin(np.array(before.ids.tolist()), np.array(gone)))
+    assert still == after
+    assert 0 < after.rows < before.rows
+
+
+def test_training_goes_on_without_a_silo_and_with_a_new_one(site: Path, tmp_path: Path) -> None:
+    three = replace(TRAINING, rounds=2)
+    first = cooperate(
+        Cooperation(tmp_path / "three", silos=3, grades=2, training=three), grid(site, NAMES[:3])
+    )
+    assert {name for record in first.history for name in record.asked} == set(NAMES[:3])
+    four = cooperate(Cooperation(tmp_path / "four", silos=4, grades=2, training=three), grid(site, NAMES))
+    assert {name for record in four.history for name in record.asked} == set(NAMES)
+
+
+def test_a_cooperation_is_read_from_toml() -> None:
+    found = load(Cooperation, Path(__file__).parent.parent / "deploy" / "cotraining.toml")
+    assert found.training.labelling == Labelling("soft", calibrated=True)
+    assert found.silos == 4
