@@ -21,7 +21,7 @@ from isthmus.private.letters import HeardHere, HeardInFolder, Letter, NumbersInF
 from isthmus.private.lookup import Seeker
 from isthmus.private.secure_sum import as_signed
 from isthmus.private.store import SiloFolder
-from isthmus.private.summing import Agreed
+from isthmus.private.summing import Adding, Agreed
 from isthmus.private.sums import SumPlan
 from isthmus.private.totals import Sums
 from isthmus.randomness import Streams
@@ -359,3 +359,30 @@ def test_fuzzed_steps_of_the_sum_are_refused(tmp_path: Path, soak_count: Callabl
         for file, data in kept.items():
             file.write_bytes(data)
     assert refused == trials
+
+
+@pytest.mark.soak
+def test_a_relay_stands_what_silos_send(tmp_path: Path, soak_count: Callable[[int, int], int]) -> None:
+    """Parts of the sum that were changed: a ProtocolError, or a total of the right shape."""
+    made, relay = parties(tmp_path), Relay(3, 64)
+    turns, rng, seen = {name: relay.first() for name in made}, Streams(5)("fuzz"), []
+    for step in range(4):
+        seen.append({name: dict(Exchange(made[name], turns[name]).reply().sums) for name in made})
+        replies = {name: Reply(name, sums=parts) for name, parts in seen[step].items()}
+        turns = relay.next(replies)
+    refused = 0
+    for _ in range(soak_count(60, 1_000)):
+        adding = Adding(Agreed(relay.session, NAMES, 3, 64))
+        wrong = int(rng.integers(4))
+        try:
+            for step, replies_of in enumerate(seen):
+                sent = {name: dict(parts) for name, parts in replies_of.items()}
+                if step == wrong:
+                    liar = NAMES[int(rng.integers(3))]
+                    label = sorted(sent[liar])[int(rng.integers(len(sent[liar])))]
+                    sent[liar][label] = _mutated(sent[liar][label], rng)
+                adding.after(step, sent)
+            assert all(len(total) == 2 * 64 + 2 for total in adding.totals.values())
+        except ProtocolError:
+            refused += 1
+    assert refused
