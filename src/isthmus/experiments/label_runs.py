@@ -33,8 +33,8 @@ FUSIONS = {
     "CombMNZ-Conf": "comb-mnz-conf",
     "CombMULT-Conf": "comb-mult-conf",
     "CombMNZ-Variant": "comb-mnz-variant",
-    "UDLF-RLSIM": "rl-sim",
 }
+POSITIONS = ("UDLF-RLSIM", "none")
 CALIBRATORS = {
     "paper": {"Platt": "platt", "Isotonic": "isotonic-binned", "QueryFeature": "query-feature-unconstrained"},
     "sound": {"Platt": "platt", "Isotonic": "isotonic-binned", "QueryFeature": "query-feature"},
@@ -82,10 +82,16 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | N
         asked = lists["test"][part]
         if not held or not asked:
             continue
+        by_position: dict[str, Run] = {}
         for name, (on_held, on_asked) in _calibrated(held, asked, mode):
             result["calibration"].update(_errors(name, part, on_asked, asked.qrels))
             for split, runs in (("validation", on_held), ("test", on_asked)):
-                for way, run in _fused(name, runs, shift=mode == "sound") if runs else ():
+                if not runs:
+                    continue
+                if split not in by_position:
+                    by_position[split] = _by_position(runs)
+                ways = (*_fused(name, runs, shift=mode == "sound"), (POSITIONS, by_position[split]))
+                for way, run in ways:
                     fused.setdefault((name, *way, split), []).append(run)
     for key, parts in fused.items():
         judged = chosen.validation if key[-1] == "validation" else chosen.test
@@ -160,12 +166,14 @@ def _fused(calibration: str, runs: tuple[Run, ...], *, shift: bool) -> Iterator[
         raw = Candidates.of(runs, norm)
         plain = Candidates.of(raw.union, norm, probabilities=True) if replaced else raw
         for fusion, formula in FUSIONS.items():
-            if formula == "rl-sim" and shown != "none":
-                continue  # it sees positions only
-            candidates = raw if formula.endswith(("conf", "variant")) or formula == "rl-sim" else plain
-            options = {} if formula == "rl-sim" else {"shift": shift}
-            scores = FUSERS[formula](candidates, **options)
-            yield (fusion, shown), candidates.union.ranked(scores)
+            candidates = raw if formula.endswith(("conf", "variant")) else plain
+            yield (fusion, shown), candidates.union.ranked(FUSERS[formula](candidates, shift=shift))
+
+
+def _by_position(runs: tuple[Run, ...]) -> Run:
+    """RL-Sim, which sees positions only: the same whatever the calibration and the normalisation."""
+    candidates = Candidates.of(runs)
+    return candidates.union.ranked(FUSERS["rl-sim"](candidates))
 
 
 def _errors(name: str, part: str, runs: tuple[Run, ...], qrels: Qrels) -> dict[str, Any]:
