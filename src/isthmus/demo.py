@@ -268,6 +268,21 @@ def trained(tale: Tale) -> Tale:
     )
 
 
+def cotrained(tale: Tale) -> Tale:
+    """The ways to train on pairs across silos that nobody judged."""
+    from isthmus.experiments import csfltr_story
+
+    story = csfltr_story.tell(seed=tale.seed)
+    return tale.tell(
+        "Pairs across silos, which nobody judged",
+        f"Judgements stay inside a silo, but {story.share:.0%} of the relevant documents lie elsewhere. A"
+        " model may guess the grades of such pairs, or learn from judged pairs alone; others' documents are seen"
+        " through what they release at ε = 8.",
+        story.table,
+        story.sentence,
+    )
+
+
 def _estimate(interval: Interval) -> Estimate:
     return Estimate(interval.value, interval.low, interval.high)
 
@@ -281,7 +296,16 @@ def _sparkline(values: Sequence[float]) -> str:
     )
 
 
-CHAPTERS: tuple[Chapter, ...] = (the_world, alone, merged, central, released, fused, trained)
+CHAPTERS: tuple[Chapter, ...] = (
+    the_world,
+    alone,
+    merged,
+    central,
+    released,
+    fused,
+    trained,
+    cotrained,
+)
 
 
 def say(text: str, *, style: str | None = None) -> None:

@@ -53,6 +53,14 @@ def test_the_silos_train_together_and_the_gain_is_measured(told) -> None:
     assert "After every round" in page
 
 
+def test_the_ways_to_train_stand_side_by_side_and_one_is_the_products(told) -> None:
+    _, talk, _ = told
+    said = " ".join(talk.split())
+    assert "Isthmus uses noise-aware Global training" in said
+    for way in ("Local+", "CS-F-LTR", "all-zero", "averaged labeller"):
+        assert way in said
+
+
 def test_the_report_needs_nothing_else(told) -> None:
     _, _, folder = told
     page = (folder / "out" / "report.html").read_text(encoding="utf-8")

@@ -53,7 +53,7 @@ LABELLINGS: Mapping[str, Labelling] = {
 """What labels the cross pairs, by row; all others are as the row says on the same judged pairs."""
 
 DEFAULT_ROW = "noise-aware Global"
-"""The product's default, chosen by earlier measurements; the report's validation cells are there to check it."""
+"""The product's default, by earlier measurements; the report's validation cells are there to check it."""
 
 FULL = tuple(LABELLINGS)
 MAIN = ("CS-F-LTR", "CS-F-LTR, hard", "calibrated soft", "all-zero", "oracle")

@@ -69,6 +69,10 @@ class Case:
     depth: int = 100
     small: bool = False
     """Fewer queries and documents, for a look."""
+    own_deal: bool = False
+    """Keep the silos that the collection comes with."""
+    most: int = MOST_QUERIES
+    width: int | None = None
     circular: bool = False
     """The paper's labels: by rank in an exact BM25 run over all documents (1-10 → 2, 11-100 → 1)."""
 
@@ -104,7 +108,7 @@ class World:
         self.streams = Streams(case.seed).under("cross-silo", case.data)
         whole = self._sampled(collection(case.data, case.small, case.circular))
         self.corpus = self._dealt(whole)
-        self.exchange = Exchange(epsilon=case.epsilon, reader=case.reader)
+        self.exchange = Exchange(epsilon=case.epsilon, reader=case.reader, width=case.width)
         self.names = self.corpus.silos
         self.grades = int(self.corpus.qrels.grades.max()) + 1
         self.part = divide(
@@ -112,7 +116,7 @@ class World:
         )
 
     def _sampled(self, corpus: Corpus) -> Corpus:
-        most = 60 if self.case.small else MOST_QUERIES
+        most = min(60, self.case.most) if self.case.small else self.case.most
         if len(corpus.queries) <= most:
             return corpus
         chosen = np.sort(self.streams("queries").permutation(len(corpus.queries))[:most])
@@ -120,6 +124,8 @@ class World:
 
     def _dealt(self, corpus: Corpus) -> Corpus:
         count, moved = self.case.silos, self.case.moved
+        if self.case.own_deal:
+            return corpus
         if count == 1:
             return corpus.dealt(["silo1"], *_nowhere_else(corpus))
         if moved >= 1:
