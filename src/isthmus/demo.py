@@ -276,8 +276,8 @@ def cotrained(tale: Tale) -> Tale:
     return tale.tell(
         "Pairs across silos, which nobody judged",
         f"Judgements stay inside a silo, but {story.share:.0%} of the relevant documents lie elsewhere. A"
-        " model may guess the grades of such pairs, or learn from judged pairs alone; others' documents are seen"
-        " through what they release at ε = 8.",
+        " model may guess the grades of such pairs, or learn from judged pairs alone; others' documents are"
+        " seen through what they release at ε = 8.",
         story.table,
         story.sentence,
     )
