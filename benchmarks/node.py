@@ -50,7 +50,7 @@ def _limited(name: str, ours: float, limit: float) -> dict[str, Any]:
     return {"name": name, "ours": ours, "peer": None, "peer_name": None, "ratio": limit / ours, "goal": 1}
 
 
-def _texts(count: int, length: int, seed: int) -> Iterator[str]:
+def zipf_texts(count: int, length: int, seed: int) -> Iterator[str]:
     rng = np.random.default_rng(seed)
     share = 1 / np.arange(1, WORDS + 1) ** 1.05
     ends = np.cumsum(share / share.sum())
@@ -60,14 +60,14 @@ def _texts(count: int, length: int, seed: int) -> Iterator[str]:
 
 
 def _documents() -> Iterator[Draft]:
-    for at, text in enumerate(_texts(DOCUMENTS, LENGTH, 0)):
+    for at, text in enumerate(zipf_texts(DOCUMENTS, LENGTH, 0)):
         title, _, body = text.partition(" ")
         yield Draft(f"d{at}", title, body)
 
 
 def _search(searcher: Searcher) -> float:
     """Milliseconds of processor time, with snippets and reasons."""
-    asked = [Search(query=text, explain=True) for text in _texts(QUERIES, 4, 1)]
+    asked = [Search(query=text, explain=True) for text in zipf_texts(QUERIES, 4, 1)]
     searcher = replace(searcher, depth=100)
     for one in asked[:20]:
         searcher.search(one, snippets=True)
