@@ -118,7 +118,9 @@ def test_readme_is_short_and_names_both_commands() -> None:
 
 
 def test_pages_are_in_the_navigation() -> None:
-    listed = set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    listed = set(
+        re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     assert listed == {page.name for page in (ROOT / "docs").glob("*.md")}
 
 
