@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from playwright import sync_api
 
 from isthmus.cli import main
 from isthmus.errors import ServiceError
@@ -88,6 +90,18 @@ class Federation:
                 return {each.silo for each in broker.search("tidal power").hits}
         except ServiceError:
             return set()
+
+    def holds(self, word: str) -> bool:
+        try:
+            with self.client() as broker:
+                return bool(broker.search(word).hits)
+        except ServiceError:
+            return False
+
+    def restart(self, name: str) -> None:
+        self.running[name].terminate()
+        self.running[name].wait(30)
+        self.start(name)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")
@@ -227,6 +241,119 @@ def test_an_unknown_broker_is_told_so(federation):
             await broker.stop()
 
     assert {each.status for each in asyncio.run(search()).silos} == {"refused"}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium; or a skip that says how to have it."""
+    if shutil.which("chromium") is None:
+        pytest.skip("no chromium; .ci/run installs it")
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=quiet)
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def page_of(browser, federation, **context):
+    """The page, signed in; fails when the browser complained or asked anybody else."""
+    home = f"http://127.0.0.1:{federation.port}"
+    complaints = []
+    opened = browser.new_context(**context)
+    page = opened.new_page()
+    page.set_default_timeout(PATIENCE * 1000)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda told: complaints.append(told.text) if "Security Policy" in told.text else None)
+    page.on(
+        "request", lambda sent: None if sent.url.startswith((home, "data:")) else complaints.append(sent.url)
+    )
+    page.goto(home)
+    page.get_by_label("API key").fill((federation.folder / "broker" / "admin.key").read_text().strip())
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_label("Search all silos").wait_for()
+    try:
+        yield page
+        assert complaints == []
+    finally:
+        opened.close()
+
+
+def searched(page, query):
+    page.get_by_label("Search all silos").fill(query)
+    page.keyboard.press("Enter")
+    page.locator(".hit").first.wait_for()
+    return page.locator(".hit")
+
+
+def test_a_person_searches_in_a_browser(federation, browser):
+    with page_of(browser, federation) as page:
+        hits = searched(page, "tidal power")
+        silos = {hits.nth(at).locator(".chip").inner_text() for at in range(hits.count())}
+        assert silos == set(SILOS)
+        assert "3 of 3 silos answered" in page.locator(".status").inner_text()
+        page.locator("main").click(position={"x": 2, "y": 2})  # out of the box
+        page.keyboard.press("j")
+        page.keyboard.press("w")
+        assert page.locator(".hit").first.locator("details").get_attribute("open") is not None
+        assert "bm25" in page.locator(".hit").first.locator("table").inner_text()
+        hits.first.get_by_role("button", name="right").first.click()
+        page.get_by_text("kept by").first.wait_for()
+        page.keyboard.press("/")
+        assert page.evaluate("document.activeElement.id") == "query"
+
+
+def test_the_page_keeps_what_was_asked_in_its_address(federation, browser):
+    with page_of(browser, federation) as page:
+        searched(page, "tidal power")
+        page.locator("label.pick", has_text="west").click()
+        page.wait_for_function("document.querySelector('.status').innerText.includes('2 of 2 silos')")
+        assert "without=west" in page.url
+        page.reload()
+        page.locator(".hit").first.wait_for()
+        assert not page.locator("label.pick", has_text="west").locator("input").is_checked()
+
+
+def test_an_honest_empty_answer(federation, browser):
+    with page_of(browser, federation) as page:
+        page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=tidal+power&above=0.95")
+        page.get_by_text("Nothing is 95 % likely or more").wait_for()
+        assert page.locator(".hit").count() == 0
+
+
+def test_documents_cannot_become_markup(federation, browser):
+    attack = "<img src=x onerror=alert(1)><script>alert(1)</script>"
+    (federation.folder / "north" / "documents" / "attack.md").write_text(f"# {attack}\n\nquokka {attack}\n")
+    federation.restart("north")
+    until(lambda: federation.holds("quokka"), "the new document is found")
+    with page_of(browser, federation) as page:
+        hit = searched(page, "quokka").first
+        assert "<script>" in hit.inner_text()
+        assert page.locator(".hit img, .hit script").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_view_at_every_size(federation, browser, tmp_path, scheme, width):
+    shape = {"viewport": {"width": width, "height": 850}, "color_scheme": scheme}
+    with page_of(browser, federation, **shape) as page:
+        searched(page, "tidal power")
+        for view, sign in (
+            ("Search", ".hit"),
+            ("Silos", ".card"),
+            ("Training", ".notice"),
+            ("Calibration", "h1"),
+        ):
+            if view != "Search":
+                page.get_by_role("link", name=view, exact=True).click()
+            page.locator(sign).first.wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            unnamed = page.locator("button, input, a, select").evaluate_all(
+                "all => all.filter(e => !(e.innerText || e.ariaLabel || e.labels?.length)).length"
+            )
+            assert unnamed == 0
+            folder = Path(os.environ.get("ISTHMUS_SCREENSHOTS", tmp_path))
+            page.screenshot(path=folder / f"{view.lower()}-{scheme}-{width}.png")
 
 
 def test_an_interrupt_ends_everything(federation):
