@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from isthmus.experiments import csfltr
 from isthmus.experiments.csfltr import Config, _sorted, _table_units, _work
-from isthmus.experiments.csfltr_report import CONTRASTS, PRINTED, cells_of, contrast, page_of, verdicts
-from isthmus.experiments.csfltr_rows import DEFAULT_ROW, table_unit
+from isthmus.experiments.csfltr_report import (
+    CONTRASTS,
+    POINTS,
+    PRINTED,
+    cells_of,
+    contrast,
+    page_of,
+    verdicts,
+)
+from isthmus.experiments.csfltr_rows import DEFAULT_ROW, curve_unit, point_unit, table_unit
 from isthmus.experiments.csfltr_world import Case, World
+from isthmus.federation.semisupervised.selection import Selection
 
 CASE = {"data": "synthetic", "seed": 0, "small": True, "circular": True}
 
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return World(Case("synthetic", small=True))
+    return World(Case("synthetic", small=True, reader="shrink"))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +78,16 @@ def test_few_labels_are_few(world: World) -> None:
     assert all(len(silo.labelled) <= 2 for silo in tables.silos(tables.inside, 2))
 
 
+@pytest.mark.parametrize("kind", ["rtk", "random", "mixed"])
+def test_cross_pairs_may_be_chosen_otherwise(world: World, kind: Any) -> None:
+    tables = world.tables["private"]
+    usual, other = tables.across, tables.across_by(Selection(kind, depth=10))
+    assert usual.keys() == other.keys()
+    for name, (letor, errors) in other.items():
+        assert len(errors) == letor.rows
+        assert letor.rows <= 10 * 3 * len(world.asked[name])
+
+
 def test_every_row_without_which_it_cannot_be_read_is_there(units: list[Any]) -> None:
     rows = {variant: {name.split("|")[0] for name in units[0][variant]} for variant in ("exact", "private")}
     common = {"BM25", "Local", "Local+", "averaged labeller", "Global", "CS-F-LTR", "all-zero", "oracle"}
@@ -103,6 +124,43 @@ def test_a_gain_is_claimed_only_where_the_controls_allow_it(units: list[Any]) ->
 
     assert "labeller is worth something" in told(zero=0.5)
     assert "labeller is worth something" not in told(zero=0.9)
+
+
+def test_a_reproduction_writes_every_table_and_figure(
+    units: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole way from units to report, with units that cost nothing."""
+    epochs = [3, 6]
+    path = {way: [[0.3, 0.4]] * 4 for way in ("Local", "Local+", "Global", "CS-F-LTR")}
+    fakes = {
+        "table_unit": lambda *, case, more: units[case["seed"] % 2],
+        "curve_unit": lambda *, case: {"epochs": epochs, "silos": list("abcd"), **path},
+        "point_unit": lambda *, case, labels: {
+            "seconds": 1.0 + case["seed"],
+            **{"all" if most is None else str(most): units[case["seed"] % 2]["private"] for most in labels},
+        },
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(csfltr, name, fake)
+    done = csfltr.reproduce(Config(data="synthetic", scale="smoke"), tmp_path, workers=1)
+    told = {cell.table for cell in done.cells}
+    assert told == {"4", "validation", "fig6", "fig8a", "fig8b", "map"}
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for heading in ("Figure 6", "Figure 8a", "Figure 8b", "A map of the gain", "Tests", "What it says"):
+        assert heading in page
+    assert page.count("<svg") == 4 + 2
+    again = csfltr.reproduce(Config(data="synthetic", scale="smoke"), tmp_path, workers=1)
+    assert [cell.told() for cell in again.cells] == [cell.told() for cell in done.cells]
+
+
+def test_points_and_curves_have_what_figures_show() -> None:
+    case = {**CASE, "reader": "shrink", "silos": 2}
+    point = point_unit(case=case, labels=[2, None])
+    assert {name.split("|")[0] for name in point["all"]} >= set(POINTS)
+    assert set(point["2"]) == set(point["all"])
+    curve = curve_unit(case=case)
+    for way in ("Local", "Local+", "Global", "CS-F-LTR"):
+        assert np.shape(curve[way]) == (2, len(curve["epochs"]))
 
 
 def test_work_is_cut_into_units_that_name_themselves() -> None:

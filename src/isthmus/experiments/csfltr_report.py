@@ -186,6 +186,7 @@ def _figure_cells(name: str, mode: Literal["paper", "sound"], results: Results) 
                     values = [mean_of(one["all"], row, measure) for one in units]
                     about = {"table": table, "row": row, "variant": unit.format(value), "mode": mode}
                     yield Cell.over_folds(values, measure=measure, data=name, **about)
+    yield from _curve_cells(name, mode, results["curve"])
     for value, units in results["silos"].items():
         about = {"table": "fig8b", "row": "cost", "variant": f"{value} silos", "mode": mode, "data": name}
         yield Cell.over_folds([unit["seconds"] for unit in units], measure="processor seconds", **about)
@@ -196,6 +197,16 @@ def _figure_cells(name: str, mode: Literal["paper", "sound"], results: Results) 
                 about = {"table": "map", "row": row, "mode": mode, "data": name}
                 variant = f"{value}, {labels} labelled queries a silo"
                 yield Cell.over_folds(found, measure="nDCG@10", variant=variant, **about)
+
+
+def _curve_cells(name: str, mode: Literal["paper", "sound"], units: Sequence[Any]) -> Iterator[Cell]:
+    """Figure 6: every way, silo and epoch; seeds deal differently, so a silo is its place."""
+    for way in ("Local", "Local+", "Global", "CS-F-LTR") if units else ():
+        for silo in range(min(len(unit["silos"]) for unit in units)):
+            for at, epochs in enumerate(units[0]["epochs"]):
+                values = [unit[way][silo][at] for unit in units]
+                about = {"table": "fig6", "row": way, "part": f"silo{silo + 1}", "mode": mode, "data": name}
+                yield Cell.over_folds(values, measure="nDCG@10", variant=f"{epochs} epochs", **about)
 
 
 def page_of(results: Mapping[str, Results], cells: Sequence[Cell], *, seeds: int) -> Page:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from isthmus.randomness import Streams
 from isthmus.rankers import LambdaMART, Lesson, Parameters, Scaling, scores_of, train_epochs
 from isthmus.tables import Letor
 
+Kind = Literal["rtk", "random", "mixed"]
 Scorer = Callable[[Letor], NDArray[Any]]
 Rows = Iterator[tuple[str, str, Scorer]]
 """(row, part, how it scores)."""
@@ -99,6 +100,16 @@ class Bench:
             start = self._start(judged, config)
             labelled = replace(config, labelling=LABELLINGS["CS-F-LTR"])
             yield "CS-F-LTR, other sampling", "all", self._trained(judged, labelled, start)
+            yield from self._other_pairs(labelled, State(0, labeller, scaling))
+
+    def _other_pairs(self, config: CoTraining, start: State) -> Rows:
+        """The paper's training on cross pairs that were chosen otherwise; what is ranked stays the same."""
+        tables = self.tables
+        kinds: tuple[Kind, ...] = ("rtk", "random", "mixed") if tables.variant == "private" else ()
+        for kind in kinds:
+            across = tables.across_by(replace(tables.selection, kind=kind))
+            silos = tables.silos(tables.inside, self.labels, across)
+            yield f"CS-F-LTR, pairs by {kind}", "all", self._trained(silos, config, start)
 
     def _each(self, row: str, models: list[Parameters], scaling: Scaling) -> Rows:
         for name, model in zip(self.tables.inside, models, strict=True):

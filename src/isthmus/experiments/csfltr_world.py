@@ -258,6 +258,10 @@ class _Lazy(dict[Variant, "Tables"]):
         return self[variant]
 
 
+Cross = dict[str, tuple[Letor, NDArray[np.float64]]]
+"""Every silo's pairs with other silos' documents, and the error bars of their counts."""
+
+
 class Tables:
     """The rows of one variant: judged pairs inside every silo, pairs across silos, and what is ranked."""
 
@@ -266,13 +270,15 @@ class Tables:
         self.selection = Selection(depth=world.case.depth)
         self._sights = {name: world.sights(variant, name) for name in world.names}
 
-    def _gather(self, name: str, holders: list[str], *, noised: bool = False) -> Chosen:
+    def _gather(
+        self, name: str, holders: list[str], *, noised: bool = False, selection: Selection | None = None
+    ) -> Chosen:
         world, (sight, selecting) = self.world, self._sights[name]
         return gather(
             sight,
             world.queries[name],
             [(world.names.index(holder), holder) for holder in holders],
-            self.selection,
+            selection or self.selection,
             world.streams.under("of", name),
             noised=noised,
             banned=world.banned(name),
@@ -314,27 +320,34 @@ class Tables:
         return found
 
     @cached_property
-    def across(self) -> dict[str, tuple[Letor, NDArray[np.float64]]]:
+    def across(self) -> Cross:
         """A silo's queries with all other silos' documents, and the error bars of their counts."""
+        return self.across_by(self.selection)
+
+    def across_by(self, selection: Selection) -> Cross:
+        """The same, chosen by another rule."""
         found = {}
         for name, own in self.world.asked.items():
             others = [holder for holder in self.world.names if holder != name]
             if len(own) and others:
-                chosen = self._gather(name, others)
+                chosen = self._gather(name, others, selection=selection)
                 found[name] = self.world.letor(name, chosen), chosen.errors
         return found
 
-    def silos(self, inside: Mapping[str, Letor], labels: int | None = None) -> list[SiloRows]:
+    def silos(
+        self, inside: Mapping[str, Letor], labels: int | None = None, across: Cross | None = None
+    ) -> list[SiloRows]:
         """What every silo learns from; with `labels`, so many of its queries at most have judgements."""
-        return [self._silo(name, inside[name], labels) for name in self.world.names if name in inside]
+        cross = self.across if across is None else across
+        return [self._silo(name, inside[name], labels, cross) for name in self.world.names if name in inside]
 
-    def _silo(self, name: str, inside: Letor, labels: int | None) -> SiloRows:
+    def _silo(self, name: str, inside: Letor, labels: int | None, across: Cross) -> SiloRows:
         labelled = inside[self.world.parts(inside.queries) == 0]
         if labels is not None:
             labelled = labelled[np.flatnonzero(_relevant(labelled))[:labels]]
-        if name not in self.across:
+        if name not in across:
             return SiloRows(labelled, labelled.keep(np.zeros(labelled.rows, np.bool_)), np.zeros(0))
-        cross, errors = self.across[name]
+        cross, errors = across[name]
         training = self.world.parts(cross.queries) == 0
         return SiloRows(labelled, cross[training], errors[training[cross.query_of_row]])
 
