@@ -6,6 +6,7 @@ bad: the attack with inverted grades, with its controls. The row "default" is th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -25,7 +26,10 @@ from isthmus.experiments.fedrisk_cells import (
 from isthmus.experiments.fedrisk_plans import MODES, Protocol, all_bad, plans, protocol_for
 from isthmus.experiments.fedrisk_report import report
 from isthmus.experiments.notebook import Cell, Notebook, Unit
+from isthmus.federation.settings import RiskOptions
 from isthmus.report import Page
+
+logger = logging.getLogger(__name__)
 
 Work = Callable[..., dict[str, Any]]
 
@@ -56,6 +60,8 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     """
     notebook = Notebook(out, replace(config, only=()))
     protocol = protocol_for(runs.fold_of(config.data, 0), config.scale, folds=runs.count_folds(config.data))
+    for number, fault in RiskOptions.paper().faults().items():
+        logger.warning("paper mode, known fault %s: %s", number, fault)
     found: dict[str, Any] = {}
     for label, work, units in _work(config, protocol):
         found |= notebook.compute(work, units, label=label, workers=workers)

@@ -366,24 +366,55 @@ def _attack_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
 def bad_weight(outcome: Outcome, row: Row) -> float | None:
     """The mean share of weight that silos with inverted grades had."""
     units = outcome.units(f"attack|sound|{row.row}|", outcome.protocol.seeds)
-    told = [unit["bad weight"] for fold in units for unit in fold if "bad weight" in unit]
+    told = [unit["bad weight"] for fold in units for unit in fold if unit.get("bad weight")]
     return float(np.mean(told)) if told else None
 
 
-def overruns(outcome: Outcome) -> dict[str, tuple[int, Floats]]:
-    """By row: the good rounds, and the curves through the bad ones."""
+@dataclass(frozen=True)
+class Overrun:
+    """What bad rounds did to a row: curves of folds × rounds, the first `good` of which were good."""
+
+    good: int
+    curves: Floats
+    """Of the global model."""
+    released: Floats
+    """Of the average over rounds, which is what is saved."""
+    memory: float
+    """The weight of the previous model in the bad rounds."""
+
+    def at(self, place: int, *, released: bool = False) -> Floats:
+        """Every fold's measure, ×100, so many bad rounds after the good ones."""
+        curves = self.released if released else self.curves
+        return 100 * curves[:, self.good - 1 + place]
+
+    @property
+    def bad(self) -> int:
+        """The number of bad rounds."""
+        return int(self.curves.shape[1]) - self.good
+
+
+def overruns(outcome: Outcome) -> dict[str, Overrun]:
+    """Every row that went through bad rounds."""
     found = {}
     for row in all_bad(outcome.protocol):
-        units = outcome.units(f"overrun|{row}", 1)
+        folds = outcome.units(f"overrun|{row}", 1)
+        units = [unit for fold in folds for unit in fold]
         if units:
-            curves = stacked([[unit["curve"] for unit in fold] for fold in units])
-            found[row] = int(units[0][0]["good rounds"]), curves
+            curves, released = (stacked([[unit[key]] for unit in units]) for key in ("curve", "released"))
+            memory = float(np.mean([unit["memory weight"] for unit in units]))
+            found[row] = Overrun(units[0]["good rounds"], curves, released, memory)
     return found
 
 
 def _overrun_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
-    for row, (good, curves) in overruns(outcome).items():
-        for measure, at in (("before", good - 1), ("after one bad round", good), ("at the end", -1)):
-            values = (100 * curves[:, at]).tolist()
-            name = f"{MAIN} {measure}"
-            yield Cell.over_folds(values, table="overrun", row=row, measure=name, mode="sound", data=data)
+    for row, found in overruns(outcome).items():
+        told = {
+            "before": found.at(0),
+            "after one bad round": found.at(1),
+            f"after {found.bad} bad rounds": found.at(found.bad),
+            f"released after {found.bad} bad rounds": found.at(found.bad, released=True),
+        }
+        about: dict[str, Any] = {"table": "overrun", "row": row, "mode": "sound", "data": data}
+        for measure, values in told.items():
+            yield Cell.over_folds(values.tolist(), measure=f"{MAIN} {measure}", **about)
+        yield Cell(measure="weight of the memory", value=found.memory, n=len(found.curves), **about)

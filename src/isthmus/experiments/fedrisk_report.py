@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from isthmus.evaluation import paired_t
 from isthmus.experiments import printed_fedrisk as printed
 from isthmus.experiments.fedrisk_cells import (
     BASELINE,
     CENTRAL,
-    HONEST,
     LAST,
     MAIN,
     RANDOM,
-    SINGLE,
-    Floats,
     Outcome,
     Row,
-    bad_weight,
     figure_2,
     figure_4,
     figure_5,
-    growths,
     holdings,
     last,
-    overruns,
     restlessness,
 )
 from isthmus.experiments.fedrisk_pictures import Curve, curves_plot
-from isthmus.experiments.fedrisk_plans import DEPTHS, MEASURES, MODES, RATES
+from isthmus.experiments.fedrisk_plans import MEASURES, MODES, RATES
+from isthmus.experiments.fedrisk_trials import Part, Trials, Writer
 from isthmus.federation.pictures import who_holds_what
+from isthmus.federation.settings import RiskOptions
 from isthmus.partition import Holdings
-from isthmus.report import Estimate, Page, Plot, Section, Table
+from isthmus.report import Page, Plot, Section, Table
 from isthmus.report.tables import Cell as Shown
-
-Part = str | Table | Plot
-COLLAPSED = 0.5
-"""A run that keeps less than this share of the gap has collapsed."""
 
 
 def report(outcome: Outcome, data: str) -> Page:
     """The whole page."""
-    writer = _Writer(outcome, data)
+    writer, trials = _Tables(outcome, data), Trials(outcome, data)
     sections = [
         Section(heading, tuple(parts))
         for heading, written in (
@@ -55,9 +46,9 @@ def report(outcome: Outcome, data: str) -> Page:
             ("Figure 3: who holds what", writer.who_holds_what()),
             ("Figure 4: FedProx and FedRisk", writer.two_curves()),
             ("Figure 5: mixing with the previous model", writer.mixes()),
-            ("Why the printed curves are flat", writer.growth()),
-            ("Three silos in ten with inverted grades", writer.attack()),
-            ("Rounds in which every silo is bad", writer.overrun()),
+            ("Why the printed curves are flat", trials.growth()),
+            ("Three silos in ten with inverted grades", trials.attack()),
+            ("Rounds in which every silo is bad", trials.overrun()),
             ("Table 1, measure by measure", writer.measures()),
             ("Time", writer.time()),
         )
@@ -66,12 +57,8 @@ def report(outcome: Outcome, data: str) -> Page:
     return Page(f"FedRisk on {data}: printed, paper mode, sound mode", tuple(sections), writer.lead())
 
 
-class _Writer:
-    """Writes the sections; each names the data in its titles."""
-
-    def __init__(self, outcome: Outcome, data: str) -> None:
-        self.outcome, self.data = outcome, data
-        self.where = f"{data}; {outcome.protocol.told}"
+class _Tables(Writer):
+    """Table 1, the figures and what they say."""
 
     def lead(self) -> str:
         made = "The data are synthetic. " if self.data.startswith("synthetic") else ""
@@ -101,10 +88,13 @@ class _Writer:
                 continue
             header = ("row", "variant", *MEASURES, f"{MAIN} gap")
             lines = [
-                (row.row, row.variant, *(row.mean(measure) for measure in MEASURES), self._gap(row, MAIN))
+                (row.row, row.variant, *(row.mean(measure) for measure in MEASURES), self.gap(row, MAIN))
                 for row in rows
             ]
             yield Table(header, tuple(lines), f"Table 1, {named} ({self.where})", _NOTES[mode], 2)
+        if self.outcome.rows("1", "paper"):
+            told = "; ".join(f"{number}, {fault}" for number, fault in RiskOptions.paper().faults().items())
+            yield f"Known faults of FedRisk as printed, kept in paper mode: {told}."
         scored = self._scoring()
         if scored is not None:
             yield scored
@@ -152,8 +142,8 @@ class _Writer:
             line: list[Shown] = [name, variant, None if said is None else f"{said[0]} ± {said[1]}"]
             for mode in MODES:
                 row = self.outcome.row("1", mode, name, variant)
-                line.append(None if row is None else _estimate(row, measure, self.data))
-                line.append(None if row is None else self._gap(row, measure))
+                line.append(None if row is None else self.estimate(row, measure))
+                line.append(None if row is None else self.gap(row, measure))
                 line.append(_p(tests[mode].get((name, variant))))
             lines.append(tuple(line))
         columns = (f"{mode}{kind}" for mode in MODES for kind in ("", " gap", " p"))
@@ -166,14 +156,11 @@ class _Writer:
         order = {name: at for at, name in enumerate(printed.ROWS)}
         return sorted(self.outcome.rows("1", mode), key=lambda row: order.get(row.row, len(order)))
 
-    def _gap(self, row: Row, measure: str) -> float | None:
-        return self.outcome.gap(row.mean(measure), measure)
-
     def verdicts(self) -> Iterator[str]:
         found = self.outcome
         default, central = (found.row("1", "sound", name) for name in ("default", CENTRAL))
         if default is not None and central is not None:
-            gap = self._gap(default, MAIN)
+            gap = self.gap(default, MAIN)
             yield (
                 f"The default has {MAIN} {default.mean(MAIN):.2f}, its centralised twin"
                 f" {central.mean(MAIN):.2f}:"
@@ -192,7 +179,7 @@ class _Writer:
                 " place"
                 f" {pooled.mean(MAIN):.2f}: {trees.mean(MAIN) / pooled.mean(MAIN):.3f} of it."
             )
-        yield from self._georisk("1", "With honest silos")
+        yield from self.georisk("1", "With honest silos")
         same = [found.row("1", mode, name) for mode in MODES for name in (BASELINE, "FedOpt", "FedAvgM")]
         if all(row is not None for row in same):
             told = len({round(row.mean(MAIN), 6) for row in same[:3] if row is not None})
@@ -207,21 +194,6 @@ class _Writer:
             yield f"The best single feature was chosen on training queries; fold by fold it is number {said}."
         if not any(found.rows("1", "sound")) or found.row("1", "sound", "LightGBM") is None:
             yield "Without the extra `trees`, or where only some rows are asked for, there are no tree rows."
-
-    def _georisk(self, table: str, when: str) -> Iterator[str]:
-        """What the formula is worth beside the plain mean of the same probe errors."""
-        full = self.outcome.row(table, "sound", "default")
-        plain = self.outcome.row(table, "sound", "mean probe error")
-        if full is None or plain is None:
-            return
-        test = paired_t(full.by_query(MAIN), plain.by_query(MAIN))
-        worth = "nothing measurable" if test.p >= 0.05 else f"{100 * test.difference:+.2f} points"
-        yield (
-            f"{when} the GeoRisk formula itself is worth {worth}: {full.mean(MAIN):.2f} with it and"
-            f" {plain.mean(MAIN):.2f} with the plain mean probe error in its place"
-            f" ({100 * test.difference:+.2f}"
-            f" a query, p = {test.p:.2g})."
-        )
 
     # Figures
 
@@ -281,169 +253,11 @@ class _Writer:
         if found.size:
             curves[name] = Curve(100 * found, **{"colour": len(curves), **style})
 
-    def _levels(self) -> dict[str, float]:
-        """What curves of the main measure are compared with."""
-        levels = {"centralised (sound)": CENTRAL, "best single feature": SINGLE, "random ranker": RANDOM}
-        found = {shown: self.outcome.row("1", "sound", name) for shown, name in levels.items()}
-        return {shown: row.mean(MAIN) for shown, row in found.items() if row is not None}
-
     def _plotted(self, curves: Mapping[str, Curve], title: str, y: str) -> Iterator[Plot]:
         if curves:
-            levels = self._levels() if y == MAIN else {}
+            levels = self.levels() if y == MAIN else {}
             caption = f"{title}: {y} of test queries ({self.where})"
             yield curves_plot(curves, y=f"{y} (×100)", caption=caption, levels=levels)
-
-    # Why the curves are flat
-
-    def growth(self) -> Iterator[Part]:
-        found = list(growths(self.outcome))
-        if not found:
-            return
-        rounds = self.outcome.protocol.growth
-        yield (
-            "With alpha_mix = beta_mix = 1 every round adds the previous model to the aggregate, which"
-            " itself started"
-            " from it: parameters double. What follows depends on the number of weight layers."
-        )
-        yield from self._growth_plots()
-        header = ("row", "model", "rounds", MAIN, "round sd", "log10 ‖θ‖", "log10 (1 − cos)")
-        lines = [
-            (one.row, one.depth, one.rounds, one.ndcg, one.restless, one.norm, one.turn) for one in found
-        ]
-        title = f"Ablations, paper mode, at most {rounds} rounds, {found[0].folds} folds ({self.data})"
-        yield Table(header, tuple(lines), title, (_ABLATION_NOTE,), 2)
-        yield from self._explained()
-
-    def _growth_plots(self) -> Iterator[Plot]:
-        kinds: dict[str, tuple[str, Callable[[Floats], Floats]]] = {
-            "curve": (f"{MAIN} (×100)", lambda curve: 100 * curve),
-            "norm": ("log10 ‖θ‖", lambda curve: np.log10(np.maximum(curve, 1e-30))),
-            "turn": ("log10 (1 − cos(θ_t, θ_t−1))", lambda curve: np.log10(np.maximum(curve, 1e-17))),
-        }
-        for key, (label, scale) in kinds.items():
-            curves = {}
-            for colour, depth in enumerate(DEPTHS):
-                for row, dashed in (("(1, 1)", False), (BASELINE, True)):
-                    found = self.outcome.curves(f"A3|paper|{row}|{depth}", key)
-                    if found.size:
-                        named = f"{row}, {depth}"
-                        curves[named] = Curve(scale(found), colour, dashed=dashed, band=False)
-            caption = f"alpha_mix = beta_mix = 1 beside FedAvg, paper mode: {label} ({self.data})"
-            yield curves_plot(curves, y=label, caption=caption)
-
-    def _explained(self) -> Iterator[str]:
-        by_depth = {one.depth: one for one in growths(self.outcome) if one.row == "(1, 1)"}
-        without = {one.depth: one for one in growths(self.outcome) if one.row == "(1, 1) without risk"}
-        linear, one, two = (by_depth.get(depth) for depth in DEPTHS)
-        if linear is not None:
-            yield (
-                "One weight layer freezes. Steps keep their length while parameters double, so the model"
-                " turns"
-                f" by ever less (log10 (1 − cos) is {linear.turn:.1f} at the end), rankings do not depend on"
-                " its"
-                f" length, and the curve is flat: {linear.restless:.4f} from round to round with the risk"
-                " term"
-                f" and {without['linear'].restless:.4f} without any. A flat curve is no evidence for the risk"
-                " term, and growth hides the freezing until float32 ends, near round 128."
-            )
-        if one is not None:
-            yield (
-                "Two weight layers (one hidden) overflow. A layer's gradient grows with the other layer, so"
-                " the"
-                f" model goes on turning (log10 (1 − cos) up to {one.peak[0]:.1f} after the first rounds)"
-                " and the"
-                f" curve does not settle ({one.restless:.2f} from round to round); outputs grow with the"
-                " square"
-                f" of the length, and after {one.rounds:.0f} rounds float32 cannot hold them."
-                + self._quoted(one.stopped)
-            )
-        if two is not None:
-            yield (
-                "Three weight layers (two hidden) diverge. Gradients grow with the product of two layers,"
-                " faster"
-                f" than the parameters: by round {two.peak[1]:.0f} a single round turns the model by log10"
-                " (1 −"
-                f" cos) = {two.peak[0]:.1f}. After that the rectified units are dead or the numbers not"
-                " finite"
-                f" (here {two.rounds:.0f} rounds were); {MAIN} ends at {two.ndcg:.2f}."
-                + self._quoted(two.stopped)
-            )
-
-    @staticmethod
-    def _quoted(stopped: str) -> str:
-        return f" The guard says: “{stopped}”." if stopped else " The guard did not have to stop it here."
-
-    # Bad silos
-
-    def attack(self) -> Iterator[Part]:
-        rows = self.outcome.rows("attack")
-        if not rows:
-            return
-        honest = self.outcome.row("attack", "sound", HONEST)
-        lines = []
-        for row in rows:
-            runs = [value for fold in row.by_run(MAIN) for value in fold]
-            gaps = [self.outcome.gap(value, MAIN) for value in runs]
-            lost = sum(gap is not None and gap < COLLAPSED for gap in gaps)
-            share = None if honest is None else row.mean(MAIN) / honest.mean(MAIN)
-            clean = self.outcome.row("1", "sound", row.row)
-            lines.append(
-                (
-                    row.row,
-                    _estimate(row, MAIN, self.data),
-                    self._gap(row, MAIN),
-                    share,
-                    row.worst(MAIN),
-                    lost,
-                    bad_weight(self.outcome, row),
-                    None if clean is None else clean.mean(MAIN),
-                )
-            )
-        header = (
-            "row",
-            MAIN,
-            "gap",
-            "of honest-only FedAvg",
-            "worst run",
-            "collapsed",
-            "weight of bad silos",
-            "clean",
-        )
-        title = f"30 % of silos with inverted grades, sound mode ({self.where})"
-        note = (
-            f"Collapsed: runs with a gap below {COLLAPSED:g}, of {rows[0].n}. Clean: the same row without bad"
-            " silos."
-        )
-        yield Table(header, tuple(lines), title, (note, _PROBE_NOTE), 3)
-        yield from self._georisk("attack", "With three silos in ten inverted")
-        default = self.outcome.row("attack", "sound", "default")
-        if default is not None and honest is not None:
-            yield (
-                f"The default keeps {default.mean(MAIN) / honest.mean(MAIN):.3f} of FedAvg over the honest"
-                " silos only;"
-                f" its worst of {default.n} runs has {default.worst(MAIN):.2f}."
-            )
-
-    def overrun(self) -> Iterator[Part]:
-        found = overruns(self.outcome)
-        if not found:
-            return
-        good = next(iter(found.values()))[0]
-        lines = {row: Curve(100 * curves, at) for at, (row, (_, curves)) in enumerate(found.items())}
-        caption = f"From round {good + 1} on all silos are bad: {MAIN} of the global model ({self.where})"
-        yield curves_plot(lines, y=f"{MAIN} (×100)", caption=caption, levels=self._levels())
-        header = ("row", "before", "after one bad round", "at the end")
-        table: list[tuple[Shown, ...]] = [
-            (row, *(100 * float(np.nanmean(curves[:, at])) for at in (good - 1, good, -1)))
-            for row, (_, curves) in found.items()
-        ]
-        yield Table(header, tuple(table), f"{MAIN} through rounds of bad silos only ({self.data})", (), 2)
-        yield (
-            "Relative weights cannot refuse a whole round. The previous global model stands among the"
-            " default's"
-            " candidates with its own probe risk, and takes nearly all the weight when everyone else is"
-            " worse."
-        )
 
     def time(self) -> Iterator[Part]:
         found: dict[tuple[str, str], list[float]] = {}
@@ -475,18 +289,6 @@ _KINDS = {
     "attack": "inverted grades",
     "overrun": "rounds of bad silos",
 }
-_ABLATION_NOTE = (
-    "Rounds: before the guard stopped it. Round sd: of the differences between rounds, over the last twenty."
-    " (1, 1)"
-    " without risk: all risks 0. Renormalised: ‖θ‖ brought back to its first length every round. Server step"
-    " 2^-t:"
-    " θ + 2^-t (θ~ − θ), which freezes without any growth."
-)
-_PROBE_NOTE = (
-    "default: FedRisk with the probe, the memory and server momentum; FedRisk: the same with the plain"
-    " aggregate."
-    " Rows with a probe train on 40 queries fewer. Honest silos only: the bad silos are left out."
-)
 _NOTES: Mapping[str, tuple[str, ...]] = {
     "sound": (
         "FedProx: μ = 0.9. FedAvgM: Flower's default, momentum 0. Server rates chosen on validation:"
@@ -498,11 +300,6 @@ _NOTES: Mapping[str, tuple[str, ...]] = {
         "Flower's defaults throughout; FedProx: μ = 0.9; FedRisk: alpha_mix = beta_mix = 1, alpha_risk = 2.",
     ),
 }
-
-
-def _estimate(row: Row, measure: str, data: str) -> Estimate:
-    cell = row.cell(measure, data)
-    return Estimate(cell.value, cell.low, cell.high)
 
 
 def _p(value: float | None) -> str | None:
