@@ -21,7 +21,15 @@ from isthmus.experiments.csfltr_report import (
     page_of,
     verdicts,
 )
-from isthmus.experiments.csfltr_rows import DEFAULT_ROW, curve_unit, point_unit, table_unit
+from isthmus.experiments.csfltr_rows import (
+    DEFAULT_ROW,
+    FULL,
+    LABELLINGS,
+    Bench,
+    curve_unit,
+    point_unit,
+    table_unit,
+)
 from isthmus.experiments.csfltr_world import Case, World
 from isthmus.federation.semisupervised.selection import Selection
 
@@ -94,6 +102,15 @@ def test_every_row_without_which_it_cannot_be_read_is_there(units: list[Any]) ->
     assert common <= rows["exact"]
     assert common | {"noise-aware Global", DEFAULT_ROW} <= rows["private"]
     assert {"Global", "noise-aware Global", "BM25"} <= {name.split("|")[0] for name in units[0]["clipped"]}
+
+
+def test_every_option_has_a_row_that_scores(world: World) -> None:
+    tables = world.tables["private"]
+    found = {row: scorer(tables.ranked[2]) for row, _, scorer in Bench(tables).rows(FULL, more=True)}
+    assert set(LABELLINGS) <= found.keys()
+    for named in ("LambdaRank", "LambdaMART", "other sampling", "pairs by rtk", "half noise-aware"):
+        assert any(named in row for row in found), named
+    assert all(np.isfinite(scores).all() and np.ptp(scores) > 0 for scores in found.values())
 
 
 def test_cells_hold_what_is_printed_beside_ours(units: list[Any]) -> None:
