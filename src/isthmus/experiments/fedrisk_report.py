@@ -264,7 +264,7 @@ class _Tables(Writer):
         for name, unit in self.outcome.found.items():
             kind, _, rest = name.partition("|")
             mode, _, row = rest.partition("|")
-            shown = row.partition(" fold ")[0].strip("|") if kind == "1" else ""
+            shown = row.partition(" fold ")[0].replace("|", " ").strip() if kind == "1" else ""
             key = (_KINDS.get(kind, name.partition(" fold ")[0]), f"{shown}, {mode} mode" if shown else "")
             found.setdefault(key, []).append(unit["seconds"])
         lines = [
