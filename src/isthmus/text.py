@@ -16,6 +16,7 @@ Scripts written without spaces are not segmented.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,6 +105,14 @@ class Tokeniser:
             raise ConfigError(
                 f"no stemmer for {self.stemmer!r}", key=self.stemmer, value=self.stemmer, known=algorithms()
             )
+
+    @property
+    def name(self) -> str:
+        """What tells texts read in this way from the same texts read in another: a later stemmer is one."""
+        from Stemmer import version
+
+        told = [self.stemmer or "", version() if self.stemmer else "", *sorted(self.stop_words)]
+        return hashlib.blake2b("\n".join(told).encode(), digest_size=8).hexdigest()
 
     def __call__(self, texts: Iterable[str]) -> Tokens:
         """Cut, stop and stem."""

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ from isthmus.cli import main
 from isthmus.corpora import synthetic
 from isthmus.features import Collection, ExactCounts, Pairs, compute
 from isthmus.private.counts import Desk, in_memory
-from isthmus.private.ledger import Ledger
+from isthmus.private.ledger import Budget, Ledger
 from isthmus.private.lookup import Seeker
-from isthmus.private.store import SiloFolder, read_released
+from isthmus.private.messages import Question, kind_of
+from isthmus.private.sketch import CountMin
+from isthmus.private.store import SiloFolder, read_released, write_released
 from isthmus.tables import read_letor, write_corpus_beir
 from isthmus.tables.ids import Ids
-from isthmus.text import tokenise
+from isthmus.text import ENGLISH, tokenise
 
 CORPUS = synthetic.text(80, 12, 2, seed=3, words=60)
 NORTH, SOUTH = CORPUS.silos
@@ -141,6 +144,48 @@ def test_what_is_built_again_is_paid_once_and_what_changed_anew(
     build("south", SOUTH)
     assert "only 1 is left" in refused(capsys, "sketch", "publish", "south", "north", "-o", "three.released")
     assert not Path("three.released").exists()
+
+
+def test_the_same_text_counted_in_another_way_has_other_noise_and_is_paid_anew(world: Path) -> None:
+    folder, documents = SiloFolder.at("south", create=True), CORPUS.silo(SOUTH).documents
+    key, released = folder.keys.group_key(create=True), []
+    exact = CountMin.of(tokenise(documents.bodies), key.family("body", width=1 << 10)).dense()
+    for tokeniser in (ENGLISH, replace(ENGLISH, stop_words=ENGLISH.stop_words | {"nowhere"}), ENGLISH):
+        folder.build(documents, width=1 << 10, budget=Budget(16.0), tokeniser=tokeniser)
+        with folder.ledger() as ledger:
+            write_released(folder.desk(8.0, ledger, ["body"]), key, "north", "it")
+            spent = ledger.spent(documents.ids[0])
+        released.append((read_released("it", key)["body"][1].dense() - exact, spent))
+    (first, paid), (other, twice), (again, still) = released
+    assert np.array_equal(first, again)
+    assert (paid, twice, still) == (8.0, 16.0, 16.0)
+    assert abs(np.corrcoef(first.ravel(), other.ravel())[0, 1]) < 0.05
+
+
+def test_a_word_hides_among_the_same_decoys_in_every_field(world: Path) -> None:
+    """What stands in the questions about title and body alike is word and decoys, not the word alone."""
+    build("north", NORTH)
+    build("south", SOUTH, "--group", "north")
+    own, asked = SiloFolder.at("north"), {}
+    key = own.keys.group_key()
+    words = {name: own.words(name) for name in own.fields()}
+    with SiloFolder.at("south").ledger() as ledger:
+        desk = SiloFolder.at("south").desk(8.0, ledger)
+
+        def overhearing(message: bytes) -> bytes:
+            if kind_of(message) == Question.kind:
+                question = Question.decode(message)
+                asked[question.terms.field] = question.terms.width, {*question.columns.ravel().tolist()}
+            return desk.serve(message, "north")
+
+        word = Ids.of(words["body"].terms.words[5:6])
+        Seeker(key, words, own.keys.decoys()).ask(overhearing, own.fields(), word, decoys=3)
+    known = Ids.of(sorted({*words["title"].terms.words, *words["body"].terms.words}))
+    fitting = [
+        np.isin(key.family(name, width=width).of_vocabulary(known).cells[0], list(columns))
+        for name, (width, columns) in asked.items()
+    ]
+    assert np.logical_and(*fitting).sum() >= 4
 
 
 def test_fields_are_paid_together_or_not_at_all(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

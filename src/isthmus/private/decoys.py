@@ -2,8 +2,8 @@
 
 The owner of documents knows the hash functions and can look up any word, so this is anonymity among few words
 and no more. It is of use only if the same word always comes with the same decoys (or questions asked twice
-would be intersected), and if decoys are about as frequent as the word; so decoys are a function of the word
-and of a secret of the asker.
+would be intersected), and if decoys are about as frequent as the word; so decoys are a function of the word,
+of a secret of the asker and of its own words, from which they are taken; when these change, some decoys do.
 
 - cells and scalars: every word comes with m decoy words, in an order that tells nothing;
 - obfuscated vectors (eq. 4 of the CS-F-LTR paper): a word stands in z₁ rows of z. The other rows go to decoys

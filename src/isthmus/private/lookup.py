@@ -147,10 +147,9 @@ class Seeker:
     ) -> dict[str, tuple[Catalogue, AskedCells]]:
         """What a silo answers about words, each among decoys from the asker's own vocabulary."""
         answered = {}
+        hiding = self._decoys(decoys)
         for name in fields:
             catalogue = fetch_catalogue(carrier, name)
-            own = self.own[name].terms
-            hiding = Decoys(own, np.bincount(own.codes, minlength=len(own.vocabulary)), self.secret, decoys)
             kind = OneShot(catalogue.terms.epsilon, catalogue.terms.rows)
             asker = Asker(catalogue.terms, self._family(catalogue), kind, hiding, clock=clock)
             answered[name] = (
@@ -167,6 +166,12 @@ class Seeker:
             reader = Shrink(_law(catalogue), lexicon, catalogue.lengths)
             counts[name] = PrivateCounts(cells, reader, lexicon, catalogue.lengths)
         return Lookup(_documents([catalogue for catalogue, _ in answered.values()]), counts)
+
+    def _decoys(self, count: int) -> Decoys:
+        """From one field's words, whatever field is asked about: with other decoys in the title than in the
+        body, the word would be the one that is in both questions."""
+        words = self.own["body" if "body" in self.own else min(self.own)].terms
+        return Decoys(words, np.bincount(words.codes, minlength=len(words.vocabulary)), self.secret, count)
 
     def _family(self, catalogue: Catalogue) -> HashFamily:
         terms = catalogue.terms

@@ -124,6 +124,14 @@ class NoiseKey:
         """What tells this key from others and nothing else about it."""
         return hashlib.blake2b(b"name", key=self.secret, digest_size=8, person=b"isthmus noise").hexdigest()
 
+    def under(self, name: str) -> NoiseKey:
+        """The key for counts that are made in the way of this name, the same whenever it is asked for.
+
+        One noise on the same text counted in two ways would give away where the counts differ.
+        """
+        told = hashlib.blake2b(name.encode(), key=self.secret, digest_size=KEY, person=b"isthmus counted")
+        return NoiseKey(told.digest())
+
     def words(self, domain: Sequence[Name], block: int, nonces: NDArray[np.uint8]) -> Words:
         """Two words for every nonce: those of the domain's block, of shape (nonces, 2)."""
         found: Words = self._blocks(domain, [block], nonces)[0]

@@ -112,13 +112,20 @@ class SiloFolder:
         for name in fields:
             tokens = tokeniser(documents.titles if name == "title" else documents.bodies)
             family = key.family(name, width=width or width_for(tokens.lengths))
-            built.append(self._sketch(name, tokens, covered, family))
+            header = {
+                "field": name,
+                "width": family.width,
+                "group": key.mark.hex(),
+                "tokeniser": tokeniser.name,
+            }
+            built.append(self._sketch(header, tokens, covered, family))
             self._keep_words(name, tokens)
         return built
 
-    def _sketch(self, name: str, tokens: Tokens, covered: Covered, family: HashFamily) -> Built:
-        sketch = CountMin.of(tokens, family)
-        header = {"field": name, "width": family.width, "group": self.keys.group_key().mark.hex()}
+    def _sketch(
+        self, header: Mapping[str, Any], tokens: Tokens, covered: Covered, family: HashFamily
+    ) -> Built:
+        sketch, name = CountMin.of(tokens, family), header["field"]
         arrays: dict[str, NDArray[Any]] = {
             "offsets": sketch.offsets,
             "cells": sketch.cells,
@@ -158,7 +165,8 @@ class SiloFolder:
         columns = (frozen(arrays[part]) for part in ("offsets", "cells", "values"))
         versions = tuple(version.tobytes().hex() for version in arrays["versions"].reshape(-1, NONCE))
         covered = Covered(tuple(json.loads(bundle.texts["documents.json"])), versions)
-        release = Release(name, family, OneShot(epsilon), self.keys.noise_key(), charge)
+        noise = self.keys.noise_key().under(str(bundle.header.get("tokeniser")))
+        release = Release(name, family, OneShot(epsilon), noise, charge)
         return Owner(CountMin(family, *columns), frozen(arrays["lengths"]), covered, release)
 
     def desk(self, epsilon: float, ledger: Ledger, fields: Sequence[str] | None = None) -> BookedDesk:
