@@ -45,7 +45,7 @@ _DIFFERENCING = (
     " the share whose true value comes out once the value that comes most often is taken off."
 )
 _AUDITS = (
-    "Audits: ε is the audited value or more with 95 % confidence, by the best of three attacks. How often the"
+    "Audits: the largest of three attacks' lower bounds of ε, each with 95 % confidence. How often the"
     " attacker named the right word stands beside the most that the charged ε allows."
 )
 _PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
