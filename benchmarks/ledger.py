@@ -1,7 +1,7 @@
 """The ledger after a million charges: one document, a whole collection, and an answer that is paid already.
 
-A charge is on disk when it returns: it waits for exactly one sync, and no charge that lasts can be faster than
-that. So the first row stands beside a bare sync of as many bytes in the same runs; the row below is the
+A charge is on disk when it returns: it waits for exactly one sync, and no charge that lasts can be faster
+than that. So the first row stands beside a bare sync of as many bytes in the same runs; the row below is the
 processor's part of it. The shortest of several runs counts: a busy neighbour delays every sync.
 """
 

@@ -382,6 +382,7 @@ def test_the_audit_finds_what_was_changed_by_hand(ledger: Ledger, path: Path) ->
     ledger.charge(cost(1, "w", shared=False), covering("a"), "south")
     ledger.audit()
     for tampering in (
+        "UPDATE spent SET rho = rho / 2 WHERE peer = 0 AND document = 2",
         "UPDATE spent SET epsilon = 1 WHERE peer = 0 AND document = 1",
         "DELETE FROM spent WHERE document = 2 AND peer = 0",
         "DELETE FROM charge WHERE version = 2",

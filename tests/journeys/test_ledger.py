@@ -219,4 +219,12 @@ def test_export_is_the_same_as_csv_and_json(silo: Path, tmp_path: Path, part: st
 def test_no_ledger_is_one_line(tmp_path: Path) -> None:
     done = isthmus("show", tmp_path / "none", check=False)
     assert done.returncode == 1
-    assert done.stderr.strip().endswith("none: there is no ledger (state a budget to begin one)")
+    assert done.stderr.strip().endswith(
+        "none: there is no ledger (isthmus sketch build begins one, or a budget)"
+    )
+
+
+def test_a_silos_folder_will_do(silo: Path, tmp_path: Path) -> None:
+    assert isthmus("show", silo.parent).stdout == isthmus("show", silo).stdout
+    (tmp_path / "empty").mkdir()
+    assert "empty/silo.ledger: there is no ledger" in isthmus("show", tmp_path / "empty", check=False).stderr

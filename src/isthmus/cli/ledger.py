@@ -8,6 +8,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.cli.command import Command, add_json, finite, print_json, say, whole
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 PARTS = ("charges", "departures", "documents")
 BLOCK = 1000
 
+_SHOW = "isthmus ledger show silo.ledger --top 10"
+_EXPORT = "isthmus ledger export silo.ledger --part departures -o left.csv"
+
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help="what to do")
@@ -26,8 +30,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "show",
         help="what left and what it cost",
         description="What left the silo by kind, peer and mechanism; or one document; or the dearest ones.",
+        epilog=f"example:\n  {_SHOW}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    show.add_argument("ledger", metavar="LEDGER", help="the silo's ledger file")
+    show.add_argument("ledger", metavar="LEDGER", help="the silo's ledger file, or its folder")
     which = show.add_mutually_exclusive_group()
     which.add_argument("--document", metavar="ID", help="every charge of this document")
     which.add_argument("--top", metavar="N", type=whole(1), help="the N documents that spent most")
@@ -42,8 +48,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "export",
         help="the whole history, as CSV or JSON",
         description="The whole history. Nonces and digests of texts stay in the ledger.",
+        epilog=f"example:\n  {_EXPORT}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    export.add_argument("ledger", metavar="LEDGER", help="the silo's ledger file")
+    export.add_argument("ledger", metavar="LEDGER", help="the silo's ledger file, or its folder")
     export.add_argument("--part", choices=PARTS, default=PARTS[0], help="which part (%(default)s)")
     export.add_argument("-o", "--out", metavar="FILE", help="where to (default: stdout)")
     add_json(export, "a list of objects with the names of the CSV's columns")
@@ -52,8 +60,17 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(asked: argparse.Namespace) -> None:
     from isthmus.private.ledger import Ledger
 
-    with Ledger(asked.ledger) as ledger:
+    with Ledger(_file(asked.ledger)) as ledger:
         {"show": _show, "export": _export}[asked.verb](ledger, asked)
+
+
+def _file(path: str) -> Path:
+    """The ledger itself, or the one in a silo's folder."""
+    if not Path(path).is_dir():
+        return Path(path)
+    from isthmus.private.store import LEDGER
+
+    return Path(path) / LEDGER
 
 
 def _show(ledger: Ledger, asked: argparse.Namespace) -> None:
@@ -176,7 +193,7 @@ COMMANDS = (
     Command(
         "ledger",
         "show what left a silo, what it cost, and what may still leave",
-        "isthmus ledger show silo.ledger --top 10",
+        _SHOW,
         _arguments,
         _run,
     ),

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from isthmus.errors import DataError
-from isthmus.private.composition import Loss, room
+from isthmus.private.composition import Loss, pure_to_zcdp, room
 from isthmus.private.cost import explain
 from isthmus.private.ledger.budget import Budget
 from isthmus.private.ledger.schema import EVERYBODY, NO_GUARANTEE
@@ -56,7 +56,8 @@ WORKED_OUT = """
         UNION ALL SELECT version, release, peer, 1 FROM charge
     ), total AS (
         SELECT v.document, part.peer, f.value AS field,
-            sum(part.times * r.epsilon) AS epsilon, sum(part.times * r.epsilon * r.epsilon) AS square
+            sum(part.times * r.epsilon) AS epsilon, sum(part.times * r.epsilon * r.epsilon) AS square,
+            sum(part.times * rho_of(r.epsilon)) AS rho
         FROM part JOIN version v ON v.id = part.version
         JOIN release r ON r.id = part.release JOIN json_each(r.fields) f
         GROUP BY v.document, part.peer, f.value
@@ -69,6 +70,7 @@ DIFFERENT = (
     SELECT count(*) FROM total t LEFT JOIN spent s USING (document, peer, field)
     WHERE s.epsilon IS NULL OR abs(s.epsilon - t.epsilon) > 1e-6 * max(1, t.epsilon)
         OR abs(s.square - t.square) > 1e-6 * max(1, t.square)
+        OR abs(s.rho - t.rho) > 1e-6 * max(1, t.rho)
 """
 )
 
@@ -233,6 +235,7 @@ def audit(db: sqlite3.Connection, path: str) -> None:
     (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if state != "ok":
         raise DataError(f"the ledger is damaged: {state}", file=path)
+    db.create_function("rho_of", 1, pure_to_zcdp, deterministic=True)
     (different,) = db.execute(DIFFERENT).fetchone()
     (counted,) = db.execute(WORKED_OUT + "SELECT count(*) FROM total").fetchone()
     (kept,) = db.execute("SELECT count(*) FROM spent").fetchone()

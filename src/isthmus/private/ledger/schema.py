@@ -123,7 +123,9 @@ class Store:
         self._process = os.getpid()
         if not os.path.exists(self.path):
             if not create:
-                raise DataError("there is no ledger", file=self.path, cure="state a budget to begin one")
+                raise DataError(
+                    "there is no ledger", file=self.path, cure="isthmus sketch build begins one, or a budget"
+                )
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # it names documents
         try:
             self._db = self._connected()
