@@ -305,9 +305,10 @@ def _attacked(protocol: Protocol) -> dict[str, Plan]:
         )
         for row, strategy in rows.items()
     }
-    found[name_of("attack", "sound", "FedAvg, honest silos only")] = Plan(
-        "sound", clean, protocol.seeds, honest=True, curve=False
-    )
+    for row in ("FedAvg", "default"):
+        config = replace(clean, strategy=rows[row])
+        plan = Plan("sound", config, protocol.seeds, honest=True, curve=False)
+        found[name_of("attack", "sound", f"{row}, honest silos only")] = plan
     return found
 
 

@@ -31,7 +31,7 @@ from isthmus.experiments.fedrisk_plans import (
     paper_training,
     plans,
 )
-from isthmus.federation.apps import Training, train
+from isthmus.federation.apps import Training, held_back, train
 from isthmus.federation.faults import afflicted
 from isthmus.federation.judge import Judge
 from isthmus.federation.rounds import RoundRecord, State
@@ -214,9 +214,11 @@ def honest_only(tables: Fold, config: Config) -> tuple[Fold, Config]:
         replace(part, queries=tuple(f"{silo}/{query}" for query in part.queries))
         for silo, part in ((silo, dealt.part(tables.train, silo)) for silo in honest.tolist())
     ]
-    rounds = replace(config.rounds, silos=min(config.rounds.silos, len(honest)))
-    told = replace(config, dealing=Dealing("site", silos=len(honest)), rounds=rounds)
-    return replace(tables, train=Letor.concat(parts)), told
+    kept = replace(tables, train=Letor.concat(parts))
+    rest, _ = held_back(kept, config)  # a small silo may lose all its queries to the probe
+    left = len({query.partition("/")[0] for query in rest.train.queries})
+    rounds = replace(config.rounds, silos=min(config.rounds.silos, left))
+    return kept, replace(config, dealing=Dealing("site", silos=left), rounds=rounds)
 
 
 def _weight_of_bad(history: Sequence[RoundRecord], config: Config) -> float:

@@ -192,13 +192,20 @@ class Trials(Writer):
         )
         yield Table(header, tuple(lines), title, (note, _PROBE_NOTE), 3)
         yield from self.georisk("attack", "With three silos in ten inverted")
-        default = self.outcome.row("attack", "sound", "default")
-        if default is not None and honest is not None:
-            yield (
-                f"The default keeps {default.mean(MAIN) / honest.mean(MAIN):.3f} of FedAvg over the honest"
-                " silos only;"
-                f" its worst of {default.n} runs has {default.worst(MAIN):.2f}."
-            )
+        yield from self._kept()
+
+    def _kept(self) -> Iterator[str]:
+        """What the default keeps of the honest silos' models."""
+        names = ("default", HONEST, "default, honest silos only")
+        default, honest, twin = (self.outcome.row("attack", "sound", name) for name in names)
+        if default is None or honest is None or twin is None:
+            return
+        yield (
+            f"The default keeps {default.mean(MAIN) / honest.mean(MAIN):.3f} of FedAvg over the honest silos"
+            f" only, and {default.mean(MAIN) / twin.mean(MAIN):.3f} of itself over them (FedAvg has no server"
+            f" momentum); its worst of {default.n} runs has"
+            f" {default.worst(MAIN):.2f}."
+        )
 
     def overrun(self) -> Iterator[Part]:
         found = overruns(self.outcome)
