@@ -42,6 +42,7 @@ CALIBRATORS = {
 PAPER_BINS, BINS = 10, 15
 OUT_OF_FOLD, OUT_OF_FOLD_MANY = 5, 3
 """Parts for out-of-fold predictions; fewer where there are many labels, each with a classifier of its own."""
+PARTS = ("all", "head", "tail")
 DEPTH = 32
 """Labels kept per list and partition, as in the paper's code."""
 
@@ -93,14 +94,20 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | N
                 ways = (*_fused(name, runs, shift=mode == "sound"), (POSITIONS, by_position[split]))
                 for way, run in ways:
                     fused.setdefault((name, *way, split), []).append(run)
+    judged = {(split, part): _judged(chosen, split, part) for split in lists for part in PARTS}
     for key, parts in fused.items():
-        judged = chosen.validation if key[-1] == "validation" else chosen.test
-        for part in ("all", "head", "tail"):
-            qrels = judged.qrels(chosen.documents, chosen.partition(part))
-            if len(qrels):
-                found = evaluate(qrels, Run.concat(parts), MEASURES, propensity=propensity)
+        run = Run.concat(parts)
+        for part in PARTS:
+            if qrels := judged[key[-1], part]:
+                found = evaluate(qrels, run, MEASURES, propensity=propensity)
                 result["metrics"]["|".join((*key, part))] = dict(found.means)
     return result
+
+
+def _judged(fold: LabelFold, split: str, part: str) -> Qrels:
+    """The right labels of a split's texts, among those of a partition."""
+    texts: Part = getattr(fold, split)
+    return texts.qrels(fold.documents, fold.partition(part))
 
 
 def _scores(fold: LabelFold, mode: str) -> dict[str, Any]:
@@ -223,8 +230,8 @@ def default_stack(data: str, fold: int, seed: int = 0, most: int | None = None) 
         "retrievers": list(panel.rankers),
     }
     for run in (fused, *test):
-        for part in ("all", "head", "tail") if run is fused or run.name == LINEAR else ("all",):
-            judged = chosen.test.qrels(chosen.documents, chosen.partition(part))
+        for part in PARTS if run is fused or run.name == LINEAR else PARTS[:1]:
+            judged = _judged(chosen, "test", part)
             means = evaluate(judged, run, MEASURES, propensity=propensity).means
             result["metrics"][f"{run.name}|{part}"] = dict(means)
     result["honesty"]["default"] = _honesty_of(fused, 0.0, chosen)
