@@ -11,6 +11,7 @@ import pytest
 
 from isthmus.encoders import Lsa
 from isthmus.errors import DataError
+from isthmus.retrieval import BM25Index
 from isthmus.retrieval.labels import (
     Bm25LabelText,
     Bm25Neighbours,
@@ -25,7 +26,7 @@ from isthmus.retrieval.labels import (
     labels_of,
 )
 from isthmus.retrieval.views import Beside, Characters, Counted, Encoded, Words
-from isthmus.tables import Corpus, Documents, Qrels, Queries
+from isthmus.tables import Corpus, Documents, Qrels, Queries, Run
 
 TOPICS = {
     "sport": "match goal team coach league referee striker keeper",
@@ -93,6 +94,23 @@ def test_neighbours_list_only_the_labels_they_carry() -> None:
     assert (~np.isnan(found["one"][0])).sum() == 1
     assert (~np.isnan(found["bm25"][0])).sum() == 1
     assert np.isnan(found["bm25"][1]).all()
+
+
+def test_neighbours_by_words_are_searched_once_for_both_ways_of_pooling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    search = BM25Index.search
+
+    def counted(index: BM25Index, queries: Queries, k: int) -> Run:
+        asked.append(len(queries))
+        return search(index, queries, k)
+
+    monkeypatch.setattr(BM25Index, "search", counted)
+    panel = Panel({"sum": Bm25Neighbours(k=5), "max": Bm25Neighbours(k=5, pool="max")})
+    found = panel.fit(TRAIN, TRAIN_LABELS, LABELS).scores(TEST)
+    assert asked == [len(TEST)]
+    assert np.nanmax(found["sum"] - found["max"]) > 0
 
 
 def test_several_labels_per_text() -> None:

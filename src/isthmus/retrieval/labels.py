@@ -171,6 +171,31 @@ class Neighbours:
 
 
 @dataclass(frozen=True)
+class Nearest:
+    """A view that is (rows, scores) of the k training texts with the best BM25 scores, NaN where there is none.
+
+    So rankers that pool the same neighbours in different ways search once.
+    """
+
+    k: int
+    bm25: BM25
+
+    def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], tuple[IntArray, FloatArray]]:
+        index = self.bm25.index(_plain_documents(texts))
+
+        def near(asked: Sequence[str]) -> tuple[IntArray, FloatArray]:
+            run = index.search(_plain_queries(asked), self.k)
+            rows = np.zeros((len(run), self.k), dtype=np.int64)
+            scores = np.full((len(run), self.k), np.nan)
+            numbers = np.array([int(name) for name in run.documents.words], dtype=np.int64)
+            rows[run.query_of_row, run.ranks - 1] = numbers[run.documents.codes]
+            scores[run.query_of_row, run.ranks - 1] = run.scores
+            return rows, scores
+
+        return near
+
+
+@dataclass(frozen=True)
 class Bm25Neighbours:
     """Labels of the k training texts with the best BM25 scores, added ("sum") or the largest ("max")."""
 
@@ -180,18 +205,13 @@ class Bm25Neighbours:
 
     @property
     def views(self) -> tuple[View, ...]:
-        return ()
+        return (Nearest(self.k, self.bm25),)
 
     def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
-        index = self.bm25.index(_plain_documents(sight.texts))
+        (view,) = self.views
 
         def scores(asked: Sight) -> FloatArray:
-            run = index.search(_plain_queries(asked.texts), self.k)
-            rows = np.zeros((len(run), self.k), dtype=np.int64)
-            values = np.full((len(run), self.k), np.nan)
-            numbers = np.array([int(name) for name in run.documents.words], dtype=np.int64)
-            rows[run.query_of_row, run.ranks - 1] = numbers[run.documents.codes]
-            values[run.query_of_row, run.ranks - 1] = run.scores
+            rows, values = asked[view]
             return _pooled(rows, values, labels, self.pool)
 
         return scores
