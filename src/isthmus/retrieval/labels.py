@@ -172,7 +172,7 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Nearest:
-    """A view that is (rows, scores) of the k training texts with the best BM25 scores, NaN where there is none.
+    """A view that is (rows, scores): the k training texts with the best BM25 scores; NaN where fewer match.
 
     So rankers that pool the same neighbours in different ways search once.
     """
