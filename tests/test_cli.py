@@ -72,6 +72,18 @@ def test_every_argument_is_explained(command: Command) -> None:
     assert not [action.dest for action in own._actions if not action.help]
 
 
+@pytest.mark.parametrize(
+    ("line", "runs"),
+    [
+        ("fuse a.run -m rrf b.run -o c.run", ["a.run", "b.run"]),
+        ("evaluate x.qrels a.run --baseline a.run b.run", ["a.run", "b.run"]),
+        ("evaluate -m nDCG@10 P@1 -- x.qrels a.run", ["a.run"]),
+    ],
+)
+def test_options_may_stand_between_files(line: str, runs: list[str]) -> None:
+    assert parser().parse_args(line.split()).runs == runs
+
+
 @pytest.mark.parametrize("arguments", [[], ["evalute"], ["doctor", "--jsn"]])
 def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:

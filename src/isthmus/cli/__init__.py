@@ -15,6 +15,7 @@ import threading
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
+from typing import Any
 
 from isthmus import __version__
 from isthmus.cli.command import Command
@@ -37,6 +38,22 @@ GROUPS = (
 """The modules of this folder that hold commands, in the order of `isthmus --help`."""
 
 
+class Verb(argparse.ArgumentParser):
+    """A command's parser: options may stand between files (`fuse a.run -m rrf b.run`)."""
+
+    _mixing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As the standard library has it for whole programs, here for one verb; verbs of verbs keep order."""
+        if self._mixing or self._subparsers is not None:
+            return super().parse_known_args(args, namespace)
+        self._mixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._mixing = False
+
+
 def commands() -> tuple[Command, ...]:
     """Every command, in the order it is listed."""
     modules = [import_module(f"isthmus.cli.{group}") for group in GROUPS]
@@ -51,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="isthmus COMMAND --help tells more, with an example.",
     )
     top.add_argument("--version", action="version", version=f"isthmus {__version__}")
-    verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Verb)
     for command in commands():
         verb = verbs.add_parser(
             command.name,

@@ -32,7 +32,8 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MEASURE",
         nargs="+",
         action="extend",
-        help=f"what to measure: nDCG@10, 'MRR@5(rel=2)', trec_eval's ndcg_cut_10 … (default: {usual})",
+        help=f"what to measure: nDCG@10, 'MRR@5(rel=2)', trec_eval's ndcg_cut_10 … (default: {usual}); "
+        "before the files, end them with --",
     )
     parser.add_argument("--profile", choices=PROFILES, help="follow that tool's conventions")
     parser.add_argument(
