@@ -78,6 +78,7 @@ def test_every_argument_is_explained(command: Command) -> None:
         ("fuse a.run -m rrf b.run -o c.run", ["a.run", "b.run"]),
         ("evaluate x.qrels a.run --baseline a.run b.run", ["a.run", "b.run"]),
         ("evaluate -m nDCG@10 P@1 -- x.qrels a.run", ["a.run"]),
+        ("fuse -m rrf -o c.run -- -a.run b.run", ["-a.run", "b.run"]),
     ],
 )
 def test_options_may_stand_between_files(line: str, runs: list[str]) -> None:

@@ -44,8 +44,11 @@ class Verb(argparse.ArgumentParser):
     _mixing = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As the standard library has it for whole programs, here for one verb; verbs of verbs keep order."""
-        if self._mixing or self._subparsers is not None:
+        """As the standard library has it for whole programs, here for one verb; verbs of verbs keep order.
+
+        It forgets a `--`, so that what comes with one is read in order too.
+        """
+        if self._mixing or self._subparsers is not None or "--" in (args or ()):
             return super().parse_known_args(args, namespace)
         self._mixing = True
         try:
