@@ -154,6 +154,20 @@ def test_paper_mode_is_the_weighted_mean_of_head_and_tail(folder: Path) -> None:
         assert found[f"{key}|all"]["P@1"] == pytest.approx(mixed)
 
 
+def test_sound_mode_asks_each_fold_s_own_validation_and_paper_mode_all_of_test() -> None:
+    def fold(**values: tuple[float, float]) -> dict[str, object]:
+        told = {
+            f"base|{way}|none|{split}|all": {"P@1": value}
+            for way, pair in values.items()
+            for split, value in zip(("validation", "test"), pair, strict=True)
+        }
+        return {"metrics": told}
+
+    folds = [fold(A=(0.9, 0.1), B=(0.8, 0.9)), fold(A=(0.1, 0.5), B=(0.2, 0.6))]
+    assert calibrated_fusion.chosen(folds, "base", "sound", "P@1") == ["A/none", "B/none"]
+    assert calibrated_fusion.chosen(folds, "base", "paper", "P@1") == ["B/none", "B/none"]
+
+
 def test_a_killed_run_repeats_only_what_is_missing(
     folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

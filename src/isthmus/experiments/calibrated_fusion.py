@@ -235,18 +235,41 @@ def _fusion_cells(data: str, mode: Literal["paper", "sound"], folds: Sequence[An
                 )
                 variant = f"{fusion}/{norm}"
                 yield _cell(folds, key, measure, "VII", calibration, mode, data, variant=variant, paper=said)
-        best = chosen(folds, calibration, mode, "psnDCG@1")
-        for measure in MEASURES:
-            said = printed.OVERALL.get((data, calibration, measure))
-            key = f"{calibration}|{best[0]}|{best[1]}|test|all"
-            variant = "/".join(best)
-            yield _cell(folds, key, measure, "V", calibration, mode, data, variant=variant, paper=said)
-        best = chosen(folds, calibration, mode, "nDCG@10")
-        told = {"best": "/".join(best), "printed as best": printed.CHOSEN.get((data, calibration))}
-        for which, way in told.items():
-            if way is not None:
-                key, variant = f"{calibration}|{way.replace('/', '|')}|test|all", f"{which}: {way}"
-                yield _cell(folds, key, "nDCG@10", "VIII", calibration, mode, data, variant=variant)
+        yield from _chosen_cells(data, mode, folds, calibration)
+
+
+def _chosen_cells(
+    data: str, mode: Literal["paper", "sound"], folds: Sequence[Any], calibration: str
+) -> Iterator[Cell]:
+    """Tables V and VIII: what the chosen configuration reaches, beside the one printed as best."""
+    ways = chosen(folds, calibration, mode, "psnDCG@1")
+    for measure in MEASURES:
+        said = printed.OVERALL.get((data, calibration, measure))
+        values = _reached(folds, calibration, ways, measure)
+        facts: dict[str, Any] = {"measure": measure, "mode": mode, "data": data, "paper": said}
+        yield Cell.over_folds(values, table="V", row=calibration, variant=_told_ways(ways), **facts)
+    ways = chosen(folds, calibration, mode, "nDCG@10")
+    facts = {"table": "VIII", "row": calibration, "measure": "nDCG@10", "mode": mode, "data": data}
+    values = _reached(folds, calibration, ways, "nDCG@10")
+    yield Cell.over_folds(values, variant=f"best: {_told_ways(ways)}", **facts)
+    if (way := printed.CHOSEN.get((data, calibration))) is not None:
+        values = _reached(folds, calibration, [way] * len(folds), "nDCG@10")
+        yield Cell.over_folds(values, variant=f"printed as best: {way}", **facts)
+
+
+def _reached(
+    folds: Sequence[Any], calibration: str, ways: Sequence[str], measure: str, split: str = "test"
+) -> list[float]:
+    """A measure ×100 of every fold, each under its own configuration."""
+    keys = [f"{calibration}|{way.replace('/', '|')}|{split}|all" for way in ways]
+    pairs = zip(folds, keys, strict=True)
+    return [100 * fold["metrics"][key][measure] for fold, key in pairs if key in fold["metrics"]]
+
+
+def _told_ways(ways: Sequence[str]) -> str:
+    """The commonest, with the number of folds that chose it where not all did."""
+    (way, folds), *others = Counter(ways).most_common()
+    return f"{way} ×{folds}, {len(others)} more" if others else way
 
 
 def _cell(
@@ -261,15 +284,23 @@ def _ways(folds: Sequence[Any], calibration: str) -> list[tuple[str, str]]:
     return list(dict.fromkeys((key[1], key[2]) for key in keys if key[0] == calibration))
 
 
-def chosen(folds: Sequence[Any], calibration: str, mode: str, measure: str) -> tuple[str, str]:
-    """The fusion and normalisation with the best mean: on test as the paper does, or on validation."""
-    split = "test" if mode == "paper" else "validation"
+def chosen(folds: Sequence[Any], calibration: str, mode: str, measure: str) -> list[str]:
+    """Every fold's fusion and normalisation, as "fusion/normalisation".
 
-    def value(way: tuple[str, str]) -> float:
-        key = f"{calibration}|{way[0]}|{way[1]}|{split}|all"
-        return float(np.mean([fold["metrics"][key][measure] for fold in folds]))
+    The paper takes the one with the best mean on test. Sound is what a fold's own validation part prefers:
+    the validation texts of the other folds are test texts of this one.
+    """
+    ways = ["/".join(way) for way in _ways(folds, calibration)]
 
-    return max(_ways(folds, calibration), key=value)
+    def best(among: Sequence[Any], split: str) -> str:
+        return max(
+            ways,
+            key=lambda way: np.mean(_reached(among, calibration, [way] * len(among), measure, split)),
+        )
+
+    if mode == "paper":
+        return [best(folds, "test")] * len(folds)
+    return [best([fold], "validation") for fold in folds]
 
 
 def _default_cells(data: str, folds: Sequence[Any]) -> Iterator[Cell]:
