@@ -137,6 +137,13 @@ def test_one_document_and_ties_are_hits_not_misses(norm: str, scores: list[float
             assert fused.to_dict()["q"]["d0"] > worst
 
 
+@pytest.mark.parametrize("method", FUSERS)
+def test_one_document_alone_is_fused_by_every_formula(method: str) -> None:
+    alone, pair = Run.from_dict({"q": {"d": 0.0}}), Run.from_dict({"q": {"d": -3.0, "e": -3.0}})
+    assert fuse([alone], method).to_dict()["q"].keys() == {"d"}
+    assert fuse([alone, pair], method).to_dict()["q"].keys() == {"d", "e"}
+
+
 def test_negative_scores_keep_their_order() -> None:
     losses = Run.from_dict({"q": {"a": -1.0, "b": -2.0, "c": -9.0}})
     for norm in NORMALISERS:
@@ -230,6 +237,9 @@ def test_mistakes_are_told() -> None:
         fuse([FIRST], "weighted", weights=(1, 2))
     with pytest.raises(DataError, match="0 of 6 judged candidates are relevant"):
         fuse([FIRST, SECOND], "stacked", qrels=Qrels.from_dict({q: {"a": 0} for q in ("q1", "q2", "q3")}))
+    for method in ("stacked", "weighted", "rrf"):
+        with pytest.raises(DataError, match="one judged query alone"):
+            fuse([FIRST, SECOND], method, qrels=Qrels.from_dict({"q1": {"a": 1}}))
     with pytest.raises(DataError, match="not fitted"):
         Stacked().fuse([FIRST])
 

@@ -84,8 +84,7 @@ def calibrator_named(name: str) -> Calibrator:
     """A fresh calibrator; hyphens and underscores are the same."""
     spelt = name.replace("_", "-")
     if spelt not in CALIBRATORS:
-        known = ("auto", *CALIBRATORS)
-        raise ConfigError(f"no calibrator {name!r}; there are {', '.join(known)}", key=spelt, known=known)
+        raise ConfigError(f"no calibrator {name!r}", key=spelt, known=("auto", *CALIBRATORS))
     return CALIBRATORS[spelt]()
 
 

@@ -45,8 +45,7 @@ class Candidates:
         """Align and normalise runs, by their scores or by their probabilities."""
         union = runs if isinstance(runs, Union) else Union.of(runs)
         if norm not in NORMALISERS:
-            known = ", ".join(NORMALISERS)
-            raise ConfigError(f"no normaliser {norm!r}; there are {known}", key=norm, known=NORMALISERS)
+            raise ConfigError(f"no normaliser {norm!r}", key=norm, known=NORMALISERS)
         given = [run.chances if probabilities else run.scores for run in union.runs]
         lists = [union.lists(at, column) for at, column in enumerate(given)]
         return cls(union, tuple(NORMALISERS[norm](each) for each in lists), missing)
@@ -219,7 +218,10 @@ def rl_sim(
         for at, run in enumerate(union.runs)
     ]
     fused = aggregate(matrices) if len(matrices) > 1 else matrices[0]
-    final, _ = rerank(fused, topk=min(15, len(names)) if topk is None else topk, ck=ck, rounds=rounds)
+    if topk is None:  # it grows by one each round, and few objects allow few rounds
+        topk = max(1, min(15, len(names), len(fused) - rounds + 1))
+        rounds = min(rounds, len(fused) - topk + 1)
+    final, _ = rerank(fused, topk=topk, ck=ck, rounds=rounds)
     return np.asarray(1.0 / positions(final)[len(names) + union.query_of_row, codes])
 
 

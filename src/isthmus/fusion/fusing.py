@@ -64,10 +64,7 @@ def choose(runs: Sequence[Run], method: str, qrels: Qrels | None) -> str:
         return "stacked" if qrels is not None else "log-odds" if calibrated else "rrf"
     spelt = method.replace("_", "-")
     if spelt not in METHODS:
-        known = ("auto", *METHODS)
-        raise ConfigError(
-            f"no way of fusing {method!r}; there are {', '.join(known)}", key=spelt, known=known
-        )
+        raise ConfigError(f"no way of fusing {method!r}", key=spelt, known=("auto", *METHODS))
     return spelt
 
 

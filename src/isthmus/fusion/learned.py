@@ -49,6 +49,11 @@ class Lesson:
                 cure="learning to fuse needs judged queries with relevant and irrelevant candidates",
             )
         judged = sum(query in qrels for query in union.queries)
+        if judged < 2:
+            raise DataError(
+                "one judged query alone: nothing is left to learn from when it is held out",
+                cure="judge a second query, or fuse without judgements",
+            )
         folds = min(folds, judged)
         return cls(union, qrels, relevant, known, query_folds(table, qrels, folds, judging=judging))
 
