@@ -48,21 +48,30 @@ def test_help_has_an_example_that_parses(command: Command, capsys: pytest.Captur
         main([command.name, "--help"])
     assert stop.value.code == 0
     assert command.example in capsys.readouterr().out
-    program, *arguments = shlex.split(command.example)
-    assert program == "isthmus"
-    assert arguments[0] == command.name
-    assert parser().parse_args(arguments).run is command.run
+    for example in command.example.split(" && "):
+        program, *arguments = shlex.split(example)
+        assert program == "isthmus"
+        assert arguments[0] == command.name
+        assert parser().parse_args(arguments).run is command.run
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=NAMES)
 def test_every_command_has_json(command: Command) -> None:
     own = argparse.ArgumentParser()
     command.add_arguments(own)
-    below = [
-        action.choices.values() for action in own._actions if isinstance(action, argparse._SubParsersAction)
-    ]
-    for verb in [verb for verbs in below for verb in verbs] or [own]:
+    for verb in _verbs(own):
         assert "--json" in verb._option_string_actions
+
+
+def _verbs(own: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """What can be run, however deep its verb lies."""
+    below = [
+        verb
+        for action in own._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for verb in action.choices.values()
+    ]
+    return [verb for each in below for verb in _verbs(each)] if below else [own]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=NAMES)

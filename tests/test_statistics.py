@@ -215,7 +215,7 @@ class TestCalibration:
         assert outcomes_of(qrels, run, rel=2)[1].sum() == 1
         assert top_ece(qrels, run, top=1) == pytest.approx((0.1 + 0.2) / 2)
         assert calibration_of(qrels, run, top=1)["ECE@1"] == pytest.approx(0.15)
-        with pytest.raises(DataError, match="calibrate it first"):
+        with pytest.raises(DataError, match="has no probabilities"):
             outcomes_of(qrels, run.with_probabilities(None))
 
     def test_the_diagram_draws(self) -> None:

@@ -31,6 +31,7 @@ def _broker_arguments(parser: argparse.ArgumentParser) -> None:
         help="port=8110, deadline_ms=500, and so on",
     )
     parser.add_argument("--quiet", action="store_true", help="no line for every request in the log")
+    add_json(parser, "{url, silos} once it serves")
 
 
 def _broker(asked: argparse.Namespace) -> None:
@@ -39,8 +40,14 @@ def _broker(asked: argparse.Namespace) -> None:
 
     settings = read_broker(asked.config, asked.changes)
     log_to_stderr(access=not asked.quiet)
-    names = ", ".join(settings.silos)
-    run_broker(settings, started=lambda url: say(f"isthmus: broker of {names} at {url}"))
+
+    def started(url: str) -> None:
+        say(f"isthmus: broker of {', '.join(settings.silos)} at {url}")
+        if asked.json:
+            print_json({"url": url, "silos": list(settings.silos)})
+            sys.stdout.flush()  # whoever reads it waits for this line
+
+    run_broker(settings, started=started)
 
 
 def _probability(text: str) -> float:
