@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from scipy.stats import chisquare
 
+from easy_rows import easy
 from isthmus.errors import ProtocolError, RoundFailed
 from isthmus.federation import clients, engines, members, relay, rounds
 from isthmus.federation.apps import train
@@ -31,17 +32,7 @@ from isthmus.federation.settings import (
 from isthmus.partition import Dealing
 from isthmus.private.ledger import Ledger
 from isthmus.rankers import LocalTraining
-from isthmus.tables import Fold, Letor
-
-
-def easy(split, queries):
-    """Lists of ten documents whose grades a linear score explains but for some noise."""
-    rng = np.random.default_rng([queries, len(split)])
-    features = rng.normal(size=(queries * 10, 8)).astype(np.float32)
-    merit = features @ np.array([2, -1, 1, 0.5, 0, 0, 0, 0]) + rng.normal(0, 1, queries * 10)
-    names = [f"{split}{query}" for query in range(queries) for _ in range(10)]
-    return Letor.of(names, features, np.digitize(merit, [0.5, 2.5, 4.0]), name=split)
-
+from isthmus.tables import Fold
 
 BELIEVED = RiskOptions(cap_reports=False)
 FOLD = Fold("small", easy("train", 90), easy("validation", 20), easy("test", 20))

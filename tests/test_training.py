@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from easy_rows import easy
 from isthmus.corpora import load_folds
 from isthmus.errors import ConfigError, DataError, RoundFailed
 from isthmus.evaluation import evaluate
@@ -32,18 +33,7 @@ from isthmus.federation.settings import (
 )
 from isthmus.partition import Dealing
 from isthmus.rankers import MLP, LocalTraining, Scaling, load_ranker
-from isthmus.tables import Fold, Letor, write_letor
-
-
-def easy(split, queries):
-    """Lists of ten documents whose grades a linear score explains but for some noise."""
-    rng = np.random.default_rng([queries, len(split)])
-    features = rng.normal(size=(queries * 10, 8)).astype(np.float32)
-    merit = features @ np.array([2, -1, 1, 0.5, 0, 0, 0, 0]) + rng.normal(0, 1, queries * 10)
-    grades = np.digitize(merit, [0.5, 2.5, 4.0])
-    names = [f"{split}{query}" for query in range(queries) for _ in range(10)]
-    return Letor.of(names, features, grades, name=split)
-
+from isthmus.tables import Fold, write_letor
 
 FOLD = Fold("small", easy("train", 90), easy("validation", 20), easy("test", 20))
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add_json, print_json, say, whole
+from isthmus.cli.command import Command, add_json, add_settings, print_json, say, whole
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -21,15 +21,7 @@ BAR = 10
 
 
 def _broker_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", required=True, help="the broker's settings, TOML")
-    parser.add_argument(
-        "--set",
-        dest="changes",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="port=8110, deadline_ms=500, and so on",
-    )
+    add_settings(parser, "the broker's settings, TOML", example="port=8110, deadline_ms=500", required=True)
     parser.add_argument("--quiet", action="store_true", help="no line for every request in the log")
     add_json(parser, "{url, silos} once it serves")
 

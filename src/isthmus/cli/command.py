@@ -30,6 +30,19 @@ def add_json(parser: argparse.ArgumentParser, shape: str) -> None:
     parser.add_argument("--json", action="store_true", help=f"print JSON instead: {shape}")
 
 
+def add_settings(parser: argparse.ArgumentParser, about: str, *, example: str, required: bool) -> None:
+    """A TOML file, and changes to it on the command line."""
+    parser.add_argument("--config", metavar="FILE", required=required, help=about)
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help=f"{example}, and so on",
+    )
+
+
 def print_json(value: object) -> None:
     """Data for a program, on stdout. NaN has no JSON form and becomes null."""
     print(json.dumps(finite(value), indent=2, ensure_ascii=False))

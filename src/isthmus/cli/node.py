@@ -5,21 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add_json, print_json, say
+from isthmus.cli.command import Command, add_json, add_settings, print_json, say
 
 if TYPE_CHECKING:
     from isthmus.service.settings import NodeSettings
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", required=True, help="the silo's settings, TOML")
-    parser.add_argument(
-        "--set",
-        dest="changes",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="port=8102, statistics.epsilon=0.5, and so on",
+    add_settings(
+        parser, "the silo's settings, TOML", example="port=8102, statistics.epsilon=0.5", required=True
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--index-only", action="store_true", help="read the sources, index them, and end")

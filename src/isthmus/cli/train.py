@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add_json, print_json, whole
+from isthmus.cli.command import Command, add_json, add_settings, print_json, whole
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,15 +57,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", metavar="NAME", help="in-process or ray (in-process)")
     parser.add_argument("--workers", type=whole(1), help="silos at work at once (one a core)")
     parser.add_argument("--seed", type=whole(0), help="of every random draw (0)")
-    parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these and more")
-    parser.add_argument(
-        "--set",
-        dest="changes",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="local.epochs=5, and so on",
-    )
+    add_settings(parser, "a TOML file with any of these and more", example="local.epochs=5", required=False)
     parser.add_argument("--out", metavar="DIR", help="the run's folder (runs/DATA-STRATEGY-SEED)")
     parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
     add_json(parser, "{out, rounds, final: {measure: value}, model_sha256}")

@@ -23,7 +23,7 @@ from isthmus.experiments import printed_fusion as printed
 from isthmus.experiments.label_folds import FOLDS, label_fold
 from isthmus.experiments.label_panels import DENSE, LINEAR, SPARSE, encoder
 from isthmus.experiments.label_runs import BINS, MEASURES, PAPER_BINS, default_stack, two_retrievers
-from isthmus.experiments.notebook import Cell, Notebook, Unit, cells_table
+from isthmus.experiments.notebook import Cell, Notebook, Reproduction, Unit, cells_table
 from isthmus.report import Page, Plot, Section, Table
 
 DATA = ("twitter", "trec", "reuters")
@@ -54,15 +54,6 @@ class Config:
         return None if self.scale == "full" else SOME_TEXTS
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """Everything that came out."""
-
-    cells: tuple[Cell, ...]
-    page: Page
-    wrote: tuple[Path, ...]
-
-
 def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
     """Compute what is missing in the folder, and write the report."""
     notebook = Notebook(out, config)
@@ -75,7 +66,7 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
         found |= notebook.compute(work, units, label=label, workers=workers)
     cells = tuple(_all_cells(names, found, config))
     page = _page(names, found, cells, config)
-    return Reproduction(cells, page, tuple(notebook.publish(cells, page)))
+    return notebook.publish(cells, page)
 
 
 def _names(data: str) -> tuple[str, ...]:

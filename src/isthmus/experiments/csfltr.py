@@ -16,8 +16,7 @@ from typing import Any, Literal
 from isthmus.corpora import available
 from isthmus.experiments.csfltr_report import cells_of, page_of
 from isthmus.experiments.csfltr_rows import curve_unit, point_unit, table_unit
-from isthmus.experiments.notebook import Cell, Notebook, Unit
-from isthmus.report import Page
+from isthmus.experiments.notebook import Notebook, Reproduction, Unit
 
 DATA = ("cran", "cisi", "med", "npl", "pydocs", "synthetic")
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
@@ -49,15 +48,6 @@ class Config:
         return self.scale == "smoke"
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """Everything that came out."""
-
-    cells: tuple[Cell, ...]
-    page: Page
-    wrote: tuple[Path, ...]
-
-
 def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
     """Compute what is missing in the folder, and write the report."""
     notebook = Notebook(out, config)
@@ -68,7 +58,7 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     results = {name: _sorted(name, found) for name in names}
     cells = tuple(cell for name in names for cell in cells_of(name, results[name]))
     page = page_of(results, cells, seeds=len(config.seeds_of("table")))
-    return Reproduction(cells, page, tuple(notebook.publish(cells, page)))
+    return notebook.publish(cells, page)
 
 
 def _names(config: Config) -> tuple[str, ...]:

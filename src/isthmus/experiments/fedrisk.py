@@ -25,9 +25,8 @@ from isthmus.experiments.fedrisk_cells import (
 )
 from isthmus.experiments.fedrisk_plans import MODES, Protocol, all_bad, plans, protocol_for
 from isthmus.experiments.fedrisk_report import report
-from isthmus.experiments.notebook import Cell, Notebook, Unit
+from isthmus.experiments.notebook import Notebook, Reproduction, Unit
 from isthmus.federation.settings import RiskOptions
-from isthmus.report import Page
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +41,6 @@ class Config:
     scale: Literal["smoke", "full"] = "full"
     seed: int = 0
     only: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """Everything that came out."""
-
-    cells: tuple[Cell, ...]
-    page: Page
-    wrote: tuple[Path, ...]
 
 
 def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
@@ -69,7 +59,7 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     data = Path(config.data).name
     cells = tuple(all_cells(outcome, data))
     page = report(outcome, data)
-    return Reproduction(cells, page, tuple(notebook.publish(cells, page)))
+    return notebook.publish(cells, page)
 
 
 def table_rows(protocol: Protocol) -> tuple[str, ...]:

@@ -88,6 +88,15 @@ def _is_nan(value: object) -> bool:
     return isinstance(value, float) and not np.isfinite(value)
 
 
+@dataclass(frozen=True)
+class Reproduction:
+    """Everything that came out of a run, and where it was written."""
+
+    cells: tuple[Cell, ...]
+    page: Page
+    wrote: tuple[Path, ...]
+
+
 class Notebook:
     """A reproduction's folder: config.toml, environment.json, units/NAME.json, cells.json, report.html."""
 
@@ -140,14 +149,15 @@ class Notebook:
         except (OSError, ValueError):
             return None
 
-    def publish(self, cells: Iterable[Cell], page: Page) -> list[Path]:
+    def publish(self, cells: Iterable[Cell], page: Page) -> Reproduction:
         """Write what came out: every cell, and the report for a browser and for a repository."""
-        told = json.dumps([cell.told() for cell in cells], indent=1)
-        return [
+        every = tuple(cells)
+        wrote = (
             page.save(self.folder / "report.html"),
             self.write("report.md", page.markdown()),
-            self.write("cells.json", told),
-        ]
+            self.write("cells.json", json.dumps([cell.told() for cell in every], indent=1)),
+        )
+        return Reproduction(every, page, wrote)
 
 
 def _file(name: str) -> str:

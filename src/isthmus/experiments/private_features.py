@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +21,7 @@ from isthmus.corpora import available, load, synthetic
 from isthmus.errors import DataError
 from isthmus.experiments import private_attacks as attacks
 from isthmus.experiments import private_pictures as pictures
-from isthmus.experiments.notebook import Cell, Notebook, Unit, cells_table
+from isthmus.experiments.notebook import Cell, Notebook, Reproduction, Unit, cells_table
 from isthmus.experiments.private_world import EPSILON_TOTALS, READERS, OneShotWorld, World
 from isthmus.partition import deal_corpus
 from isthmus.private.cost import explain
@@ -65,15 +64,6 @@ class Config:
         return range(self.seed, self.seed + (3 if self.scale == "full" else 2))
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """Everything that came out."""
-
-    cells: tuple[Cell, ...]
-    page: Page
-    wrote: tuple[Path, ...]
-
-
 def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
     """Compute what is missing in the folder, and write the report."""
     notebook = Notebook(out, config)
@@ -85,7 +75,7 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     tried = attacks.compute(notebook, seed=config.seed, trials=trials, workers=workers)
     cells = tuple(_cells(names, found, config))
     page = _page(names, cells, (*pictures.sections(drawn), *attacks.sections(tried)), config)
-    return Reproduction(cells, page, tuple(notebook.publish(cells, page)))
+    return notebook.publish(cells, page)
 
 
 def _names(config: Config) -> tuple[str, ...]:
