@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from isthmus import encoders
-from isthmus.encoders import Lsa, Projected, Transformer, encode_cached
+from isthmus.encoders import Lsa, Projected, Transformer, encode_cached, kept, latent, transformer
 from isthmus.errors import DataError
 
 TEXTS = [
@@ -89,7 +89,7 @@ def test_without_a_home_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(encoders, "cache_folder", homeless)
+    monkeypatch.setattr(kept, "cache_folder", homeless)
     assert encode_cached(Counting(), ["one", "three"])[:, 0].tolist() == [3, 5]
 
 
@@ -152,7 +152,7 @@ def test_the_contrastive_gradient_is_the_derivative() -> None:
         both = [m - np.log(np.exp(m).sum(axis=1, keepdims=True)) for m in (logits, logits.T)]
         return -float(sum(np.diag(m).mean() for m in both)) / 2
 
-    gradient = encoders._contrast(matrix, left, right, same, 0.5)
+    gradient = latent._contrast(matrix, left, right, same, 0.5)
     for i, j in ((0, 0), (1, 2), (3, 1)):
         bump = np.zeros_like(matrix)
         bump[i, j] = 1e-6
@@ -179,7 +179,7 @@ def test_batching_changes_nothing() -> None:
 def test_weights_of_another_hash_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("model.safetensors", "config.json"):
         (tmp_path / name).write_bytes(b"{}")
-    monkeypatch.setattr(encoders, "_minilm", lambda: tmp_path)
+    monkeypatch.setattr(transformer, "_minilm", lambda: tmp_path)
     with pytest.raises(DataError, match="hash to"):
         Transformer().encode(["a"])
 
@@ -190,4 +190,4 @@ def test_a_folder_without_weights_and_another_architecture_are_errors(tmp_path: 
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
     with pytest.raises(DataError, match="'t5'"):
-        encoders._Bert.load(tmp_path)
+        transformer._Bert.load(tmp_path)
