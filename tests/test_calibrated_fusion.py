@@ -201,10 +201,29 @@ def test_cells_stand_side_by_side() -> None:
         Cell("V", "default", "P@1", 88.0, "sound", "x"),
     ]
     table = cells_table(cells, "Table V")
-    assert table.header == ("row", "part", "variant", "P@1 printed", "P@1 paper mode", "P@1 sound")
+    assert table.header == ("row", "part", "P@1 printed", "P@1 paper mode", "P@1 sound")
     assert [row[0] for row in table.rows] == ["Platt", "default"]
-    assert table.rows[0][3] == 92.3
-    assert table.rows[1][4] is None
+    assert table.rows[0][2] == 92.3
+    assert table.rows[1][3] is None
+
+
+def test_many_measures_stand_in_columns_and_their_sources_below_each_other() -> None:
+    cells = [
+        Cell("V", row, f"P@{k}", 80.0 + k, mode, "x", paper=90.0 + k if row == "Platt" else None)
+        for row in ("Platt", "default")
+        for k in (1, 3, 5, 10)
+        for mode in ("paper", "sound")
+        if (row, mode) != ("default", "paper")
+    ]
+    table = cells_table(cells, "Table V")
+    assert table.header == ("row", "part", "figures", "P@1", "P@3", "P@5", "P@10")
+    assert [(row[0], row[2]) for row in table.rows] == [
+        ("Platt", "printed"),
+        ("Platt", "paper mode"),
+        ("Platt", "sound"),
+        ("default", "sound"),
+    ]
+    assert table.rows[0][3:] == (91.0, 93.0, 95.0, 100.0)
 
 
 def test_a_single_fold_has_no_interval_and_a_missing_figure_is_null() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,9 @@ from isthmus.errors import ConfigError
 from isthmus.evaluation import fold_interval
 from isthmus.report import Estimate, Page, Progress, Table
 from isthmus.tables.files import replacing
+
+_KINDS = {"printed": "printed", "paper": "paper mode", "sound": "sound"}
+_WIDE = 9
 
 PACKAGES = ("isthmus", "numpy", "scipy", "scikit-learn", "flwr", "bm25s")
 
@@ -199,7 +203,7 @@ def columns_of(cells: Iterable[Cell]) -> tuple[str, ...]:
 def cells_table(cells: Sequence[Cell], title: str, *, digits: int = 3) -> Table:
     """A line per row, part and variant; per measure what is printed, paper mode and sound mode.
 
-    A column that would be empty is left out.
+    A column that would be empty is left out. With many measures the three stand below each other instead.
     """
     lines = dict.fromkeys((cell.row, cell.part, cell.variant) for cell in cells)
     found = {(cell.row, cell.part, cell.variant, cell.measure, cell.mode): cell for cell in cells}
@@ -208,15 +212,31 @@ def cells_table(cells: Sequence[Cell], title: str, *, digits: int = 3) -> Table:
         for cell in cells
         if cell.paper is not None
     }
+    measures = columns_of(cells)
+    shown = {
+        (line, measure, kind): told
+        for line, measure, kind in product(lines, measures, _KINDS)
+        if (told := _shown(found, said, line, measure, kind)) is not None
+    }
     kinds = [
         (measure, kind)
-        for measure in columns_of(cells)
-        for kind in ("printed", "paper", "sound")
-        if any(_shown(found, said, line, measure, kind) is not None for line in lines)
+        for measure, kind in product(measures, _KINDS)
+        if any((line, measure, kind) in shown for line in lines)
     ]
-    labels = {"printed": "printed", "paper": "paper mode", "sound": "sound"}
-    header = ("row", "part", "variant", *(f"{measure} {labels[kind]}" for measure, kind in kinds))
-    rows = [(*line, *(_shown(found, said, line, measure, kind) for measure, kind in kinds)) for line in lines]
+    names = [at for at in range(3) if at == 0 or any(line[at] for line in lines)]
+    header = tuple(("row", "part", "variant")[at] for at in names)
+    if len(kinds) <= _WIDE or len(kinds) == len(measures):
+        header += tuple(f"{measure} {_KINDS[kind]}" for measure, kind in kinds)
+        rows = [
+            (*(line[at] for at in names), *(shown.get((line, *column)) for column in kinds)) for line in lines
+        ]
+    else:
+        header += ("figures", *measures)
+        rows = [
+            (*(line[at] for at in names), _KINDS[kind], *(shown.get((line, each, kind)) for each in measures))
+            for line, kind in product(lines, _KINDS)
+            if any((line, each, kind) in shown for each in measures)
+        ]
     return Table(header, tuple(rows), title, (), digits)
 
 
