@@ -7,13 +7,15 @@ leaves what the next chapter needs. `CHAPTERS` is the story; a new part of Isthm
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,11 +27,15 @@ from isthmus.report import Estimate, Page, Plot, Section, Table, summary
 from isthmus.retrieval import BM25
 from isthmus.tables import Corpus, Run
 
+if TYPE_CHECKING:
+    from isthmus.service.local import Federation
+
 MEASURES = ("nDCG@10", "MRR@10")
 DEPTH = 100
 RRF_CONSTANT = 60
 HOME, RAW, RRF, CENTRAL = "home silo alone", "merged by raw score", "merged by RRF", "one central index"
 FUSED = "fused by probability"
+QUESTIONS = ("invert a matrix", "smooth a noisy signal", "do two samples have the same mean")
 LEAD = "Four silos hold documents that they do not share. How well can they be searched from one box?"
 
 
@@ -80,7 +86,7 @@ class Told:
         return self.comparison.rows()
 
 
-def tell(out: Path, *, seed: int = 0, browser: bool = False) -> Told:
+def tell(out: Path, *, seed: int = 0) -> Told:
     """Tell the whole story on stderr and write its report into the folder `out`."""
     began = time.perf_counter()
     say(LEAD)
@@ -94,9 +100,44 @@ def tell(out: Path, *, seed: int = 0, browser: bool = False) -> Told:
     Page("Isthmus: four silos, one search box", (*tale.sections, result), LEAD).save(told.page)
     found = {evaluation.run: f"nDCG@10 {evaluation['nDCG@10']:.3f}" for evaluation in comparison.evaluations}
     summary("demo", {**found, "time": f"{told.seconds:.1f} s"}, wrote=[told.page])
-    if browser and _has_desktop():
-        webbrowser.open(told.page.resolve().as_uri())
     return told
+
+
+@contextmanager
+def searched(out: Path, *, seed: int = 0, port: int | None = None) -> Iterator[Federation]:
+    """The same silos as nodes behind a broker, trained and calibrated, in processes that end with this."""
+    from isthmus.service import local, staging
+
+    world, folder = load("pydocs"), out / "federation"
+    say("\nOne search box", style="bold")
+    if staging.kept(folder, world, seed, port):
+        say(f"The federation in {folder} is still good: trained, calibrated and only to be started.")
+    else:
+        say(
+            "Every silo becomes a node with its own certificate, index and ledger. People judge hits; on what"
+            " they said the nodes train one ranker, and learn what its scores are worth."
+        )
+        if (folder / "broker.toml").exists():
+            shutil.rmtree(folder)
+        at = port or local.free_ports(len(world.silos) + 1)
+        made = staging.stage(world, folder, port=at, seed=seed)
+        final = ", ".join(f"{name} {value:.3f}" for name, value in made.training.final.items())
+        say(f"{made.judgements:,} judgements, {made.training.rounds} rounds, then {final} on other queries.")
+    with local.running(folder) as federation:
+        yield federation
+
+
+def tried(federation: Federation) -> dict[str, str]:
+    """What a stranger finds, asked over HTTP; a ServiceError if that is not what was promised."""
+    from isthmus.service.trial import examine
+
+    return examine(federation, QUESTIONS)
+
+
+def open_page(address: str) -> None:
+    """Show a page if there is a desktop."""
+    if _has_desktop():
+        webbrowser.open(address)
 
 
 def the_world(tale: Tale) -> Tale:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add_json, add_settings, print_json, say, whole
+from isthmus.cli.command import Command, add_json, add_serving, add_settings, print_json, say, whole
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -22,16 +22,18 @@ BAR = 10
 
 def _broker_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, "the broker's settings, TOML", example="port=8110, deadline_ms=500", required=True)
-    parser.add_argument("--quiet", action="store_true", help="no line for every request in the log")
+    add_serving(parser)
     add_json(parser, "{url, silos} once it serves")
 
 
 def _broker(asked: argparse.Namespace) -> None:
-    from isthmus.service.running import log_to_stderr, run_broker
+    from isthmus.service.running import end_with_stdin, log_to_stderr, run_broker
     from isthmus.service.settings import read_broker
 
     settings = read_broker(asked.config, asked.changes)
     log_to_stderr(access=not asked.quiet)
+    if asked.until_eof:
+        end_with_stdin()
 
     def started(url: str) -> None:
         say(f"isthmus: broker of {', '.join(settings.silos)} at {url}")

@@ -43,6 +43,14 @@ def add_settings(parser: argparse.ArgumentParser, about: str, *, example: str, r
     )
 
 
+def add_serving(parser: argparse.ArgumentParser) -> None:
+    """How a command that serves is run by people and by programs."""
+    parser.add_argument("--quiet", action="store_true", help="no line for every request in the log")
+    parser.add_argument(
+        "--until-eof", action="store_true", help="end when stdin ends too, that is with the program behind it"
+    )
+
+
 def print_json(value: object) -> None:
     """Data for a program, on stdout. NaN has no JSON form and becomes null."""
     print(json.dumps(finite(value), indent=2, ensure_ascii=False))

@@ -1,37 +1,100 @@
-"""`isthmus demo`: the main job, told as a story."""
+"""`isthmus demo`: the main job, told as a story, and then to be tried."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add_json, print_json
+from isthmus.cli.command import Command, add_json, print_json, say, whole
+
+if TYPE_CHECKING:
+    from isthmus.service.local import Federation
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     where = Path("out/demo")
-    parser.add_argument("--headless", action="store_true", help="open no browser, end with the story")
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, default=where, help="where the report goes (%(default)s)"
+    end = parser.add_mutually_exclusive_group()
+    end.add_argument(
+        "--headless", action="store_true", help="open no browser; try the search, end all, say how it went"
     )
-    parser.add_argument("--seed", type=int, default=0, help="the seed of all that is drawn (%(default)s)")
-    add_json(parser, "a list of {run, measure, value, queries, low, high, better_than}")
+    end.add_argument(
+        "--serve",
+        action="store_true",
+        help="serve the search until interrupted (only in a terminal, unless this is given)",
+    )
+    parser.add_argument("--only", choices=("story", "search"), help="the one part alone")
+    parser.add_argument(
+        "--port", type=whole(1), help="the broker's; silos have those after it (some that are free)"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, default=where, help="where report and federation go (%(default)s)"
+    )
+    parser.add_argument("--seed", type=whole(0), default=0, help="of all that is drawn (%(default)s)")
+    add_json(
+        parser,
+        "a list of {run, measure, value, queries, low, high, better_than}; with --only search {url, checks}",
+    )
 
 
 def _run(asked: argparse.Namespace) -> None:
+    if asked.only != "search":
+        _story(asked)
+    if asked.only != "story":
+        _search(asked)
+
+
+def _story(asked: argparse.Namespace) -> None:
     from isthmus.demo import tell
 
-    told = tell(out=asked.out, seed=asked.seed, browser=not (asked.headless or asked.json))
-    if asked.json:
-        print_json(told.rows)
-    else:
-        print(told.table)
+    told = tell(out=asked.out, seed=asked.seed)
+    print_json(told.rows) if asked.json else print(told.table)
+    sys.stdout.flush()
+
+
+def _search(asked: argparse.Namespace) -> None:
+    from isthmus.demo import searched, tried
+    from isthmus.report import summary
+
+    with searched(asked.out, seed=asked.seed, port=asked.port) as federation:
+        seen = tried(federation)
+        summary("search across four silos", seen, wrote=[federation.folder])
+        if asked.json and asked.only == "search":
+            print_json({"url": federation.url, "checks": seen})
+            sys.stdout.flush()
+        if asked.serve or (_in_terminal() and not (asked.headless or asked.json)):
+            _serve(federation)
+            return
+    say("the search has ended with this; isthmus demo --only search --serve starts it again, and its page")
+
+
+def _in_terminal() -> bool:
+    """Whether somebody sees what is said and can end it."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _serve(federation: Federation) -> None:
+    """Until Ctrl-C, which is how this is meant to end, or until a process ends by itself."""
+    from isthmus.demo import open_page
+
+    say(f"\nsearch at   {federation.link}")
+    say(f'or with     isthmus search "invert a matrix" --broker {federation.url} --key {federation.key}')
+    say("Ctrl-C ends the four nodes and the broker.")
+    open_page(federation.link)
+    try:
+        while True:
+            time.sleep(1.0)
+            federation.check()
+    except KeyboardInterrupt:
+        say("\nended")
 
 
 COMMANDS = (
     Command(
         "demo",
-        "show Isthmus at work on the built-in world, within a minute",
+        "show Isthmus at work on the built-in world: a story in a minute, then a search page",
         "isthmus demo --headless",
         _arguments,
         _run,

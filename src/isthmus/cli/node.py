@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add_json, add_settings, print_json, say
+from isthmus.cli.command import Command, add_json, add_serving, add_settings, print_json, say
 
 if TYPE_CHECKING:
     from isthmus.service.settings import NodeSettings
@@ -22,7 +22,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write what people said about hits as qrels, runs and feature rows, and end",
     )
-    parser.add_argument("--quiet", action="store_true", help="no line for every request in the log")
+    add_serving(parser)
     add_json(parser, "{documents, added, changed, removed, errors} or {queries, judgements, rows}")
 
 
@@ -33,9 +33,11 @@ def _run(asked: argparse.Namespace) -> None:
     if asked.index_only or asked.export_judgements:
         _offline(asked, settings)
         return
-    from isthmus.service.running import log_to_stderr, run_node
+    from isthmus.service.running import end_with_stdin, log_to_stderr, run_node
 
     log_to_stderr(access=not asked.quiet)
+    if asked.until_eof:
+        end_with_stdin()
     run_node(settings, started=lambda url: say(f"isthmus: silo {settings.silo} listens at {url}"))
 
 

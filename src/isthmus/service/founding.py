@@ -98,6 +98,7 @@ hash_key = "{hash_key}"      # the same in all silos, and unknown to the broker:
 # [models]
 # ranker = "model"
 # calibrator = "calibrator"
+# reliability = "reliability.json"
 """
 
 _EXAMPLE = """\

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -59,6 +60,18 @@ def log_to_stderr(*, access: bool = True) -> None:
         logger.handlers, logger.propagate = [out], False
         logger.setLevel(logging.INFO if access or name != "isthmus.access" else logging.WARNING)
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what a file lacks is told once, by us
+
+
+def end_with_stdin() -> None:
+    """End when stdin does, which whoever started this process holds the other end of."""
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="stdin", daemon=True).start()
 
 
 def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda url: None) -> None:

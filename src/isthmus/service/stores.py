@@ -219,25 +219,27 @@ class Store(ABC):
             ((value,),) = self._rows(db, "SELECT value FROM counter")
         return int(value)
 
-    def judge(self, judgement: Judgement) -> None:
-        """Keep what a peer said; the last word about a query and a document holds."""
-        told = judgement
+    def judge(self, *judgements: Judgement) -> None:
+        """Keep what peers said; the last word about a query and a document holds."""
         with self._transaction(writing=True) as db:
-            self._rows(
+            self._many(
                 db,
                 """INSERT INTO judgement (query, document, peer, relevant, at, probability, evidence)
                 VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (query, document, peer) DO UPDATE SET
                     relevant = excluded.relevant, at = excluded.at,
                     probability = excluded.probability, evidence = excluded.evidence""",
-                (
-                    _storable(told.query),
-                    told.document,
-                    told.peer,
-                    int(told.relevant),
-                    told.at,
-                    told.probability,
-                    json.dumps(dict(told.evidence)),
-                ),
+                [
+                    (
+                        _storable(told.query),
+                        told.document,
+                        told.peer,
+                        int(told.relevant),
+                        told.at,
+                        told.probability,
+                        json.dumps(dict(told.evidence)),
+                    )
+                    for told in judgements
+                ],
             )
 
     def judgements(self) -> list[Judgement]:

@@ -15,6 +15,10 @@ from isthmus.errors import DataError
 from isthmus.service import wire
 from isthmus.tables.bundles import Bundle
 
+NAMES = "silos.json"
+"""In a run's folder: what the silos of a simulated run are called, by their names in its records."""
+_BY_SILO = ("weights", "risks", "rejected", "capped")
+
 
 class _Checkpoint(Bundle):
     """The file that a run replaces after every round; only its header is of interest here."""
@@ -28,7 +32,8 @@ def training_of(folder: Path) -> wire.Training:
     try:
         history, config = _history(folder)
         strategy = str(tomllib.loads(config).get("strategy", {}).get("name", ""))
-        rounds = [_round(record) for record in history]
+        names = _names(folder / NAMES)
+        rounds = [_round(_renamed(record, names)) for record in history]
         final = _final(folder / "metrics.json")
     except (DataError, OSError, ValueError, ValidationError, AttributeError, TypeError, KeyError):
         return run  # it is being written, or is none of ours
@@ -44,6 +49,18 @@ def _history(folder: Path) -> tuple[list[dict[str, Any]], str]:
         return header["history"], header["config"]
     told = json.loads((folder / "rounds.json").read_text(encoding="utf-8"))
     return told, (folder / "config.toml").read_text(encoding="utf-8")
+
+
+def _names(path: Path) -> dict[str, str]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    told = dict(record)
+    told["asked"] = [names.get(silo, silo) for silo in record.get("asked", ())]
+    for table in _BY_SILO:
+        told[table] = {names.get(silo, silo): value for silo, value in (record.get(table) or {}).items()}
+    return told
 
 
 def _round(record: Mapping[str, Any]) -> wire.Round:

@@ -91,8 +91,20 @@ document.addEventListener("keydown", (event) => {
   } else if (address()[0] === "search") search.key(event);
 });
 
+/** A key in the address, after the # where no server sees it, is taken out, and used by whoever has none yet. */
+async function useKey() {
+  const [name, parameters] = address();
+  const key = parameters.get("key");
+  if (!key) return;
+  parameters.delete("key");
+  history.replaceState(null, "", `#/${name}${[...parameters].length ? `?${parameters}` : ""}`);
+  const unknown = await api.me().then(() => false, (error) => error.status === 401);
+  if (unknown) await api.enter(key).catch(() => {}); // a wrong one is asked for again
+}
+
 async function begin() {
   try {
+    await useKey();
     const who = await api.me();
     document.getElementById("leave").hidden = who.name === "anonymous";
     await route();
@@ -105,6 +117,6 @@ document.getElementById("leave").addEventListener("click", async () => {
   await api.leave().catch(() => {});
   await begin();
 });
-window.addEventListener("hashchange", () => { route().catch(failed); });
+window.addEventListener("hashchange", () => { (address()[1].has("key") ? begin() : route()).catch(failed); });
 colours();
 begin();

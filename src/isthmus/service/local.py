@@ -1,0 +1,178 @@
+"""A whole federation on this machine: nodes and broker of a folder, as processes that begin and end together.
+
+    with running(Path("my-federation")) as federation:      # a folder that `isthmus new` wrote
+        print(federation.link)
+
+Every process holds the read end of a pipe of ours as its stdin and ends when that closes, so none outlives
+us, however we end. Their logs are beside their configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from isthmus.errors import ConfigError, ServiceError
+from isthmus.service.client import Client
+from isthmus.service.founding import ADMIN_KEY, BROKER
+from isthmus.service.settings import BrokerSettings, read_broker
+
+PATIENCE = 120.0
+"""Seconds that all processes together have to start, and each to end."""
+TICK = 0.1
+PORTS = range(8100, 60_000, 10)
+"""Where a federation's ports are looked for."""
+
+Processes = dict[str, "subprocess.Popen[bytes]"]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """What runs."""
+
+    folder: Path
+    settings: BrokerSettings
+    processes: Mapping[str, subprocess.Popen[bytes]]
+
+    @property
+    def url(self) -> str:
+        """Where the broker serves its page and its API."""
+        return f"http{'s' if self.settings.https else ''}://{self.settings.host}:{self.settings.port}"
+
+    @property
+    def key(self) -> Path:
+        """The file of the administrator's API key."""
+        return self.folder / BROKER / ADMIN_KEY
+
+    @property
+    def link(self) -> str:
+        """The page's address with the administrator's key; a browser keeps what follows # to itself."""
+        return f"{self.url}/#/search?key={self.key.read_text(encoding='utf-8').strip()}"
+
+    def client(self) -> Client:
+        """The broker, asked as the administrator."""
+        tls = self.settings.tls if self.settings.https else None
+        return Client(self.url, key=self.key, authority=None if tls is None else tls.authority)
+
+    def check(self) -> None:
+        """Fail with the last words of a process that has ended."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                told = _last_words(log_of(self.folder, name))
+                raise ServiceError(f"{name} has ended with status {process.returncode}: {told}")
+
+
+@contextmanager
+def running(folder: Path, *, patience: float = PATIENCE) -> Iterator[Federation]:
+    """Start the folder's silos and its broker; when this is entered, every silo can be searched."""
+    settings = read_broker(folder / "broker.toml")
+    processes: Processes = {}
+    federation = Federation(folder, settings, processes)
+    until = time.monotonic() + patience
+    try:
+        for name in settings.silos:
+            processes[name] = _started(folder, name, "node", folder / name / "silo.toml")
+        for name, silo in settings.silos.items():
+            _wait(federation, until, f"{name} listens", partial(_listening, silo.url))
+        processes[BROKER] = _started(folder, BROKER, "broker", folder / "broker.toml")
+        _wait(federation, until, "every silo can be searched", partial(_searchable, federation))
+        yield federation
+    finally:
+        _end(processes)
+
+
+def free_ports(count: int) -> int:
+    """A port that is free together with those after it."""
+    for base in PORTS:
+        if all(is_free(port) for port in range(base, base + count)):
+            return base
+    raise ConfigError("no free ports", key="--port", expected="a port that is free")
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens at a port of this machine."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def log_of(folder: Path, name: str) -> Path:
+    """Where a process of the federation writes its log."""
+    return folder / f"{name}.log"
+
+
+def _started(folder: Path, name: str, verb: str, config: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "isthmus", verb, "--config", str(config), "--quiet", "--until-eof"]
+    with open(log_of(folder, name), "ab") as log:
+        return subprocess.Popen(  # in a session of its own: an interrupt at the terminal is ours to pass on
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def _wait(federation: Federation, until: float, what: str, done: Callable[[], bool]) -> None:
+    while not done():
+        federation.check()
+        if time.monotonic() > until:
+            raise ServiceError(f"waited in vain: {what}; the logs are in {federation.folder}")
+        time.sleep(TICK)
+
+
+def _listening(url: str) -> bool:
+    at = urlsplit(url)
+    try:
+        with socket.create_connection((at.hostname, at.port), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
+def _searchable(federation: Federation) -> bool:
+    """Whether every silo is ready, and scores with the sum of all where sums are shared."""
+    try:
+        with federation.client() as broker:
+            told = broker.silos()
+    except ServiceError:
+        return False
+    ready = [silo.ready for silo in told.silos]
+    if not all(each is not None and each.ready for each in ready):
+        return False
+    versions = {each.statistics for each in ready if each is not None}
+    return not federation.settings.share_statistics or (versions == {told.statistics} and versions != {""})
+
+
+def _end(processes: Processes) -> None:
+    """The broker first, so that it asks nobody who is gone; whoever does not end in time is ended."""
+    for name in sorted(processes, key=lambda name: name != BROKER):
+        process = processes[name]
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+        with suppress(OSError):
+            process.terminate()
+    until = time.monotonic() + PATIENCE
+    for process in processes.values():
+        try:
+            process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _last_words(log: Path) -> str:
+    with open(log, "rb") as stream:
+        stream.seek(max(0, os.path.getsize(log) - 4_000))
+        lines = stream.read().decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else f"nothing in {log}"

@@ -1,0 +1,386 @@
+"""A federation on a judged collection: founded, filled, trained and calibrated, ready to be started.
+
+What takes a federation its first months happens here within a minute, by the product's own steps:
+
+    found       configuration, certificates and keys, as `isthmus new` writes them
+    index       every silo reads its documents; the silos' statistics are summed and handed back
+    judge       what people would say of the hits for train and validation queries, kept by their silo
+    train       one ranker on the rows of all silos; only the sum of their models leaves them
+    calibrate   from scores to probabilities, fitted from sums over all silos' hits
+    measure     how honest the probabilities are that the nodes give for the part test
+
+Silos work side by side, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus import __version__
+from isthmus.calibration import Pairs, Platt, asking, save_calibrator
+from isthmus.errors import ConfigError
+from isthmus.federation.apps import Training, train
+from isthmus.federation.checkpoints import MODEL
+from isthmus.federation.settings import Config, Rounds
+from isthmus.partition import Dealing
+from isthmus.report import Progress
+from isthmus.service.broker import fused
+from isthmus.service.figures import Figures, summed
+from isthmus.service.founding import BROKER, found
+from isthmus.service.local import is_free
+from isthmus.service.node import Node, open_store
+from isthmus.service.reliability import SHOWN, reliability_curve, save_curves
+from isthmus.service.settings import read_broker, read_node
+from isthmus.service.sources import load_all
+from isthmus.service.stores import Judgement
+from isthmus.service.training import NAMES
+from isthmus.service.wire import Hit, Reliability, Search
+from isthmus.tables import Corpus, Fold, Letor
+from isthmus.tables.beir import write_corpus_beir
+from isthmus.tables.ids import FloatArray, IntArray
+
+T = TypeVar("T")
+
+CANDIDATES = 25
+"""Documents that each retriever of a silo proposes for a judged query."""
+SHOWN_HITS = 10
+ROUNDS = 20
+MEASURE = "nDCG@10"
+CALIBRATOR, RELIABILITY, TRAINING = "calibrator", "reliability.json", "training"
+STAGED = "staged.json"
+"""Written last: a folder without it was not finished."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What came of it, before anything is started."""
+
+    folder: Path
+    judgements: int
+    training: Training
+    curves: tuple[Reliability, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Proposed:
+    """A silo's candidates for the world's queries, row by row; queries by number."""
+
+    queries: IntArray
+    documents: NDArray[np.str_]
+    features: NDArray[np.float32]
+    scores: FloatArray
+    """By BM25, with the statistics of all silos."""
+
+
+def kept(folder: Path, world: Corpus, seed: int, port: int | None) -> bool:
+    """Whether the folder holds this very federation, made by this code, at ports that are free."""
+    try:
+        told = json.loads((folder / STAGED).read_text(encoding="utf-8"))
+        settings = read_broker(folder / "broker.toml")
+    except (OSError, ValueError, ConfigError):
+        return False
+    return (
+        told == _stamp(world, seed)
+        and port in (None, settings.port)
+        and all(map(is_free, range(settings.port, settings.port + len(world.silos) + 1)))
+    )
+
+
+def _stamp(world: Corpus, seed: int) -> dict[str, object]:
+    """What a staged federation depends on: the collection, the seed, and the code of the service."""
+    digest = hashlib.sha256()
+    for text in (*world.documents.ids, *world.documents.bodies, *world.queries.texts):
+        digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return {"isthmus": __version__, "seed": seed, "silos": list(world.silos), "sha256": digest.hexdigest()}
+
+
+def stage(world: Corpus, folder: Path, *, port: int, seed: int = 0, workers: int = 2) -> Staged:
+    """Make a federation of the world's silos in a new folder, its broker at the port."""
+    found(folder, world.silos, port=port)
+    for silo in world.silos:
+        _fill(folder / silo, world.silo(silo))
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _one_thread)
+    try:
+        with Progress("preparing the silos", 3 * len(world.silos)) as bar:
+            silos = _Silos(world, folder, pool, bar.advance)
+            rows = silos.proposed()
+            judged = _judge(world, folder, rows)
+            training = train(_config(world, seed), _fold(world, rows), out=folder / TRAINING)
+            _name_silos(world, folder / TRAINING / NAMES)
+            _calibrate(world, folder, rows, training)
+            curves = silos.measured()
+    finally:
+        pool.shutdown(cancel_futures=True)
+    (folder / STAGED).write_text(json.dumps(_stamp(world, seed)), encoding="utf-8")
+    return Staged(folder, judged, training, curves)
+
+
+def _fill(own: Path, part: Corpus) -> None:
+    """The silo's documents in place of the example, and its configuration told so."""
+    (own / "documents" / "example.md").unlink()
+    write_corpus_beir(part, own / "documents")
+    _edit(own / "silo.toml", {'{ kind = "folder", ': '{ kind = "beir", '})
+
+
+def _edit(file: Path, changes: Mapping[str, str]) -> None:
+    """Change a configuration file as its operator would; what is not there cannot be changed."""
+    text = file.read_text(encoding="utf-8")
+    for old, new in changes.items():
+        if text.count(old) != 1:
+            raise ConfigError(f"{file.name} has no line {old!r} to change", value=old)
+        text = text.replace(old, new)
+    file.write_text(text, encoding="utf-8")
+
+
+# what silos do, in processes of their own
+
+
+def _one_thread() -> None:
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(1)
+
+
+def _node(own: Path) -> Node:
+    return Node(read_node(own / "silo.toml"))
+
+
+def _index(own: Path) -> bytes:
+    """Read and index the silo's documents; its statistics, as they may leave it."""
+    node = _node(own)
+    with node.offline():
+        load_all(node.settings.sources, node.store, _raise)
+        node.index.catch_up()
+        return node.statistics(BROKER)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _propose(own: Path, total: bytes, texts: Sequence[str], own_documents: Sequence[str | None]) -> Proposed:
+    """The silo's candidates for every query but the query's own document, with their features."""
+    node = _node(own)
+    queries, documents, tables, scores = [], [], [], []
+    with node.offline():
+        node.share(total)
+        snapshot = node.index.snapshot
+        for number, (text, itself) in enumerate(zip(texts, own_documents, strict=True)):
+            candidates = snapshot.find(text, CANDIDATES)
+            names = np.array(candidates.documents, dtype=np.str_)
+            kept = names != (itself or "")
+            queries.append(np.full(int(kept.sum()), number))
+            documents.append(names[kept])
+            tables.append(snapshot.features(candidates)[kept].astype(np.float32))
+            scores.append(candidates.scores["bm25"][kept])
+    return Proposed(*(np.concatenate(column) for column in (queries, documents, tables, scores)))
+
+
+def _answer(own: Path, texts: Sequence[str], own_documents: Sequence[str | None]) -> list[list[Hit]]:
+    """What the silo's node says to every query, reasons and all, without the query's own document."""
+    node = _node(own)
+    found = []
+    with node.offline():
+        for text, itself in zip(texts, own_documents, strict=True):
+            asked = Search(query=text, k=SHOWN_HITS + 1, explain=True)
+            answer = node.searcher.search(asked, snippets=False)
+            found.append([hit for hit in answer.hits if hit.document != itself])
+    return found
+
+
+@dataclass(frozen=True)
+class _Silos:
+    """All silos at work side by side."""
+
+    world: Corpus
+    folder: Path
+    pool: ProcessPoolExecutor
+    advance: Callable[[], None]
+
+    def each(self, work: Callable[..., T], *arguments: object) -> list[T]:
+        """The same work in every silo."""
+        tasks = [self.pool.submit(work, self.folder / silo, *arguments) for silo in self.world.silos]
+        done = []
+        for task in tasks:
+            done.append(task.result())
+            self.advance()
+        return done
+
+    def proposed(self) -> Rows:
+        """Candidates of every silo for all queries, scored with the sum of all silos' statistics."""
+        total = summed(Figures.from_bytes(told) for told in self.each(_index)).to_bytes()
+        queries = self.world.queries
+        found = self.each(_propose, total, queries.texts, queries.own or (None,) * len(queries))
+        return Rows.of(self.world, found)
+
+    def measured(self) -> tuple[Reliability, ...]:
+        """The reliability of what nodes say to test queries, and every silo's share of it in its folder."""
+        held = self.world.split("test")
+        own = held.queries.own or (None,) * len(held.queries)
+        answers = self.each(_answer, held.queries.texts, own)
+        said: dict[tuple[str, str], list[tuple[float, bool]]] = {}
+        for query, *lists in zip(held.queries.ids, *answers, strict=True):
+            right = {name for name, grade in held.qrels[[query]].to_dict()[query].items() if grade > 0}
+            for hit in fused((hit for hits in lists for hit in hits), k=SHOWN_HITS, threshold=0.0)[0]:
+                named = {SHOWN: hit.probability} | {
+                    part.retriever: part.probability for part in hit.explanation or ()
+                }
+                for retriever, chance in named.items():
+                    if chance is not None:
+                        said.setdefault((hit.silo, retriever), []).append((chance, hit.document in right))
+        curves = tuple(
+            reliability_curve(*zip(*pairs, strict=True), silo=silo, retriever=retriever)
+            for (silo, retriever), pairs in sorted(said.items())
+        )
+        for silo in self.world.silos:
+            save_curves([curve for curve in curves if curve.silo == silo], self.folder / silo / RELIABILITY)
+        return curves
+
+
+# what is learnt of all silos' rows
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """All silos' candidates, query by query; `parts` are the queries' splits."""
+
+    queries: IntArray
+    silos: IntArray
+    documents: NDArray[np.str_]
+    features: NDArray[np.float32]
+    scores: FloatArray
+    relevant: NDArray[np.bool_]
+    parts: NDArray[np.str_]
+
+    @classmethod
+    def of(cls, world: Corpus, found: Sequence[Proposed]) -> Rows:
+        queries = np.concatenate([each.queries for each in found])
+        silos = np.repeat(np.arange(len(found)), [len(each.queries) for each in found])
+        documents = np.concatenate([each.documents for each in found])
+        judged = world.qrels.to_dict()
+        grades = [judged.get(query, {}) for query in world.queries.ids]
+        relevant = [
+            grades[query].get(document, 0) > 0
+            for query, document in zip(queries.tolist(), documents.tolist(), strict=True)
+        ]
+        order = np.argsort(queries, kind="stable")
+        return cls(
+            queries[order],
+            silos[order],
+            documents[order],
+            np.concatenate([each.features for each in found])[order],
+            np.concatenate([each.scores for each in found])[order],
+            np.array(relevant)[order],
+            np.array(world.queries.splits)[queries[order]],
+        )
+
+    def shown(self, scores: FloatArray) -> NDArray[np.bool_]:
+        """Which rows are among the hits shown if all silos' candidates are ordered by these scores."""
+        order = np.lexsort((self.documents, -scores, self.queries))
+        starts = np.searchsorted(self.queries, self.queries)
+        kept = np.zeros(len(order), dtype=np.bool_)
+        kept[order] = np.arange(len(order)) - starts < SHOWN_HITS
+        return kept
+
+    def letor(self, chosen: NDArray[np.bool_], names: Sequence[str]) -> Letor:
+        """Rows to learn from; `names[i]` names the list that row i belongs to."""
+        picked = np.flatnonzero(chosen)
+        return Letor.of(
+            [names[row] for row in picked.tolist()],
+            self.features[picked],
+            self.relevant[picked].astype(np.int32),
+            documents=self.documents[picked].tolist(),
+        )
+
+
+def _judge(world: Corpus, folder: Path, rows: Rows) -> int:
+    """People look at ten hits of each query, and know the right ones further down: their silos keep it."""
+    said = (rows.shown(rows.scores) | rows.relevant) & (rows.parts != "test")
+    now = time.time()
+    for at, silo in enumerate(world.silos):
+        mine = np.flatnonzero(said & (rows.silos == at)).tolist()
+        store = open_store(read_node(folder / silo / "silo.toml"))
+        store.judge(
+            *(
+                Judgement(
+                    query=world.queries.texts[rows.queries[row]],
+                    document=str(rows.documents[row]),
+                    relevant=bool(rows.relevant[row]),
+                    peer=BROKER,
+                    at=now,
+                )
+                for row in mine
+            )
+        )
+        store.close()
+    return int(said.sum())
+
+
+def _fold(world: Corpus, rows: Rows) -> Fold:
+    """Training rows stay with the silo of their document; lists to watch are of all silos together."""
+    ids = world.queries.ids
+    apart = [
+        f"{world.silos[silo]}/{ids[query]}"
+        for query, silo in zip(rows.queries.tolist(), rows.silos.tolist(), strict=True)
+    ]
+    whole = [ids[query] for query in rows.queries.tolist()]
+    known, watched, held = (rows.parts == part for part in ("train", "validation", "test"))
+    return Fold(world.name, rows.letor(known, apart), rows.letor(watched, whole), rows.letor(held, whole))
+
+
+def _config(world: Corpus, seed: int) -> Config:
+    silos = len(world.silos)
+    return Config(
+        data=world.name,
+        seed=seed,
+        dealing=Dealing("site", silos=silos),
+        rounds=Rounds(count=ROUNDS, silos=silos),
+        secure=True,
+        measures=(MEASURE,),
+    )
+
+
+def _name_silos(world: Corpus, file: Path) -> None:
+    """The run dealt sites to silos in the order of their names."""
+    names = {f"silo-{at}": name for at, name in enumerate(sorted(world.silos))}
+    file.write_text(json.dumps(names), encoding="utf-8")
+
+
+def _calibrate(world: Corpus, folder: Path, rows: Rows, training: Training) -> None:
+    """A calibrator from sums over the silos' hits for validation queries; then the configuration has all."""
+    watched = rows.parts == "validation"
+    scores = np.zeros(len(watched))
+    whole = rows.letor(watched, [str(query) for query in rows.queries.tolist()])
+    scores[watched] = training.ranker.score(whole)
+    shown = rows.shown(scores) & watched
+    pairs = []
+    for at in range(len(world.silos)):
+        mine = shown & (rows.silos == at)
+        pairs.append(Pairs(scores[mine], rows.relevant[mine].astype(np.float64)))
+    calibrator = Platt().fit_sums(asking(pairs))
+    for silo in world.silos:
+        save_calibrator(calibrator, folder / silo / CALIBRATOR)
+        (folder / silo / MODEL).write_bytes((folder / TRAINING / MODEL).read_bytes())
+        _edit(folder / silo / "silo.toml", {f"# {line}": line for line in _MODELS})
+    _edit(folder / "broker.toml", {'# training = "runs/first"  ': f'training = "{TRAINING}"  '})
+
+
+_MODELS = (
+    "[models]\n",
+    f'ranker = "{MODEL}"\n',
+    f'calibrator = "{CALIBRATOR}"\n',
+    f'reliability = "{RELIABILITY}"\n',
+)
