@@ -12,9 +12,9 @@ import pytest
 
 from isthmus.experiments import csfltr
 from isthmus.experiments.csfltr import Config, _sorted, _table_units, _work
+from isthmus.experiments.csfltr_pictures import POINTS
 from isthmus.experiments.csfltr_report import (
     CONTRASTS,
-    POINTS,
     PRINTED,
     cells_of,
     contrast,

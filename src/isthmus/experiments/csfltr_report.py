@@ -10,13 +10,25 @@ from typing import Any, Literal
 import numpy as np
 
 from isthmus.evaluation import paired_t, randomisation
+from isthmus.experiments.csfltr_pictures import (
+    BY_INTEREST,
+    POINTS,
+    SHOWN,
+    costs,
+    curves,
+    gain_map,
+    mean_of,
+    options,
+    points,
+    rows_named,
+    side_by_side,
+)
 from isthmus.experiments.csfltr_rows import DEFAULT_ROW
 from isthmus.experiments.csfltr_world import MEASURES
 from isthmus.experiments.notebook import Cell, cells_table
-from isthmus.report import Line, Page, Plot, Section, Table, line_plot
+from isthmus.report import Page, Plot, Section, Table
 from isthmus.tables.ids import FloatArray
 
-SHOWN = {"exact": "exact counts", "private": "private counts", "clipped": "private counts, clipped"}
 PARTIES = ("A", "B", "C", "D")
 
 PRINTED: Mapping[tuple[str, str], tuple[float, float, float, float]] = MappingProxyType(
@@ -60,18 +72,9 @@ class Contrast:
         return f"{self.difference:+.3f} ({tests})"
 
 
-def mean_of(rows: Mapping[str, Any], row: str, measure: str = "nDCG@10") -> float:
-    """A row's test figure; the mean over silos where the row has one model a silo."""
-    return float(np.mean([rows[name]["test"][measure] for name in _of(rows, row)]))
-
-
-def _of(rows: Mapping[str, Any], row: str) -> list[str]:
-    return [name for name in rows if name.split("|")[0] == row]
-
-
 def seed_means(units: Sequence[Any], key: Key, measure: str = "nDCG@10") -> FloatArray:
     """A row's test figure of every seed that has it."""
-    have = [unit[key[0]] for unit in units if _of(unit[key[0]], key[1])]
+    have = [unit[key[0]] for unit in units if rows_named(unit[key[0]], key[1])]
     return np.array([mean_of(rows, key[1], measure) for rows in have])
 
 
@@ -79,14 +82,15 @@ def query_means(units: Sequence[Any], key: Key) -> dict[str, float]:
     """A row's nDCG@10 of every query, averaged over the seeds that test on it."""
     seen: dict[str, list[float]] = {}
     for unit in units:
-        for name in _of(unit[key[0]], key[1]):
+        for name in rows_named(unit[key[0]], key[1]):
             for query, value in unit[key[0]][name]["queries"].items():
                 seen.setdefault(query, []).append(value)
     return {query: float(np.mean(values)) for query, values in seen.items()}
 
 
 def contrast(units: Sequence[Any], first: Key, second: Key) -> Contrast:
-    """Test one row against another, paired."""
+    """Test one row against another, paired, on the seeds that have both."""
+    units = [unit for unit in units if all(rows_named(unit[at], row) for at, row in (first, second))]
     one, other = seed_means(units, first), seed_means(units, second)
     mine, theirs = query_means(units, first), query_means(units, second)
     shared = sorted(mine.keys() & theirs.keys())
@@ -143,7 +147,9 @@ def cells_of(name: str, results: Results) -> Iterator[Cell]:
             about = {"table": "4", "row": "default", "variant": SHOWN[variant], "mode": mode, "data": name}
             yield Cell.over_folds(values.tolist(), measure=measure, **about)
     for row in dict.fromkeys(key.split("|")[0] for key in units[0]["private"]):
-        validated = [unit["private"][k]["validation"] for unit in units for k in _of(unit["private"], row)]
+        validated = [
+            unit["private"][key]["validation"] for unit in units for key in rows_named(unit["private"], row)
+        ]
         about = {"table": "validation", "row": row, "variant": SHOWN["private"], "mode": mode, "data": name}
         yield Cell.over_folds(validated, measure="nDCG@10", **about)
     yield from _figure_cells(name, mode, results)
@@ -172,10 +178,6 @@ def _table_cells(
             measure=measure,
             paper=None if said is None else said[at],
         )
-
-
-POINTS = ("BM25", "Local", "Global", "noise-aware Global", "CS-F-LTR", "all-zero")
-"""The rows that figures and the map show."""
 
 
 def _figure_cells(name: str, mode: Literal["paper", "sound"], results: Results) -> Iterator[Cell]:
@@ -218,8 +220,12 @@ def page_of(results: Mapping[str, Results], cells: Sequence[Cell], *, seeds: int
         " parties, grades from ranks): their level is not comparable, only their direction is. Private counts"
         " are released once at ε = 8 a field and 0.5 + 0.5 for the totals, and read by shrinking; clipped"
         " ones are the same releases with negative values as 0, which is how the paper's code reads them."
+        " Options, figures and the map have fewer seeds, as they say."
     )
     return Page("Cross-silo federated ranking (CS-F-LTR)", tuple(sections), lead)
+
+
+FIGURES = (("fig8a", "Figure 8a: privacy budget", "ε"), ("fig8b", "Figure 8b: silos", "silos"))
 
 
 def _sections(name: str, results: Results, cells: Sequence[Cell]) -> Iterator[Section]:
@@ -228,21 +234,20 @@ def _sections(name: str, results: Results, cells: Sequence[Cell]) -> Iterator[Se
     note = " — circular: labels are ranks of a BM25 run" if circular else ""
     found = contrasts(results["table"])
     yield Section(f"What it says ({name})", tuple(verdicts(results["table"], found, circular=circular)))
-    for shown in SHOWN.values():
-        some = [cell for cell in mine if cell.table == "4" and cell.variant == shown]
-        yield Section(f"Table 4, {shown} ({name}{note})", (cells_table(some, f"Table 4, {shown}, {name}"),))
+    tables = tuple(side_by_side(mine, measure, name) for measure in BY_INTEREST)
+    yield Section(f"Table 4 ({name}{note})", tables)
     yield Section(f"Tests ({name})", (_tests_table(found, name),))
-    chosen = [cell for cell in mine if cell.table == "validation"]
-    yield Section(f"On validation queries ({name})", (cells_table(chosen, f"Validation, {name}"),))
+    yield Section(f"Every option, private counts ({name})", (options(mine, name),))
     if results["curve"]:
-        yield Section(f"Figure 6 ({name})", tuple(_curves(results["curve"], name)))
-    figures = (("fig8a", "Figure 8a: privacy budget", "ε"), ("fig8b", "Figure 8b: silos", "silos"))
-    for table, title, x in figures:
+        yield Section(f"Figure 6 ({name})", tuple(curves(results["curve"], name)))
+    for table, title, x in FIGURES:
         some = [cell for cell in mine if cell.table == table]
         if some:
-            yield Section(f"{title} ({name})", (_points(some, x), cells_table(some, f"{title}, {name}")))
+            parts: list[str | Table | Plot] = [points(some, x)]
+            parts += costs(results["silos"]) if table == "fig8b" else ()
+            yield Section(f"{title} ({name})", (*parts, cells_table(some, f"{title}, {name}")))
     if results["map"]:
-        yield Section(f"A map of the gain ({name})", tuple(_map(mine, name)))
+        yield Section(f"A map of the gain ({name})", tuple(gain_map(results["map"], name)))
 
 
 def _tests_table(found: Mapping[tuple[Key, Key], Contrast], name: str) -> Table:
@@ -301,52 +306,3 @@ def _labeller(variant: str, found: Mapping[tuple[Key, Key], Contrast]) -> str:
     if aware:
         told += f", against the default {aware[0]}"
     return f"With {SHOWN[variant]} the paper's labeller {words}: {told}."
-
-
-def _curves(units: Sequence[Any], name: str) -> Iterator[Plot]:
-    """A panel for every silo, with the band of the seeds."""
-    for at in range(min(len(unit["silos"]) for unit in units)):
-        lines = {}
-        for way in ("Local", "Local+", "Global", "CS-F-LTR"):
-            values = np.array([unit[way][at] for unit in units], dtype=np.float64)
-            mean, spread = np.nanmean(values, axis=0), np.nanstd(values, axis=0) / max(1, len(units)) ** 0.5
-            lines[way] = Line(units[0]["epochs"], mean, mean - 2 * spread, mean + 2 * spread)
-        caption = f"{name}, silo {at + 1}: nDCG@10 of its test queries, mean of {len(units)} seeds ± 2 errors"
-        yield line_plot(lines, x="epochs", y="nDCG@10", caption=caption)
-
-
-def _points(cells: Sequence[Cell], x: str) -> Plot:
-    """nDCG@10 over what is varied; ∞ stands one step beyond the largest."""
-    lines: dict[str, list[tuple[float, Cell]]] = {}
-    for cell in cells:
-        if cell.measure == "nDCG@10":
-            told = cell.variant.removeprefix("ε = ").removesuffix(" silos")
-            lines.setdefault(cell.row, []).append((32.0 if told == "inf" else float(told), cell))
-    ordered = {row: sorted(points, key=lambda point: point[0]) for row, points in lines.items()}
-    curves = {
-        row: Line(
-            [at for at, _ in points],
-            [cell.value for _, cell in points],
-            [cell.value if cell.low is None else cell.low for _, cell in points],
-            [cell.value if cell.high is None else cell.high for _, cell in points],
-        )
-        for row, points in ordered.items()
-    }
-    caption = "95 % intervals over seeds" + ("; the last point is without noise" if x == "ε" else "")
-    return line_plot(curves, x=x, y="nDCG@10", caption=caption)
-
-
-def _map(cells: Sequence[Cell], name: str) -> Iterator[str | Table]:
-    """Every place on the map with its rows, and which of them leads."""
-    places: dict[str, dict[str, float]] = {}
-    for cell in cells:
-        if cell.table == "map":
-            places.setdefault(cell.variant, {})[cell.row] = cell.value
-    rows: list[tuple[str | float, ...]] = [
-        (place, *(values[row] for row in POINTS), max(POINTS, key=values.__getitem__))
-        for place, values in places.items()
-    ]
-    yield Table(("deal, ε, labels", *POINTS, "best"), tuple(rows), f"nDCG@10 across the map, {name}", (), 3)
-    leads = [row[-1] for row in rows]
-    told = ", ".join(f"{row} {leads.count(row)}" for row in POINTS if row in leads)
-    yield f"Of {len(rows)} places the best row is: {told}. Where BM25 leads, training pays nothing."

@@ -76,19 +76,17 @@ class Bench:
     def rows(self, labellings: tuple[str, ...], *, locals_too: bool = True, more: bool = False) -> Rows:
         """Every row on this variant."""
         silos = self.silos(self.tables.inside)
-        scaling = fitted_scaling(silos, PLAIN.scaling)
         config = replace(PLAIN, seed=self.seed)
-        models = local_models(silos, config, scaling, grades=self.grades)
+        start, models = self._begun(silos, config)
+        labeller, scaling = start.parameters, start.scaling
         if locals_too:
             yield from self._each("Local", models, scaling)
             taught = replace(config, labelling=Labelling("soft", beta=0.1))
             yield from self._each(
                 "Local+", self_taught(models, silos, taught, scaling, grades=self.grades), scaling
             )
-        labeller = averaged(models)
         yield "averaged labeller", "all", _network(labeller, scaling)
         yield "Global", "all", self._trained(silos, config)
-        start = State(0, labeller, scaling)
         for name in labellings:
             yield name, "all", self._trained(silos, replace(config, labelling=LABELLINGS[name]), start)
         if self.tables.variant != "exact":
@@ -97,10 +95,21 @@ class Bench:
             yield from self._lists(silos)
             judged = self.silos(self.tables.judged)
             yield "Global, other sampling", "all", self._trained(judged, config)
-            start = self._start(judged, config)
             labelled = replace(config, labelling=LABELLINGS["CS-F-LTR"])
-            yield "CS-F-LTR, other sampling", "all", self._trained(judged, labelled, start)
-            yield from self._other_pairs(labelled, State(0, labeller, scaling))
+            other = self._trained(judged, labelled, self._start(judged, config))
+            yield "CS-F-LTR, other sampling", "all", other
+            yield from self._other_pairs(labelled, start)
+
+    def points(self) -> Rows:
+        """The few rows of a point of a figure or of the map."""
+        silos = self.silos(self.tables.inside)
+        config = replace(PLAIN, seed=self.seed)
+        start, models = self._begun(silos, config)
+        yield from self._each("Local", models, start.scaling)
+        yield "Global", "all", self._trained(silos, config)
+        yield "noise-aware Global", "all", self._trained(self.silos(self.tables.noised), config)
+        for name in FEW:
+            yield name, "all", self._trained(silos, replace(config, labelling=LABELLINGS[name]), start)
 
     def _other_pairs(self, config: CoTraining, start: State) -> Rows:
         """The paper's training on cross pairs that were chosen otherwise; what is ranked stays the same."""
@@ -115,9 +124,14 @@ class Bench:
         for name, model in zip(self.tables.inside, models, strict=True):
             yield row, name, _network(model, scaling)
 
-    def _start(self, silos: list[SiloRows], config: CoTraining) -> State:
+    def _begun(self, silos: list[SiloRows], config: CoTraining) -> tuple[State, list[Parameters]]:
+        """The silos' own models, and their average, which labels and is where CS-F-LTR starts."""
         scaling = fitted_scaling(silos, config.scaling)
-        return State(0, averaged(local_models(silos, config, scaling, grades=self.grades)), scaling)
+        models = local_models(silos, config, scaling, grades=self.grades)
+        return State(0, averaged(models), scaling), models
+
+    def _start(self, silos: list[SiloRows], config: CoTraining) -> State:
+        return self._begun(silos, config)[0]
 
     def _trained(self, silos: list[SiloRows], config: CoTraining, start: State | None = None) -> Scorer:
         if config.labelling is None:
@@ -222,7 +236,7 @@ def point_unit(*, case: Mapping[str, Any], labels: list[int | None]) -> dict[str
     for most in labels:
         bench = Bench(world.tables["private"], labels=most)
         key = "all" if most is None else str(most)
-        found[key] = measured(world, "private", bench.rows(FEW))
+        found[key] = measured(world, "private", bench.points())
     return {
         **found,
         "seconds": time.process_time() - began,

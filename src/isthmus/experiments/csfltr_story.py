@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.evaluation import Interval, bootstrap
-from isthmus.experiments.csfltr_report import mean_of
+from isthmus.experiments.csfltr_pictures import mean_of
 from isthmus.experiments.csfltr_rows import DEFAULT_ROW, FEW, Bench, cross_share, measured
 from isthmus.experiments.csfltr_world import Case, World
 from isthmus.report import Estimate, Table

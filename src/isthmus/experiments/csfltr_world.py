@@ -188,7 +188,8 @@ class World:
         if variant == "clipped":
             plain = self.view(name, "plain")
             return plain, plain
-        return self.view(name, self.case.reader), self.view(name, "shrink")
+        selecting = self.view(name, "shrink")
+        return selecting if self.case.reader == "shrink" else self.view(name, self.case.reader), selecting
 
     @cached_property
     def truth(self) -> NDArray[np.int32]:

@@ -1,0 +1,175 @@
+"""How cross-silo results are shown: Table 4 with the counts side by side, curves, points and the map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from isthmus.evaluation import fold_interval
+from isthmus.experiments.notebook import Cell
+from isthmus.report import Estimate, Line, Plot, Table, line_plot
+from isthmus.tables.ids import FloatArray
+
+SHOWN = {"exact": "exact counts", "private": "private counts", "clipped": "private counts, clipped"}
+BY_INTEREST = ("nDCG@10", "ERR", "nDCG", "MAP")
+CONTROLS = ("BM25", "averaged labeller", "all-zero", "noise-aware Global", "oracle", "default")
+"""The rows without which the paper's cannot be read."""
+WAYS = ("Local", "Local+", "Global", "CS-F-LTR")
+POINTS = ("BM25", "Local", "Global", "noise-aware Global", "CS-F-LTR", "all-zero")
+"""The rows that figures and the map show."""
+
+
+def rows_named(rows: Mapping[str, Any], row: str) -> list[str]:
+    """The keys of a row, one a silo where every silo has a model."""
+    return [name for name in rows if name.split("|")[0] == row]
+
+
+def mean_of(rows: Mapping[str, Any], row: str, measure: str = "nDCG@10") -> float:
+    """A row's test figure; the mean over silos where the row has one model a silo."""
+    return float(np.mean([rows[name]["test"][measure] for name in rows_named(rows, row)]))
+
+
+def side_by_side(cells: Sequence[Cell], measure: str, name: str) -> Table:
+    """One measure of Table 4: what is printed, and the counts as columns."""
+    here = [cell for cell in cells if cell.table == "4" and cell.measure == measure]
+    found = {(cell.row, cell.part, cell.variant): cell for cell in here}
+    lines = sorted(
+        {(cell.row, cell.part) for cell in here if cell.row in (*WAYS, *CONTROLS)},
+        key=lambda line: ((*WAYS, *CONTROLS).index(line[0]), line[1] == "all", line[1]),
+    )
+    rows = []
+    for row, part in lines:
+        mine = [found.get((row, part, shown)) for shown in SHOWN.values()]
+        printed = next((cell.paper for cell in mine if cell is not None and cell.paper is not None), None)
+        told = "mean of silos" if part == "all" and row in ("Local", "Local+") else part
+        rows.append((row, told, printed, *(_estimate(cell) for cell in mine)))
+    return Table(("row", "part", "printed", *SHOWN.values()), tuple(rows), f"{measure}, {name}", (), 3)
+
+
+def _estimate(cell: Cell | None) -> Estimate | None:
+    return None if cell is None else Estimate(cell.value, cell.low, cell.high)
+
+
+def options(cells: Sequence[Cell], name: str) -> Table:
+    """Every row of private counts: on validation queries, by which a default is chosen, and on test."""
+    chosen = {cell.row: cell for cell in cells if cell.table == "validation"}
+    tested = {
+        cell.row: cell
+        for cell in cells
+        if cell.table == "4"
+        and (cell.part, cell.variant, cell.measure) == ("all", SHOWN["private"], "nDCG@10")
+    }
+    rows = [(row, tested[row].n, _estimate(chosen[row]), _estimate(tested[row])) for row in chosen]
+    return Table(("row", "seeds", "validation", "test"), tuple(rows), f"nDCG@10, {name}", (), 3)
+
+
+def curves(units: Sequence[Any], name: str) -> Iterator[Plot]:
+    """A panel for every silo, with the band of the seeds."""
+    for at in range(min(len(unit["silos"]) for unit in units)):
+        lines = {}
+        for way in WAYS:
+            values = np.array([unit[way][at] for unit in units], dtype=np.float64)
+            mean, spread = np.nanmean(values, axis=0), np.nanstd(values, axis=0) / max(1, len(units)) ** 0.5
+            lines[way] = Line(units[0]["epochs"], mean, mean - 2 * spread, mean + 2 * spread)
+        caption = f"{name}, silo {at + 1}: nDCG@10 of its test queries, mean of {len(units)} seeds ± 2 errors"
+        yield line_plot(lines, x="epochs", y="nDCG@10", caption=caption)
+
+
+def points(cells: Sequence[Cell], x: str) -> Plot:
+    """nDCG@10 over what is varied; ∞ stands one step beyond the largest."""
+    lines: dict[str, list[tuple[float, Cell]]] = {}
+    for cell in cells:
+        if cell.measure == "nDCG@10":
+            told = cell.variant.removeprefix("ε = ").removesuffix(" silos")
+            lines.setdefault(cell.row, []).append((32.0 if told == "inf" else float(told), cell))
+    ordered = {row: sorted(known, key=lambda point: point[0]) for row, known in lines.items()}
+    drawn = {
+        row: Line(
+            [at for at, _ in known],
+            [cell.value for _, cell in known],
+            [cell.value if cell.low is None else cell.low for _, cell in known],
+            [cell.value if cell.high is None else cell.high for _, cell in known],
+        )
+        for row, known in ordered.items()
+    }
+    caption = "95 % intervals over seeds" + ("; the last point is without noise" if x == "ε" else "")
+    return line_plot(drawn, x=x, y="nDCG@10", caption=caption)
+
+
+def costs(by_silos: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """Whether the cost of more silos grows faster than the number of their pairs."""
+    spent = {
+        int(count): float(np.mean([unit["seconds"] for unit in units])) for count, units in by_silos.items()
+    }
+    several = sorted(count for count in spent if count > 1)
+    if len(several) < 2:
+        return
+    few, many = several[0], several[-1]
+    pairs = many * (many - 1) / (few * (few - 1))
+    times = spent[many] / spent[few]
+    verdict = "no faster than" if times <= pairs else "faster than"
+    yield (
+        f"From {few} to {many} silos the pairs of silos grow {pairs:.0f} times and processor time"
+        f" {times:.1f} times ({spent[few]:.1f} s to {spent[many]:.1f} s): {verdict} the pairs."
+    )
+
+
+def gain_map(places: Mapping[str, Sequence[Any]], name: str) -> Iterator[str | Table]:
+    """Every place on the map with its rows and which of them leads; then what each step is worth."""
+    rows: list[tuple[str | float, ...]] = []
+    for place, units in places.items():
+        deal, epsilon = place.split(" ")
+        for labels in _labels(units):
+            means = {row: float(np.mean([mean_of(one[labels], row) for one in units])) for row in POINTS}
+            best = max(POINTS, key=means.__getitem__)
+            rows.append((deal, epsilon, labels, *(means[row] for row in POINTS), best))
+    header = ("deal", "ε", "labelled queries a silo", *POINTS, "best")
+    yield Table(header, tuple(rows), f"nDCG@10 across the map, {name}", (), 3)
+    leads = [row[-1] for row in rows]
+    told = ", ".join(f"{row} {leads.count(row)}" for row in POINTS if row in leads)
+    yield f"Of {len(rows)} places the best row is: {told}. Where BM25 leads, training pays nothing."
+    yield _steps(places, name)
+
+
+def _labels(units: Sequence[Any]) -> list[str]:
+    return [key for key in units[0] if key == "all" or key.isdigit()]
+
+
+STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "pooling labels (Global − Local)": ("Global", ("Local",)),
+    "noise-aware − Global": ("noise-aware Global", ("Global",)),
+    "pseudo-labels (CS-F-LTR − better control)": ("CS-F-LTR", ("all-zero", "noise-aware Global")),
+    "training (noise-aware − BM25)": ("noise-aware Global", ("BM25",)),
+}
+"""What is worth how much: a row, and the rows of which the better one is taken off."""
+
+
+def _steps(places: Mapping[str, Sequence[Any]], name: str) -> Table:
+    """The worth of every step along every side of the map, all else averaged over; intervals over seeds."""
+    spots = [
+        (*place.split(" "), labels, units) for place, units in places.items() for labels in _labels(units)
+    ]
+    rows: list[tuple[str | Estimate, ...]] = []
+    for side, at in (("deal", 0), ("ε", 1), ("labelled queries a silo", 2)):
+        for level in dict.fromkeys(spot[at] for spot in spots):
+            some = [(spot[2], spot[3]) for spot in spots if spot[at] == level]
+            worth = [_worth(some, *step) for step in STEPS.values()]
+            rows.append((side, str(level), *worth))
+    return Table(("side", "level", *STEPS), tuple(rows), f"What pays where, nDCG@10, {name}", (), 3)
+
+
+def _worth(spots: Sequence[tuple[Any, Any]], row: str, others: tuple[str, ...]) -> Estimate:
+    """The mean over places of a row's lead, with its interval over seeds."""
+    seeds = min(len(units) for _, units in spots)
+    leads: FloatArray = np.zeros((len(spots), seeds))
+    for at, (labels, units) in enumerate(spots):
+        rivals = [[mean_of(one[labels], other) for one in units[:seeds]] for other in others]
+        best = max(rivals, key=lambda values: float(np.mean(values)))
+        leads[at] = [mean_of(one[labels], row) for one in units[:seeds]] - np.array(best)
+    means = leads.mean(axis=0)
+    if seeds < 2:
+        return Estimate(float(means.mean()), None, None)
+    interval = fold_interval(means)
+    return Estimate(interval.value, interval.low, interval.high)
