@@ -102,6 +102,15 @@ def test_vectors_are_kept_until_the_text_changes(store):
     assert store.nearest("lsa-2", vectors[0], 5) == []
 
 
+def test_pgvector_is_used_where_the_server_offers_it(postgres_url):
+    psycopg = pytest.importorskip("psycopg")
+    from isthmus.service.postgres import PostgresStore
+
+    with psycopg.connect(postgres_url) as db:
+        offered = db.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone()
+    assert PostgresStore(postgres_url).has_pgvector == (offered is not None)
+
+
 def test_full_text_search_of_the_database(store):
     store.put([Draft("d1", "Ducks", "swim on ponds"), Draft("d2", "Geese", "fly over ponds and ducks ducks")])
     assert set(store.find(["pond", "nothing"], 10)) == {"d1", "d2"}

@@ -49,6 +49,7 @@ class PostgresStore(Store):
             ) STORED""",
             "CREATE INDEX document_words ON document USING gin (words)",
         ),
+        ("ALTER TABLE vector RENAME TO embedding",),  # pgvector's type has the other name
     )
 
     def __init__(self, url: str) -> None:
@@ -89,8 +90,9 @@ class PostgresStore(Store):
             for step in self.migrations[level:]:
                 for statement in step:
                     db.execute(statement)
-            if level == 0:
+            if level < len(self.migrations):
                 self._try_pgvector(db)
+            if level == 0:
                 db.execute("INSERT INTO isthmus_format VALUES (%s)", (len(self.migrations),))
             elif level < len(self.migrations):
                 db.execute("UPDATE isthmus_format SET level = %s", (len(self.migrations),))
@@ -139,7 +141,7 @@ class PostgresStore(Store):
     def nearest(self, encoder: str, vector: Vectors, k: int) -> list[tuple[str, float]]:
         if not self.has_pgvector:
             return self._scan(encoder, vector, k)
-        sql = """SELECT document, 1 - (value::vector <=> ?::real[]::vector) AS cosine FROM vector
+        sql = """SELECT document, 1 - (value::vector <=> ?::real[]::vector) AS cosine FROM embedding
             WHERE encoder = ? ORDER BY cosine DESC, document LIMIT ?"""
         with self._transaction() as db:
             rows = self._rows(db, sql, (vector.tolist(), encoder, k))

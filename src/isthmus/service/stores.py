@@ -163,7 +163,7 @@ class Store(ABC):
         return int(last) - count + 1
 
     def _forget_vectors(self, db: Any, ids: Sequence[str]) -> None:
-        self._many(db, "DELETE FROM vector WHERE document = ?", [(id,) for id in ids])
+        self._many(db, "DELETE FROM embedding WHERE document = ?", [(id,) for id in ids])
 
     def remove(self, ids: Iterable[str]) -> int:
         """Remove documents; how many there were."""
@@ -260,7 +260,7 @@ class Store(ABC):
         with self._transaction(writing=True) as db:
             self._many(
                 db,
-                """INSERT INTO vector (document, encoder, value) VALUES (?, ?, ?)
+                """INSERT INTO embedding (document, encoder, value) VALUES (?, ?, ?)
                 ON CONFLICT (document, encoder) DO UPDATE SET value = excluded.value""",
                 rows,
             )
@@ -271,7 +271,7 @@ class Store(ABC):
         with self._transaction() as db:
             for batch in _batches(ids):
                 marks = ", ".join("?" * len(batch))
-                sql = f"SELECT document, value FROM vector WHERE encoder = ? AND document IN ({marks})"
+                sql = f"SELECT document, value FROM embedding WHERE encoder = ? AND document IN ({marks})"
                 rows = self._rows(db, sql, (encoder, *batch))
                 found |= {id: self._array(value) for id, value in rows}
         return found
@@ -286,7 +286,7 @@ class Store(ABC):
     def _scan(self, encoder: str, vector: Vectors, k: int) -> list[tuple[str, float]]:
         """The nearest by reading every vector."""
         with self._transaction() as db:
-            rows = self._rows(db, "SELECT document, value FROM vector WHERE encoder = ?", (encoder,))
+            rows = self._rows(db, "SELECT document, value FROM embedding WHERE encoder = ?", (encoder,))
         if not rows:
             return []
         cosines = np.stack([self._array(value) for _, value in rows]) @ vector
@@ -344,6 +344,7 @@ class SqliteStore(Store):
             END""",
             "INSERT INTO words (words) VALUES ('rebuild')",
         ),
+        ("ALTER TABLE vector RENAME TO embedding",),
     )
 
     def __init__(self, path: str | Path, *, patience: float = 30.0) -> None:
