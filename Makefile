@@ -53,7 +53,7 @@ demo: $(CORE)
 
 test: check $(EXTRAS)
 	@echo "· the tests, on $(WORKERS) workers"
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --timeout 300 $(TEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 300 $(TEST_ARGS)
 
 check: $(DEV)
 	@echo "· ruff: lint and format"

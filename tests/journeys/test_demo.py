@@ -1,21 +1,35 @@
-"""`isthmus demo`, from outside."""
+"""`isthmus demo`, from outside: the story, and the federation that it leaves to be searched."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from isthmus.service.local import running
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("demo")]
+
+PATIENCE = 240.0
+SILOS = {"arrays", "functions", "statistics", "signal"}
+QUESTION = "invert a matrix"
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object]], str, Path]:
-    """The rows, the talk and the folder of one demonstration."""
+    """The rows, the talk and the folder of one demonstration, which ends by itself."""
     folder = tmp_path_factory.mktemp("demo")
     command = [sys.executable, "-m", "isthmus", "demo", "--headless", "--json", "--out", str(folder / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=850)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr, folder
 
@@ -72,3 +86,160 @@ def test_the_report_needs_nothing_else(told) -> None:
 def test_nothing_is_written_elsewhere(told) -> None:
     _, _, folder = told
     assert [path.name for path in folder.iterdir()] == ["out"]
+
+
+def test_without_a_terminal_the_search_is_tried_and_ended(told) -> None:
+    _, talk, _ = told
+    said = " ".join(talk.split())
+    assert "hits of 4 silos in one list" in said or "hits of 3 silos in one list" in said
+    assert "4 ready, 4,561 documents" in said or re.search(r"4 ready, [\d,]+ documents", said)
+    assert re.search(r"20 rounds, nDCG@10 0\.\d+ on queries kept from it", said)
+    assert re.search(r"off by 0\.\d+ on average over [\d,]+ hits", said)
+    assert "isthmus demo --only search --serve starts it again" in said
+    assert not alive(told)
+
+
+def alive(told) -> list[int]:
+    """Processes of the federation in this folder."""
+    mark = str(told[2] / "out" / "federation").encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"isthmus" in words and any(word.startswith(mark) for word in words):
+            found.append(int(process.name))
+    return found
+
+
+@contextmanager
+def serving(told):
+    """The demonstration's search, started again, which takes no training; and the page's address."""
+    command = [sys.executable, "-m", "isthmus", "demo", "--only", "search", "--serve", "--out"]
+    talk = told[2] / "talk"
+    with open(talk, "wb") as stream:
+        process = subprocess.Popen(
+            [*command, str(told[2] / "out")], cwd=told[2], stdin=subprocess.DEVNULL, stderr=stream
+        )
+    try:
+        until(lambda: "Ctrl-C" in talk.read_text() or process.poll() is not None)
+        assert process.poll() is None, talk.read_text()
+        assert "is still good" in talk.read_text()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        talk.unlink()
+        until(lambda: not alive(told))
+
+
+def until(what) -> None:
+    end = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_however_it_ends_all_end(told, number, status) -> None:
+    with serving(told) as process:
+        assert len(alive(told)) == 6
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == status
+        until(lambda: not alive(told))
+    for log in (told[2] / "out" / "federation").glob("*.log"):
+        assert "Traceback" not in log.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def federation(told):
+    """What the demonstration made, running."""
+    with running(told[2] / "out" / "federation", patience=PATIENCE) as found:
+        yield found
+
+
+def test_a_hit_says_why(federation) -> None:
+    with federation.client() as broker:
+        answer = broker.search(QUESTION, explain=True)
+    assert len({hit.silo for hit in answer.hits}) >= 3
+    assert all(0 < hit.probability < 1 for hit in answer.hits)
+    assert all({part.retriever for part in hit.explanation} == {"bm25", "dense"} for hit in answer.hits)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium; or a skip that says how to have it."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if shutil.which("chromium") is None:
+        pytest.skip("no chromium; .ci/run installs it")
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=quiet)
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def page_of(browser, federation, **context):
+    """The page, opened by the address that the demonstration prints."""
+    complaints = []
+    opened = browser.new_context(**context)
+    page = opened.new_page()
+    page.set_default_timeout(PATIENCE * 1000)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda told: complaints.append(told.text) if "Security Policy" in told.text else None)
+    page.goto(federation.link)
+    page.get_by_label("Search all silos").wait_for()
+    assert "key=" not in page.url
+    try:
+        yield page
+        assert complaints == []
+    finally:
+        opened.close()
+
+
+def test_a_stranger_searches_in_a_browser(federation, browser) -> None:
+    with page_of(browser, federation) as page:
+        page.get_by_label("Search all silos").fill(QUESTION)
+        page.keyboard.press("Enter")
+        hits = page.locator(".hit")
+        hits.first.wait_for()
+        shown = [hits.nth(at) for at in range(hits.count())]
+        assert len({hit.locator(".chip").inner_text() for hit in shown}) >= 3
+        chances = [hit.locator(".chance .number").inner_text() for hit in shown]
+        assert all(re.fullmatch(r"<?\d+ %", chance) for chance in chances)
+        hits.first.get_by_text("Why this result?").click()
+        reasons = hits.first.locator("table").inner_text()
+        assert "bm25" in reasons
+        assert "dense" in reasons
+        assert chances[0] in hits.first.locator(".why .hint").inner_text()
+
+
+VIEWS = {
+    "search": (f"search?q={QUESTION.replace(' ', '+')}", ".hit"),
+    "silos": ("silos", ".card"),
+    "training": ("training", ".card svg path.line"),
+    "calibration": ("calibration", ".cards svg circle"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_view_shows_what_there_is(federation, browser, tmp_path, scheme, width) -> None:
+    """With ISTHMUS_SCREENSHOTS, a folder, the pictures of the documentation are made here."""
+    folder = Path(os.environ.get("ISTHMUS_SCREENSHOTS", tmp_path))
+    shape = {"viewport": {"width": width, "height": 850}, "color_scheme": scheme}
+    with page_of(browser, federation, **shape) as page:
+        for view, (place, sign) in VIEWS.items():
+            page.goto(f"{federation.url}/#/{place}")
+            page.locator(sign).first.wait_for()
+            if view == "search":
+                page.get_by_text("Why this result?").first.click()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            seen = page.locator("main").inner_text()
+            assert view in ("search", "training") or all(silo in seen for silo in SILOS)
+            page.screenshot(path=folder / f"{view}-{scheme}-{width}.png")

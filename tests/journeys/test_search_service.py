@@ -29,7 +29,7 @@ SILOS = ("north", "south", "west")
 PATIENCE = 240.0
 DEADLINE = 2.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("federation")]
 
 
 def free_base(count: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -82,6 +83,7 @@ def _serve(federation: Federation) -> None:
     say(f"\nsearch at   {federation.link}")
     say(f'or with     isthmus search "invert a matrix" --broker {federation.url} --key {federation.key}')
     say("Ctrl-C ends the four nodes and the broker.")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     open_page(federation.link)
     try:
         while True:

@@ -17,7 +17,8 @@ export async function open(view, { signal, failed }) {
       return;
     }
     body.append(make("p", { class: "hint" },
-      "Each dot is a group of hits: how likely they were said to be right, and how many were. On the line the two agree. Bars count the hits."),
+      "Each dot is a group of hits: how likely they were said to be right, and how many were. On the dashed line the two agree."
+        + " The stroke through a dot is how far chance alone can move it (95 %); hollow dots are of fewer than ten hits. Bars count the hits."),
     picker(curves), diagrams(curves));
   } catch (error) {
     failed(error, body);
@@ -43,7 +44,7 @@ function picker(curves) {
   if (!picked.length) return null;
   const rows = make("div");
   const told = make("output", { for: "keep" });
-  const slider = make("input", { id: "keep", type: "range", min: "0", max: "95", step: "5", value: "70", oninput: () => tell() });
+  const slider = make("input", { id: "keep", type: "range", min: "0", max: "95", step: "5", value: "50", oninput: () => tell() });
   const tell = () => {
     const at = Number(slider.value) / 100;
     told.textContent = `${percent(at)} or more`;

@@ -2,7 +2,9 @@
 
 import { decimal, draw, percent } from "./dom.js";
 
-const WIDE = 640, HIGH = 240, LEFT = 52, RIGHT = 12, TOP = 12, BOTTOM = 36;
+/** A phone gets a narrower drawing, not a smaller one: its letters stay readable. */
+const WIDE = Math.max(300, Math.min(640, document.documentElement.clientWidth - 80));
+const HIGH = 240, LEFT = 52, RIGHT = 12, TOP = 12, BOTTOM = 36;
 
 function ticks(low, high, wanted = 5) {
   const step = 10 ** Math.floor(Math.log10((high - low) / wanted || 1));
@@ -67,30 +69,44 @@ export function heat(series, rounds) {
   return chart;
 }
 
-/** Predicted against observed, with the number of hits of every bin below. */
+/** Predicted against observed, with what chance may do to every bin, and the number of its hits below. */
 export function reliability(bins, label) {
-  const size = 300, low = 34, high = 220, floor = 284;
-  const px = (value) => low + value * (size - low - 12);
-  const py = (value) => high - value * (high - 12);
+  const size = 250, low = 30, high = 184, floor = 240;
+  const px = (value) => low + value * (size - low - 10);
+  const py = (value) => high - value * (high - 10);
   const filled = bins.filter((bin) => bin.count);
   const most = Math.max(...filled.map((bin) => bin.count), 1);
   const told = filled.map((bin) => `${percent(bin.predicted)} said, ${percent(bin.observed)} right of ${bin.count}`).join("; ");
-  const chart = frame(`${label}: ${told}`, size, 306);
+  const chart = frame(`${label}: ${told}`, size, 262);
   for (const at of [0, 0.25, 0.5, 0.75, 1]) {
     chart.append(draw("line", { class: "grid", x1: px(0), x2: px(1), y1: py(at), y2: py(at) }),
-      draw("text", { class: "tick", x: low - 6, y: py(at) + 4, "text-anchor": "end" }, String(at * 100)),
-      draw("text", { class: "tick", x: px(at), y: 300, "text-anchor": "middle" }, String(at * 100)));
+      draw("text", { class: "tick", x: low - 5, y: py(at) + 4, "text-anchor": "end" }, String(at * 100)),
+      draw("text", { class: "tick", x: px(at), y: 257, "text-anchor": at === 1 ? "end" : "middle" }, at === 1 ? "100 %" : String(at * 100)));
   }
   chart.append(draw("line", { class: "ideal", x1: px(0), y1: py(0), x2: px(1), y2: py(1) }));
   for (const bin of filled) {
-    const tall = Math.max(1.5, (Math.sqrt(bin.count / most)) * 46);
+    const tall = Math.max(1.5, (Math.sqrt(bin.count / most)) * 40);
     chart.append(draw("rect", { class: "count", x: px(bin.low) + 1, width: Math.max(px(bin.high) - px(bin.low) - 2, 1), y: floor - tall, height: tall },
       draw("title", {}, `${bin.count} hits`)));
   }
-  chart.append(draw("path", { class: "line accent", d: filled.map((bin, at) => `${at ? "L" : "M"}${px(bin.predicted)} ${py(bin.observed)}`).join("") }));
+  const sound = filled.filter((bin) => bin.count >= FEW);
+  chart.append(draw("path", { class: "line accent", d: sound.map((bin, at) => `${at ? "L" : "M"}${px(bin.predicted)} ${py(bin.observed)}`).join("") }));
   for (const bin of filled) {
-    chart.append(draw("circle", { class: "dot accent", cx: px(bin.predicted), cy: py(bin.observed), r: 4.5 },
-      draw("title", {}, `said ${percent(bin.predicted)}, right ${percent(bin.observed)} of ${bin.count}`)));
+    const [least, greatest] = interval(bin.observed, bin.count);
+    const x = px(bin.predicted);
+    chart.append(draw("line", { class: "whisker accent", x1: x, x2: x, y1: py(least), y2: py(greatest) }),
+      draw("circle", { class: `dot accent${bin.count < FEW ? " few" : ""}`, cx: x, cy: py(bin.observed), r: 4 },
+        draw("title", {}, `said ${percent(bin.predicted)}, right ${percent(bin.observed)} of ${bin.count}`)));
   }
   return chart;
+}
+
+const FEW = 10; // hits in a bin that say little
+
+/** Where a share of so many lies with 95 % confidence (Wilson). */
+function interval(share, number) {
+  const z = 1.96, weight = 1 + (z * z) / number;
+  const middle = (share + (z * z) / (2 * number)) / weight;
+  const reach = (z / weight) * Math.sqrt((share * (1 - share)) / number + (z * z) / (4 * number * number));
+  return [Math.max(0, middle - reach), Math.min(1, middle + reach)];
 }

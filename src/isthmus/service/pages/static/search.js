@@ -151,10 +151,16 @@ function reasons(hit) {
   const most = Math.max(...hit.explanation.map((part) => Math.abs(part.contribution)), 1e-9);
   const sum = hit.explanation.reduce((total, part) => total + part.contribution, 0);
   const logit = hit.probability > 0 && hit.probability < 1 ? Math.log(hit.probability / (1 - hit.probability)) : null;
-  const rows = hit.explanation.map((part) => [part.retriever, part.raw === null ? "not returned" : decimal(part.raw, 3),
-    percent(part.probability), decimal(part.weight), pull(part.contribution, most)]);
+  const columns = [
+    ["retriever", (part) => part.retriever],
+    ["raw score", (part) => (part.raw === null ? "not returned" : decimal(part.raw, 3))],
+    ["probability", (part) => percent(part.probability), (part) => part.probability],
+    ["weight", (part) => decimal(part.weight), (part) => part.weight],
+    ["adds to the log-odds", (part) => pull(part.contribution, most)],
+  ].filter(([, , given]) => !given || hit.explanation.some((part) => given(part) !== null)); // what nobody knows is not asked
   return make("div", {},
-    table("What every retriever said about this hit", ["retriever", "raw score", "probability", "weight", "adds to the log-odds"], rows),
+    table("What every retriever said about this hit", columns.map(([head]) => head),
+      hit.explanation.map((part) => columns.map(([, cell]) => cell(part)))),
     logit === null ? null : make("p", { class: "hint" },
       `Together ${decimal(sum)}; with the ranker's start and this silo's calibration ${decimal(logit)}, which is ${percent(hit.probability)}.`));
 }

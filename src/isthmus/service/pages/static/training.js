@@ -32,13 +32,14 @@ function picture(run) {
       ? `${run.run} has not finished a round yet.` : "No training run is known to this broker: name its folder as `training` in broker.toml.")];
   }
   const last = run.rounds.at(-1);
-  const names = [...new Set(run.rounds.flatMap((round) => [...round.asked, ...Object.keys(round.weights)]))].sort();
-  rememberSilos(names);
+  const silos = [...new Set(run.rounds.flatMap((round) => round.asked))].sort();
+  const names = [...new Set([...silos, ...run.rounds.flatMap((round) => Object.keys(round.weights))])];
+  rememberSilos(silos);
   const finals = Object.entries(run.final).map(([name, value]) => `${name} ${decimal(value, 4)}`).join(", ");
   return [head,
-    make("p", { class: "hint" }, `${run.run}: ${run.strategy || "federated"}, ${several(run.rounds.length, "round")}, ${several(names.length, "silo")}, `
+    make("p", { class: "hint" }, `${run.run}: ${run.strategy || "federated"}, ${several(run.rounds.length, "round")}, ${several(silos.length, "silo")}, `
       + (run.finished ? `finished${finals ? `: ${finals}` : ""}.` : `running; round ${last.round} took ${decimal(last.seconds, 1)} s.`)),
-    curve(run), bySilo("Weights", "The share of every silo's update in the round's model", run, names, "weights"),
+    curve(run), bySilo("Weights", "The share of every silo's update in the round's model; memory is the model of the round before", run, names, "weights"),
     bySilo("Risks", "The risk of every silo's update, where the strategy measures one", run, names, "risks"), rejected(run)];
 }
 
