@@ -26,6 +26,7 @@ from benchmarks.evaluation import row
 
 CLIENTS, PER_ROUND, EPOCHS, BATCH, ROWS = 100, 10, 5, 256, 12_000
 WARM, TIMED = 2, 8
+ALL = WARM + TIMED + 1  # while the last one is trained, every process is still there to be looked at
 MARK = "ISTHMUS_BENCH_MARK"
 PEER = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import _flower_torch as p; p.main()"
 
@@ -46,7 +47,7 @@ def main() -> list[dict[str, Any]]:
         _write_rows(folder)
         ours = _watch([sys.executable, "-m", "benchmarks.federation", name], folder)
         python = os.environ.get("ISTHMUS_TORCH_PYTHON")
-        arguments = [name, *map(str, (WARM + TIMED, CLIENTS, PER_ROUND, EPOCHS, BATCH))]
+        arguments = [name, *map(str, (ALL, CLIENTS, PER_ROUND, EPOCHS, BATCH))]
         peer = _watch([python, "-c", PEER, *arguments], folder) if python else None
     name = "Flower + Ray + torch" if peer else "no ISTHMUS_TORCH_PYTHON"
     idle = {count: _idle(count) for count in (10, 1000)}
@@ -136,7 +137,7 @@ def _ours(folder: Path) -> None:
         _table(features, grades),
         silos=CLIENTS,
         per_round=PER_ROUND,
-        rounds=WARM + TIMED,
+        rounds=ALL,
         after=lambda state: print("ROUND", state.round, flush=True),
     )
 
@@ -148,10 +149,7 @@ def _table(features: np.ndarray, grades: np.ndarray) -> Any:
 
 
 def _train(table: Any, *, silos: int, per_round: int, rounds: int, after: Callable[[Any], None]) -> None:
-    from isthmus.federation.apps import server_app
-    from isthmus.federation.clients import client_app
-    from isthmus.federation.engines import in_process
-    from isthmus.federation.holdings import Tables
+    from isthmus.federation.apps import simulate
     from isthmus.federation.rounds import Held
     from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
     from isthmus.partition import Dealing
@@ -167,8 +165,7 @@ def _train(table: Any, *, silos: int, per_round: int, rounds: int, after: Callab
         local=local,
         model=Model(hidden=(64,), scaling="none"),
     )
-    server = server_app(config, Held(), None, after, lambda state: None)
-    in_process(server, client_app(Tables([table] * silos)), silos)
+    simulate(config, [table] * silos, Held(), remember=after)
 
 
 def growth(folder: Path) -> None:

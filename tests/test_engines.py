@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
 import threading
 import time
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
-from flwr.app import Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType
 from flwr.clientapp import ClientApp
 
+from isthmus.federation.crew import Crew, can_fork
 from isthmus.federation.engines import LocalGrid
 from isthmus.federation.messages import answer, order, pack, unpack
 
@@ -105,6 +111,73 @@ def test_global_generators_are_left_alone(echo):
     grid.close()
     assert random.getstate() == before
     np.testing.assert_array_equal(np.random.get_state()[1], numpy_before)  # noqa: NPY002
+
+
+# workers that are processes
+
+
+@pytest.fixture
+def crew():
+    """A grid of four silos over two forked workers; a silo tells its worker and counts what it was asked."""
+    if not can_fork():
+        pytest.skip("processes cannot be forked here")
+    app, barrier = ClientApp(), get_context("fork").Barrier(2)
+
+    @app.train()
+    def train(message, context):
+        barrier.wait(20)
+        seen = context.state["seen"]["times"] if "seen" in context.state else 0
+        context.state["seen"] = ConfigRecord({"times": seen + 1})
+        return answer(message, {"worker": os.getpid(), "times": seen + 1})
+
+    @app.query()
+    def end(message, context):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    grid = LocalGrid(Crew(app, 2), 4, workers=2)
+    yield grid
+    grid.close()
+    grid._app.close()
+
+
+def numbers(replies):
+    return [reply.content["metrics"] for reply in replies.values()]
+
+
+def test_forked_workers_answer_at_the_same_time_and_states_travel(crew):
+    nodes = list(crew.get_node_ids())
+    for times in (1, 2, 3):
+        told = numbers(ask(crew, nodes[::-1] if times == 2 else nodes))
+        assert len({one["worker"] for one in told} - {os.getpid()}) == 2
+        assert [one["times"] for one in told] == [times] * 4
+
+
+def test_a_worker_that_is_killed_costs_one_answer(crew):
+    nodes = list(crew.get_node_ids())
+    content = order(None, {}, round=1)
+    (reply,) = crew.send_and_receive([Message(content, nodes[0], MessageType.QUERY)])
+    assert "the process that served the silo ended" in reply.error.reason
+    told = numbers(ask(crew, nodes))
+    assert len(told) == 4
+    assert os.getpid() in {one["worker"] for one in told}, "the caller takes its place"
+
+
+@pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
+def test_workers_do_not_outlive_a_killed_parent():
+    script = (
+        "from isthmus.federation.crew import Crew\n"
+        "crew = Crew(lambda message, context: message, 2)\n"
+        "print(*(worker.process.pid for worker in crew._workers), flush=True)\n"
+        "input()\n"
+    )
+    told = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **told) as parent:
+        workers = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    until = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in workers):
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ class Models(list):
 
 @pytest.fixture
 def models(monkeypatch):
-    """Every model that a silo trained, in the order of training."""
+    """Every model that a silo trained, in the order of training, where there is one worker: this process."""
     found, own = Models(), clients.train_epochs
 
     def watched(start, *arguments, **more):
@@ -191,7 +191,7 @@ def contents(message):
 
 
 def test_no_message_to_the_server_holds_a_model_or_a_difference(wire, models):
-    train(config(rounds=Rounds(count=1, silos=5)), FOLD)
+    train(config(rounds=Rounds(count=1, silos=5), workers=1), FOLD)
     assert len(models) == 5
     secrets = [
         *models,
@@ -207,7 +207,7 @@ def test_no_message_to_the_server_holds_a_model_or_a_difference(wire, models):
 
 
 def test_masked_models_look_like_noise(wire, models):
-    train(config(rounds=Rounds(count=1, silos=5)), FOLD)
+    train(config(rounds=Rounds(count=1, silos=5), workers=1), FOLD)
     masked = [
         unpack(reply.content.array_records["masked"])["vector"]
         for reply in wire.heard

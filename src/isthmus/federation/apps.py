@@ -90,22 +90,23 @@ def train(
 
     dealt = deal(fold.train, config.dealing, Streams(config.seed))
     tables = spoil_grades(dealt.parts(fold.train), config.faults, config.seed)
-    state = _run(config, tables, Held(fold.validation, probe), start, remember)
+    state = simulate(config, tables, Held(fold.validation, probe), start=start, remember=remember)
     trained = finished(config, state, fold.test if len(fold.test) else fold.validation, folder)
     return replace(trained, holdings=dealt.holdings(fold.train.grades))
 
 
-def _run(
+def simulate(
     config: Config,
     tables: list[Letor],
     held: Held,
-    start: State | None,
+    *,
+    start: State | None = None,
     remember: Callable[[State], None],
 ) -> State:
-    """Train over silos with these tables from a state."""
+    """Train over silos with these tables, from a state or from the beginning; the list is emptied."""
     outcome: list[State] = []
     server = server_app(config, held, start, remember, outcome.append)
-    with _reachable(tables, config.engine) as holdings:
+    with _reachable(tables, config) as holdings:
         book = no_book if config.ledgers is None else partial(simulated_book, folder=config.ledgers)
         client = client_app(holdings, book=book, faults=config.faults, seed=config.seed)
         ENGINES[config.engine](server, client, config.dealing.silos, workers=config.workers)
@@ -115,10 +116,10 @@ def _run(
 
 
 @contextmanager
-def _reachable(tables: list[Letor], engine: str) -> Iterator[places.Holdings]:
+def _reachable(tables: list[Letor], config: Config) -> Iterator[places.Holdings]:
     """The silos' tables where the engine's workers find them; the caller's list is emptied."""
-    if engine == "in-process":
-        holdings = places.Tables(tables)
+    if config.engine == "in-process":
+        holdings = places.Tables(tables, scaling=config.model.scaling)
         tables.clear()
         yield holdings
         return

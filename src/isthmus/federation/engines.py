@@ -1,9 +1,9 @@
 """Where the apps run: in this process, in Flower's Ray simulation, or on real nodes.
 
-One ServerApp and one ClientApp serve all three. `in_process` is the default: its grid is a thread pool that
-calls the ClientApp, one BLAS thread each, and costs well under a millisecond per idle silo. `ray` hands the
-same apps to Flower's simulation, for a cluster. On real nodes SuperLink and SuperNodes load the apps
-themselves (see the deployment guide).
+One ServerApp and one ClientApp serve all three. `in_process` has a grid that calls the ClientApp, one BLAS
+thread each, and costs well under a millisecond per idle silo; `on_cores` is the same with the calls answered
+by forked processes, and the default. `ray` hands the same apps to Flower's simulation, for a cluster. On real
+nodes SuperLink and SuperNodes load the apps themselves (see the deployment guide).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict, UserConfig
+from flwr.app import Context, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from isthmus.errors import MissingExtra
+from isthmus.federation.crew import App, Crew, answered, can_fork
 from isthmus.rankers import one_blas_thread
 
 RUN_ID = 1
 COORDINATOR = 1
-_RAISED = 2  # Flower's code for "the ClientApp raised an exception"
 
 
 class LocalGrid(Grid):
@@ -38,7 +38,7 @@ class LocalGrid(Grid):
     does. Messages are handed over without being copied: apps treat what they receive as read-only.
     """
 
-    def __init__(self, app: ClientApp, nodes: int, *, workers: int | None = None) -> None:
+    def __init__(self, app: App, nodes: int, *, workers: int | None = None) -> None:
         _give_identity()
         self._app = app
         self._contexts = {COORDINATOR + 1 + at: _context(at, nodes) for at in range(nodes)}
@@ -99,17 +99,26 @@ class LocalGrid(Grid):
     def _submit(self, message: Message) -> str:
         known = str(next(self._numbers))
         message.metadata.__dict__["_message_id"] = known  # as Flower's own grids do: it has no setter
-        self._pending[known] = self._pool.submit(self._reply, message)
+        context = self._contexts[message.metadata.dst_node_id]
+        self._pending[known] = self._pool.submit(answered, self._app, message, context)
         return known
 
-    def _reply(self, message: Message) -> Message:
-        try:
-            return self._app(message, self._contexts[message.metadata.dst_node_id])
-        except Exception as error:  # whatever a silo's app raises is that silo's failure, not the round's
-            return Message(Error(_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
+
+def on_cores(server: ServerApp, client: ClientApp, silos: int, *, workers: int | None = None) -> None:
+    """Run the apps here, silos in forked processes where there is more than one worker and forks are safe."""
+    crew = min(workers or available_cores(), silos)
+    if crew < 2 or not can_fork():
+        in_process(server, client, silos, workers=workers)
+        return
+    _give_identity()
+    forked = Crew(client, crew)
+    try:
+        in_process(server, forked, silos, workers=crew)
+    finally:
+        forked.close()
 
 
-def in_process(server: ServerApp, client: ClientApp, silos: int, *, workers: int | None = None) -> None:
+def in_process(server: ServerApp, client: App, silos: int, *, workers: int | None = None) -> None:
     """Run the apps here, with as many silos at work at once as there are workers."""
     grid = LocalGrid(client, silos, workers=workers)
     try:
@@ -157,7 +166,7 @@ def _telling_nobody() -> Iterator[None]:
 
 
 Engine = Callable[..., None]
-ENGINES = MappingProxyType({"in-process": in_process, "ray": ray})
+ENGINES = MappingProxyType({"in-process": on_cores, "ray": ray})
 
 
 def available_cores() -> int:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from mmap import mmap
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from flwr.app import Context
+from numpy.typing import NDArray
 
 from isthmus.errors import DataError, FederationError
 from isthmus.rankers import Scaling
 from isthmus.tables import Letor
 from isthmus.tables.cache import Column, open_columns, write_columns
+from isthmus.tables.ids import frozen
+
+_RAW, _BEING_WRITTEN, _SCALED = range(3)
 
 
 class Holdings(Protocol):
@@ -30,18 +36,26 @@ class Holdings(Protocol):
 
 
 class Tables:
-    """Simulated silos in memory, by partition. Once a table is scaled only the scaled one is kept."""
+    """Simulated silos in memory, by partition.
 
-    def __init__(self, tables: Sequence[Letor]) -> None:
+    Features that will be scaled are copied into memory that forked workers share, and are scaled there, in
+    place: whichever worker a silo is first served by does it for all of them.
+    """
+
+    def __init__(self, tables: Sequence[Letor], *, scaling: str = "") -> None:
         self._tables = list(tables)
-        self._scalings: list[ScalingKey | None] = [None] * len(self._tables)
+        self._shared = [] if scaling == "none" else [_shared(table.features) for table in tables]
+        for at, features in enumerate(self._shared):
+            self._tables[at] = replace(self._tables[at], features=frozen(features))
+        self._stages = np.frombuffer(mmap(-1, max(1, len(self._tables))), np.uint8)
+        self._scaling: ScalingKey | None = None
 
     def name(self, context: Context) -> str:
         """`silo-07`: the partition's number, with zeros so that names sort like numbers."""
         return silo_name(context)
 
     def table(self, context: Context) -> Letor:
-        """The rows of the partition."""
+        """The rows of the partition, as they are by now."""
         return self._tables[_place(context)]
 
     def scaled(self, context: Context, scaling: Scaling) -> Letor:
@@ -49,11 +63,16 @@ class Tables:
         if scaling.kind == "none":
             return self.table(context)
         at, key = _place(context), scaling_key(scaling)
-        if self._scalings[at] is None:
-            self._tables[at] = scaling(self._tables[at])
-            self._scalings[at] = key
-        if self._scalings[at] != key:
+        self._scaling = self._scaling or key
+        if self._scaling != key:
             raise FederationError("the feature scaling changed during training")
+        if self._stages[at] == _RAW:
+            features = scaling(self._tables[at]).features
+            self._stages[at] = _BEING_WRITTEN
+            self._shared[at][:] = features
+            self._stages[at] = _SCALED
+        if self._stages[at] != _SCALED:
+            raise FederationError("the silo's rows were being scaled when their worker was lost")
         return self._tables[at]
 
 
@@ -121,6 +140,13 @@ def _mapped(path: Path) -> Letor:
 def _mapped_and_scaled(path: Path, key: ScalingKey) -> Letor:
     arrays = {name: np.frombuffer(content, np.float32) for name, content in key.arrays}
     return Scaling.from_arrays(key.kind, key.width, arrays)(_mapped(path))
+
+
+def _shared(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A copy in memory that forked processes share."""
+    copy = np.frombuffer(mmap(-1, max(1, array.nbytes)), array.dtype, array.size).reshape(array.shape)
+    copy[:] = array
+    return copy
 
 
 def silo_name(context: Context) -> str:
