@@ -250,4 +250,4 @@ def _shown(
     if kind == "printed":
         return said.get((*line, measure))
     cell = found.get((*line, measure, kind))
-    return None if cell is None else Estimate(cell.value, cell.low, cell.high)
+    return None if cell is None or np.isnan(cell.value) else Estimate(cell.value, cell.low, cell.high)
