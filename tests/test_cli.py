@@ -47,8 +47,9 @@ def test_help_has_an_example_that_parses(command: Command, capsys: pytest.Captur
     with pytest.raises(SystemExit) as stop:
         main([command.name, "--help"])
     assert stop.value.code == 0
-    assert command.example in capsys.readouterr().out
-    for example in command.example.split(" && "):
+    told = capsys.readouterr().out
+    assert all(f"  {line}\n" in told for line in command.example.splitlines())
+    for example in command.example.replace("\n", " && ").split(" && "):
         program, *arguments = shlex.split(example)
         assert program == "isthmus"
         assert arguments[0] == command.name

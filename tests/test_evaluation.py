@@ -474,7 +474,7 @@ class TestEvaluation:
         run = Run.from_dict({"both": {"a": 1.0, "b": 1.0}, "ranked only": {"a": 1.0}}, name="x")
         found = evaluate(qrels, run, ["MRR"])
         assert len(found.remarks()) == 3
-        assert found.remarks()[0] == "x: 1 of 2 judged queries are not in the run."
+        assert found.remarks()[0] == "x: 1 of 2 judged queries is not in the run."
         assert list(Comparison((found,)).table().notes[-3:]) == found.remarks()
         assert evaluate(*graded([1, 0]), ["MRR"]).remarks() == []
 

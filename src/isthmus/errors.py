@@ -158,5 +158,14 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def several(number: int, one: str, many: str = "") -> str:
+    """A number with its noun.
+
+    >>> several(1, "query", "queries"), several(2_000, "row")
+    ('1 query', '2,000 rows')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def _shorten(text: str, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -50,8 +50,8 @@ def test_queries_that_one_side_lacks_are_told(folder: Path, form: list[str]) -> 
     (folder / "tied.run").write_text("q1 Q0 a 1 9 x\nq1 Q0 b 2 9 x\nq2 Q0 a 1 1 x\nq2 Q0 b 2 0 x\n")
     _, err = isthmus(folder, "evaluate", "qrels", "good.run", "bad.run", "tied.run", "-m", "P@1", *form)
     assert err.splitlines() == [
-        "bad.run: 1 of 2 judged queries are not in the run.",
-        "bad.run: 1 queries have no judgements and do not count.",
+        "bad.run: 1 of 2 judged queries is not in the run.",
+        "bad.run: 1 query has no judgements and does not count.",
         "tied.run: 50.0% of the rows share their score with another.",
     ]
 

@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
             command.name,
             help=command.summary,
             description=command.summary[0].upper() + command.summary[1:] + ".",
-            epilog=f"example:\n  {command.example}",
+            epilog="\n  ".join(("example:", *command.example.splitlines())),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(verb)

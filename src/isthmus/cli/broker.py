@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.cli.command import Command, add_json, add_serving, add_settings, print_json, say, whole
+from isthmus.errors import several
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -112,10 +113,10 @@ def summary_of(answer: Answer) -> str:
     """What was found, and who answered, in one line."""
     answered = [silo for silo in answer.silos if silo.status == "answered"]
     others = [f"{plain(silo.silo)} {silo.status}" for silo in answer.silos if silo.status != "answered"]
-    told = f"{len(answer.hits)} hits" if answer.hits else "nothing found"
+    told = several(len(answer.hits), "hit") if answer.hits else "nothing found"
     if answer.below:
         told += f", {answer.below} more below {answer.threshold:g}"
-    told += f" · {len(answered)} of {len(answer.silos)} silos answered"
+    told += f" · {len(answered)} of {several(len(answer.silos), 'silo')} answered"
     return told + (f" ({', '.join(others)})" if others else "") + f" · {answer.took_ms:.0f} ms"
 
 

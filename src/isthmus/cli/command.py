@@ -15,7 +15,8 @@ class Command:
 
     `add_arguments` fills the verb's own parser; `run` does the work and returns the exit status, None
     meaning 0. Whatever `run` needs beyond the standard library it imports itself, so that the other
-    verbs and `--help` start at once. `example` is one line a reader can paste.
+    verbs and `--help` start at once. `example` is a line or more that a reader can
+    paste.
     """
 
     name: str

@@ -12,6 +12,7 @@ EXPERIMENTS = {
     "csfltr": "isthmus.experiments.csfltr",
     "fedrisk": "isthmus.experiments.fedrisk",
     "private-features": "isthmus.experiments.private_features",
+    "search": "isthmus.experiments.search",
 }
 """Where each has its `Config` and its `reproduce`."""
 
@@ -62,7 +63,14 @@ COMMANDS = (
     Command(
         name="reproduce",
         summary="compute a paper's tables and figures: printed, paper mode and sound mode side by side",
-        example="isthmus reproduce calibrated-fusion --data twitter --scale smoke --out runs/fusion",
+        example="\n".join(
+            (
+                "isthmus reproduce fedrisk --data mq2008 --scale smoke",
+                "isthmus reproduce calibrated-fusion --data twitter --scale smoke",
+                "isthmus reproduce private-features --data cran --scale smoke",
+                "isthmus reproduce csfltr --data pydocs --scale smoke --out runs/csfltr",
+            )
+        ),
         add_arguments=_arguments,
         run=_run,
     ),

@@ -200,8 +200,9 @@ class Comparison:
         if intervals:
             yield f"In brackets: {1 - how.alpha:.0%} bootstrap interval over {units}."
         for measure in self.measures:
-            counted = "/".join(f"{n:,}" for n in sorted({e.counted(measure) for e in self.evaluations}))
-            yield f"{measure}: {measure.conventions()}; {counted} queries."
+            counts = sorted({e.counted(measure) for e in self.evaluations})
+            counted = "/".join(f"{n:,}" for n in counts)
+            yield f"{measure}: {measure.conventions()}; {counted} {'query' if counts == [1] else 'queries'}."
         for evaluation in self.evaluations:
             yield from evaluation.remarks()
 

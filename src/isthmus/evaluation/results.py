@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from isthmus.errors import DataError
+from isthmus.errors import DataError, several
 from isthmus.evaluation.formulas import FORMULAS, relevant
 from isthmus.evaluation.measures import Measure, as_measures
 from isthmus.evaluation.propensity import Propensity, propensity_scored
@@ -104,17 +104,20 @@ class Evaluation:
         whose = f"{self.run}: " if self.run else ""
         found = []
         if self.missing:
-            judged = f"{len(self.missing):,} of {len(self.queries):,} judged queries"
-            found.append(f"{whose}{judged} are not in the run.")
+            judged = several(len(self.queries), "judged query", "judged queries")
+            verb = "is" if len(self.missing) == 1 else "are"
+            found.append(f"{whose}{len(self.missing):,} of {judged} {verb} not in the run.")
         if self.unjudged:
-            found.append(f"{whose}{len(self.unjudged):,} queries have no judgements and do not count.")
+            verbs = ("has", "does") if len(self.unjudged) == 1 else ("have", "do")
+            queries = several(len(self.unjudged), "query", "queries")
+            found.append(f"{whose}{queries} {verbs[0]} no judgements and {verbs[1]} not count.")
         if self.tie_rate > 0:
             found.append(f"{whose}{self.tie_rate:.1%} of the rows share their score with another.")
         return found
 
     def __repr__(self) -> str:
         means = ", ".join(f"{name} {value:.4f}" for name, value in self.means.items())
-        return f"Evaluation {self.run!r}: {len(self.queries):,} queries: {means}"
+        return f"Evaluation {self.run!r}: {several(len(self.queries), 'query', 'queries')}: {means}"
 
 
 def evaluate(

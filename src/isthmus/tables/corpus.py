@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.errors import DataError
+from isthmus.errors import DataError, several
 from isthmus.tables.ids import IntArray, frozen
 from isthmus.tables.rankings import Qrels
 
@@ -161,7 +161,8 @@ class Corpus:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        counts = f"{len(self.documents):,} documents, {len(self.queries):,} queries"
-        judged = f"{self.qrels.rows:,} judgements"
+        documents = several(len(self.documents), "document")
+        queries = several(len(self.queries), "query", "queries")
+        judged = several(self.qrels.rows, "judgement")
         where = "" if len(self.silos) == 1 else f", {len(self.silos)} silos ({', '.join(self.silos)})"
-        return f"Corpus {self.name!r}: {counts}, {judged}{where}"
+        return f"Corpus {self.name!r}: {documents}, {queries}, {judged}{where}"

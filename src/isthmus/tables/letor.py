@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
-from isthmus.errors import DataError
+from isthmus.errors import DataError, several
 from isthmus.tables.grouped import ByQuery, group, offsets_of
 from isthmus.tables.ids import Ids, IntArray, frozen
 from isthmus.tables.rankings import Names, Qrels, Run, as_grades
@@ -141,10 +141,10 @@ class Letor(ByQuery):
 
     def __repr__(self) -> str:
         title = f"Letor {self.name!r}: " if self.name else "Letor: "
-        plural = "query" if len(self) == 1 else "queries"
+        counts = f"{several(len(self), 'query', 'queries')}, {several(self.rows, 'row')}"
         span = f", grades {self.grades.min()}..{self.grades.max()}" if self.rows else ""
         torn = ", torn queries" if self.torn else ""
-        return f"{title}{len(self):,} {plural}, {self.rows:,} rows, {self.width} features{span}{torn}"
+        return f"{title}{counts}, {several(self.width, 'feature')}{span}{torn}"
 
     def _take(self, rows: NDArray[Any]) -> Letor:
         return replace(

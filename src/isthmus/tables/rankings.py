@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from isthmus.errors import DataError
+from isthmus.errors import DataError, several
 from isthmus.tables.grouped import ByQuery, group, offsets_of
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 
@@ -49,8 +49,8 @@ class _Rankings(ByQuery):
         return other if same else None
 
     def _show(self, title: str, extra: str, values: NDArray[Any]) -> str:
-        plural = "query" if len(self) == 1 else "queries"
-        lines = [f"{title}{len(self):,} {plural}, {self.rows:,} rows{extra}"]
+        counts = f"{several(len(self), 'query', 'queries')}, {several(self.rows, 'row')}"
+        lines = [f"{title}{counts}{extra}"]
         for query, start, end in list(self.spans())[:3]:
             shown = range(start, min(end, start + 3))
             pairs = [f"{self.documents.word(row)} {values[row]:g}" for row in shown]
