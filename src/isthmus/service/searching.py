@@ -156,20 +156,23 @@ class Ranked:
         return scores, None if self.calibrator is None else _calibrated(self.calibrator, scores)
 
     def explain(self, snapshot: Snapshot, found: Found, scored: Scored, depth: int) -> list[list[Evidence]]:
-        """What each retriever's features are worth: the log-odds (or score) lost without them.
+        """What each retriever's features add to the log-odds (or score) of a candidate that has neither's.
 
-        Without them means at the lowest value that any candidate has.
+        Without features means at the lowest value that any candidate has. A retriever's share is the mean of
+        what its features add first and what they add last (Shapley's value), so that shares and the start,
+        which all candidates have in common, make up the whole.
         """
         if not len(found):
             return []
         table = snapshot.features(found)
-        whole = self._margin(table)
         groups = {"bm25": slice(0, len(NAMES) + 1), "dense": slice(len(NAMES) + 1, None)}
-        lost = {}
+        bare = np.broadcast_to(table.min(axis=0), table.shape)
+        whole, start = self._margin(table), self._margin(bare)
+        added = {}
         for name, columns in groups.items():
-            without = table.copy()
-            without[:, columns] = table[:, columns].min(axis=0)
-            lost[name] = whole - self._margin(without)
+            alone, without = bare.copy(), table.copy()
+            alone[:, columns], without[:, columns] = table[:, columns], bare[:, columns]
+            added[name] = (whole - self._margin(without) + self._margin(alone) - start) / 2
         return [
             [
                 Evidence(
@@ -177,7 +180,7 @@ class Ranked:
                     raw=float(found.scores[name][at]) if found.listed[name][at] else None,
                     probability=None,
                     weight=None,
-                    contribution=float(lost[name][at]),
+                    contribution=float(added[name][at]),
                 )
                 for name in groups
                 if name in found.scores

@@ -57,18 +57,24 @@ def _searches(broker: Client, queries: Sequence[str]) -> str:
         _promise(bool(answer.hits), "a search finds something")
         chances = [hit.probability for hit in answer.hits]
         _promise(all(chance is not None for chance in chances), "every hit has a probability")
-        for hit in answer.hits:
-            _check_reasons(hit)
+        _check_reasons(answer.hits)
         most = max(most, {hit.silo for hit in answer.hits}, key=len)
         times.append(answer.took_ms)
     _promise(len(most) >= ALL_AT_ONCE, f"a search finds something in {ALL_AT_ONCE} silos")
     return f"hits of {len(most)} silos in one list, each with a probability and reasons that add up"
 
 
-def _check_reasons(hit: wire.Hit) -> None:
-    parts = hit.explanation or []
-    _promise(bool(parts), "every hit has its reasons")
-    _promise(all(math.isfinite(part.contribution) for part in parts), "reasons are numbers")
+def _check_reasons(hits: Sequence[wire.Hit]) -> None:
+    """Contributions and a start that all hits of a silo have in common make up the log-odds."""
+    starts: dict[str, list[float]] = {}
+    for hit in hits:
+        parts, chance = hit.explanation or [], hit.probability or 0.0
+        _promise(bool(parts), "every hit has its reasons")
+        if 0 < chance < 1:
+            told = sum(part.contribution for part in parts)
+            starts.setdefault(hit.silo, []).append(math.log(chance / (1 - chance)) - told)
+    apart = max((max(each) - min(each) for each in starts.values()), default=0.0)
+    _promise(apart < CLOSE, "reasons add up to the probability")
 
 
 def _silos(broker: Client) -> str:
