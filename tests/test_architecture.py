@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "isthmus"
 
 ORDER = """
-    __main__ cli demo experiments|service federation private features rankers losses
+    __main__ cli demo experiments service federation private features rankers losses
     retrieval encoders fusion calibration corpora partition evaluation report text config
     tables randomness errors
 """

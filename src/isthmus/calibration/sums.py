@@ -118,17 +118,29 @@ def asking(silos: Iterable[Pairs]) -> Ask:
     return ask
 
 
-def likelihood_sums(features: FloatArray, targets: FloatArray, theta: FloatArray) -> FloatArray:
+def likelihood_sums(
+    features: FloatArray, targets: FloatArray, theta: FloatArray, *, weights: FloatArray | None = None
+) -> FloatArray:
     """(loss, gradient, Hessian row by row) of a logistic model, `features` holding one row per parameter."""
     margin = theta @ features
-    residual = expit(margin) - targets
-    loss = np.logaddexp(0.0, margin).sum() - targets @ margin
-    curvature = features * (expit(margin) * expit(-margin))
+    weight = np.ones(len(targets)) if weights is None else weights
+    residual = weight * (expit(margin) - targets)
+    loss = weight @ (np.logaddexp(0.0, margin) - targets * margin)
+    curvature = features * (weight * expit(margin) * expit(-margin))
     return np.concatenate(([loss], features @ residual, (curvature @ features.T).reshape(-1)))
 
 
-def newton(sums: Callable[[FloatArray], FloatArray], start: FloatArray, penalty: FloatArray) -> FloatArray:
-    """Minimise Σ log-loss + ½ Σ penalty·θ² by damped Newton steps, from sums alone."""
+def newton(
+    sums: Callable[[FloatArray], FloatArray],
+    start: FloatArray,
+    penalty: FloatArray,
+    *,
+    tolerance: float = 1e-15,
+) -> FloatArray:
+    """Minimise Σ log-loss + ½ Σ penalty·θ² by damped Newton steps, from sums alone.
+
+    It ends where the next step promises less than this share of the loss.
+    """
     size = len(start)
 
     def at(theta: FloatArray) -> tuple[float, FloatArray, FloatArray]:
@@ -143,7 +155,7 @@ def newton(sums: Callable[[FloatArray], FloatArray], start: FloatArray, penalty:
         jitter = 1e-12 * max(np.trace(hessian), 1e-300) * np.eye(size)
         step = np.linalg.solve(hessian + jitter, gradient)
         decrement = float(gradient @ step)
-        if decrement <= 1e-15 * max(1.0, abs(loss)):
+        if decrement <= tolerance * max(1.0, abs(loss)):
             break
         for _ in range(40):
             tried = at(theta - step)

@@ -2,6 +2,7 @@
 
     manifest         which segments, what is gone from each, and the store's last change that is in them
     encoder          the dense retriever's encoder, where it was fitted here
+    space            directions that silos share, where they have learned together
     segment-000007   one segment
 
 The manifest is replaced whole after the segments it names are on disk, so a process killed at any point finds
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.encoders import Vectors
-from isthmus.errors import DataError
+from isthmus.errors import DataError, ProtocolError
 from isthmus.private.sketch import HashFamily
 from isthmus.service import settings
 from isthmus.service.encoding import (
@@ -36,6 +37,7 @@ from isthmus.service.encoding import (
 from isthmus.service.figures import Figures
 from isthmus.service.segments import Segment, Text, build, merge
 from isthmus.service.snapshot import Part, Snapshot
+from isthmus.service.space import Space, SpaceQueries
 from isthmus.service.stores import Change, Store
 from isthmus.tables.bundles import Bundle
 
@@ -70,6 +72,7 @@ class Index:
         self._fitted_on = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._number = 0
+        self._family = family
         self.snapshot = replace(self._opened(), family=family)
 
     def _opened(self) -> Snapshot:
@@ -82,14 +85,23 @@ class Index:
     def _read(self, named: QueryEncoder | None) -> Snapshot | None:
         try:
             manifest = Manifest.read(self.folder / "manifest")
-            encoder = named or LsaQueries(load_lsa(self.folder / "encoder"))
-        except DataError:  # absent or damaged: there is nothing in it that the store does not have
+            encoder = named or self._fitted(manifest.header["encoder"])
+        except (
+            DataError,
+            ProtocolError,
+        ):  # absent or damaged: there is nothing in it that the store does not have
             return None
         parts = self._parts(manifest)
         if parts is None or manifest.header["encoder"] != encoder.fingerprint:
             return None
         self._fitted_on, self._number = manifest.header["fitted_on"], manifest.header["number"]
         return Snapshot(tuple(parts), encoder, manifest.header["change"])
+
+    def _fitted(self, fingerprint: str) -> QueryEncoder:
+        """The encoder that was fitted here, or by all silos."""
+        if self._family is not None and fingerprint.startswith("space-"):
+            return SpaceQueries(Space.load(self.folder / "space"), self._family)
+        return LsaQueries(load_lsa(self.folder / "encoder"))
 
     def _parts(self, manifest: Manifest) -> list[Part] | None:
         parts = []
@@ -122,6 +134,16 @@ class Index:
         with self._writing:
             self.snapshot = replace(self.snapshot, shared=figures)
 
+    def adopt(self, space: Space) -> None:
+        """Take directions that silos share, and give every document its vector in them."""
+        if self.snapshot.family is None:
+            raise ProtocolError("shared directions need the federation's hash key")
+        encoder = SpaceQueries(space, self.snapshot.family)
+        with self._writing:
+            parts = tuple(self._recoded(part, encoder) for part in self.snapshot.parts)
+            space.save(self.folder / "space")
+            self._swap(replace(self.snapshot, parts=parts, encoder=encoder))
+
     def catch_up(self, tell: Callable[[int], None] = lambda done: None) -> int:
         """Bring in everything the store has; `tell` hears the number of changes after every batch."""
         total = 0
@@ -144,6 +166,10 @@ class Index:
     def _outgrown(self) -> bool:
         """Whether the encoder is to be fitted on the silo's own texts, for the first time or again."""
         if self.settings.kind != "lsa" or self.settings.path is not None:
+            return False
+        if isinstance(
+            self.snapshot.encoder, SpaceQueries
+        ):  # the silos' together: learned anew, or not at all
             return False
         held = self.store.count()
         return held > 0 and held > GROWN * self._fitted_on

@@ -1,10 +1,11 @@
 """From a query to hits with probabilities: candidates, then a scorer, then what the asker may see.
 
     Raw      BM25 alone; merged over silos with shared figures it is one central index; no probability
+    Learned  what the silos have learned together (`isthmus broker --learn`), probabilities included
     Fused    a fuser (`isthmus fuse --save`) joins the retrievers' lists
     Ranked   a ranker (`isthmus train`) reads features of every candidate
 
-The silo's own calibrator, if it has one, turns the scores of the last two into its probabilities.
+The silo's own calibrator, if it has one, turns the scores of the last two into probabilities.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.service.index import Index
+from isthmus.service.scoring import Raw, Scored, Scorer, best_first
 from isthmus.service.settings import Models
 from isthmus.service.snapshot import Found, Snapshot
 from isthmus.service.stores import Draft, Store
@@ -43,42 +45,6 @@ READ_FOR_SNIPPET = 20_000
 _QUERY = "q"
 _WORD = re.compile(r"\w+")
 _SURE = 1e-9
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """Candidates in order, best first: their places among those found, scores and probabilities."""
-
-    order: IntArray
-    scores: FloatArray
-    probabilities: FloatArray | None
-
-
-class Scorer(Protocol):
-    """Puts candidates in order and says why."""
-
-    def score(self, snapshot: Snapshot, found: Found) -> Scored: ...
-
-    def explain(
-        self, snapshot: Snapshot, found: Found, scored: Scored, depth: int
-    ) -> list[list[Evidence]]: ...
-
-
-class Raw:
-    """BM25 as it is."""
-
-    def score(self, snapshot: Snapshot, found: Found) -> Scored:
-        """Only what BM25 listed, by its score."""
-        scores = found.scores["bm25"]
-        order = _best_first(found, scores)
-        return Scored(order[found.listed["bm25"][order]], scores, None)
-
-    def explain(self, snapshot: Snapshot, found: Found, scored: Scored, depth: int) -> list[list[Evidence]]:
-        """The score is the whole explanation."""
-        return [
-            [Evidence(retriever="bm25", raw=value, probability=None, weight=1.0, contribution=value)]
-            for value in scored.scores[scored.order[:depth]].tolist()
-        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +115,7 @@ class Ranked:
         if not len(found):
             return Scored(np.empty(0, np.int64), np.empty(0), None)
         scores, chances = self._scored(snapshot.features(found))
-        return Scored(_best_first(found, scores), scores, chances)
+        return Scored(best_first(found, scores), scores, chances)
 
     def _scored(self, table: FloatArray) -> tuple[FloatArray, FloatArray | None]:
         scores = np.asarray(self.ranker.score(_letor(table[:, : self.width])), dtype=np.float64)
@@ -256,11 +222,6 @@ def _places(found: Found, run: Run) -> IntArray:
     """Where the rows of a run of the candidates stand among them."""
     place = {document: at for at, document in enumerate(found.documents)}
     return np.array([place[document] for document in run.documents.tolist()], dtype=np.int64)
-
-
-def _best_first(found: Found, scores: FloatArray) -> IntArray:
-    """By score, ties by id, both descending."""
-    return np.lexsort((-Ids.of(found.documents).codes, -scores))
 
 
 @dataclass(frozen=True, eq=False)

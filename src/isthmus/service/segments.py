@@ -7,6 +7,7 @@ size merge. Opened from disk its columns are mapped into memory, so a node resta
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,15 @@ from numpy.typing import NDArray
 
 from isthmus.encoders import Vectors
 from isthmus.tables.cache import Column, open_columns, write_columns
-from isthmus.tables.ids import Ids, IntArray
+from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import ENGLISH, Tokeniser
 
-FORMAT = 1
-_INTS = ("changes", "starts", "rows", "title_counts", "body_counts", "lengths", "distinct")
+FORMAT = 2
+LEAD_WORDS = 50
+"""A document begins with its first paragraph, or so many words of it."""
+LEAD_READ = 2_000
+_PARAGRAPHS = re.compile(r"\n[ \t]*\n")
+_INTS = ("changes", "starts", "rows", "title_counts", "body_counts", "lead_counts", "lengths", "distinct")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,11 +86,33 @@ class Postings:
     rows: NDArray[np.int32]
     title: NDArray[np.int32]
     body: NDArray[np.int32]
+    lead: NDArray[np.int32]
 
     @cached_property
     def both(self) -> NDArray[np.int32]:
         """Title and body together."""
         return self.title + self.body
+
+    def of(self, wanted: IntArray) -> NDArray[np.int32]:
+        """How often some documents have the term, by their rows."""
+        return self.at(self.both, wanted)
+
+    def at(self, counts: NDArray[np.int32], wanted: IntArray) -> NDArray[np.int32]:
+        """The counts of some documents; 0 where a document is not among these."""
+        at = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
+        found: NDArray[np.int32] = np.where(self.rows[at] == wanted, counts[at], 0)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """How often living documents have words: entry by entry the document, the word, and the count."""
+
+    documents: int
+    document: IntArray
+    word: IntArray
+    times: FloatArray
+    words: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +131,7 @@ class Segment:
     rows: NDArray[np.int32]
     title_counts: NDArray[np.int32]
     body_counts: NDArray[np.int32]
+    lead_counts: NDArray[np.int32]
     lengths: NDArray[np.int32]
     distinct: NDArray[np.int32]
     vectors: Vectors
@@ -133,7 +161,9 @@ class Segment:
         if at < 0:
             return None
         held = slice(int(self.starts[at]), int(self.starts[at + 1]))
-        return Postings(self.rows[held], self.title_counts[held], self.body_counts[held])
+        return Postings(
+            self.rows[held], self.title_counts[held], self.body_counts[held], self.lead_counts[held]
+        )
 
     def save(self, folder: Path) -> None:
         """Write the file, whole or not at all."""
@@ -167,21 +197,36 @@ class Text:
     body: str
     change: int
 
+    def titled(self) -> str:
+        """What it is called."""
+        return self.title
+
+    def told(self) -> str:
+        """What it says."""
+        return self.body
+
+    def lead(self) -> str:
+        """How it begins."""
+        read = self.body if len(self.body) <= LEAD_READ else self.body[:LEAD_READ].rpartition(" ")[0]
+        first = next((part for part in _PARAGRAPHS.split(read) if part.strip()), "")
+        return " ".join(first.split()[:LEAD_WORDS])
+
 
 def build(name: str, texts: Sequence[Text], vectors: Vectors, *, tokeniser: Tokeniser = ENGLISH) -> Segment:
     """Index documents with distinct ids; `vectors[i]` belongs to `texts[i]`."""
     names = Ids.of([text.id for text in texts])
     order = np.argsort(-names.codes).tolist()
     count = len(order)
-    tokens = tokeniser([*(texts[at].title for at in order), *(texts[at].body for at in order)])
+    fields = (Text.titled, Text.told, Text.lead)
+    tokens = tokeniser([field(texts[at]) for field in fields for at in order])
     table = tokens.counts()
-    text_of = np.repeat(np.arange(2 * count), np.diff(table.indptr))
+    text_of = np.repeat(np.arange(len(fields) * count), np.diff(table.indptr))
     keys = table.indices.astype(np.int64) * count + text_of % max(count, 1)
     inverse: IntArray
     held, inverse = np.unique(keys, return_inverse=True)
     counted = [
         np.bincount(inverse[part], table.data[part], len(held)).astype(np.int32)
-        for part in (text_of < count, text_of >= count)
+        for part in (text_of // max(count, 1) == field for field in range(len(fields)))
     ]
     return Segment(
         name=name,
@@ -192,8 +237,9 @@ def build(name: str, texts: Sequence[Text], vectors: Vectors, *, tokeniser: Toke
         rows=(held % max(count, 1)).astype(np.int32),
         title_counts=counted[0],
         body_counts=counted[1],
-        lengths=tokens.lengths.reshape(2, count).T.astype(np.int32),
-        distinct=np.diff(table.indptr).reshape(2, count).T.astype(np.int32),
+        lead_counts=counted[2],
+        lengths=tokens.lengths.reshape(3, count)[:2].T.astype(np.int32),
+        distinct=np.diff(table.indptr).reshape(3, count)[:2].T.astype(np.int32),
         vectors=vectors[order],
     )
 
@@ -208,7 +254,7 @@ def merge(name: str, parts: Sequence[tuple[Segment, NDArray[np.bool_]]]) -> Segm
     place[order] = np.arange(len(order))
     terms = Ids.of(pa.concat_arrays([part.terms.arrow() for part, _ in parts]))
     columns = list(_moved(parts, terms.codes, place))
-    code, row, title, body = (np.concatenate(column) for column in zip(*columns, strict=True))
+    code, row, title, body, lead = (np.concatenate(column) for column in zip(*columns, strict=True))
     sequence = np.argsort(code * max(len(order), 1) + row, kind="stable")
     code, vocabulary = _without_gaps(code[sequence], terms.vocabulary)
 
@@ -223,6 +269,7 @@ def merge(name: str, parts: Sequence[tuple[Segment, NDArray[np.bool_]]]) -> Segm
         rows=row[sequence].astype(np.int32),
         title_counts=title[sequence],
         body_counts=body[sequence],
+        lead_counts=lead[sequence],
         **{column: taken(column) for column in ("changes", "lengths", "distinct", "vectors")},
     )
 
@@ -230,7 +277,7 @@ def merge(name: str, parts: Sequence[tuple[Segment, NDArray[np.bool_]]]) -> Segm
 def _moved(
     parts: Sequence[tuple[Segment, NDArray[np.bool_]]], codes: IntArray, place: IntArray
 ) -> Iterator[tuple[NDArray[Any], ...]]:
-    """The postings of every part in the numbers of the whole: term, row, counts."""
+    """The postings of every part in the numbers of the whole: term, row, counts by field."""
     first_term, first_row = 0, 0
     for part, kept in parts:
         row_of = np.full(len(part), -1, dtype=np.int64)
@@ -238,7 +285,8 @@ def _moved(
         code = np.repeat(codes[first_term : first_term + len(part.terms)], np.diff(part.starts))
         row = row_of[part.rows]
         alive = row >= 0
-        yield code[alive], row[alive], part.title_counts[alive], part.body_counts[alive]
+        counts = (part.title_counts, part.body_counts, part.lead_counts)
+        yield code[alive], row[alive], *(each[alive] for each in counts)
         first_term += len(part.terms)
         first_row += int(kept.sum())
 

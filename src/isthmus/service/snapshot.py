@@ -10,7 +10,7 @@ silos the scores of all silos are those of one index, to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -26,7 +26,7 @@ from isthmus.retrieval.bm25 import BM25
 from isthmus.retrieval.retriever import best_rows
 from isthmus.service.encoding import QueryEncoder
 from isthmus.service.figures import TEXT, Figures
-from isthmus.service.segments import Postings, Segment
+from isthmus.service.segments import Counted, Postings, Segment
 from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import ENGLISH, Tokens
 
@@ -203,6 +203,47 @@ class Snapshot:
         pairs = zip(places.tolist(), rows.tolist(), strict=True)
         return [self.parts[at].segment.ids[row - self._bases[at]] for at, row in pairs]
 
+    def by_part(self, rows: IntArray) -> Iterator[tuple[Part, IntArray, IntArray]]:
+        """For every part that has some of these documents: which of them, and their rows there."""
+        for base, part in zip(self._bases, self.parts, strict=False):
+            here = np.flatnonzero((rows >= base) & (rows < base + len(part.segment)))
+            if len(here):
+                yield part, here, rows[here] - base
+
+    def vectors(self, rows: IntArray) -> Vectors:
+        """The directions of documents by number."""
+        found = np.zeros((len(rows), self.encoder.width), dtype=np.float32)
+        for part, here, local in self.by_part(rows):
+            found[here] = part.segment.vectors[local]
+        return found
+
+    def rarity(self, words: Sequence[str]) -> FloatArray:
+        """The idf of words as BM25 has it here."""
+        held = {word: [part.segment.postings(word) for part in self.parts] for word in words}
+        known = self._rarity(held)
+        return np.array([known[word] for word in words])
+
+    def counted(self) -> Counted:
+        """All counts of all living documents, title and body together."""
+        documents, words, times = [], [], []
+        spelled: list[str] = []
+        first = 0
+        for part in self.parts:
+            segment = part.segment
+            number = np.cumsum(part.kept) - 1 + first
+            alive = part.kept[segment.rows]
+            term = np.repeat(np.arange(len(segment.terms)), np.diff(segment.starts)) + len(spelled)
+            documents.append(number[segment.rows[alive]])
+            words.append(term[alive])
+            times.append((segment.title_counts + segment.body_counts)[alive].astype(np.float64))
+            spelled += segment.terms.tolist()
+            first += part.documents
+        if not spelled:
+            return Counted(0, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), ())
+        names = Ids.of(spelled)
+        word = names.codes[np.concatenate(words)]
+        return Counted(first, np.concatenate(documents), word, np.concatenate(times), tuple(names.words))
+
     def features(self, found: Found) -> FloatArray:
         """What a ranker reads: the sixteen features of title and body, then every retriever's score."""
         pairs = Pairs(np.zeros(len(found), dtype=np.int64), np.arange(len(found)))
@@ -280,7 +321,7 @@ class _FieldCounts:
             for at, word in enumerate(words):
                 if (postings := segment.postings(word)) is not None:
                     counts = (postings.title, postings.body)[column]
-                    table[here, at] = _looked_up(postings.rows, counts, local)
+                    table[here, at] = postings.at(counts, local)
                     own[:, at] += _own(part, postings, counts)
         return cls(snapshot, field, words, lengths, distinct, table, (own[0], own[1]))
 
@@ -314,13 +355,6 @@ class _FieldCounts:
         if self._shared is None:
             return self.own[own]
         return self._shared.counts(f"{self.field}.{kind}", self.words, self.snapshot.family)
-
-
-def _looked_up(rows: NDArray[np.int32], counts: NDArray[np.int32], wanted: IntArray) -> NDArray[np.int32]:
-    """The counts of some documents in postings; 0 where a document is not among them."""
-    at = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
-    found: NDArray[np.int32] = np.where(rows[at] == wanted, counts[at], 0)
-    return found
 
 
 def _own(part: Part, postings: Postings, counts: NDArray[np.int32]) -> tuple[int, int]:

@@ -1,0 +1,151 @@
+"""What a silo's shared ranker reads of every candidate, and what the candidates say of each other.
+
+Columns of the first look: by words (BM25; BM25 over its largest value Σ idf; the TF-IDF cosine; the share of
+idf that is covered; length; how well the query and a document's beginning cover each other) and by direction
+(cosines in the first 64, 128 and all shared directions), some of them squared. The second look adds what the
+first thought of the candidate's company in the same silo:
+
+    feedback     the cosine to q + Σ p·d over the five likeliest candidates, each as likely as it seemed
+    neighbours   the mean log-odds of the five nearest candidates, by similarity
+
+so that a silo whose best candidates are improbable is not led astray by them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit
+
+from isthmus.encoders import Vectors
+from isthmus.errors import DataError
+from isthmus.service.snapshot import Found, Snapshot
+from isthmus.service.space import SpaceQueries
+from isthmus.tables.ids import FloatArray, IntArray
+
+BY_WORDS = (
+    *("bm25", "bm25/Σidf", "cosine", "coverage", "ln length", "bm25/Σidf squared", "cosine squared"),
+    *("lead recall", "lead precision", "lead cosine", "lead cosine squared", "ln lead"),
+)
+BY_DIRECTION = ("lsa 64", "lsa 128", "lsa", "lsa 128 squared")
+BY_COMPANY = ("feedback", "neighbours")
+FIRST = (*BY_WORDS, *BY_DIRECTION)
+SECOND = (*FIRST, *BY_COMPANY)
+"""The columns of the two looks."""
+GROUPS = {
+    "bm25": slice(0, len(BY_WORDS)),
+    "dense": slice(len(BY_WORDS), len(FIRST)),
+    "feedback": slice(len(FIRST), len(SECOND)),
+}
+"""Whose evidence a column is, for explanations."""
+PREFIXES = (64, 128)
+COMPANY = 5
+"""Candidates that feed back, and neighbours that count."""
+
+
+def first_look(snapshot: Snapshot, found: Found) -> FloatArray:
+    """The columns of `FIRST` for every candidate, from figures and directions that all silos share."""
+    encoder = snapshot.encoder
+    if not isinstance(encoder, SpaceQueries):
+        raise DataError("the silo has no shared directions", cure="let the broker learn first")
+    words = list(dict.fromkeys(found.words))
+    times = np.array([found.words.count(word) for word in words], dtype=np.float64)
+    idf = times * snapshot.rarity(words)
+    asked = (1 + np.log(np.maximum(times, 1))) * encoder.rarities(words)
+    held = _Held.of(snapshot, found, words, encoder)
+    most = max(float(idf.sum()), 1e-9)
+    rarity = encoder.rarities(words)
+    present = held.counts > 0
+    weights = (1 + np.log(np.maximum(held.counts, 1))) * present * rarity
+    cosine = _ratio(weights @ asked, held.norms * float(np.linalg.norm(asked)))
+    bm25 = found.scores["bm25"]
+    by_words = [bm25, bm25 / most, cosine, present @ idf / most, np.log1p(held.lengths)]
+    by_words += [(bm25 / most) ** 2, cosine**2]
+    begun = held.leads @ rarity
+    lead = begun / np.sqrt(np.maximum(held.begun * rarity.sum(), 1e-9))
+    by_words += [begun / max(rarity.sum(), 1e-9), _ratio(begun, held.begun), lead, lead**2]
+    by_words.append(np.log1p(held.begun))
+    near = _prefix_cosines(snapshot.vectors(found.rows), encoder.query("", found.words))
+    return np.column_stack((*by_words, *near, near[1] ** 2))
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """What the index has of a query's candidates.
+
+    How often each has each word, and whether it begins with it; its length in terms, that of its TF-IDF, and
+    the rarity of all words it begins with.
+    """
+
+    counts: FloatArray
+    leads: FloatArray
+    lengths: FloatArray
+    norms: FloatArray
+    begun: FloatArray
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, found: Found, words: list[str], encoder: SpaceQueries) -> _Held:
+        counts, leads = np.zeros((2, len(found), len(words)))
+        lengths, norms, begun = np.zeros((3, len(found)))
+        for part, here, local in snapshot.by_part(found.rows):
+            lengths[here] = part.segment.total_lengths[local]
+            norms[here], begun[here] = (column[local] for column in encoder.weighed(part.segment))
+            for at, word in enumerate(words):
+                if (postings := part.segment.postings(word)) is not None:
+                    counts[here, at] = postings.of(local)
+                    leads[here, at] = postings.at(postings.lead, local) > 0
+        return cls(counts, leads, lengths, norms, begun)
+
+
+def _ratio(part: FloatArray, whole: FloatArray) -> FloatArray:
+    """0 where there is no whole."""
+    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
+
+
+def _prefix_cosines(vectors: Vectors, query: Vectors) -> list[FloatArray]:
+    """The cosines in the first directions, in more of them, and in all."""
+    found = []
+    for width in (*PREFIXES, len(query)):
+        mine, asked = vectors[:, :width].astype(np.float64), query[:width].astype(np.float64)
+        found.append(_ratio(mine @ asked, np.linalg.norm(mine, axis=1) * np.linalg.norm(asked)))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Company:
+    """The nearest other candidates of every candidate, and how near they are."""
+
+    rows: IntArray
+    weights: FloatArray
+
+    @classmethod
+    def of(cls, vectors: Vectors) -> Company:
+        """Of unit vectors; a candidate alone is its own company."""
+        count = min(COMPANY, len(vectors) - 1)
+        if count < 1:
+            return cls(np.zeros((len(vectors), COMPANY), np.int64), np.ones((len(vectors), COMPANY)))
+        near = vectors @ vectors.T
+        np.fill_diagonal(near, -2.0)
+        rows = np.argpartition(-near, count - 1, axis=1)[:, :count]
+        weights = np.maximum(np.take_along_axis(near, rows, axis=1), 1e-6).astype(np.float64)
+        repeated = np.resize(np.arange(count), COMPANY)  # as wide as everywhere; the mean stays near
+        return cls(rows[:, repeated], weights[:, repeated])
+
+    def mean(self, log_odds: FloatArray) -> FloatArray:
+        """What the neighbours seemed, on average."""
+        return np.asarray((self.weights * log_odds[self.rows]).sum(axis=1) / self.weights.sum(axis=1))
+
+
+def feedback(vectors: Vectors, query: Vectors, log_odds: FloatArray) -> FloatArray:
+    """The cosine to the query led by its likeliest candidates, each as far as it is likely."""
+    best = np.lexsort((np.arange(len(log_odds)), -log_odds))[:COMPANY]
+    led = query + expit(log_odds[best]).astype(np.float32) @ vectors[best]
+    norm = float(np.linalg.norm(led))
+    return (vectors @ led).astype(np.float64) / norm if norm > 0 else np.zeros(len(vectors))
+
+
+def second_look(vectors: Vectors, query: Vectors, log_odds: FloatArray) -> FloatArray:
+    """The columns of `BY_COMPANY`, from the candidates' unit vectors and the first look's log-odds."""
+    company = Company.of(vectors).mean(log_odds)
+    return np.column_stack((feedback(vectors, query, log_odds), company))

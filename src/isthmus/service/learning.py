@@ -1,0 +1,252 @@
+"""How silos learn one ranker and its probabilities from sums alone.
+
+Whoever asks (the broker) puts questions to all silos; a silo answers with a vector over its rows of judged
+queries, and only the sum over silos is used. A logistic regression fitted so is the one of all rows in one
+place, to the last digits, because its likelihood, gradient and Hessian add.
+
+    1. first look     fitted on words and directions
+    2. second look    fitted with what the first says of each candidate's company
+    3. hits shown     for every fifth of the queries the ten best under a second look that has not seen them;
+                      one line from margins to log-odds over all of those, and one for every retriever alone
+    4. each silo      bends that line towards its own hits shown, as far as these can tell; nobody is told
+
+>>> len(Slopes(1, np.zeros(2), np.ones(2), np.zeros(3), -1).to_bytes()) > 0
+True
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+
+from isthmus.calibration.sums import newton
+from isthmus.errors import DataError, ProtocolError
+from isthmus.service.evidence import FIRST, GROUPS, SECOND
+from isthmus.service.learned import LOOK, Learned, Line, Look
+from isthmus.tables.bundles import Bundle
+from isthmus.tables.ids import FloatArray
+
+PENALTY = 10.0
+"""½·penalty·θ² holds back every weight of a standardised column."""
+TOLERANCE = 1e-10
+FOLDS = 5
+HITS = 10
+"""Hits that are shown."""
+LEAST_QUERIES, LEAST_RELEVANT = 10, 20
+"""Judged queries, and relevant documents among the candidates, that learning needs."""
+NOBODY = -1
+MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Message(Bundle):
+    """A question or an answer on the wire."""
+
+    noun = "lesson"
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What a silo is asked; every kind says what its answer is."""
+
+    def to_bytes(self) -> bytes:
+        """For the wire."""
+        header: dict[str, Any] = {"kind": type(self).__name__}
+        arrays = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, np.ndarray):
+                arrays[each.name] = value
+            elif isinstance(value, Look):
+                header[each.name] = value.start
+                arrays |= {f"{each.name}.{part}": getattr(value, part) for part in LOOK}
+            else:
+                header[each.name] = list(value) if isinstance(value, tuple) else value
+        return Message(header, arrays).to_bytes()
+
+
+@dataclass(frozen=True, eq=False)
+class Prepare(Question):
+    """Work out the rows of these queries: (rows, relevant rows, judged queries).
+
+    `folds` says which queries are held out together; `own` what a query is itself and must not find.
+    """
+
+    queries: tuple[str, ...]
+    folds: tuple[int, ...]
+    own: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Moments(Question):
+    """(rows, Σx, Σx²) over the columns of a look."""
+
+    look: int
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes(Question):
+    """The loss of a look at `theta` (the start is its last value), gradient and Hessian, without a fold."""
+
+    look: int
+    centre: FloatArray
+    scale: FloatArray
+    theta: FloatArray
+    fold: int
+
+
+@dataclass(frozen=True, eq=False)
+class Think(Question):
+    """Take this first look for what the second reads; nothing comes back."""
+
+    first: Look
+
+
+@dataclass(frozen=True, eq=False)
+class Best(Question):
+    """The highest margins of every query of a fold, as any search would tell them, `HITS` each."""
+
+    second: Look
+    fold: int
+
+
+@dataclass(frozen=True, eq=False)
+class Show(Question):
+    """Keep the candidates at or above every query's bar, as those that would be shown: (kept, relevant)."""
+
+    second: Look
+    fold: int
+    bars: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Kept(Question):
+    """The loss of logit p = θ₀·x + θ₁ over what is kept, gradient and Hessian; x is the margin (0) or what
+    one retriever's columns add to it."""
+
+    column: int
+    theta: FloatArray
+
+
+Ask: TypeAlias = Callable[[Question], Sequence[FloatArray]]
+"""Puts a question to all silos; their answers, in one order."""
+_KINDS: Mapping[str, type[Question]] = {
+    kind.__name__: kind for kind in (Prepare, Moments, Slopes, Think, Best, Show, Kept)
+}
+
+
+def question_of(data: bytes) -> Question:
+    """What came over the wire; anything else is a ProtocolError."""
+    try:
+        saved = Message.read(io.BytesIO(data), most=MOST_BYTES)
+        kind = _KINDS[saved.header["kind"]]
+        return kind(**{each.name: _field(saved, each.name) for each in fields(kind)})
+    except (DataError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError("not a question of a known form") from error
+
+
+def _field(saved: Message, name: str) -> Any:
+    if f"{name}.weights" in saved.arrays:
+        columns = {part: saved.arrays[f"{name}.{part}"].astype(np.float64) for part in LOOK}
+        return Look(start=float(saved.header[name]), **columns)
+    if name in saved.arrays:
+        return saved.arrays[name].astype(np.float64)
+    value = saved.header[name]
+    return tuple(value) if isinstance(value, list) else int(value)
+
+
+def answer_bytes(answer: FloatArray) -> bytes:
+    """An answer for the wire."""
+    return Message({"kind": "answer"}, {"sums": answer}).to_bytes()
+
+
+def answer_of(data: bytes) -> FloatArray:
+    """An answer from the wire; one that is no vector of numbers is a ProtocolError."""
+    try:
+        told = Message.read(io.BytesIO(data), most=MOST_BYTES).arrays["sums"].astype(np.float64)
+    except (DataError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError("not an answer of a known form") from error
+    if told.ndim != 1 or np.isnan(told).any():
+        raise ProtocolError("an answer that is no vector of numbers")
+    return told
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What is learned from: queries that somebody judged, which of them belong together, and themselves."""
+
+    queries: tuple[str, ...]
+    folds: tuple[int, ...]
+    own: tuple[str | None, ...] = ()
+
+    @classmethod
+    def of(cls, queries: Sequence[str]) -> Self:
+        """Queries that are held out one by one, in turn."""
+        distinct = tuple(sorted(set(queries)))
+        return cls(distinct, tuple(at % FOLDS for at in range(len(distinct))))
+
+
+def learn(ask: Ask, lesson: Lesson, *, space: str) -> Learned:
+    """Learn from all silos; a DataError where there is too little to learn from."""
+    rows, relevant, _ = _total(ask(Prepare(lesson.queries, lesson.folds, lesson.own)))
+    if len(lesson.queries) < LEAST_QUERIES or relevant < LEAST_RELEVANT:
+        raise DataError(
+            f"{len(lesson.queries)} judged queries with {relevant:.0f} relevant documents are too few",
+            cure=f"judge hits until there are {LEAST_QUERIES} and {LEAST_RELEVANT}",
+        )
+    first = fit_look(ask, 1)
+    ask(Think(first))
+    for fold in sorted(set(lesson.folds)):
+        without = fit_look(ask, 2, fold=fold)
+        bars = _bars(ask(Best(without, fold)))
+        ask(Show(without, fold, bars))
+    shown = fit_line(ask, 0)
+    alone = {name: fit_line(ask, at) for at, name in enumerate(GROUPS, 1)}
+    about = {"queries": len(lesson.queries), "rows": int(rows), "relevant": int(relevant)}
+    return Learned(space, first, fit_look(ask, 2), shown, alone, about)
+
+
+def fit_look(ask: Ask, look: int, *, fold: int = NOBODY) -> Look:
+    """A logistic regression over all silos' rows but those of a fold."""
+    size = len(FIRST if look == 1 else SECOND)
+    told = _total(ask(Moments(look)))
+    centre = told[1 : 1 + size] / told[0]
+    scale = np.sqrt(np.maximum(told[1 + size :] / told[0] - centre**2, 0.0))
+    scale = np.where(scale > 1e-9, scale, 1.0)
+
+    def sums(theta: FloatArray) -> FloatArray:
+        return _total(ask(Slopes(look, centre, scale, theta, fold)))
+
+    penalty = np.append(np.full(size, PENALTY), 1e-6)
+    theta = newton(sums, np.zeros(size + 1), penalty, tolerance=TOLERANCE)
+    return Look(centre, scale, theta[:-1], float(theta[-1]))
+
+
+def fit_line(ask: Ask, column: int) -> Line:
+    """From margins to log-odds over the hits that were kept as shown; it never falls."""
+    theta = newton(lambda at: _total(ask(Kept(column, at))), np.array([1.0, 0.0]), np.full(2, 1e-3))
+    if theta[0] <= 0:
+        flat = newton(
+            lambda at: _total(ask(Kept(column, np.array([0.0, at[0]]))))[[0, 2, 6]],
+            np.zeros(1),
+            np.full(1, 1e-3),
+        )
+        return Line(0.0, float(flat[0]))
+    return Line(float(theta[0]), float(theta[1]))
+
+
+def _bars(answers: Sequence[FloatArray]) -> FloatArray:
+    """The margin that a candidate of each query needs to be among the best of all silos."""
+    best = np.concatenate([answer.reshape(-1, HITS) for answer in answers], axis=1)
+    return -np.sort(-best, axis=1)[:, HITS - 1]
+
+
+def _total(answers: Sequence[FloatArray]) -> FloatArray:
+    if len({answer.shape for answer in answers}) != 1:
+        raise ProtocolError("answers of different lengths do not add up")
+    total: FloatArray = np.sum(answers, axis=0)
+    return total

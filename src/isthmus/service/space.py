@@ -1,0 +1,253 @@
+"""Directions that silos share: latent semantic analysis of all their texts, of which none leaves its silo.
+
+    Aᵢ ≈ Uᵢ·Sᵢ·Vᵢᵀ      every silo: a truncated SVD of its documents' TF-IDF, with the rarities of all silos
+    V = svd(S₁V₁ᵀ; S₂V₂ᵀ; …)    whoever joins them: the right singular vectors of all documents together
+
+What leaves a silo is VᵢSᵢ: a row for every word that at least two of its documents have, named by a keyed
+hash. That is exact and carries no ε; it goes only to a peer whose policy has `learning`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import xlogy
+
+from isthmus.encoders import Vectors
+from isthmus.encoders.vectors import unit
+from isthmus.errors import DataError, ProtocolError
+from isthmus.private.sketch import HashFamily
+from isthmus.randomness import Streams
+from isthmus.service.figures import hashing_of
+from isthmus.service.segments import Counted, Segment
+from isthmus.tables.bundles import Bundle
+from isthmus.tables.ids import FloatArray, IntArray
+from isthmus.text import ENGLISH
+
+DIMENSIONS = 256
+LEAST_DOCUMENTS = 2
+"""Documents of a silo that a word must have before it leaves."""
+FITTED_ON = 20_000
+"""Documents that a silo's directions come from at most."""
+MOST_BYTES = 1 << 30
+
+Names = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class SavedSpace(Bundle):
+    """Directions on disk or on the wire."""
+
+    noun = "space"
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """A row for every word, named by its keyed hash and in that order: its rarity and its directions."""
+
+    words: Names
+    rarity: FloatArray
+    components: Vectors
+    hashing: str
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The hash of all of it."""
+        digest = hashlib.sha256(self.hashing.encode())
+        for part in (self.words, self.rarity, self.components):
+            digest.update(np.ascontiguousarray(part).tobytes())
+        return f"space-{digest.hexdigest()[:16]}"
+
+    @property
+    def width(self) -> int:
+        """The number of directions."""
+        return int(self.components.shape[1])
+
+    def rows(self, names: Names) -> IntArray:
+        """Where words stand; −1 for one that no silo named."""
+        if not len(self.words):
+            return np.full(len(names), -1)
+        at = np.minimum(np.searchsorted(self.words, names), len(self.words) - 1)
+        return np.where(self.words[at] == names, at, -1)
+
+    def to_bytes(self) -> bytes:
+        """For the wire; directions lose digits that nothing depends on."""
+        return self._saved(np.float16).to_bytes()
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a file."""
+        self._saved(np.float32).write(path)
+
+    def _saved(self, form: type[np.floating[Any]]) -> SavedSpace:
+        arrays = {
+            "words": self.words,
+            "rarity": self.rarity,
+            "components": self.components.astype(form),
+        }
+        return SavedSpace({"hashing": self.hashing}, arrays)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Read it back."""
+        return cls._of(SavedSpace.read(path))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """What came over the wire; anything else is a ProtocolError."""
+        try:
+            return cls._of(SavedSpace.read(io.BytesIO(data), most=MOST_BYTES))
+        except DataError as error:
+            raise ProtocolError("not directions of a known form") from error
+
+    @classmethod
+    def _of(cls, saved: SavedSpace) -> Self:
+        try:
+            words = saved.arrays["words"].astype(np.uint64)
+            rarity = saved.arrays["rarity"].astype(np.float64)
+            components = saved.arrays["components"].astype(np.float32)
+            told = cls(words, rarity, components, str(saved.header["hashing"]))
+        except (KeyError, ValueError, TypeError) as error:
+            raise DataError("is not a whole space", text=str(error)) from error
+        whole = rarity.shape == words.shape == components.shape[:1] and components.ndim == 2
+        sound = whole and bool(np.isfinite(components).all() and np.isfinite(rarity).all())
+        if not sound or (np.diff(words.astype(object)) <= 0).any():
+            raise DataError("is not a whole space")
+        return told
+
+
+def named(words: Sequence[str], family: HashFamily) -> Names:
+    """Words under the federation's key, in 64 bits."""
+    digests = b"".join(
+        hashlib.blake2b(word.encode(), key=family.key, digest_size=8, person=b"isthmus space").digest()
+        for word in words
+    )
+    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
+
+
+def directions(counted: Counted, rarity: FloatArray, family: HashFamily) -> Space:
+    """One silo's part: VᵢSᵢ of its documents' TF-IDF."""
+    from scipy.sparse import csr_array
+    from sklearn.utils.extmath import randomized_svd
+
+    having = np.bincount(counted.word, minlength=len(counted.words))
+    known = np.flatnonzero(having >= LEAST_DOCUMENTS)
+    place = np.full(len(counted.words), -1)
+    place[known] = np.arange(len(known))
+    entries = np.flatnonzero(place[counted.word] >= 0)
+    document, word = counted.document[entries], counted.word[entries]
+    weights = (1 + np.log(counted.times[entries])) * rarity[word]
+    norms = np.sqrt(np.bincount(document, weights**2, counted.documents))
+    shape = (counted.documents, len(known))
+    table = csr_array((weights / norms[document], (document, place[word])), shape=shape)
+    scale = 1.0
+    if counted.documents > FITTED_ON:
+        chosen = np.sort(Streams(0)("space").choice(counted.documents, FITTED_ON, replace=False))
+        table, scale = table[chosen], (counted.documents / FITTED_ON) ** 0.5
+    wanted = min(DIMENSIONS, *table.shape)
+    if wanted:
+        _, strength, vectors = randomized_svd(table, wanted, random_state=0)
+        components = (vectors.T * (scale * strength)).astype(np.float32)
+    else:
+        components = np.zeros((len(known), 0), dtype=np.float32)
+    names = named([counted.words[at] for at in known.tolist()], family)
+    order = np.argsort(names)
+    return Space(names[order], rarity[known][order], components[order], hashing_of(family))
+
+
+def joined(parts: Sequence[Space], dimensions: int = DIMENSIONS) -> Space:
+    """The directions of all documents, from every silo's own; of unit length, the strongest first."""
+    if not parts or len({part.hashing for part in parts}) != 1:
+        raise ProtocolError("directions under different hash keys do not join")
+    words = np.unique(np.concatenate([part.words for part in parts]))
+    rarity = np.zeros(len(words))
+    stacked = np.zeros((sum(part.width for part in parts), len(words)), dtype=np.float32)
+    first = 0
+    for part in parts:
+        at = np.searchsorted(words, part.words)
+        rarity[at] = np.maximum(rarity[at], part.rarity)
+        stacked[first : first + part.width, at] = part.components.T
+        first += part.width
+    strength, left = np.linalg.eigh(stacked.astype(np.float64) @ stacked.T)
+    kept = np.flatnonzero(strength > 1e-9 * max(strength.max(initial=0.0), 1e-300))[::-1][:dimensions]
+    components = (stacked.T @ left[:, kept].astype(np.float32)) / np.sqrt(strength[kept]).astype(np.float32)
+    if len(words):
+        signs = np.sign(components[np.abs(components).argmax(axis=0), np.arange(len(kept))])
+        components = components * signs
+    return Space(words, rarity, np.ascontiguousarray(components, dtype=np.float32), parts[0].hashing)
+
+
+class SpaceQueries:
+    """The shared directions as a node's encoder; a query costs as many rows as it has words."""
+
+    def __init__(self, space: Space, family: HashFamily) -> None:
+        if space.hashing != hashing_of(family):
+            raise ProtocolError("directions under another hash key than this silo's")
+        self.space, self.family = space, family
+        self._weighed: WeakKeyDictionary[Segment, tuple[FloatArray, FloatArray]] = WeakKeyDictionary()
+
+    @property
+    def fingerprint(self) -> str:
+        return self.space.fingerprint
+
+    @property
+    def width(self) -> int:
+        return self.space.width
+
+    def rarities(self, words: Sequence[str]) -> FloatArray:
+        """Of words; 0 for one that no silo named."""
+        rows = self.space.rows(named(words, self.family))
+        return np.where(rows >= 0, self.space.rarity[np.maximum(rows, 0)], 0.0) if len(rows) else np.zeros(0)
+
+    def documents(self, texts: Sequence[str]) -> Vectors:
+        from scipy.sparse import csr_array
+
+        tokens = ENGLISH(texts)
+        counts = tokens.counts()
+        rows = self.space.rows(named(tokens.terms.words, self.family))[counts.indices]
+        known = np.flatnonzero(rows >= 0)
+        text = np.repeat(np.arange(len(tokens)), np.diff(counts.indptr))[known]
+        weights = (1 + np.log(counts.data[known])) * self.space.rarity[rows[known]]
+        table = csr_array((weights, (text, rows[known])), shape=(len(tokens), len(self.space.words)))
+        return unit(np.asarray(table @ self.space.components, dtype=np.float32))
+
+    def query(self, text: str, words: Sequence[str]) -> Vectors:
+        """(1 + ln tf)·rarity of the known words through the shared directions, of unit length."""
+        distinct = list(dict.fromkeys(words))
+        rows = self.space.rows(named(distinct, self.family))
+        known = np.flatnonzero(rows >= 0)
+        if not len(known):
+            return np.zeros(self.width, dtype=np.float32)
+        times = np.array([words.count(distinct[at]) for at in known.tolist()], dtype=np.float64)
+        weights = (1 + xlogy(1, times)) * self.space.rarity[rows[known]]
+        vector = (weights @ self.space.components[rows[known]]).astype(np.float32)
+        norm = float(np.linalg.norm(vector))
+        scaled: Vectors = vector / np.float32(norm) if norm > 0 else vector
+        return scaled
+
+    def weighed(self, segment: Segment) -> tuple[FloatArray, FloatArray]:
+        """The length of every document's TF-IDF, and the rarity of all it begins with; once a segment."""
+        if segment not in self._weighed:
+            rarity = np.repeat(self.rarities(segment.terms.tolist()), np.diff(segment.starts))
+            times = (segment.title_counts + segment.body_counts).astype(np.float64)
+            squares = ((1 + np.log(np.maximum(times, 1))) * rarity) ** 2
+            begun = rarity * (segment.lead_counts > 0)
+            norms = np.sqrt(np.bincount(segment.rows, squares, len(segment)))
+            self._weighed[segment] = (
+                norms,
+                np.bincount(segment.rows, begun, len(segment)).astype(np.float64),
+            )
+        return self._weighed[segment]
+
+
+def rarity_of(having: FloatArray, documents: float) -> FloatArray:
+    """ln((1 + N)/(1 + df)) + 1."""
+    return np.asarray(np.log((1 + documents) / (1 + np.clip(having, 0, documents))) + 1)
