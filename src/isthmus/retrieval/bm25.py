@@ -5,7 +5,7 @@
 >>> documents = Documents(("d1", "d2"), ("", ""), ("a red apple", "a green pear"), np.zeros(2, int))
 >>> queries = Queries(("q1",), ("green pears",), np.zeros(1, int), ("test",))
 >>> BM25().index(documents).search(queries, k=10)
-Run 'bm25': 1 query, 1 rows
+Run 'bm25': 1 query, 1 row
   q1  d2 0.554518
 """
 

@@ -6,7 +6,7 @@
 >>> documents = Documents(("d1", "d2"), ("", ""), ("a red apple", "a green pear"), np.zeros(2, int))
 >>> queries = Queries(("q1",), ("green pears",), np.zeros(1, int), ("test",))
 >>> Dense(Lsa.fit(documents.texts)).index(documents).search(queries, k=1)
-Run 'dense': 1 query, 1 rows
+Run 'dense': 1 query, 1 row
   q1  d2 1
 """
 

@@ -29,7 +29,7 @@ class Fused:
     >>> queries = Queries(("q1",), ("green pears",), np.zeros(1, int), ("test",))
     >>> hybrid = Fused({"short": BM25(b=0).index(documents), "usual": BM25().index(documents)})
     >>> hybrid.search(queries, k=1)
-    Run 'fused': 1 query, 1 rows
+    Run 'fused': 1 query, 1 row
       q1  d2 0.0327869
     """
 
