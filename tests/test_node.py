@@ -305,6 +305,13 @@ def test_a_ranker_and_the_silos_own_calibrator(settings, tmp_path):
         )
         assert {part["retriever"] for part in found[0]["explanation"]} == {"bm25", "dense"}
         assert found[0]["explanation"][0]["contribution"] > 0
+        starts = [
+            np.log(hit["probability"] / (1 - hit["probability"]))
+            - sum(part["contribution"] for part in hit["explanation"])
+            for hit in found
+            if 1e-6 < hit["probability"] < 1 - 1e-6
+        ]
+        assert starts == pytest.approx([starts[0]] * len(starts), abs=1e-4)
         stays = client.node.searcher.scorer
         (tmp_path / "calibrator").write_bytes(b"damaged")
         client.node._load_new_models()
