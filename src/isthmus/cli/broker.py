@@ -15,6 +15,7 @@ from isthmus.errors import several
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from isthmus.service.settings import BrokerSettings
     from isthmus.service.wire import Answer, Evidence, Hit
 
 URL_VARIABLE = "ISTHMUS_BROKER"
@@ -23,8 +24,13 @@ BAR = 10
 
 def _broker_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, "the broker's settings, TOML", example="port=8110, deadline_ms=500", required=True)
+    parser.add_argument(
+        "--learn",
+        action="store_true",
+        help="let the silos learn a ranker and its probabilities from their judgements, and end",
+    )
     add_serving(parser)
-    add_json(parser, "{url, silos} once it serves")
+    add_json(parser, "{url, silos} once it serves; with --learn {queries, rows, relevant}")
 
 
 def _broker(asked: argparse.Namespace) -> None:
@@ -33,6 +39,9 @@ def _broker(asked: argparse.Namespace) -> None:
 
     settings = read_broker(asked.config, asked.changes)
     log_to_stderr(access=not asked.quiet)
+    if asked.learn:
+        _learn(asked, settings)
+        return
     if asked.until_eof:
         end_with_stdin()
 
@@ -43,6 +52,19 @@ def _broker(asked: argparse.Namespace) -> None:
             sys.stdout.flush()  # whoever reads it waits for this line
 
     run_broker(settings, started=started)
+
+
+def _learn(asked: argparse.Namespace, settings: BrokerSettings) -> None:
+    """While the nodes serve: what they learn is in use when this ends."""
+    import asyncio
+
+    from isthmus.report import summary
+    from isthmus.service.teaching import teach
+
+    learned = asyncio.run(teach(settings))
+    if asked.json:
+        print_json(dict(learned.about))
+    summary("learned", {**learned.about, "silos": ", ".join(settings.silos)})
 
 
 def _probability(text: str) -> float:

@@ -99,7 +99,8 @@ def failure_of(reply: Reply) -> IsthmusError:
 class Broker:
     """All silos, and what is asked of them."""
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    def __init__(self, settings: BrokerSettings, *, most: int = 8 << 20) -> None:
+        """`most` bytes is what a silo may answer with."""
         if not settings.silos:
             raise ConfigError(
                 "a broker needs at least one silo", key="silos", expected="[silos.NAME] url = …"
@@ -111,7 +112,7 @@ class Broker:
         self.silos: dict[str, SiloLine] = {}
         for name, silo in settings.silos.items():
             over = context if silo.url.startswith("https:") else None
-            line = Line(silo.url, context=over, name=server_name(name))
+            line = Line(silo.url, context=over, name=server_name(name), most=most)
             self.silos[name] = SiloLine(name, silo.url, line, Breaker(settings.breaker), headers)
         self.exchange = Exchange(list(self.silos.values()))
         self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}

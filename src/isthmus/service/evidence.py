@@ -129,8 +129,8 @@ class Company:
         np.fill_diagonal(near, -2.0)
         rows = np.argpartition(-near, count - 1, axis=1)[:, :count]
         weights = np.maximum(np.take_along_axis(near, rows, axis=1), 1e-6).astype(np.float64)
-        repeated = np.resize(np.arange(count), COMPANY)  # as wide as everywhere; the mean stays near
-        return cls(rows[:, repeated], weights[:, repeated])
+        wide = ((0, 0), (0, COMPANY - count))  # as wide as everywhere; nobody counts for nothing
+        return cls(np.pad(rows, wide), np.pad(weights, wide))
 
     def mean(self, log_odds: FloatArray) -> FloatArray:
         """What the neighbours seemed, on average."""

@@ -85,6 +85,7 @@ authority = "ca.crt"
 search = true
 snippets = true              # false: hits without text
 counts = true                # may have the term statistics below
+learning = true              # may join directions of words, and ask for sums over judged queries: no ε
 feedback = true              # may bring judgements, which stay here
 budget = 9.0                 # ε that a document may spend on this peer
 
@@ -94,7 +95,8 @@ form = "private"             # or "exact", or "none"
 epsilon = 1.0
 hash_key = "{hash_key}"      # the same in all silos, and unknown to the broker: keep this file to yourself
 
-# Files that training and calibration wrote; without a calibrator hits have no probability.
+# `isthmus broker --learn` gives the silo a ranker with probabilities. Files of other training and calibration
+# come before it; without a calibrator their hits have no probability.
 # [models]
 # ranker = "model"
 # calibrator = "calibrator"
@@ -133,8 +135,9 @@ isthmus search "first document" --broker http://127.0.0.1:{port} --key broker/ad
 3. **Machines.** Move each silo's folder to its own machine, and write its address there into `broker.toml`.
    For certificates that hold it: `isthmus keys make . --silos {first} --host silo.example.org --renew`.
    `authority/` stays with you, off line: whoever has its key can pose as anybody.
-4. **Probabilities.** Judgements that people give stay in the silos; `isthmus node --config silo.toml
-   --export-judgements out` writes them for `isthmus calibrate`, whose file goes into `[models]`.
+4. **Probabilities.** Judgements that people give stay in the silos. When there are some, let the silos learn:
+   `isthmus broker --config broker.toml --learn`. `isthmus node --config silo.toml --export-judgements out`
+   writes them for other training and calibration, whose files go into `[models]`.
 
 Keys, `silo.toml` (it holds the hash key) and `api-keys.json` are secrets: `.gitignore` leaves them out.
 """

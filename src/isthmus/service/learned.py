@@ -23,7 +23,7 @@ from scipy.special import expit
 
 from isthmus.errors import DataError, ProtocolError
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, first_look, second_look
-from isthmus.service.scoring import Scored, best_first
+from isthmus.service.scoring import Raw, Scored, best_first
 from isthmus.service.snapshot import Found, Snapshot
 from isthmus.service.wire import Evidence
 from isthmus.tables.bundles import Bundle
@@ -152,7 +152,9 @@ class Learned:
         return np.column_stack((first, second_look(snapshot.vectors(found.rows), query, self.first(first))))
 
     def score(self, snapshot: Snapshot, found: Found) -> Scored:
-        """Margins and probabilities."""
+        """Margins and probabilities; BM25 without any while the silo has other directions."""
+        if not self.fits(snapshot):
+            return Raw().score(snapshot, found)
         if not len(found):
             return Scored(np.empty(0, np.int64), np.empty(0), np.empty(0))
         margins = self.second(self.table(snapshot, found))
@@ -163,6 +165,8 @@ class Learned:
         best = scored.order[:depth]
         if not len(best):
             return []
+        if scored.probabilities is None:
+            return Raw().explain(snapshot, found, scored, depth)
         parts = self.second.parts(self.table(snapshot, found)[best])
         told = {name: self._told(name, parts[:, columns].sum(axis=1)) for name, columns in GROUPS.items()}
         listed = {name: found.listed.get(name) for name in GROUPS}

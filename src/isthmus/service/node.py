@@ -25,13 +25,19 @@ from isthmus.private.ledger import Budget, Ledger
 from isthmus.private.store import SiloFolder
 from isthmus.report.progress import Progress
 from isthmus.service import wire
+from isthmus.service.export import majority
 from isthmus.service.figures import TEXT, Figures, family_of
 from isthmus.service.index import Index
+from isthmus.service.learned import Learned
+from isthmus.service.learning import Prepare, answer_bytes, question_of
+from isthmus.service.pupil import Pupil, own_directions
 from isthmus.service.releases import Releases
-from isthmus.service.reliability import curves_of, validation_curves
+from isthmus.service.reliability import curves_of, save_curves, validation_curves
+from isthmus.service.scoring import Scorer
 from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.settings import NodeSettings, secret
 from isthmus.service.sources import load_all
+from isthmus.service.space import Space
 from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store
 from isthmus.tables import Documents
 from isthmus.tables.files import replacing
@@ -59,9 +65,8 @@ class Node:
         self.index = Index(folder / "index", self.store, encoder=settings.encoder, family=self.family)
         self._share_kept()
         self._models = self._stamps()
-        self.searcher = Searcher(
-            settings.silo, self.index, self.store, load_scorer(settings.models), settings.depth
-        )
+        self._pupil: Pupil | None = None
+        self.searcher = Searcher(settings.silo, self.index, self.store, self._scorer(), settings.depth)
         self._wake, self._stopped, self._read = threading.Event(), threading.Event(), threading.Event()
         self._indexed = threading.Condition()
         self._left: dict[tuple[str, str, str], int] = {}
@@ -152,7 +157,8 @@ class Node:
 
     def _stamps(self) -> dict[Path, int]:
         models = self.settings.models
-        files = [path for path in (models.ranker, models.fuser, models.calibrator) if path is not None]
+        named = (models.ranker, models.fuser, models.calibrator, self._learned_file)
+        files = [path for path in named if path is not None]
         return {path: path.stat().st_mtime_ns for path in files if path.exists()}
 
     def _load_new_models(self) -> None:
@@ -161,7 +167,7 @@ class Node:
         if stamps == self._models:
             return
         try:
-            self.searcher = replace(self.searcher, scorer=load_scorer(self.settings.models))
+            self.searcher = replace(self.searcher, scorer=self._scorer())
             _log.info("new models are in use")
         except IsthmusError as error:
             _log.warning("the models stay as they were: %s", error)
@@ -251,6 +257,57 @@ class Node:
             raise ProtocolError("statistics of no documents")
         return figures
 
+    # learning with others
+
+    @property
+    def _learned_file(self) -> Path:
+        return self.settings.folder / "learned"
+
+    def _scorer(self) -> Scorer:
+        return load_scorer(self.settings.models, self._learned_file)
+
+    def directions(self, peer: str) -> bytes:
+        """The silo's part of directions that all share; exact, and recorded as such."""
+        self.ledger.record("sums", peer, note="directions of words, to learn together")
+        return own_directions(self.index.snapshot).to_bytes()
+
+    def adopt_directions(self, data: bytes) -> None:
+        """Give every document its vector in the directions of all silos."""
+        self.index.adopt(Space.from_bytes(data))
+
+    def judged_queries(self, peer: str) -> wire.Judged:
+        """The queries that somebody judged a hit of, for all silos to learn from."""
+        queries = sorted({said.query for said in self.store.judgements()})
+        self.note("query text", peer, len(queries), "judged queries, to learn together")
+        return wire.Judged(queries=queries)
+
+    def answer(self, data: bytes, peer: str) -> bytes:
+        """Sums over the rows of judged queries."""
+        question = question_of(data)
+        if isinstance(question, Prepare) or self._pupil is None:
+            judged: dict[str, dict[str, bool]] = {}
+            for (query, document), right in majority(self.store.judgements()).items():
+                judged.setdefault(query, {})[document] = right
+            self._pupil = Pupil(self.index.snapshot, judged, depth=self.settings.depth)
+        self.note("sums", peer, 1, "sums over judged queries, to learn together")
+        return answer_bytes(self._pupil.answer(question))
+
+    def adopt(self, data: bytes) -> None:
+        """Search with what was learned, probabilities bent to the silo's own hits; forget the rows."""
+        learned = Learned.from_bytes(data)
+        curves: list[wire.Reliability] = []
+        if self._pupil is not None:
+            learned = self._pupil.bent(learned)
+            curves = self._pupil.curves(learned, self.settings.silo)
+        save_curves(curves, self._curves_file)
+        learned.save(self._learned_file)
+        self._pupil = None
+        self._load_new_models()
+
+    @property
+    def _curves_file(self) -> Path:
+        return self.settings.folder / "learned.curves"
+
     # people
 
     def judge(self, said: wire.Feedback, peer: str) -> None:
@@ -264,7 +321,10 @@ class Node:
 
     def calibration(self) -> wire.Calibration:
         """How reliable the probabilities are: on validation, and by what people said."""
-        given = validation_curves(self.settings.models.reliability, self.settings.silo)
+        models = self.settings.models
+        named = models.ranker or models.fuser or models.reliability
+        path = models.reliability if named else self._curves_file
+        given = validation_curves(path, self.settings.silo)
         return wire.Calibration(curves=[*given, *curves_of(self.settings.silo, self.store.judgements())])
 
     def release(self) -> wire.Release:

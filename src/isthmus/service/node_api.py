@@ -30,7 +30,7 @@ from isthmus.service.stores import Draft
 ANONYMOUS = "anonymous"
 """The peer whose policy holds for whoever reaches a node without TLS, which only loopback allows."""
 OPEN = ("/v1/health", "/v1/ready")
-LARGE = ("/v1/documents", "/v1/statistics")
+LARGE = ("/v1/documents", "/v1/statistics", "/v1/directions", "/v1/learning")
 OWN_PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": wire.Problem, "description": told, "content": {wire.PROBLEM_TYPE: {}}}
     for status, told in (
@@ -39,11 +39,21 @@ OWN_PROBLEMS: dict[int | str, dict[str, Any]] = {
     )
 }
 _FIGURES = {"content": {wire.STATISTICS_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+_BUNDLE = {"content": {wire.BUNDLE_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+BODIES = {
+    ("PUT", "/statistics"): _FIGURES,
+    ("PUT", "/directions"): _BUNDLE,
+    ("POST", "/learning"): _BUNDLE,
+    ("PUT", "/learning"): _BUNDLE,
+}
+"""What is sent and is not JSON."""
 ANSWERS: dict[tuple[str, str], dict[int | str, dict[str, Any]]] = {
     ("GET", "/statistics"): {
         200: {"content": _FIGURES["content"], "description": "The silo's figures."},
         304: {"description": "They are those that If-None-Match names."},
     },
+    ("GET", "/directions"): {200: {**_BUNDLE, "description": "The silo's directions."}},
+    ("POST", "/learning"): {200: {**_BUNDLE, "description": "Sums."}},
     ("GET", "/ready"): {503: {"model": wire.Ready, "description": "It is still indexing."}},
 }
 """What is not JSON of the documented model, or no problem though it says so."""
@@ -159,6 +169,44 @@ class NodeApi:
             raise Problem(400, str(error)) from None
         return Response(status_code=204)
 
+    async def directions(self, request: Request) -> Response:
+        """The silo's part of directions that all silos share."""
+        peer, _ = self._allowed(request, "learning")
+        if (await self._apart(self.node.ready)).detail:
+            raise Problem(503, "still indexing", Retry_After="5")
+        return Response(await self._apart(self.node.directions, peer), media_type=wire.BUNDLE_TYPE)
+
+    async def adopt_directions(self, request: Request) -> Response:
+        """Take the directions of all silos."""
+        self._allowed(request, "learning")
+        return await self._taken(self.node.adopt_directions, await request.body())
+
+    async def judged(self, request: Request) -> Response:
+        """The queries that somebody judged here."""
+        peer, _ = self._allowed(request, "learning")
+        return _json(await self._apart(self.node.judged_queries, peer))
+
+    async def learn(self, request: Request) -> Response:
+        """Answer a question about the rows of judged queries with sums."""
+        peer, _ = self._allowed(request, "learning")
+        try:
+            answer = await self._apart(self.node.answer, await request.body(), peer)
+        except (PrivacyError, DataError) as error:
+            raise Problem(400, str(error)) from None
+        return Response(answer, media_type=wire.BUNDLE_TYPE)
+
+    async def adopt(self, request: Request) -> Response:
+        """Search with what was learned."""
+        self._allowed(request, "learning")
+        return await self._taken(self.node.adopt, await request.body())
+
+    async def _taken(self, work: Callable[[bytes], None], body: bytes) -> Response:
+        try:
+            await self._apart(work, body)
+        except (PrivacyError, DataError) as error:
+            raise Problem(400, str(error)) from None
+        return Response(status_code=204)
+
     async def put_documents(self, request: Request, given: wire.Documents) -> Response:
         """Add or change documents."""
         self._allowed(request, "operate")
@@ -257,6 +305,11 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
         ("POST", "/feedback", api.feedback, None),
         ("GET", "/statistics", api.statistics, None),
         ("PUT", "/statistics", api.share, None),
+        ("GET", "/directions", api.directions, None),
+        ("PUT", "/directions", api.adopt_directions, None),
+        ("GET", "/learning", api.judged, wire.Judged),
+        ("POST", "/learning", api.learn, None),
+        ("PUT", "/learning", api.adopt, None),
         ("PUT", "/documents", api.put_documents, wire.Changed),
         ("GET", "/documents", api.find_documents, wire.Listed),
         ("DELETE", "/documents/{id:path}", api.remove_document, wire.Changed),
@@ -272,9 +325,9 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
             handler,
             methods=[method],
             response_model=model,
-            status_code=200 if model is not None or method == "GET" else 204,
+            status_code=200 if model is not None or method == "GET" or handler == api.learn else 204,
             responses=PROBLEMS | OWN_PROBLEMS | ANSWERS.get((method, path), {}),
-            openapi_extra={"requestBody": _FIGURES} if (method, path) == ("PUT", "/statistics") else None,
+            openapi_extra={"requestBody": BODIES[method, path]} if (method, path) in BODIES else None,
         )
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
     app.add_api_route(

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.service.index import Index
+from isthmus.service.learned import Learned
 from isthmus.service.scoring import Raw, Scored, Scorer, best_first
 from isthmus.service.settings import Models
 from isthmus.service.snapshot import Found, Snapshot
@@ -162,8 +164,8 @@ class Ranked:
         return np.asarray(np.log(sure) - np.log1p(-sure))
 
 
-def load_scorer(models: Models) -> Scorer:
-    """The scorer of a silo's model files."""
+def load_scorer(models: Models, learned: Path | None = None) -> Scorer:
+    """The scorer of a silo's model files; where it names none, of what it has learned with others."""
     calibrator = None
     if models.calibrator is not None:
         from isthmus.calibration import load_calibrator
@@ -181,7 +183,7 @@ def load_scorer(models: Models) -> Scorer:
             told = ", ".join(fuser.retrievers_)
             raise DataError(f"joins {told}", file=models.fuser, cure=f"a node has {', '.join(RETRIEVERS)}")
         return Fused(fuser, calibrator)
-    return Raw()
+    return Learned.load(learned) if learned is not None and learned.exists() else Raw()
 
 
 def _calibrated(calibrator: Calibrator, scores: FloatArray) -> FloatArray:

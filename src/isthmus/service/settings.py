@@ -48,6 +48,8 @@ class Policy:
     search: bool = False
     snippets: bool = False
     counts: bool = False
+    learning: bool = False
+    """May join this silo's directions with others' and ask for sums over its judged queries, without ε."""
     feedback: bool = False
     operate: bool = False
     budget: float | None = None

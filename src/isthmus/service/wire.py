@@ -26,6 +26,7 @@ VERSION = 1
 PREFIX = f"/v{VERSION}"
 PROBLEM_TYPE = "application/problem+json"
 STATISTICS_TYPE = "application/vnd.isthmus.statistics"
+BUNDLE_TYPE = "application/vnd.isthmus.lesson"
 
 LONGEST_QUERY = 2_000
 MOST_HITS = 100
@@ -137,6 +138,12 @@ class Feedback(Said):
     document: DocumentId
     silo: Name
     relevant: bool
+
+
+class Judged(Told):
+    """Queries that somebody judged a hit of."""
+
+    queries: list[str]
 
 
 class Document(Said):

@@ -1,0 +1,405 @@
+"""Silos that learn together: directions that join, sums that equal pooled rows, explanations that add up."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import pytest
+from scipy.special import expit, logit
+
+from isthmus.calibration.sums import likelihood_sums, newton
+from isthmus.errors import DataError, ProtocolError, SiloUnavailable
+from isthmus.service.evidence import FIRST, GROUPS, SECOND, Company, feedback, first_look
+from isthmus.service.figures import TEXT, Figures, family_of, summed
+from isthmus.service.index import Index
+from isthmus.service.learned import Learned, Line, Look
+from isthmus.service.learning import (
+    NOBODY,
+    PENALTY,
+    Best,
+    Kept,
+    Lesson,
+    Moments,
+    Prepare,
+    Show,
+    Slopes,
+    Think,
+    answer_bytes,
+    answer_of,
+    fit_look,
+    learn,
+    question_of,
+)
+from isthmus.service.limits import message_header
+from isthmus.service.lines import Reply
+from isthmus.service.node import Node
+from isthmus.service.node_api import node_app
+from isthmus.service.pupil import Pupil, own_directions
+from isthmus.service.reliability import sampling_floor
+from isthmus.service.searching import Searcher
+from isthmus.service.segments import LEAD_WORDS, Text
+from isthmus.service.settings import Encoder, NodeSettings, Policy, SharedStatistics
+from isthmus.service.space import Space, joined
+from isthmus.service.stores import Draft, Judgement, SqliteStore
+from isthmus.service.teaching import taught as taught_over
+from isthmus.service.wire import Search
+
+FAMILY = family_of("key", 1 << 12)
+TOPICS = ("tide wave turbine harbour", "lamp bridge river iron", "apple pear plum cherry")
+
+
+def texts(seed, count=40):
+    """Documents of three topics; each has words of its own topic and some of any."""
+    rng = np.random.default_rng(seed)
+    every = " ".join(TOPICS).split()
+    for at in range(count):
+        own = TOPICS[at % 3].split()
+        words = [*rng.choice(own, 6), *rng.choice(every, 3)]
+        yield Draft(f"{seed}-{at}", own[at % 4], " ".join(words))
+
+
+@pytest.fixture
+def silos(tmp_path):
+    made = []
+    for seed in (1, 2, 3):
+        store = SqliteStore(tmp_path / f"{seed}.db")
+        store.put(texts(seed))
+        index = Index(tmp_path / str(seed), store, encoder=Encoder("none"), family=FAMILY)
+        index.catch_up()
+        made.append((f"silo{seed}", store, index))
+    total = summed(index.snapshot.exact_figures(name, (TEXT,)) for name, _, index in made)
+    for _, _, index in made:
+        index.share(total)
+    space = joined([own_directions(index.snapshot) for *_, index in made])
+    for _, _, index in made:
+        index.adopt(space)
+    yield made
+    for _, store, _ in made:
+        store.close()
+
+
+QUERIES = tuple(
+    f"{first} {second}"
+    for topic in TOPICS
+    for first in topic.split()
+    for second in topic.split()
+    if first < second
+)
+
+
+def judged():
+    """Right is a document of the query's topic whose title is one of its words."""
+    found = {}
+    for query in QUERIES:
+        topic = next(at for at, words in enumerate(TOPICS) if query.split()[0] in words)
+        for seed in (1, 2, 3):
+            for at, draft in enumerate(texts(seed)):
+                right = at % 3 == topic and draft.title in query.split()
+                found.setdefault(query, {})[draft.id] = right
+    return found
+
+
+@pytest.fixture
+def pupils(silos):
+    return [Pupil(index.snapshot, judged(), depth=20) for *_, index in silos]
+
+
+def asking(pupils):
+    return lambda question: [pupil.answer(question) for pupil in pupils]
+
+
+def taught(silos, pupils):
+    return learn(asking(pupils), Lesson.of(QUERIES), space=silos[0][2].snapshot.encoder.fingerprint)
+
+
+class TestSpace:
+    def test_joined_directions_are_those_of_one_place(self, silos):
+        space = silos[0][2].snapshot.encoder.space
+        parts = [own_directions(index.snapshot) for *_, index in silos]
+        # with all directions kept, the joined ones span what the stacked documents do
+        stacked = np.zeros((sum(part.width for part in parts), len(space.words)))
+        first = 0
+        for part in parts:
+            stacked[first : first + part.width, np.searchsorted(space.words, part.words)] = part.components.T
+            first += part.width
+        _, strength, right = np.linalg.svd(stacked, full_matrices=False)
+        strong = 5
+        cosines = np.abs(np.sum(space.components[:, :strong] * right[:strong].T, axis=0))
+        assert np.allclose(cosines[np.diff(strength[: strong + 1]) < -1e-3], 1, atol=1e-3)
+        assert np.allclose(space.components.T @ space.components, np.eye(space.width), atol=1e-3)
+
+    def test_survives_the_wire_and_the_disk(self, silos, tmp_path):
+        space = silos[0][2].snapshot.encoder.space
+        space.save(tmp_path / "space")
+        assert Space.load(tmp_path / "space").fingerprint == space.fingerprint
+        told = Space.from_bytes(space.to_bytes())
+        assert np.allclose(told.components, space.components, atol=1e-3)
+        with pytest.raises(ProtocolError):
+            Space.from_bytes(b"nonsense")
+
+    def test_other_keys_do_not_join(self, silos):
+        part = own_directions(silos[0][2].snapshot)
+        with pytest.raises(ProtocolError):
+            joined([part, replace(part, hashing="another")])
+
+    def test_a_word_of_one_document_stays(self, tmp_path):
+        store = SqliteStore(tmp_path / "s.db")
+        store.put([Draft("a", "", "tide wave secret"), Draft("b", "", "tide wave")])
+        index = Index(tmp_path / "i", store, encoder=Encoder("none"), family=FAMILY)
+        index.catch_up()
+        assert len(own_directions(index.snapshot).words) == 2
+        store.close()
+
+    def test_adopted_directions_survive_a_restart(self, silos, tmp_path):
+        _, store, index = silos[0]
+        again = Index(index.folder, store, encoder=Encoder("lsa"), family=FAMILY)
+        assert again.snapshot.encoder.fingerprint == index.snapshot.encoder.fingerprint
+        assert not again._outgrown()
+
+
+class TestEvidence:
+    def test_the_same_every_time(self, silos):
+        snapshot = silos[0][2].snapshot
+        found = snapshot.find("tide wave", 20)
+        one, other = (first_look(snapshot, found) for _ in range(2))
+        assert one.shape == (len(found), len(FIRST))
+        assert np.array_equal(one, other)
+        assert np.isfinite(one).all()
+
+    def test_the_cosine_is_that_of_the_vectors(self, silos):
+        """With as many directions as there are words nothing is lost: the two cosines agree."""
+        snapshot = silos[0][2].snapshot
+        table = first_look(snapshot, found := snapshot.find("tide wave lamp", 20))
+        near = table[:, FIRST.index("lsa")]
+        assert len(found)
+        assert np.allclose(table[:, FIRST.index("cosine")], near, atol=0.02)
+
+    def test_without_shared_directions_it_is_refused(self, tmp_path):
+        store = SqliteStore(tmp_path / "s.db")
+        store.put(texts(1))
+        index = Index(tmp_path / "i", store, encoder=Encoder("none"))
+        index.catch_up()
+        with pytest.raises(DataError, match="directions"):
+            first_look(index.snapshot, index.snapshot.find("tide", 5))
+        store.close()
+
+    def test_improbable_company_leads_nowhere(self):
+        rng = np.random.default_rng(0)
+        vectors = rng.normal(size=(8, 4)).astype(np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        query = vectors[0]
+        assert np.allclose(feedback(vectors, query, np.full(8, -40.0)), vectors @ query, atol=1e-6)
+
+    def test_neighbours_average_others(self):
+        vectors = np.eye(3, dtype=np.float32)
+        mean = Company.of(vectors).mean(np.array([0.0, 3.0, 6.0]))
+        assert np.allclose(mean, [4.5, 3.0, 1.5])
+        assert Company.of(vectors[:1]).mean(np.array([2.0])).tolist() == [2.0]
+
+    def test_a_lead_is_the_first_paragraph_and_short(self):
+        assert Text("a", "t", "\n\nOne two.\n \nThree.", 1).lead() == "One two."
+        long = Text("a", "t", "word " * 5000, 1).lead()
+        assert len(long.split()) == LEAD_WORDS
+
+
+class TestSums:
+    def test_learning_from_sums_equals_all_rows_in_one_place(self, silos, pupils):
+        lesson = Lesson.of(QUERIES)
+        for pupil in pupils:
+            pupil.answer(Prepare(lesson.queries, lesson.folds))
+        look = fit_look(asking(pupils), 1)
+        tables = [pupil._table for pupil in pupils]
+        rows, relevant, weights = (
+            np.concatenate([getattr(table, name) for table in tables])
+            for name in ("first", "relevant", "weights")
+        )
+        assert np.allclose(look.centre, rows.mean(axis=0))
+        assert np.allclose(look.scale, rows.std(axis=0), atol=1e-6)
+        features = np.vstack((((rows - look.centre) / look.scale).T, np.ones(len(rows))))
+        pooled = newton(
+            lambda theta: likelihood_sums(features, relevant, theta, weights=weights),
+            np.zeros(len(features)),
+            np.append(np.full(len(FIRST), PENALTY), 1e-6),
+        )
+        assert np.allclose(np.append(look.weights, look.start), pooled, atol=1e-5)
+
+    def test_weights_are_repetitions(self):
+        rng = np.random.default_rng(1)
+        features, targets = rng.normal(size=(3, 20)), rng.integers(2, size=20).astype(float)
+        times, theta = rng.integers(1, 4, 20), rng.normal(size=3)
+        repeated = likelihood_sums(np.repeat(features, times, axis=1), np.repeat(targets, times), theta)
+        assert np.allclose(likelihood_sums(features, targets, theta, weights=times.astype(float)), repeated)
+
+    def test_ten_hits_of_every_query_are_kept(self, silos, pupils):
+        taught(silos, pupils)
+        assert sum(len(pupil.kept) for pupil in pupils) == 10 * len(QUERIES)
+
+    def test_too_little_is_said(self, silos, pupils):
+        with pytest.raises(DataError, match="too few"):
+            learn(asking(pupils), Lesson.of(QUERIES[:3]), space="x")
+
+    def test_a_question_before_its_lesson(self, silos, pupils):
+        with pytest.raises(ProtocolError):
+            pupils[0].answer(Moments(1))
+
+    def test_questions_survive_the_wire(self):
+        look = Look(np.zeros(2), np.ones(2), np.array([1.0, -1.0]), 0.5)
+        asked = (
+            Prepare(("a", "b"), (0, 1), (None, "d")),
+            Moments(2),
+            Slopes(1, np.zeros(2), np.ones(2), np.arange(3.0), NOBODY),
+            Think(look),
+            Best(look, 3),
+            Show(look, 3, np.array([-np.inf, 1.0])),
+            Kept(1, np.array([1.0, 0.0])),
+        )
+        for question in asked:
+            told = question_of(question.to_bytes())
+            assert type(told) is type(question)
+            assert told.to_bytes() == question.to_bytes()
+        assert answer_of(answer_bytes(np.array([1.0, -np.inf]))).tolist() == [1.0, -np.inf]
+        for nonsense in (b"", b"nonsense", answer_bytes(np.zeros(2))):
+            with pytest.raises(ProtocolError):
+                question_of(nonsense)
+        with pytest.raises(ProtocolError):
+            answer_of(answer_bytes(np.array([np.nan])))
+
+
+class TestLearned:
+    def test_it_learns(self, silos, pupils):
+        learned = taught(silos, pupils)
+        kept = np.concatenate([pupil.kept for pupil in pupils])
+        chance = expit(learned.shown(kept[:, 1]))
+        assert chance[kept[:, 0] > 0].mean() > chance[kept[:, 0] == 0].mean() + 0.03
+        assert abs(chance.mean() - kept[:, 0].mean()) < 0.01
+
+    def test_saved_it_says_the_same(self, silos, pupils, tmp_path):
+        learned = taught(silos, pupils)
+        learned.save(tmp_path / "learned")
+        snapshot = silos[0][2].snapshot
+        found = snapshot.find("tide wave", 20)
+        for again in (Learned.load(tmp_path / "learned"), Learned.from_bytes(learned.to_bytes())):
+            one, other = (each.score(snapshot, found) for each in (learned, again))
+            assert np.array_equal(one.probabilities, other.probabilities)
+        with pytest.raises(ProtocolError):
+            Learned.from_bytes(b"nonsense")
+
+    def test_explanations_add_up(self, silos, pupils):
+        learned = pupils[0].bent(taught(silos, pupils))
+        name, store, index = silos[0]
+        hits = (
+            Searcher(name, index, store, learned, 20)
+            .search(Search(query="tide wave", explain=True), snippets=False)
+            .hits
+        )
+        assert len(hits) == 10
+        for hit in hits:
+            assert [part.retriever for part in hit.explanation] == list(GROUPS)
+            told = learned.base + sum(part.contribution for part in hit.explanation)
+            assert told == pytest.approx(logit(hit.probability), abs=1e-6)
+            for part in hit.explanation:
+                if part.weight is not None:
+                    assert part.contribution == pytest.approx(part.weight * logit(part.probability), abs=1e-6)
+
+    def test_with_other_directions_it_says_nothing(self, silos, pupils):
+        learned = replace(taught(silos, pupils), space="another")
+        snapshot = silos[0][2].snapshot
+        found = snapshot.find("tide wave", 20)
+        scored = learned.score(snapshot, found)
+        assert scored.probabilities is None
+        assert learned.explain(snapshot, found, scored, 1)[0][0].retriever == "bm25"
+
+    def test_a_silo_with_little_keeps_to_the_line_of_all(self, silos, pupils):
+        learned = taught(silos, pupils)
+        bent = pupils[0].bent(learned).shown
+        free = pupils[0].bent(learned, shrinkage=1e-6).shown
+        stiff = pupils[0].bent(learned, shrinkage=1e9).shown
+        assert stiff == pytest.approx(learned.shown, abs=1e-4)
+        assert abs(bent.start - stiff.start) <= abs(free.start - stiff.start) + 1e-6
+
+    def test_curves_of_what_would_have_been_shown(self, silos, pupils):
+        learned = taught(silos, pupils)
+        curves = pupils[0].curves(learned, "silo1")
+        assert {curve.retriever for curve in curves} == {"shown", *GROUPS}
+
+    def test_a_line_is_a_line(self):
+        assert Line(2.0, 1.0)(np.array([3.0])).tolist() == [7.0]
+
+
+class AtHand:
+    """A node's API without a network, as the broker talks to it."""
+
+    def __init__(self, node):
+        self.name = node.settings.silo
+        transport = httpx.ASGITransport(node_app(node), client=("127.0.0.1", 1))
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1")
+
+    async def ask(self, method, path, body=b"", kind="", *, unless=""):
+        headers = {"content-type": kind, **message_header()}
+        told = await self.client.request(method, path, content=body, headers=headers)
+        return Reply(told.status_code, told.headers.get("content-type", ""), told.content)
+
+
+@contextmanager
+def nodes(tmp_path, policy):
+    with ExitStack() as held:
+        made = []
+        for seed in (1, 2, 3):
+            settings = NodeSettings(
+                silo=f"silo{seed}",
+                folder=tmp_path / f"silo{seed}",
+                peers={"anonymous": policy},
+                statistics=SharedStatistics(form="exact", width=1 << 12),
+                depth=20,
+            )
+            node = held.enter_context(Node(settings).offline())
+            node._read.set()
+            node.store.put(texts(seed))
+            node.index.catch_up()
+            made.append(node)
+        yield made
+
+
+def test_nodes_learn_over_their_api_from_what_people_said(tmp_path):
+    policy = Policy(search=True, counts=True, feedback=True, learning=True)
+    with nodes(tmp_path, policy) as held:
+        for query, said in judged().items():
+            for node in held:
+                for draft in texts(int(node.settings.silo[-1])):
+                    if said[draft.id]:
+                        node.store.judge(Judgement(query, draft.id, True, "ada", 1.0))
+        total = summed(Figures.from_bytes(node.statistics("broker")) for node in held).to_bytes()
+        for node in held:
+            node.share(total)
+        learned = asyncio.run(taught_over([AtHand(node) for node in held]))
+        assert learned.about["queries"] == len(QUERIES)
+        for node in held:
+            answer = node.searcher.search(Search(query="tide wave", explain=True), snippets=False)
+            assert answer.hits[0].probability > 0.5
+            assert {curve.source for curve in node.calibration().curves} == {"validation"}
+            told = node.release().departures
+            assert {"sums", "query text"} <= {departure.kind for departure in told}
+        again = Node(held[0].settings)
+        with again.offline():
+            assert again.searcher.search(Search(query="tide wave"), snippets=False).hits[0].probability > 0.5
+
+
+def test_a_silo_whose_policy_has_no_learning_is_named(tmp_path):
+    with (
+        nodes(tmp_path, Policy(search=True, counts=True)) as held,
+        pytest.raises(SiloUnavailable, match=r"silo1: its policy"),
+    ):
+        asyncio.run(taught_over([AtHand(node) for node in held]))
+
+
+def test_the_floor_falls_with_the_number_of_hits():
+    """A perfect model's error is sampling alone: it shrinks like 1/√n and is 0 where outcomes are certain."""
+    rng = np.random.default_rng(0)
+    few, many = (sampling_floor(rng.random(n)) for n in (100, 10_000))
+    assert 0 < many < few / 5
+    assert sampling_floor(np.array([0.0, 1.0, 1.0])) == 0.0
+    assert len(SECOND) == len(FIRST) + 2
