@@ -6,7 +6,7 @@ What takes a federation its first months happens here within a minute, by the pr
     index       every silo reads its documents; the silos' statistics are summed and handed back
     judge       what people would say of the hits for train and validation queries, kept by their silo
     train       one ranker on the rows of all silos; only the sum of their models leaves them
-    calibrate   from scores to probabilities, fitted from sums over all silos' hits
+    calibrate   from scores to probabilities: from sums over all silos' hits, bent to each silo's own
     measure     how honest the probabilities are that the nodes give for the part test
 
 Silos work side by side, each in a process of its own.
@@ -26,6 +26,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import clone
 
 from isthmus import __version__
 from isthmus.calibration import Pairs, Platt, asking, save_calibrator
@@ -55,6 +56,8 @@ T = TypeVar("T")
 CANDIDATES = 25
 """Documents that each retriever of a silo proposes for a judged query."""
 SHOWN_HITS = 10
+SHRINKAGE = 50.0
+"""Right hits of a silo at which its own calibrator counts as much as that of all silos."""
 ROUNDS = 20
 MEASURE = "nDCG@10"
 CALIBRATOR, RELIABILITY, TRAINING = "calibrator", "reliability.json", "training"
@@ -360,22 +363,44 @@ def _name_silos(world: Corpus, file: Path) -> None:
 
 
 def _calibrate(world: Corpus, folder: Path, rows: Rows, training: Training) -> None:
-    """A calibrator from sums over the silos' hits for validation queries; then the configuration has all."""
+    """Every silo's calibrator, from hits shown for validation queries; then the configuration has all."""
     watched = rows.parts == "validation"
     scores = np.zeros(len(watched))
     whole = rows.letor(watched, [str(query) for query in rows.queries.tolist()])
     scores[watched] = training.ranker.score(whole)
     shown = rows.shown(scores) & watched
-    pairs = []
-    for at in range(len(world.silos)):
-        mine = shown & (rows.silos == at)
-        pairs.append(Pairs(scores[mine], rows.relevant[mine].astype(np.float64)))
-    calibrator = Platt().fit_sums(asking(pairs))
-    for silo in world.silos:
-        save_calibrator(calibrator, folder / silo / CALIBRATOR)
+    mine = [shown & (rows.silos == at) for at in range(len(world.silos))]
+    pairs = [Pairs(scores[each], rows.relevant[each].astype(np.float64)) for each in mine]
+    pooled = Platt().fit_sums(asking(pairs))
+    for silo, own in zip(world.silos, pairs, strict=True):
+        save_calibrator(bent(pooled, own), folder / silo / CALIBRATOR)
         (folder / silo / MODEL).write_bytes((folder / TRAINING / MODEL).read_bytes())
         _edit(folder / silo / "silo.toml", {f"# {line}": line for line in _MODELS})
     _edit(folder / "broker.toml", {'# training = "runs/first"  ': f'training = "{TRAINING}"  '})
+
+
+def bent(pooled: Platt, own: Pairs) -> Platt:
+    """All silos' calibrator, bent towards a silo's own hits as far as its right ones, n₊, can tell.
+
+    The log-odds are λ·own + (1 − λ)·pooled with λ = n₊/(n₊ + SHRINKAGE): both are lines, and so is this.
+    """
+    right = float(own.relevant.sum())
+    if not 0 < right < len(own.relevant):
+        return pooled
+    trust = right / (right + SHRINKAGE)
+    lines = [_line_of(each) for each in (Platt().fit(own.scores, own.relevant), pooled)]
+    found: Platt = clone(pooled)
+    found.classes_, found.n_features_in_ = pooled.classes_, pooled.n_features_in_
+    found.bounds_ = np.array([0.0, 1.0])
+    found.coef_ = trust * lines[0] + (1 - trust) * lines[1]
+    return found
+
+
+def _line_of(calibrator: Platt) -> FloatArray:
+    """Slope and start of the log-odds over raw scores."""
+    (low, high), (slope, start) = calibrator.bounds_.tolist(), calibrator.coef_.tolist()
+    steep = slope / (high - low) if high > low else 0.0
+    return np.array([steep, start - steep * low])
 
 
 _MODELS = (
