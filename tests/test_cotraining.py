@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Message, MessageType
 
 from isthmus.config import load
 from isthmus.corpora import synthetic
@@ -60,9 +63,9 @@ def rows(site: Path, name: str) -> SiloRows:
     return SiloRows(labelled, *cross_rows(labelled, str(site / name)))
 
 
-def grid(site: Path, names: tuple[str, ...]) -> LocalGrid:
+def grid(site: Path, names: tuple[str, ...], kind: type[LocalGrid] = LocalGrid) -> LocalGrid:
     """Nodes that are told where their own files lie, as SuperNodes are."""
-    made = LocalGrid(client, len(names), workers=1)
+    made = kind(client, len(names), workers=1)
     for context, name in zip(made._contexts.values(), names, strict=True):
         told = {"silo": name, "data": site / f"{name}.txt", "folder": site / name}
         context.node_config.update({key: str(value) for key, value in told.items()})
@@ -115,14 +118,53 @@ def test_who_leaves_takes_only_its_own_pairs(site: Path, tmp_path: Path) -> None
     assert 0 < after.rows < before.rows
 
 
+class Changing(LocalGrid):
+    """South is away while rounds three and four are asked for; before the first, silos train alone."""
+
+    away = range(3, 5)
+    asked = 0
+
+    def get_node_ids(self) -> list[int]:
+        nodes = list(super().get_node_ids())
+        return [node for node in nodes if not (self._is_south(node) and self.asked in self.away)]
+
+    def send_and_receive(self, messages: Iterable[Message], **options: Any) -> Iterable[Message]:
+        told = list(messages)
+        self.asked += any(message.metadata.message_type == MessageType.TRAIN for message in told)
+        return super().send_and_receive(told, **options)
+
+    def _is_south(self, node: int) -> bool:
+        return self._contexts[node].node_config.get("silo") == "south"
+
+
+def test_a_silo_leaves_midway_and_comes_back_later(site: Path, tmp_path: Path) -> None:
+    """The others go on with everything they have; south's pairs are labelled again when it is there."""
+    training = replace(TRAINING, rounds=6, labelling=Labelling("soft", rounds=3))
+    run = Cooperation(tmp_path / "run", silos=4, grades=2, training=training)
+    made = cooperate(run, grid(site, NAMES, Changing))
+    others = set(NAMES) - {"south"}
+    assert [set(record.asked) for record in made.history] == [set(NAMES)] * 2 + [others] * 2 + [
+        set(NAMES)
+    ] * 2
+    stayed = cotrain([rows(site, name) for name in NAMES], training, grades=2, names=NAMES)
+    assert not np.allclose(made.ranker.parameters_["weight0"], stayed.parameters["weight0"], atol=1e-5)
+    held = Letor.concat([rows(site, name).labelled for name in NAMES])
+    scores = made.ranker.score(held), stayed.ranker.score(held)
+    assert np.corrcoef(*scores)[0, 1] > 0.95, "a silo's absence is no catastrophe"
+
+
 def test_training_goes_on_without_a_silo_and_with_a_new_one(site: Path, tmp_path: Path) -> None:
-    three = replace(TRAINING, rounds=2)
-    first = cooperate(
-        Cooperation(tmp_path / "three", silos=3, grades=2, training=three), grid(site, NAMES[:3])
-    )
-    assert {name for record in first.history for name in record.asked} == set(NAMES[:3])
-    four = cooperate(Cooperation(tmp_path / "four", silos=4, grades=2, training=three), grid(site, NAMES))
-    assert {name for record in four.history for name in record.asked} == set(NAMES)
+    """Who joins brings its own pairs; the models of the first round differ by nothing else."""
+    short = replace(TRAINING, rounds=2)
+    for count in (3, 4):
+        names = NAMES[:count]
+        run = Cooperation(tmp_path / str(count), silos=count, grades=2, training=short)
+        made = cooperate(run, grid(site, names))
+        assert {name for record in made.history for name in record.asked} == set(names)
+        expected = cotrain([rows(site, name) for name in names], short, grades=2, names=names)
+        np.testing.assert_allclose(
+            made.ranker.parameters_["weight0"], expected.parameters["weight0"], atol=1e-6
+        )
 
 
 def test_a_cooperation_is_read_from_toml() -> None:

@@ -23,6 +23,7 @@ from isthmus.federation.semisupervised.labelling import (
 from isthmus.federation.semisupervised.selection import SELECTIONS, Chosen, Selection, choose, gather
 from isthmus.federation.semisupervised.training import (
     MEAN,
+    Anchor,
     Conductor,
     CoTraining,
     averaged,
@@ -310,6 +311,35 @@ def test_cs_f_ltr_over_the_engine_is_what_a_loop_gives() -> None:
         assert np.allclose(found.parameters[name], array, atol=1e-4)
         assert np.allclose(given.parameters[name], array, atol=1e-4)
     assert len(found.history) == config.rounds
+
+
+def test_an_anchor_draws_a_model_to_what_few_features_say() -> None:
+    """λ·(what training gave) + (1 − λ)·(the average of models that see only the anchor's features)."""
+    silos = [silo(seed).without_cross() for seed in range(3)]
+    judged = sum(len(one.labelled) for one in silos)
+    anchor = Anchor(queries=3.0 * judged, columns=(1,))
+    free = cotrain(silos, QUICK, grades=2)
+    found = cotrain(silos, replace(QUICK, anchor=anchor), grades=2)
+    scaling = anchor.muted(free.scaling)
+    plain = averaged(local_models(silos, QUICK, scaling, grades=2))
+    bare = np.where(np.arange(len(plain["weight0"]))[:, None] == 1, plain["weight0"], 0)
+    assert np.allclose(
+        found.parameters["weight0"], 0.25 * free.parameters["weight0"] + 0.75 * bare, atol=1e-5
+    )
+    bias = 0.25 * free.parameters["bias0"] + 0.75 * plain["bias0"]
+    assert np.allclose(found.parameters["bias0"], bias, atol=1e-5)
+    held = rows(60)
+    muted = scaling(held).features
+    assert not muted[:, [column for column in range(held.width) if column != 1]].any()
+    assert muted[:, 1].any()
+
+
+def test_an_anchor_is_for_linear_models_of_grades() -> None:
+    for wrong in ({"hidden": (4,)}, {"model": "lambdarank"}):
+        with pytest.raises(ConfigError, match="linear"):
+            CoTraining(anchor=Anchor(), **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        Anchor(queries=-1)
 
 
 def test_serial_updates_go_round() -> None:

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from isthmus.evaluation import fold_interval
+from isthmus.experiments.csfltr_rows import ANCHORED
 from isthmus.experiments.notebook import Cell
 from isthmus.report import Estimate, Line, Plot, Table, line_plot
 from isthmus.tables.ids import FloatArray
 
 SHOWN = {"exact": "exact counts", "private": "private counts", "clipped": "private counts, clipped"}
 BY_INTEREST = ("nDCG@10", "ERR", "nDCG", "MAP")
-CONTROLS = ("BM25", "averaged labeller", "all-zero", "noise-aware Global", "oracle", "default")
+CONTROLS = ("BM25", "averaged labeller", "all-zero", "noise-aware Global", ANCHORED, "oracle", "default")
 """The rows without which the paper's cannot be read."""
 WAYS = ("Local", "Local+", "Global", "CS-F-LTR")
-POINTS = ("BM25", "Local", "Global", "noise-aware Global", "CS-F-LTR", "all-zero")
+POINTS = ("BM25", "Local", "Global", "noise-aware Global", ANCHORED, "CS-F-LTR", "all-zero")
 """The rows that figures and the map show."""
 
 
@@ -45,7 +46,7 @@ def side_by_side(cells: Sequence[Cell], measure: str, name: str) -> Table:
         printed = next((cell.paper for cell in mine if cell is not None and cell.paper is not None), None)
         told = "mean of silos" if part == "all" and row in ("Local", "Local+") else part
         rows.append((row, told, printed, *(_estimate(cell) for cell in mine)))
-    return Table(("row", "part", "printed", *SHOWN.values()), tuple(rows), f"{measure}, {name}", (), 3)
+    return Table(("row", "part", "printed", *SHOWN), tuple(rows), f"{measure}, {name}", (), 3)
 
 
 def _estimate(cell: Cell | None) -> Estimate | None:
@@ -141,7 +142,8 @@ STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "pooling labels (Global − Local)": ("Global", ("Local",)),
     "noise-aware − Global": ("noise-aware Global", ("Global",)),
     "pseudo-labels (CS-F-LTR − better control)": ("CS-F-LTR", ("all-zero", "noise-aware Global")),
-    "training (noise-aware − BM25)": ("noise-aware Global", ("BM25",)),
+    "anchored − noise-aware": (ANCHORED, ("noise-aware Global",)),
+    "training (anchored − BM25)": (ANCHORED, ("BM25",)),
 }
 """What is worth how much: a row, and the rows of which the better one is taken off."""
 

@@ -65,9 +65,8 @@ class Lesson(Letor):
         """What a pointwise loss compares the scores of some rows with."""
         if self.targets is None:
             return self.grades[rows]
-        chances = self.targets[rows]
-        expected: NDArray[Any] = chances @ np.arange(chances.shape[1], dtype=np.float32)
-        return chances if graded else expected
+        chances: NDArray[Any] = self.targets[rows]
+        return chances if graded else chances @ np.arange(chances.shape[1], dtype=np.float32)
 
     def _take(self, rows: NDArray[Any]) -> Lesson:
         weights, targets = (

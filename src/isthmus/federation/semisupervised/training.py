@@ -12,17 +12,19 @@ checkpoints. A silo's labels are made in the silo, when the coordinator sends it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from numpy.typing import NDArray
 
 from isthmus.config import load, to_mapping
 from isthmus.errors import ConfigError, FederationError
+from isthmus.features import FIELDS, NAMES
 from isthmus.federation import members
 from isthmus.federation.clients import Book, client_app, no_book
 from isthmus.federation.engines import ENGINES
@@ -44,9 +46,43 @@ LABEL = f"{MessageType.QUERY}.label"
 _GUESSES = "guesses"
 
 Remember = Callable[[State], None]
+Array = NDArray[Any]
 
 MEAN = StrategyOptions("fedtrimmedavg", trim=0.0)
 """The unweighted mean of the silos' models, which is the paper's aggregation."""
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """What a model is drawn to where judged queries are few: the average of what silos alone learn from some
+    features, BM25 of title and body by default.
+
+    The model becomes λ·(what training gave) + (1 − λ)·(that average), λ = n/(n + `queries`) for n judged
+    queries of all silos: as many as `queries` weigh as much as the plain model.
+    """
+
+    queries: float = 40.0
+    columns: tuple[int, ...] = tuple(NAMES.index(f"{name}.BM25") for name in FIELDS)
+
+    def __post_init__(self) -> None:
+        if not (self.queries >= 0 and self.columns and min(self.columns) >= 0):
+            raise ConfigError("queries ≥ 0, and columns to stand on", key="anchor", value=self.queries)
+
+    def muted(self, scaling: Scaling) -> Scaling:
+        """The scaling under which all other features are 0."""
+        kept = np.isin(np.arange(scaling.width), self.columns)
+        if scaling.mean is None or scaling.factor is None:
+            mean, factor = np.zeros(scaling.width, np.float32), np.ones(scaling.width, np.float32)
+        else:
+            mean, factor = scaling.mean, scaling.factor
+        return replace(scaling, mean=mean, factor=np.where(kept, factor, 0).astype(np.float32))
+
+    def drawn(self, model: Mapping[str, Array], plain: Mapping[str, Array], judged: int) -> Parameters:
+        """A linear model between what was trained and the plain one."""
+        kept = np.isin(np.arange(len(plain["weight0"])), self.columns)[:, None]
+        bare = dict(plain) | {"weight0": np.where(kept, plain["weight0"], 0).astype(np.float32)}
+        share = judged / (judged + self.queries) if judged else 0.0
+        return combine({"0": share, "1": 1 - share}, {"0": dict(model), "1": bare})
 
 
 @dataclass(frozen=True)
@@ -58,7 +94,8 @@ class CoTraining:
     - `local_epochs`: passes of a silo alone, before models are averaged; a round of federated training has
       `epochs`;
     - `updates`: "parallel" asks all silos in a round, "serial" one after another (Algorithm 3 allows both);
-    - `strategy`: how models become one; the paper's is their plain mean.
+    - `strategy`: how models become one; the paper's is their plain mean;
+    - `anchor`: what the model is drawn to where judged queries are few.
     """
 
     labelling: Labelling | None = None
@@ -73,6 +110,7 @@ class CoTraining:
     weight_decay: float = 1e-4
     updates: Literal["parallel", "serial"] = "parallel"
     strategy: StrategyOptions = field(default_factory=lambda: MEAN)
+    anchor: Anchor | None = None
     secure: bool = False
     """Add models up under masks; the mean then counts silos by their examples."""
     engine: Literal["in-process", "ray"] = "in-process"
@@ -84,6 +122,8 @@ class CoTraining:
         if self.updates not in ("parallel", "serial"):
             raise ConfigError(f"no updates {self.updates!r}", key=self.updates, known=("parallel", "serial"))
 
+        if self.anchor is not None and (self.hidden or self.model == "lambdarank"):
+            raise ConfigError("only linear models of grades are drawn to an anchor", key="anchor")
         labelling = self.labelling
         guessing = labelling is not None and labelling.asks and not labelling.calibrated
         if self.model == "lambdarank" and guessing:
@@ -256,7 +296,7 @@ class Studied:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._lessons: dict[str, tuple[ArrayRecord | None, Letor]] = {}
+        self._lessons: dict[str, tuple[tuple[ArrayRecord | None, bytes], Letor]] = {}
 
     def name(self, context: Context) -> str:
         """The silo's name."""
@@ -269,9 +309,10 @@ class Studied:
     def scaled(self, context: Context, scaling: Scaling) -> Letor:
         """The lesson of now."""
         name, record = self.name(context), context.state.array_records.get(_GUESSES)
+        under = b"".join(array.tobytes() for array in scaling.arrays().values())
         kept = self._lessons.get(name)
-        if kept is None or kept[0] is not record:
-            kept = record, self._lesson(context, scaling, record)
+        if kept is None or kept[0][0] is not record or kept[0][1] != under:
+            kept = (record, under), self._lesson(context, scaling, record)
             self._lessons[name] = kept
         return kept[1]
 
@@ -336,29 +377,51 @@ class Conductor:
         """Everything from the first model to the last round, on any grid."""
         silos = self.silos or len(set(grid.get_node_ids()))
         state = start or self._first(grid, silos)
+        plain = None if self.config.anchor is None else self._plain(grid, silos, state.scaling)
+        begun = False
         for last, beta, anew in self._schedule():
             if last <= state.round:
                 continue
             if self.config.labelling is not None:
                 self._label(grid, state, self.config.labelling, (beta, anew))
-            state = self._coordinator(grid, silos, last).run(state, remember)
-        return state
+            state = self._coordinator(grid, silos, last, begun).run(state, remember)
+            begun = True
+        return state if plain is None else replace(state, parameters=plain(state.parameters))
 
-    def _coordinator(self, grid: Grid, silos: int, last: int) -> Coordinator:
-        kind = Coordinator if self.config.updates == "parallel" else RoundRobin
-        return kind(self.config.rounds_of(silos, last), self.held, grid)
+    def _coordinator(self, grid: Grid, silos: int, last: int, begun: bool) -> Coordinator:
+        kind, config = self._kind(), self.config.rounds_of(silos, last)
+        if begun:  # a silo that has left since is not waited for
+            there = min(silos, max(1, len(set(grid.get_node_ids()))))
+            rounds = replace(config.rounds, silos=min(config.rounds.silos, there))
+            config = replace(config, dealing=Dealing(silos=there), rounds=rounds)
+        return kind(config, self.held, grid)
 
-    def _first(self, grid: Grid, silos: int) -> State:
-        """The average of models that silos trained alone: one long round of plain averaging."""
+    def _kind(self) -> type[Coordinator]:
+        return Coordinator if self.config.updates == "parallel" else RoundRobin
+
+    def _alone(self, grid: Grid, silos: int) -> Coordinator:
+        """One long round of plain averaging: silos train alone."""
         alone = replace(
             self.config.rounds_of(silos, 1),
             local=self.config.local(self.config.local_epochs),
             strategy=self.config.summable(MEAN),
             rounds=Rounds(count=1, silos=silos, release="last", norm_limit=1e6),
         )
-        coordinator = Coordinator(alone, Held(), grid)
-        made = coordinator.run(None, lambda state: None)
+        return Coordinator(alone, Held(), grid)
+
+    def _first(self, grid: Grid, silos: int) -> State:
+        """The average of models that silos trained alone."""
+        made = self._alone(grid, silos).run(None, lambda state: None)
         return State(0, made.parameters, made.scaling)
+
+    def _plain(self, grid: Grid, silos: int, scaling: Scaling) -> Callable[[Mapping[str, Array]], Parameters]:
+        """What silos alone learn from the anchor's features; draws a model to it."""
+        anchor, coordinator = self.config.anchor or Anchor(), self._alone(grid, silos)
+        muted = anchor.muted(scaling)
+        start = State(0, first_model(self.config, muted, self.grades), muted)
+        made = coordinator.run(start, lambda state: None).parameters
+        judged = sum(coordinator.census.counts(whole_queries=True).values())
+        return lambda model: anchor.drawn(model, made, judged)
 
     def _schedule(self) -> list[tuple[int, float, bool]]:
         """(up to which round, β, whether to label anew) for every stretch of training."""
