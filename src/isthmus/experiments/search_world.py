@@ -29,7 +29,7 @@ from isthmus.service.broker import fused
 from isthmus.service.figures import TEXT, Figures, family_of, summed
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned, Line
-from isthmus.service.learning import Lesson, learn
+from isthmus.service.learning import Lesson, folds_for, learn
 from isthmus.service.pupil import Pupil, own_directions
 from isthmus.service.scoring import Raw
 from isthmus.service.searching import Searcher
@@ -99,10 +99,11 @@ class World:
     def lesson(self, chosen: IntArray) -> Lesson:
         """Some queries to learn from; those of a group are held out together."""
         _, group = np.unique(self.groups[chosen], return_inverse=True)
+        count = folds_for(len(chosen))
         texts, own = self.corpus.queries.texts, self.own
         return Lesson(
             tuple(texts[at] for at in chosen.tolist()),
-            tuple(int(at) for at in group % FOLDS),
+            tuple(int(at) for at in group % count),
             tuple(own[at] for at in chosen.tolist()),
         )
 

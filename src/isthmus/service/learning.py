@@ -6,8 +6,8 @@ place, to the last digits, because its likelihood, gradient and Hessian add.
 
     1. first look     fitted on words and directions
     2. second look    fitted with what the first says of each candidate's company
-    3. hits shown     for every fifth of the queries the ten best under a second look that has not seen them;
-                      one line from margins to log-odds over all of those, and one for every retriever alone
+    3. hits shown     for every fifth or tenth of the queries the ten best under a second look that has not
+                      seen them; a line from margins to log-odds over all of these, and one for each retriever
     4. each silo      bends that line towards its own hits shown, as far as these can tell; nobody is told
 
 >>> len(Slopes(1, np.zeros(2), np.ones(2), np.zeros(3), -1).to_bytes()) > 0
@@ -33,7 +33,7 @@ from isthmus.tables.ids import FloatArray
 PENALTY = 10.0
 """½·penalty·θ² holds back every weight of a standardised column."""
 TOLERANCE = 1e-10
-FOLDS = 5
+FEW = 100
 HITS = 10
 """Hits that are shown."""
 LEAST_QUERIES, LEAST_RELEVANT = 10, 20
@@ -187,7 +187,12 @@ class Lesson:
     def of(cls, queries: Sequence[str]) -> Self:
         """Queries that are held out one by one, in turn."""
         distinct = tuple(sorted(set(queries)))
-        return cls(distinct, tuple(at % FOLDS for at in range(len(distinct))))
+        return cls(distinct, tuple(at % folds_for(len(distinct)) for at in range(len(distinct))))
+
+
+def folds_for(queries: int) -> int:
+    """Into how many folds queries go: where they are few, a ranker without a fifth of them is another one."""
+    return 10 if queries < FEW else 5
 
 
 def learn(ask: Ask, lesson: Lesson, *, space: str) -> Learned:

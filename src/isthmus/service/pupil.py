@@ -21,7 +21,7 @@ from isthmus.service.space import Space, directions, rarity_of
 from isthmus.service.wire import Reliability
 from isthmus.tables.ids import FloatArray, IntArray
 
-SHRINKAGE = 200.0
+SHRINKAGE = 1000.0
 """What holds a silo's own line to that of all silos; a hit shown weighs at most a quarter against it."""
 
 Judged = Mapping[str, Mapping[str, bool]]
