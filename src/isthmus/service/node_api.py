@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -221,17 +221,12 @@ class NodeApi:
             raise Problem(404, "this silo has no such document")
         return _json(wire.Changed(removed=1))
 
-    async def find_documents(
-        self,
-        request: Request,
-        find: str = Query(min_length=1, max_length=wire.LONGEST_QUERY),
-        k: int = Query(20, ge=1, le=1000),
-    ) -> Response:
+    async def find_documents(self, request: Request, asked: Annotated[wire.Find, Query()]) -> Response:
         """What the store's own full-text search finds, for the operator."""
         self._allowed(request, "operate")
 
         def work() -> wire.Listed:
-            ids = self.node.store.find(find.replace("\0", " ").split(), k)
+            ids = self.node.store.find(asked.find.replace("\0", " ").split(), asked.k)
             held = self.node.store.get(ids)
             return wire.Listed(
                 documents=[wire.Titled(id=id, title=held[id].title[:300]) for id in ids if id in held]

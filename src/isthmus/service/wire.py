@@ -168,6 +168,13 @@ class Changed(Told):
     removed: int = 0
 
 
+class Find(Said):
+    """What an operator looks for in the store."""
+
+    find: Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY)]
+    k: Annotated[int, Field(ge=1, le=1000)] = 20
+
+
 class Titled(Told):
     """A document by its id and title."""
 
