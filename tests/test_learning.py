@@ -46,7 +46,7 @@ from isthmus.service.settings import Encoder, NodeSettings, Policy, SharedStatis
 from isthmus.service.space import Space, joined
 from isthmus.service.stores import Draft, Judgement, SqliteStore
 from isthmus.service.teaching import taught as taught_over
-from isthmus.service.wire import Search
+from isthmus.service.wire import BUNDLE_TYPE, Search
 
 FAMILY = family_of("key", 1 << 12)
 TOPICS = ("tide wave turbine harbour", "lamp bridge river iron", "apple pear plum cherry")
@@ -338,7 +338,7 @@ class AtHand:
         transport = httpx.ASGITransport(node_app(node), client=("127.0.0.1", 1))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1")
 
-    async def ask(self, method, path, body=b"", kind="", *, unless=""):
+    async def ask(self, method, path, body=b"", kind=BUNDLE_TYPE, *, unless=""):
         headers = {"content-type": kind, **message_header()}
         told = await self.client.request(method, path, content=body, headers=headers)
         return Reply(told.status_code, told.headers.get("content-type", ""), told.content)
@@ -386,6 +386,21 @@ def test_nodes_learn_over_their_api_from_what_people_said(tmp_path):
         again = Node(held[0].settings)
         with again.offline():
             assert again.searcher.search(Search(query="tide wave"), snippets=False).hits[0].probability > 0.5
+
+
+def test_nonsense_is_refused_and_harms_nothing(tmp_path):
+    with nodes(tmp_path, Policy(search=True, learning=True)) as held:
+        node = AtHand(held[0])
+        early = Slopes(1, np.zeros(2), np.ones(2), np.zeros(3), NOBODY).to_bytes()
+        short = Prepare(("tide",), (0, 1)).to_bytes()
+        paths = (("PUT", "/directions"), ("PUT", "/learning"), ("POST", "/learning"))
+        bodies = [(method, path, b"nonsense") for method, path in paths]
+        for method, path, body in (*bodies, ("POST", "/learning", early), ("POST", "/learning", short)):
+            assert asyncio.run(node.ask(method, path, body)).status == 400
+        ready = Prepare(QUERIES, (0,) * len(QUERIES)).to_bytes()
+        refused = asyncio.run(node.ask("POST", "/learning", ready))
+        assert refused.status == 400, "no directions are shared yet"
+        assert held[0].searcher.search(Search(query="tide"), snippets=False).hits
 
 
 def test_a_silo_whose_policy_has_no_learning_is_named(tmp_path):
