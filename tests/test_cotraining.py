@@ -17,7 +17,7 @@ from isthmus.federation.deployment import client
 from isthmus.federation.engines import LocalGrid
 from isthmus.federation.semisupervised.deployed import Cooperation, cooperate, cross_rows
 from isthmus.federation.semisupervised.labelling import Labelling, SiloRows
-from isthmus.federation.semisupervised.training import CoTraining, cotrain
+from isthmus.federation.semisupervised.training import Anchor, CoTraining, cotrain
 from isthmus.private.exchange import Party, Relay, exchange_in_memory
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget
@@ -167,7 +167,15 @@ def test_training_goes_on_without_a_silo_and_with_a_new_one(site: Path, tmp_path
         )
 
 
-def test_a_cooperation_is_read_from_toml() -> None:
-    found = load(Cooperation, Path(__file__).parent.parent / "deploy" / "cotraining.toml")
-    assert found.training.labelling == Labelling("soft", calibrated=True)
+def test_a_cooperation_is_read_from_toml(tmp_path: Path) -> None:
+    """As it is, without a labeller; and with the one that is there to be switched on."""
+    file = Path(__file__).parent.parent / "deploy" / "cotraining.toml"
+    found = load(Cooperation, file)
     assert found.silos == 4
+    assert found.training.anchor == Anchor()
+    assert found.training.labelling is None
+    told = file.read_text(encoding="utf-8")
+    head, labelling = told.split("# [training.labelling]")
+    switched = labelling.replace("\n# ", "\n")
+    (tmp_path / "on.toml").write_text(f"{head}[training.labelling]{switched}", encoding="utf-8")
+    assert load(Cooperation, tmp_path / "on.toml").training.labelling == Labelling("soft", calibrated=True)

@@ -255,6 +255,10 @@ def test_four_silos_train_on_pairs_across_them(site):
         ('"runs/cotraining"', f'"{site.folder}/cotraining"'),
         ("local_epochs = 60", "local_epochs = 4"),
         ("rounds = 20", "rounds = 1"),
+        ("# [training.labelling]", "[training.labelling]"),
+        ("# kind", "kind"),
+        ("# beta", "beta"),
+        ("# calibrated", "calibrated"),
     ):
         assert old in told
         told = told.replace(old, new)
@@ -276,6 +280,8 @@ def test_four_silos_train_on_pairs_across_them(site):
         silos.append(SiloRows(labelled, cross, np.zeros(cross.rows)))
         assert set(cross.queries) <= set(labelled.queries)
     expected = cotrain(silos, run.training, grades=run.grades, names=SILOS)
+    assert run.training.labelling is not None
+    assert run.training.anchor is not None
     made = load_ranker(site.folder / "cotraining" / "model")
     for name, array in expected.parameters.items():
         np.testing.assert_allclose(made.parameters_[name], array, atol=1e-4)

@@ -23,7 +23,7 @@ from isthmus.experiments.csfltr_pictures import (
     rows_named,
     side_by_side,
 )
-from isthmus.experiments.csfltr_rows import ANCHORED, DEFAULT_ROW
+from isthmus.experiments.csfltr_rows import DEFAULT_ROW
 from isthmus.experiments.csfltr_world import MEASURES
 from isthmus.experiments.notebook import Cell, cells_table
 from isthmus.report import Page, Plot, Section, Table
@@ -118,7 +118,8 @@ CONTRASTS: tuple[tuple[Key, Key], ...] = (
     (DEFAULT, ("private", "BM25")),
     (("private", "Global"), NAIVE),
     (("private", "noise-aware Global"), ("private", "Global")),
-    (("private", ANCHORED), ("private", "noise-aware Global")),
+    (DEFAULT, ("private", "noise-aware Global")),
+    (DEFAULT, ("private", "anchored noise-aware Global")),
     (("clipped", "noise-aware Global"), NAIVE),
     (("clipped", "all-zero"), NAIVE),
     *(((at, "CS-F-LTR"), (at, row)) for at, rows in CONTROLLED.items() for row in rows),
@@ -145,7 +146,7 @@ def cells_of(name: str, results: Results) -> Iterator[Cell]:
             yield from _table_cells(name, mode, units, (variant, row), part, shown)
         for row in ("Local", "Local+") if variant != "clipped" else ():
             yield from _table_cells(name, mode, units, (variant, row), "all", shown)
-    for variant, row in (("private", DEFAULT_ROW), ("exact", "anchored Global")):
+    for variant, row in (("private", DEFAULT_ROW), ("exact", DEFAULT_ROW)):
         for measure in MEASURES:
             values = seed_means(units, (variant, row), measure)
             about = {"table": "4", "row": "default", "variant": SHOWN[variant], "mode": mode, "data": name}

@@ -59,9 +59,13 @@ FULL = tuple(LABELLINGS)
 MAIN = ("CS-F-LTR", "calibrated soft", "all-zero", "oracle")
 EXACT = ("CS-F-LTR", "all-zero", "oracle")
 FEW = ("CS-F-LTR", "all-zero")
-ANCHORED = "anchored noise-aware Global"
+ANCHORED = "anchored Global"
 DEFAULT_ROW = ANCHORED
-"""The product's default: the best mean of validation queries over the five judged collections."""
+"""The product's default.
+
+On validation queries of the judged collections it and its noise-aware twin lead, within .001 of each other.
+At smaller budgets noise-aware training loses much where counts are read by shrinking; it does not.
+"""
 
 
 class Bench:
@@ -89,7 +93,7 @@ class Bench:
         for name in labellings:
             yield name, "all", self._trained(silos, replace(config, labelling=LABELLINGS[name]), start)
         if self.tables.variant != "clipped":
-            yield "anchored Global", "all", self._trained(silos, replace(config, anchor=Anchor()))
+            yield ANCHORED, "all", self._trained(silos, replace(config, anchor=Anchor()))
         if self.tables.variant != "exact":
             yield from self._noise_aware(config, more=more)
         if more:
@@ -121,9 +125,8 @@ class Bench:
         else:
             yield from self._each("Local", models, silos, start.scaling)
         yield "Global", "all", self._trained(silos, config)
-        aware = self.silos(self.tables.noised)
-        yield "noise-aware Global", "all", self._trained(aware, config)
-        yield ANCHORED, "all", self._trained(aware, replace(config, anchor=Anchor()))
+        yield ANCHORED, "all", self._trained(silos, replace(config, anchor=Anchor()))
+        yield "noise-aware Global", "all", self._trained(self.silos(self.tables.noised), config)
         for name in FEW:
             yield name, "all", self._trained(silos, replace(config, labelling=LABELLINGS[name]), start)
 
@@ -172,7 +175,7 @@ class Bench:
         if self.tables.variant != "private":
             return
         drawn = self._model(silos, replace(config, anchor=Anchor()))
-        yield ANCHORED, "all", _network(drawn.parameters, drawn.scaling)
+        yield "anchored noise-aware Global", "all", _network(drawn.parameters, drawn.scaling)
         taught, teacher = Labelling("soft", beta=3.0), State(0, drawn.parameters, drawn.scaling)
         yield "anchored labeller", "all", self._trained(silos, replace(config, labelling=taught), teacher)
         if more:

@@ -32,7 +32,7 @@ SHOWN = {
     "CS-F-LTR": "and on cross pairs that the average labels",
     "all-zero": "the same with every cross pair labelled 0",
     "noise-aware Global": "judged pairs as noisy as others' documents",
-    ANCHORED: "and drawn to BM25 where judged queries are few",
+    ANCHORED: "Global, drawn to BM25 where judged queries are few",
 }
 
 
@@ -81,9 +81,8 @@ def _sentence(found: Found) -> str:
     gain = bootstrap(_queries(found, DEFAULT_ROW) - _queries(found, "CS-F-LTR"))
     apart = f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
     return (
-        f"Isthmus uses {DEFAULT_ROW} training: judged pairs are given the noise that others' documents have,"
-        " so that training and use see the same, the fewer of them there are the closer the model stays to"
-        " BM25, and nobody has to guess grades that nobody gave; here it comes to"
-        f" {default:.3f}, {apart} beside the {printed:.3f} of CS-F-LTR as printed, and BM25 alone to"
-        f" {bm25:.3f}."
+        f"Isthmus uses {DEFAULT_ROW} training on counts read by shrinking: judged pairs of all silos, the"
+        " model the closer to BM25 the fewer there are, and nobody has to guess grades that nobody gave; here"
+        f" it comes to {default:.3f}, {apart} beside the {printed:.3f} of CS-F-LTR as printed, and BM25 alone"
+        f" to {bm25:.3f}."
     )
