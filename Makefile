@@ -1,6 +1,6 @@
 # The verbs that people and CI use. Every one creates the environment it needs, from pinned versions.
 #
-#   make demo     the story: a world of four silos, indexed, merged and measured   (DEMO_ARGS=--headless)
+#   make demo     a world of four silos, measured, then searched from one page     (DEMO_ARGS=--headless)
 #   make test     check, then every test                                           (TEST_ARGS="-k tables")
 #   make check    lint, format, types, import order
 #   make bench    every hot path beside its peer; writes bench.json

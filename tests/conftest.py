@@ -48,6 +48,20 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium; or a skip that says how to have it."""
+    from playwright import sync_api
+
+    if shutil.which("chromium") is None:
+        pytest.skip("no chromium; .ci/run installs it")
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=quiet)
+        yield started
+        started.close()
+
+
 POSTGRES = Path("/usr/lib/postgresql")
 
 

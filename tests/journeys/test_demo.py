@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from browsing import opened
 from isthmus.service.local import running
 
 pytestmark = pytest.mark.timeout(900)
@@ -200,36 +200,13 @@ def test_a_hit_says_why(federation) -> None:
     assert max(max(each) - min(each) for each in starts.values()) < 1e-3  # the same for all hits of a silo
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """Debian's Chromium; or a skip that says how to have it."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if shutil.which("chromium") is None:
-        pytest.skip("no chromium; .ci/run installs it")
-    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=quiet)
-        yield opened
-        opened.close()
-
-
 @contextmanager
 def page_of(browser, federation, **context):
     """The page, opened by the address that the demonstration prints."""
-    complaints = []
-    opened = browser.new_context(**context)
-    page = opened.new_page()
-    page.set_default_timeout(PATIENCE * 1000)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda said: complaints.append(said.text) if "Security Policy" in said.text else None)
-    page.goto(federation.link)
-    page.get_by_label("Search all silos").wait_for()
-    assert "key=" not in page.url
-    try:
+    with opened(browser, federation.link, patience=PATIENCE, **context) as page:
+        page.get_by_label("Search all silos").wait_for()
+        assert "key=" not in page.url
         yield page
-        assert complaints == []
-    finally:
-        opened.close()
 
 
 @search

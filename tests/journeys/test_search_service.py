@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +14,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright import sync_api
 
+from browsing import opened
 from isthmus.cli import main
 from isthmus.errors import ServiceError
 from isthmus.service import certificates
@@ -243,40 +242,15 @@ def test_an_unknown_broker_is_told_so(federation):
     assert {each.status for each in asyncio.run(search()).silos} == {"refused"}
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """Debian's Chromium; or a skip that says how to have it."""
-    if shutil.which("chromium") is None:
-        pytest.skip("no chromium; .ci/run installs it")
-    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=quiet)
-        yield opened
-        opened.close()
-
-
 @contextmanager
 def page_of(browser, federation, **context):
-    """The page, signed in; fails when the browser complained or asked anybody else."""
+    """The page, signed in."""
     home = f"http://127.0.0.1:{federation.port}"
-    complaints = []
-    opened = browser.new_context(**context)
-    page = opened.new_page()
-    page.set_default_timeout(PATIENCE * 1000)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda told: complaints.append(told.text) if "Security Policy" in told.text else None)
-    page.on(
-        "request", lambda sent: None if sent.url.startswith((home, "data:")) else complaints.append(sent.url)
-    )
-    page.goto(home)
-    page.get_by_label("API key").fill((federation.folder / "broker" / "admin.key").read_text().strip())
-    page.get_by_role("button", name="Sign in").click()
-    page.get_by_label("Search all silos").wait_for()
-    try:
+    with opened(browser, home, patience=PATIENCE, **context) as page:
+        page.get_by_label("API key").fill((federation.folder / "broker" / "admin.key").read_text().strip())
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_label("Search all silos").wait_for()
         yield page
-        assert complaints == []
-    finally:
-        opened.close()
 
 
 def searched(page, query):

@@ -56,8 +56,9 @@ T = TypeVar("T")
 CANDIDATES = 25
 """Documents that each retriever of a silo proposes for a judged query."""
 SHOWN_HITS = 10
-SHRINKAGE = 50.0
-"""Right hits of a silo at which its own calibrator counts as much as that of all silos."""
+SHRINKAGE = 200.0
+"""Right hits of a silo at which its own calibrator counts as much as that of all silos. They come by the
+query, and by the family of linked documents, so that they tell less than as many independent ones."""
 ROUNDS = 20
 MEASURE = "nDCG@10"
 CALIBRATOR, RELIABILITY, TRAINING = "calibrator", "reliability.json", "training"

@@ -97,9 +97,15 @@ def _calibration(broker: Client, silos: Sequence[str]) -> str:
     curves = [curve for curve in broker.calibration().curves if curve.retriever == "shown"]
     _promise({curve.silo for curve in curves} == set(silos), "every silo has a reliability curve")
     hits = sum(curve.count for curve in curves)
-    off = sum(curve.ece * curve.count for curve in curves) / hits
-    floor = sum((curve.floor or 0.0) * curve.count for curve in curves) / hits
-    return f"off by {off:.3f} on average over {hits:,} hits (a perfect model at this size: {floor:.3f})"
+    gaps: dict[float, float] = {}
+    for each in (each for curve in curves for each in curve.bins):
+        gaps[each.low] = gaps.get(each.low, 0.0) + (each.predicted - each.observed) * each.count
+    off = sum(map(abs, gaps.values())) / hits
+    worst = max(curves, key=lambda curve: curve.ece)
+    return (
+        f"off by {off:.3f} on average over {hits:,} hits; by {worst.ece:.3f} in {worst.silo}"
+        f" (a perfect model at its size: {worst.floor or 0.0:.3f})"
+    )
 
 
 def _promise(kept: bool, promise: str) -> None:
