@@ -88,7 +88,7 @@ def test_the_silos_train_together_and_the_gain_is_measured(told) -> None:
 def test_the_ways_to_train_stand_side_by_side_and_one_is_the_products(told) -> None:
     _, talk, _ = told
     said = " ".join(talk.split())
-    assert "Isthmus uses noise-aware Global training" in said
+    assert "Isthmus uses anchored Global training" in said
     for way in ("Local+", "CS-F-LTR", "all-zero", "averaged labeller"):
         assert way in said
 
