@@ -258,6 +258,34 @@ def test_softmax_sums_to_at_most_one_and_learns_label_priors() -> None:
     assert np.abs(chances - truth).mean() < 0.03
 
 
+def labelled(lists: int) -> tuple[Run, Qrels]:
+    """Three labels per text, the first far more often right than its score says."""
+    rng = np.random.default_rng(3)
+    odds = np.exp(rng.normal(size=(lists, 3)))
+    chances = odds * [4.0, 1.0, 0.5]
+    answer = np.array([rng.choice(3, p=row / row.sum()) for row in chances])
+    names = np.repeat([f"q{at:03}" for at in range(lists)], 3).tolist()
+    grades = (np.tile(np.arange(3), lists) == np.repeat(answer, 3)).astype(int)
+    found = ["a", "b", "c"] * lists
+    return Run.of(names, found, np.log(odds).reshape(-1)), Qrels.of(names, found, grades)
+
+
+def test_a_label_s_prior_counts_however_few_lists_are_asked_about() -> None:
+    run, qrels = labelled(200)
+    fitted = fit_calibrator(run, qrels, "softmax")
+    whole = run.with_probabilities(probabilities_of(run, fitted))
+    one = run["q007"]
+    assert whole["q007"].probabilities == pytest.approx(probabilities_of(one, fitted))
+
+
+def test_a_label_of_unjudged_lists_alone_has_no_prior() -> None:
+    run, qrels = labelled(200)
+    unknown = Run.from_dict({"x": {"y": 1.0, "z": 0.5, "zz": 0.1}})
+    both = Run.concat([run, unknown])
+    chances = calibrate(both, "softmax", qrels=qrels)
+    assert np.isfinite(chances.chances).all()
+
+
 def test_parts_lean_on_the_pool() -> None:
     scores, y = scored(4_000)
     parts = np.where(np.arange(4_000) < 3_990, "large", "small")

@@ -113,7 +113,11 @@ def fit_calibrator(
     inside = _chosen(run, qrels, method, judging)
     if parts is not None and not isinstance(inside, PerPart):
         inside = PerPart(inside)
-    return inside.fit(run.scores, relevant, judged=known, **_context(run, inside, parts))
+    context = _context(run, inside, parts)
+    enough = run.rows >= LISTS_PER_LABEL * len(np.unique(run.documents.codes))
+    if isinstance(inside, Softmax) and enough:  # the documents are labels, and each has a prior
+        context["items"] = _names(run)
+    return inside.fit(run.scores, relevant, judged=known, **context)
 
 
 def calibrate(
@@ -187,8 +191,8 @@ def probabilities_of(
     if not run.rows:
         return np.empty(0)
     context = _context(run, calibrator, parts)
-    if isinstance(calibrator, Softmax) and not len(calibrator.items_):
-        context.pop("items", None)
+    if isinstance(calibrator, Softmax) and len(calibrator.items_):
+        context["items"] = _names(run)
     return np.asarray(calibrator.probabilities(run.scores, **context))
 
 
@@ -238,10 +242,12 @@ def _context(run: Run, calibrator: Calibrator, parts: Mapping[str, str] | None) 
     if isinstance(calibrator, PerPart) and parts is not None:
         named = np.array([parts.get(word, "") for word in run.documents.words], dtype=np.str_)
         context["parts"] = named[run.documents.codes]
-    used = len(np.unique(run.documents.codes))
-    if isinstance(calibrator, Softmax) and run.rows >= LISTS_PER_LABEL * used:
-        context["items"] = np.array(run.documents.words, dtype=np.str_)[run.documents.codes]
     return context
+
+
+def _names(run: Run) -> NDArray[np.str_]:
+    """The document of every row."""
+    return np.array(run.documents.words, dtype=np.str_)[run.documents.codes]
 
 
 def _is_fitted(calibrator: Calibrator) -> bool:

@@ -113,8 +113,8 @@ class Softmax(Calibrator):
         codes = None
         self.items_ = np.empty(0, dtype="U1")
         if items is not None:
-            self.items_, codes = np.unique(np.asarray(items, dtype=np.str_), return_inverse=True)
-            codes = codes[known]
+            named = np.asarray(items, dtype=np.str_)[known]
+            self.items_, codes = np.unique(named, return_inverse=True)
         self.choice_ = fit_choice(
             values[known][None, :],
             relevant[known],
