@@ -244,6 +244,34 @@ def test_mistakes_are_told() -> None:
         Stacked().fuse([FIRST])
 
 
+@pytest.mark.parametrize(
+    ("method", "option", "message"),
+    [
+        ("rl-sim", {"topk": "abc"}, "a whole number from 1 on"),
+        ("rl-sim", {"rounds": 1.5}, "a whole number from 1 on"),
+        ("rl-sim", {"similar": 1}, "a list of runs"),
+        ("rlsim-eq15", {"neighbours": 0}, "a whole number from 1 on"),
+        ("comb-mnz", {"shift": 3}, "true or false"),
+        ("comb-mnz-variant", {"reading": 3}, "a name"),
+        ("comb-mnz-variant", {"reading": "soft"}, "known: soft_count"),
+        ("stacked", {"calibrator": 5}, "a calibrator or the name of one"),
+        ("stacked", {"silos": "ab"}, "a list of names"),
+        ("stacked", {"missing": 5.0}, "a probability, from 0 to 1"),
+        ("log-odds", {"missing": -0.1}, "a probability, from 0 to 1"),
+        ("weighted", {"measure": 5}, "a name"),
+        ("convex", {"weights": (3, -1)}, "must not be negative"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_told(method: str, option: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fuse([FIRST, SECOND], method, **option)
+
+
+def test_convex_weights_add_up_to_one() -> None:
+    given = fuse([FIRST, SECOND], "convex", weights=np.array([7, 3]))
+    assert given == fuse([FIRST, SECOND], "convex", weights=(0.7, 0.3))
+
+
 def test_underscores_are_hyphens() -> None:
     assert fuse([FIRST], "comb_mnz") == fuse([FIRST], "comb-mnz")
 
@@ -380,6 +408,11 @@ def test_runs_are_matched_by_name() -> None:
     assert model.fuse(runs[::-1]) == model.fuse(runs)
     with pytest.raises(DataError, match="fitted on 2 runs"):
         model.fuse(runs[:1])
+    second = model.retrievers_[1]
+    with pytest.raises(DataError, match=f"the run '{second}' stands where"):
+        model.fuse([runs[1], runs[0].named("another")])
+    new = [run.named(f"new {run.name}") for run in runs]
+    assert model.fuse(new) == model.fuse(runs)
 
 
 def test_a_query_that_one_run_lacks_is_fused_from_the_other() -> None:
@@ -412,6 +445,7 @@ def test_saved_fusers_fuse_the_same(model: Stacked, tmp_path: Path) -> None:
     save_fuser(model, tmp_path / "fuser")
     again = load_fuser(tmp_path / "fuser")
     assert again.fuse(runs) == fused
+    assert again.fuse(runs).name == getattr(model, "formula", model.method)
     assert again.threshold_for(0.5) == model.threshold_for(0.5)
     assert again.parameters() == model.parameters()
     told = [each.to_dict() for each in again.explain(runs, "q001")]

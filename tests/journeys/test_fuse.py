@@ -127,6 +127,27 @@ def test_calibrating_writes_probabilities(
     assert read_run(folder / "test-chances.run").scores.max() <= 1
 
 
+def test_calibrated_runs_are_fused_by_their_probabilities(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chances = []
+    for name in ("bm25", "dense"):
+        chances.append(str(folder / f"{name}-chances.run"))
+        learn = ["calibrate", str(folder / f"{name}-validation.run"), "--method", "platt"]
+        assert main([*learn, "--qrels", str(folder / "validation.qrels"), "-o", chances[-1]]) == 0
+    fused = folder / "by-chances.run"
+    assert main(["fuse", *chances, "--calibrated", "--probabilities", "-o", str(fused)]) == 0
+    assert read_run(fused).name == "log-odds"
+    assert ndcg(folder / "validation.qrels", fused) > ndcg(folder / "validation.qrels", Path(chances[0]))
+    capsys.readouterr()
+    assert main(["fuse", *chances, "--calibrated", "--explain", "q7", "--json"]) == 0
+    (first, *_) = json.loads(capsys.readouterr().out)["explanations"]
+    assert first["parts"][0]["probability"] == pytest.approx(first["parts"][0]["score"])
+    learn = ["fuse", *chances, "--calibrated", "--qrels", str(folder / "validation.qrels")]
+    assert main([*learn, "--precision", "0.9", "-o", str(fused), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["queries"] == len(read_run(fused))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -139,6 +160,13 @@ def test_calibrating_writes_probabilities(
         (["fuse", "{bm25}", "--explain", "nowhere"], "no run has the query"),
         (["fuse", "{bm25}", "--model", "{qrels}", "-o", "x"], "is not a saved fuser"),
         (["fuse", "nothing.run", "-o", "x"], "nothing.run: cannot be read"),
+        (
+            ["fuse", "{bm25}", "--model", "m", "--method", "rrf", "-o", "x"],
+            "--method is settled by the model",
+        ),
+        (["fuse", "{bm25}", "--model", "m", "--set", "k=3", "-o", "x"], "--set is settled by the model"),
+        (["fuse", "{bm25}", "--calibrated", "-o", "x"], "is no probability"),
+        (["calibrate", "{bm25}", "--model", "m", "-m", "platt", "-o", "x"], "--method is settled by the"),
         (["calibrate", "{bm25}", "-o", "x"], "--qrels FILE to learn from"),
         (["calibrate", "{bm25}", "--qrels", "{test}", "-o", "x"], "0 judged rows are relevant"),
     ],

@@ -48,7 +48,11 @@ def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ranking", metavar="RUN", help="a TREC run")
     _shared(parser)
     parser.add_argument(
-        "-m", "--method", default="auto", help="auto, platt, isotonic, query-feature … (auto)"
+        "-m",
+        "--method",
+        default="auto",
+        help="auto, platt, isotonic, isotonic-binned, temperature, gaussian, gamma, beta, beta-cdf, softmax, "
+        "query-feature, query-feature-unconstrained (auto)",
     )
     add_json(parser, "one object {run, out, method, queries, rows, calibration, threshold}")
 
@@ -68,6 +72,7 @@ def _calibrate(asked: argparse.Namespace) -> int | None:
     _needs(asked.out or asked.save or asked.json, "-o FILE, --save FILE or --json")
     _check_stdout(asked.out, asked.json)
     _needs(asked.qrels or asked.model, "--qrels FILE to learn from, or --model FILE")
+    _check_model(asked, {"method": "auto"})
     run = read_run(asked.ranking)
     qrels = read_qrels(asked.qrels) if asked.qrels else None
     if asked.model:
@@ -90,7 +95,7 @@ def _calibrate(asked: argparse.Namespace) -> int | None:
         "run": asked.ranking,
         "out": asked.out,
         "method": type(calibrator).__name__,
-        "queries": len(kept),
+        "queries": _answered(kept),
         "rows": kept.rows,
         "calibration": _quality(asked, qrels, told),
         "threshold": threshold,
@@ -109,12 +114,18 @@ def _fuse_arguments(parser: argparse.ArgumentParser) -> None:
         "-m",
         "--method",
         default="auto",
-        help="auto: stacked with judgements, else rrf. Also log-odds, weighted, convex, comb-sum, comb-mnz, "
-        "comb-mnz-conf, comb-mult-conf, rl-sim …",
+        help="auto: stacked with judgements, else rrf (log-odds with --calibrated). Also weighted, convex, "
+        "borda, isr, log-isr, rbc, comb-sum, -mnz, -gmnz, -anz, -min, -max, -med, -mnz-conf, -mult-conf, "
+        "-mnz-variant, rl-sim, rlsim-eq15",
     )
     parser.add_argument("--norm", help="none, min-max, z-score, sum, max, rank, borda, softmax")
     parser.add_argument(
         "--missing", default="learned", help="what an absent document gets: learned, lowest or a number"
+    )
+    parser.add_argument(
+        "--calibrated",
+        action="store_true",
+        help="the scores are probabilities, as isthmus calibrate writes them",
     )
     parser.add_argument("--weights", metavar="W,W…", help="given weights, for weighted and convex")
     parser.add_argument(
@@ -129,12 +140,13 @@ def _fuse_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _fuse(asked: argparse.Namespace) -> int | None:
     from isthmus.report import summary
-    from isthmus.tables import read_qrels, read_run, write_run
+    from isthmus.tables import read_qrels, write_run
 
     _needs(asked.out or asked.save or asked.explain or asked.json, "-o FILE, --save FILE or --explain QID")
     _needs(asked.explain or not asked.document, "--explain QID beside --document")
     _check_stdout(asked.out, asked.json or asked.explain)
-    runs = _told_apart([read_run(path) for path in asked.runs], asked.runs)
+    _check_model(asked, {"method": "auto", "norm": None, "missing": "learned", "weights": None, "set": []})
+    runs = _told_apart([_read(asked, path) for path in asked.runs], asked.runs)
     qrels = read_qrels(asked.qrels) if asked.qrels else None
     model, fused = _fused(asked, runs, qrels)
     curve = getattr(model, "curve_", None)
@@ -153,7 +165,7 @@ def _fuse(asked: argparse.Namespace) -> int | None:
         "runs": asked.runs,
         "out": asked.out,
         "method": fused.name,
-        "queries": len(kept),
+        "queries": _answered(kept),
         "rows": kept.rows,
         "calibration": _quality(asked, qrels, fused),
         "threshold": threshold,
@@ -179,6 +191,8 @@ def _fused(asked: argparse.Namespace, runs: list[Run], qrels: Qrels | None) -> t
         return model, model.fuse(runs)
     method = choose(runs, asked.method, qrels)
     options = _options(asked)
+    if asked.calibrated and method in ("stacked", "log-odds"):
+        options.setdefault("calibrator", "given")
     if qrels is None:
         return None, fuse(runs, method, **options)
     model = fuser(method, judging=_judging(asked), folds=asked.folds, **options)
@@ -190,6 +204,24 @@ def _explained(asked: argparse.Namespace, runs: list[Run], model: Fuser | None, 
 
     known = fuser(method, **_options(asked)).unjudged(runs) if model is None else model
     return known.explain(runs, asked.explain, asked.document)
+
+
+def _read(asked: argparse.Namespace, path: str) -> Run:
+    """A run, its scores being probabilities if so told."""
+    from isthmus.errors import DataError
+    from isthmus.tables import read_run
+
+    run = read_run(path)
+    if not asked.calibrated:
+        return run
+    strange = run.scores[(run.scores < 0) | (run.scores > 1)]
+    if len(strange):
+        raise DataError(
+            f"a score of {strange[0]:g} is no probability",
+            file=path,
+            cure="write it with isthmus calibrate, or leave --calibrated out",
+        )
+    return run.with_probabilities(run.scores)
 
 
 def _options(asked: argparse.Namespace) -> dict[str, Any]:
@@ -295,6 +327,11 @@ def _write_figures(
     return [plot.save(folder / f"{name}.{form}") for name, plot in plots.items() for form in ("svg", "png")]
 
 
+def _answered(run: Run) -> int:
+    """How many queries have a line in the file."""
+    return int((run.offsets[1:] > run.offsets[:-1]).sum())
+
+
 def _facts(done: dict[str, Any]) -> dict[str, object]:
     """What the closing summary says."""
     facts = {"method": done["method"], "queries": f"{done['queries']:,}", "rows": f"{done['rows']:,}"}
@@ -311,6 +348,15 @@ def _needs(there: object, what: str) -> None:
 
     if not there:
         raise ConfigError(f"nothing to do without {what}")
+
+
+def _check_model(asked: argparse.Namespace, usual: dict[str, object]) -> None:
+    """What a saved model has settled cannot be asked for beside it."""
+    from isthmus.errors import ConfigError
+
+    for name, value in usual.items():
+        if asked.model and getattr(asked, name) != value:
+            raise ConfigError(f"--{name} is settled by the model {asked.model}: leave it out", key=name)
 
 
 def _check_stdout(out: str | None, told: object) -> None:

@@ -192,7 +192,7 @@ def comb_mnz_variant(
     if reading == "gmnz":
         return comb_gmnz(candidates, gamma=gamma, shift=shift)
     known = ("soft_count", "squared", "calibrated", "gmnz")
-    raise ConfigError(f"reading {reading!r} is not one of {', '.join(known)}", key=reading, known=known)
+    raise ConfigError(f"no reading {reading!r} of comb-mnz-variant", key=reading, known=known)
 
 
 def rl_sim(

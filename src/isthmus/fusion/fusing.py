@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import isfinite
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import ConfigError, nearest
@@ -78,6 +79,10 @@ def fuser(
     chosen = choose((), method, None)
     _check_missing(missing)
     if chosen in ("stacked", "log-odds"):
+        if _is_number(missing) and not 0 <= float(missing) <= 1:
+            raise ConfigError(
+                f"missing = {missing!r}: for {chosen} it is a probability, from 0 to 1", key="missing"
+            )
         if norm is not None:
             raise ConfigError(
                 f"{chosen} reads calibrated probabilities: norm={norm!r} has no place", key="norm"
@@ -86,7 +91,10 @@ def fuser(
         return _made(kind, {"missing": missing, **options})
     if chosen in ("weighted", "convex"):
         scale = norm or ("min-max" if chosen == "convex" else "z-score")
-        return _made(Weighted, {"norm": scale, "missing": missing, **options})
+        _check_options(chosen, options, inspect.signature(Weighted).parameters)
+        if chosen == "convex":
+            options = _convex(options)
+        return Weighted(norm=scale, missing=missing, **options)
     own = {name: options.pop(name) for name in ("judging", "folds") if name in options}
     _call(chosen, options)
     filled = None if missing == "learned" else missing
@@ -118,22 +126,29 @@ def _check_options(method: str, options: Mapping[str, Any], known: Mapping[str, 
             raise ConfigError(f"{method} has no option {name!r}{told}", key=name, value=value)
         if name == "weights" and value is not None:
             _check_weights(method, value)
-        usual = known[name].default
-        counts = isinstance(usual, (int, float)) and not isinstance(usual, bool)
-        if counts and not (_is_number(value) and value >= 0):
-            raise ConfigError(
-                f"{method}'s {name} = {value!r} is not a number from 0 on", key=name, value=value
-            )
+        wanted, suits = _SUITABLE.get(str(known[name].annotation), ("", None))
+        if suits is not None and not suits(value):
+            raise ConfigError(f"{method}'s {name} = {value!r} is not {wanted}", key=name, value=value)
 
 
 def _check_weights(method: str, weights: Any) -> None:
-    listed = list(weights) if isinstance(weights, Sequence) and not isinstance(weights, str) else [weights]
+    listed = list(weights) if isinstance(weights, Iterable) and not isinstance(weights, str) else [weights]
     if not all(_is_number(weight) for weight in listed) or not any(listed):
         raise ConfigError(
             f"{method}'s weights {weights!r} must be numbers, and not all of them 0",
             key="weights",
             value=weights,
         )
+
+
+def _convex(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with given weights scaled to add up to one."""
+    given = options.get("weights")
+    if given is None:
+        return dict(options)
+    if min(given) < 0:
+        raise ConfigError(f"convex weights {list(given)} must not be negative", key="weights", value=given)
+    return {**options, "weights": [weight / sum(given) for weight in given]}
 
 
 def _check_missing(missing: float | str) -> None:
@@ -145,4 +160,29 @@ def _check_missing(missing: float | str) -> None:
 
 def _is_number(value: object) -> bool:
     """A finite real number; True and False are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _is_list_of(kind: type, value: object) -> bool:
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return value is None or (listed and all(isinstance(each, kind) for each in value))  # type: ignore[attr-defined]
+
+
+_SUITABLE: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "float": ("a number from 0 on", lambda value: _is_number(value) and value >= 0),
+    "int": ("a whole number from 1 on", _is_count),
+    "int | None": ("a whole number from 1 on", lambda value: value is None or _is_count(value)),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "str": ("a name", lambda value: isinstance(value, str)),
+    "str | Calibrator": (
+        "a calibrator or the name of one",
+        lambda value: isinstance(value, str) or hasattr(value, "predict_proba"),
+    ),
+    "Sequence[str] | None": ("a list of names", partial(_is_list_of, str)),
+    "Sequence[Run] | None": ("a list of runs", partial(_is_list_of, Run)),
+}
+"""What an option's annotation asks for, in words and as a check."""

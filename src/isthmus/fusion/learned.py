@@ -80,6 +80,11 @@ class Fuser:
         self.judging = judging or Judging()
         self.folds = folds
 
+    @property
+    def label(self) -> str:
+        """What the fused run is called."""
+        return self.method
+
     def fit(self, runs: Sequence[Run], qrels: Qrels) -> Self:
         """Learn from runs and the judgements of some or all of their queries."""
         self.fit_fuse(runs, qrels)
@@ -100,17 +105,20 @@ class Fuser:
         chances = self._learn_chances(held, lesson)
         known = lesson.known
         self.curve_ = ThresholdCurve.of(chances[known], lesson.relevant[known])
-        return lesson.union.ranked(held, name=name or self.method, probabilities=chances)
+        return lesson.union.ranked(held, name=name or self.label, probabilities=chances)
 
     def fuse(self, runs: Sequence[Run], *, name: str = "") -> Run:
         """One run, best first, with a probability for every candidate."""
         union = Union.of(self._matched(runs))
         scores = self._scores(self._evidence(union), self.weights_, union)
-        return union.ranked(scores, name=name or self.method, probabilities=self._chances(scores, union))
+        return union.ranked(scores, name=name or self.label, probabilities=self._chances(scores, union))
 
     def unjudged(self, runs: Sequence[Run]) -> Self:
         """Ready to fuse these runs without having learned, where the method can."""
-        raise ConfigError(f"{self.method} learns from judgements and none are given", key="qrels")
+        raise ConfigError(
+            f"{self.label} learns from judgements and none are given (give qrels, or take another method)",
+            key="qrels",
+        )
 
     def threshold_for(self, precision: float = 0.9) -> float:
         """The lowest probability that kept this precision on validation."""
@@ -170,6 +178,12 @@ class Fuser:
         by_name = {run.name: run for run in runs}
         if set(by_name) == set(self.retrievers_):
             return [by_name[name] for name in self.retrievers_]
+        for fitted, run in zip(self.retrievers_, runs, strict=True):
+            if run.name != fitted and run.name in self.retrievers_:
+                raise DataError(
+                    f"the run {run.name!r} stands where {fitted!r} stood in fitting",
+                    cure=f"give the runs in the order {', '.join(self.retrievers_)}",
+                )
         return list(runs)
 
     def _learn_chances(self, held: FloatArray, lesson: Lesson) -> FloatArray:
@@ -254,6 +268,11 @@ class Formula(Fuser):
         self.options = dict(options or {})
 
     method = "formula"
+
+    @property
+    def label(self) -> str:
+        """The formula's name."""
+        return self.formula
 
     def unjudged(self, runs: Sequence[Run]) -> Self:
         """A formula needs no judgements; without them it gives no probabilities."""
