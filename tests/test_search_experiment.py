@@ -40,17 +40,20 @@ def test_a_finished_run_computes_nothing(found, monkeypatch):
 
 def test_a_group_is_tested_together():
     world = World.of("pydocs", seed=1, smoke=True)
-    assert all(len(set(world.folds[world.groups == group])) == 1 for group in np.unique(world.groups))
+    (turn,) = world.turns
+    assert all(len(set(turn[world.groups == group])) == 1 for group in np.unique(world.groups))
     lesson = world.lesson(np.arange(len(world.groups)))
     folds = np.array(lesson.folds)
     assert all(len(set(folds[world.groups == group])) == 1 for group in np.unique(world.groups))
 
 
 def test_few_sure_hits_are_said_to_be_few():
-    shown = Shown(np.arange(30), np.full(30, 0.1), np.zeros(30))
+    once = np.zeros(30, dtype=np.int64)
+    shown = Shown(np.arange(30), np.full(30, 0.1), np.zeros(30), once)
     outcome = Outcome("x", {}, {DEFAULT: shown}, np.arange(30), 0)
     assert outcome.sure(DEFAULT)[0] == 0
     assert outcome.sure(DEFAULT)[2] is None
-    sure = Outcome("x", {}, {DEFAULT: Shown(np.arange(30), np.full(30, 0.8), np.ones(30))}, np.arange(30), 0)
+    right = Shown(np.arange(30), np.full(30, 0.8), np.ones(30), once)
+    sure = Outcome("x", {}, {DEFAULT: right}, np.arange(30), 0)
     count, mean, right = sure.sure(DEFAULT)
     assert (count, mean, right.value) == (30, pytest.approx(0.8), 1.0)

@@ -91,6 +91,7 @@ class Shown:
     query: IntArray
     probability: FloatArray
     relevant: FloatArray
+    round: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,14 +107,15 @@ class Outcome:
     @classmethod
     def of(cls, data: str, plain: Mapping[str, Any], learned: Mapping[str, Any], seed: int) -> Outcome:
         """From what the units kept."""
-        values = {name: np.array(held) for name, held in {**plain["values"], **learned["values"]}.items()}
+        values = {name: np.array(held) for name, held in plain["values"].items()}
+        values |= {name: np.mean(held, axis=0) for name, held in learned["values"].items()}
         draws = [name for name in values if name.startswith("raw, shared privately")]
         values["raw, shared privately"] = np.mean([values.pop(name) for name in draws], axis=0)
         shown = {}
         for way in learned["values"]:
             rows = [row for row in learned["shown"] if row[0] == way]
-            columns = [np.array([row[at] for row in rows]) for at in (1, 3, 4)]
-            shown[way] = Shown(columns[0], columns[1].astype(float), columns[2].astype(float))
+            query, chance, right, number = (np.array([row[at] for row in rows]) for at in (1, 3, 4, 5))
+            shown[way] = Shown(query, chance.astype(float), right.astype(float), number)
         return cls(data, values, shown, np.array(plain["groups"]), seed)
 
     def against(self, row: str, other: str) -> tuple[Estimate, float]:
@@ -156,6 +158,7 @@ class Outcome:
             count, chance, right = self.sure(way)
             yield Cell(row=way, measure="ECE", value=error, **about)
             yield Cell(row=way, measure="ECE floor", value=floor, **about)
+            yield Cell(row=way, measure="ECE of one round", value=round_by_round(shown), **about)
             yield Cell(row=way, measure=f"hits at p ≥ {SURE}", value=count, **about)
             if right is not None:
                 measure = f"precision at p ≥ {SURE}"
@@ -166,9 +169,18 @@ class Outcome:
 
 
 def ece_and_floor(shown: Shown) -> tuple[float, float]:
-    """The calibration error over ten bins, and what a perfect model would show with as many hits."""
+    """The calibration error over ten bins, and what a perfect model would show with the hits of one round."""
     error = reliability(shown.probability, shown.relevant, bins=BINS).ece
-    return error, sampling_floor(shown.probability)
+    rounds = np.unique(shown.round).tolist()
+    floors = [sampling_floor(shown.probability[shown.round == number]) for number in rounds]
+    return error, float(np.mean(floors))
+
+
+def round_by_round(shown: Shown) -> float:
+    """The mean calibration error of single rounds."""
+    rounds = [shown.round == number for number in np.unique(shown.round).tolist()]
+    errors = [reliability(shown.probability[each], shown.relevant[each], bins=BINS).ece for each in rounds]
+    return float(np.mean(errors))
 
 
 def _page(outcomes: Sequence[Outcome]) -> Page:
@@ -212,10 +224,12 @@ def _honesty(outcomes: Sequence[Outcome]) -> Iterator[Any]:
             count, chance, right = outcome.sure(way)
             said = "too few" if right is None else _inside(chance, right)
             mean = None if right is None else chance
-            rows.append(
-                (outcome.data, way, len(shown.query), *ece_and_floor(shown), count, mean, right, said)
-            )
-    header = ("data", "calibrators", "hits", "ECE", "floor", "p ≥ 0.7", "mean p", "precision", "inside")
+            errors = (*ece_and_floor(shown), round_by_round(shown))
+            rows.append((outcome.data, way, len(shown.query), *errors, count, mean, right, said))
+    header = (
+        *("data", "calibrators", "hits", "ECE", "floor", "ECE of one round"),
+        *("p ≥ 0.7", "mean p", "precision", "inside"),
+    )
     yield Table(header, tuple(rows), "Pooled over all test folds", (), 3)
     named = {
         outcome.data: reliability(shown.probability, shown.relevant, bins=BINS)
@@ -247,6 +261,8 @@ _IDENTITY = (
 )
 _HONESTY = (
     "ECE over ten bins of equal width; the floor is its mean where outcomes are drawn from the probabilities"
-    " themselves. Of hits shown with at least 0.7 the mean probability should lie inside the interval of"
-    " their precision, which resamples queries; with fewer than 20 such hits nothing is said."
+    " themselves. With fewer than 50 queries there are five rounds of five folds, whose hits are pooled; the"
+    " floor is that of one round's hits. Of hits shown with at least 0.7 the mean probability should"
+    " lie inside the interval of their precision, which resamples queries; with fewer than 20 such hits"
+    " nothing is said."
 )

@@ -42,18 +42,20 @@ from isthmus.tables.ids import FloatArray, IntArray
 
 MEASURE = "nDCG@10"
 SILOS, FOLDS, SHOWN, DEPTH = 4, 5, 10, 100
+FEW, ROUNDS = 50, 5
+"""With fewer queries than this, so many rounds of folds: one would tell of its folds, not of the product."""
 BUILT_IN = "pydocs"
 SMOKE_QUERIES, SMOKE_DOCUMENTS = 60, 500
 
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """A collection whose silos hold its documents; `groups[i]` is what query i belongs to, `folds[i]` when it
-    is tested."""
+    """A collection whose silos hold its documents; `groups[i]` is what query i belongs to, `turns[r][i]` the
+    fold in which the r-th round over all queries tests it."""
 
     corpus: Corpus
     groups: IntArray
-    folds: IntArray
+    turns: tuple[IntArray, ...]
 
     @classmethod
     def of(cls, data: str, *, seed: int, smoke: bool = False) -> World:
@@ -68,9 +70,17 @@ class World:
         corpus = replace(corpus, queries=corpus.queries.take(judged))
         names = [groups[query] for query in corpus.queries.ids]
         numbered = np.unique(names, return_inverse=True)[1].astype(np.int64)
-        rng = Streams(seed)("search", "folds")
-        count = 2 if smoke else FOLDS
-        return cls(corpus, numbered, folds(len(numbered), count, rng, groups=numbered))
+        rounds = ROUNDS if len(numbered) < FEW and not smoke else 1
+        turns = tuple(
+            folds(
+                len(numbered),
+                2 if smoke else FOLDS,
+                Streams(seed)("search", "folds", number),
+                groups=numbered,
+            )
+            for number in range(rounds)
+        )
+        return cls(corpus, numbered, turns)
 
     @property
     def own(self) -> tuple[str | None, ...]:
@@ -233,34 +243,41 @@ def _with_lsa(world: World, central: Run) -> Run:
 
 
 def learned(world: World) -> dict[str, Any]:
-    """What silos that learn together find and say, every query by models that have not seen its group."""
-    told: dict[str, Any] = {"values": {}, "shown": [], "models": []}
-    rows: dict[str, list[tuple[str, str, float]]] = {}
+    """What silos that learn together find and say: by way to calibrate, the measure of every query in every
+    round, and all hits shown as (way, query, silo, probability, whether it was right, round)."""
+    values: dict[str, list[list[float]]] = {}
+    shown: list[list[Any]] = []
     with federation(world) as silos:
         silos.share("private")
         space = silos.learn_space()
         depth = NodeSettings.depth
         pupils = [Pupil(silo.index.snapshot, world.relevant, depth=depth) for silo in silos.silos]
-        for fold in np.unique(world.folds).tolist():
-            lesson = world.lesson(np.flatnonzero(world.folds != fold))
-            model = learn(lambda asked: [pupil.answer(asked) for pupil in pupils], lesson, space=space)
-            told["models"].append({**model.about, "shown": list(model.shown)})
-            ways = _ways(model, pupils)
-            for at in np.flatnonzero(world.folds == fold).tolist():
-                answers = _answers(silos, model, world.corpus.queries.texts[at], world.own[at])
-                for way, lines in ways.items():
-                    hits = _fused(answers, lines)
-                    query = world.corpus.queries.ids[at]
-                    rows.setdefault(way, []).extend(
-                        (query, hit.document, float(-place)) for place, hit in enumerate(hits)
-                    )
-                    told["shown"] += [
-                        [way, at, hit.silo, hit.probability, _is_right(world, at, hit)] for hit in hits
-                    ]
-    for way, listed in rows.items():
-        queries, documents, scores = zip(*listed, strict=True)
-        told["values"][way] = world.values(Run.of(queries, documents, np.array(scores))).tolist()
-    return told
+        for number, fold_of in enumerate(world.turns):
+            lists: dict[str, dict[str, dict[str, float]]] = {}
+            for way, at, hits in _round(silos, pupils, space, fold_of):
+                places = {hit.document: float(-place) for place, hit in enumerate(hits)}
+                lists.setdefault(way, {})[world.corpus.queries.ids[at]] = places
+                shown += [
+                    [way, at, hit.silo, hit.probability, _is_right(world, at, hit), number] for hit in hits
+                ]
+            for way, found in lists.items():
+                values.setdefault(way, []).append(world.values(Run.from_dict(found)).tolist())
+    return {"values": values, "shown": shown}
+
+
+def _round(
+    silos: Federation, pupils: Sequence[Pupil], space: str, fold_of: IntArray
+) -> Iterator[tuple[str, int, list[Hit]]]:
+    """Every query's hits under every way to calibrate, by models that have not seen its fold."""
+    world = silos.world
+    for fold in np.unique(fold_of).tolist():
+        lesson = world.lesson(np.flatnonzero(fold_of != fold))
+        model = learn(lambda asked: [pupil.answer(asked) for pupil in pupils], lesson, space=space)
+        ways = _ways(model, pupils)
+        for at in np.flatnonzero(fold_of == fold).tolist():
+            answers = _answers(silos, model, world.corpus.queries.texts[at], world.own[at])
+            for way, lines in ways.items():
+                yield way, at, _fused(answers, lines)
 
 
 def _ways(model: Learned, pupils: Sequence[Pupil]) -> dict[str, list[Line]]:
