@@ -48,9 +48,11 @@ function picker(curves) {
   const tell = () => {
     const at = Number(slider.value) / 100;
     told.textContent = `${percent(at)} or more`;
-    show(rows, table("What this threshold keeps", ["silo", "retriever", "kept", "right among them", "of all right ones"], picked.map((curve) => {
+    const many = picked.some((curve) => curve.retriever !== "shown");
+    const heads = ["silo", ...(many ? ["retriever"] : []), "kept", "right among them", "of all right ones"];
+    show(rows, table("What this threshold keeps", heads, picked.map((curve) => {
       const kept = curve.thresholds.filter((each) => each.threshold <= at + 1e-9).at(-1) ?? curve.thresholds[0];
-      return [chip(curve.silo), curve.retriever === "shown" ? "hits shown" : curve.retriever, String(kept.kept),
+      return [chip(curve.silo), ...(many ? [curve.retriever] : []), String(kept.kept),
         kept.kept ? percent(kept.precision) : "–", percent(kept.recall)];
     })));
   };

@@ -162,14 +162,16 @@ function reasons(hit) {
     table("What every retriever said about this hit", columns.map(([head]) => head),
       hit.explanation.map((part) => columns.map(([, cell]) => cell(part)))),
     logit === null ? null : make("p", { class: "hint" },
-      `Together ${decimal(sum)}; with the ranker's start and this silo's calibration ${decimal(logit)}, which is ${percent(hit.probability)}.`));
+      `Together ${odds(sum)}; added to the start that all hits of this silo share, the log-odds are ${odds(logit)}, which is ${percent(hit.probability)}.`));
 }
+
+const odds = (value) => (Math.abs(value) < 0.005 ? "0.00" : decimal(value));
 
 function pull(value, most) {
   const half = `${(Math.abs(value) / most) * 50}%`;
   return make("span", { class: "pull" },
     make("span", { class: "side" }, make("span", { class: `fill ${value < 0 ? "down" : "up"}`, width: half })),
-    make("span", { class: "number" }, `${value < 0 ? "" : "+"}${decimal(value)}`));
+    make("span", { class: "number" }, `${value < 0 ? "" : "+"}${odds(value)}`));
 }
 
 function verdict(hit, query) {
