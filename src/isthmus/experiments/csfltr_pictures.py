@@ -78,25 +78,33 @@ def curves(units: Sequence[Any], name: str) -> Iterator[Plot]:
         yield line_plot(lines, x="epochs", y="nDCG@10", caption=caption)
 
 
+BANDS = (ANCHORED, "CS-F-LTR", "Local")
+"""The rows whose intervals are drawn; all are in the table below."""
+
+
 def points(cells: Sequence[Cell], x: str) -> Plot:
-    """nDCG@10 over what is varied; ∞ stands one step beyond the largest."""
+    """nDCG@10 over what is varied; ε on a logarithmic scale, ∞ one step beyond the largest."""
     lines: dict[str, list[tuple[float, Cell]]] = {}
     for cell in cells:
         if cell.measure == "nDCG@10":
-            told = cell.variant.removeprefix("ε = ").removesuffix(" silos")
-            lines.setdefault(cell.row, []).append((32.0 if told == "inf" else float(told), cell))
-    ordered = {row: sorted(known, key=lambda point: point[0]) for row, known in lines.items()}
-    drawn = {
-        row: Line(
-            [at for at, _ in known],
-            [cell.value for _, cell in known],
-            [cell.value if cell.low is None else cell.low for _, cell in known],
-            [cell.value if cell.high is None else cell.high for _, cell in known],
-        )
-        for row, known in ordered.items()
-    }
-    caption = "95 % intervals over seeds" + ("; the last point is without noise" if x == "ε" else "")
-    return line_plot(drawn, x=x, y="nDCG@10", caption=caption)
+            lines.setdefault(cell.row, []).append((_place(cell.variant), cell))
+    drawn = {}
+    for row, known in lines.items():
+        ordered = sorted(known, key=lambda point: point[0])
+        at, values = [place for place, _ in ordered], [cell.value for _, cell in ordered]
+        low = [cell.value if cell.low is None else cell.low for _, cell in ordered]
+        high = [cell.value if cell.high is None else cell.high for _, cell in ordered]
+        drawn[row] = Line(at, values, low, high) if row in BANDS else Line(at, values)
+    last = "; log₂ ε, the last point is without noise" if x == "ε" else ""
+    caption = f"95 % intervals over seeds for {', '.join(BANDS)}{last}"
+    return line_plot(drawn, x="log₂ ε" if x == "ε" else x, y="nDCG@10", caption=caption)
+
+
+def _place(variant: str) -> float:
+    if variant.startswith("ε = "):
+        told = variant.removeprefix("ε = ")
+        return 5.0 if told == "inf" else float(np.log2(float(told)))
+    return float(variant.removesuffix(" silos"))
 
 
 def costs(by_silos: Mapping[str, Sequence[Any]]) -> Iterator[str]:
