@@ -291,10 +291,11 @@ def _ways(model: Learned, pupils: Sequence[Pupil]) -> dict[str, list[Line]]:
 
 def _answers(silos: Federation, model: Learned, text: str, itself: str | None) -> list[list[Hit]]:
     """What every node answers, without the document that the query was made from."""
+    asked = Search.model_construct(query=text, k=SHOWN + 1)  # some queries are longer than messages may be
     found = []
     for silo in silos.silos:
         searcher = Searcher(silo.name, silo.index, silo.store, model)
-        hits = searcher.search(Search(query=text, k=SHOWN + 1), snippets=False).hits
+        hits = searcher.search(asked, snippets=False).hits
         found.append([hit for hit in hits if hit.document != itself][:SHOWN])
     return found
 
