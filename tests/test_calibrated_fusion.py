@@ -143,6 +143,16 @@ def test_every_table_has_its_cells_in_both_modes(folder: Path, out: Path) -> Non
     assert "Table V" in (out / "report.md").read_text()
 
 
+def test_acm_and_trec_say_what_is_not_there() -> None:
+    cells = tuple(calibrated_fusion._all_cells((), {}, Config()))
+    assert {cell.data for cell in cells} == {"acm"}
+    assert all(np.isnan(cell.value) and cell.paper is not None for cell in cells)
+    page = calibrated_fusion._page((), {}, cells, Config()).markdown()
+    assert "The data of ACM are absent" in page
+    assert "TREC is not among" not in page
+    assert "TREC is not among the paper's sets" in calibrated_fusion._lead(("trec",), {}, Config())
+
+
 def test_paper_mode_is_the_weighted_mean_of_head_and_tail(folder: Path) -> None:
     found = label_runs.two_retrievers(str(folder), 0, "paper")["metrics"]
     sizes = {part: label_fold(str(folder), 0, copies=True) for part in ("head", "tail")}

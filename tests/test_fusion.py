@@ -43,6 +43,7 @@ from isthmus.fusion import (
     load_fuser,
     save_fuser,
 )
+from isthmus.fusion.fusing import LEARNED
 from isthmus.tables import Qrels, Run, read_qrels, read_run
 
 FIRST = Run.from_dict({"q1": {"a": 4.0, "b": 3.0, "c": 2.0}, "q2": {"a": 9.0}}, name="first")
@@ -265,6 +266,19 @@ def test_mistakes_are_told() -> None:
 def test_options_of_the_wrong_kind_are_told(method: str, option: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fuse([FIRST, SECOND], method, **option)
+
+
+@pytest.mark.parametrize("method", LEARNED)
+def test_what_is_learned_does_not_depend_on_the_order_of_runs(method: str) -> None:
+    runs, qrels = world(40)
+    runs = [*runs, runs[0].with_scores(runs[0].scores ** 3).named("third")]
+    options = {"calibrator": "platt"} if method in ("stacked", "log-odds") else {"measure": "P@3"}
+    fused = fuse(runs, method, qrels=qrels, **options)
+    for order in ([2, 0, 1], [1, 2, 0], [2, 1, 0]):
+        again = fuse([runs[at] for at in order], method, qrels=qrels, **options)
+        assert again.queries == tuple(fused.queries)
+        for query in fused.queries:
+            assert again[query].to_dict()[query] == pytest.approx(fused[query].to_dict()[query], abs=1e-6)
 
 
 def test_convex_weights_add_up_to_one() -> None:

@@ -260,6 +260,19 @@ def test_strictly_increasing_calibration_changes_nothing() -> None:
     assert fuse(runs, "rlsim-eq15") == fuse(stretched, "rlsim-eq15")
 
 
+def test_equation_15_takes_queries_of_any_lengths_together() -> None:
+    rng = np.random.default_rng(0)
+    told = {
+        f"q{at}": {f"d{name}": float(value) for name, value in enumerate(rng.normal(size=length))}
+        for at, length in enumerate((30, 1, 4, 26, 4, 30))
+    }
+    runs = [Run.from_dict(told), Run.from_dict({"q0": told["q3"], "q4": told["q2"]})]
+    fused = fuse(runs, "rlsim-eq15", neighbours=5)
+    for query in told:
+        alone = fuse([run[[query]] for run in runs if query in run.queries], "rlsim-eq15", neighbours=5)
+        assert fused[query].to_dict()[query] == pytest.approx(alone.to_dict()[query])
+
+
 def test_equation_15_is_its_formula() -> None:
     first = Run.from_dict({"q": {"a": 3.0, "b": 2.0, "c": 1.0}})
     second = Run.from_dict({"q": {"b": 3.0, "a": 2.0}})

@@ -313,14 +313,20 @@ def _page(names: Sequence[str], found: Results, cells: Sequence[Cell], config: C
         mine = [cell for cell in cells if cell.data == ABSENT]
         said = "The data of ACM are absent: what the paper prints stands alone."
         sections.append(Section("ACM", (said, cells_table(mine, "Tables IV and V, ACM"))))
+    lead = _lead(names, found, config)
+    return Page("Calibrated rank fusion: printed, paper mode, sound mode", tuple(sections), lead)
+
+
+def _lead(names: Sequence[str], found: Results, config: Config) -> str:
+    """What a reader must know before the first table."""
     encoders = ", ".join(Counter(one["encoder"] for one in found.values()))
-    lead = (
+    alone = " TREC is not among the paper's sets: it stands in sound mode alone." if "trec" in names else ""
+    return (
         f"{config.folds} folds{_how_many(config)}; dense retriever: {encoders} under a linear map trained on"
         " texts and labels, where the paper fine-tunes an encoder. Figures are ×100 save calibration errors;"
         " intervals are 95 % t intervals over folds. Paper mode ranks a text only among the partition of its"
-        " true label and chooses configurations on test: its level is not comparable with sound mode."
+        " true label and chooses configurations on test: its level is not comparable with sound mode." + alone
     )
-    return Page("Calibrated rank fusion: printed, paper mode, sound mode", tuple(sections), lead)
 
 
 def _how_many(config: Config) -> str:

@@ -7,18 +7,22 @@ negative product would turn the order round; `shift=False` is the formula as pri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError
 from isthmus.fusion.normalisers import NORMALISERS, min_max, nonnegative
 from isthmus.fusion.rl_sim import aggregate, object_distances, positions, rerank
 from isthmus.fusion.union import Union
 from isthmus.tables import Run
-from isthmus.tables.ids import FloatArray
+from isthmus.tables.ids import FloatArray, IntArray
+
+BLOCK = 1 << 22
+"""Pairs of candidates compared at once: 32 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,16 +238,32 @@ def rlsim_eq15(candidates: Candidates, *, neighbours: int = 20) -> FloatArray:
     ranks = union.spread([_ranks(run) for run in union.runs], absent=np.inf)
     base: FloatArray = np.sort(1.0 / ranks, axis=0).sum(axis=0)
     scores = base.copy()
-    for start, end in zip(union.offsets[:-1].tolist(), union.offsets[1:].tolist(), strict=True):
-        rank, count = ranks[:, start:end], end - start
-        affinity = np.sort(1.0 / (rank[:, :, None] + rank[:, None, :]), axis=0).sum(axis=0)
-        np.fill_diagonal(affinity, 0.0)
-        if count > neighbours:
-            least = np.partition(affinity, count - neighbours, axis=1)[:, count - neighbours]
-            affinity = np.where(affinity >= least[:, None], affinity, 0.0)
-        whole = affinity.sum(axis=1)
-        scores[start:end] += affinity @ base[start:end] / np.where(whole > 0, whole, 1.0)
+    for rows, inside in _squares(union, BLOCK // len(union.runs)):
+        rank, width = np.where(inside, ranks[:, rows], np.inf), rows.shape[1]
+        affinity = np.sort(1.0 / (rank[..., :, None] + rank[..., None, :]), axis=0).sum(axis=0)
+        affinity[:, np.arange(width), np.arange(width)] = 0.0
+        if width > neighbours:
+            least = np.partition(affinity, width - neighbours, axis=2)[:, :, width - neighbours, None]
+            affinity = np.where(affinity >= least, affinity, 0.0)
+        whole = affinity.sum(axis=2)
+        near = (affinity @ base[rows][:, :, None])[:, :, 0] / np.where(whole > 0, whole, 1.0)
+        scores[rows[inside]] += near[inside]
     return scores
+
+
+def _squares(union: Union, cells: int) -> Iterator[tuple[IntArray, NDArray[np.bool_]]]:
+    """The rows of many queries at once, queries × width, and which are not padding.
+
+    Queries of like length go together, as many as make `cells` pairs of rows.
+    """
+    lengths = np.diff(union.offsets)
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order) and (width := int(lengths[order[start]])):
+        block = order[start : start + max(1, cells // width**2)]
+        inside = np.arange(width) < lengths[block][:, None]
+        yield np.where(inside, union.offsets[block][:, None] + np.arange(width), 0), inside
+        start += len(block)
 
 
 def _sure_scores(candidates: Candidates, shift: bool) -> list[FloatArray]:

@@ -255,9 +255,14 @@ class Weighted(Fuser):
             self._check_weights(len(evidence))
             return [np.array(self.weights)] * (lesson.folds + 1)
         judge = self._judge(evidence, lesson)
+        order = np.argsort(np.array(self.retrievers_, dtype=np.str_))  # so that theirs does not matter
+        place = np.argsort(order)
 
         def best(inside: Mask) -> FloatArray:
-            return tuned(len(evidence), lambda weights: float(np.nanmean(judge(weights)[inside])))
+            def value(weights: tuple[float, ...]) -> float:
+                return float(np.nanmean(judge(tuple(weights[at] for at in place.tolist()))[inside]))
+
+            return tuned(len(evidence), value)[place]
 
         return [best(lesson.outside(fold)) for fold in range(-1, lesson.folds)]
 
