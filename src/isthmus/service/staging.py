@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -116,7 +117,7 @@ def stage(world: Corpus, folder: Path, *, port: int, seed: int = 0, workers: int
     found(folder, world.silos, port=port)
     for silo in world.silos:
         _fill(folder / silo, world.silo(silo))
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _one_thread)
+    pool = _hired(workers)
     try:
         with Progress("preparing the silos", 3 * len(world.silos)) as bar:
             silos = _Silos(world, folder, pool, bar.advance)
@@ -150,6 +151,17 @@ def _edit(file: Path, changes: Mapping[str, str]) -> None:
 
 
 # what silos do, in processes of their own
+
+
+def _hired(workers: int) -> ProcessPoolExecutor:
+    """Processes to work in; an interrupt at the terminal is for us alone, who then end them."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which they inherit
+    try:
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _one_thread)
+        pool.submit(_one_thread)  # they start now
+        return pool
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _one_thread() -> None:
