@@ -261,7 +261,7 @@ _IDENTITY = (
 )
 _HONESTY = (
     "ECE over ten bins of equal width; the floor is its mean where outcomes are drawn from the probabilities"
-    " themselves. With fewer than 50 queries there are five rounds of five folds, whose hits are pooled; the"
+    " themselves. With fewer than 100 queries there are five rounds of five folds, whose hits are pooled; the"
     " floor is that of one round's hits. Of hits shown with at least 0.7 the mean probability should"
     " lie inside the interval of their precision, which resamples queries; with fewer than 20 such hits"
     " nothing is said."

@@ -42,7 +42,7 @@ from isthmus.tables.ids import FloatArray, IntArray
 
 MEASURE = "nDCG@10"
 SILOS, FOLDS, SHOWN, DEPTH = 4, 5, 10, 100
-FEW, ROUNDS = 50, 5
+FEW, ROUNDS = 100, 5
 """With fewer queries than this, so many rounds of folds: one would tell of its folds, not of the product."""
 BUILT_IN = "pydocs"
 SMOKE_QUERIES, SMOKE_DOCUMENTS = 60, 500
