@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,11 @@ def test_a_configuration_that_is_not_as_expected_is_not_changed(tmp_path):
     assert file.read_text() == "port = 1\n"
 
 
-def test_free_ports_are_free():
+def test_free_ports_are_free_and_others_are_refused():
     base = free_ports(3)
     assert all(is_free(port) for port in range(base, base + 3))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert not is_free(port)
+        with pytest.raises(ConfigError, match="not all free"):
+            free_ports(1, port)

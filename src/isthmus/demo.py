@@ -119,7 +119,7 @@ def searched(out: Path, *, seed: int = 0, port: int | None = None) -> Iterator[F
         )
         if (folder / "broker.toml").exists():
             shutil.rmtree(folder)
-        at = port or local.free_ports(len(world.silos) + 1)
+        at = local.free_ports(len(world.silos) + 1, port)
         made = staging.stage(world, folder, port=at, seed=seed)
         final = ", ".join(f"{name} {value:.3f}" for name, value in made.training.final.items())
         say(f"{made.judgements:,} judgements, {made.training.rounds} rounds, then {final} on other queries.")

@@ -90,12 +90,13 @@ def running(folder: Path, *, patience: float = PATIENCE) -> Iterator[Federation]
         _end(processes)
 
 
-def free_ports(count: int) -> int:
-    """A port that is free together with those after it."""
-    for base in PORTS:
-        if all(is_free(port) for port in range(base, base + count)):
+def free_ports(count: int, first: int | None = None) -> int:
+    """A port that is free together with those after it: the first if one is named, else any."""
+    for base in PORTS if first is None else (first,):
+        if base + count <= 65_536 and all(is_free(port) for port in range(base, base + count)):
             return base
-    raise ConfigError("no free ports", key="--port", expected="a port that is free")
+    where = "" if first is None else f" from {first} to {first + count - 1}"
+    raise ConfigError(f"the ports{where} are not all free", key="--port", expected=f"{count} free ports")
 
 
 def is_free(port: int) -> bool:
