@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord
 
 from isthmus.federation.engines import _give_identity
 from isthmus.federation.messages import answer, pack, unpack
+from isthmus.federation.restraint import Restraint
 from isthmus.federation.risk import batch_risks, mean_error, probe_risk, softmax_weights
 from isthmus.federation.settings import RiskOptions, StrategyOptions
 from isthmus.federation.strategies import MEMORY, build, norm
@@ -162,7 +163,7 @@ def judge(parameters):
 def fedrisk(**more):
     server = more.pop("server", "average")
     strategy = build(options("fedrisk", server=server, risk=RiskOptions(**more)))
-    strategy.judge = judge
+    strategy.judge = strategy.disorder = judge
     return strategy
 
 
@@ -194,6 +195,52 @@ def test_a_round_of_bad_silos_leaves_the_model_alone():
     assert spoiled["w"][0] < -2
 
 
+def test_momentum_that_overshoots_is_dropped():
+    """The optimum is 2: a step from 1 to 1.8, and the next one, with momentum, would go to 2.7."""
+    strategy = fedrisk(server="momentum", formula="none")
+    towards = [(shifted(*[value] * 40), [1] * 40, [1] * 40) for value in (1.8, 2.0)]
+    assert [round(float(model["w"][0]), 1) for model in play(strategy, towards)] == [1.8, 2.0]
+    assert strategy.weighed.refused.startswith("momentum: ")
+    assert "momentum_vector/0" not in strategy.state()
+
+
+def worsening(count):
+    """Rounds of silos that are a little worse every time, whatever model they start from."""
+    return [(shifted(*[0.98 - 0.01 * at] * 3), [100] * 3, [1] * 3) for at in range(count)]
+
+
+@pytest.mark.parametrize("server", ["average", "momentum", "adam"])
+def test_bad_rounds_are_refused_and_any_number_of_them_costs_little(server):
+    strategy = fedrisk(server=server)
+    assert all(same(model, START) for model in play(strategy, worsening(3)))
+    assert strategy.weighed.weights == {MEMORY: 1.0}
+    assert set(strategy.weighed.rejected) == {"silo-0", "silo-1", "silo-2"}
+    assert all("the probe refused the round" in why for why in strategy.weighed.rejected.values())
+    for model in play(fedrisk(server=server), worsening(60)):
+        assert judge(model).mean() < judge(START).mean() + 0.02
+
+
+def test_a_probe_that_a_lucky_model_did_well_on_does_not_end_training():
+    rng = np.random.default_rng(0)
+    lucky = rng.normal(0.5, 0.1, 40)
+    drawn = iter([lucky, *(lucky + rng.normal(0.02, 0.08, 40) for _ in range(400))])
+    restraint = Restraint(lambda model: next(drawn))
+    refused = [restraint.judge(START, START, START).refused for _ in range(60)]
+    assert 0 < sum(refused) < 50
+    assert not all(refused[-15:])
+
+
+def test_restraint_goes_on_from_a_checkpoint():
+    rounds = [(shifted(1.5, 1.4), [9, 9], [1, 1]), *worsening(2), (shifted(1.8, 1.7), [9, 9], [1, 1])]
+    whole = play(fedrisk(server="momentum"), rounds)
+    for cut in range(1, len(rounds)):
+        first, second = fedrisk(server="momentum"), fedrisk(server="momentum")
+        before = play(first, rounds[:cut])
+        second.restore({name: array.copy() for name, array in first.state().items()})
+        after = play(second, rounds[cut:], start=before[-1], number=cut)
+        assert all(same(one, other) for one, other in zip([*before, *after], whole, strict=True))
+
+
 def test_the_memory_has_the_median_size():
     strategy = fedrisk(formula="none")
     play(strategy, [(shifted(1, 1, 1), [1, 4, 100], [1] * 3)])
@@ -212,7 +259,7 @@ def test_the_control_without_georisk():
 
 
 def test_a_server_optimiser_stands_on_fedrisk():
-    sent = [(shifted(1.8, 0.2), [1, 1], [1, 1])] * 2
+    sent = [(shifted(1.2, 0.2), [1, 1], [1, 1])] * 2
     plain = play(fedrisk(), sent)
     moved = play(fedrisk(server="momentum"), sent)
     np.testing.assert_array_equal(moved[0]["w"], plain[0]["w"])

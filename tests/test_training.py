@@ -32,7 +32,7 @@ from isthmus.federation.settings import (
     StrategyOptions,
 )
 from isthmus.partition import Dealing
-from isthmus.rankers import MLP, LocalTraining, Scaling, load_ranker
+from isthmus.rankers import MLP, LocalTraining, Scaling, load_ranker, scores_of
 from isthmus.tables import Fold, write_letor
 
 FOLD = Fold("small", easy("train", 90), easy("validation", 20), easy("test", 20))
@@ -290,6 +290,43 @@ def test_inverted_grades_hardly_weigh_under_fedrisk():
     risky, plain = train(told, FOLD), train(replace(told, strategy=StrategyOptions("fedavg")), FOLD)
     assert all(sum(record.weights[silo] for silo in liars) < 0.05 for record in risky.history)
     assert risky.history[-1].measure > plain.history[-1].measure
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_rounds_of_bad_silos_only_cost_little_however_many(secure):
+    fold = Fold("small", easy("train", 120), easy("validation", 20), easy("test", 60))
+    local = LocalTraining(learning_rate=0.01, batch=4)
+    lost, refused = [], 0
+    for seed in range(3):
+        rounds = Rounds(count=15, silos=4, release="last")
+        told = config(rounds=rounds, local=local, seed=seed, probe=30, secure=secure, workers=1)
+        good, bad = [], []
+        train(told, fold, watch=good.append)
+        refused += sum(record.refused.startswith("the round") for record in good[-1].history)
+        every = Fault("lie" if secure else "invert", 1.0)
+        told = replace(told, rounds=replace(rounds, count=35), faults=(every,))
+        train(told, fold, start=good[-1], watch=bad.append)
+        measure = Judge(good[0].scaling(fold.test)).measure
+        lost.append([measure(good[-1].parameters) - measure(bad[at].parameters) for at in (4, 19)])
+        record = next(record for record in bad[-1].history if record.refused.startswith("the round"))
+        assert set(record.rejected) == set(record.asked)
+    five, twenty = np.mean(lost, axis=0)
+    assert five < 0.01
+    assert twenty < 0.03
+    assert refused <= 1, "of 45 honest rounds"
+
+
+def test_disorder_is_the_weighted_share_of_wrong_pairs():
+    table = easy("some", 12)
+    judge = Judge(table)
+    ranker = MLP((4,), seed=3, training=LocalTraining(epochs=1)).fit(table)
+    model, table = ranker.parameters_, judge.table
+    scores, gains = scores_of(model, table), 2.0**table.grades - 1
+    for query, share in enumerate(judge.disorder(model)):
+        rows = slice(table.offsets[query], table.offsets[query + 1])
+        better = np.maximum(gains[rows][:, None] - gains[rows], 0)
+        wrong = scores[rows][:, None] < scores[rows]
+        assert share == pytest.approx((better * wrong).sum() / better.sum())
 
 
 # private updates

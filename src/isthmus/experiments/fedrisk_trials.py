@@ -246,15 +246,17 @@ class Trials(Writer):
         def lost(one: Overrun, place: int) -> str:
             return f"{float((one.at(0) - one.at(place)).mean()):.2f}"
 
+        bare = found["default without memory"]
         return (
-            "Relative weights cannot refuse a whole round, so the previous global model stands among the"
-            f" candidates with its own probe risk. One round of bad silos only costs the default"
+            "Relative weights cannot refuse a whole round. So the previous global model stands among the"
+            " candidates with its own probe risk, and where the probe finds more pairs in the wrong order"
+            " after a round than before it, the server's momentum is dropped, or, where they are clearly"
+            " more than at best, the round refused. One round of bad silos only costs the default"
             f" {lost(default, 1)} points and FedRisk with the plain aggregate {lost(plain, 1)};"
-            f" {default.bad} in a row cost {lost(default, default.bad)} and {lost(plain, plain.bad)}. A silo"
-            " is"
-            f" one epoch away from the previous model and hardly worse on the probe, so the memory has"
-            f" {default.memory:.2f} of the weight in such rounds, not all; server momentum adds up what is"
-            " left."
+            f" {default.bad} in a row cost {lost(default, default.bad)} and {lost(plain, plain.bad)}."
+            f" Without all that {bare.bad} cost {lost(bare, bare.bad)}: a silo is one epoch away from the"
+            " previous model and hardly worse on the probe, and momentum adds up what its weight lets"
+            " through."
         )
 
 

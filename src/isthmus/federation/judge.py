@@ -38,7 +38,10 @@ class Judge:
         self._gains = np.exp2(np.maximum(self.table.grades, 0).astype(np.float64))[self._tied] - 1
         ranks = np.arange(len(self._group)) - self.table.offsets[self._group]
         self._discounts = np.where(ranks < depth, 1 / np.log2(ranks + 2), 0.0)
-        self._ideal = self._dcg(self._gains)
+        self._below = np.diff(self.table.offsets)[self._group] - 1.0 - ranks
+        self._ideal = self._sums(self._gains, self._discounts)
+        self._ordered = self._sums(self._gains, self._below)
+        self._pairs = self._ordered - self._sums(-self._gains, self._below)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The queries as named arrays, for silos that score themselves: rows in the order of ties."""
@@ -62,17 +65,34 @@ class Judge:
 
     def errors(self, parameters: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         """1 − nDCG@10 of every query; all wrong where a score is not a number."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            scores = scores_of(parameters, self.table, self.scoring)[self._tied]
-        if not np.isfinite(scores).all():
+        scores = self._scores(parameters)
+        return (
+            np.ones(len(self)) if scores is None else 1.0 - self._sums(scores, self._discounts) / self._ideal
+        )
+
+    def disorder(self, parameters: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+        """The share of every query's pairs in the wrong order, each counted by the difference of its gains.
+
+        Moving a document up by one place undoes one pair, so a sum over documents of their gain times the
+        number of documents below them tells it.
+        """
+        scores = self._scores(parameters)
+        if scores is None:
             return np.ones(len(self))
-        return 1.0 - self._dcg(scores) / self._ideal
+        wrong = self._ordered - self._sums(scores, self._below)
+        return np.divide(wrong, self._pairs, out=np.zeros(len(self)), where=self._pairs > 0)
 
     def measure(self, parameters: Mapping[str, NDArray[Any]]) -> float:
         """Mean nDCG@10."""
         return float(1.0 - self.errors(parameters).mean())
 
-    def _dcg(self, scores: NDArray[Any]) -> NDArray[np.float64]:
+    def _scores(self, parameters: Mapping[str, NDArray[Any]]) -> NDArray[np.float64] | None:
+        """Every document's score in the order of ties; None where one is not a number."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = scores_of(parameters, self.table, self.scoring)[self._tied]
+        return scores if np.isfinite(scores).all() else None
+
+    def _sums(self, scores: NDArray[Any], by_rank: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Σ gain · weight of the rank, query by query, in the order of these scores."""
         order = np.lexsort((-scores, self._group))
-        gains: NDArray[np.float64] = self._gains[order] * self._discounts
-        return np.add.reduceat(gains, self.table.offsets[:-1])
+        return np.add.reduceat(self._gains[order] * by_rank, self.table.offsets[:-1])

@@ -81,7 +81,7 @@ class Relay:
             rejected = attempt.rejected or {SUM: str(few)}
             return Checked([], dict(sorted(rejected.items())), reports.capped)
         self.strategy.weighed = weighed
-        self.strategy.mean = _mean(summed, weighed.weights, plan.own, model)
+        self.strategy.aggregate = _mean(summed, weighed.weights, plan.own, model)
         self._check_credible(attempt, model, limits)
         usable = [reply for reply in reports.usable if self.strategy.name(reply) in weighed.weights]
         return Checked(usable, dict(sorted(attempt.rejected.items())), reports.capped)
@@ -225,7 +225,7 @@ class Relay:
 
     def _check_credible(self, attempt: Attempt, model: Arrays, limits: Limits) -> None:
         """Refuse a mean that moved out of all proportion: single updates cannot be looked at."""
-        moved = update_length(self.strategy.mean, model)
+        moved = update_length(self.strategy.aggregate, model)
         whole = update_length(model, {name: np.zeros_like(array) for name, array in model.items()})
         if not moved <= limits.norm * max(1.0, whole, limits.noise):
             blamed = f"opened to an update of length {moved:.3g}, and whose it was cannot be told"

@@ -41,6 +41,7 @@ from isthmus.federation.strategies import (
     FedAvgProbe,
     FedNova,
     FedRisk,
+    Restrained,
     Scaffold,
     Summed,
     build,
@@ -73,6 +74,8 @@ class RoundRecord:
     """Silos that claimed more examples than were counted."""
     weights: Mapping[str, float] = field(default_factory=dict)
     risks: Mapping[str, float] = field(default_factory=dict)
+    refused: str = ""
+    """What the probe spoke against, and why: the server's momentum, or the round."""
     loss: float | None = None
     """Mean local loss."""
     norm: float | None = 0.0
@@ -209,6 +212,8 @@ class Coordinator:
         if isinstance(strategy, FedRisk):
             judge = Judge(probe, scoring=self.config.model.scoring)
             strategy.judge = judge.errors
+            if isinstance(strategy, Restrained):
+                strategy.disorder = judge.disorder
             if self.relay is not None:
                 strategy.extras = {**strategy.extras, PROBE: pack(judge.arrays())}
                 self._probed = len(judge)
@@ -234,10 +239,11 @@ class Coordinator:
         done = RoundRecord(
             number,
             asked=asked,
-            rejected=checked.rejected,
+            rejected={**checked.rejected, **weighed.rejected},
             capped=checked.capped,
             weights=weighed.weights,
             risks=weighed.risks,
+            refused=weighed.refused,
             loss=_mean_loss(checked),
             norm=norm(parameters),
             cosine=_cosine(parameters, state.parameters),

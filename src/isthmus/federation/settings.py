@@ -28,7 +28,8 @@ class RiskOptions:
     by_size: bool = True
     """Multiply the sound weights by √n."""
     memory: bool = True
-    """Let the previous global model stand among the candidates with its own probe risk."""
+    """Let the previous global model stand among the candidates with its own probe risk, and the probe refuse
+    a round that makes the model clearly worse."""
     cap_reports: bool = True
     """Under a secure sum a silo's own report may cost it weight but earn it no more than the median one."""
     alpha_mix: float = 1.0
@@ -46,6 +47,11 @@ class RiskOptions:
     def paper(cls, alpha_mix: float = 1.0, beta_mix: float = 1.0, **more: Any) -> RiskOptions:
         """Eqs. (1)-(5) and Algorithms 3-4 of Rabbi et al. as printed."""
         return cls(mode="paper", columns="batch", alpha_mix=alpha_mix, beta_mix=beta_mix, **more)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether models before a round are compared with those after it: the probe can, silos cannot."""
+        return self.memory and self.columns == "probe"
 
     def faults(self) -> dict[str, str]:
         """The known faults that these settings have, by number."""

@@ -20,7 +20,7 @@ overrides the aggregation and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -45,6 +45,7 @@ from isthmus.federation.messages import (
     pack,
     unpack,
 )
+from isthmus.federation.restraint import Restraint
 from isthmus.federation.settings import RiskOptions, StrategyOptions
 
 MEMORY = "memory"
@@ -63,6 +64,10 @@ class Weighed:
 
     weights: Mapping[str, float] = field(default_factory=dict)
     risks: Mapping[str, float] = field(default_factory=dict)
+    refused: str = ""
+    """What the probe spoke against, and why."""
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    """The silos of a round that was refused."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class Chosen(flower.FedAvg):
         self.silos: Mapping[int, str] = {}
         self.extras: Mapping[str, ArrayRecord] = {}
         self.previous: Arrays = {}
+        self.aggregate: Arrays = {}
+        """What the server steps towards."""
         self.weighed = Weighed()
 
     def choose(self, silos: Mapping[int, str]) -> None:
@@ -291,11 +298,12 @@ class FedRisk(Chosen):
             return pack(self._as_printed(models, answers)), None
         plan = self.plan(server_round, self.sizes(answers), self._errors(models, answers))
         self.weighed = plan.weighed
-        return pack(combine(self.weighed.weights, {**models, **plan.own})), None
+        self.aggregate = combine(self.weighed.weights, {**models, **plan.own})
+        return pack(self.aggregate), None
 
     def plan(self, server_round: int, sizes: Sizes, errors: Errors) -> Plan:
         """The sound weights, the previous global model's too where there is a probe to judge it by."""
-        if self.options.memory and self.options.columns == "probe":
+        if self.options.remembers:
             known = {**errors, MEMORY: self.judge(self.previous)}
             return Plan(self.weigh(known, sizes), {MEMORY: self.previous})
         return Plan(self.weigh(errors, sizes))
@@ -369,11 +377,46 @@ class Summed(Chosen):
     It comes before the strategy whose `plan` gave the weights.
     """
 
-    mean: Arrays
-
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregate:
         """The mean that was handed in."""
-        return pack(self.mean), None
+        return pack(self.aggregate), None
+
+
+class Restrained(Chosen):
+    """On top of FedRisk and its server step: the probe may drop momentum, or refuse the round."""
+
+    disorder: Judge
+    """A model's share of wrongly ordered pairs, query by query of the probe."""
+
+    def __init__(self, **flower_options: Any) -> None:
+        super().__init__(**flower_options)
+        self.restraint = Restraint(lambda model: self.disorder(model))
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregate:
+        """The server's step, as far as the probe does not speak against it."""
+        record, metrics = super().aggregate_train(server_round, replies)
+        if record is None:
+            return None, metrics
+        verdict = self.restraint.judge(self.previous, self.aggregate, unpack(record))
+        if verdict.restarted:
+            for memory in ("momentum_vector", "m_t", "v_t"):
+                setattr(self, memory, None)
+        self.weighed = replace(self.weighed, refused=verdict.why)
+        if verdict.refused:
+            silos = (name for name in self.weighed.weights if name != MEMORY)
+            why = f"the probe refused {verdict.why}"
+            self.weighed = replace(self.weighed, weights={MEMORY: 1.0}, rejected=dict.fromkeys(silos, why))
+        return pack(verdict.model), metrics
+
+    def state(self) -> Arrays:
+        """What the probe has seen of the best model too."""
+        kept = {f"restraint/{name}": array for name, array in self.restraint.state().items()}
+        return {**super().state(), **kept}
+
+    def restore(self, state: Arrays) -> None:
+        """What the probe has seen of the best model too."""
+        super().restore(state)
+        self.restraint.restore(below(state, "restraint"))
 
 
 _ON_TOP: Mapping[str, type[Any]] = MappingProxyType(
@@ -407,6 +450,7 @@ def build(options: StrategyOptions, *, summed: bool = False) -> Chosen:
     base = _BELOW.get(options.name, Chosen)
     tops = [_ON_TOP[key] for key in (options.step, options.name) if key in _ON_TOP]
     tops += [Summed] if summed else []
+    tops[:0] = [Restrained] if options.name == "fedrisk" and options.risk.remembers else []
     kind: Any = type(options.name, (*tops, base), {}) if tops else base
     strategy: Chosen = kind(**_flower_options(options))
     if isinstance(strategy, PartialStep):
