@@ -11,7 +11,6 @@ from isthmus.evaluation import fold_interval
 from isthmus.experiments.csfltr_rows import ANCHORED
 from isthmus.experiments.notebook import Cell
 from isthmus.report import Estimate, Line, Plot, Table, line_plot
-from isthmus.tables.ids import FloatArray
 
 SHOWN = {"exact": "exact counts", "private": "private counts", "clipped": "private counts, clipped"}
 BY_INTEREST = ("nDCG@10", "ERR", "nDCG", "MAP")
@@ -157,7 +156,7 @@ STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def _steps(places: Mapping[str, Sequence[Any]], name: str) -> Table:
-    """The worth of every step along every side of the map, all else averaged over; intervals over seeds."""
+    """The worth of every step along every side of the map, all else averaged over."""
     spots = [
         (*place.split(" "), labels, units) for place, units in places.items() for labels in _labels(units)
     ]
@@ -167,19 +166,18 @@ def _steps(places: Mapping[str, Sequence[Any]], name: str) -> Table:
             some = [(spot[2], spot[3]) for spot in spots if spot[at] == level]
             worth = [_worth(some, *step) for step in STEPS.values()]
             rows.append((side, str(level), *worth))
-    return Table(("side", "level", *STEPS), tuple(rows), f"What pays where, nDCG@10, {name}", (), 3)
+    title = f"What pays where, nDCG@10, {name}; intervals over places and seeds"
+    return Table(("side", "level", *STEPS), tuple(rows), title, (), 3)
 
 
 def _worth(spots: Sequence[tuple[Any, Any]], row: str, others: tuple[str, ...]) -> Estimate:
-    """The mean over places of a row's lead, with its interval over seeds."""
-    seeds = min(len(units) for _, units in spots)
-    leads: FloatArray = np.zeros((len(spots), seeds))
-    for at, (labels, units) in enumerate(spots):
-        rivals = [[mean_of(one[labels], other) for one in units[:seeds]] for other in others]
+    """The mean lead of a row, with an interval over places and seeds."""
+    leads: list[float] = []
+    for labels, units in spots:
+        mine, *rivals = ([mean_of(one[labels], name) for one in units] for name in (row, *others))
         best = max(rivals, key=lambda values: float(np.mean(values)))
-        leads[at] = [mean_of(one[labels], row) for one in units[:seeds]] - np.array(best)
-    means = leads.mean(axis=0)
-    if seeds < 2:
-        return Estimate(float(means.mean()), None, None)
-    interval = fold_interval(means)
+        leads += [one - other for one, other in zip(mine, best, strict=True)]
+    if len(leads) < 2:
+        return Estimate(leads[0], None, None)
+    interval = fold_interval(leads)
     return Estimate(interval.value, interval.low, interval.high)
