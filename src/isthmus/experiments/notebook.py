@@ -12,11 +12,10 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +26,7 @@ from isthmus.errors import ConfigError
 from isthmus.evaluation import fold_interval
 from isthmus.report import Estimate, Page, Progress, Table
 from isthmus.tables.files import replacing
+from isthmus.workers import hired
 
 _KINDS = {"printed": "printed", "paper": "paper mode", "sound": "sound"}
 _WIDE = 9
@@ -173,7 +173,7 @@ def _each(work: Callable[..., Any], units: Sequence[Unit], workers: int) -> Iter
     if workers == 1 or len(units) < 2:
         yield from ((name, work(**arguments)) for name, arguments in units)
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+    with hired(workers) as pool:
         running: dict[Future[Any], str] = {}
         waiting = list(reversed(units))
         try:
@@ -186,13 +186,6 @@ def _each(work: Callable[..., Any], units: Sequence[Unit], workers: int) -> Iter
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _one_thread() -> None:
-    """Two BLAS threads on busy cores are ten times slower than one."""
-    from threadpoolctl import threadpool_limits
-
-    threadpool_limits(1)
 
 
 def columns_of(cells: Iterable[Cell]) -> tuple[str, ...]:

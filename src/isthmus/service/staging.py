@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,6 +51,7 @@ from isthmus.service.wire import Hit, Reliability, Search
 from isthmus.tables import Corpus, Fold, Letor
 from isthmus.tables.beir import write_corpus_beir
 from isthmus.tables.ids import FloatArray, IntArray
+from isthmus.workers import hired
 
 T = TypeVar("T")
 
@@ -157,17 +158,11 @@ def _hired(workers: int) -> ProcessPoolExecutor:
     """Processes to work in; an interrupt at the terminal is for us alone, who then end them."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which they inherit
     try:
-        pool = ProcessPoolExecutor(workers, get_context("spawn"), _one_thread)
-        pool.submit(_one_thread)  # they start now
+        pool = hired(workers)
+        pool.submit(os.getpid)  # they start now
         return pool
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _one_thread() -> None:
-    from threadpoolctl import threadpool_limits
-
-    threadpool_limits(1)
 
 
 def _node(own: Path) -> Node:
