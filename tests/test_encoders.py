@@ -191,3 +191,42 @@ def test_a_folder_without_weights_and_another_architecture_are_errors(tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
     with pytest.raises(DataError, match="'t5'"):
         transformer._Bert.load(tmp_path)
+
+
+def field_of(number: int, value: int | bytes | str) -> bytes:
+    """One field of a protocol buffer: a number below 128, or up to 16,383 bytes with their length before."""
+    if isinstance(value, int):
+        return bytes([number << 3, value])
+    held = value.encode() if isinstance(value, str) else value
+    return bytes([number << 3 | 2, len(held) & 0x7F | 0x80, len(held) >> 7]) + held
+
+
+def lookup_model(table: np.ndarray) -> bytes:
+    """An ONNX model whose token vectors are rows of a table: Gather(table, input_ids)."""
+    sizes = b"".join(field_of(1, size) for size in table.shape)
+    held = sizes + field_of(2, 1) + field_of(8, "table") + field_of(9, table.astype("<f4").tobytes())
+
+    def tensor(name: str, kind: int, *shape: int | str) -> bytes:
+        dims = b"".join(field_of(1, field_of(1 if isinstance(size, int) else 2, size)) for size in shape)
+        return field_of(1, name) + field_of(2, field_of(1, field_of(1, kind) + field_of(2, dims)))
+
+    node = field_of(1, "table") + field_of(1, "input_ids") + field_of(2, "vectors") + field_of(4, "Gather")
+    graph = field_of(1, node) + field_of(2, "lookup") + field_of(5, held)
+    graph += field_of(11, tensor("input_ids", 7, "texts", "tokens"))
+    graph += field_of(12, tensor("vectors", 1, "texts", "tokens", table.shape[1]))
+    return field_of(1, 8) + field_of(7, graph) + field_of(8, field_of(2, 13))
+
+
+def test_an_onnx_folder_is_an_encoder(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("onnxruntime")
+    table = np.random.default_rng(0).normal(size=(4, 3))
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "model.onnx").write_bytes(lookup_model(table))
+    words = tokenizers.models.WordLevel({"[UNK]": 0, "red": 1, "green": 2, "pear": 3}, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = Transformer(tmp_path).encode(["red pear", "green", "a green pear"])
+    means = np.stack([table[[1, 3]].mean(axis=0), table[2], table[[0, 2, 3]].mean(axis=0)])
+    np.testing.assert_allclose(found, means / np.linalg.norm(means, axis=1, keepdims=True), atol=1e-6)
