@@ -294,12 +294,12 @@ def test_inverted_grades_hardly_weigh_under_fedrisk():
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_rounds_of_bad_silos_only_cost_little_however_many(secure):
-    fold = Fold("small", easy("train", 120), easy("validation", 20), easy("test", 60))
+    fold = Fold("small", easy("train", 200), easy("validation", 20), easy("test", 60))
     local = LocalTraining(learning_rate=0.01, batch=4)
     lost, refused = [], 0
     for seed in range(3):
         rounds = Rounds(count=15, silos=4, release="last")
-        told = config(rounds=rounds, local=local, seed=seed, probe=30, secure=secure, workers=1)
+        told = config(rounds=rounds, local=local, seed=seed, probe=60, secure=secure, workers=1)
         good, bad = [], []
         train(told, fold, watch=good.append)
         refused += sum(record.refused.startswith("the round") for record in good[-1].history)

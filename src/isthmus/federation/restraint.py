@@ -4,10 +4,10 @@ One local epoch on bad data makes a model hardly worse, so weights from risk can
 every silo of a round is bad, and server momentum adds up what is left from round to round. The coordinator
 therefore compares models before and after a round on its probe, query by query:
 
-- a step that is worse than the model before it is taken without momentum, which starts afresh (the restart
-  of O'Donoghue & Candès 2015 for accelerated descent);
+- a step that is worse than the model before it by more than `LIMIT` standard errors of the paired difference
+  is taken without momentum, which starts afresh (O'Donoghue & Candès 2015 restart accelerated descent so);
 - a model that is worse than the best so far by more than an allowance is refused: the previous one stands.
-  The allowance is `LIMIT` standard errors of the paired difference, none after a refused round, and then
+  The allowance is `LIMIT` standard errors too, none after a refused round, and then
   comes back: slowly while rounds are refused, so that a best model that was merely lucky on the probe cannot
   end training, faster while they stand.
 
@@ -54,7 +54,7 @@ class Restraint:
         if self._best is None or len(self._best) != len(before):
             self._best = before
         told = f"{after.mean():.3f} of the probe's pairs in the wrong order, {before.mean():.3f} before"
-        restarted = bool(after.mean() > before.mean())
+        restarted = worse(after, before, by=LIMIT)
         if restarted:
             step, after = aggregate, self._errors(aggregate)
         if worse(after, self._best, by=self._allowance):
