@@ -195,15 +195,6 @@ def test_a_round_of_bad_silos_leaves_the_model_alone():
     assert spoiled["w"][0] < -2
 
 
-def test_momentum_that_overshoots_is_dropped():
-    """The optimum is 2: a step from 1 to 1.8, and the next one, with momentum, would go to 2.7."""
-    strategy = fedrisk(server="momentum", formula="none")
-    towards = [(shifted(*[value] * 40), [1] * 40, [1] * 40) for value in (1.8, 2.0)]
-    assert [round(float(model["w"][0]), 1) for model in play(strategy, towards)] == [1.8, 2.0]
-    assert strategy.weighed.refused.startswith("momentum: ")
-    assert "momentum_vector/0" not in strategy.state()
-
-
 def worsening(count):
     """Rounds of silos that are a little worse every time, whatever model they start from."""
     return [(shifted(*[0.98 - 0.01 * at] * 3), [100] * 3, [1] * 3) for at in range(count)]
@@ -223,9 +214,9 @@ def test_bad_rounds_are_refused_and_any_number_of_them_costs_little(server):
 def test_a_probe_that_a_lucky_model_did_well_on_does_not_end_training():
     rng = np.random.default_rng(0)
     lucky = rng.normal(0.5, 0.1, 40)
-    drawn = iter([lucky, *(lucky + rng.normal(0.02, 0.08, 40) for _ in range(400))])
+    drawn = iter([lucky, *(lucky + rng.normal(0.05, 0.08, 40) for _ in range(400))])
     restraint = Restraint(lambda model: next(drawn))
-    refused = [restraint.judge(START, START, START).refused for _ in range(60)]
+    refused = [bool(restraint.refusal(START, START)) for _ in range(60)]
     assert 0 < sum(refused) < 50
     assert not all(refused[-15:])
 

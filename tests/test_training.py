@@ -311,7 +311,7 @@ def test_rounds_of_bad_silos_only_cost_little_however_many(secure):
         record = next(record for record in bad[-1].history if record.refused.startswith("the round"))
         assert set(record.rejected) == set(record.asked)
     five, twenty = np.mean(lost, axis=0)
-    assert five < 0.01
+    assert five < 0.03
     assert twenty < 0.03
     assert refused <= 1, "of 45 honest rounds"
 

@@ -249,9 +249,8 @@ class Trials(Writer):
         bare = found["default without memory"]
         return (
             "Relative weights cannot refuse a whole round. So the previous global model stands among the"
-            " candidates with its own probe risk, and where the probe finds more pairs in the wrong order"
-            " after a round than before it, the server's momentum is dropped, or, where they are clearly"
-            " more than at best, the round refused. One round of bad silos only costs the default"
+            " candidates with its own probe risk, and where the probe finds clearly more pairs in the wrong"
+            " order than at best, the round is refused. One round of bad silos only costs the default"
             f" {lost(default, 1)} points and FedRisk with the plain aggregate {lost(plain, 1)};"
             f" {default.bad} in a row cost {lost(default, default.bad)} and {lost(plain, plain.bad)}."
             f" Without all that {bare.bad} cost {lost(bare, bare.bad)}: a silo is one epoch away from the"

@@ -75,7 +75,7 @@ class RoundRecord:
     weights: Mapping[str, float] = field(default_factory=dict)
     risks: Mapping[str, float] = field(default_factory=dict)
     refused: str = ""
-    """What the probe spoke against, and why: the server's momentum, or the round."""
+    """Why the probe refused the round, if it did."""
     loss: float | None = None
     """Mean local loss."""
     norm: float | None = 0.0

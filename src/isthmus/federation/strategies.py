@@ -65,7 +65,7 @@ class Weighed:
     weights: Mapping[str, float] = field(default_factory=dict)
     risks: Mapping[str, float] = field(default_factory=dict)
     refused: str = ""
-    """What the probe spoke against, and why."""
+    """Why the probe refused the round."""
     rejected: Mapping[str, str] = field(default_factory=dict)
     """The silos of a round that was refused."""
 
@@ -383,7 +383,7 @@ class Summed(Chosen):
 
 
 class Restrained(Chosen):
-    """On top of FedRisk and its server step: the probe may drop momentum, or refuse the round."""
+    """On top of FedRisk and its server step: the probe may refuse the round, and with it the momentum."""
 
     disorder: Judge
     """A model's share of wrongly ordered pairs, query by query of the probe."""
@@ -397,16 +397,14 @@ class Restrained(Chosen):
         record, metrics = super().aggregate_train(server_round, replies)
         if record is None:
             return None, metrics
-        verdict = self.restraint.judge(self.previous, self.aggregate, unpack(record))
-        if verdict.restarted:
-            for memory in ("momentum_vector", "m_t", "v_t"):
-                setattr(self, memory, None)
-        self.weighed = replace(self.weighed, refused=verdict.why)
-        if verdict.refused:
-            silos = (name for name in self.weighed.weights if name != MEMORY)
-            why = f"the probe refused {verdict.why}"
-            self.weighed = replace(self.weighed, weights={MEMORY: 1.0}, rejected=dict.fromkeys(silos, why))
-        return pack(verdict.model), metrics
+        if not (why := self.restraint.refusal(self.previous, unpack(record))):
+            return record, metrics
+        for memory in ("momentum_vector", "m_t", "v_t"):
+            setattr(self, memory, None)
+        silos = (name for name in self.weighed.weights if name != MEMORY)
+        rejected = dict.fromkeys(silos, f"the probe refused {why}")
+        self.weighed = replace(self.weighed, refused=why, weights={MEMORY: 1.0}, rejected=rejected)
+        return pack(self.previous), metrics
 
     def state(self) -> Arrays:
         """What the probe has seen of the best model too."""
