@@ -73,10 +73,14 @@ def grid(site: Path, names: tuple[str, ...], kind: type[LocalGrid] = LocalGrid) 
     return made
 
 
-def test_deployed_silos_get_what_the_same_rows_get_in_one_process(site: Path, tmp_path: Path) -> None:
-    run = Cooperation(tmp_path / "run", silos=4, grades=2, training=TRAINING)
+@pytest.mark.parametrize("anchor", [None, Anchor(queries=20)])
+def test_deployed_silos_get_what_the_same_rows_get_in_one_process(
+    site: Path, tmp_path: Path, anchor: Anchor | None
+) -> None:
+    training = replace(TRAINING, anchor=anchor)
+    run = Cooperation(tmp_path / "run", silos=4, grades=2, training=training)
     made = cooperate(run, grid(site, NAMES))
-    expected = cotrain([rows(site, name) for name in NAMES], TRAINING, grades=2, names=NAMES)
+    expected = cotrain([rows(site, name) for name in NAMES], training, grades=2, names=NAMES)
     for name, array in expected.parameters.items():
         np.testing.assert_allclose(made.ranker.parameters_[name], array, atol=1e-6)
     assert load_ranker(tmp_path / "run" / "model").score(rows(site, "east").labelled).shape == (

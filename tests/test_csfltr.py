@@ -114,7 +114,7 @@ def test_every_option_has_a_row_that_scores(world: World) -> None:
 
 
 def test_cells_hold_what_is_printed_beside_ours(units: list[Any]) -> None:
-    results = {"table": units, "curve": [], "budget": {}, "silos": {}, "map": {}}
+    results = {"table": units, "curve": [], "rough": [], "budget": {}, "silos": {}, "map": {}}
     cells = list(cells_of("synthetic", results))
     printed = {(cell.row, cell.part) for cell in cells if cell.paper is not None}
     assert len(printed) == len(PRINTED)
@@ -161,7 +161,7 @@ def test_a_reproduction_writes_every_table_and_figure(
         monkeypatch.setattr(csfltr, name, fake)
     done = csfltr.reproduce(Config(data="synthetic", scale="smoke"), tmp_path, workers=1)
     told = {cell.table for cell in done.cells}
-    assert told == {"4", "validation", "fig6", "fig8a", "fig8b", "map"}
+    assert told == {"4", "validation", "fig6", "fig8a", "fig8b", "rough", "map"}
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for heading in ("Figure 6", "Figure 8a", "Figure 8b", "A map of the gain", "Tests", "What it says"):
         assert heading in page

@@ -24,6 +24,8 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
 SKEWS = {"topic": 0.0, "half": 0.5, "random": 1.0}
 OPTIONS = 3
 """Seeds on which every option is measured; the others have the rows that are tested."""
+ROUGH: dict[str, Any] = {"epsilon": 2.0, "moved": 1.0}
+"""The place on the map where most relevant pairs lie across silos and little is seen of them."""
 LABELS: tuple[int | None, ...] = (2, 5, 10, None)
 
 
@@ -38,9 +40,9 @@ class Config:
     """Of Table 4 at full scale; figures take a fifth of them, the map a tenth."""
     figures: bool = True
 
-    def seeds_of(self, what: Literal["table", "figure", "map"]) -> range:
-        """The seeds of a table, of a figure's points or of the map's places."""
-        full = max(2, self.seeds // {"table": 1, "figure": 5, "map": 10}[what])
+    def seeds_of(self, what: Literal["table", "rough", "figure", "map"]) -> range:
+        """The seeds of a table, of the rough place, of a figure's points or of the map's places."""
+        full = max(2, self.seeds // {"table": 1, "rough": 2, "figure": 5, "map": 10}[what])
         return range(self.seed, self.seed + (full if self.scale == "full" else 2))
 
     @property
@@ -111,6 +113,9 @@ def _point_units(name: str, config: Config) -> Iterator[Unit]:
                 continue  # a point of the other figure, see `_sorted`
             case = _case(name, config, seed, reader="shrink", silos=count)
             yield f"{_short(name)} silos {count} {seed}", {"case": case, "labels": [None]}
+    for seed in config.seeds_of("rough"):
+        case = _case(name, config, seed, reader="shrink", **ROUGH)
+        yield f"{_short(name)} rough {seed}", {"case": case, "labels": [None]}
     for seed in config.seeds_of("map"):
         for skew, moved in skews.items():
             for epsilon in (2.0, 8.0, float("inf")) if not config.small else (2.0, 8.0):
@@ -121,12 +126,12 @@ def _point_units(name: str, config: Config) -> Iterator[Unit]:
 
 def _sorted(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """A collection's results by kind of unit: table and curve by seed, points by what they vary."""
-    results: dict[str, Any] = {"table": [], "curve": [], "budget": {}, "silos": {}, "map": {}}
+    results: dict[str, Any] = {"table": [], "curve": [], "rough": [], "budget": {}, "silos": {}, "map": {}}
     for unit, value in found.items():
         if not unit.startswith(f"{_short(name)} "):
             continue
         kind, *rest = unit[len(_short(name)) + 1 :].split(" ")
-        if kind in ("table", "curve"):
+        if kind in ("table", "curve", "rough"):
             results[kind].append(value)
         else:
             results[kind].setdefault(" ".join(rest[:-1]), []).append(value)
