@@ -181,6 +181,7 @@ def growth(folder: Path) -> None:
     """Plot processor time of a round against silos a round, 10 to 1,000, and against rows a silo."""
     from isthmus.report import Line, line_plot
 
+    folder.mkdir(parents=True, exist_ok=True)
     silos = [10, 30, 100, 300, 1000]
     rows = [600, 1200, 2400, 4800, 9600]
     by_silos = Line(silos, [_round_cost(600, per_round=count) for count in silos])
