@@ -162,6 +162,26 @@ def test_a_worker_that_is_killed_costs_one_answer(crew):
     assert os.getpid() in {one["worker"] for one in told}, "the caller takes its place"
 
 
+def test_what_cannot_be_sent_leaves_the_worker_in_step(crew):
+    node, *others = crew.get_node_ids()
+    content = order(None, {}, round=1)
+    crew._contexts[node].state = None
+    (reply,) = crew.send_and_receive([Message(content, node, MessageType.TRAIN)])
+    assert "AttributeError" in reply.error.reason
+    told = numbers(ask(crew, others[:2]))
+    assert len({one["worker"] for one in told} - {os.getpid()}) == 2
+    assert [one["times"] for one in told] == [1, 1]
+
+
+def test_a_daemon_does_not_fork():
+    here, there = get_context("fork").Pipe()
+    daemon = get_context("fork").Process(target=lambda: there.send(can_fork()), daemon=True)
+    daemon.start()
+    assert here.poll(20)
+    assert not here.recv()
+    daemon.join()
+
+
 @pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
 def test_workers_do_not_outlive_a_killed_parent():
     script = (

@@ -14,7 +14,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -57,10 +57,13 @@ class Crew:
         """The app's reply; the context's state is then what the app left behind."""
         worker = self._idle.get()
         try:
-            return self._app(message, context) if worker is None else _asked(worker, message, context)
-        except (EOFError, OSError) as error:
-            worker = None
-            raise FederationError("the process that served the silo ended") from error
+            if worker is None:
+                return self._app(message, context)
+            try:
+                return _asked(worker, message, context)
+            except (EOFError, OSError) as error:
+                worker = None
+                raise FederationError("the process that served the silo ended") from error
         finally:
             self._idle.put(worker)
 
@@ -73,8 +76,9 @@ class Crew:
 
 
 def can_fork() -> bool:
-    """Whether processes can be forked safely: elsewhere the system's own libraries forbid it."""
-    return sys.platform == "linux"
+    """Whether processes can be forked safely: elsewhere the system's own libraries forbid it, and Python
+    lets no daemon have children."""
+    return sys.platform == "linux" and not current_process().daemon
 
 
 def answered(app: App, message: Message, context: Context) -> Message:
@@ -116,10 +120,15 @@ def _serve(app: App, line: Connection, parent: int) -> None:
 
 
 def _send(line: Connection, message: Message, context: Context) -> None:
-    line.send_bytes(message_to_proto(message).SerializeToString())
-    line.send_bytes(context_to_proto(context).SerializeToString())
+    """Both or none: half of it would be taken for the beginning of the next."""
+    parts = message_to_proto(message).SerializeToString(), context_to_proto(context).SerializeToString()
+    for part in parts:
+        line.send_bytes(part)
 
 
 def _receive(line: Connection) -> tuple[Message, Context]:
-    message = message_from_proto(MessageBytes.FromString(line.recv_bytes()))
-    return message, context_from_proto(ContextBytes.FromString(line.recv_bytes()))
+    message, context = line.recv_bytes(), line.recv_bytes()
+    return (
+        message_from_proto(MessageBytes.FromString(message)),
+        context_from_proto(ContextBytes.FromString(context)),
+    )
