@@ -20,8 +20,7 @@ from isthmus.evaluation import evaluate
 from isthmus.evaluation.statistics import Interval, bootstrap
 from isthmus.features import letor
 from isthmus.federation.apps import Training, train
-from isthmus.federation.settings import Config, Rounds
-from isthmus.partition import Dealing
+from isthmus.federation.settings import Config
 from isthmus.rankers import MLP, LocalTraining, Ranker
 from isthmus.tables import Corpus, Fold, Letor, Qrels, Run
 from isthmus.tables.ids import FloatArray, IntArray
@@ -86,7 +85,8 @@ def train_together(world: Corpus, lists: Mapping[str, Run], *, seed: int = 0) ->
 
     sites = {query: f"{world.silos[at]}/{query}" for query, at in home.items()}
     known, watched = (_at_home(part(everything, name), sites) for name in ("train", "validation"))
-    trained = train(_config(world, seed), Fold(world.name, known, watched, held))
+    config = Config.of_sites(world.name, len(world.silos), rounds=ROUNDS, seed=seed)
+    trained = train(config, Fold(world.name, known, watched, held))
     return Together(
         untrained=_values(judged, Run.concat(list(lists.values()))),
         alone={silo: fitted(proposed[silo], at) for at, silo in enumerate(world.silos)},
@@ -96,18 +96,6 @@ def train_together(world: Corpus, lists: Mapping[str, Run], *, seed: int = 0) ->
         components=components(world)[np.array([split[query] == "test" for query in world.queries.ids])],
         training=trained,
         seed=seed,
-    )
-
-
-def _config(world: Corpus, seed: int) -> Config:
-    silos = len(world.silos)
-    return Config(
-        data=world.name,
-        seed=seed,
-        dealing=Dealing("site", silos=silos),
-        rounds=Rounds(count=ROUNDS, silos=silos),
-        secure=True,
-        measures=(MEASURE,),
     )
 
 

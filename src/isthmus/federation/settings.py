@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from isthmus.partition import Dealing
 from isthmus.rankers import LocalTraining, Scoring
@@ -302,6 +302,18 @@ class Config:
         if risky and probed:
             return "judged by the coordinator: it sees every silo's model and scores it on its own probe"
         return "none from the coordinator: it sees every silo's model"
+
+    @classmethod
+    def of_sites(cls, data: str, sites: int, *, rounds: int, seed: int) -> Self:
+        """Sites that hold their own rows and take part in every round, under a secure sum."""
+        return cls(
+            data=data,
+            seed=seed,
+            dealing=Dealing("site", silos=sites),
+            rounds=Rounds(count=rounds, silos=sites),
+            secure=True,
+            measures=MEASURES[:1],
+        )
 
     def _check_secure(self) -> None:
         strategy = self.strategy

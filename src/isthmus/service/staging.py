@@ -34,8 +34,7 @@ from isthmus.calibration import Pairs, Platt, asking, save_calibrator
 from isthmus.errors import ConfigError
 from isthmus.federation.apps import Training, train
 from isthmus.federation.checkpoints import MODEL
-from isthmus.federation.settings import Config, Rounds
-from isthmus.partition import Dealing
+from isthmus.federation.settings import Config
 from isthmus.report import Progress
 from isthmus.service.broker import fused
 from isthmus.service.figures import Figures, summed
@@ -62,7 +61,6 @@ SHRINKAGE = 200.0
 """Right hits of a silo at which its own calibrator counts as much as that of all silos. They come by the
 query, and by the family of linked documents, so that they tell less than as many independent ones."""
 ROUNDS = 20
-MEASURE = "nDCG@10"
 CALIBRATOR, RELIABILITY, TRAINING = "calibrator", "reliability.json", "training"
 STAGED = "staged.json"
 """Written last: a folder without it was not finished."""
@@ -124,7 +122,8 @@ def stage(world: Corpus, folder: Path, *, port: int, seed: int = 0, workers: int
             silos = _Silos(world, folder, pool, bar.advance)
             rows = silos.proposed()
             judged = _judge(world, folder, rows)
-            training = train(_config(world, seed), _fold(world, rows), out=folder / TRAINING)
+            config = Config.of_sites(world.name, len(world.silos), rounds=ROUNDS, seed=seed)
+            training = train(config, _fold(world, rows), out=folder / TRAINING)
             _name_silos(world, folder / TRAINING / NAMES)
             _calibrate(world, folder, rows, training)
             curves = silos.measured()
@@ -350,18 +349,6 @@ def _fold(world: Corpus, rows: Rows) -> Fold:
     whole = [ids[query] for query in rows.queries.tolist()]
     known, watched, held = (rows.parts == part for part in ("train", "validation", "test"))
     return Fold(world.name, rows.letor(known, apart), rows.letor(watched, whole), rows.letor(held, whole))
-
-
-def _config(world: Corpus, seed: int) -> Config:
-    silos = len(world.silos)
-    return Config(
-        data=world.name,
-        seed=seed,
-        dealing=Dealing("site", silos=silos),
-        rounds=Rounds(count=ROUNDS, silos=silos),
-        secure=True,
-        measures=(MEASURE,),
-    )
 
 
 def _name_silos(world: Corpus, file: Path) -> None:
