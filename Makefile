@@ -53,7 +53,7 @@ demo: $(CORE)
 
 test: check $(EXTRAS)
 	@echo "· the tests, on $(WORKERS) workers"
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 300 $(TEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 300 $(TEST_ARGS)
 
 check: $(DEV)
 	@echo "· ruff: lint and format"
@@ -71,7 +71,7 @@ bench: $(EXTRAS) $(PEERS)
 
 soak: $(EXTRAS)
 	@echo "· the long trials at full count"
-	@ISTHMUS_SOAK=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m soak --timeout 3600 $(TEST_ARGS)
+	@ISTHMUS_SOAK=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m soak --timeout 3600 $(TEST_ARGS)
 
 docs: $(DEV)
 	@$(BIN)/python docs/cli_page.py

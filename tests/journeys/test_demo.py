@@ -20,7 +20,6 @@ from browsing import opened
 from isthmus.service.local import running
 
 pytestmark = pytest.mark.timeout(900)
-story, search = pytest.mark.xdist_group("story"), pytest.mark.xdist_group("demo")
 
 PATIENCE = 240.0
 SILOS = {"arrays", "functions", "statistics", "signal"}
@@ -48,7 +47,6 @@ def tried(tmp_path_factory: pytest.TempPathFactory):
     return demonstrated(tmp_path_factory.mktemp("demo"), "search")
 
 
-@story
 def test_the_systems_come_in_the_order_the_story_says(told) -> None:
     rows, _, _ = told
     ndcg = {row["run"]: row["value"] for row in rows if row["measure"] == "nDCG@10"}
@@ -65,14 +63,12 @@ def test_the_systems_come_in_the_order_the_story_says(told) -> None:
     assert {row["measure"] for row in rows} == {"nDCG@10", "MRR@10"}
 
 
-@story
 def test_it_owns_up_to_the_deal_and_names_the_report(told) -> None:
     _, talk, folder = told
     assert "The deal into silos is ours" in talk
     assert str(folder / "out" / "report.html") in talk
 
 
-@story
 def test_the_silos_train_together_and_the_gain_is_measured(told) -> None:
     _, talk, folder = told
     said = " ".join(talk.split())
@@ -84,7 +80,6 @@ def test_the_silos_train_together_and_the_gain_is_measured(told) -> None:
     assert "After every round" in page
 
 
-@story
 def test_the_ways_to_train_stand_side_by_side_and_one_is_the_products(told) -> None:
     _, talk, _ = told
     said = " ".join(talk.split())
@@ -93,7 +88,6 @@ def test_the_ways_to_train_stand_side_by_side_and_one_is_the_products(told) -> N
         assert way in said
 
 
-@story
 def test_the_report_needs_nothing_else(told) -> None:
     _, _, folder = told
     page = (folder / "out" / "report.html").read_text(encoding="utf-8")
@@ -102,13 +96,11 @@ def test_the_report_needs_nothing_else(told) -> None:
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
-@story
 def test_nothing_is_written_elsewhere(told) -> None:
     _, _, folder = told
     assert [path.name for path in folder.iterdir()] == ["out"]
 
 
-@search
 def test_the_search_is_tried_and_ended(tried) -> None:
     seen, talk, _ = tried
     checks = seen["checks"]
@@ -166,7 +158,6 @@ def until(what) -> None:
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
-@search
 def test_however_it_ends_all_end(tried, number, status) -> None:
     with serving(tried) as process:
         assert len(alive(tried)) == 5
@@ -184,7 +175,6 @@ def federation(tried):
         yield found
 
 
-@search
 def test_a_hit_says_why(federation) -> None:
     with federation.client() as broker:
         answer = broker.search(QUESTION, explain=True)
@@ -209,7 +199,6 @@ def page_of(browser, federation, **context):
         yield page
 
 
-@search
 def test_a_stranger_searches_in_a_browser(federation, browser) -> None:
     with page_of(browser, federation) as page:
         page.get_by_label("Search all silos").fill(QUESTION)
@@ -240,7 +229,6 @@ VIEWS = {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-@search
 def test_every_view_shows_what_there_is(federation, browser, tmp_path, scheme, width) -> None:
     """With ISTHMUS_SCREENSHOTS, a folder, the pictures of the documentation are made here."""
     folder = Path(os.environ.get("ISTHMUS_SCREENSHOTS", tmp_path))

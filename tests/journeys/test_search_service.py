@@ -28,7 +28,7 @@ SILOS = ("north", "south", "west")
 PATIENCE = 240.0
 DEADLINE = 2.0
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("federation")]
+pytestmark = pytest.mark.timeout(600)
 
 
 def free_base(count: int) -> int:
