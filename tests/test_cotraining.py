@@ -13,6 +13,7 @@ from flwr.app import Message, MessageType
 
 from isthmus.config import load
 from isthmus.corpora import synthetic
+from isthmus.errors import ConfigError
 from isthmus.federation.deployment import client
 from isthmus.federation.engines import LocalGrid
 from isthmus.federation.semisupervised.deployed import Cooperation, cooperate, cross_rows
@@ -95,6 +96,10 @@ def test_a_finished_run_is_taken_up_where_it_ended(site: Path, tmp_path: Path) -
     first = cooperate(run, grid(site, NAMES))
     again = cooperate(run, grid(site, NAMES))
     assert first.model_sha256 == again.model_sha256
+    for other in ({"anchor": Anchor()}, {"labelling": Labelling("zero")}):
+        changed = replace(run, training=replace(short, **other))  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="another configuration"):
+            cooperate(changed, grid(site, NAMES))
 
 
 def test_models_may_be_added_up_under_masks(site: Path, tmp_path: Path) -> None:

@@ -340,6 +340,9 @@ def test_an_anchor_is_for_linear_models_of_grades() -> None:
             CoTraining(anchor=Anchor(), **wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         Anchor(queries=-1)
+    silos = [silo(seed).without_cross() for seed in range(2)]
+    with pytest.raises(ConfigError, match="to stand on"):
+        cotrain(silos, replace(QUICK, anchor=Anchor(columns=(99,))), grades=2)
 
 
 def test_serial_updates_go_round() -> None:

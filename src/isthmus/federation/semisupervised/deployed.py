@@ -16,15 +16,20 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid
 
+from isthmus.config import load, to_toml
+from isthmus.errors import ConfigError
 from isthmus.federation.apps import Training, finished
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.rounds import Held, State
 from isthmus.federation.semisupervised.labelling import SiloRows
 from isthmus.federation.semisupervised.training import Conductor, CoTraining
 from isthmus.tables import Letor, read_letor
+from isthmus.tables.files import replacing
 
 FEATURES = "features"
 """Where in a silo's folder an exchange puts features, a file for every other silo."""
+TRAINING = "cotraining.toml"
+"""How a run's folder was trained, beside the configuration of its rounds."""
 
 
 class Own(Protocol):
@@ -84,10 +89,20 @@ class Cooperation:
     training: CoTraining = field(default_factory=CoTraining)
 
 
+def _check_same(training: CoTraining, folder: Path) -> None:
+    """Refuse to go on with a run that labels, or is anchored, otherwise: its rounds say nothing of that."""
+    file = folder / TRAINING
+    if (folder / "checkpoint").exists() and file.exists() and load(CoTraining, file) != training:
+        raise ConfigError(f"{folder} holds a run with another configuration", expected="another out")
+
+
 def cooperate(run: Cooperation, grid: Grid) -> Training:
     """Train over the grid's silos, from the folder's last checkpoint if it has one."""
     config, folder = run.training.rounds_of(run.silos, run.training.rounds), RunFolder(run.out)
+    _check_same(run.training, folder.path)
     folder.begin(config)
+    with replacing(folder.path / TRAINING) as stream:
+        stream.write(to_toml(run.training).encode())
     tables = {
         name: read_letor(path)
         for name, path in (("validation", run.validation), ("test", run.test))

@@ -70,6 +70,10 @@ class Anchor:
 
     def muted(self, scaling: Scaling) -> Scaling:
         """The scaling under which all other features are 0."""
+        if max(self.columns) >= scaling.width:
+            raise ConfigError(
+                f"features {self.columns} (from 0) to stand on, where rows have {scaling.width}", key="anchor"
+            )
         kept = np.isin(np.arange(scaling.width), self.columns)
         if scaling.mean is None or scaling.factor is None:
             mean, factor = np.zeros(scaling.width, np.float32), np.ones(scaling.width, np.float32)
@@ -121,7 +125,6 @@ class CoTraining:
             raise ConfigError(f"no model {self.model!r}", key=self.model, known=_LOSSES)
         if self.updates not in ("parallel", "serial"):
             raise ConfigError(f"no updates {self.updates!r}", key=self.updates, known=("parallel", "serial"))
-
         if self.anchor is not None and (self.hidden or self.model == "lambdarank"):
             raise ConfigError("only linear models of grades are drawn to an anchor", key="anchor")
         labelling = self.labelling
