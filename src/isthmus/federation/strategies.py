@@ -90,8 +90,6 @@ class Chosen(flower.FedAvg):
         self.silos: Mapping[int, str] = {}
         self.extras: Mapping[str, ArrayRecord] = {}
         self.previous: Arrays = {}
-        self.aggregate: Arrays = {}
-        """What the server steps towards."""
         self.weighed = Weighed()
 
     def choose(self, silos: Mapping[int, str]) -> None:
@@ -298,8 +296,7 @@ class FedRisk(Chosen):
             return pack(self._as_printed(models, answers)), None
         plan = self.plan(server_round, self.sizes(answers), self._errors(models, answers))
         self.weighed = plan.weighed
-        self.aggregate = combine(self.weighed.weights, {**models, **plan.own})
-        return pack(self.aggregate), None
+        return pack(combine(self.weighed.weights, {**models, **plan.own})), None
 
     def plan(self, server_round: int, sizes: Sizes, errors: Errors) -> Plan:
         """The sound weights, the previous global model's too where there is a probe to judge it by."""
@@ -376,6 +373,8 @@ class Summed(Chosen):
 
     It comes before the strategy whose `plan` gave the weights.
     """
+
+    aggregate: Arrays
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregate:
         """The mean that was handed in."""
