@@ -16,6 +16,8 @@ from isthmus.experiments.csfltr_pictures import POINTS
 from isthmus.experiments.csfltr_report import (
     CONTRASTS,
     PRINTED,
+    Contrast,
+    _worth,
     cells_of,
     contrast,
     page_of,
@@ -141,6 +143,14 @@ def test_a_gain_is_claimed_only_where_the_controls_allow_it(units: list[Any]) ->
 
     assert "labeller is worth something" in told(zero=0.5)
     assert "labeller is worth something" not in told(zero=0.9)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"), [("Global", "does harm"), ("all-zero", "is worth less than a control that asks nobody")]
+)
+def test_less_than_a_control_is_not_harm(row: str, said: str) -> None:
+    worse = Contrast(("private", "calibrated soft"), ("private", row), -0.01, 0.01, 0.01)
+    assert _worth([worse]) == said
 
 
 def test_a_reproduction_writes_every_table_and_figure(

@@ -355,7 +355,7 @@ def _labeller(variant: str, found: Mapping[tuple[Key, Key], Contrast]) -> str:
 def _worth(tests: Sequence[Contrast]) -> str:
     if all(one.clear and one.difference > 0 for one in tests):
         return "is worth something"
-    if tests[0].clear and tests[0].difference < 0:
+    if any(one.clear and one.difference < 0 and one.second[1] == "Global" for one in tests):
         return "does harm"
     if any(one.clear and one.difference < 0 for one in tests):
         return "is worth less than a control that asks nobody"
