@@ -188,3 +188,9 @@ def test_a_cooperation_is_read_from_toml(tmp_path: Path) -> None:
     switched = labelling.replace("\n# ", "\n")
     (tmp_path / "on.toml").write_text(f"{head}[training.labelling]{switched}", encoding="utf-8")
     assert load(Cooperation, tmp_path / "on.toml").training.labelling == Labelling("soft", calibrated=True)
+
+
+def test_exchanged_pairs_cannot_be_weighed_by_noise(tmp_path: Path) -> None:
+    training = replace(TRAINING, labelling=Labelling("soft", by_noise=True))
+    with pytest.raises(ConfigError, match="error bars"):
+        Cooperation(tmp_path / "run", training=training)

@@ -88,6 +88,15 @@ class Cooperation:
     test: Path | None = None
     training: CoTraining = field(default_factory=CoTraining)
 
+    def __post_init__(self) -> None:
+        labelling = self.training.labelling
+        if labelling is not None and labelling.by_noise:
+            raise ConfigError(
+                "exchanged features come without error bars, so pairs cannot be weighed by noise",
+                key="training.labelling.by_noise",
+                value=True,
+            )
+
 
 def _check_same(training: CoTraining, folder: Path) -> None:
     """Refuse to go on with a run that labels, or is anchored, otherwise: its rounds say nothing of that."""
