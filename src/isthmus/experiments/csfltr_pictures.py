@@ -52,6 +52,9 @@ def _estimate(cell: Cell | None) -> Estimate | None:
     return None if cell is None else Estimate(cell.value, cell.low, cell.high)
 
 
+_UNEQUAL = "Rows of fewer seeds have fewer deals: their levels can be compared with each other only."
+
+
 def options(cells: Sequence[Cell], name: str) -> Table:
     """Every row of private counts: on validation queries, by which a default is chosen, and on test."""
     chosen = {cell.row: cell for cell in cells if cell.table == "validation"}
@@ -62,7 +65,8 @@ def options(cells: Sequence[Cell], name: str) -> Table:
         and (cell.part, cell.variant, cell.measure) == ("all", SHOWN["private"], "nDCG@10")
     }
     rows = [(row, tested[row].n, _estimate(chosen[row]), _estimate(tested[row])) for row in chosen]
-    return Table(("row", "seeds", "validation", "test"), tuple(rows), f"nDCG@10, {name}", (), 3)
+    notes = (_UNEQUAL,) if len({row[1] for row in rows}) > 1 else ()
+    return Table(("row", "seeds", "validation", "test"), tuple(rows), f"nDCG@10, {name}", notes, 3)
 
 
 def curves(units: Sequence[Any], name: str) -> Iterator[Plot]:
