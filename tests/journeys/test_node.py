@@ -124,3 +124,39 @@ def test_index_only_and_what_goes_wrong_is_one_line(config, tmp_path, capsys):
         failed = capsys.readouterr().err
         assert told in failed
         assert failed.count("\n") == 1
+
+
+def test_one_process_a_folder_and_sources_read_again_on_a_signal(config, tmp_path, capsys):
+    path, url = config
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers/a.md").write_text("# Lamp\n\nA lamp in the harbour.")
+    told = path.read_text().replace(
+        '{kind = "beir", path = "corpus.jsonl"}', '{kind = "folder", path = "papers"}'
+    )
+    path.write_text(told)
+    process = start(path, tmp_path / "log")
+    try:
+        wait_until(lambda: (ready(url) or {}).get("ready"), process)
+        for options in (
+            ("--index-only",),
+            ("--set", "port=0"),
+            ("--export-judgements", str(tmp_path / "out")),
+        ):
+            assert main(["node", "--config", str(path), *options]) == 1
+            assert "in use by another isthmus node" in capsys.readouterr().err
+        (tmp_path / "papers/b.md").write_text("# Zephyr\n\nA gentle breeze.")
+        process.send_signal(signal.SIGUSR1)
+
+        def found():
+            asked = httpx.post(f"{url}/v1/search", json={"query": "zephyr"}, headers=message_header())
+            return asked.json()["hits"]
+
+        assert wait_until(found, process)[0]["document"] == "b.md"
+    finally:
+        process.kill()
+        process.wait()
+    assert main(["node", "--config", str(path), "--index-only"]) == 0
+    assert (tmp_path / "north").stat().st_mode & 0o077 == 0  # documents are in it
+    capsys.readouterr()
+    assert main(["ledger", "show", str(tmp_path / "north"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["budget"]

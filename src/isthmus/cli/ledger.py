@@ -65,12 +65,13 @@ def _run(asked: argparse.Namespace) -> None:
 
 
 def _file(path: str) -> Path:
-    """The ledger itself, or the one in a silo's folder."""
+    """The ledger itself, or the one in a silo's folder: a node's, or that of private counts."""
     if not Path(path).is_dir():
         return Path(path)
     from isthmus.private.store import LEDGER
 
-    return Path(path) / LEDGER
+    served = Path(path) / "ledger.db"
+    return served if served.exists() else Path(path) / LEDGER
 
 
 def _show(ledger: Ledger, asked: argparse.Namespace) -> None:

@@ -45,11 +45,10 @@ def _offline(asked: argparse.Namespace, settings: NodeSettings) -> None:
     """Work on the silo's folder while no node serves it."""
     from isthmus.report import Progress, summary
     from isthmus.service.export import export_judgements
-    from isthmus.service.node import Node
+    from isthmus.service.node import Node, alone
     from isthmus.service.sources import load_all
 
-    node = Node(settings)
-    with node.offline():
+    with alone(settings.folder), Node(settings).offline() as node:
         if asked.export_judgements:
             told = export_judgements(node.searcher, asked.export_judgements)
             wrote = [

@@ -129,7 +129,7 @@ isthmus search "first document" --broker http://127.0.0.1:{port} --key broker/ad
 ## Next
 
 1. **Your documents.** Put them into `*/documents`, or name other sources in `silo.toml`. A node reads its
-   sources when it starts.
+   sources when it starts, and on `kill -USR1 PID`.
 2. **People.** One key each, shown once; `list` and `revoke` are there too:
    `isthmus keys api add broker/api-keys.json ada --scopes search,feedback --days 90`
 3. **Machines.** Move each silo's folder to its own machine, and write its address there into `broker.toml`.
@@ -137,7 +137,8 @@ isthmus search "first document" --broker http://127.0.0.1:{port} --key broker/ad
    `authority/` stays with you, off line: whoever has its key can pose as anybody.
 4. **Probabilities.** Judgements that people give stay in the silos. When there are some, let the silos learn:
    `isthmus broker --config broker.toml --learn`. `isthmus node --config silo.toml --export-judgements out`
-   writes them for other training and calibration, whose files go into `[models]`.
+   writes them, while the node does not serve, for other training and calibration, whose files go into
+   `[models]`.
 
 Keys, `silo.toml` (it holds the hash key) and `api-keys.json` are secrets: `.gitignore` leaves them out.
 """

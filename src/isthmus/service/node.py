@@ -10,6 +10,7 @@ loaded; a search uses what was there when it began.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -51,13 +52,37 @@ READABLE = 10.0
 _log = logging.getLogger("isthmus.service")
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process at a time works on a node's folder: another would remove what this one is writing.
+
+    The lock is the system's and ends with the process, however that ends.
+    """
+    import fcntl
+
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    opened = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{folder} is in use by another isthmus node",
+                key="folder",
+                expected="a folder of its own for each node; end that one first",
+            ) from None
+        yield
+    finally:
+        os.close(opened)
+
+
 class Node:
     """Everything a silo has, behind methods that may be called from any thread."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
         folder = settings.folder
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ledger = _ledger(settings)
         self.store = open_store(settings)
         told = settings.statistics
@@ -68,6 +93,7 @@ class Node:
         self._pupil: Pupil | None = None
         self.searcher = Searcher(settings.silo, self.index, self.store, self._scorer(), settings.depth)
         self._wake, self._stopped, self._read = threading.Event(), threading.Event(), threading.Event()
+        self._again = threading.Event()
         self._indexed = threading.Condition()
         self._left: dict[tuple[str, str, str], int] = {}
         self._left_lock = threading.Lock()
@@ -101,7 +127,13 @@ class Node:
 
     # what goes on behind
 
-    def _run(self) -> None:
+    def read_again(self) -> None:
+        """Let the node's own thread read the sources, soon."""
+        self._again.set()
+        self._wake.set()
+
+    def _read_and_tell(self) -> None:
+        self._again.clear()
         try:
             for error in self.read_sources():
                 _log.warning("%s", error)
@@ -109,8 +141,13 @@ class Node:
             _log.exception("the sources could not be read")
         finally:
             self._read.set()
+
+    def _run(self) -> None:
+        self._read_and_tell()
         while not self._stopped.is_set():
             try:
+                if self._again.is_set():
+                    self._read_and_tell()
                 self._catch_up()
                 self._sketch()
                 self._load_new_models()

@@ -24,7 +24,7 @@ import uvicorn
 from isthmus.errors import ConfigError, ServiceError
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
-from isthmus.service.node import Node
+from isthmus.service.node import Node, alone
 from isthmus.service.node_api import node_app
 from isthmus.service.security import server
 from isthmus.service.settings import LOOPBACK, BrokerSettings, NodeSettings, SuperNode
@@ -75,10 +75,15 @@ def end_with_stdin() -> None:
 
 
 def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until SIGINT or SIGTERM; requests under way are finished, then everything is closed."""
+    """Serve until SIGINT or SIGTERM; requests under way are finished, then everything is closed.
+
+    SIGUSR1 has the sources read again.
+    """
     _check_free(settings.host, settings.port)
     with ExitStack() as held:
+        held.enter_context(alone(settings.folder))
         node = held.enter_context(Node(settings))
+        signal.signal(signal.SIGUSR1, lambda number, frame: node.read_again())
         if settings.training is not None:
             held.enter_context(supernode(settings, settings.training))
         mutual = settings.tls is not None
