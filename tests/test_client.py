@@ -105,6 +105,11 @@ class TestClient:
                 broker.metrics()
         with Client("http://127.0.0.1:9") as broker, pytest.raises(SiloUnavailable, match="no broker at"):
             broker.health()
+        secure = site.url.replace("http:", "https:")
+        with Client(secure) as broker, pytest.raises(SiloUnavailable, match="say http://"):
+            broker.health()
+        with Client("broker") as broker, pytest.raises(SiloUnavailable, match="begin it with http"):
+            broker.health()
 
     def test_what_is_no_broker_is_told(self, site):
         stranger = site.loop.serve(StandIn("x"))
@@ -183,6 +188,9 @@ class TestKeys:
         assert main(["keys", "api", "revoke", file, made["id"]]) == 0
         assert ApiKeys(file).find(made["key"]) is None
         assert main(["keys", "api", "revoke", file, made["id"]]) == 1
+        capsys.readouterr()
+        assert main(["keys", "api", "list", str(folder / "nowhere.json")]) == 1
+        assert "isthmus keys api add begins the file" in capsys.readouterr().err
 
     def test_nothing_is_replaced_unasked(self, tmp_path, capsys):
         make = ["keys", "make", str(tmp_path), "--silos", "north"]

@@ -7,6 +7,7 @@ import datetime
 from pathlib import Path
 
 from isthmus.cli.command import add_json, print_json, say
+from isthmus.errors import DataError
 
 MAKE = "isthmus keys make keys --silos north,south --broker"
 API = "isthmus keys api add keys/broker/api-keys.json ada --scopes search,feedback --days 90"
@@ -96,6 +97,8 @@ def _list(asked: argparse.Namespace) -> None:
     from isthmus.report import Table
     from isthmus.service.security import ApiKeys
 
+    if not Path(asked.file).exists():
+        raise DataError("there are no API keys", file=asked.file, cure="isthmus keys api add begins the file")
     keys = ApiKeys(asked.file).all()
     dates = [(_day(key.created), None if key.expires is None else _day(key.expires)) for key in keys]
     if asked.json:

@@ -112,9 +112,7 @@ class Client:
         except httpx.TimeoutException:
             raise SiloUnavailable(f"the broker at {self.url} does not answer in time") from None
         except httpx.TransportError as error:
-            raise SiloUnavailable(
-                f"no broker at {self.url}: {error} (isthmus broker --config broker.toml starts one)"
-            ) from error
+            raise SiloUnavailable(f"no broker at {self.url}: {error} ({_cure(error)})") from error
         if reply.is_success:
             return reply
         raise self._failure(reply)
@@ -136,3 +134,14 @@ class Client:
             return model.model_validate_json(reply.content)
         except ValidationError:
             raise ServiceError(f"{self.url} answers in a form that this Isthmus does not know") from None
+
+
+def _cure(error: httpx.TransportError) -> str:
+    told = str(error)
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return "begin it with http:// or https://"
+    if "CERTIFICATE_VERIFY_FAILED" in told:
+        return f"name the broker's authority with --authority, or set {AUTHORITY_VARIABLE}"
+    if "WRONG_VERSION_NUMBER" in told:
+        return "it speaks no TLS: say http://, or set https = true in broker.toml"
+    return "isthmus broker --config broker.toml starts one"

@@ -25,8 +25,6 @@ from isthmus.service.wire import LONGEST_QUERY, MOST_HITS
 T = TypeVar("T")
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-OPERATOR = "operator"
-"""The peer that may change a node's documents."""
 
 SecretText = str
 """Text that may be `env:NAME`; `secret` reads it."""
@@ -293,7 +291,7 @@ class BrokerSettings:
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
-        _check_address(self.host, self.port, self.tls if self.https else None)
+        _check_address(self.host, self.port, self.tls if self.https else None, "https = true and [tls]")
         for silo in self.silos:
             _check_name("silos", silo)
         if not 10 <= self.deadline_ms <= 60_000:
@@ -348,8 +346,8 @@ def _check_name(key: str, name: str) -> None:
         raise ValueError(f"{key} = {name!r} must be letters, digits, '-', '_' or '.', at most 64")
 
 
-def _check_address(host: str, port: int, tls: Tls | None) -> None:
+def _check_address(host: str, port: int, tls: Tls | None, needed: str = "[tls]") -> None:
     if host not in LOOPBACK and tls is None:
-        raise ValueError(f"host = {host!r} needs [tls]: only loopback may go without")
+        raise ValueError(f"host = {host!r} needs {needed}: only loopback may go without")
     if not 0 <= port <= 65_535:
         raise ValueError(f"port = {port} must lie in 0..65535")
