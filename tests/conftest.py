@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -38,6 +39,17 @@ def soak_count() -> Callable[[int, int], int]:
     """`soak_count(small, full)`: how often a long trial repeats; `full` only with ISTHMUS_SOAK=1."""
     soaking = os.environ.get("ISTHMUS_SOAK") == "1"
     return lambda small, full: full if soaking else small
+
+
+@pytest.fixture(autouse=True)
+def _service_logs():
+    """A command that a test runs in this process logs to that test's stderr, and no further."""
+    loggers = [logging.getLogger(name) for name in ("isthmus.service", "isthmus.access")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True, scope="session")
