@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks._rows import limited
 from isthmus.service import certificates, security
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
@@ -51,8 +52,8 @@ def main() -> list[dict[str, Any]]:
                 process.join(20)
     p99 = 1000 * statistics.quantiles(times, n=100)[98]
     return [
-        _limited("broker: processor time of a search over 4 silos (ms)", cost, LIMIT_MS),
-        _limited(f"broker: p99 of {USERS} users without a pause, silos at once (ms)", p99, 300.0),
+        limited("broker: processor time of a search over 4 silos (ms)", cost, LIMIT_MS),
+        limited(f"broker: p99 of {USERS} users without a pause, silos at once (ms)", p99, 300.0),
         {
             "name": "a message to a node over TLS, kept open (ms of processor time)",
             "ours": ours,
@@ -62,10 +63,6 @@ def main() -> list[dict[str, Any]]:
             "goal": 1,
         },
     ]
-
-
-def _limited(name: str, ours: float, limit: float) -> dict[str, Any]:
-    return {"name": name, "ours": ours, "peer": None, "peer_name": None, "ratio": limit / ours, "goal": 1}
 
 
 def _child(spawn: Any, work: Any, *arguments: Any) -> tuple[tuple[Any, Connection], Any]:

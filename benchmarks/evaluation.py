@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytrec_eval
 
+from benchmarks._rows import row
 from isthmus.evaluation import evaluate
 from isthmus.tables import Qrels, Run
 
@@ -146,9 +147,3 @@ def seconds(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
-
-
-def row(name: str, ours: float, peer: float | None, peer_name: str, *, goal: float) -> dict[str, Any]:
-    """A row in the promised form; without the peer's time there is no ratio to speak of."""
-    ratio = 0.0 if peer is None else peer / ours
-    return {"name": name, "ours": ours, "peer": peer, "peer_name": peer_name, "ratio": ratio, "goal": goal}

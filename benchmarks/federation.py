@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.evaluation import row
+from benchmarks._rows import row
 
 CLIENTS, PER_ROUND, EPOCHS, BATCH, ROWS = 100, 10, 5, 256, 12_000
 WARM, TIMED = 2, 8

@@ -22,7 +22,8 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.evaluation import alternating, ranx_python, row, run, seconds
+from benchmarks._rows import limited, row
+from benchmarks.evaluation import alternating, ranx_python, run, seconds
 from isthmus.calibration import QueryFeature, list_features
 from isthmus.fusion import fuse
 from isthmus.tables import Run, write_run
@@ -149,13 +150,8 @@ def ten_million() -> list[dict[str, Any]]:
     rows = []
     for way in ("rrf", "comb-mnz"):
         took = seconds(lambda way=way: fuse(runs, way))
-        rows.append(_within(f"fuse ten million rows, {way} (s)", took, limit))
+        rows.append(limited(f"fuse ten million rows, {way} (s)", took, limit))
     return rows
-
-
-def _within(name: str, took: float, limit: float) -> dict[str, Any]:
-    """A row without a peer, whose goal is a time limit."""
-    return {"name": name, "ours": took, "peer": None, "peer_name": None, "ratio": limit / took, "goal": 1}
 
 
 def query_feature() -> dict[str, Any]:
@@ -190,7 +186,7 @@ def tweets(folder: Path) -> list[dict[str, Any]]:
     with patch.dict(os.environ, ISTHMUS_CACHE=str(folder)):  # nothing is known beforehand
         ranked: list[int] = []
         took = seconds(lambda: ranked.extend(_ranked_tweets(fold) for fold in range(10)))
-    return [_within(f"label ranking of all {sum(ranked):,} tweets end to end (s)", took, 120.0)]
+    return [limited(f"label ranking of all {sum(ranked):,} tweets end to end (s)", took, 120.0)]
 
 
 def _ranked_tweets(fold: int) -> int:

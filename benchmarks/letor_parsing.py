@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._rows import row
 from isthmus.randomness import Streams
 from isthmus.tables import read_letor
 
+PEER = "sklearn load_svmlight_file"
 SIZE = 200_000_000
 ROUNDS = 2
 FEATURES = 136
@@ -41,15 +43,9 @@ def main() -> list[dict[str, Any]]:
         opening = [seconds(lambda: read_letor(path)) for _ in range(5)]
         told = f"{path.stat().st_size / 1e6:.0f} MB of {kind} rows"
     return [
-        row(f"LETOR parsing, {told} (s)", min(parsing), min(peer), goal=4),
-        row(f"LETOR from the cache, {told} (s)", min(opening), min(peer), goal=100),
+        row(f"LETOR parsing, {told} (s)", min(parsing), min(peer), PEER, goal=4),
+        row(f"LETOR from the cache, {told} (s)", min(opening), min(peer), PEER, goal=100),
     ]
-
-
-def row(name: str, ours: float, peer: float, *, goal: float) -> dict[str, Any]:
-    """One line of the report, times in seconds."""
-    told = {"name": name, "ours": ours, "peer": peer, "peer_name": "sklearn load_svmlight_file"}
-    return told | {"ratio": peer / ours, "goal": goal}
 
 
 def seconds(work: Callable[[], object]) -> float:

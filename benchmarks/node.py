@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._rows import limited
 from isthmus.service.index import Index
 from isthmus.service.searching import Raw, Searcher
 from isthmus.service.stores import Draft, SqliteStore
@@ -40,14 +41,10 @@ def main() -> list[dict[str, Any]]:
         search = _search(Searcher("silo", index, store, Raw()))
         store.close()
     return [
-        _limited(f"node: a search over {DOCUMENTS:,} documents (ms of processor time)", search, LIMIT_MS),
-        _limited(f"node: indexing {DOCUMENTS:,} documents (s of processor time)", indexing, LIMIT_SECONDS),
-        _limited("node: opening that index again (s of processor time)", opening, LIMIT_START),
+        limited(f"node: a search over {DOCUMENTS:,} documents (ms of processor time)", search, LIMIT_MS),
+        limited(f"node: indexing {DOCUMENTS:,} documents (s of processor time)", indexing, LIMIT_SECONDS),
+        limited("node: opening that index again (s of processor time)", opening, LIMIT_START),
     ]
-
-
-def _limited(name: str, ours: float, limit: float) -> dict[str, Any]:
-    return {"name": name, "ours": ours, "peer": None, "peer_name": None, "ratio": limit / ours, "goal": 1}
 
 
 def zipf_texts(count: int, length: int, seed: int) -> Iterator[str]:

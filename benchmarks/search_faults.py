@@ -22,9 +22,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks._rows import limited
 from benchmarks._silos import DEADLINE_MS, NAMES, Silos, free_ports, node_port, running
 from benchmarks.node import zipf_texts
-from benchmarks.search_load import PAUSE, USERS, limited
+from benchmarks.search_load import PAUSE, USERS
 from isthmus.service import certificates
 
 SLACK_MS, LIMIT_BACK = 500.0, 60.0

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks._rows import limited
 from benchmarks._silos import NAMES, Silos, running
 from benchmarks.node import zipf_texts
 
@@ -38,11 +39,6 @@ def main(documents: int = 40_000, searches: int = 5_000) -> list[dict[str, Any]]
         limited(f"search: p99 of {USERS} users over {len(NAMES)} silos (ms)", marks[98], LIMIT_MS),
         limited("search: memory at the end, to that after a tenth of the searches", memory, LIMIT_GROWTH),
     ]
-
-
-def limited(name: str, ours: float, limit: float) -> dict[str, Any]:
-    """A row without a peer, whose goal is a limit."""
-    return {"name": name, "ours": ours, "peer": None, "peer_name": None, "ratio": limit / ours, "goal": 1}
 
 
 async def _load(silos: Silos, searches: int) -> tuple[list[float], int, float]:

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.evaluation import row, seconds
-from benchmarks.ledger import limited
+from benchmarks._rows import limited, row
+from benchmarks.evaluation import seconds
 from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private.counts import Asker, Desk, Owner, Release, in_memory
 from isthmus.private.decoys import Decoys
@@ -140,8 +140,8 @@ def answering(body: Tokens, sketch: CountMin, path: Path) -> list[dict[str, Any]
         first = seconds(asked)
         again = min(seconds(asked) for _ in range(20))
     return [
-        limited(f"ten words about {len(body):,} documents, asked and answered (ms)", 1000 * again, limit=50),
-        limited("… the first time, which is charged and indexes the cells (s)", first, limit=10),
+        limited(f"ten words about {len(body):,} documents, asked and answered (ms)", 1000 * again, 50),
+        limited("… the first time, which is charged and indexes the cells (s)", first, 10),
     ]
 
 
@@ -155,4 +155,4 @@ def features(body: Tokens) -> list[dict[str, Any]]:
     pairs = Pairs(np.repeat(np.arange(QUERIES), DEPTH), np.sort(documents, axis=1).ravel())
     whole.distinct, title.distinct  # noqa: B018  counted once for a collection, not for every run
     took = min(seconds(lambda: compute(queries, pairs, title=title, body=whole)) for _ in range(5))
-    return [limited(f"16 features of {len(pairs):,} pairs, {QUERY_WORDS} words a query (s)", took, limit=5)]
+    return [limited(f"16 features of {len(pairs):,} pairs, {QUERY_WORDS} words a query (s)", took, 5)]

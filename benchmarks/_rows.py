@@ -1,0 +1,16 @@
+"""The rows that benchmarks report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def row(name: str, ours: float, peer: float | None, peer_name: str, *, goal: float) -> dict[str, Any]:
+    """Beside a peer; without the peer's figure there is no ratio to speak of."""
+    ratio = 0.0 if peer is None else peer / ours
+    return {"name": name, "ours": ours, "peer": peer, "peer_name": peer_name, "ratio": ratio, "goal": goal}
+
+
+def limited(name: str, ours: float, limit: float) -> dict[str, Any]:
+    """Without a peer: the goal is a limit."""
+    return {"name": name, "ours": ours, "peer": None, "peer_name": None, "ratio": limit / ours, "goal": 1}
