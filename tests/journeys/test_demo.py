@@ -108,7 +108,7 @@ def test_the_search_is_tried_and_ended(tried) -> None:
     assert re.fullmatch(r"4 ready, [\d,]+ documents", checks["silos"])
     assert re.search(r"20 rounds, nDCG@10 0\.\d+ on queries kept from it", checks["training"])
     assert re.match(r"off by 0\.\d+ on average over [\d,]+ hits", checks["calibration"])
-    assert "isthmus demo --only search --serve starts it again" in " ".join(talk.split())
+    assert "start it again, and its page: isthmus demo --only search --serve --out" in " ".join(talk.split())
     assert not alive(tried)
 
 

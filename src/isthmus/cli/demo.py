@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 import time
@@ -68,7 +69,8 @@ def _search(asked: argparse.Namespace) -> None:
         if asked.serve or (_in_terminal() and not (asked.headless or asked.json)):
             _serve(federation)
             return
-    say("the search has ended with this; isthmus demo --only search --serve starts it again, and its page")
+    again = f"isthmus demo --only search --serve --out {shlex.quote(str(asked.out))}"
+    say(f"the search has ended with this; to start it again, and its page: {again}")
 
 
 def _in_terminal() -> bool:
