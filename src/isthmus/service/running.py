@@ -79,13 +79,18 @@ def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda 
 
     SIGUSR1 has the sources read again.
     """
+    if settings.training is not None:
+        raise ConfigError(
+            "[training] would start a SuperNode, which runs any app that whoever reaches SuperLink sends, "
+            "as this node's user",
+            key="training",
+            expected="no [training]: take it out of the configuration, and stop any SuperNode of this silo",
+        )
     _check_free(settings.host, settings.port)
     with ExitStack() as held:
         held.enter_context(alone(settings.folder))
         node = held.enter_context(Node(settings))
         signal.signal(signal.SIGUSR1, lambda number, frame: node.read_again())
-        if settings.training is not None:
-            held.enter_context(supernode(settings, settings.training))
         mutual = settings.tls is not None
         app = node_app(node)
         serving = server(app, host=settings.host, port=settings.port, tls=settings.tls, mutual=mutual)
