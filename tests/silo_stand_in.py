@@ -19,6 +19,7 @@ def hit(silo, number, probability, **more):
         "score": 10.0 - number,
         "title": f"Document {number}",
         "snippet": f"what {number} says",
+        "token": f"{silo}-{number}",
         **more,
     }
 

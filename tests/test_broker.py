@@ -269,9 +269,17 @@ class TestFaults:
 
 class TestViews:
     def test_feedback_goes_to_its_owner_only(self, site):
-        said = {"query": "tides", "document": "east/1", "silo": "east", "relevant": True}
+        said = {"query": "tides", "token": "t1", "silo": "east", "relevant": True}
         assert site.http.post("/v1/feedback", json=said).status_code == 204
-        assert [(method, path) for method, path, *_ in site.silos["east"].asked] == [("POST", "/v1/feedback")]
+        ((method, path, _, body, _),) = site.silos["east"].asked
+        assert (method, path) == ("POST", "/v1/feedback")
+        passed = json.loads(body)
+        person = passed.pop("person")
+        assert passed == said
+        assert site.http.post("/v1/feedback", json={**said, "silo": "north"}).status_code == 204
+        other = json.loads(site.silos["north"].asked.pop()[3])["person"]
+        assert "ada" not in person + other
+        assert person != other, "two silos cannot tell that it was the same person"
         assert not site.silos["north"].asked
         assert site.http.post("/v1/feedback", json={**said, "silo": "nobody"}).status_code == 404
         site.silos["east"].behave = (403, b"application/problem+json", b"{}")

@@ -31,6 +31,7 @@ class Site:
         self.key.write_text(token + "\n")
         self.key.chmod(0o600)
         told = BrokerSettings(
+            folder=folder,
             keys=folder / "api-keys.json",
             silos={name: Silo(f"http://127.0.0.1:{port}") for name, port in ports.items()},
             share_statistics=False,
@@ -79,6 +80,7 @@ class TestClient:
             method, path, _, body, _ = site.silos["east"].asked[-1]
             assert (method, path) == ("POST", "/v1/feedback")
             assert json.loads(body)["relevant"] is False
+            assert json.loads(body)["token"] == answer.hits[1].token == "east-0"
             assert {each.silo for each in broker.silos().silos} == {"east", "west"}
             assert broker.calibration().curves == []
             assert broker.training().rounds == []

@@ -122,7 +122,8 @@ def test_a_search_finds_explains_and_tells_no_more_than_allowed(settings):
         assert (first["document"], first["title"], first["snippet"]) == ("d7", "", None)
         for path in ("/statistics", "/documents?find=tide"):
             assert client.get(path).status_code == 403
-        said = {"query": "tide", "document": "d7", "silo": "north", "relevant": True}
+        assert first["token"] == "", "who may not judge gets no token"
+        said = {"query": "tide", "token": "", "silo": "north", "relevant": True}
         assert client.post("/feedback", json=said).status_code == 403
         assert client.delete("/documents/d7").status_code == 403
 
@@ -333,12 +334,12 @@ def test_feedback_stays_and_becomes_rows_to_learn_from(settings, tmp_path):
         for hit in hits(client, "tide wave", k=6):
             said = {
                 "query": "tide wave",
-                "document": hit["document"],
+                "token": hit["token"],
                 "silo": "north",
                 "relevant": hit["score"] > 0,
             }
             assert client.post("/feedback", json=said).status_code == 204
-        assert client.post("/feedback", json=said | {"document": "nobody"}).status_code == 404
+        assert client.post("/feedback", json=said | {"token": "nobody"}).status_code == 404
         assert client.post("/feedback", json=said | {"silo": "south"}).status_code == 404
         curves = client.get("/calibration").json()["curves"]
         assert {curve["retriever"] for curve in curves} == {"shown", "bm25", "dense"}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from isthmus.errors import DataError, ServiceError
-from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore
+from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, majority
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -83,6 +83,52 @@ def test_the_last_word_about_a_hit_holds(store):
     ]
     store.remove(["a"])
     assert [j.document for j in store.judgements()] == ["b"]
+
+
+def test_every_person_has_a_word_of_their_own(store):
+    store.put(drafts("a"))
+    store.judge(Judgement("a query", "a", True, "broker", 1.0, person="one"))
+    store.judge(Judgement("a query", "a", False, "broker", 2.0, person="two"))
+    assert [(j.person, j.relevant) for j in store.judgements()] == [("one", True), ("two", False)]
+    assert majority(store.judgements()) == {("a query", "a"): True}, "split: what held before stays"
+    store.judge(Judgement("a query", "a", False, "broker", 3.0, person="three"))
+    assert majority(store.judgements()) == {("a query", "a"): False}
+    store.judge(Judgement("a query", "a", True, "broker", 4.0, person="two"))
+    assert majority(store.judgements()) == {("a query", "a"): True}
+
+
+def test_judgements_from_before_people_had_names_stay(store, request, monkeypatch):
+    """A store of the format that had no persons, with a judgement in it, opened by this version."""
+    kind, before = type(store), 3
+    store.close()
+    if isinstance(store, SqliteStore):
+        place = store.path.with_name("old.db")
+    else:
+        import psycopg
+
+        place = store._url
+        with psycopg.connect(place, autocommit=True) as db:
+            db.execute("DROP SCHEMA public CASCADE")
+            db.execute("CREATE SCHEMA public")
+    with monkeypatch.context() as old:
+        old.setattr(kind, "migrations", kind.migrations[:before])
+        written = kind(place)
+        written.put(drafts("a"))
+        with written._transaction(writing=True) as db:
+            written._rows(
+                db,
+                """INSERT INTO judgement (query, document, peer, relevant, at, probability, evidence)
+                VALUES (?, ?, ?, ?, ?, ?, ?)""",
+                ("a query", "a", "broker", 1, 1.0, 0.75, '{"bm25": 0.5}'),
+            )
+        written.close()
+    opened = kind(place)
+    request.addfinalizer(opened.close)
+    was = Judgement("a query", "a", True, "broker", 1.0, 0.75, {"bm25": 0.5})
+    assert opened.judgements() == [was]
+    opened.judge(Judgement("a query", "a", False, "broker", 2.0, person="one"))
+    assert opened.judgements()[0] == was
+    assert len(opened.judgements()) == 2
 
 
 def test_vectors_are_kept_until_the_text_changes(store):

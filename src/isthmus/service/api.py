@@ -126,8 +126,8 @@ async def search(asked: wire.Search, request: Request) -> Response:
 @_router.post("/v1/feedback", status_code=204, response_model=None)
 async def feedback(said: wire.Feedback, request: Request) -> Response:
     """Say whether a hit was right. The silo that owns it keeps the judgement; the broker keeps nothing."""
-    _may_judge(request)
-    await request.app.state.broker.feedback(said)
+    caller = _may_judge(request)
+    await request.app.state.broker.feedback(said, caller.name)
     return Response(status_code=204)
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -23,6 +24,7 @@ from isthmus.errors import ConfigError, IsthmusError, Refused, SiloUnavailable
 from isthmus.service import wire
 from isthmus.service.breaker import Breaker
 from isthmus.service.certificates import client_context, server_name
+from isthmus.service.hit_tokens import local_secret, pseudonym
 from isthmus.service.limits import Problem, message_header
 from isthmus.service.lines import BrokenReply, Line, Reply
 from isthmus.service.metrics import Metrics
@@ -226,22 +228,28 @@ class Broker:
         told = self.exchange.remark(answer.statistics) if answer.documents else "it holds no documents yet"
         return silo.status("answered", told, took), answer.hits
 
-    async def feedback(self, said: wire.Feedback) -> None:
-        """Take a judgement to the silo that owns the document; nothing of it is kept here."""
+    async def feedback(self, said: wire.Feedback, person: str) -> None:
+        """Take a person's judgement to the silo that showed the hit; nothing of it is kept here."""
         silo = self.silos.get(said.silo)
         if silo is None:
             raise Problem(404, "no such silo")
-        body = said.model_dump_json().encode()
+        named = pseudonym(self._persons, silo.name, person)
+        body = wire.Verdict(**said.model_dump(), person=named).model_dump_json().encode()
         try:
             async with asyncio.timeout(self.settings.deadline_ms / 1000):
                 reply = await silo.ask("POST", "/feedback", body)
         except (TimeoutError, SiloUnavailable, OSError):
             raise Problem(503, "the silo does not answer; try again later", Retry_After="5") from None
         if reply.status in (404, 422):
-            raise Problem(reply.status, "the silo has no such document" if reply.status == 404 else "")
+            raise Problem(reply.status, "the silo did not show this hit within a day: search again")
         if reply.status not in (200, 204):
             error = failure_of(reply)
             raise Problem(403 if isinstance(error, Refused) else 502, f"the silo did not take it: {error}")
+
+    @cached_property
+    def _persons(self) -> bytes:
+        """The key of the names that people have towards silos."""
+        return local_secret(self.settings.folder / "persons.key")
 
     async def view_silos(self) -> wire.Silos:
         """Every silo's health and what it has released."""

@@ -70,8 +70,8 @@ class Client:
         return self._read(self._ask("POST", "/v1/search", told), wire.Answer)
 
     def feedback(self, query: str, hit: wire.Hit, *, relevant: bool) -> None:
-        """Say whether a hit was right; its silo keeps that."""
-        said = {"query": query, "document": hit.document, "silo": hit.silo, "relevant": relevant}
+        """Say whether a hit of this query's answer was right. Its silo keeps your last word of it."""
+        said = {"query": query, "silo": hit.silo, "token": hit.token, "relevant": relevant}
         self._ask("POST", "/v1/feedback", said)
 
     def silos(self) -> wire.Silos:

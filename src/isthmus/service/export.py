@@ -9,14 +9,13 @@ rows.txt         feature rows with grades, LETOR: `isthmus train`, or a SuperNod
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from isthmus.errors import DataError
 from isthmus.service.searching import RETRIEVERS, Searcher
-from isthmus.service.stores import Judgement
+from isthmus.service.stores import majority
 from isthmus.tables import Letor, Qrels, Run, write_letor, write_qrels, write_run
 from isthmus.tables.files import replacing
 
@@ -44,20 +43,6 @@ def export_judgements(searcher: Searcher, folder: str | Path) -> dict[str, int]:
     )
     rows = _write_rows(searcher, target, number)
     return {"queries": len(number), "judgements": len(pairs), "rows": rows}
-
-
-def majority(said: list[Judgement]) -> dict[tuple[str, str], bool]:
-    """What most people said of a query and a document; the last word where they are split."""
-    votes: dict[tuple[str, str], Counter[bool]] = {}
-    last: dict[tuple[str, str], bool] = {}
-    for each in said:
-        pair = (each.query, each.document)
-        votes.setdefault(pair, Counter())[each.relevant] += 1
-        last[pair] = each.relevant
-    return {
-        pair: last[pair] if counts[True] == counts[False] else counts[True] > counts[False]
-        for pair, counts in votes.items()
-    }
 
 
 def _write_rows(searcher: Searcher, target: Path, number: dict[str, str]) -> int:

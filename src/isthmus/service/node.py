@@ -26,8 +26,8 @@ from isthmus.private.ledger import Budget, Ledger
 from isthmus.private.store import SiloFolder
 from isthmus.report.progress import Progress
 from isthmus.service import wire
-from isthmus.service.export import majority
 from isthmus.service.figures import TEXT, Figures, family_of
+from isthmus.service.hit_tokens import HitTokens, local_secret
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned
 from isthmus.service.learning import Prepare, answer_bytes, question_of
@@ -39,7 +39,7 @@ from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.settings import NodeSettings, secret
 from isthmus.service.sources import load_all
 from isthmus.service.space import Space
-from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store
+from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store, majority
 from isthmus.tables import Documents
 from isthmus.tables.files import replacing
 from isthmus.tables.ids import frozen
@@ -92,6 +92,7 @@ class Node:
         self._models = self._stamps()
         self._pupil: Pupil | None = None
         self.searcher = Searcher(settings.silo, self.index, self.store, self._scorer(), settings.depth)
+        self.tokens = HitTokens(settings.silo, local_secret(folder / "feedback.key"))
         self._wake, self._stopped, self._read = threading.Event(), threading.Event(), threading.Event()
         self._again = threading.Event()
         self._indexed = threading.Condition()
@@ -347,13 +348,17 @@ class Node:
 
     # people
 
-    def judge(self, said: wire.Feedback, peer: str) -> None:
-        """Keep a judgement with what the node says of the hit now; a document it does not have is Refused."""
-        if said.silo != self.settings.silo or not self.store.get([said.document]):
-            raise DataError("no such document")
-        chance, evidence = self.searcher.evidence(said.query, said.document)
+    def judge(self, said: wire.Verdict, peer: str) -> None:
+        """Keep a judgement with what the node says of the hit now.
+
+        A token that is wrong or too old, and a document that is gone since, are one DataError.
+        """
+        document = self.tokens.open(said.token, query=said.query, peer=peer)
+        if document is None or said.silo != self.settings.silo or not self.store.get([document]):
+            raise DataError("no such hit")
+        chance, evidence = self.searcher.evidence(said.query, document)
         self.store.judge(
-            Judgement(said.query, said.document, said.relevant, peer, time.time(), chance, evidence)
+            Judgement(said.query, document, said.relevant, peer, time.time(), chance, evidence, said.person)
         )
 
     def calibration(self) -> wire.Calibration:

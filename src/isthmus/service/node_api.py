@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import anyio
@@ -30,6 +30,7 @@ from isthmus.service.stores import Draft
 ANONYMOUS = "anonymous"
 """The peer whose policy holds for whoever reaches a node without TLS, which only loopback allows."""
 OPEN = ("/v1/health", "/v1/ready")
+UNKNOWN_HIT = "this hit was not shown to you within a day: search again"
 LARGE = ("/v1/documents", "/v1/statistics", "/v1/directions", "/v1/learning")
 OWN_PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": wire.Problem, "description": told, "content": {wire.PROBLEM_TYPE: {}}}
@@ -122,12 +123,14 @@ class NodeApi:
         if self.settings.log_queries:
             request.scope[NOTE]["query"] = asked.query
         began = time.perf_counter()
+        seal = partial(self.node.tokens.seal, query=asked.query, peer=peer)
+        token = seal if policy.feedback else None
 
         def work() -> wire.NodeAnswer:
             waited = (time.perf_counter() - began) * 1000
             if asked.deadline_ms is not None and waited > asked.deadline_ms:
                 raise Problem(504, "the deadline passed before the search began")
-            return self.node.searcher.search(asked, snippets=policy.snippets)
+            return self.node.searcher.search(asked, snippets=policy.snippets, token=token)
 
         answer = await self._threaded(work, self._processors)
         self._seconds.observe(time.perf_counter() - began)
@@ -137,13 +140,13 @@ class NodeApi:
             self.node.note("snippets", peer, len(answer.hits))
         return _json(answer)
 
-    async def feedback(self, request: Request, said: wire.Feedback) -> Response:
-        """Keep a judgement here."""
+    async def feedback(self, request: Request, said: wire.Verdict) -> Response:
+        """Keep a judgement of a hit that this peer was shown."""
         peer, _ = self._allowed(request, "feedback")
         try:
             await self._apart(self.node.judge, said, peer)
         except DataError:
-            raise Problem(404, "this silo has no such document") from None
+            raise Problem(404, UNKNOWN_HIT) from None
         return Response(status_code=204)
 
     async def statistics(self, request: Request) -> Response:

@@ -50,6 +50,11 @@ class PostgresStore(Store):
             "CREATE INDEX document_words ON document USING gin (words)",
         ),
         ("ALTER TABLE vector RENAME TO embedding",),  # pgvector's type has the other name
+        (
+            # one word a person; what was kept before is the peer's own
+            """ALTER TABLE judgement ADD COLUMN person TEXT COLLATE "C" NOT NULL DEFAULT '',
+                DROP CONSTRAINT judgement_pkey, ADD PRIMARY KEY (query, document, peer, person)""",
+        ),
     )
 
     def __init__(self, url: str) -> None:

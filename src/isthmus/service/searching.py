@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from isthmus.service.learned import Learned
 from isthmus.service.scoring import Raw, Scored, Scorer, best_first
 from isthmus.service.settings import Models
 from isthmus.service.snapshot import Found, Snapshot
-from isthmus.service.stores import Draft, Store
+from isthmus.service.stores import Draft, Store, majority
 from isthmus.service.wire import Evidence, Hit, NodeAnswer, Search
 from isthmus.tables import Letor, Run
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
@@ -236,8 +236,10 @@ class Searcher:
     scorer: Scorer
     depth: int = 100
 
-    def search(self, asked: Search, *, snippets: bool) -> NodeAnswer:
-        """The best hits; titles and snippets only where they may be seen."""
+    def search(
+        self, asked: Search, *, snippets: bool, token: Callable[[str], str] | None = None
+    ) -> NodeAnswer:
+        """The best hits; titles and snippets only where they may be seen, a token where it may be judged."""
         began = time.perf_counter()
         snapshot = self.index.snapshot
         found = snapshot.find(asked.query, self.depth)
@@ -253,6 +255,7 @@ class Searcher:
                 probability=None if scored.probabilities is None else float(scored.probabilities[at]),
                 score=float(scored.scores[at]),
                 explanation=None if reasons is None else reasons[place],
+                token="" if token is None else token(found.documents[at]),
                 **_shown(texts.get(found.documents[at]), cut),
             )
             for place, at in enumerate(kept)
@@ -288,8 +291,8 @@ class Searcher:
         """For every judged query its candidates, their grades and their features: rows to learn from."""
         snapshot = self.index.snapshot
         said: dict[str, dict[str, bool]] = {}
-        for judgement in self.store.judgements():
-            said.setdefault(judgement.query, {})[judgement.document] = judgement.relevant
+        for (query, document), relevant in majority(self.store.judgements()).items():
+            said.setdefault(query, {})[document] = relevant
         for query, grades in said.items():
             found = snapshot.find(query, self.depth)
             if len(found):

@@ -12,6 +12,7 @@ import json
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -83,6 +84,23 @@ class Judgement:
     probability: float | None = None
     evidence: Mapping[str, float | None] = field(default_factory=dict)
     """The probability that each retriever gave."""
+    person: str = ""
+    """Who said so, by the name that the peer has for them."""
+
+
+def majority(judgements: Iterable[Judgement]) -> dict[tuple[str, str], bool]:
+    """What most people said of a query and a document, one vote a person, the earliest first.
+
+    Where they are split, what held before stays: nobody undoes another's word by saying the opposite.
+    """
+    right: dict[tuple[str, str], bool] = {}
+    lead: Counter[tuple[str, str]] = Counter()
+    for each in judgements:
+        pair = (each.query, each.document)
+        lead[pair] += 1 if each.relevant else -1
+        if lead[pair]:
+            right[pair] = lead[pair] > 0
+    return right
 
 
 class Store(ABC):
@@ -220,12 +238,12 @@ class Store(ABC):
         return int(value)
 
     def judge(self, *judgements: Judgement) -> None:
-        """Keep what peers said; the last word about a query and a document holds."""
+        """Keep what people said; a person's last word about a query and a document holds."""
         with self._transaction(writing=True) as db:
             self._many(
                 db,
-                """INSERT INTO judgement (query, document, peer, relevant, at, probability, evidence)
-                VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (query, document, peer) DO UPDATE SET
+                """INSERT INTO judgement (query, document, peer, person, relevant, at, probability, evidence)
+                VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (query, document, peer, person) DO UPDATE SET
                     relevant = excluded.relevant, at = excluded.at,
                     probability = excluded.probability, evidence = excluded.evidence""",
                 [
@@ -233,6 +251,7 @@ class Store(ABC):
                         _storable(told.query),
                         told.document,
                         told.peer,
+                        told.person,
                         int(told.relevant),
                         told.at,
                         told.probability,
@@ -244,14 +263,14 @@ class Store(ABC):
 
     def judgements(self) -> list[Judgement]:
         """Everything that was said about documents that are still there, in order."""
-        sql = """SELECT j.query, j.document, j.relevant, j.peer, j.at, j.probability, j.evidence
+        sql = """SELECT j.query, j.document, j.relevant, j.peer, j.at, j.probability, j.evidence, j.person
             FROM judgement j JOIN document d ON d.id = j.document AND d.removed = 0
-            ORDER BY j.at, j.query, j.document, j.peer"""
+            ORDER BY j.at, j.query, j.document, j.peer, j.person"""
         with self._transaction() as db:
             rows = self._rows(db, sql)
         return [
-            Judgement(query, document, bool(relevant), peer, at, chance, json.loads(evidence))
-            for query, document, relevant, peer, at, chance, evidence in rows
+            Judgement(query, document, bool(relevant), peer, at, chance, json.loads(evidence), person)
+            for query, document, relevant, peer, at, chance, evidence, person in rows
         ]
 
     def keep_vectors(self, encoder: str, ids: Sequence[str], vectors: Vectors) -> None:
@@ -345,6 +364,18 @@ class SqliteStore(Store):
             "INSERT INTO words (words) VALUES ('rebuild')",
         ),
         ("ALTER TABLE vector RENAME TO embedding",),
+        (
+            # one word a person; what was kept before is the peer's own
+            """CREATE TABLE said (
+                query TEXT NOT NULL, document TEXT NOT NULL, peer TEXT NOT NULL, person TEXT NOT NULL,
+                relevant INTEGER NOT NULL, at REAL NOT NULL, probability REAL, evidence TEXT NOT NULL,
+                PRIMARY KEY (query, document, peer, person)
+            ) WITHOUT ROWID""",
+            """INSERT INTO said (query, document, peer, person, relevant, at, probability, evidence)
+            SELECT query, document, peer, '', relevant, at, probability, evidence FROM judgement""",
+            "DROP TABLE judgement",
+            "ALTER TABLE said RENAME TO judgement",
+        ),
     )
 
     def __init__(self, path: str | Path, *, patience: float = 30.0) -> None:

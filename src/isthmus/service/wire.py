@@ -1,7 +1,7 @@
 """What travels between clients, the broker and nodes: version 1, JSON over HTTP.
 
     POST /v1/search        Search           broker: Answer        node: NodeAnswer
-    POST /v1/feedback      Feedback         204: it stays with the silo that owns the document
+    POST /v1/feedback      Feedback         204: it stays with the silo that showed the hit; node: Verdict
     GET  /v1/release       what a silo has released, to whom, and what is left of its budgets
     GET  /v1/calibration   reliability of its probabilities, and what thresholds keep
     GET  /v1/training      the rounds of a training run (broker)
@@ -31,10 +31,12 @@ BUNDLE_TYPE = "application/vnd.isthmus.lesson"
 LONGEST_QUERY = 2_000
 MOST_HITS = 100
 LONGEST_ID = 1_000
+LONGEST_TOKEN = 6_000
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 DocumentId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, pattern=r"^[^\x00-\x1f\x7f]+$")]
+HitToken = Annotated[str, Field(max_length=LONGEST_TOKEN, pattern=r"^[A-Za-z0-9_-]*$")]
 QueryText = Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY, pattern=r"\S")]
 Status = Literal["answered", "late", "refused", "down", "broken"]
 
@@ -96,6 +98,8 @@ class Hit(Told):
     title: str = ""
     snippet: str | None = None
     explanation: list[Evidence] | None = None
+    token: HitToken = ""
+    """What feedback on it must bring; only its silo can read it."""
 
 
 class NodeAnswer(Told):
@@ -132,12 +136,21 @@ class Answer(Told):
 
 
 class Feedback(Said):
-    """Whether a hit was right. The broker takes it to the silo, which alone keeps it."""
+    """Whether a hit was right, by the token that it came with; good for a day after the search.
+
+    The broker takes it to the silo, which alone keeps it.
+    """
 
     query: QueryText
-    document: DocumentId
     silo: Name
+    token: HitToken
     relevant: bool
+
+
+class Verdict(Feedback):
+    """Feedback as the broker passes it on: `person` is who gave it, by a name that only the broker knows."""
+
+    person: Annotated[str, Field(max_length=100)] = ""
 
 
 class Judged(Told):

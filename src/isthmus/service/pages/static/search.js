@@ -94,7 +94,7 @@ async function run(state) {
     const answer = await api.search(asked, asking.signal);
     rememberSilos(answer.silos.map((silo) => silo.silo));
     show(places.status, summary(answer, state), answer.hits.length ? null : nothing(answer));
-    show(places.hits, answer.hits.map((hit) => item(hit, state.query)));
+    show(places.hits, answer.hits.map((hit) => item(hit, asked.query)));
   } catch (error) {
     show(places.hits);
     state.failed(error, places.status);
@@ -136,7 +136,7 @@ function item(hit, query) {
       make("p", { class: "where" }, chip(hit.silo), make("code", {}, hit.document)),
       hit.snippet ? make("p", { class: "snippet" }, marked(hit.snippet, query))
         : make("p", { class: "snippet none" }, "This silo shows no text."),
-      make("div", { class: "acts" }, why, verdict(hit, query))));
+      make("div", { class: "acts" }, why, hit.token ? verdict(hit, query) : null)));
 }
 
 /** The snippet with the words of the query marked; a word's beginning is enough, as the index stems. */
@@ -178,7 +178,7 @@ function verdict(hit, query) {
   const told = make("span", { class: "hint", role: "status" });
   const say = (relevant) => async () => {
     try {
-      await api.judge({ query, document: hit.document, silo: hit.silo, relevant });
+      await api.judge({ query, silo: hit.silo, token: hit.token, relevant });
       for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.relevant === String(relevant)));
       told.textContent = `kept by ${hit.silo} alone`;
     } catch (error) {
