@@ -538,7 +538,7 @@ def test_totals_are_read_better_by_who_has_documents() -> None:
     assert (read.frequencies >= Collection.of(own).having.frequencies_of(words)).all()
     assert (read.occurrences >= read.frequencies - 1e-9).all()
     of = release(OneShot(8.0))
-    costs = totals.costs("body", epsilon_df=0.5, epsilon_cf=0.5)
+    costs = totals.costs("body", epsilon_df=0.5, epsilon_cf=0.5, draw="refresh 0")
     assert together([*costs, *of.mechanism.costs(of.terms, np.empty((0, 1), np.uint32))]) == 9.0
 
 

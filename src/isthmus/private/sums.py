@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import cached_property
 
@@ -142,10 +142,8 @@ class SumPlan:
 
     def costs(self, attempt: str) -> list[Cost]:
         """What an attempt costs every document of a silo."""
-        parts = Totals.costs(
-            self.field, epsilon_df=self.epsilon_df, epsilon_cf=self.epsilon_cf, refresh=self.refresh
-        )
-        return [replace(cost, release=f"{cost.release}, attempt {attempt}") for cost in parts]
+        draw = f"refresh {self.refresh}, attempt {attempt}"
+        return Totals.costs(self.field, epsilon_df=self.epsilon_df, epsilon_cf=self.epsilon_cf, draw=draw)
 
     def contribute(
         self, name: str, sums: Sums, covered: Covered, *, charge: ChargeAll, entropy: Entropy = os.urandom

@@ -114,11 +114,11 @@ class Totals:
         return cls(own.family, documents, length, having, standing, *laws)
 
     @staticmethod
-    def costs(field: str, *, epsilon_df: float, epsilon_cf: float, refresh: int = 0) -> list[Cost]:
-        """What a release of the totals costs every document it covers; every refresh costs again."""
+    def costs(field: str, *, epsilon_df: float, epsilon_cf: float, draw: str) -> list[Cost]:
+        """What a release of the totals costs every document it covers; every draw of noise costs again."""
         parts = (("document frequencies", epsilon_df), ("collection counts", epsilon_cf))
         return [
-            Cost("totals", (field,), epsilon, 2.0, 2 / epsilon, f"{field} {what}, refresh {refresh}")
+            Cost("totals", (field,), epsilon, 2.0, 2 / epsilon, f"{field} {what}, {draw}")
             for what, epsilon in parts
         ]
 

@@ -223,13 +223,13 @@ def rate_of(table: str, epsilon: float) -> float:
     return epsilon if table == TEXT else epsilon / 2
 
 
-def costs(tables: Iterable[str], epsilon: float, refresh: int) -> list[Cost]:
-    """What releasing private figures costs every document; the noise of a refresh has a name of its own."""
-    told = [Cost("totals", ("title", "body"), epsilon, 2.0, 2 / epsilon, f"{TEXT}, refresh {refresh}")]
+def costs(tables: Iterable[str], epsilon: float, draw: str) -> list[Cost]:
+    """What releasing private figures costs every document; `draw` names the noise, which is drawn once."""
+    told = [Cost("totals", ("title", "body"), epsilon, 2.0, 2 / epsilon, f"{TEXT}, {draw}")]
     if set(tables) > {TEXT}:
         for name in ("title", "body"):
             half = rate_of(f"{name}.having", epsilon)
-            told += Totals.costs(name, epsilon_df=half, epsilon_cf=half, refresh=refresh)
+            told += Totals.costs(name, epsilon_df=half, epsilon_cf=half, draw=draw)
     return told
 
 

@@ -1,26 +1,32 @@
 """What a silo shows of its figures: exact ones, or private ones whose noise is drawn once and kept on disk.
 
 A private release is charged to every document it is of, then kept, and only then shown. It is drawn anew when
-enough has changed and the budget allows; else what was shown before is shown again, which costs nothing.
+enough documents have changed and the budget allows; else what was shown before is shown again, which costs
+nothing. Every draw has a random name of its own, in the ledger and in the file: a file that is lost is paid
+for a second time, because its noise cannot be drawn a second time.
 """
 
 from __future__ import annotations
 
+import logging
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from isthmus.errors import BudgetExhausted, Refused
+from isthmus.errors import BudgetExhausted, ProtocolError, Refused
 from isthmus.private.cost import Covered
 from isthmus.private.ledger import Ledger, fingerprint
 from isthmus.private.sketch import HashFamily
-from isthmus.service.figures import FIELD_TABLES, TEXT, Figures, costs
+from isthmus.service.figures import FIELD_TABLES, TEXT, Figures, costs, hashing_of
 from isthmus.service.index import Index
 from isthmus.service.settings import NodeSettings
 from isthmus.service.snapshot import Part
 from isthmus.service.statistics import etag
 from isthmus.tables.files import replacing
+
+_log = logging.getLogger("isthmus.service")
 
 
 class Releases:
@@ -32,7 +38,7 @@ class Releases:
         self._file: Path = settings.folder / "released.statistics"
         self._lock = threading.Lock()
         self._told: set[tuple[str, str]] = set()
-        self._charged: set[tuple[str, int]] = set()
+        self._charged: set[tuple[str, str]] = set()
         self._kept: Figures | None = None
         self._packed: tuple[object, bytes] | None = None
 
@@ -65,7 +71,7 @@ class Releases:
         kept = self._last()
         if kept is None or self._is_stale(kept):
             try:
-                kept = self._drawn(0 if kept is None else int(kept.about["refresh"]) + 1, peer)
+                kept = self._drawn(peer)
             except BudgetExhausted:
                 if kept is None:
                     raise
@@ -74,18 +80,30 @@ class Releases:
         return self._packed_as(kept, lambda: shown)
 
     def _last(self) -> Figures | None:
+        """The release on disk; one that cannot be read is lost."""
         if self._kept is None and self._file.exists():
-            self._kept = Figures.from_bytes(self._file.read_bytes())
+            try:
+                self._kept = Figures.from_bytes(self._file.read_bytes())
+            except ProtocolError as error:
+                _log.warning("%s cannot be read and is drawn and charged anew: %s", self._file, error)
         return self._kept
 
     def _is_stale(self, kept: Figures) -> bool:
+        """Whether it is of other terms than the silo's now, or too many documents are not as they were.
+
+        Documents count, not changes: one that is edited every day spends nobody else's budget.
+        """
         if set(kept.tables) != set(self._tables) or kept.epsilon != self.settings.epsilon:
             return True
-        since = self.index.snapshot.change - int(kept.about["change"])
-        return since > self.settings.renew * max(1, kept.documents)
+        if kept.hashing != hashing_of(self.family):
+            return True
+        snapshot, since = self.index.snapshot, int(kept.about["change"])
+        same = sum(int((part.segment.changes[part.kept] <= since).sum()) for part in snapshot.parts)
+        other = max(len(snapshot), kept.documents) - same  # new, changed or gone
+        return other > max(1.0, self.settings.renew * kept.documents)
 
-    def _drawn(self, refresh: int, peer: str) -> Figures:
-        """Charge, draw, keep. Which documents the figures are of is in the file, and stays here."""
+    def _drawn(self, peer: str) -> Figures:
+        """Draw, charge, keep. Which documents the figures are of is in the file, and stays here."""
         snapshot = self.index.snapshot
         names = [id for part in snapshot.parts for id in _living(part)]
         texts = self.index.store.get(names)
@@ -93,7 +111,7 @@ class Releases:
         digests = [fingerprint(texts[name].title, texts[name].body) for name in names]
         covered = self.ledger.versions(names, digests)
         about = {
-            "refresh": refresh,
+            "draw": secrets.token_hex(16),
             "change": snapshot.change,
             "documents": list(covered.documents),
             "versions": list(covered.versions),
@@ -108,12 +126,18 @@ class Releases:
 
     def _charge(self, figures: Figures, peer: str) -> None:
         """Charged again it costs nothing, but a peer that comes later has its own sums."""
-        refresh = int(figures.about["refresh"])
-        if (peer, refresh) not in self._charged:
+        draw = _draw_of(figures)
+        if (peer, draw) not in self._charged:
             covered = Covered(tuple(figures.about["documents"]), tuple(figures.about["versions"]))
-            charges = costs(figures.tables, figures.epsilon or 0.0, refresh)
+            charges = costs(figures.tables, figures.epsilon or 0.0, draw)
             self.ledger.charge_all([(cost, covered, peer) for cost in charges], kind="sums")
-            self._charged.add((peer, refresh))
+            self._charged.add((peer, draw))
+
+
+def _draw_of(figures: Figures) -> str:
+    """The name of a release's noise; older files have the number of a refresh."""
+    about = figures.about
+    return f"draw {about['draw']}" if "draw" in about else f"refresh {int(about['refresh'])}"
 
 
 def _living(part: Part) -> list[str]:
