@@ -19,7 +19,7 @@ from isthmus.private.audit import (
     neighbours,
     without_shared_noise,
 )
-from isthmus.private.cost import Cost, Covered, certainty, explain, no_charge, together
+from isthmus.private.cost import Cost, Covered, certainty, explain, no_charge, surest, together
 from isthmus.private.counts import Asker, Desk, Owner, Release, in_memory
 from isthmus.private.decoys import Decoys
 from isthmus.private.mechanisms import Mechanism, OneShot, PerCell, Scalar, SharedNoise
@@ -176,6 +176,24 @@ def test_certainty_is_the_best_guess_for_geometric_noise() -> None:
         assert two_cells == pytest.approx(one_cell, abs=1e-6)
 
 
+def test_after_a_single_draw_the_attacker_is_mostly_surer_than_on_average() -> None:
+    """The posterior of two equally likely words in two cells, over all outcomes of the noise."""
+    for epsilon in (0.5, 2.0, 8.0):
+        values, law = np.arange(-80, 81), Geometric(epsilon / 2)
+        here, there = law.chances(values), law.chances(values - 1)
+        first, second = np.outer(there, here), np.outer(here, there)
+        inner = (slice(1, -1), slice(1, -1))  # beside the edges, where outcomes are cut off
+        sure = (np.maximum(first, second) / (first + second))[inner]
+        chance = ((first + second) / 2)[inner]
+        assert sure.max() == pytest.approx(surest(epsilon))
+        assert (sure * chance).sum() == pytest.approx(certainty(epsilon), abs=1e-6)
+        surer = chance[sure > certainty(epsilon) + 1e-9].sum()
+        agree = certainty(epsilon) ** 2 + (1 - certainty(epsilon)) ** 2
+        assert surer == pytest.approx(agree, abs=1e-6)
+    assert surer == pytest.approx(0.965, abs=5e-4)
+    assert surest(8.0) == pytest.approx(math.exp(8) / (1 + math.exp(8)))
+
+
 def test_releases_together_give_no_more_than_their_sum() -> None:
     """The best test over counts, frequencies and totals at once stays below the bound of the summed ε."""
     values = np.arange(-40, 41)
@@ -193,7 +211,9 @@ def test_releases_together_give_no_more_than_their_sum() -> None:
 
 
 def test_an_epsilon_is_explained() -> None:
-    assert "98.2 %" in explain(8.0)
+    assert "98.2 % certainty on average" in explain(8.0)
+    assert "99.97 % after a single draw" in explain(8.0)
+    assert "62.2 % certainty on average over draws of the noise, and 73.1 % after" in explain(1.0)
     assert "99.97 %" in explain(8.0, halves=False)
     assert "more than 99.99" in explain(40.0)
     assert "no privacy" in explain(math.inf)

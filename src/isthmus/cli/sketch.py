@@ -59,7 +59,7 @@ def _publish_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("peer", metavar="PEER", help="who gets the file")
     parser.add_argument("-o", "--out", metavar="FILE", required=True, help="the file to hand over")
     _release_arguments(parser)
-    add_json(parser, "{file, peer, fields, documents, bytes, epsilon, certainty, meaning}")
+    add_json(parser, "{file, peer, fields, documents, bytes, epsilon, certainty, surest, meaning}")
 
 
 def _release_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +153,7 @@ def _publish(asked: argparse.Namespace) -> None:
         "bytes": size,
         "epsilon": cost.epsilon,
         "certainty": cost.certainty,
+        "surest": cost.surest,
         "meaning": cost.meaning,
     }
     if asked.json:

@@ -54,7 +54,7 @@ class Audit:
 
     @property
     def bound(self) -> float:
-        """How often the attacker may be right."""
+        """How often the attacker may be right, averaged over the noise."""
         return certainty(self.charged, halves=self.halves)
 
     @property

@@ -6,7 +6,8 @@ different fields compose in parallel, all others add up.
 
 >>> counts = Cost("one_shot", ("body",), 8.0, sensitivity=2.0, scale=0.25, release="body counts")
 >>> print(counts.meaning)
-ε = 8 for one replaced word: who knows all else tells one word from another with 98.2 % certainty at best
+ε = 8 for one replaced word: who knows all else tells one word from another with at most 98.2 % certainty on \
+average over draws of the noise, and 99.97 % after a single draw
 >>> together([counts, Cost("one_shot", ("title",), 8.0, sensitivity=2.0, scale=0.25, release="title counts")])
 8.0
 """
@@ -56,8 +57,13 @@ class Cost:
 
     @property
     def certainty(self) -> float:
-        """The best an attacker can do who knows everything but which of two words stands somewhere."""
+        """How often an attacker can be right who knows everything but which of two words stands somewhere."""
         return certainty(self.epsilon, halves=self.halves)
+
+    @property
+    def surest(self) -> float:
+        """How sure such an attacker can be after a single draw of the noise."""
+        return surest(self.epsilon)
 
     @property
     def meaning(self) -> str:
@@ -119,22 +125,39 @@ def together(costs: Iterable[Cost]) -> float:
 
 
 def certainty(epsilon: float, *, halves: bool = True) -> float:
-    """The largest success rate of telling two equally likely words apart: e^x/(1 + e^x).
+    """The largest success rate, averaged over the noise, of telling two equally likely words apart.
 
-    x is ε in general. Where the two words meet independent noise the release is Q ⊗ Q with an ε/2-private Q,
-    hence post-processing of two randomised responses at ε/2 (Kairouz, Oh and Viswanath 2015), and two of
-    them decide no better than one: x = ε/2.
+    It is e^x/(1 + e^x) with x = ε in general. Where the two words meet independent noise the release is Q ⊗ Q
+    with an ε/2-private Q, hence post-processing of two randomised responses at ε/2 (Kairouz, Oh and
+    Viswanath 2015), and two of them decide no better than one: x = ε/2.
     """
-    return 1.0 / (1.0 + math.exp(-(epsilon / 2 if halves else epsilon)))
+    return surest(epsilon / 2 if halves else epsilon)
+
+
+def surest(epsilon: float) -> float:
+    """The largest probability that one of two equally likely words has after a single draw: e^ε/(1 + e^ε).
+
+    This is what ε bounds. `certainty` is lower where noise is independent because some draws tell nothing:
+    with p = `certainty(ε)`, the two responses agree in p² + (1 − p)² of draws, 96.5 % at ε = 8, and then the
+    attacker is as sure as this; in the others it knows what it knew before.
+    """
+    return 1.0 / (1.0 + math.exp(-epsilon))
 
 
 def explain(epsilon: float, *, halves: bool = True) -> str:
     """An ε in plain words."""
     if math.isinf(epsilon):
         return "ε = ∞: no privacy, the values can be worked out exactly"
-    share = 100 * certainty(epsilon, halves=halves)
-    told = f"{share:.1f}" if share < 99.95 else f"{share:.2f}" if share < 99.995 else "more than 99.99"
     return (
         f"ε = {epsilon:g} for one replaced word: who knows all else tells one word from another"
-        f" with {told} % certainty at best"
+        f" with at most {_percent(certainty(epsilon, halves=halves))} certainty on average over draws of the"
+        f" noise, and {_percent(surest(epsilon))} after a single draw"
     )
+
+
+def _percent(share: float) -> str:
+    """With as many digits as tell it from 100 %."""
+    percent = 100 * share
+    if percent >= 99.995:
+        return "more than 99.99 %"
+    return f"{percent:.1f} %" if percent < 99.95 else f"{percent:.2f} %"
