@@ -35,7 +35,7 @@ from isthmus.private.noise import NONCE
 from isthmus.private.sketch import CountMin, HashFamily, width_for
 from isthmus.report import progress
 from isthmus.tables import Documents
-from isthmus.tables.bundles import Bundle
+from isthmus.tables.bundles import OWN, Bundle
 from isthmus.tables.files import replacing
 from isthmus.tables.ids import Ids, frozen
 from isthmus.text import ENGLISH, Tokeniser, Tokens
@@ -51,12 +51,14 @@ class SketchBundle(Bundle):
     """Exact sketches on their silo's disk."""
 
     noun: ClassVar[str] = "sketch"
+    most: ClassVar[int] = OWN
 
 
 class WordsBundle(Bundle):
     """A silo's own words on its disk."""
 
     noun: ClassVar[str] = "list of words"
+    most: ClassVar[int] = OWN
 
 
 @dataclass(frozen=True)

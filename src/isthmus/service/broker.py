@@ -116,7 +116,7 @@ class Broker:
             over = context if silo.url.startswith("https:") else None
             line = Line(silo.url, context=over, name=server_name(name), most=most)
             self.silos[name] = SiloLine(name, silo.url, line, Breaker(settings.breaker), headers)
-        self.exchange = Exchange(list(self.silos.values()))
+        self.exchange = Exchange(list(self.silos.values()), documents=lambda name: self.silos[name].documents)
         self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._count()
@@ -257,7 +257,13 @@ class Broker:
         return wire.Silos(silos=views, statistics=self.exchange.version)
 
     async def _view(self, silo: SiloLine) -> wire.SiloView:
-        told = wire.SiloView(silo=silo.name, url=silo.url, status="answered")
+        detail = self.exchange.problems.get(silo.name, "")
+        told = wire.SiloView(
+            silo=silo.name,
+            url=silo.url,
+            status="answered",
+            detail=f"its statistics are left out of the sum: {detail}" if detail else "",
+        )
         try:
             async with asyncio.timeout(VIEW_SECONDS):
                 reply = await silo.ask("GET", "/ready")

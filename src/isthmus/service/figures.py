@@ -14,6 +14,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ from isthmus.private.sketch import CountMin, HashFamily
 from isthmus.private.totals import Totals
 from isthmus.tables.bundles import Bundle
 from isthmus.tables.ids import FloatArray, Ids
+from isthmus.tables.unpacking import Declared
 
 TEXT = "text.having"
 """Documents that have a term in title or body: what BM25 reads."""
@@ -33,7 +35,14 @@ FIELD_TABLES = ("title.having", "title.standing", "body.having", "body.standing"
 """Documents that have a term in a field, and times it stands there: what a ranker's features read."""
 
 MOST_BYTES = 1 << 28
-"""Of a message unpacked: about thirty million terms."""
+"""Of a message unpacked."""
+MOST_TERMS = 1 << 21
+"""Of one silo, or cells; a sum has twice as many at most."""
+MOST_DOCUMENTS, MOST_TOKENS = 10**8, 10**12
+"""Of one silo; a sum has as many times more as it has silos."""
+MOST_SILOS, MOST_UNIT, LONGEST_NAME = 1_000, 1 << 10, 100
+NOISE = 160.0
+"""A cell's noise is more than this over ε in one of 10¹⁷ draws, and more rarely in the table of the text."""
 
 UNIT = 16
 """Private counts are told in sixteenths: a posterior mean is no whole number."""
@@ -49,6 +58,19 @@ class FiguresFile(Bundle):
     """Figures on disk or on the wire."""
 
     noun = "collection statistics"
+    most = MOST_BYTES
+
+    @classmethod
+    def check(cls, header: Mapping[str, Any], declared: Mapping[str, Declared]) -> None:
+        """One column of whole numbers a table, all of the same length."""
+        if set(declared) not in ({TEXT}, {TEXT, *FIELD_TABLES}):
+            raise DataError("has other tables than statistics have")
+        length = declared[TEXT].shape
+        for table in declared.values():
+            if table.dtype not in (np.dtype("<i4"), np.dtype("<i8")) or table.shape != length:
+                raise DataError("has tables that are no columns of whole numbers")
+        if len(length) != 1 or length[0] > 2 * MOST_TERMS:
+            raise DataError("has more terms or cells than statistics may have")
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +105,11 @@ class Figures:
         return digest.hexdigest()[:16]
 
     @property
+    def kind(self) -> tuple[Any, ...]:
+        """What must be the same of statistics that add up."""
+        return self.form, self.unit, self.hashing, sorted(self.lengths), sorted(self.tables)
+
+    @property
     def average_length(self) -> float:
         """Terms per document, title and body together; 1 where there are none."""
         total = sum(self.lengths.values())
@@ -104,17 +131,17 @@ class Figures:
         return np.maximum(held[cells], 0) / self.unit
 
     def __add__(self, other: Figures) -> Figures:
-        mine, theirs = ((each.form, each.unit, each.hashing, sorted(each.tables)) for each in (self, other))
-        if mine != theirs:
+        if self.kind != other.kind:
             raise ProtocolError("statistics of different forms, hash keys or tables do not add up")
         words, tables = self._added(other)
         return replace(
             self,
             silos=(*self.silos, *other.silos),
             documents=self.documents + other.documents,
-            lengths={name: count + other.lengths.get(name, 0) for name, count in self.lengths.items()},
+            lengths={name: self.lengths[name] + other.lengths[name] for name in self.lengths},
             tables=tables,
             words=words,
+            epsilon=None if self.epsilon is None else min(self.epsilon, other.epsilon or self.epsilon),
             about={},
         )
 
@@ -157,41 +184,77 @@ class Figures:
         return FiguresFile(header, arrays, {"words": "\n".join(self.words)}).to_bytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Figures:
-        """What `to_bytes` made; anything else is a ProtocolError."""
+    def from_bytes(cls, data: bytes, *, most: int = MOST_BYTES) -> Figures:
+        """What `to_bytes` made; anything else is a ProtocolError. It unpacks to `most` bytes."""
         try:
-            saved = FiguresFile.read(io.BytesIO(data), most=MOST_BYTES)
-            told = cls._told(saved)
+            figures = cls._parsed(FiguresFile.read(io.BytesIO(data), most=most))
         except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError("not collection statistics of a known form") from error
-        sizes = {len(table) for table in told.tables.values()}
-        negative = told.documents < 0 or told.unit < 1 or any(length < 0 for length in told.lengths.values())
-        if TEXT not in told.tables or len(sizes) != 1 or negative:
-            raise ProtocolError("collection statistics that do not belong together")
-        if told.form == "exact" and (
-            sizes != {len(told.words)} or list(told.words) != sorted(set(told.words))
-        ):
-            raise ProtocolError("collection statistics whose terms and counts do not belong together")
-        return told
+        figures.check()
+        return figures
 
     @classmethod
-    def _told(cls, saved: FiguresFile) -> Figures:
+    def _parsed(cls, saved: FiguresFile) -> Figures:
         header, words = saved.header, saved.texts["words"]
-        tables = {name: array.astype(np.int64) for name, array in saved.arrays.items() if array.ndim == 1}
-        if header["form"] not in ("exact", "private"):
-            raise ValueError(header["form"])
+        if words and words.count("\n") + 1 != len(saved.arrays[TEXT]):
+            raise ValueError("another number of terms than of counts")
+        lengths = {str(name): _whole(count) for name, count in header["lengths"].items()}
+        epsilon = header["epsilon"]
+        if not (epsilon is None or (type(epsilon) in (int, float) and 0 < epsilon <= MOST_TOKENS)):
+            raise ValueError("an ε that is none")
         return cls(
             form=header["form"],
-            silos=tuple(str(silo) for silo in header["silos"]),
-            documents=int(header["documents"]),
-            lengths={str(name): int(count) for name, count in header["lengths"].items()},
-            tables=tables,
+            silos=tuple(_name(silo) for silo in header["silos"]),
+            documents=_whole(header["documents"]),
+            lengths=lengths,
+            tables={name: array.astype(np.int64, copy=False) for name, array in saved.arrays.items()},
             words=tuple(words.split("\n")) if words else (),
-            hashing=str(header["hashing"]),
-            epsilon=None if header["epsilon"] is None else float(header["epsilon"]),
-            unit=int(header["unit"]),
+            hashing=_name(header["hashing"]),
+            epsilon=None if epsilon is None else float(epsilon),
+            unit=_whole(header["unit"]),
             about=dict(header["about"]),
         )
+
+    def check(self) -> None:
+        """Raise a ProtocolError unless every number is one that some collection could have.
+
+        What adds up of silos that pass, passes too, as long as it has no more terms than a sum may have.
+        """
+        silos, tokens = len(self.silos), sum(self.lengths.values())
+        sizes = {len(table) for table in self.tables.values()}
+        rules = {
+            "their form": self.form in ("exact", "private"),
+            "their silos": 0 < silos <= MOST_SILOS and len(set(self.silos)) == silos,
+            "their unit": self.unit == 1 if self.form == "exact" else self.unit <= MOST_UNIT,
+            "documents": self.documents <= silos * MOST_DOCUMENTS,
+            "lengths": self._has_lengths() and tokens <= silos * MOST_TOKENS,
+            "ε": (self.epsilon is None) == (self.form == "exact"),
+            "tables": set(self.tables) in ({TEXT}, {TEXT, *FIELD_TABLES}) and len(sizes) == 1,
+            "terms": max(sizes, default=0) <= (MOST_TERMS if silos == 1 else 2 * MOST_TERMS),
+        }
+        if broken := [name for name, holds in rules.items() if not holds]:
+            raise ProtocolError(f"collection statistics out of bounds: {', '.join(broken)}")
+        if self.form == "exact" and not (sizes == {len(self.words)} and _ascends(self.words)):
+            raise ProtocolError("collection statistics whose terms and counts do not belong together")
+        for name, table in self.tables.items():
+            if table.min(initial=0) < 0 or table.max(initial=0) > self._highest(name):
+                raise ProtocolError(f"collection statistics out of bounds: {name}")
+        if self.form == "exact" and self.tables[TEXT].sum() > tokens:
+            raise ProtocolError("collection statistics with fewer terms than documents that have them")
+
+    def _has_lengths(self) -> bool:
+        """Features read the length of both fields; what has no tables of fields may leave one out."""
+        known = set(self.lengths) <= {"title", "body"} and bool(self.lengths)
+        return known and (len(self.lengths) == 2 or set(self.tables) == {TEXT})
+
+    def _highest(self, table: str) -> float:
+        """The largest count there can be: documents or terms; a cell has those of many terms, and noise."""
+        field_name, _, counted = table.partition(".")
+        tokens = self.lengths[field_name] if field_name in self.lengths else sum(self.lengths.values())
+        if self.form == "exact":
+            return self.documents if counted == "having" else tokens
+        noise = len(self.silos) * NOISE / (self.epsilon or 1.0)
+        return min(self.unit * (tokens + noise), len(self.silos) * MOST_UNIT * MOST_TOKENS)
 
 
 def posterior_means(noisy: Table, law: Geometric) -> FloatArray:
@@ -251,6 +314,23 @@ def cells_of(family: HashFamily, words: Sequence[str]) -> NDArray[np.int64]:
     named = Ids.of(list(words))
     cells: NDArray[np.int64] = family.of_vocabulary(named).cells[0][named.codes]
     return cells
+
+
+def _whole(number: object) -> int:
+    """A count: no truth, no fraction, no text, not negative, and of a size that arithmetic takes."""
+    if type(number) is not int or not 0 <= number <= MOST_SILOS * MOST_TOKENS:
+        raise ValueError("a count that is none")
+    return number
+
+
+def _name(text: object) -> str:
+    if not isinstance(text, str) or len(text) > LONGEST_NAME:
+        raise ValueError("a name that is none")
+    return text
+
+
+def _ascends(words: Sequence[str]) -> bool:
+    return all(before < after for before, after in pairwise(words))
 
 
 def _narrowed(table: Table) -> NDArray[Any]:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -34,9 +34,10 @@ from isthmus.service.learning import Prepare, answer_bytes, question_of
 from isthmus.service.pupil import Pupil, own_directions
 from isthmus.service.releases import Releases
 from isthmus.service.reliability import curves_of, save_curves, validation_curves
-from isthmus.service.scoring import Scorer
+from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.settings import NodeSettings, secret
+from isthmus.service.snapshot import Snapshot
 from isthmus.service.sources import load_all
 from isthmus.service.space import Space
 from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store, majority
@@ -88,11 +89,12 @@ class Node:
         told = settings.statistics
         self.family = family_of(secret(told.hash_key, "statistics.hash_key"), told.width)
         self.index = Index(folder / "index", self.store, encoder=settings.encoder, family=self.family)
-        self._share_kept()
         self._models = self._stamps()
         self._pupil: Pupil | None = None
         self.searcher = Searcher(settings.silo, self.index, self.store, self._scorer(), settings.depth)
         self.tokens = HitTokens(settings.silo, local_secret(folder / "feedback.key"))
+        self._sharing = threading.Lock()
+        self._share_kept()
         self._wake, self._stopped, self._read = threading.Event(), threading.Event(), threading.Event()
         self._again = threading.Event()
         self._indexed = threading.Condition()
@@ -276,24 +278,43 @@ class Node:
         return self.settings.folder / "shared.statistics"
 
     def _share_kept(self) -> None:
-        with suppress(ProtocolError):
-            if self._shared_file.exists():
-                self.index.share(self._checked(self._shared_file.read_bytes()))
+        """Score with the last sum again; one that cannot be used is set aside for the operator."""
+        file = self._shared_file
+        if not file.exists():
+            return
+        try:
+            self.index.share(self._checked(file.read_bytes()))
+        except ProtocolError as error:
+            aside = file.with_name(f"{file.name}.refused")
+            file.replace(aside)
+            _log.warning("%s was set aside as %s: %s; the broker brings another", file, aside.name, error)
 
     def share(self, data: bytes) -> str:
-        """Score with the sum of all silos' figures from now on; the version of it."""
-        figures = self._checked(data)
-        with replacing(self._shared_file) as stream:
-            stream.write(data)
-        self.index.share(figures)
+        """Score with the sum of all silos' figures from now on; the version of it.
+
+        One that is out of bounds, or that a search fails with, is a ProtocolError; the one before it stays.
+        """
+        with self._sharing:  # one is unpacked at a time
+            figures = self._checked(data)
+            with replacing(self._shared_file) as stream:
+                stream.write(data)
+            self.index.share(figures)
         return figures.version
 
     def _checked(self, data: bytes) -> Figures:
         figures = Figures.from_bytes(data)
-        figures.counts(TEXT, ["a"], self.family)  # refused now, and not at the next search
         if figures.documents < 1:
             raise ProtocolError("statistics of no documents")
+        figures.counts(TEXT, ["a"], self.family)  # under this silo's hash key, or refused in its own words
+        try_on_query(figures, self.family)
+        snapshot = replace(self.index.snapshot, shared=figures)
+        check_scores(snapshot, self._some_text(snapshot), self.searcher.scorer)
         return figures
+
+    def _some_text(self, snapshot: Snapshot) -> str:
+        """The beginning of a document that the silo has, as a query to try statistics on."""
+        names = [part.segment.ids[int(np.flatnonzero(part.kept)[0])] for part in snapshot.parts[:1]]
+        return " ".join(f"{text.title} {text.body[:200]}" for text in self.store.get(names).values())
 
     # learning with others
 

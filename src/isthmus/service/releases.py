@@ -24,6 +24,7 @@ from isthmus.service.index import Index
 from isthmus.service.settings import NodeSettings
 from isthmus.service.snapshot import Part
 from isthmus.service.statistics import etag
+from isthmus.tables.bundles import OWN
 from isthmus.tables.files import replacing
 
 _log = logging.getLogger("isthmus.service")
@@ -83,7 +84,7 @@ class Releases:
         """The release on disk; one that cannot be read is lost."""
         if self._kept is None and self._file.exists():
             try:
-                self._kept = Figures.from_bytes(self._file.read_bytes())
+                self._kept = Figures.from_bytes(self._file.read_bytes(), most=OWN)
             except ProtocolError as error:
                 _log.warning("%s cannot be read and is drawn and charged anew: %s", self._file, error)
         return self._kept

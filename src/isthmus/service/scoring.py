@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from isthmus.service.snapshot import Found, Snapshot
+from isthmus.errors import ProtocolError
+from isthmus.private.sketch import HashFamily
+from isthmus.service.encoding import NoQueries
+from isthmus.service.figures import TEXT, Figures, family_of, hashing_of
+from isthmus.service.segments import Text, build
+from isthmus.service.snapshot import Found, Part, Snapshot
 from isthmus.service.wire import Evidence
 from isthmus.tables.ids import FloatArray, Ids, IntArray
 
@@ -51,3 +56,30 @@ class Raw:
 def best_first(found: Found, scores: FloatArray) -> IntArray:
     """By score, ties by id, both descending."""
     return np.lexsort((-Ids.of(found.documents).codes, -scores))
+
+
+def check_scores(snapshot: Snapshot, query: str, scorer: Scorer | None = None) -> None:
+    """Search as anybody would; a ProtocolError unless every score and every feature is a finite number."""
+    try:
+        found = snapshot.find(query, 10)
+        values = [found.scores["bm25"], snapshot.features(found)]
+        if scorer is not None:
+            scored = scorer.score(snapshot, found)
+            values.append(scored.scores[scored.order])
+        usable = all(np.isfinite(each).all() for each in values)
+    except Exception as error:  # whatever it is, it would fail every search
+        raise ProtocolError("statistics that no query can be scored with") from error
+    if not usable:
+        raise ProtocolError("statistics that give scores which are not finite")
+
+
+def try_on_query(figures: Figures, family: HashFamily | None = None) -> None:
+    """Score one document with these statistics, before anybody relies on them; a ProtocolError if that fails.
+
+    Who adds up private statistics has no hash key: any key finds cells of a table of that width.
+    """
+    if figures.form == "private" and family is None:
+        family = family_of("", len(figures.tables[TEXT]))
+        figures = replace(figures, hashing=hashing_of(family))
+    segment = build("probe", [Text("probe", "moon", "moon tide", 1)], np.zeros((1, 0), dtype=np.float32))
+    check_scores(Snapshot((Part(segment),), NoQueries(), shared=figures, family=family), "moon tide sun")

@@ -9,17 +9,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 from isthmus.errors import IsthmusError, ProtocolError, Refused
-from isthmus.service.figures import Figures, summed
+from isthmus.service.figures import Figures
 from isthmus.service.lines import Reply
+from isthmus.service.scoring import try_on_query
 from isthmus.service.wire import STATISTICS_TYPE
 
 CALM, UNEASY, EAGER = 30.0, 5.0, 1.0
 """Seconds between two exchanges: while nothing changes, while a silo is missing, and after a change."""
 PATIENCE = 20.0
+TOLERANCE, SOME = 10, 1_000
+"""Statistics may be of so many times the documents that a silo answers with, and so many more: a release
+lags behind a collection from which much was removed."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -41,18 +46,27 @@ class Talks(Protocol):
 
 
 class Exchange:
-    """Figures by silo, their sum, and who holds it."""
+    """Statistics by silo, their sum, and who holds it.
 
-    def __init__(self, silos: Sequence[Talks]) -> None:
-        self._silos = silos
+    `documents` tells how many a silo says it has wherever else it says so; None where it has not yet. Whose
+    statistics cannot be used is in `problems`, with the reason, and costs the others nothing.
+    """
+
+    def __init__(
+        self, silos: Sequence[Talks], *, documents: Callable[[str], int | None] = lambda name: None
+    ) -> None:
+        self._silos, self._documents = silos, documents
         self._figures: dict[str, Figures] = {}
         self._tags: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+        self._kind: tuple[Any, ...] = ()
         self._total: bytes = b""
         self._holders: set[str] = set()
         self._sharing: set[str] = {silo.name for silo in silos}
         self._changed = False
         self.version = ""
         self.problem = ""
+        self.problems: dict[str, str] = {}
 
     async def run(self) -> None:
         """Exchange again and again."""
@@ -72,44 +86,82 @@ class Exchange:
         return "scored with other statistics than the rest"
 
     async def once(self) -> None:
-        """Collect, sum, hand back. Who does not take part is told of in the log, once a change."""
-        await asyncio.gather(*(self._collect(silo) for silo in self._silos))
+        """Collect, sum, hand back. What is wrong with whose statistics is in the log, once a change."""
+        unpacking = asyncio.Lock()  # one at a time, so that hostile ones do not add up
+        await asyncio.gather(*(self._collect(silo, unpacking) for silo in self._silos))
         if not any(figures.documents for figures in self._figures.values()):
+            self._note(self._refused, "")
             return  # no silo has anything yet
+        problem = ""
         try:
-            total = await asyncio.to_thread(self._sum)
-        except ProtocolError as error:
-            self._note(f"the silos' statistics do not add up: {error}")
-            return
-        if total.version != self.version:
-            self._total = await asyncio.to_thread(total.to_bytes)
-            self.version, self._changed = total.version, True
-            self._holders.clear()
-        await asyncio.gather(*(self._hand_out(silo) for silo in self._silos))
-        missing = sorted(self._sharing - self._holders)
-        self._note(f"without shared statistics: {', '.join(missing)}" if missing else "")
+            total, left_out = await asyncio.to_thread(self._sum)
+            if total.version != self.version:
+                self._total = await asyncio.to_thread(_packed, total)
+                self.version, self._kind, self._changed = total.version, total.kind, True
+                self._holders.clear()
+        except ProtocolError as error:  # the sum before it stays
+            problem, left_out = f"the silos' statistics do not add up: {error}", {}
+        if self._total:
+            await asyncio.gather(*(self._hand_out(silo) for silo in self._silos))
+            if missing := sorted(self._sharing - self._holders):
+                problem = problem or f"without shared statistics: {', '.join(missing)}"
+        self._note({**left_out, **self._refused}, problem)
 
-    def _sum(self) -> Figures:
-        return summed(self._figures[name] for name in sorted(self._figures))
+    def _sum(self) -> tuple[Figures, dict[str, str]]:
+        """The sum, and whose statistics are not in it and why.
 
-    async def _collect(self, silo: Talks) -> None:
+        Whoever has fewest terms comes first: one with more than a sum can take leaves itself out.
+        """
+        kind = self._prevailing()
+        total: Figures | None = None
+        left_out: dict[str, str] = {}
+        for name in sorted(self._figures, key=lambda name: (len(self._figures[name].words), name)):
+            figures, stated = self._figures[name], self._documents(name)
+            if figures.kind != kind:
+                left_out[name] = "of another form, hash key or tables than most silos'"
+            elif stated is not None and figures.documents > TOLERANCE * stated + SOME:
+                left_out[name] = f"of {figures.documents:,} documents, where its answers are of {stated:,}"
+            else:
+                try:
+                    total = figures if total is None else _checked_sum(total, figures)
+                except ProtocolError as error:
+                    left_out[name] = str(error)
+        if total is None:
+            raise ProtocolError("none of them can be used")
+        return replace(total, silos=tuple(sorted(total.silos)), about={}), left_out
+
+    def _prevailing(self) -> tuple[Any, ...]:
+        """The kind that most silos have; of several such, that of the sum before."""
+        kinds = [figures.kind for figures in self._figures.values() if figures.documents]
+        most = max(map(kinds.count, kinds))
+        common = [kind for kind in kinds if kinds.count(kind) == most]
+        if self._kind in common:
+            return self._kind
+        if any(kind != common[0] for kind in common):
+            raise ProtocolError("they are of different forms, hash keys or tables")
+        return common[0]
+
+    async def _collect(self, silo: Talks, unpacking: asyncio.Lock) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
                 reply = await silo.ask("GET", "/statistics", unless=self._tags.get(silo.name, ""))
             if reply.status in (401, 403, 404):  # it does not share, which is its right
                 self._sharing.discard(silo.name)
-                self._figures.pop(silo.name, None)
-                self._tags.pop(silo.name, None)
+                for known in (self._figures, self._tags, self._refused):
+                    known.pop(silo.name, None)
                 return
             if reply.status != 200:
                 return
-            figures = await asyncio.to_thread(Figures.from_bytes, reply.body)
+            async with unpacking:
+                figures = await asyncio.to_thread(Figures.from_bytes, reply.body)
             if figures.silos != (silo.name,):
                 raise ProtocolError("statistics of another silo")
-        except (TimeoutError, OSError, IsthmusError) as error:
-            if isinstance(error, (ProtocolError, Refused)):
-                self._note(f"{silo.name}: {error}")
+        except (ProtocolError, Refused) as error:  # the last good ones still count
+            self._refused[silo.name] = str(error)
             return
+        except (TimeoutError, OSError, IsthmusError):
+            return
+        self._refused.pop(silo.name, None)
         self._figures[silo.name], self._tags[silo.name] = figures, etag(reply.body)
         self._sharing.add(silo.name)
 
@@ -124,7 +176,26 @@ class Exchange:
         if reply.status in (200, 204):
             self._holders.add(silo.name)
 
-    def _note(self, problem: str) -> None:
-        if problem and problem != self.problem:
+    def _note(self, problems: Mapping[str, str], problem: str) -> None:
+        """What is wrong now, by silo and with all; the log hears what is new."""
+        for name, why in problems.items():
+            if self.problems.get(name) != why:
+                _log.warning("the statistics of %s are left out of the sum: %s", name, why)
+        if problem and not self.problem.endswith(problem):
             _log.warning("%s", problem)
-        self.problem = problem
+        self.problems = dict(problems)
+        told = [f"the statistics of {name} are left out: {why}" for name, why in sorted(problems.items())]
+        self.problem = "; ".join([*told, problem] if problem else told)
+
+
+def _checked_sum(total: Figures, figures: Figures) -> Figures:
+    both = total + figures
+    both.check()
+    return both
+
+
+def _packed(total: Figures) -> bytes:
+    """The sum for the wire, read back and tried as its readers will."""
+    content = total.to_bytes()
+    try_on_query(Figures.from_bytes(content))
+    return content

@@ -23,11 +23,18 @@ from numpy.typing import NDArray
 
 from isthmus.errors import DataError
 from isthmus.tables.files import replacing
+from isthmus.tables.unpacking import PLAIN, Declared, Unpacker, check_directory, read_declared
 
 _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError),
     *(NotImplementedError, RuntimeError, MemoryError),  # what a zip or an array may claim and nobody can do
 )
+
+
+OWN = 1 << 40
+"""Bytes for a kind that is only ever read by who wrote it: its collection may have any size."""
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_KINDS = PLAIN + "U"
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class Bundle:
 
     noun: ClassVar[str] = "model"
     version: ClassVar[int] = 1
+    most: ClassVar[int] = 1 << 30
+    """Bytes that a file of this kind may unpack to."""
 
     header: Mapping[str, Any]
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -67,30 +76,51 @@ class Bundle:
     def read(cls, path: str | PathLike[str] | io.BytesIO, *, most: int | None = None) -> Self:
         """Read a file back; anything that is not such a model of the known version is a DataError.
 
-        What comes from elsewhere is given as a stream, and `most` bytes is what it may unpack to.
+        What comes from elsewhere is a stream. All of it unpacks to `most` bytes, by default those of its
+        kind, and what it declares is checked before it is allocated.
         """
         file = "the message" if isinstance(path, io.BytesIO) else fspath(path)
         try:
-            parts = _unpacked(path, most)
-            header = json.loads(parts.pop("header.json"))
-            cls._check_header(header, file)
-            arrays = {
-                name.removesuffix(".npy"): np.lib.format.read_array(io.BytesIO(part), allow_pickle=False)
-                for name, part in parts.items()
-                if name.endswith(".npy")
-            }
-            texts = {name: part.decode() for name, part in parts.items() if not name.endswith(".npy")}
+            with open(path, "rb") if not isinstance(path, io.BytesIO) else path as stream:
+                return cls._unpacked(stream, Unpacker(cls.most if most is None else most), file)
         except OSError as error:
             raise DataError(
                 f"cannot be read: {error.strerror or error}", file=file, cure="check the path"
             ) from error
         except _DAMAGED as error:
-            if isinstance(error, DataError):
+            if isinstance(error, DataError) and error.file is not None:
                 raise
             raise DataError(
                 f"is not a saved {cls.noun}", file=file, text=str(error), cure="train or copy it again"
             ) from error
+
+    @classmethod
+    def _unpacked(cls, stream: IO[bytes], unpacker: Unpacker, file: str) -> Self:
+        if unpacker.most < zipfile.ZIP64_LIMIT:
+            check_directory(stream)
+        with zipfile.ZipFile(stream) as bundle:
+            entries = {entry.filename: entry for entry in bundle.infolist()}
+            if any(entry.compress_type not in _METHODS for entry in entries.values()):
+                raise DataError("is packed in a way that nobody here packs")
+            header = unpacker.json(_whole(bundle, entries.pop("header.json"), unpacker))
+            cls._check_header(header, file)
+            files = {name: entry for name, entry in entries.items() if name.endswith(".npy")}
+            declared = {name.removesuffix(".npy"): _declared(bundle, files[name]) for name in files}
+            cls.check(header, declared)
+            arrays = {name: _array(bundle, files[f"{name}.npy"], unpacker) for name in declared}
+            texts = {
+                name: _whole(bundle, entry, unpacker).decode()
+                for name, entry in entries.items()
+                if name not in files
+            }
         return cls(header, arrays, texts)
+
+    @classmethod
+    def check(cls, header: Mapping[str, Any], declared: Mapping[str, Declared]) -> None:
+        """Raise a DataError or a ValueError where the arrays are not what a reader of this kind expects.
+
+        Nothing of them has been read yet.
+        """
 
     @classmethod
     def _check_header(cls, header: Any, file: str) -> None:
@@ -104,11 +134,19 @@ class Bundle:
             )
 
 
-def _unpacked(path: str | PathLike[str] | io.BytesIO, most: int | None) -> dict[str, bytes]:
-    with zipfile.ZipFile(path) as bundle:
-        if most is not None and sum(entry.file_size for entry in bundle.infolist()) > most:
-            raise DataError(f"unpacks to more than {most:,} bytes")
-        return {name: bundle.read(name) for name in bundle.namelist()}
+def _whole(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, unpacker: Unpacker) -> bytes:
+    with bundle.open(entry) as stream:
+        return unpacker.whole(stream, entry.file_size)
+
+
+def _declared(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Declared:
+    with bundle.open(entry) as stream:
+        return read_declared(stream, entry.file_size, kinds=_KINDS)
+
+
+def _array(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, unpacker: Unpacker) -> NDArray[Any]:
+    with bundle.open(entry) as stream:
+        return unpacker.array(stream, entry.file_size, kinds=_KINDS)
 
 
 def _add(bundle: zipfile.ZipFile, name: str, content: bytes) -> None:

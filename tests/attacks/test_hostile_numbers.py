@@ -1,0 +1,314 @@
+"""One silo, or one broker, whose statistics are absurd: it is left out by name, and the rest goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import zipfile
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from isthmus.errors import ProtocolError
+from isthmus.service import statistics
+from isthmus.service.figures import (
+    FIELD_TABLES,
+    MOST_DOCUMENTS,
+    MOST_TERMS,
+    TEXT,
+    Figures,
+    family_of,
+)
+from isthmus.service.lines import Reply
+from isthmus.service.node import Node
+from isthmus.service.settings import Encoder, NodeSettings, SharedStatistics, Source
+from isthmus.service.statistics import Exchange, etag
+from isthmus.service.wire import STATISTICS_TYPE, Search
+
+HUGE = 10**400
+
+
+def honest(silo, *, documents=10, fields=False):
+    names = (TEXT, *FIELD_TABLES) if fields else (TEXT,)
+    tables = {name: np.array([3, 4], dtype=np.int64) for name in names}
+    return Figures("exact", (silo,), documents, {"title": 20, "body": 40}, tables, ("moon", "tide"))
+
+
+def forged(figures, *, arrays=None, texts=None, **header):
+    """The same statistics with some of their numbers replaced, whatever they are."""
+    with zipfile.ZipFile(io.BytesIO(figures.to_bytes())) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    told = json.loads(parts["header.json"]) | header
+    parts["header.json"] = json.dumps(told).encode()
+    for name, array in (arrays or {}).items():
+        content = io.BytesIO()
+        np.lib.format.write_array(content, np.asarray(array), allow_pickle=False)
+        parts[f"{name}.npy"] = content.getvalue()
+    parts |= {name: text.encode() for name, text in (texts or {}).items()}
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+NUMBERS = {
+    "beyond any float": HUGE,
+    "not a number": float("nan"),
+    "endless": float("inf"),
+    "negative": -1,
+    "beyond 64 bits": 2**63,
+    "a fraction": 1.5,
+    "a text": "7",
+    "a truth": True,
+    "a list": [1],
+    "nothing": None,
+    "plausible, but too many": 10**15,
+}
+FORGED = {
+    **{f"documents: {what}": {"documents": number} for what, number in NUMBERS.items()},
+    **{
+        f"lengths.body: {what}": {"lengths": {"title": 20, "body": number}}
+        for what, number in NUMBERS.items()
+    },
+    **{f"unit: {what}": {"unit": number} for what, number in NUMBERS.items()},
+    "no lengths": {"lengths": {}},
+    "lengths of other fields": {"lengths": {"abstract": 40}},
+    "lengths that are a list": {"lengths": [20, 40]},
+    "fewer terms than documents with them": {"lengths": {"title": 0, "body": 1}},
+    "thousands of silos": {"silos": [f"silo {number}" for number in range(5_000)]},
+    "silos that are a number": {"silos": 7},
+    "a hashing of any length": {"hashing": "x" * 10_000},
+    "epsilon that is a text": {"epsilon": "1"},
+    "epsilon that is none": {"epsilon": float("nan")},
+    "more documents with a term than documents": {"arrays": {TEXT: [11, 4]}},
+    "huge document frequencies": {"arrays": {TEXT: [2**62, 2**62]}},
+    "negative document frequencies": {"arrays": {TEXT: [-3, 4]}},
+    "frequencies that are fractions": {"arrays": {TEXT: [0.5, 4.0]}},
+    "frequencies that are not numbers": {"arrays": {TEXT: [float("nan"), 4.0]}},
+    "frequencies that are truths": {"arrays": {TEXT: [True, False]}},
+    "frequencies in two dimensions": {"arrays": {TEXT: [[3, 4]]}},
+    "tables nobody knows": {"arrays": {"other.having": [3, 4]}},
+    "half of the field tables": {"arrays": {"title.having": [3, 4]}},
+    "terms out of order": {"texts": {"words": "tide\nmoon"}},
+    "a term twice": {"texts": {"words": "moon\nmoon"}},
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_statistics_with_an_impossible_number_are_refused(what):
+    header = dict(FORGED[what])
+    content = forged(
+        honest("west"), arrays=header.pop("arrays", None), texts=header.pop("texts", None), **header
+    )
+    with pytest.raises(ProtocolError):
+        Figures.from_bytes(content)
+
+
+def test_private_statistics_are_bounded_by_their_own_length_and_noise():
+    family = family_of("key", 64)
+    private = honest("west").noised(family, 1.0)
+    assert Figures.from_bytes(private.to_bytes()).version == private.version
+    for cells in (np.full(64, 2**60), np.full(64, -5), np.full(64, 16 * 10**6)):
+        with pytest.raises(ProtocolError):
+            Figures.from_bytes(forged(private, arrays={TEXT: cells}))
+    for epsilon in (0, -1.0, HUGE, None):
+        with pytest.raises(ProtocolError):
+            Figures.from_bytes(forged(private, epsilon=epsilon))
+
+
+class Talker:
+    """A silo at the other end: what it gives, and what it was handed."""
+
+    def __init__(self, name, gives):
+        self.name, self.gives, self.sums = name, gives, []
+
+    async def ask(self, method, path, body=b"", kind="", *, unless=""):
+        if method == "PUT":
+            self.sums.append(Figures.from_bytes(body))
+            return Reply(204, "", b"")
+        content = self.gives if isinstance(self.gives, bytes) else self.gives.to_bytes()
+        status = 304 if unless == etag(content) else 200
+        return Reply(status, STATISTICS_TYPE, b"" if status == 304 else content)
+
+
+def exchanged(*silos, times=2, **options):
+    exchange = Exchange(silos, **options)
+
+    async def work():
+        for _ in range(times):
+            await exchange.once()
+
+    asyncio.run(work())
+    return exchange
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        {"lengths": {"title": 20, "body": HUGE}},
+        {"documents": 10**15},
+        {"arrays": {TEXT: [2**62, 1]}},
+        {"lengths": {}},
+    ],
+    ids=lambda forgery: next(iter(forgery)),
+)
+def test_a_hostile_silo_is_left_out_by_name_and_the_rest_goes_on(forgery, caplog):
+    east, north = Talker("east", honest("east")), Talker("north", honest("north"))
+    header = dict(forgery)
+    west = Talker("west", forged(honest("west"), arrays=header.pop("arrays", None), **header))
+    with caplog.at_level(logging.WARNING, "isthmus.service"):
+        exchange = exchanged(east, north, west)
+    for silo in (east, north):
+        assert silo.sums[-1].silos == ("east", "north")
+        assert silo.sums[-1].documents == 20
+    assert set(exchange.problems) == {"west"}
+    assert "west" in exchange.problem
+    assert "west" in caplog.text
+
+
+def test_the_last_good_statistics_of_a_silo_that_turns_hostile_still_count():
+    east, west = Talker("east", honest("east")), Talker("west", honest("west"))
+    exchange = Exchange([east, west])
+
+    async def work():
+        await exchange.once()
+        west.gives = forged(honest("west"), documents=HUGE)
+        await exchange.once()
+
+    asyncio.run(work())
+    assert [total.documents for total in east.sums] == [20]
+    assert set(exchange.problems) == {"west"}
+
+
+def test_a_silo_of_another_form_does_not_stop_the_others():
+    east, north = Talker("east", honest("east", fields=True)), Talker("north", honest("north", fields=True))
+    west = Talker("west", honest("west"))  # without the tables that the others have
+    exchange = exchanged(west, east, north)
+    assert east.sums[-1].silos == ("east", "north")
+    assert set(exchange.problems) == {"west"}
+
+
+def test_statistics_of_far_more_documents_than_the_silo_says_elsewhere_are_left_out():
+    east = Talker("east", honest("east"))
+    west = Talker("west", honest("west", documents=MOST_DOCUMENTS))
+    stated = {"east": 10, "west": 12}
+    exchange = exchanged(east, west, documents=stated.get)
+    assert east.sums[-1].silos == ("east",)
+    assert set(exchange.problems) == {"west"}
+
+
+def test_a_silo_with_terms_for_all_does_not_push_others_out_of_the_sum(monkeypatch):
+    monkeypatch.setattr("isthmus.service.figures.MOST_TERMS", 4)
+    words = tuple("abcd")
+    many = replace(honest("a"), tables={TEXT: np.ones(4, np.int64)}, words=words)
+    east = Talker("east", honest("east"))
+    north = Talker(
+        "north", replace(honest("north"), words=("sun", "tide", "wave"), tables={TEXT: np.ones(3, np.int64)})
+    )
+    other = Talker(
+        "other", replace(honest("other"), words=tuple("efgh"), tables={TEXT: np.ones(4, np.int64)})
+    )
+    exchange = exchanged(Talker("a", many), other, east, north)
+    assert {"east", "north"} <= set(east.sums[-1].silos)
+    assert set(exchange.problems) == {"other"}
+    assert MOST_TERMS > 10**6
+
+
+def test_a_sum_that_fails_on_a_query_does_not_replace_the_old_one(monkeypatch):
+    east = Talker("east", honest("east"))
+    exchange = Exchange([east])
+
+    def fails(figures, family=None):
+        raise ProtocolError("statistics that no query can be scored with")
+
+    async def work():
+        await exchange.once()
+        east.gives = honest("east", documents=12)
+        with monkeypatch.context() as patch:
+            patch.setattr(statistics, "try_on_query", fails)
+            await exchange.once()
+            assert exchange.version == east.sums[0].version
+            assert len(east.sums) == 1
+            assert "no query" in exchange.problem
+        await exchange.once()
+
+    asyncio.run(work())
+    assert [total.documents for total in east.sums] == [10, 12]
+
+
+# the node
+
+
+@pytest.fixture
+def settings(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    rows = [{"_id": f"d{at}", "title": f"tide {at}", "text": "the moon and the tide " * 3} for at in range(8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return NodeSettings(
+        silo="north",
+        folder=tmp_path / "north",
+        sources=(Source("beir", path),),
+        encoder=Encoder("lsa", dimensions=4),
+        statistics=SharedStatistics(width=64),
+    )
+
+
+@contextmanager
+def opened(settings):
+    with Node(settings).offline() as node:
+        node.read_sources()
+        node.index.catch_up()
+        yield node
+
+
+def scores(node):
+    hits = node.searcher.search(Search(query="moon tide", k=5), snippets=False).hits
+    assert hits
+    return [hit.score for hit in hits]
+
+
+@pytest.mark.parametrize(
+    "what", ["lengths.body: beyond any float", "huge document frequencies", "no lengths"]
+)
+def test_a_node_keeps_the_old_sum_when_the_broker_sends_an_impossible_one(settings, what):
+    header = dict(FORGED[what])
+    hostile = forged(honest("west"), arrays=header.pop("arrays", None), **header)
+    with opened(settings) as node:
+        version = node.share(honest("west").to_bytes())
+        before = scores(node)
+        with pytest.raises(ProtocolError):
+            node.share(hostile)
+        assert scores(node) == before
+    with opened(settings) as node:  # and after a restart
+        assert scores(node) == before
+        assert node.ready().statistics == version
+
+
+def test_a_bad_sum_on_disk_is_set_aside_at_the_start(settings, caplog):
+    with opened(settings) as node:
+        alone = scores(node)
+    kept = settings.folder / "shared.statistics"
+    kept.write_bytes(forged(honest("west"), lengths={"title": 20, "body": HUGE}))
+    with caplog.at_level(logging.WARNING, "isthmus.service"), opened(settings) as node:
+        assert scores(node) == alone
+        assert node.ready().statistics == ""
+    assert "shared.statistics" in caplog.text
+    assert not kept.exists()
+    assert kept.with_name("shared.statistics.refused").exists()
+
+
+def test_a_sum_that_fails_a_nodes_own_search_does_not_replace_the_old_one(settings, monkeypatch):
+    with opened(settings) as node:
+        version = node.share(honest("west").to_bytes())
+        before = scores(node)
+        with monkeypatch.context() as patch:
+            patch.setattr(Figures, "average_length", property(lambda self: float("nan")))
+            with pytest.raises(ProtocolError):
+                node.share(honest("west", documents=12).to_bytes())
+        assert scores(node) == before
+        assert node.ready().statistics == version
