@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from benchmarks._rows import limited
-from isthmus.service import certificates, security
+from isthmus.service import certificates, connections
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.certificates import Authority, server_name
@@ -104,7 +104,7 @@ def _stand_in(silo: str) -> Any:
 def _nodes(pipe: Connection, keys: Path) -> None:
     async def serve() -> None:
         servers = [
-            security.server(_stand_in(name), port=0, tls=certificates.files(keys / name), mutual=True)
+            connections.server(_stand_in(name), port=0, tls=certificates.files(keys / name), mutual=True)
             for name in SILOS
         ]
         await _until_told(servers, pipe, lambda ports: dict(zip(SILOS, ports, strict=True)))
@@ -120,7 +120,7 @@ def _broker(pipe: Connection, keys: Path, ports: dict[str, int]) -> None:
         share_statistics=False,
         limits=Limits(per_second=1e6, burst=1_000_000),
     )
-    server = security.server(broker_app(Broker(settings)), port=0)
+    server = connections.server(broker_app(Broker(settings)), port=0)
     loop = server.config.get_loop_factory()
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(_until_told([server], pipe, lambda ports: ports[0]))

@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import contextmanager
 
-from isthmus.service import security
+from isthmus.service import connections
 
 
 def hit(silo, number, probability, **more):
@@ -71,8 +71,8 @@ class StandIn:
 class Loop:
     """An event loop in a thread, with servers in it."""
 
-    def __init__(self):
-        self.loop = asyncio.new_event_loop()
+    def __init__(self, new_loop=asyncio.new_event_loop):
+        self.loop = new_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         self.servers = []
@@ -82,7 +82,7 @@ class Loop:
 
     def serve(self, app, *, port=0, lifespan="off", **options):
         """Start a server; returns it, with `.port`."""
-        server = security.server(app, port=port, **options)
+        server = connections.server(app, port=port, **options)
         server.config.lifespan = lifespan
         server.capture_signals = _nothing  # signals belong to the main thread
         done = asyncio.run_coroutine_threadsafe(server.serve(), self.loop)

@@ -22,6 +22,7 @@ from isthmus.private.messages import Enquiry
 from isthmus.private.store import SiloFolder
 from isthmus.rankers import Linear
 from isthmus.service.certificates import Authority, client_context, server_name
+from isthmus.service.connections import server
 from isthmus.service.export import export_judgements
 from isthmus.service.figures import Figures, summed
 from isthmus.service.limits import message_header
@@ -30,7 +31,7 @@ from isthmus.service.node_api import node_app
 from isthmus.service.reliability import reliability_curve, save_curves
 from isthmus.service.running import node_config, supernode
 from isthmus.service.searching import FEATURES, snippet
-from isthmus.service.security import ApiKeys, server
+from isthmus.service.security import ApiKeys
 from isthmus.service.settings import (
     Encoder,
     Limits,

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from isthmus.errors import ConfigError, DataError, Refused
-from isthmus.service import certificates, security
+from isthmus.service import certificates, connections, security
 from isthmus.service.certificates import Authority
 from isthmus.service.security import ApiKeys, Caller, Gate, Once
 
@@ -52,7 +52,7 @@ GATE = Gate(peers={"broker": "policy"})
 @contextmanager
 def running(app, **options):
     """The app on a loopback port of its own."""
-    server = security.server(app, port=0, **options)
+    server = connections.server(app, port=0, **options)
     server.config.lifespan = "off"
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()

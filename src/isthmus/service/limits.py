@@ -15,9 +15,12 @@ import logging
 import math
 import re
 import secrets
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -28,12 +31,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.errors import Refused, ServiceError
-from isthmus.service.security import PEER, Caller, Gate, Once
+from isthmus.service.security import CONNECTION, PEER, Caller, Gate, Once, WrongKey
 from isthmus.service.settings import Limits
 from isthmus.service.wire import PROBLEM_TYPE
 
 CALLER, NOTE = "isthmus.caller", "isthmus.note"
 """Where in a scope the caller is, and a dict whose entries go into the access log."""
+WRONG_KEY = "isthmus.wrong_key"
+"""Where in a scope a function is that counts a wrong key, and raises once there were too many."""
+GONE = "isthmus.gone"
+"""Where in a scope a `threading.Event` is that is set when the caller no longer waits."""
 MESSAGE = "isthmus-message"
 """The header that makes a message between broker and node unique: `seconds since 1970` `nonce`."""
 POLICY = (
@@ -50,6 +57,12 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
 )
 BODY_SECONDS, REQUEST_SECONDS = 10.0, 90.0
+ABANDONED = 499
+"""The status in the log of a request that nobody waited for; nginx has it so."""
+STRANGERS_BODY = 16 << 10
+"""Bytes of a body from somebody without a key: one, to sign in."""
+OPEN_COST = 0.2
+"""What a request for a path without a key takes from a bucket: a page comes as a dozen files."""
 ADDRESSES = 10_000
 """Callers whose buckets are remembered."""
 
@@ -130,6 +143,35 @@ class Buckets:
         return 0.0 if allowed else (cost - tokens) / self.per_second
 
 
+class Bodies:
+    """Bodies that are awaited. When there are too many, who has kept us waiting longest is sent away."""
+
+    def __init__(self, most: int, each: int) -> None:
+        self._most, self._each = most, each
+        self._all: dict[asyncio.Timeout, str] = {}
+
+    @asynccontextmanager
+    async def awaited(self, sender: str) -> AsyncIterator[None]:
+        """While a body comes; a Problem if it takes too long."""
+        try:
+            async with asyncio.timeout(BODY_SECONDS) as until:
+                self._make_room(sender)
+                self._all[until] = sender
+                try:
+                    yield
+                finally:
+                    self._all.pop(until, None)
+        except TimeoutError:
+            raise Problem(408, "the body came too slowly", Connection="close") from None
+
+    def _make_room(self, sender: str) -> None:
+        own = [until for until, name in self._all.items() if name == sender]
+        longest = own[0] if len(own) >= self._each else next(iter(self._all), None)
+        if longest is not None and (len(own) >= self._each or len(self._all) >= self._most):
+            del self._all[longest]
+            longest.reschedule(asyncio.get_running_loop().time())
+
+
 def too_deep(body: bytes, limit: int) -> bool:
     """Whether JSON nests deeper than the limit; brackets in strings do not count."""
     depth = 0
@@ -178,12 +220,14 @@ class Surface:
     """What of an app is reached how.
 
     `open` paths need no key (one that ends in `/` opens all below it); on `large` ones a known peer may send
-    bodies of the operator's size; `hosts` are the names under which the app may be called, which stops a page
-    elsewhere that rebinds its own name to our address.
+    bodies of the operator's size; `abandoned` ones are cancelled when the caller goes away; `hosts` are the
+    names under which the app may be called, which stops a page elsewhere that rebinds its own name to our
+    address.
     """
 
     open: tuple[str, ...] = ()
     large: tuple[str, ...] = ()
+    abandoned: tuple[str, ...] = ()
     hosts: Collection[str] | None = None
 
     def is_open(self, path: str) -> bool:
@@ -214,7 +258,9 @@ class Protect:
         self._observe = observe
         self._rates = Buckets(limits.per_second, limits.burst)
         self._failures = Buckets(0.2, 20)
-        self._running = 0
+        self._running, self._strangers = 0, 0
+        self._bodies = Bodies(limits.concurrent, max(1, limits.concurrent // 2))
+        self._strangers_bodies = Bodies(limits.strangers, max(1, limits.strangers // 4))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let one request through, or tell why not."""
@@ -223,36 +269,67 @@ class Protect:
                 await self.app(scope, receive, send)
             return
         exchange = _Exchange(scope, send, secrets.token_hex(8))
-        scope[NOTE] = exchange.note
-        self._running += 1
+        scope[NOTE], scope[GONE] = exchange.note, threading.Event()
+        scope[WRONG_KEY] = partial(self._wrong_key, scope)
         try:
             await self._guarded(exchange, receive)
         except Exception as error:
             await self._failed(exchange, receive, error)
         finally:
-            self._running -= 1
             self._finished(exchange)
 
     async def _guarded(self, exchange: _Exchange, receive: Receive) -> None:
         scope = exchange.scope
-        if self._running > self.limits.concurrent:
-            raise Problem(503, "too many requests at once", Retry_After="1")
         self._check_host(scope)
-        caller = self._caller(exchange)
+        caller = self._caller(scope)
         exchange.caller, scope[CALLER] = caller.name, caller
-        known = caller.name if caller is not self.gate.strangers else f"anonymous {_address(scope)}"
-        if wait := self._rates.wait(known):
-            raise Problem(429, "more requests than this caller may make", Retry_After=str(math.ceil(wait)))
-        large = caller.policy is not None and scope["path"] in self.surface.large
-        most = self.limits.operator_body_bytes if large else self.limits.body_bytes
-        body = await _body(scope, receive, most)
+        stranger = caller is self.gate.strangers
+        name = f"anonymous {_address(scope)}" if stranger else caller.name
+        self._check_rate(name, OPEN_COST if self.surface.is_open(scope["path"]) else 1.0)
+        if not stranger and (connection := scope.get(CONNECTION)) is not None:
+            connection.known = True
+        unknown = stranger and not caller.scopes
+        bodies = self._strangers_bodies if unknown else self._bodies
+        async with bodies.awaited(name):
+            body = await _body(scope, receive, self._most_bytes(scope, caller, unknown=unknown))
         if body:
             self._check_body(scope, body)
         if self.once is not None and caller.policy is not None and scope["method"] not in ("GET", "HEAD"):
             _check_fresh(self.once, caller.name, scope)
+        with self._slot(unknown=unknown):
+            await self._run(exchange, body, receive)
+
+    def _most_bytes(self, scope: Scope, caller: Caller[Any], *, unknown: bool) -> int:
+        if unknown:
+            return min(STRANGERS_BODY, self.limits.body_bytes)
+        large = caller.policy is not None and scope["path"] in self.surface.large
+        return self.limits.operator_body_bytes if large else self.limits.body_bytes
+
+    @contextmanager
+    def _slot(self, *, unknown: bool) -> Iterator[None]:
+        """Room for one more request; strangers have room of their own, so that they take nobody else's."""
+        if unknown:
+            running, most = self._strangers, self.limits.strangers
+        else:
+            running, most = self._running, self.limits.concurrent
+        if running >= most:
+            raise Problem(503, "too many requests at once", Retry_After="1")
+        self._running, self._strangers = self._running + (not unknown), self._strangers + unknown
+        try:
+            yield
+        finally:
+            self._running, self._strangers = self._running - (not unknown), self._strangers - unknown
+
+    async def _run(self, exchange: _Exchange, body: bytes, receive: Receive) -> None:
+        """The app, as long as it may take and the caller waits."""
+        scope = exchange.scope
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                await self.app(scope, _again(body, receive), exchange.answer)
+                work = self.app(scope, _again(body, receive), exchange.answer)
+                if scope["path"] in self.surface.abandoned:
+                    await _while_awaited(work, receive, exchange)
+                else:
+                    await work
         except TimeoutError:
             raise Problem(504, "the answer took too long") from None
 
@@ -264,24 +341,33 @@ class Protect:
         if name not in self.surface.hosts:
             raise Problem(421, "this server does not go by that name")
 
-    def _caller(self, exchange: _Exchange) -> Caller[Any]:
-        scope = exchange.scope
-        if self.surface.is_open(scope["path"]):
-            return self.gate.strangers
+    def _check_rate(self, name: str, cost: float = 1.0) -> None:
+        if wait := self._rates.wait(name, cost):
+            raise Problem(429, "more requests than this caller may make", Retry_After=str(math.ceil(wait)))
+
+    def _caller(self, scope: Scope) -> Caller[Any]:
         try:
             return self.gate.caller(scope)
         except Refused as refused:
-            if self._failures.wait(_address(scope)):
-                raise Problem(429, "too many wrong keys from this address", Retry_After="5") from None
+            if self.surface.is_open(scope["path"]):
+                return self.gate.strangers
             if PEER in scope.get("extensions", {}):
                 raise Problem(403, str(refused)) from None
+            if isinstance(refused, WrongKey):
+                self._wrong_key(scope)
+            else:
+                self._check_rate(f"anonymous {_address(scope)}")
             raise Problem(401, str(refused), WWW_Authenticate='Bearer realm="isthmus"') from None
+
+    def _wrong_key(self, scope: Scope) -> None:
+        if self._failures.wait(_address(scope)):
+            raise Problem(429, "too many wrong keys from this address", Retry_After="5") from None
 
     def _check_body(self, scope: Scope, body: bytes) -> None:
         kind = _header(scope, b"content-type").partition(";")[0].strip().lower()
         if not kind.startswith("application/"):  # a form on somebody else's page cannot send this type
             raise Problem(415, "send application/json")
-        if kind == "application/json" and too_deep(body, self.limits.depth):
+        if kind.endswith("json") and too_deep(body, self.limits.depth):
             raise Problem(400, f"the body nests deeper than {self.limits.depth}")
 
     async def _failed(self, exchange: _Exchange, receive: Receive, error: Exception) -> None:
@@ -315,25 +401,39 @@ class Protect:
 
 
 async def _body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    said = _header(scope, b"content-length")
-    if said.isdigit() and int(said) > limit:
+    length = _header(scope, b"content-length")
+    if length.isdigit() and int(length) > limit:
         raise Problem(413, f"the body may have {limit} bytes", Connection="close")
     parts: list[bytes] = []
     size, more = 0, True
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Problem(400, "the connection ended before the body did")
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                more = message.get("more_body", False)
-                if size > limit:
-                    raise Problem(413, f"the body may have {limit} bytes", Connection="close")
-    except TimeoutError:
-        raise Problem(408, "the body came too slowly", Connection="close") from None
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Problem(400, "the connection ended before the body did")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        more = message.get("more_body", False)
+        if size > limit:
+            raise Problem(413, f"the body may have {limit} bytes", Connection="close")
     return b"".join(parts)
+
+
+async def _while_awaited(work: Awaitable[None], receive: Receive, exchange: _Exchange) -> None:
+    """Run the app until it has answered or nobody waits for the answer any more."""
+    running = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(receive())  # after the body, all that can come is the end
+    try:
+        await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
+        else:
+            exchange.status = ABANDONED
+    finally:
+        exchange.scope[GONE].set()
+        for task in (running, gone):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -19,14 +19,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import uvicorn
-
 from isthmus.errors import ConfigError, ServiceError
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
+from isthmus.service.connections import Server, server
 from isthmus.service.node import Node, alone
 from isthmus.service.node_api import node_app
-from isthmus.service.security import server
 from isthmus.service.settings import LOOPBACK, BrokerSettings, NodeSettings, SuperNode
 
 PATIENCE = 10.0
@@ -59,6 +57,7 @@ def log_to_stderr(*, access: bool = True) -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [out], False
         logger.setLevel(logging.INFO if access or name != "isthmus.access" else logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line for every stranger's garbage
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what a file lacks is told once, by us
 
 
@@ -91,9 +90,14 @@ def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda 
         held.enter_context(alone(settings.folder))
         node = held.enter_context(Node(settings))
         signal.signal(signal.SIGUSR1, lambda number, frame: node.read_again())
-        mutual = settings.tls is not None
-        app = node_app(node)
-        serving = server(app, host=settings.host, port=settings.port, tls=settings.tls, mutual=mutual)
+        serving = server(
+            node_app(node),
+            host=settings.host,
+            port=settings.port,
+            tls=settings.tls,
+            mutual=settings.tls is not None,
+            limits=settings.limits,
+        )
         _serve(serving, settings.host, started)
 
 
@@ -104,10 +108,11 @@ def run_broker(settings: BrokerSettings, *, started: Callable[[str], None] = lam
         raise ConfigError("https = true needs [tls]", key="tls", expected="certificate, key and authority")
     tls = settings.tls if settings.https else None
     app = broker_app(Broker(settings))
-    _serve(server(app, host=settings.host, port=settings.port, tls=tls), settings.host, started)
+    serving = server(app, host=settings.host, port=settings.port, tls=tls, limits=settings.limits)
+    _serve(serving, settings.host, started)
 
 
-def _serve(serving: uvicorn.Server, host: str, started: Callable[[str], None]) -> None:
+def _serve(serving: Server, host: str, started: Callable[[str], None]) -> None:
     with suppress(KeyboardInterrupt, SystemExit), asyncio.Runner(loop_factory=_loop(serving)) as runner:
         runner.run(_served(serving, host, started))  # uvicorn raises again what has stopped it
     if not serving.started:
@@ -115,19 +120,18 @@ def _serve(serving: uvicorn.Server, host: str, started: Callable[[str], None]) -
     _log.info("stopped")
 
 
-def _loop(serving: uvicorn.Server) -> Callable[[], asyncio.AbstractEventLoop] | None:
+def _loop(serving: Server) -> Callable[[], asyncio.AbstractEventLoop] | None:
     return serving.config.get_loop_factory()
 
 
-async def _served(serving: uvicorn.Server, host: str, started: Callable[[str], None]) -> None:
+async def _served(serving: Server, host: str, started: Callable[[str], None]) -> None:
     """Serve, and say where as soon as it is so."""
     work = asyncio.create_task(serving.serve())
     while not (serving.started or work.done()):
         await asyncio.sleep(0.02)
     if serving.started:
         port = serving.servers[0].sockets[0].getsockname()[1]
-        scheme = "https" if serving.config.is_ssl else "http"
-        started(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+        started(f"{serving.scheme}://{f'[{host}]' if ':' in host else host}:{port}")
     await work
 
 

@@ -4,8 +4,8 @@
     token = keys.add("ada", scopes=["search", "feedback"], days=90)    # shown once, stored hashed
     keys.find(token)                                                     # Caller(name='ada', …)
 
-A server made by `server(app, …)` puts the verified certificate of the other side into the ASGI scope. A
-`Gate` turns a request into a `Caller`, or refuses it.
+A server of `connections` puts the verified certificate of the other side into the ASGI scope. A `Gate` turns
+a request into a `Caller`, or refuses it.
 """
 
 from __future__ import annotations
@@ -15,31 +15,25 @@ import hmac
 import json
 import os
 import secrets
-import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from isthmus.errors import ConfigError, DataError, Refused
-from isthmus.service.certificates import private, server_context, write_private
+from isthmus.service.certificates import private, write_private
 
 if TYPE_CHECKING:
-    import asyncio
-
-    import uvicorn
-    from starlette.types import ASGIApp, Scope
-
-    from isthmus.service.settings import Tls
+    from starlette.types import Scope
 
 SCOPES = ("search", "feedback", "metrics", "admin")
 """What a key may be good for; `admin` sees the views of silos, training and calibration, and all else."""
 PREFIX, COOKIE = "isk", "isthmus_key"
 PEER = "isthmus.peer"
 """Where in a scope's `extensions` the other side's certificate is."""
+CONNECTION = "isthmus.connection"
+"""Where in a scope the connection is that the request came over."""
 _DAY = 86400.0
 
 P = TypeVar("P")
@@ -172,6 +166,10 @@ def _digest(salt: str, secret: str) -> str:
     return hmac.new(salt.encode(), secret.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
 
+class WrongKey(Refused):
+    """A key that is none of ours, which may be a guess."""
+
+
 class Gate(Generic[P]):
     """The way in: known certificates, API keys (header or cookie), and what a stranger may do.
 
@@ -201,7 +199,7 @@ class Gate(Generic[P]):
         if token is not None:
             found = None if self.keys is None else self.keys.find(token)
             if found is None:
-                raise Refused("the API key is unknown, revoked or expired")
+                raise WrongKey("the API key is unknown, revoked or expired")
             return replace(found, policy=self.peers.get(found.name))
         if self.strangers.scopes:
             return self.strangers
@@ -249,65 +247,3 @@ class Once:
         if (caller, nonce) in self._new or (caller, nonce) in self._old:
             raise Refused("the message was sent before")
         self._new.add((caller, nonce))
-
-
-class PeerProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, with the verified certificate of the other side in every scope."""
-
-    _extensions: Mapping[str, Any] | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        peer = _peer(transport.get_extra_info("ssl_object"))
-        self._extensions = None if peer is None else {PEER: peer}
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        if self._extensions is not None:
-            self.scope["extensions"] = dict(self._extensions)
-
-
-def _peer(connection: ssl.SSLObject | None) -> Peer | None:
-    """Who is at the other end; only a certificate that TLS has verified is listed by `getpeercert`."""
-    told = connection.getpeercert() if connection is not None else None
-    raw = connection.getpeercert(binary_form=True) if told and connection is not None else None
-    if not told or raw is None:
-        return None
-    subject: Any = told.get("subject", ())
-    names = [value for part in subject for key, value in part if key == "commonName"]
-    if len(names) != 1:
-        return None
-    expires = ssl.cert_time_to_seconds(str(told["notAfter"]))
-    return Peer(names[0], hashlib.sha256(raw).hexdigest(), expires)
-
-
-def server(
-    app: ASGIApp,
-    *,
-    host: str = "127.0.0.1",
-    port: int,
-    tls: Tls | None = None,
-    mutual: bool = False,
-) -> uvicorn.Server:
-    """A server for one app: `server(…).run()`, or `await server(…).serve()` in a loop of one's own.
-
-    Logging and access logs are the app's own matter; headers do not name the software.
-    """
-    import uvicorn
-
-    context = None if tls is None else server_context(tls, mutual=mutual)
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        http=PeerProtocol,
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=5,
-        ssl_context_factory=None if context is None else lambda config, default: context,
-    )
-    return uvicorn.Server(config)

@@ -61,7 +61,11 @@ class Policy:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one caller may ask for."""
+    """What one caller may ask for, and what strangers may keep open.
+
+    A proxy or an office behind one address shares `connections_per_address`: when they are all taken, those
+    that have waited longest without a valid key make room, so nobody with a key is shut out.
+    """
 
     per_second: float = 20.0
     burst: int = 40
@@ -71,6 +75,16 @@ class Limits:
     query_characters: int = LONGEST_QUERY
     hits: int = MOST_HITS
     concurrent: int = 64
+    """Requests at once of all who have a key or a certificate."""
+    strangers: int = 16
+    """Requests at once of all who have neither, a quarter of them from one address."""
+    header_bytes: int = 16 << 10
+    header_seconds: float = 10.0
+    """From opening a connection, TLS included, to the end of its first request's headers."""
+    idle_seconds: float = 75.0
+    """How long a connection stays open between two requests."""
+    connections: int = 512
+    connections_per_address: int = 128
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -78,7 +92,7 @@ class Limits:
                 raise ValueError(f"{each.name} = {getattr(self, each.name)} must be above 0")
 
 
-PEER_LIMITS = Limits(per_second=500.0, burst=1_000, body_bytes=32 << 20)
+PEER_LIMITS = Limits(per_second=500.0, burst=1_000, body_bytes=32 << 20, connections_per_address=512)
 """What a peer may ask a node for: it speaks for many people, and brings the sums of all silos."""
 
 

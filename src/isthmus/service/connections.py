@@ -1,0 +1,327 @@
+"""Connections before anybody is known: how many, from where, how long, and how much they may say.
+
+    accepted ── TLS, headers: header_seconds, header_bytes ──▶ request ──▶ idle: idle_seconds ──▶ closed
+
+A server that is full closes the connection that has waited longest without a valid key or certificate, so
+that a newcomer has room however many strangers wait. One that has shown a key is closed only between two
+requests.
+
+    await server(app, port=8100, limits=Limits()).serve()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import ssl
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from uvicorn import Config
+from uvicorn import Server as _UvicornServer
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from isthmus.service.certificates import server_context
+from isthmus.service.security import CONNECTION, PEER, Peer
+from isthmus.service.settings import Limits
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from isthmus.service.settings import Tls
+
+LINGER = 2.0
+"""Seconds in which a connection that is closed may take what was written to it."""
+PIPELINED, HEADERS = 8, 100
+"""Requests that may wait behind one that is answered, and headers that one may have."""
+
+
+@dataclass(eq=False)
+class Visitor:
+    """One connection from the moment it is accepted."""
+
+    address: str
+    since: float
+    leave: Callable[[], object]
+    """Closes it."""
+    known: bool = False
+    """Whether a request over it had a valid key or a known certificate."""
+    busy: bool = False
+
+
+class Door:
+    """The connections of a server, those that waited longest first."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._all: OrderedDict[Visitor, None] = OrderedDict()
+        self._by_address: dict[str, OrderedDict[Visitor, None]] = {}
+
+    def enter(self, visitor: Visitor) -> bool:
+        """Whether there is room for one more, if need be in place of another."""
+        limits, own = self.limits, self._by_address.get(visitor.address, OrderedDict())
+        if len(own) >= limits.connections_per_address and not self._make_room(own):
+            return False
+        if len(self._all) >= limits.connections and not self._make_room(self._all):
+            return False
+        self._all[visitor] = None
+        self._by_address.setdefault(visitor.address, OrderedDict())[visitor] = None
+        return True
+
+    def _make_room(self, among: Iterable[Visitor]) -> bool:
+        waiting = list(among)
+        stranger = next((each for each in waiting if not each.known), None)
+        out = stranger or next((each for each in waiting if not each.busy), None)
+        if out is None:
+            return False
+        self.left(out)
+        out.leave()
+        return True
+
+    def answered(self, visitor: Visitor) -> None:
+        """A request of this visitor is done: it waits anew."""
+        if visitor in self._all:
+            self._all.move_to_end(visitor)
+            self._by_address[visitor.address].move_to_end(visitor)
+
+    def left(self, visitor: Visitor) -> None:
+        """The connection is gone."""
+        if visitor in self._all:
+            del self._all[visitor]
+            own = self._by_address[visitor.address]
+            del own[visitor]
+            if not own:
+                del self._by_address[visitor.address]
+
+
+class TooLarge(Exception):
+    """More header than is allowed."""
+
+
+class PeerProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol within limits, with the other side's verified certificate in every scope."""
+
+    def __init__(self, *, door: Door, visitor: Visitor | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._door, self._limits, self._visitor = door, door.limits, visitor
+        self._extensions: Mapping[str, Any] | None = None
+        self._reading = "idle"  # or "head" or "body" of a request
+        self._head, self._size = 0, 0  # bytes received, and bytes parsed, of the head
+        self._due: asyncio.TimerHandle | None = None
+        self._awaiting = ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        peer = _peer(transport.get_extra_info("ssl_object"))
+        self._extensions = None if peer is None else {PEER: peer}
+        if self._visitor is None:
+            self._visitor = Visitor(_address(transport), self.loop.time(), self._end)
+            if not self._door.enter(self._visitor):
+                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
+                return
+        self._visitor.leave = self._end
+        self._expect("head", self._limits.header_seconds - (self.loop.time() - self._visitor.since))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._expect("", None)
+        if self._visitor is not None:
+            self._door.left(self._visitor)
+
+    def data_received(self, data: bytes) -> None:
+        if self._reading != "body":
+            self._head += len(data)
+            self._expect("head", self._limits.header_seconds)
+        super().data_received(data)
+        if self._reading == "head" and self._head > self._limits.header_bytes:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    # what the parser finds
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._reading, self._size = "head", 0
+        self.scope[CONNECTION] = self._visitor  # type: ignore[literal-required]
+        if self._extensions is not None:
+            self.scope["extensions"] = dict(self._extensions)
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > self._limits.header_bytes or len(self.headers) >= HEADERS:
+            raise TooLarge
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= PIPELINED:
+            raise TooLarge
+        self._reading, self._head = "body", 0
+        self._expect("", None)
+        assert self._visitor is not None
+        self._visitor.busy = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._reading = "idle"
+        if self.cycle is not None and self.cycle.response_complete:
+            self._expect("next", self._limits.idle_seconds)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._visitor is None or self.pipeline or not self.cycle.response_complete:
+            return
+        self._visitor.busy = False
+        self._door.answered(self._visitor)
+        if self._reading == "head":
+            return
+        if self._reading == "body":  # answered before all of it came: the rest is read, but not for ever
+            self._expect("rest", self._limits.header_seconds)
+        else:
+            self._expect("next", self._limits.idle_seconds)
+
+    # how it ends
+
+    def _expect(self, what: str, seconds: float | None) -> None:
+        """Wait this long for what is next; waiting for the same does not begin anew with every byte."""
+        if what == self._awaiting:
+            return
+        if self._due is not None:
+            self._due.cancel()
+        self._awaiting, self._due = what, None
+        if seconds is not None:
+            self._due = self.loop.call_later(max(0.0, seconds), self._too_late)
+
+    def _too_late(self) -> None:
+        if self._awaiting == "head" and self._reading == "head":
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT)
+        else:
+            self._end()
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn says to a request that the parser refuses."""
+        large = self._size > self._limits.header_bytes or len(self.headers or ()) >= HEADERS
+        self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if large else HTTPStatus.BAD_REQUEST)
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        """Say why, unless an answer is on its way already, and close."""
+        if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
+            head = (
+                f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+            )
+            self.transport.write(head.encode())
+        self._end()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """Close; whoever does not take the last bytes loses them."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self.loop.call_later(LINGER, self.transport.abort)
+
+
+class _Handshake(asyncio.Protocol):
+    """TLS on a connection that the door has let in: it takes no longer than headers may."""
+
+    def __init__(self, make: Callable[..., PeerProtocol], context: ssl.SSLContext, door: Door) -> None:
+        self._make, self._context, self._door = make, context, door
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        loop, raw = asyncio.get_running_loop(), transport.get_extra_info("socket")
+        connection = socket.fromfd(raw.fileno(), raw.family, raw.type)
+        visitor = Visitor(_address(transport), loop.time(), connection.close)
+        transport.abort()  # the connection lives on in its second name; nothing was read from it yet
+        if not self._door.enter(visitor):
+            connection.close()
+            return
+        visitor.leave = loop.create_task(self._greet(connection, visitor)).cancel
+
+    async def _greet(self, connection: socket.socket, visitor: Visitor) -> None:
+        connection.setblocking(False)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                partial(self._make, visitor=visitor),
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=self._door.limits.header_seconds,
+            )
+        except (OSError, asyncio.CancelledError):  # SSLError is an OSError
+            self._door.left(visitor)
+            connection.close()
+
+
+class Server(_UvicornServer):
+    """uvicorn's server, which knows where it listens."""
+
+    scheme = "http"
+
+
+def server(
+    app: ASGIApp,
+    *,
+    host: str = "127.0.0.1",
+    port: int,
+    tls: Tls | None = None,
+    mutual: bool = False,
+    limits: Limits | None = None,
+) -> Server:
+    """A server for one app: `server(…).run()`, or `await server(…).serve()` in a loop of one's own.
+
+    Logging and access logs are the app's own matter; headers do not name the software.
+    """
+    limits = limits or Limits()
+    door = Door(limits)
+    context = None if tls is None else server_context(tls, mutual=mutual)
+
+    def accept(**options: Any) -> asyncio.Protocol:
+        make = partial(PeerProtocol, door=door, **options)
+        return make() if context is None else _Handshake(make, context, door)
+
+    config = Config(
+        app,
+        host=host,
+        port=port,
+        http=accept,  # type: ignore[arg-type]
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=max(1, round(limits.idle_seconds)),
+        timeout_graceful_shutdown=5,
+    )
+    serving = Server(config)
+    serving.scheme = "http" if context is None else "https"
+    return serving
+
+
+def _address(transport: asyncio.BaseTransport) -> str:
+    name = transport.get_extra_info("peername")
+    return str(name[0]) if isinstance(name, tuple) and name else ""
+
+
+def _peer(connection: ssl.SSLObject | None) -> Peer | None:
+    """Who is at the other end; only a certificate that TLS has verified is listed by `getpeercert`."""
+    certificate = connection.getpeercert() if connection is not None else None
+    raw = connection.getpeercert(binary_form=True) if certificate and connection is not None else None
+    if not certificate or raw is None:
+        return None
+    subject: Any = certificate.get("subject", ())
+    names = [value for part in subject for key, value in part if key == "commonName"]
+    if len(names) != 1:
+        return None
+    expires = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+    return Peer(names[0], hashlib.sha256(raw).hexdigest(), expires)

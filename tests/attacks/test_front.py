@@ -1,0 +1,270 @@
+"""Strangers at the door of a broker and of a node: what they send must not cost those who have a key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import pytest
+import uvloop
+
+from isthmus.service import certificates
+from isthmus.service.api import broker_app
+from isthmus.service.broker import Broker
+from isthmus.service.certificates import Authority
+from isthmus.service.security import ApiKeys
+from isthmus.service.settings import BrokerSettings, Limits, Silo
+from silo_stand_in import Loop, StandIn
+
+ELSEWHERE = "127.0.0.2"
+"""Where the attacker connects from; the loopback network has room for both."""
+QUICK = {"header_seconds": 0.6, "idle_seconds": 0.6}
+
+
+class Front:
+    """A broker on a real socket in front of one silo that answers, and one person who is signed in."""
+
+    def __init__(self, folder, **limits):
+        self.loop, self.silo = Loop(), StandIn("north")
+        self.keys = ApiKeys(folder / "api-keys.json")
+        self.token = self.keys.add("ada", scopes=["search"])
+        behind = self.loop.serve(self.silo)
+        self.limits = Limits(per_second=1000, burst=1000, **limits)
+        self.settings = BrokerSettings(
+            folder=folder,
+            keys=folder / "api-keys.json",
+            silos={"north": Silo(f"http://127.0.0.1:{behind.port}")},
+            share_statistics=False,
+            limits=self.limits,
+        )
+        self.broker = self.loop.run(self._made())
+        self.app = broker_app(self.broker)
+        self.server = self.loop.serve(self.app, lifespan="on", limits=self.limits)
+        self.port = self.server.port
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    async def _made(self):
+        return Broker(self.settings)
+
+    def connect(self, address=ELSEWHERE):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=5, source_address=(address, 0))
+
+    def search(self, address="127.0.0.1", **options):
+        """A search over a connection of its own."""
+        transport = httpx.HTTPTransport(local_address=address)
+        with httpx.Client(base_url=self.url, transport=transport, timeout=5) as client:
+            headers = {"x-api-key": self.token}
+            return client.post("/v1/search", json={"query": "tides"}, headers=headers, **options)
+
+
+@contextmanager
+def front(folder, **limits):
+    made = Front(folder, **limits)
+    try:
+        yield made
+    finally:
+        made.loop.close()
+
+
+def closed(connection, seconds=5.0):
+    """What came back until the other side closed; fails if it did not within these seconds."""
+    connection.settimeout(seconds)
+    read = b""
+    try:
+        while part := connection.recv(65536):
+            read += part
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        pytest.fail(f"still open after {seconds} s")
+    return read
+
+
+def still_open(connections):
+    """Those that the other side has not closed."""
+    alive = 0
+    for each in connections:
+        each.setblocking(False)
+        try:
+            alive += each.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            alive += 1
+        except ConnectionError:
+            pass
+    return alive
+
+
+def drip(connection, part, seconds=5.0):
+    """Send a part again and again, until the other side closes: whether it did within these seconds."""
+    until = time.monotonic() + seconds
+    try:
+        while time.monotonic() < until:
+            connection.sendall(part)
+            time.sleep(0.05)
+    except ConnectionError:
+        return True
+    return False
+
+
+def stalled_body(path="/v1/session"):
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    return (head + "content-length: 100\r\n\r\n{").encode()
+
+
+@pytest.mark.parametrize("address", [ELSEWHERE, "127.0.0.1"])
+def test_stalled_bodies_do_not_shut_out_the_signed_in(tmp_path, address, soak_count):
+    """Not even from the same address, as behind a proxy; and others can still sign in."""
+    with front(tmp_path) as site, ExitStack() as stack:
+        for _ in range(soak_count(100, 1000)):
+            stack.enter_context(site.connect(address)).sendall(stalled_body())
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            assert site.search().status_code == 200
+            signed_in = httpx.post(f"{site.url}/v1/session", json={"key": site.token})
+            assert signed_in.status_code == 204
+
+
+def test_endless_headers_are_refused(tmp_path):
+    with front(tmp_path) as site, site.connect() as line, site.connect() as lines:
+        for connection, part in ((line, b"x" * 4096), (lines, b"x-filler: " + b"y" * 4000 + b"\r\n")):
+            connection.sendall(b"GET /v1/health HTTP/1.1\r\nhost: 127.0.0.1\r\nx-endless: ")
+            sent = 0
+            try:
+                while sent < 4 << 20:
+                    connection.sendall(part)
+                    sent += len(part)
+                    time.sleep(0.001)
+            except ConnectionError:
+                pass
+            assert sent < 1 << 20
+        assert site.search().status_code == 200
+
+
+def test_a_head_too_large_in_one_piece_is_refused(tmp_path):
+    with front(tmp_path) as site:
+        for head in (b"x: " + b"y" * 20_000 + b"\r\n", b"a: b\r\n" * 150):
+            with site.connect() as connection:
+                connection.sendall(b"GET /v1/health HTTP/1.1\r\nhost: 127.0.0.1\r\n" + head + b"\r\n")
+                assert closed(connection).startswith(b"HTTP/1.1 431 ")
+
+
+def test_partial_headers_are_given_up(tmp_path):
+    """However often another byte comes."""
+    with front(tmp_path, **QUICK) as site, site.connect() as silent, site.connect() as slow:
+        slow.sendall(b"GET /v1/health HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ")
+        assert drip(slow, b"y")
+        assert closed(silent) == b""
+
+
+def test_a_connection_that_waits_is_closed(tmp_path):
+    """Between requests, with blank lines between them, and with a body that never ends after its answer."""
+    request = b"GET /v1/health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    with front(tmp_path, **QUICK) as site:
+        with site.connect() as idle:
+            idle.sendall(request)
+            assert closed(idle).startswith(b"HTTP/1.1 200")
+        unread = stalled_body("/v1/search").replace(b"100", b"10000000")  # refused at once: no key
+        for first, more in ((request, b"\r\n"), (unread, b"x")):
+            with site.connect() as blank:
+                blank.sendall(first)
+                assert drip(blank, more)
+
+
+def test_connections_of_one_address_are_bounded_and_shut_nobody_out(tmp_path, soak_count):
+    with front(tmp_path, connections_per_address=20, connections=60) as site, ExitStack() as stack:
+        count = soak_count(40, 400)
+        for address in (ELSEWHERE, "127.0.0.1", "127.0.0.3", "127.0.0.4"):
+            silent = [stack.enter_context(site.connect(address)) for _ in range(count)]
+            assert site.search(address).status_code == 200
+            until = time.monotonic() + 5
+            while still_open(silent) > 20 and time.monotonic() < until:
+                time.sleep(0.02)
+            assert still_open(silent) <= 20
+        assert len(site.server.server_state.connections) <= 60
+
+
+def test_who_is_signed_in_is_not_sent_away_for_strangers(tmp_path):
+    with front(tmp_path, connections_per_address=4, connections=8) as site, ExitStack() as stack:
+        headers = {"x-api-key": site.token}
+        with httpx.Client(base_url=site.url, headers=headers, timeout=5) as ada:
+            assert ada.get("/v1/me").is_success
+            own = next(iter(site.server.server_state.connections))
+            for address in ("127.0.0.1", ELSEWHERE):
+                for _ in range(20):
+                    stack.enter_context(site.connect(address))
+            assert ada.get("/v1/me").is_success
+            assert own in site.server.server_state.connections
+
+
+def test_pipelined_requests_are_bounded(tmp_path):
+    with front(tmp_path) as site, site.connect() as connection:
+        site.silo.delay = 0.5
+        body = json.dumps({"query": "tides"}).encode()
+        head = b"POST /v1/search HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        asked = (
+            head + b"x-api-key: %s\r\ncontent-length: %d\r\n\r\n" % (site.token.encode(), len(body)) + body
+        )
+        connection.sendall(asked + b"GET / HTTP/1.1\r\n\r\n" * 2000)
+        closed(connection)
+        assert site.search().status_code == 200
+
+
+def test_garbage_is_refused_at_once(tmp_path):
+    with front(tmp_path) as site:
+        for garbage in (b"\x16\x03\x01\x02\x00\x01\x00", b"\0" * 100, b"SSH-2.0-x\r\n", b"GET\r\n\r\n"):
+            with site.connect() as connection:
+                connection.sendall(garbage)
+                assert closed(connection).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory):
+    root = tmp_path_factory.mktemp("papers")
+    authority = Authority.at(root)
+    authority.issue("north", clients=False)
+    authority.issue("broker", clients=True)
+    return root
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_handshake_that_never_ends_is_given_up(tmp_path, papers, new_loop):
+    """With mutual TLS strangers never come further, and those with a certificate come in beside them."""
+    loop, silo = Loop(new_loop), StandIn("north")
+    limits = Limits(header_seconds=1.0, connections_per_address=30)
+    tls = certificates.files(papers / "north")
+    server = loop.serve(silo, tls=tls, mutual=True, limits=limits)
+    settings = BrokerSettings(
+        folder=tmp_path,
+        tls=certificates.files(papers / "broker"),
+        silos={"north": Silo(f"https://127.0.0.1:{server.port}")},
+        share_statistics=False,
+    )
+
+    async def search():
+        from isthmus.service.wire import Search
+
+        broker = Broker(settings)
+        try:
+            answers = [await broker.search(Search(query="tides")) for _ in range(3)]
+        finally:
+            await broker.stop()
+        return [answer.silos[0].status for answer in answers]
+
+    try:
+        with ExitStack() as stack:
+            silent = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5))
+                for _ in range(60)
+            ]
+            silent[-1].sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a first message
+            assert asyncio.run(search()) == ["answered"] * 3
+            assert still_open(silent) <= 30
+            for connection in silent:
+                connection.setblocking(True)
+                closed(connection, 5.0)
+    finally:
+        loop.close()
