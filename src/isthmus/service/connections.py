@@ -247,18 +247,22 @@ class _Handshake(asyncio.Protocol):
         if not self._door.enter(visitor):
             connection.close()
             return
-        visitor.leave = loop.create_task(self._greet(connection, visitor)).cancel
+        task = loop.create_task(self._greet(connection, visitor))
+        task.add_done_callback(partial(self._greeted, connection, visitor))
+        visitor.leave = task.cancel
 
     async def _greet(self, connection: socket.socket, visitor: Visitor) -> None:
         connection.setblocking(False)
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                partial(self._make, visitor=visitor),
-                connection,
-                ssl=self._context,
-                ssl_handshake_timeout=self._door.limits.header_seconds,
-            )
-        except (OSError, asyncio.CancelledError):  # SSLError is an OSError
+        await asyncio.get_running_loop().connect_accepted_socket(
+            partial(self._make, visitor=visitor),
+            connection,
+            ssl=self._context,
+            ssl_handshake_timeout=self._door.limits.header_seconds,
+        )
+
+    def _greeted(self, connection: socket.socket, visitor: Visitor, task: asyncio.Task[None]) -> None:
+        """Also where the task was cancelled before it began."""
+        if task.cancelled() or task.exception() is not None:
             self._door.left(visitor)
             connection.close()
 
