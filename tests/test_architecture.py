@@ -22,7 +22,7 @@ LEVEL = {part: level for level, tier in enumerate(ORDER.split()) for part in tie
 
 HOMES = {
     "argparse": ("isthmus.cli",),
-    "flwr": ("isthmus.federation", "isthmus.private.secure_sum"),
+    "flwr": ("isthmus.federation",),
     "ray": ("isthmus.federation",),
     "fastapi": ("isthmus.service",),
     "starlette": ("isthmus.service",),

@@ -120,10 +120,10 @@ class FederationError(IsthmusError):
 class RoundFailed(FederationError):
     """Too few silos gave a usable answer."""
 
-    def __init__(self, round: int, silos: dict[str, str], needed: int) -> None:
+    def __init__(self, round: int, silos: dict[str, str], needed: int, cure: str = "") -> None:
         self.round, self.silos, self.needed = round, silos, needed
         told = ", ".join(f"{silo}: {why}" for silo, why in sorted(silos.items())) or "no silo answered"
-        super().__init__(f"round {round} needs {needed} usable answers ({told})")
+        super().__init__(f"round {round} needs {needed} usable answers ({told}){cure and f'; {cure}'}")
 
 
 class IncompatibleUpdate(FederationError):

@@ -40,7 +40,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--audit", action="store_true", help="first work all sums out again from the charges")
     add_json(
         show,
-        "{budget, documents, versions, charges, most_spent, meaning, least_left, departures};"
+        "{budget, documents, versions, charges, most_spent, meaning, least_left, departures, incidents};"
         " with --document {document, spent, left, charges};"
         " with --top a list of {document, versions, spent, left, fields, peers}",
     )
@@ -133,6 +133,7 @@ def _summary_table(told: Mapping[str, Any], budget: str) -> Table:
     rows = [tuple(_cell(name, row[name]) for name in columns) for row in told["departures"]]
     counted = ", ".join(f"{told[name]:,} {name}" for name in ("documents", "versions", "charges"))
     notes = [f"each document's budget is {budget}; the one that spent most has {told['least_left']:g} left"]
+    notes += [f"incident: {note}" for note in told["incidents"]]
     return Table(columns, tuple(rows), f"what left: {counted}", (*notes, *filter(None, [told["meaning"]])))
 
 

@@ -93,7 +93,7 @@ def _train(asked: argparse.Namespace) -> None:
     facts = {
         "rounds": trained.rounds,
         "privacy": trained.history[-1].privacy,
-        "protection": config.protection,
+        "protection": trained.history[-1].protection,
     }
     if trained.stopped:
         facts["stopped"] = trained.stopped

@@ -218,7 +218,7 @@ def finished(config: Config, state: State, tested: Letor | None, folder: RunFold
             "model_sha256": digest,
             "stopped": state.stopped,
             "privacy": state.history[-1].privacy if state.history else "",
-            "protection": config.protection,
+            "protection": state.history[-1].protection if state.history else config.protection,
         }
         folder.finish(state, told)
     where = None if folder is None else folder.path

@@ -8,7 +8,8 @@ A SuperNode says in `--node-config` where its silo's folder and queries lie:
 
     silo="north" folder="/srv/north/private" queries="/srv/north/queries.tsv" form="ask" epsilon=8.0 k=100
 
-and nothing that arrives over the network can name another path or another ε.
+and nothing that arrives over the network can name another path or another ε. With `least-colluding` and
+`most-width` it refuses a relay that proposes less noise or wider sketches.
 """
 
 from __future__ import annotations
@@ -168,6 +169,8 @@ def own_party(context: Context) -> Party:
         form,  # type: ignore[arg-type]  # just looked at
         float(told.get("epsilon", 8.0)),
         k=int(told.get("k", 100)),
+        least_colluding=int(told.get("least-colluding", 1)),
+        most_width=int(told.get("most-width", WIDTH)),
     )
 
 

@@ -99,16 +99,20 @@ def client_app(
 
     @app.query(members.MASK)
     def mask(message: Message, context: Context) -> Message:
-        told = settings_of(message)["privacy"]
         among = len(settings_of(message)["weights"])
+        privacy = members.noise_of(message, context)
         reply = members.mask(message, context)
         note = f"round {round_of(message)}, masked: only a sum over {among} silos can be opened"
-        book(context, "model update", None if told is None else load(PrivateUpdates, told), note)
+        book(context, "model update", privacy, note)
         return reply
+
+    @app.query(members.CONFIRM)
+    def confirm(message: Message, context: Context) -> Message:
+        return members.confirm(message, context, trusts(context))
 
     @app.query(members.REVEAL)
     def reveal(message: Message, context: Context) -> Message:
-        return members.reveal(message, context)
+        return members.reveal(message, context, trusts(context))
 
     return app
 
@@ -168,7 +172,7 @@ def _train(message: Message, context: Context, holdings: Holdings, privacy: Priv
     metrics = {EXAMPLES: examples(data, local), STEPS: trained.steps, "loss": loss}
     if members.SECURE not in message.content:
         return answer(message, metrics, arrays=model, **report)
-    members.keep_model(context, members.session_of(message), model)
+    members.keep_model(context, members.session_of(message), model, privacy)
     return answer(message, metrics, **report)
 
 

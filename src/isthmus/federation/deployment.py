@@ -86,9 +86,13 @@ def _told(context: Context, key: str) -> str:
 
 
 def own_trust(context: Context) -> Trust:
-    """The silo's identity and the cards it trusts, where its node configuration names a folder with keys."""
+    """The silo's identity and the cards it trusts: without them a coordinator could invent all the others."""
     if "folder" not in context.node_config:
-        return Trust()
+        raise ConfigError(
+            "a secure sum needs the cards of the other silos, and the node configuration names no folder",
+            key="folder",
+            expected="isthmus keys new and trust, then --node-config 'folder=\"…\"'",
+        )
     keys = SiloFolder.at(_told(context, "folder")).keys
     known = {
         name: Ed25519PublicKey.from_public_bytes(card.verifying) for name, card in keys.trusted().items()

@@ -3,16 +3,17 @@
     agree     public keys for this round                          out: two keys
     train     everybody's keys, the global model, the probe       out: a report; boxes for the other silos
     mask      everybody's weight, the boxes of the others         out: weight × model, masked
-    reveal    who answered                                        out: shares that open the sum, and no model
+    confirm   who answered                                        out: a signature over that list
+    reveal    everybody's signature                               out: shares that open the sum, and no model
 
 Between steps the trained model and the keys wait in the node's own state, which Flower keeps from message to
-message on every engine, and never leave it. The silo refuses weights that would let the sum speak for it
-alone, and masks what everybody was told: where silos were told different weights, no sum opens.
+message on every engine, and never leave it. The silo refuses weights, of all silos and again of those who
+answered, under which the sum would speak for one or two of them. What everybody is to weigh is part of the
+masks and of the signatures: where silos hear of different weights, no sum opens.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -24,17 +25,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
+from isthmus.config import load, to_mapping
 from isthmus.errors import ProtocolError
 from isthmus.federation.messages import Arrays, pack, round_of, settings_of, unpack
-from isthmus.federation.settings import LEAST
+from isthmus.federation.settings import LEAST, PrivateUpdates
 from isthmus.private.secure_sum import Advert, FixedPoint, Member, Words
 from isthmus.randomness import Streams
 
-AGREE, MASK, REVEAL = "agree", "mask", "reveal"
+AGREE, MASK, CONFIRM, REVEAL = "agree", "mask", "confirm", "reveal"
 SECURE = "secure"
 ADVERTS = "adverts"
 BOXES = "boxes"
 MASKED = "masked"
+SIGNATURES = "signatures"
 SEEDS = "seeds"
 KEYS = "keys"
 PROBE = "probe"
@@ -42,15 +45,18 @@ SESSION = "session"
 THRESHOLD = "threshold"
 LARGEST_SHARE = 0.5
 """The most that one silo may weigh among the silos of a sum."""
+SUBSTANTIAL = 0.25
+"""What a silo must weigh, as a share of the heaviest one, to hide the others: three of a sum must."""
 _KEY = 32
 _STATE = "secure-round"
 _MODEL = "secure-model-"
+_NOISE = "secure-model-noise-"
 
 
 @dataclass(frozen=True)
 class Trust:
-    """A silo's own identity, and those of the silos it will sum with; without it the coordinator is believed
-    about who is who."""
+    """A silo's own identity, and those of the silos it will sum with. Without it, as in simulations, the
+    coordinator is believed about who is who."""
 
     identity: Ed25519PrivateKey | None = None
     trusted: Mapping[str, Ed25519PublicKey] | None = None
@@ -70,6 +76,11 @@ def agree(message: Message, context: Context, name: str, trust: Trust) -> Messag
     threshold = int(told[THRESHOLD])
     if threshold < LEAST:
         raise ProtocolError(f"a sum of fewer than {LEAST} models hides none of them")
+    if trust.trusted is None and context.node_config.get("masked-only", False):
+        raise ProtocolError(
+            "this silo's models leave it under masks only, and without the other silos' cards a coordinator"
+            " could invent them (isthmus keys new and trust, then the folder in the node's configuration)"
+        )
     member = Member(name, bytes.fromhex(told[SESSION]), threshold, trust.identity, trust.trusted)
     for left in [key for key in context.state if key.startswith(_MODEL)]:
         del context.state[left]
@@ -85,9 +96,25 @@ def boxes_for_peers(message: Message, context: Context, trust: Trust) -> ConfigR
     return ConfigRecord(dict(boxes))
 
 
-def keep_model(context: Context, session: bytes, model: Arrays) -> None:
-    """Let the trained model wait for its weight, under its session: one that comes late harms no other."""
+def keep_model(
+    context: Context, session: bytes, model: Arrays, privacy: PrivateUpdates | None = None
+) -> None:
+    """Let the trained model wait for its weight, under its session: one that comes late harms no other.
+
+    `privacy` is the noise that is in it, whatever the coordinator says later.
+    """
     context.state[_MODEL + session.hex()] = pack(model)
+    noise = json.dumps(None if privacy is None else to_mapping(privacy))
+    context.state[_NOISE + session.hex()] = ConfigRecord({"privacy": noise})
+
+
+def noise_of(message: Message, context: Context) -> PrivateUpdates | None:
+    """The noise in the model that waits to be masked."""
+    name = _NOISE + str(settings_of(message)[SESSION])
+    if name not in context.state:
+        raise ProtocolError("no trained model waits for its weight")
+    noise = json.loads(str(context.state.config_records[name]["privacy"]))
+    return None if noise is None else load(PrivateUpdates, noise)
 
 
 def kept_model(context: Context, session: bytes) -> Arrays:
@@ -108,39 +135,69 @@ def mask(message: Message, context: Context) -> Message:
     member = _member(context, bytes.fromhex(told[SESSION]))
     boxes = {name: bytes(box) for name, box in message.content.config_records[BOXES].items()}  # type: ignore[arg-type]
     weights = {str(name): float(weight) for name, weight in told["weights"].items()}
-    check_weights(weights, member.name, boxes)
+    if weights.keys() != boxes.keys() | {member.name}:
+        raise ProtocolError("the weights are not those of the members")
+    check_weights(weights)
     vector = weights[member.name] * flat(kept_model(context, member.session))
     rng = Streams(int(told["seed"]))("round", round_of(message), "silo", member.name, "fixed point")
     encoded = FixedPoint(len(weights)).encode(vector, rng)
     masked = member.mask(encoded, boxes, terms=terms(weights))
-    del context.state[_MODEL + member.session.hex()]
+    for prefix in (_MODEL, _NOISE):
+        del context.state[prefix + member.session.hex()]
     _keep(context, member)
     return Message(RecordDict({MASKED: pack({"vector": masked})}), reply_to=message)
 
 
-def reveal(message: Message, context: Context) -> Message:
+def confirm(message: Message, context: Context, trust: Trust) -> Message:
+    """A signature over who answered, if the sum over these silos still hides each of them."""
+    settings = settings_of(message)
+    member = _member(context, bytes.fromhex(settings[SESSION]), trust)
+    answered = [str(name) for name in settings["answered"]]
+    signature = member.confirm(answered)
+    weights = json.loads(member.terms)
+    check_weights({name: weights[name] for name in answered})
+    _keep(context, member)
+    return Message(RecordDict({SIGNATURES: ConfigRecord({member.name: signature})}), reply_to=message)
+
+
+def reveal(message: Message, context: Context, trust: Trust) -> Message:
     """The shares that open the sum of those who answered; the session is then over."""
-    told = settings_of(message)
-    member = _member(context, bytes.fromhex(told[SESSION]))
-    shares = member.reveal([str(name) for name in told["answered"]])
+    member = _member(context, bytes.fromhex(settings_of(message)[SESSION]), trust)
+    shares = member.reveal(signatures_of(message))
     del context.state[_STATE]
     content = RecordDict({SEEDS: ConfigRecord(dict(shares.seeds)), KEYS: ConfigRecord(dict(shares.keys))})
     return Message(content, reply_to=message)
 
 
-def check_weights(weights: Mapping[str, float], own: str, boxes: Mapping[str, bytes]) -> None:
-    """Refuse a table of weights under which the sum would tell of this silo alone."""
-    total = math.fsum(weights.values())
-    possible = all(math.isfinite(weight) and 0 <= weight <= 1 for weight in weights.values())
-    if weights.keys() != boxes.keys() or own not in weights or not possible:
-        raise ProtocolError("the weights are not those of the members")
-    if weights[own] > (LARGEST_SHARE + 1e-9) * total:
-        raise ProtocolError(f"this silo's weight is more than {LARGEST_SHARE:g} of the sum")
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Refuse weights under which a sum would tell of one silo, or to one of two about the other."""
+    if not all(math.isfinite(weight) and 0 <= weight <= 1 for weight in weights.values()):
+        raise ProtocolError("the weights are not those of a mean")
+    heaviest = max(weights.values(), default=0.0)
+    if heaviest > (LARGEST_SHARE + 1e-9) * math.fsum(weights.values()):
+        raise ProtocolError(f"a silo's weight is more than {LARGEST_SHARE:g} of the sum")
+    if not is_hiding(weights):
+        raise ProtocolError(
+            f"fewer than {LEAST} silos of the sum weigh {SUBSTANTIAL:g} of what the heaviest does"
+        )
+
+
+def is_hiding(weights: Mapping[str, float]) -> bool:
+    """Whether at least three silos weigh enough to hide each other."""
+    heaviest = max(weights.values(), default=0.0)
+    substantial = [weight for weight in weights.values() if weight >= (SUBSTANTIAL - 1e-9) * heaviest > 0]
+    return len(substantial) >= LEAST
 
 
 def terms(weights: Mapping[str, float]) -> bytes:
-    """What the masks are bound to: everybody's weight, in the order of names."""
-    return hashlib.sha256(json.dumps(dict(sorted(weights.items()))).encode()).digest()
+    """What masks and signatures are bound to: everybody's weight, in the order of names."""
+    return json.dumps(dict(sorted(weights.items()))).encode()
+
+
+def signatures_of(message: Message) -> dict[str, bytes]:
+    """Signatures in a message, by member."""
+    record = message.content.config_records[SIGNATURES]
+    return {str(name): bytes(signature) for name, signature in record.items()}  # type: ignore[arg-type]
 
 
 def flat(model: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:

@@ -24,11 +24,12 @@ from isthmus.federation.answers import Checked, Limits, check_alive, check_repor
 from isthmus.federation.messages import EXAMPLES, METRICS, REPORT, Arrays, ask, order, unpack
 from isthmus.federation.settings import LEAST, Rounds
 from isthmus.federation.strategies import Plan, Summed, Weighed
-from isthmus.private.secure_sum import Advert, FixedPoint, Revealed, Words, total
+from isthmus.private.secure_sum import Advert, FixedPoint, Revealed, Words, least_threshold, total
 
 T = TypeVar("T")
 SUM = "the sum"
 """Who is to blame where nobody can be."""
+IN_SUM = " (its model is in the sum)"
 
 
 class TooFew(FederationError):
@@ -65,12 +66,16 @@ class Relay:
     ) -> None:
         self.grid, self.strategy, self.rounds, self.told = grid, strategy, rounds, told
         self._entropy = entropy
+        self.threshold, self.cure = LEAST, ""
+        self.identified = False
+        """Whether silos have signed their keys, so that they know each other; simulated ones do not."""
 
     def gather(self, number: int, orders: Sequence[Message], model: Arrays, limits: Limits) -> Checked:
         """The reports that went into the sum; the mean waits in the strategy. None if too few were left."""
         silos = self.strategy.silos
-        threshold = max(LEAST, self.rounds.minimum, len(silos) // 2 + 1)
-        attempt = Attempt(number, silos, threshold, self._entropy(16))
+        self.threshold = max(LEAST, self.rounds.minimum, least_threshold(len(silos)))
+        self.cure = _cure(len(silos), self.threshold)
+        attempt = Attempt(number, silos, self.threshold, self._entropy(16))
         reports = Checked([], {}, {})
         try:
             adverts = self._agreed(attempt)
@@ -98,6 +103,7 @@ class Relay:
             return advert
 
         found = self._ask(attempt, silo.AGREE, dict.fromkeys(attempt.silos, content), read)
+        self.identified = all(advert.signature for advert in found.values())
         return [found[name] for name in sorted(found)]
 
     def _reported(
@@ -115,7 +121,7 @@ class Relay:
         replies = ask(self.grid, sent, rounds=self.rounds, enough=attempt.threshold)
 
         def complete(reply: Message) -> None:
-            if _boxes(reply).keys() != there:
+            if _boxes(reply).keys() != there - {self.strategy.name(reply)}:
                 raise FederationError("did not share its secrets with everybody")
 
         checked = check_reports(replies, attempt.nodes(there), limits, complete, deadline=deadline)
@@ -138,11 +144,13 @@ class Relay:
     def _summed(
         self, attempt: Attempt, reports: Checked, weighed: Weighed, adverts: Sequence[Advert], size: int
     ) -> tuple[np.ndarray[Any, Any], Weighed]:
-        """Steps 3 and 4: the sum over those who sent their part of it, and the weights that are in it."""
+        """Steps 3 to 5: the sum over those who sent their part of it, and the weights that are in it."""
         boxes = {self.strategy.name(reply): _boxes(reply) for reply in reports.usable}
         weights = {name: weighed.weights[name] for name in sorted(boxes)}
         masked = self._masked(attempt, weights, boxes, size)
-        revealed = self._revealed(attempt, masked, weights)
+        self._check_hiding({name: weights[name] for name in masked})
+        signatures = self._confirmed(attempt, sorted(masked))
+        revealed = self._revealed(attempt, masked, weights, signatures)
         try:
             words = total(
                 masked,
@@ -170,14 +178,29 @@ class Relay:
         contents = {}
         for node, name in attempt.nodes(boxes).items():
             contents[node] = order(None, told, round=attempt.number)
-            contents[node][silo.BOXES] = ConfigRecord({peer: boxes[peer][name] for peer in boxes})
+            contents[node][silo.BOXES] = ConfigRecord(
+                {peer: boxes[peer][name] for peer in boxes if peer != name}
+            )
         return self._ask(attempt, silo.MASK, contents, lambda reply, _: silo.vector_of(reply, size))
 
+    def _confirmed(self, attempt: Attempt, answered: Sequence[str]) -> dict[str, bytes]:
+        """Everybody's signature over who answered; those who are late now are in the sum all the same."""
+        settings = {silo.SESSION: attempt.session.hex(), "answered": list(answered)}
+        content = order(None, settings, round=attempt.number)
+        contents = dict.fromkeys(attempt.nodes(answered), content)
+        return self._ask(
+            attempt, silo.CONFIRM, contents, lambda reply, name: silo.signatures_of(reply)[name], late=IN_SUM
+        )
+
     def _revealed(
-        self, attempt: Attempt, masked: Mapping[str, Words], weights: Mapping[str, float]
+        self,
+        attempt: Attempt,
+        masked: Mapping[str, Words],
+        weights: Mapping[str, float],
+        signatures: Mapping[str, bytes],
     ) -> dict[str, Revealed]:
-        told = {silo.SESSION: attempt.session.hex(), "answered": sorted(masked)}
-        content = order(None, told, round=attempt.number)
+        content = order(None, {silo.SESSION: attempt.session.hex()}, round=attempt.number)
+        content[silo.SIGNATURES] = ConfigRecord(dict(signatures))
         gone = weights.keys() - masked.keys()
 
         def read(reply: Message, name: str) -> Revealed:
@@ -190,9 +213,8 @@ class Relay:
                 raise FederationError("revealed other shares than it was asked for")
             return Revealed(seeds, keys)
 
-        # those who do not answer now are in the sum all the same
-        contents = dict.fromkeys(attempt.nodes(masked), content)
-        return self._ask(attempt, silo.REVEAL, contents, read, late=" (its model is in the sum)")
+        contents = dict.fromkeys(attempt.nodes(signatures), content)
+        return self._ask(attempt, silo.REVEAL, contents, read, late=IN_SUM)
 
     def _ask(
         self,
@@ -223,6 +245,11 @@ class Relay:
         if left < attempt.threshold:
             raise TooFew(f"{left} silos were left of the {attempt.threshold} that the secure sum needs")
 
+    def _check_hiding(self, weights: Mapping[str, float]) -> None:
+        """Give up before silos have to: they would not sign for such a sum."""
+        if not silo.is_hiding(weights):
+            raise TooFew(f"too few of the {len(weights)} silos that are left weigh enough to hide each other")
+
     def _check_credible(self, attempt: Attempt, model: Arrays, limits: Limits) -> None:
         """Refuse a mean that moved out of all proportion: single updates cannot be looked at."""
         moved = update_length(self.strategy.aggregate, model)
@@ -233,21 +260,30 @@ class Relay:
 
 
 def even(weights: Mapping[str, float], silos: Iterable[str]) -> dict[str, float]:
-    """The silos' weights with none above half of their sum: what is cut goes to the others in proportion."""
+    """The silos' weights with three substantial ones and none above half of their sum, which stays.
+
+    The second and the third are lifted to their least share of the heaviest, at the cost of all; what a
+    silo then has above half goes to the others in proportion.
+    """
     own = {name: weights[name] for name in silos}
     whole = math.fsum(own.values())
-    heavy = [name for name in own if own[name] > silo.LARGEST_SHARE * whole]
-    if not heavy:
+    first, *others = sorted(own, key=lambda name: (-own[name], name))
+    lifted = own | {name: max(own[name], silo.SUBSTANTIAL * own[first]) for name in others[: LEAST - 1]}
+    if lifted != own:
+        share = whole / math.fsum(lifted.values())
+        own = {name: weight * share for name, weight in lifted.items()}
+    if own[first] <= silo.LARGEST_SHARE * whole:
         return own
-    (first,) = heavy  # no two can each have more than half
-    rest = whole - own[first]
-    others = len(own) - 1
-    kept = {
-        name: (own[name] / rest if rest else 1 / others) * (1 - silo.LARGEST_SHARE) * whole
-        for name in own
-        if name != first
-    }
-    return {name: kept.get(name, silo.LARGEST_SHARE * whole) for name in own}
+    share = (1 - silo.LARGEST_SHARE) * whole / (whole - own[first])
+    return {name: own[name] * share for name in own} | {first: silo.LARGEST_SHARE * whole}
+
+
+def _cure(silos: int, threshold: int) -> str:
+    spare = max(0, silos - threshold)
+    return (
+        f"a secure sum of {silos} silos needs {threshold} of them to its end, so {spare or 'none'} may drop"
+        " out: ask more silos a round (rounds.silos)"
+    )
 
 
 def _mean(

@@ -57,6 +57,7 @@ logger = logging.getLogger(__name__)
 
 FEW = 20
 """Probe queries below which there is a warning."""
+SIMULATED = " (simulated: silos without identities)"
 _POLYAK = 3
 """The averaging weight of round t is (p + 1)/(t + p): later rounds count more (Shamir & Zhang 2013)."""
 
@@ -249,10 +250,15 @@ class Coordinator:
             cosine=_cosine(parameters, state.parameters),
             attempts=attempts,
             privacy=statement([*(past.asked for past in state.history), asked], self.config.privacy),
-            protection=self.config.protection,
+            protection=self._protection(),
             seconds=time.perf_counter() - began,
         )
         return self._guarded(state, parameters, done)
+
+    def _protection(self) -> str:
+        """What protects whom from whom; silos that believe the coordinator about who is who are none."""
+        simulated = self.relay is not None and not self.relay.identified
+        return f"{self.config.protection}{SIMULATED if simulated else ''}"
 
     def _failed(self, state: State, failed: RoundFailed) -> State:
         """What becomes of a round without enough usable answers."""
@@ -264,7 +270,7 @@ class Coordinator:
             norm=norm(state.parameters),
             attempts=self.config.rounds.attempts,
             privacy=statement([*(past.asked for past in state.history), asked], self.config.privacy),
-            protection=self.config.protection,
+            protection=self._protection(),
         )
         if set(failed.silos.values()) == {NOT_FINITE}:
             return self._diverged(state, done)
@@ -291,6 +297,8 @@ class Coordinator:
             if len(checked.usable) >= rounds.minimum:
                 return Asked(replace(checked, rejected=rejected), tuple(sorted(asked)), attempt)
             logger.warning("round %d, attempt %d: %d usable answers", number, attempt, len(checked.usable))
+        if self.relay is not None:
+            raise RoundFailed(number, rejected, self.relay.threshold, self.relay.cure)
         raise RoundFailed(number, rejected, rounds.minimum)
 
     def _checked(self, number: int, messages: list[Message], model: Arrays, limits: Limits) -> Checked:

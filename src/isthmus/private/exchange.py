@@ -13,6 +13,7 @@ whoever asks is written like any other user of a `Carrier`. Nothing here knows a
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from isthmus.errors import BudgetExhausted, FederationError, PrivacyError, ProtocolError
+from isthmus.errors import BudgetExhausted, ConfigError, FederationError, PrivacyError, ProtocolError
+from isthmus.private.cost import Cost, Covered, no_charge
 from isthmus.private.ledger import Ledger
 from isthmus.private.letters import ANSWER, HeardInFolder, Letter, NumbersInFolder, Post
 from isthmus.private.lookup import Lookup, Seeker
@@ -37,18 +39,24 @@ from isthmus.text import Tokens, tokenise
 
 REFUSED = "the message was refused"
 NO_BUDGET = "the release would exceed this silo's budget"
+NO_ROOM = "this silo's budget has no room for another sum of totals beside what its counts need"
+RELAY = "relay"
+"""The name of the relay in a silo's ledger."""
 AGAIN, PATIENCE = 4, 8
 """Turns after which a silo asks again, and turns without a letter after which the relay gives up."""
 
 Form = Literal["publish", "ask"]
+
+_log = logging.getLogger("isthmus.private")
 
 
 @dataclass(frozen=True, eq=False)
 class Party:
     """A silo in an exchange: its folder, what it asks, and the terms under which it releases.
 
-    The terms are the silo's own, and so is every path: nothing that arrives can change them. `entropy` is
-    where the noise of its part in the sums comes from.
+    The terms are the silo's own, and so is every path: nothing that arrives can change them, and what a relay
+    proposes beyond `least_colluding` and `most_width` is refused. `entropy` is where the noise of its part in
+    the sums comes from.
     """
 
     folder: SiloFolder
@@ -58,6 +66,18 @@ class Party:
     epsilon_totals: float = 0.5
     k: int = 100
     entropy: Entropy = os.urandom
+    least_colluding: int = 1
+    """Silos that may tell the relay their share of the noise: the others' shares must suffice."""
+    most_width: int = WIDTH
+    """Cells of the sketches of totals."""
+
+    def __post_init__(self) -> None:
+        if self.least_colluding < 1 or self.most_width < 2:
+            raise ConfigError(
+                f"least_colluding = {self.least_colluding}, most_width = {self.most_width}",
+                key="least_colluding",
+                expected="at least one silo that colludes, and two cells",
+            )
 
     def features(self, peer: str) -> Path:
         """Where the features of its queries over a silo's documents are put."""
@@ -170,6 +190,7 @@ class Exchange:
             raise ProtocolError("an exchange with a silo that is not trusted")
         if self.peers and self.name not in turn.agreed.silos:
             raise ProtocolError("an exchange of other silos")
+        self._check_terms()
         self.path = self.folder.path / "exchange" / turn.agreed.session.hex()
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         heard = self.folder.path / "heard"
@@ -179,6 +200,20 @@ class Exchange:
         self.summing = Summing(turn.agreed, keys, self.path)
         self.refused, self.waits = 0, False
         self.failed: list[str] = []
+
+    def _check_terms(self) -> None:
+        """Refuse less noise, or wider sketches, than the silo's own settings allow."""
+        agreed, party = self.turn.agreed, self.party
+        if agreed.colluding < party.least_colluding:
+            raise ProtocolError(
+                f"noise for {agreed.colluding} colluding silos, where this silo's least is"
+                f" {party.least_colluding} (the relay's setting colluding)"
+            )
+        if agreed.width > party.most_width:
+            raise ProtocolError(
+                f"sketches of {agreed.width} cells, where this silo's most is {party.most_width}"
+                " (the relay's setting width)"
+            )
 
     def reply(self) -> Reply:
         """Do what the turn asks for."""
@@ -191,25 +226,73 @@ class Exchange:
         return Reply(self.name, letters, sums, done, self.refused, tuple(sorted(set(self.failed))))
 
     def _summed(self, ledger: Ledger) -> Parts:
-        told = self.turn.sums
-        if self.turn.step == 0:
+        incoming, step = self.turn.sums, self.turn.step
+        if step == 0:
+            self._forget_stopped(ledger)
             return self.summing.advertise(self.fields)
-        if self.turn.step == 1:
-            return self.summing.share(told)
-        if self.turn.step == 2:
-            return self.summing.mask(told, {name: self._adding(name, ledger) for name in self.fields})
-        if self.turn.step == 3:
-            return self.summing.reveal(told)
-        if self.turn.step == 4:
-            self.summing.finish(told)
+        if step == 1:
+            parts = self.summing.share(incoming)
+            self._charge(ledger, book=False)  # before anything of this silo's can be opened
+            return parts
+        if step == 2:
+            return self.summing.mask(incoming, {name: self._adding(name) for name in self.fields})
+        if step == 3:
+            return self.summing.confirm(incoming)
+        if step == 4:
+            parts = self.summing.reveal(incoming)
+            self._charge(ledger, book=True)
+            return parts
+        if step == 5:
+            self.summing.finish(incoming)
         return {}
 
-    def _adding(self, name: str, ledger: Ledger) -> Contribution:
-        covered = self.folder.owner(name, self.party.epsilon, ledger.charge_all).covered
+    def _charge(self, ledger: Ledger, *, book: bool) -> None:
+        """Book the sums of all fields, or see whether there is room; what counts need is left in any case.
+
+        A relay that has sums opened again and again uses up what is there for sums, and nothing else.
+        """
+        sums = [charge for name in self.fields for charge in self.summing.charges(name, self._adding(name))]
+        counts = self._payable_counts(ledger)
+        try:
+            ledger.charge_all(sums if book else [], reserve=counts if book else [*sums, *counts])
+        except BudgetExhausted:
+            cure = "raise the budget, or exchange again when documents have changed"
+            self._note(ledger, f"refused a sum of totals: no budget beside what counts need ({cure})")
+            raise PrivacyError(NO_ROOM) from None
+
+    def _forget_stopped(self, ledger: Ledger) -> None:
+        """Sessions that the relay did not bring to their end: their keys go, and the ledger says so."""
+        for path in sorted(self.path.parent.iterdir()):
+            if path == self.path or not path.is_dir():
+                continue
+            revealed = Summing(self.turn.agreed, self.folder.keys, path).stopped()
+            if revealed is not None:
+                outcome = "after its sum was charged" if revealed else "before its sum was opened or charged"
+                self._note(ledger, f"session {path.name[:8]} was stopped {outcome}")
+
+    def _note(self, ledger: Ledger, note: str) -> None:
+        ledger.record("incident", RELAY, note=note)
+        _log.error("%s: %s", self.name, note)
+
+    def _payable_counts(self, ledger: Ledger) -> list[tuple[Cost, Covered, str]]:
+        """What releasing counts to the others will cost; nothing if that is beyond the budget anyway."""
+        owners = [self.folder.owner(name, self.party.epsilon, no_charge) for name in self.fields]
+        counts = [
+            charge
+            for owner in owners
+            for peer in self.peers
+            for charge in owner.charges(owner.no_columns, peer)
+        ]
+        try:
+            ledger.charge_all([], reserve=counts)
+        except BudgetExhausted:
+            return []
+        return counts
+
+    def _adding(self, name: str) -> Contribution:
+        covered = self.folder.owner(name, self.party.epsilon, no_charge).covered
         epsilons = (self.party.epsilon_totals,) * 2
-        return Contribution(
-            self.words[name], covered, ledger.charge_all, *epsilons, entropy=self.party.entropy
-        )
+        return Contribution(self.words[name], covered, *epsilons, entropy=self.party.entropy)
 
     def _answers(self, ledger: Ledger) -> Iterator[bytes]:
         """Take in answers and answer questions; what is neither comes from the relay or a stranger."""
@@ -299,8 +382,7 @@ class Exchange:
     @cached_property
     def totals(self) -> dict[str, Totals]:
         """How common words are in all silos."""
-        with self.folder.ledger() as ledger:
-            found = {name: self.summing.totals(name, self._adding(name, ledger)) for name in self.fields}
+        found = {name: self.summing.totals(name, self._adding(name)) for name in self.fields}
         return {name: totals for name, totals in found.items() if totals is not None}
 
     @cached_property

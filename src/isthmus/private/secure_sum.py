@@ -1,20 +1,26 @@
 """A sum that nobody can take apart: integer vectors under masks that cancel.
 
-The protocol is that of Bonawitz et al. (CCS 2017) for an honest-but-curious relay, in four steps:
+The protocol is that of Bonawitz et al. (CCS 2017) against a relay that does not follow it, in five steps:
 
-    member.advertise()            two X25519 public keys, signed if the member has an identity
+    member.advertise()            two X25519 public keys, signed by the member's identity
     member.share(adverts)         a mask seed and the mask key, in Shamir shares, one sealed box a peer
     member.mask(vector, boxes)    x + PRG(own seed) + Σ_{v>u} PRG(key_uv) − Σ_{v<u} PRG(key_uv)  mod 2^64
-    member.reveal(answered)       for those who answered a share of their seed, for the others of their key
+    member.confirm(answered)      a signature over who answered, and over all that was agreed before
+    member.reveal(signatures)     of those who answered a share of their seed, of the others one of their key
 
-and the relay's `total(…)` takes the masks away. It learns the sum over the members who answered, and
-nothing else, as long as fewer than `threshold` members tell it their secrets; any `threshold` of them
-suffice to finish, so members may drop out at every step. A member never reveals both shares of one
-peer and answers once per session, and the threshold lies above half of the members: so the relay
-cannot ask one half about the seed and the other about the key of a vector that came late.
+and the relay's `total(…)` takes the masks away. It learns the sum over the members who answered, and nothing
+else, as long as fewer than a third of the members tell it their secrets. Members may drop out at every step
+while `threshold` of them are left, which is above two thirds of all: every member checks that itself, and
 
-`terms` are what the members were told about the sum, such as everybody's weight: members who were told
-different things have masks that do not cancel. `kept` and `resumed` carry a member from process to process.
+- reveals nothing before `threshold` members have signed the very list it has signed itself. Two lists would
+  need a member who signs both, whatever the relay says to whom;
+- signs one list a session, and only one with its own name: it never gives away a share of its own mask key;
+- signs, with the list, everybody's keys of this session: a signature of another session fits no other.
+
+`terms` are what the members know about the sum, such as everybody's weight: members who know different
+things have masks that do not cancel and signatures that do not count. Members without an identity are for
+simulations: they follow the same steps, and believe the relay about who is who. `kept` and `resumed` carry a
+member from process to process.
 
 Sums are exact modulo 2^64. `FixedPoint` turns real vectors into integers and back, and refuses values
 that would wrap around, so a diverging model is an error and not a random number.
@@ -22,9 +28,10 @@ that would wrap around, so a diverging model is an error and not a random number
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,11 +46,16 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import ArrayLike, NDArray
 
 from isthmus.errors import PrivacyError, ProtocolError
+from isthmus.private import shamir
 
 Words = NDArray[np.uint64]
 
-_SECRET = 32
-_SHARE = 4 + _SECRET + 16  # index, secret, padding block: what a Shamir share of 32 bytes takes
+_SECRET = shamir.SECRET
+
+
+def least_threshold(members: int) -> int:
+    """The fewest members that may finish a sum of so many: ⌊2n/3⌋ + 1."""
+    return 2 * members // 3 + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +67,10 @@ class Advert:
     mask_key: bytes
     signature: bytes = b""
 
-    def told(self, session: bytes) -> bytes:
+    def statement(self, session: bytes) -> bytes:
         """What the signature covers."""
-        return (
-            b"\x00".join((b"isthmus secure sum", session, self.name.encode()))
-            + self.sealing_key
-            + self.mask_key
-        )
+        parts = (b"isthmus secure sum, keys", session, self.name.encode(), self.sealing_key, self.mask_key)
+        return joined(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +85,8 @@ class Revealed:
 class Member:
     """One silo's side of one session. Make a new one for every sum.
 
-    `identity` signs the advert; `trusted` maps the other members to the identities they must have. Without it
-    the relay is believed about who is who.
+    `identity` signs; `trusted` maps the other members to the identities they must have. Without it the relay
+    is believed about who is who. `threshold` may be proposed by anybody: `share` refuses one that is too low.
     """
 
     name: str
@@ -86,8 +95,11 @@ class Member:
     identity: Ed25519PrivateKey | None = None
     trusted: Mapping[str, Ed25519PublicKey] | None = None
     entropy: Callable[[int], bytes] = os.urandom
+    terms: bytes = field(default=b"", init=False)
     _peers: dict[str, Advert] = field(default_factory=dict, init=False, repr=False)
     _held: dict[str, tuple[bytes, bytes]] = field(default_factory=dict, init=False, repr=False)
+    _masked: bool = field(default=False, init=False, repr=False)
+    _survivors: tuple[str, ...] = field(default=(), init=False, repr=False)
     _revealed: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,23 +111,23 @@ class Member:
 
     def kept(self) -> bytes:
         """The member with all its secrets, to be put away by its own silo between steps."""
-        told = {
+        secrets = self._sealing.private_bytes_raw(), self._masking.private_bytes_raw(), self._seed
+        state = {
             "name": self.name,
             "session": self.session.hex(),
             "threshold": self.threshold,
-            "secrets": [
-                self._sealing.private_bytes_raw().hex(),
-                self._masking.private_bytes_raw().hex(),
-                self._seed.hex(),
-            ],
+            "secrets": [secret.hex() for secret in secrets],
             "peers": [
                 [a.name, a.sealing_key.hex(), a.mask_key.hex(), a.signature.hex()]
                 for a in self._peers.values()
             ],
-            "held": {name: [seed.hex(), key.hex()] for name, (seed, key) in self._held.items()},
+            "shares": {name: [seed.hex(), key.hex()] for name, (seed, key) in self._held.items()},
+            "terms": self.terms.hex(),
+            "masked": self._masked,
+            "survivors": self._survivors,
             "revealed": self._revealed,
         }
-        return json.dumps(told).encode()
+        return json.dumps(state).encode()
 
     @classmethod
     def resumed(
@@ -126,18 +138,22 @@ class Member:
         trusted: Mapping[str, Ed25519PublicKey] | None = None,
     ) -> Member:
         """The member that `kept` has put away."""
-        told = json.loads(kept)
-        secrets = iter([bytes.fromhex(secret) for secret in told["secrets"]])
-        session = bytes.fromhex(told["session"])
+        state = json.loads(kept)
+        if "survivors" not in state:
+            raise ProtocolError("a secure sum begun by an older release of Isthmus (begin a new one)")
+        secrets = iter([bytes.fromhex(secret) for secret in state["secrets"]])
+        session = bytes.fromhex(state["session"])
         member = cls(
-            told["name"], session, told["threshold"], identity, trusted, entropy=lambda size: next(secrets)
+            state["name"], session, state["threshold"], identity, trusted, entropy=lambda size: next(secrets)
         )
         member.entropy = os.urandom
-        member._peers = {name: Advert(name, *map(bytes.fromhex, keys)) for name, *keys in told["peers"]}
+        member.terms = bytes.fromhex(state["terms"])
+        member._peers = {name: Advert(name, *map(bytes.fromhex, keys)) for name, *keys in state["peers"]}
         member._held = {
-            name: (bytes.fromhex(seed), bytes.fromhex(key)) for name, (seed, key) in told["held"].items()
+            name: (bytes.fromhex(seed), bytes.fromhex(key)) for name, (seed, key) in state["shares"].items()
         }
-        member._revealed = told["revealed"]
+        member._masked, member._revealed = state["masked"], state["revealed"]
+        member._survivors = tuple(state["survivors"])
         return member
 
     @property
@@ -152,29 +168,29 @@ class Member:
             self._sealing.public_key().public_bytes_raw(),
             self._masking.public_key().public_bytes_raw(),
         )
-        if self.identity is None:
-            return bare
-        signature = self.identity.sign(bare.told(self.session))
+        signature = self._signed(bare.statement(self.session))
         return Advert(bare.name, bare.sealing_key, bare.mask_key, signature)
 
     def share(self, adverts: Sequence[Advert]) -> dict[str, bytes]:
-        """Step 2: for every member (this one too) a sealed box with its shares of our two secrets."""
-        from flwr.common.secure_aggregation.crypto.shamir import create_shares
-
+        """Step 2: for every other member a sealed box with its shares of our two secrets."""
+        if self._held:
+            raise ProtocolError("this member has shared its secrets in this session already")
         self._peers = self._checked(adverts)
         names = sorted(self._peers)
-        seeds = create_shares(self._seed, self.threshold, len(names))
-        keys = create_shares(self._masking.private_bytes_raw(), self.threshold, len(names))
-        return {
-            name: self._seal(name, seed + key) for name, seed, key in zip(names, seeds, keys, strict=True)
-        }
+        seeds = shamir.split(self._seed, self.threshold, len(names), self.entropy)
+        secret = self._masking.private_bytes_raw()
+        keys = shamir.split(secret, self.threshold, len(names), self.entropy)
+        shares = dict(zip(names, zip(seeds, keys, strict=True), strict=True))
+        own_seed, _ = shares.pop(self.name)  # a share of one's own key is of no use to anybody honest
+        self._held = {self.name: (own_seed, b"")}
+        return {name: self._seal(name, seed + key) for name, (seed, key) in shares.items()}
 
     def _checked(self, adverts: Sequence[Advert]) -> dict[str, Advert]:
         peers = {advert.name: advert for advert in adverts}
         if len(peers) != len(adverts) or peers.get(self.name) != self.advertise():
             raise ProtocolError("the list of members names somebody twice or misquotes this member")
-        if not self.threshold <= len(peers) < 2 * self.threshold:
-            raise ProtocolError("the threshold must be above half of the members and not above all of them")
+        if not least_threshold(len(peers)) <= self.threshold <= len(peers):
+            raise ProtocolError("the threshold must be above two thirds of the members, and not above all")
         for advert in adverts:
             if len(advert.sealing_key) != _SECRET or len(advert.mask_key) != _SECRET:
                 raise ProtocolError("a public key has the wrong length")
@@ -183,59 +199,97 @@ class Member:
         return peers
 
     def _verify(self, advert: Advert) -> None:
-        known = (self.trusted or {}).get(advert.name)
-        if known is None:
+        if advert.name not in (self.trusted or {}):
             raise ProtocolError("the list of members names somebody this member does not know")
-        try:
-            known.verify(advert.signature, advert.told(self.session))
-        except InvalidSignature:
-            raise ProtocolError("a member's keys are not signed by its identity") from None
+        if not self._is_signed(advert.name, advert.signature, advert.statement(self.session)):
+            raise ProtocolError("a member's keys are not signed by its identity")
 
     def mask(self, vector: ArrayLike, boxes: Mapping[str, bytes], *, terms: bytes = b"") -> Words:
-        """Step 3: the vector under its masks. `boxes` holds what each member sealed for this one;
+        """Step 3: the vector under its masks. `boxes` holds what each other member sealed for this one;
         members without a box dropped out and take no part in the masks."""
-        if self._held:
+        if self._masked:
             raise ProtocolError("this member has masked a vector in this session already")
-        if self.name not in boxes or len(boxes) < self.threshold:
+        if self.name not in self._held or self.name in boxes:
+            raise ProtocolError("boxes for a member that has not shared its secrets, or one of its own")
+        if len(boxes) + 1 < self.threshold:
             raise ProtocolError("fewer members shared their secrets than the threshold")
-        self._held = {name: self._open(name, box) for name, box in boxes.items()}
+        self._held |= {name: self._open(name, box) for name, box in boxes.items()}
+        self._masked, self.terms = True, terms
         masked = as_words(vector) + _stream(self._seed, self.session, b"seed", np.size(vector))
+        scope = joined((self.session, terms))
         for name in boxes:
-            if name != self.name:
-                public, size = self._peers[name].mask_key, masked.size
-                pad = pairwise_mask(self._masking, public, (self.name, name), self.session + terms, size)
-                masked = masked + pad if self.name < name else masked - pad
+            public, size = self._peers[name].mask_key, masked.size
+            pad = pairwise_mask(self._masking, public, (self.name, name), scope, size)
+            masked = masked + pad if self.name < name else masked - pad
         return masked
 
-    def reveal(self, answered: Sequence[str]) -> Revealed:
-        """Step 4: shares of the seeds of those whose vector arrived, of the mask keys of the rest."""
+    def confirm(self, answered: Sequence[str]) -> bytes:
+        """Step 4: a signature over the list of those whose vector arrived; one list a session."""
+        survivors = tuple(sorted(answered))
+        if not self._masked or len(set(survivors)) != len(survivors):
+            raise ProtocolError("a list of those who answered before all have, or with somebody twice")
+        if len(survivors) < self.threshold or not set(survivors) <= set(self._held):
+            raise ProtocolError("the list of those who answered is too short or names a stranger")
+        if self.name not in survivors:
+            raise ProtocolError("the list of those who answered leaves out this member, who has")
+        if self._survivors not in ((), survivors):
+            raise ProtocolError("this member has signed another list of those who answered")
+        self._survivors = survivors
+        return self._signed(self._agreement())
+
+    def reveal(self, signatures: Mapping[str, bytes]) -> Revealed:
+        """Step 5: shares of the seeds of those who answered, of the mask keys of the rest, once `threshold`
+        members have signed the list that this one has."""
         if self._revealed:
             raise ProtocolError("this member has revealed its shares in this session already")
-        there = set(answered)
-        if len(there) < self.threshold or not there <= set(self._held):
-            raise ProtocolError("the list of those who answered is too short or names a stranger")
+        agreement, signers = self._agreement(), set(signatures) & set(self._survivors)
+        agreed = [name for name in signers if self._is_signed(name, signatures[name], agreement)]
+        if not self._survivors or len(agreed) < self.threshold:
+            raise ProtocolError("too few members have signed the same list of those who answered")
         self._revealed = True
         return Revealed(
-            {name: seed for name, (seed, _) in self._held.items() if name in there},
-            {name: key for name, (_, key) in self._held.items() if name not in there},
+            {name: self._held[name][0] for name in self._survivors},
+            {name: key for name, (_, key) in self._held.items() if name not in self._survivors},
         )
+
+    def _agreement(self) -> bytes:
+        """All that members must agree on before anything is opened."""
+        keys = [advert.statement(self.session) for _, advert in sorted(self._peers.items())]
+        lists = [joined(name.encode() for name in names) for names in (sorted(self._held), self._survivors)]
+        settled = (self.session, self.threshold.to_bytes(4), joined(keys), self.terms, *lists)
+        return joined((b"isthmus secure sum, survivors", hashlib.sha256(joined(settled)).digest()))
+
+    def _signed(self, statement: bytes) -> bytes:
+        return b"" if self.identity is None else self.identity.sign(statement)
+
+    def _is_signed(self, name: str, signature: bytes, statement: bytes) -> bool:
+        """Whether a member has signed; where nobody has an identity the relay is believed."""
+        if name == self.name:
+            return signature == self._signed(statement)
+        if self.trusted is None:
+            return True
+        try:
+            self.trusted[name].verify(signature, statement)
+        except (InvalidSignature, KeyError):
+            return False
+        return True
 
     def _seal(self, name: str, secret: bytes) -> bytes:
         nonce = self.entropy(12)
-        told = _label(self.name, name, self.session)
-        return nonce + ChaCha20Poly1305(self._box_key(name)).encrypt(nonce, secret, told)
+        label = joined((self.name.encode(), name.encode(), self.session))
+        return nonce + ChaCha20Poly1305(self._box_key(name)).encrypt(nonce, secret, label)
 
     def _open(self, name: str, box: bytes) -> tuple[bytes, bytes]:
         if name not in self._peers:
             raise ProtocolError("a box from somebody who is not a member")
         try:
-            told = _label(name, self.name, self.session)
-            secret = ChaCha20Poly1305(self._box_key(name)).decrypt(box[:12], box[12:], told)
+            label = joined((name.encode(), self.name.encode(), self.session))
+            secret = ChaCha20Poly1305(self._box_key(name)).decrypt(box[:12], box[12:], label)
         except (InvalidTag, ValueError):
             raise ProtocolError("a box that was not sealed for this member in this session") from None
-        if len(secret) != 2 * _SHARE:
+        if len(secret) != 2 * shamir.SHARE:
             raise ProtocolError("a box of the wrong size")
-        return secret[:_SHARE], secret[_SHARE:]
+        return secret[: shamir.SHARE], secret[shamir.SHARE :]
 
     def _box_key(self, name: str) -> bytes:
         return _agree(self._sealing, self._peers[name].sealing_key, b"box" + self.session)
@@ -259,16 +313,17 @@ def total(
         raise ProtocolError(f"{len(revealed)} members revealed their shares, {threshold} are needed")
     summed: Words = np.stack(list(masked.values())).sum(axis=0, dtype=np.uint64)
     public = {advert.name: advert.mask_key for advert in adverts}
+    chosen = list(revealed.values())[:threshold]
     for name in masked:
-        seed = _combine([shares.seeds[name] for shares in revealed.values()], threshold)
+        seed = shamir.combine([shares.seeds[name] for shares in chosen])
         summed -= _stream(seed, session, b"seed", summed.size)
+    scope = joined((session, terms))
     for gone in sorted(set(shared) - set(masked)):
-        secret = _combine([shares.keys[gone] for shares in revealed.values()], threshold)
-        key = X25519PrivateKey.from_private_bytes(secret)
+        key = X25519PrivateKey.from_private_bytes(shamir.combine([shares.keys[gone] for shares in chosen]))
         if key.public_key().public_bytes_raw() != public[gone]:
             raise ProtocolError("the revealed shares do not restore a dropped member's key")
         for name in masked:
-            pad = pairwise_mask(key, public[name], (gone, name), session + terms, summed.size)
+            pad = pairwise_mask(key, public[name], (gone, name), scope, summed.size)
             summed = summed - pad if name < gone else summed + pad
     return summed
 
@@ -285,12 +340,11 @@ def sum_in_memory(
     members = {name: Member(name, session, threshold, entropy=entropy) for name in vectors}
     adverts = [member.advertise() for member in members.values()]
     sealed = {name: member.share(adverts) for name, member in members.items()}
-    masked = {
-        name: member.mask(vectors[name], {peer: boxes[name] for peer, boxes in sealed.items()})
-        for name, member in members.items()
-        if name not in dropped
-    }
-    revealed = {name: members[name].reveal(list(masked)) for name in masked}
+    boxes = {name: {peer: sealed[peer][name] for peer in sealed if peer != name} for name in sealed}
+    there = [name for name in members if name not in dropped]
+    masked = {name: members[name].mask(vectors[name], boxes[name]) for name in there}
+    signatures = {name: members[name].confirm(list(masked)) for name in masked}
+    revealed = {name: members[name].reveal(signatures) for name in masked}
     return total(masked, adverts, revealed, session=session, threshold=threshold, shared=list(sealed))
 
 
@@ -299,7 +353,8 @@ def pairwise_mask(
 ) -> Words:
     """The mask two members share; the one whose name sorts first adds it, the other takes it away."""
     first, second = sorted(pair)
-    key = _agree(secret, public, b"mask" + _label(first, second, session))
+    label = joined((first.encode(), second.encode(), session))
+    key = _agree(secret, public, b"mask" + label)
     return _stream(key, session, b"pair", size)
 
 
@@ -318,18 +373,8 @@ def _stream(key: bytes, session: bytes, purpose: bytes, size: int) -> Words:
     return np.frombuffer(cipher.update(b"\x00" * (8 * size)), dtype="<u8").astype(np.uint64)
 
 
-def _combine(shares: Sequence[bytes], threshold: int) -> bytes:
-    from flwr.common.secure_aggregation.crypto.shamir import combine_shares
-
-    try:
-        return combine_shares(list(shares[:threshold]))
-    except ValueError:
-        raise ProtocolError("the revealed shares do not fit together") from None
-
-
-def _label(sender: str, receiver: str, session: bytes) -> bytes:
-    """Length-prefixed, so that no two pairs of names spell the same label."""
-    parts = (sender.encode(), receiver.encode(), session)
+def joined(parts: Iterable[bytes]) -> bytes:
+    """Length-prefixed, so that no two sequences of parts spell the same bytes."""
     return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 

@@ -4,12 +4,15 @@ A silo's part (`Summing`) and the relay's (`Adding`) exchange named bytes, one n
 
     step 0   silo: its signed public keys                          relay: hands all of them to all
     step 1   silo: a box for every silo, with shares of its keys   relay: hands each box to its receiver
-    step 2   silo: charges, adds its share of noise, masks         relay: says who has answered
-    step 3   silo: shares of what takes the masks away             relay: the noisy total, to all
-    step 4   silo: keeps the total
+    step 2   silo: adds its share of noise, masks                  relay: says who has answered
+    step 3   silo: signs the list of those who have                relay: hands all signatures to all
+    step 4   silo: charges, then gives what takes the masks away   relay: the noisy total, to all
+    step 5   silo: keeps the total
 
-The relay sees no silo's cells. What it could do is hand wrong things on: keys are signed by identities that
-silos know from each other's cards, boxes open for their receiver only, and the rest is a ProtocolError.
+The relay sees no silo's cells. What it could do is hand wrong things on: keys and lists are signed by
+identities that silos know from each other's cards, boxes open for their receiver only, and the rest is a
+ProtocolError. All silos must stay to the end, so a masked vector is noise until its own silo gives its
+shares: that is when a release is charged, and a session that ends before costs nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from isthmus.errors import ProtocolError
-from isthmus.private.cost import ChargeAll, Covered
+from isthmus.private.cost import Cost, Covered, no_charge
 from isthmus.private.keyring import Keyring
 from isthmus.private.noise import Entropy
-from isthmus.private.secure_sum import Advert, Member, Revealed, Words, total
+from isthmus.private.secure_sum import Advert, Member, Revealed, Words, joined, total
 from isthmus.private.sums import SumPlan
 from isthmus.private.totals import Sums, Totals
 from isthmus.tables.files import replacing
@@ -36,7 +39,7 @@ from isthmus.text import Tokens
 Parts = dict[str, bytes]
 """Named bytes: `FIELD`, or `FIELD/SILO`."""
 
-STEPS = 5
+STEPS = 6
 _KEYS, _SIGNED = 64, 128
 
 
@@ -49,12 +52,17 @@ class Agreed:
     count: int
     width: int
     colluding: int = 1
-    dropped: int = 0
 
     @property
     def threshold(self) -> int:
-        """How many silos must answer."""
-        return self.count - self.dropped
+        """How many silos must stay to the end: all."""
+        return self.count
+
+    @property
+    def terms(self) -> bytes:
+        """What masks and signatures are bound to."""
+        numbers = (self.count, self.width, self.colluding)
+        return joined([*(name.encode() for name in self.silos), *(n.to_bytes(8, "little") for n in numbers)])
 
     def of_field(self, name: str) -> bytes:
         """The session of one field's sum."""
@@ -67,7 +75,6 @@ class Contribution:
 
     words: Tokens
     covered: Covered
-    charge: ChargeAll
     epsilon_df: float = 0.5
     epsilon_cf: float = 0.5
     entropy: Entropy = os.urandom
@@ -110,7 +117,7 @@ class Summing:
         return parts
 
     def mask(self, incoming: Mapping[str, bytes], contributions: Mapping[str, Contribution]) -> Parts:
-        """Step 2: the cells of this silo with its share of noise, under masks; charged before."""
+        """Step 2: the cells of this silo with its share of noise, under masks."""
         parts: Parts = {}
         for name, boxes in _by_field(incoming).items():
             if name not in contributions:
@@ -121,18 +128,33 @@ class Summing:
                 raise ProtocolError("a sum of other silos than those that have begun it")  # or less noise
             sums = Sums.of(adding.words, plan.family)
             vector = plan.contribute(
-                self.identity.name, sums, adding.covered, charge=adding.charge, entropy=adding.entropy
+                self.identity.name, sums, adding.covered, charge=no_charge, entropy=adding.entropy
             )
-            parts[name] = member.mask(vector, boxes).astype("<u8").tobytes()
+            parts[name] = member.mask(vector, boxes, terms=self.agreed.terms).astype("<u8").tobytes()
             self._keep(name, member)
         return parts
 
-    def reveal(self, incoming: Mapping[str, bytes]) -> Parts:
-        """Step 3."""
+    def confirm(self, incoming: Mapping[str, bytes]) -> Parts:
+        """Step 3: signatures over who has answered."""
         parts: Parts = {}
         for name, answered in incoming.items():
             member = self._member(name)
-            shares = member.reveal(_names(answered))
+            parts[name] = member.confirm(_names(answered))
+            self._keep(name, member)
+        return parts
+
+    def charges(self, name: str, adding: Contribution) -> list[tuple[Cost, Covered, str]]:
+        """What the sum of a field costs this silo's documents, under the session's name."""
+        costs = self._plan(name, adding).costs(self.agreed.session.hex())
+        peers = sorted(self._member(name).peers - {self.identity.name})
+        return [(cost, adding.covered, peer) for cost in costs for peer in peers]
+
+    def reveal(self, incoming: Mapping[str, bytes]) -> Parts:
+        """Step 4: to be charged before it leaves."""
+        parts: Parts = {}
+        for name, signatures in _by_field(incoming).items():
+            member = self._member(name)
+            shares = member.reveal(signatures)
             told = [
                 {silo: share.hex() for silo, share in part.items()} for part in (shares.seeds, shares.keys)
             ]
@@ -141,7 +163,7 @@ class Summing:
         return parts
 
     def finish(self, incoming: Mapping[str, bytes]) -> None:
-        """Step 4: keep what the relay has announced, and forget the keys of the masks."""
+        """Step 5: keep what the relay has announced, and forget the keys of the masks."""
         for name, told in incoming.items():
             if len(told) != 8 * (2 * self.agreed.width + 3):
                 raise ProtocolError("a total of other cells than agreed")
@@ -160,8 +182,17 @@ class Summing:
     def _plan(self, name: str, adding: Contribution) -> SumPlan:
         agreed = self.agreed
         family = self.group.family(f"totals {name}", width=agreed.width)
-        epsilons = adding.epsilon_df, adding.epsilon_cf
-        return SumPlan(name, family, agreed.silos, *epsilons, agreed.colluding, agreed.dropped)
+        return SumPlan(
+            name, family, agreed.silos, adding.epsilon_df, adding.epsilon_cf, colluding=agreed.colluding
+        )
+
+    def stopped(self) -> bool | None:
+        """Forget a session that did not end: whether this silo's shares had left, or None if it did end."""
+        left = list(self.folder.glob("*.member"))
+        revealed = any(json.loads(file.read_bytes()).get("revealed") for file in left)
+        for file in left:
+            file.unlink()
+        return revealed if left else None
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.member"
@@ -194,7 +225,7 @@ class Adding:
 
     def after(self, step: int, replies: Mapping[str, Parts]) -> dict[str, Parts]:
         """What every silo gets for the next step, from what silos gave in this one."""
-        between = (self._adverts, self._boxes, self._answered, self._totals)
+        between = (self._adverts, self._boxes, self._answered, self._signatures, self._totals)
         return between[step](replies) if step < len(between) else {name: {} for name in replies}
 
     def _adverts(self, replies: Mapping[str, Parts]) -> dict[str, Parts]:
@@ -226,6 +257,10 @@ class Adding:
         told = {name: json.dumps(sorted(found)).encode() for name, found in self.masked.items()}
         return {silo: dict(told) for silo in replies}
 
+    def _signatures(self, replies: Mapping[str, Parts]) -> dict[str, Parts]:
+        handed = {f"{name}/{silo}": data for silo, parts in replies.items() for name, data in parts.items()}
+        return {silo: dict(handed) for silo in replies}
+
     def _totals(self, replies: Mapping[str, Parts]) -> dict[str, Parts]:
         announced: Parts = {}
         for name, masked in self.masked.items():
@@ -247,8 +282,16 @@ def _total(
     shared: Sequence[str],
 ) -> Words:
     try:
-        session = agreed.of_field(name)
-        return total(masked, adverts, revealed, session=session, threshold=agreed.threshold, shared=shared)
+        session, terms = agreed.of_field(name), agreed.terms
+        return total(
+            masked,
+            adverts,
+            revealed,
+            session=session,
+            threshold=agreed.threshold,
+            shared=shared,
+            terms=terms,
+        )
     except KeyError:
         raise ProtocolError("a silo has not revealed all that its part is") from None
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from isthmus.errors import ConfigError, PrivacyError
 from isthmus.private.cost import ChargeAll, Cost, Covered, no_charge
 from isthmus.private.noise import Entropy, Geometric
-from isthmus.private.secure_sum import Words, as_signed, sum_in_memory
+from isthmus.private.secure_sum import Words, as_signed, least_threshold, sum_in_memory
 from isthmus.private.sketch import HashFamily
 from isthmus.private.totals import Sums, Totals
 from isthmus.tables.ids import FloatArray, IntArray
@@ -122,7 +122,7 @@ class SumPlan:
     def __post_init__(self) -> None:
         if self.family.rows != 1 or len(set(self.silos)) != len(self.silos):
             raise ConfigError("a sum is of one row of cells and of distinct silos", key="silos")
-        if not 2 * self.dropped < len(self.silos):
+        if self.threshold < least_threshold(len(self.silos)):
             raise ConfigError(f"{self.dropped} silos may drop out of {len(self.silos)}", key="dropped")
         self.shares  # noqa: B018  refuses a plan without noise
 

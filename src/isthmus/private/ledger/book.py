@@ -131,22 +131,37 @@ class Ledger:
         """
         self.charge_all([(cost, covered, peer)], kind=kind)
 
-    def charge_all(self, releases: Iterable[Asked], *, kind: str = "counts") -> None:
-        """Book several releases in one transaction: all of them, or none."""
+    def charge_all(
+        self, releases: Iterable[Asked], *, kind: str = "counts", reserve: Iterable[Asked] = ()
+    ) -> None:
+        """Book several releases in one transaction: all of them, or none.
+
+        `reserve` are releases for which there must be room afterwards; they are not booked. With it one
+        purpose cannot use up what another needs: without releases it only asks whether there is room.
+        """
         _check_kind(kind)
-        unpaid = [asked for asked in releases if not self._is_paid(*asked)]
-        if not unpaid:
+        unpaid, spared = (
+            [asked for asked in part if not self._is_paid(*asked)] for part in (releases, reserve)
+        )
+        if not unpaid and not spared:
             return
         with self._store.writing() as db:
-            budget, at, loaded = self._budget(db), self._clock(), None
-            for cost, covered, peer in unpaid:
-                if covered is not loaded:
-                    lineage.load(db, covered)
-                    lineage.admit(db)
-                    loaded = covered
-                charging.charge(db, cost, peer, budget=budget, kind=kind, at=at)
+            self._charge(db, unpaid, kind)
+            if spared:
+                db.execute("SAVEPOINT spared")
+                self._charge(db, spared, kind)
+                db.execute("ROLLBACK TO spared")
         for cost, covered, peer in unpaid:
             self._remember(cost, covered, peer)
+
+    def _charge(self, db: sqlite3.Connection, releases: Sequence[Asked], kind: str) -> None:
+        budget, at, loaded = self._budget(db), self._clock(), None
+        for cost, covered, peer in releases:
+            if covered is not loaded:
+                lineage.load(db, covered)
+                lineage.admit(db)
+                loaded = covered
+            charging.charge(db, cost, peer, budget=budget, kind=kind, at=at)
 
     def _is_paid(self, cost: Cost, covered: Covered, peer: str) -> bool:
         """Whether exactly these versions are known to be paid: charges are never undone."""

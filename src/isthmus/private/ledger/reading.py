@@ -15,13 +15,15 @@ from isthmus.errors import DataError
 from isthmus.private.composition import Loss, pure_to_zcdp, room
 from isthmus.private.cost import explain
 from isthmus.private.ledger.budget import Budget
-from isthmus.private.ledger.schema import EVERYBODY, NO_GUARANTEE
+from isthmus.private.ledger.schema import EVERYBODY, INCIDENT, NO_GUARANTEE
 
 SUMS = """
     SELECT d.name, coalesce(p.name, ''), s.field, s.epsilon, s.square, s.rho,
         (SELECT count(*) FROM version v WHERE v.document = d.id)
     FROM spent s JOIN document d ON d.id = s.document LEFT JOIN peer p ON p.id = s.peer
 """
+
+LAST_INCIDENTS = f"SELECT note FROM departure WHERE kind = '{INCIDENT}' ORDER BY id DESC LIMIT 3"
 
 DEPARTURES = """
     SELECT d.id, d.at, d.kind, p.name, coalesce(r.mechanism, ''), coalesce(r.name, ''),
@@ -148,7 +150,7 @@ def departures(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
             "release": release,
             "fields": json.loads(fields),
             "epsilon": epsilon,
-            "guarantee": guarantee(epsilon),
+            "guarantee": guarantee(epsilon, kind),
             "unit": unit,
             "items": items,
             "charged": charged,
@@ -195,6 +197,7 @@ def summary(db: sqlite3.Connection, budget: Budget) -> dict[str, Any]:
         "meaning": _meaning(db, spent(totals, budget)),
         "least_left": left(totals, budget.ceiling),
         "departures": list(_grouped(db)),
+        "incidents": [note for (note,) in db.execute(LAST_INCIDENTS)],
     }
 
 
@@ -221,7 +224,7 @@ def _grouped(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
             "mechanism": mechanism,
             "fields": json.loads(fields),
             "epsilon": epsilon,
-            "guarantee": guarantee(epsilon),
+            "guarantee": guarantee(epsilon, kind),
             "unit": unit,
             "times": times,
             "items": items,
@@ -247,8 +250,10 @@ def audit(db: sqlite3.Connection, path: str) -> None:
         )
 
 
-def guarantee(epsilon: float | None) -> str:
+def guarantee(epsilon: float | None, kind: str = "") -> str:
     """An ε in words, with the words for none."""
+    if kind == INCIDENT:
+        return "nothing left"
     if epsilon is None:
         return NO_GUARANTEE
     return "ε = ∞" if epsilon == math.inf else f"ε = {epsilon:g}"

@@ -30,8 +30,11 @@ KINDS = (
     "snippets",
     "feedback",
     "query text",
+    "incident",
 )
-"""Everything that leaves a silo is one of these."""
+"""Everything that leaves a silo is one of these, but for incidents: what was refused, or broken off."""
+
+INCIDENT = "incident"
 
 NO_GUARANTEE = "no DP guarantee"
 
