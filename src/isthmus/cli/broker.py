@@ -139,7 +139,13 @@ def summary_of(answer: Answer) -> str:
     if answer.below:
         told += f", {answer.below} more below {answer.threshold:g}"
     told += f" · {len(answered)} of {several(len(answer.silos), 'silo')} answered"
-    return told + (f" ({', '.join(others)})" if others else "") + f" · {answer.took_ms:.0f} ms"
+    return told + (f" ({', '.join(others)})" if others else "") + f" · {_took(answer.took_ms)}"
+
+
+def _took(milliseconds: float) -> str:
+    if milliseconds < 1:
+        return "under 1 ms"
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
 
 
 def _table(answer: Answer) -> Any:

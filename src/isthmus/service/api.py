@@ -75,7 +75,7 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
         app,
         gate=gate,
         limits=broker.settings.limits,
-        surface=Surface(open=(*OPEN, *opened), hosts=hosts_of(broker.settings)),
+        surface=Surface(open=(*OPEN, *opened), abandoned=("/v1/search",), hosts=hosts_of(broker.settings)),
         observe=observe,
     )
 

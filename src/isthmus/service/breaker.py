@@ -3,10 +3,14 @@
 closed ── failures in a row ──▶ open ── pause over ──▶ half open ── success ──▶ closed
                                   ▲                        │
                                   └── failure, pause × 2 ──┘
+
+Only what the silo did counts. It is not to blame for a queue that our own searches made: while it answers
+others, a late answer means that it is busy.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -23,7 +27,7 @@ class Breaker:
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._clock = settings, clock
         self._failures, self._pause, self._until = 0, settings.pause, 0.0
-        self._probing = False
+        self._probing, self._heard = False, -math.inf
         self.last: Status = "down"
         self.reason = ""
         """What failed last, and why."""
@@ -65,6 +69,17 @@ class Breaker:
             return  # asked before the breaker opened, failed after: the pause is running already
         self._until = self._clock() + self._pause
 
+    def heard(self) -> None:
+        """It has just answered a search, whether or not anybody still waits for all of them."""
+        self._heard = self._clock()
+
+    def late(self, since: float) -> None:
+        """No answer in time to what was sent at `since`: a failure, unless it answered others meanwhile."""
+        if self._heard >= since:
+            self.dropped()
+        else:
+            self.failed("late", "no answer in time")
+
     def dropped(self) -> None:
-        """Nobody waited for the answer, so nothing is known."""
+        """Nobody waited for the answer, or it had no time for one, so nothing is known."""
         self._probing = False

@@ -33,6 +33,8 @@ from isthmus.service.statistics import Exchange
 from isthmus.service.training import training_of
 
 JSON = "application/json"
+LAG = 0.25
+"""Seconds by which a deadline may be noticed late; more, and it was this process that had no time."""
 VIEW_SECONDS, FRESH_SECONDS = 2.0, 2.0
 """How long a view waits for the silos, and how long what they said is shown again."""
 
@@ -73,6 +75,10 @@ class SiloLine:
         )
 
 
+class Busy(SiloUnavailable):
+    """A silo that says itself that it had no time to answer: it is there."""
+
+
 def understood(reply: Reply, model: type[M]) -> M:
     """A reply as the message it should be; anything else is SiloUnavailable or Refused."""
     if reply.status != 200:
@@ -93,7 +99,7 @@ def failure_of(reply: Reply) -> IsthmusError:
         409: Refused("it took the message for a replay: compare the clocks"),
         429: Refused("it takes no more requests for the moment"),
         503: SiloUnavailable("it is not ready"),
-        504: SiloUnavailable("it gave up"),
+        504: Busy("it had no time before the deadline"),
     }
     return told.get(reply.status) or BrokenReply(f"it answered with status {reply.status}")
 
@@ -153,27 +159,39 @@ class Broker:
             silo.line.close()
 
     async def search(self, asked: wire.Search) -> wire.Answer:
-        """Ask the silos, wait for all of them or the deadline, and put what they found in one order."""
-        began = time.perf_counter()
+        """Ask the silos, wait for all of them or the deadline, and put what they found in one order.
+
+        Cancelled, it stops asking: a node skips what nobody waits for.
+        """
+        began = time.monotonic()
         silos = self._named(asked.silos)
         deadline = asked.deadline_ms or self.settings.deadline_ms
         body = _question(asked, deadline)
         admitted = [silo for silo in silos if silo.breaker.admits()]
         tasks = {silo.name: asyncio.create_task(self._ask(silo, body, asked.k)) for silo in admitted}
-        if tasks:
-            await asyncio.wait(tasks.values(), timeout=deadline / 1000)
-        patient = deadline >= self.settings.deadline_ms
+        try:
+            if tasks:
+                await asyncio.wait(tasks.values(), timeout=deadline / 1000)
+        except asyncio.CancelledError:
+            for silo in admitted:
+                tasks[silo.name].cancel()
+                silo.breaker.dropped()
+            raise
+        on_time = time.monotonic() - began < deadline / 1000 + LAG
+        # a caller in a hurry, or a broker without time, must not close a silo for all others
+        patient = deadline >= self.settings.deadline_ms and on_time
         found: list[wire.Hit] = []
         statuses = []
         for silo in silos:
-            status, hits = self._outcome(silo, tasks.get(silo.name), deadline, patient=patient)
+            since = began if patient else None
+            status, hits = self._outcome(silo, tasks.get(silo.name), deadline, since)
             statuses.append(status)
             found += hits
             self._answers.add(silo=silo.name, status=status.status)
         threshold = max(asked.threshold, self.settings.threshold)
         hits, below = fused(found, k=asked.k, threshold=threshold)
         self._searches.add(found="yes" if hits else "no")
-        took = round((time.perf_counter() - began) * 1000, 1)
+        took = round((time.monotonic() - began) * 1000, 1)
         return wire.Answer.model_construct(
             hits=hits, silos=statuses, threshold=threshold, below=below, took_ms=took
         )
@@ -189,6 +207,7 @@ class Broker:
     async def _ask(self, silo: SiloLine, body: bytes, k: int) -> tuple[wire.NodeAnswer, float]:
         began = time.perf_counter()
         answer = understood(await silo.ask("POST", "/search", body), wire.NodeAnswer)
+        silo.breaker.heard()
         if answer.silo != silo.name or any(hit.silo != silo.name for hit in answer.hits):
             raise BrokenReply("it speaks for another silo")
         return answer, time.perf_counter() - began
@@ -198,26 +217,25 @@ class Broker:
         silo: SiloLine,
         task: asyncio.Task[tuple[wire.NodeAnswer, float]] | None,
         deadline: float,
-        *,
-        patient: bool,
+        since: float | None,
     ) -> tuple[wire.SiloStatus, list[wire.Hit]]:
-        """What became of the question here; the breaker is told."""
+        """What became of the question here; lateness counts against a silo that was asked at `since`."""
         breaker = silo.breaker
         if task is None:
             told = f"not asked after failing repeatedly ({breaker.reason}); next try in {breaker.wait:.1f} s"
             return silo.status(breaker.last, told), []
         if not task.done():
             task.cancel()
-            if patient:
-                breaker.failed("late", "no answer in time")
-            else:  # a caller in a hurry must not close a silo for all others
-                breaker.dropped()
+            breaker.dropped() if since is None else breaker.late(since)
             return silo.status("late", f"no answer within {deadline:.0f} ms"), []
         try:
             answer, took = task.result()
         except Refused as error:
             breaker.succeeded()
             return silo.status("refused", str(error)), []
+        except Busy as error:
+            breaker.dropped()
+            return silo.status("late", str(error)), []
         except (SiloUnavailable, OSError) as error:
             status: wire.Status = "broken" if isinstance(error, BrokenReply) else "down"
             breaker.failed(status, str(error))

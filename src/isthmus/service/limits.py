@@ -296,7 +296,7 @@ class Protect:
             self._check_body(scope, body)
         if self.once is not None and caller.policy is not None and scope["method"] not in ("GET", "HEAD"):
             _check_fresh(self.once, caller.name, scope)
-        with self._slot(unknown=unknown):
+        with self._slot(caller, unknown=unknown):
             await self._run(exchange, body, receive)
 
     def _most_bytes(self, scope: Scope, caller: Caller[Any], *, unknown: bool) -> int:
@@ -306,14 +306,15 @@ class Protect:
         return self.limits.operator_body_bytes if large else self.limits.body_bytes
 
     @contextmanager
-    def _slot(self, *, unknown: bool) -> Iterator[None]:
+    def _slot(self, caller: Caller[Any], *, unknown: bool) -> Iterator[None]:
         """Room for one more request; strangers have room of their own, so that they take nobody else's."""
         if unknown:
             running, most = self._strangers, self.limits.strangers
         else:
             running, most = self._running, self.limits.concurrent
-        if running >= most:
-            raise Problem(503, "too many requests at once", Retry_After="1")
+        if running >= most:  # a peer is told that it asks too much, not that something is wrong here
+            status = 503 if caller.policy is None else 429
+            raise Problem(status, "too many requests at once", Retry_After="1")
         self._running, self._strangers = self._running + (not unknown), self._strangers + unknown
         try:
             yield

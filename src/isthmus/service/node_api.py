@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -19,7 +21,7 @@ from isthmus import __version__
 from isthmus.errors import BudgetExhausted, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.describing import PROBLEMS, describe_problems
-from isthmus.service.limits import CALLER, NOTE, Problem, Protect, Surface, explain_problems
+from isthmus.service.limits import CALLER, GONE, NOTE, Problem, Protect, Surface, explain_problems
 from isthmus.service.metrics import CONTENT_TYPE, Metrics
 from isthmus.service.node import Node
 from isthmus.service.security import ApiKeys, Gate, Once
@@ -105,6 +107,23 @@ class NodeApi:
         """Work that takes a disk, or waits for the index, beside the loop and beside searches."""
         return await self._threaded(lambda: work(*given, **named), None)
 
+    async def _in_turn(self, work: Callable[[], T]) -> T:
+        """Work on one of the processors. Cancelled, it gives up its turn; or the processor, when it ends."""
+        begun = threading.Event()
+
+        def tracked() -> T:
+            begun.set()
+            return work()
+
+        task = asyncio.ensure_future(self._threaded(tracked, self._processors))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not begun.is_set():
+                task.cancel()
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody reads it
+            raise
+
     async def _threaded(self, work: Callable[[], T], limiter: anyio.CapacityLimiter | None) -> T:
         try:
             return await anyio.to_thread.run_sync(work, limiter=limiter)
@@ -126,13 +145,17 @@ class NodeApi:
         seal = partial(self.node.tokens.seal, query=asked.query, peer=peer)
         token = seal if policy.feedback else None
 
-        def work() -> wire.NodeAnswer:
-            waited = (time.perf_counter() - began) * 1000
-            if asked.deadline_ms is not None and waited > asked.deadline_ms:
-                raise Problem(504, "the deadline passed before the search began")
-            return self.node.searcher.search(asked, snippets=policy.snippets, token=token)
+        gone: threading.Event = request.scope[GONE]
 
-        answer = await self._threaded(work, self._processors)
+        def check() -> None:
+            waited = (time.perf_counter() - began) * 1000
+            if gone.is_set() or (asked.deadline_ms is not None and waited > asked.deadline_ms):
+                raise Problem(504, "the deadline passed before the search was done")
+
+        def work() -> wire.NodeAnswer:
+            return self.node.searcher.search(asked, snippets=policy.snippets, token=token, check=check)
+
+        answer = await self._in_turn(work)
         self._seconds.observe(time.perf_counter() - began)
         self._hits.add(len(answer.hits), peer=peer)
         self.node.note("scores", peer, len(answer.hits), "scores and explanations of hits")
@@ -290,7 +313,7 @@ def node_app(node: Node) -> ASGIApp:
         app,
         gate=gate_of(settings),
         limits=settings.limits,
-        surface=Surface(open=OPEN, large=LARGE),
+        surface=Surface(open=OPEN, large=LARGE, abandoned=("/v1/search",)),
         once=Once(),
         observe=api.observe,
     )

@@ -237,15 +237,27 @@ class Searcher:
     depth: int = 100
 
     def search(
-        self, asked: Search, *, snippets: bool, token: Callable[[str], str] | None = None
+        self,
+        asked: Search,
+        *,
+        snippets: bool,
+        token: Callable[[str], str] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> NodeAnswer:
-        """The best hits; titles and snippets only where they may be seen, a token where it may be judged."""
+        """The best hits; titles and snippets only where they may be seen, a token where it may be judged.
+
+        `check` is called before each stage, and raises when nobody waits for the answer any more.
+        """
+        check()
         began = time.perf_counter()
         snapshot = self.index.snapshot
         found = snapshot.find(asked.query, self.depth)
+        check()
         scored = self.scorer.score(snapshot, found)
+        check()
         kept = self._kept(scored, asked)
         reasons = self.scorer.explain(snapshot, found, scored, len(kept)) if asked.explain else None
+        check()
         texts = self.store.get([found.documents[at] for at in kept]) if snippets and kept else {}
         cut = partial(snippet, pattern=_pattern(asked.query, found.words))
         hits = [

@@ -56,6 +56,12 @@ export function decimal(number, digits = 2) {
   return number.toFixed(digits).replace("-", "−");
 }
 
+/** A time that something took: "under 1 ms", "12 ms", "1.2 s". */
+export function took(milliseconds) {
+  if (milliseconds < 1) return "under 1 ms";
+  return milliseconds < 1000 ? `${milliseconds.toFixed(0)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;
+}
+
 export function moment(text) {
   const when = new Date(text);
   return Number.isNaN(when.getTime()) ? text : when.toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });

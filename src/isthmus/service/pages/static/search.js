@@ -1,11 +1,12 @@
 // One box over all silos: hits with their probability, where they are, and why.
 
 import * as api from "./api.js";
-import { chip, count, decimal, hue, make, percent, rememberSilos, several, show, table } from "./dom.js";
+import { chip, count, decimal, hue, make, percent, rememberSilos, several, show, table, took } from "./dom.js";
 
 const WORDS = {
   answered: "answered", late: "did not answer in time", refused: "refused", down: "is down", broken: "answered nonsense",
 };
+const PAUSE = 250; // milliseconds between two questions of one person
 let places = null; // the elements of the view that is open
 
 export async function open(view, { parameters, signal, failed }) {
@@ -16,7 +17,7 @@ export async function open(view, { parameters, signal, failed }) {
   places = build(state);
   show(view, places.root);
   places.query.focus();
-  signal.addEventListener("abort", () => state.asking?.abort());
+  signal.addEventListener("abort", () => { clearTimeout(state.later); state.asking?.abort(); });
   await introduce(state, signal);
   if (state.query) await run(state);
 }
@@ -84,8 +85,22 @@ function keep(state) {
   history.replaceState(null, "", `#/search${[...kept].length ? `?${kept}` : ""}`);
 }
 
-async function run(state) {
+/** Ask at once; but not again while the same is being asked, nor more often than anybody reads answers. */
+function run(state) {
+  const question = JSON.stringify([state.query, state.above, [...state.without]]);
+  if (state.asking && state.question === question) return state.running;
+  state.question = question;
   state.asking?.abort();
+  clearTimeout(state.later);
+  const wait = (state.asked ?? -PAUSE) + PAUSE - performance.now();
+  if (wait <= 0) return (state.running = ask(state));
+  places.root.classList.add("busy");
+  state.later = setTimeout(() => { state.running = ask(state); }, wait);
+  return state.running;
+}
+
+async function ask(state) {
+  state.asked = performance.now();
   const asking = (state.asking = new AbortController());
   const asked = { query: state.query, k: 20, explain: true, threshold: state.above };
   if (state.without.size) asked.silos = state.names.filter((name) => !state.without.has(name));
@@ -96,10 +111,14 @@ async function run(state) {
     show(places.status, summary(answer, state), answer.hits.length ? null : nothing(answer));
     show(places.hits, answer.hits.map((hit) => item(hit, asked.query)));
   } catch (error) {
+    if (error.name === "AbortError") return; // another question has taken its place
     show(places.hits);
     state.failed(error, places.status);
   } finally {
-    if (state.asking === asking) places.root.classList.remove("busy");
+    if (state.asking === asking) {
+      places.root.classList.remove("busy");
+      state.asking = null;
+    }
   }
 }
 
@@ -109,7 +128,7 @@ function summary(answer) {
   const searched = answered.reduce((sum, silo) => sum + (silo.documents ?? 0), 0);
   const left = answer.below ? `, ${several(answer.below, "hit")} below ${percent(answer.threshold)} left out` : "";
   return make("div", {},
-    make("p", {}, `${answered.length} of ${several(answer.silos.length, "silo")} answered in ${decimal(answer.took_ms, 0)} ms`
+    make("p", {}, `${answered.length} of ${several(answer.silos.length, "silo")} answered in ${took(answer.took_ms)}`
       + ` from ${several(searched, "document")}${left}.`),
     others.map((silo) => make("p", { class: "warn" }, chip(silo.silo), ` ${WORDS[silo.status] ?? silo.status}${silo.detail ? `: ${silo.detail}` : ""}`)));
 }
