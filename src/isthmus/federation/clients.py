@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from isthmus.config import load
-from isthmus.errors import FederationError
+from isthmus.errors import ConfigError, FederationError
 from isthmus.federation import members
 from isthmus.federation.faults import fault_mod
 from isthmus.federation.holdings import Holdings
@@ -39,7 +39,7 @@ from isthmus.federation.messages import (
     unpack,
 )
 from isthmus.federation.noise import private
-from isthmus.federation.settings import Fault, PrivateUpdates
+from isthmus.federation.settings import Fault, NoiseFloor, PrivateUpdates
 from isthmus.randomness import Streams
 from isthmus.rankers import LocalTraining, Scaling, ScalingStats, Scoring, train_epochs
 from isthmus.tables import Letor
@@ -78,8 +78,7 @@ def client_app(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         settings, at = settings_of(message), f"round {round_of(message)}"
-        told = settings["privacy"]
-        privacy = None if told is None else load(PrivateUpdates, told)
+        privacy = own_privacy(context, settings)
         if secure := members.SECURE in message.content:
             boxes = members.boxes_for_peers(message, context, trusts(context))
         else:
@@ -115,6 +114,30 @@ def client_app(
         return members.reveal(message, context, trusts(context))
 
     return app
+
+
+def own_privacy(context: Context, settings: Mapping[str, Any]) -> PrivateUpdates | None:
+    """Clipping and noise as the coordinator proposes them, but no weaker than the silo's own configuration.
+
+    `most-clip` and `least-noise` of the node configuration are the longest update and the least multiplier.
+    """
+    proposed = None if settings["privacy"] is None else load(PrivateUpdates, settings["privacy"])
+    named = [key for key in ("most-clip", "least-noise") if key in context.node_config]
+    if not named:
+        return proposed
+    if len(named) < 2:
+        raise ConfigError(
+            f"the node configuration has {named[0]!r} alone",
+            key=named[0],
+            expected="most-clip and least-noise",
+        )
+    if settings["report"] not in ("", "probe"):
+        raise FederationError(
+            "this silo adds noise to all that its model tells, and a report on its own rows has none"
+            " (strategy.risk.columns = 'probe')"
+        )
+    clip, multiplier = (float(context.node_config[key]) for key in named)
+    return NoiseFloor(clip, multiplier).tightened(proposed)
 
 
 def check_visible(context: Context) -> None:

@@ -204,6 +204,26 @@ class PrivateUpdates:
 
 
 @dataclass(frozen=True)
+class NoiseFloor:
+    """What a silo insists on, whatever a coordinator proposes: updates no longer than `clip`, with noise of
+    at least `multiplier` × their clip, added by the silo itself, and an ε that is stated at no larger δ."""
+
+    clip: float
+    multiplier: float
+    delta: float = 1e-5
+
+    def tightened(self, proposed: PrivateUpdates | None) -> PrivateUpdates:
+        """The proposal where it asks for more, the floor where it asks for less."""
+        if proposed is None:
+            return PrivateUpdates(self.clip, self.multiplier, delta=self.delta)
+        return PrivateUpdates(
+            min(proposed.clip, self.clip),
+            max(proposed.multiplier, self.multiplier),
+            delta=min(proposed.delta, self.delta),
+        )
+
+
+@dataclass(frozen=True)
 class Rounds:
     """How long to train, with whom, and what to put up with."""
 
