@@ -108,11 +108,13 @@ def test_a_silo_that_cannot_go_on_ends_the_exchange(tmp_path: Path) -> None:
 
 def turn() -> Turn:
     agreed = Agreed(b"s" * 16, NAMES, 4, WIDTH)
-    return Turn(agreed, 3, (b"letter", b"another"), {"body": b"sum", "title/north": b""})
+    return Turn(
+        agreed, 3, (b"letter", b"another"), {"body": b"sum", "title/north": b""}, {"east": b"key"}, True
+    )
 
 
 def reply() -> Reply:
-    return Reply("north", (b"letter",), {"body": b"x"}, True, 2, ("south",))
+    return Reply("north", (b"letter",), {"body": b"x"}, True, 2, ("south",), b"key")
 
 
 def test_records_come_back_as_they_were() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from isthmus.corpora import synthetic
 from isthmus.errors import FederationError, ProtocolError
@@ -17,7 +18,7 @@ from isthmus.private.counts import Desk, in_memory
 from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn, exchange_in_memory
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger
-from isthmus.private.letters import HeardHere, HeardInFolder, Letter, NumbersInFolder, Post
+from isthmus.private.letters import HeardHere, HeardInFolder, Letter, NumbersInFolder, Post, SessionKey
 from isthmus.private.lookup import Seeker
 from isthmus.private.secure_sum import as_signed
 from isthmus.private.store import SiloFolder
@@ -123,7 +124,7 @@ def test_the_keys_of_masks_are_forgotten(done: tuple[dict[str, Party], Relay]) -
     for party in made.values():
         kept = {path.name for path in (party.folder.path / "exchange" / relay.session.hex()).iterdir()}
         assert kept >= {"title.total", "body.total"}
-        assert not {name for name in kept if name.endswith(".member")}
+        assert not {name for name in kept if name.endswith((".member", ".key"))}
 
 
 def test_numbers_grow_whatever_the_clock_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +148,8 @@ def test_the_relay_cannot_read_along(tmp_path: Path) -> None:
             replace(made["north"].folder.keys.identity(), name="relay"),
             GroupKey.fresh(epoch=1),
             made["north"].folder.keys.trusted(),
+            SessionKey(relay.session, X25519PrivateKey.generate()),
+            {name: key[:32] for name, key in relay.keys.items()},
             HeardHere(),
         )
         with pytest.raises(ProtocolError):
@@ -257,11 +260,14 @@ def test_an_exchange_without_a_silo_cannot_go_on(tmp_path: Path) -> None:
 
 def posts(path: Path) -> dict[str, Post]:
     made = parties(path)
+    own = {name: SessionKey(b"session", X25519PrivateKey.generate()) for name in made}
     return {
         name: Post(
             party.folder.keys.identity(),
             party.folder.keys.group_key(),
             party.folder.keys.trusted(),
+            own[name],
+            {other: key.public for other, key in own.items() if other != name},
             HeardInFolder(path / "heard" / name),
         )
         for name, party in made.items()
@@ -365,9 +371,9 @@ def test_a_relay_stands_what_silos_send(tmp_path: Path, soak_count: Callable[[in
     """Parts of the sum that were changed: a ProtocolError, or a total of the right shape."""
     made, relay = parties(tmp_path), Relay(3, 64)
     turns, rng, seen = {name: relay.first() for name in made}, Streams(5)("fuzz"), []
-    for step in range(5):
-        seen.append({name: dict(Exchange(made[name], turns[name]).reply().sums) for name in made})
-        replies = {name: Reply(name, sums=parts) for name, parts in seen[step].items()}
+    for _ in range(5):
+        replies = {name: replace(Exchange(made[name], turns[name]).reply(), letters=()) for name in made}
+        seen.append({name: dict(reply.sums) for name, reply in replies.items()})
         turns = relay.next(replies)
     refused = 0
     for _ in range(soak_count(60, 1_000)):

@@ -1,7 +1,8 @@
 """Private features over Flower messages: the relay of `private.exchange` as a ServerApp, silos as ClientApps.
 
 A message of the kind `query.exchange` is a turn: its record `turn` holds what was agreed and the silo's post,
-its record `sums` the silo's part of a step of the secure sum. The reply has the same form. Post is sealed
+its record `sums` the silo's part of a step of the secure sum, its record `keys` everybody's key for letters.
+The reply has the same form. Post is sealed
 between silos; Flower, SuperLink and the relay carry bytes that they cannot read.
 
 A SuperNode says in `--node-config` where its silo's folder and queries lie:
@@ -35,7 +36,7 @@ from isthmus.tables import read_queries
 from isthmus.tables.files import replacing
 
 ACTION = "exchange"
-TURN, SUMS = "turn", "sums"
+TURN, SUMS, KEYS = "turn", "sums", "keys"
 
 Parties = Callable[[Context], Party]
 """Which silo a node is."""
@@ -66,8 +67,10 @@ def written(turn: Turn) -> RecordDict:
         "colluding": agreed.colluding,
         "step": turn.step,
         "letters": list(turn.letters),
+        "over": turn.over,
     }
-    return RecordDict({TURN: ConfigRecord(told), SUMS: ConfigRecord(dict(turn.sums))})
+    parts = {TURN: told, SUMS: dict(turn.sums), KEYS: dict(turn.keys)}
+    return RecordDict({name: ConfigRecord(part) for name, part in parts.items()})
 
 
 def read_turn(content: RecordDict) -> Turn:
@@ -78,7 +81,11 @@ def read_turn(content: RecordDict) -> Turn:
     if len(session) != 16:
         raise ProtocolError("a session that is none")
     agreed = Agreed(session, told.texts("silos"), count, width, told.number("colluding", 1, count))
-    return Turn(agreed, told.number("step", 0, 1 << 20), told.parts("letters"), _named(content))
+    over = told.values.get("over")
+    if not isinstance(over, bool):
+        raise ProtocolError("a turn that is none")
+    step, letters = told.number("step", 0, 1 << 20), told.parts("letters")
+    return Turn(agreed, step, letters, _named(content, SUMS), _named(content, KEYS), over)
 
 
 def written_reply(reply: Reply) -> RecordDict:
@@ -89,6 +96,7 @@ def written_reply(reply: Reply) -> RecordDict:
         "refused": reply.refused,
         "failed": list(reply.failed),
         "letters": list(reply.letters),
+        "key": reply.key,
     }
     return RecordDict({TURN: ConfigRecord(told), SUMS: ConfigRecord(dict(reply.sums))})
 
@@ -99,8 +107,9 @@ def read_reply(content: RecordDict) -> Reply:
     silo, done = told.values.get("silo"), told.values.get("done")
     if not isinstance(silo, str) or not silo or not isinstance(done, bool):
         raise ProtocolError("a reply that is none")
-    refused = told.number("refused", 0, 1 << 31)
-    return Reply(silo, told.parts("letters"), _named(content), done, refused, told.texts("failed"))
+    refused, failed = told.number("refused", 0, 1 << 31), told.texts("failed")
+    key = told.octets("key")
+    return Reply(silo, told.parts("letters"), _named(content, SUMS), done, refused, failed, key)
 
 
 class _Record:
@@ -134,10 +143,10 @@ class _Record:
         return tuple(value)
 
 
-def _named(content: RecordDict) -> dict[str, bytes]:
-    found = dict(content.config_records.get(SUMS, ConfigRecord()))
+def _named(content: RecordDict, name: str) -> dict[str, bytes]:
+    found = dict(content.config_records.get(name, ConfigRecord()))
     if not all(isinstance(value, bytes) for value in found.values()):
-        raise ProtocolError("a record of sums that is none")
+        raise ProtocolError("a record of named bytes that is none")
     return found  # type: ignore[return-value]
 
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from isthmus.errors import BudgetExhausted, ConfigError, FederationError, PrivacyError, ProtocolError
 from isthmus.private.cost import Cost, Covered, no_charge
 from isthmus.private.ledger import Ledger
-from isthmus.private.letters import ANSWER, HeardInFolder, Letter, NumbersInFolder, Post
+from isthmus.private.letters import ANSWER, HeardInFolder, Letter, NumbersInFolder, Post, SessionKey, accepted
 from isthmus.private.lookup import Lookup, Seeker
 from isthmus.private.messages import Question, Refusal, kind_of
 from isthmus.private.noise import Entropy
@@ -40,6 +40,7 @@ from isthmus.text import Tokens, tokenise
 REFUSED = "the message was refused"
 NO_BUDGET = "the release would exceed this silo's budget"
 NO_ROOM = "this silo's budget has no room for another sum of totals beside what its counts need"
+LETTERS_KEY = "letters.key"
 RELAY = "relay"
 """The name of the relay in a silo's ledger."""
 AGAIN, PATIENCE = 4, 8
@@ -92,6 +93,10 @@ class Turn:
     step: int
     letters: tuple[bytes, ...] = ()
     sums: Mapping[str, bytes] = field(default_factory=dict)
+    keys: Mapping[str, bytes] = field(default_factory=dict)
+    """The keys that silos announced for their letters."""
+    over: bool = False
+    """Nobody has anything left to say: keys of this exchange may go."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,8 @@ class Reply:
     """Letters of this turn that were none."""
     failed: tuple[str, ...] = ()
     """Silos that release nothing to this one."""
+    key: bytes = b""
+    """In the first turn, its signed key for letters."""
 
 
 class Waiting(Exception):
@@ -193,10 +200,6 @@ class Exchange:
         self._check_terms()
         self.path = self.folder.path / "exchange" / turn.agreed.session.hex()
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        heard = self.folder.path / "heard"
-        self.post = Post(
-            identity, keys.group_key(), trusted, HeardInFolder(heard), NumbersInFolder(heard / "own")
-        )
         self.summing = Summing(turn.agreed, keys, self.path)
         self.refused, self.waits = 0, False
         self.failed: list[str] = []
@@ -215,15 +218,47 @@ class Exchange:
                 " (the relay's setting width)"
             )
 
+    @cached_property
+    def post(self) -> Post:
+        """Where letters of this exchange are sealed and opened."""
+        keys, heard, session = self.folder.keys, self.folder.path / "heard", self.turn.agreed.session
+        trusted, announced = keys.trusted(), self.turn.keys
+        others = {peer: accepted(announced.get(peer, b""), session, trusted[peer]) for peer in self.peers}
+        return Post(
+            keys.identity(),
+            keys.group_key(),
+            trusted,
+            SessionKey.in_file(self.path / LETTERS_KEY, session),
+            others,
+            HeardInFolder(heard),
+            NumbersInFolder(heard / "own"),
+        )
+
     def reply(self) -> Reply:
         """Do what the turn asks for."""
+        if self.turn.over:
+            self._forget(self.path)
+            return Reply(self.name, done=True)
+        if self.turn.step:
+            self.post  # noqa: B018  refuses keys that are missing or not their silos'
         with self.folder.ledger() as ledger:
             sums = self._summed(ledger)
             answers = list(self._answers(ledger))
             questions = list(self._questions(ledger))
         done = self.turn.step >= STEPS and not self.waits and self._finished()
-        letters = (*answers, *questions)
-        return Reply(self.name, letters, sums, done, self.refused, tuple(sorted(set(self.failed))))
+        letters, failed = (*answers, *questions), tuple(sorted(set(self.failed)))
+        return Reply(self.name, letters, sums, done, self.refused, failed, self._announced())
+
+    def _announced(self) -> bytes:
+        if self.turn.step:
+            return b""
+        key = SessionKey.in_file(self.path / LETTERS_KEY, self.turn.agreed.session, create=True)
+        return key.announced(self.folder.keys.identity())
+
+    def _forget(self, path: Path) -> bool | None:
+        """Let the keys of a session go; as `Summing.stopped`."""
+        (path / LETTERS_KEY).unlink(missing_ok=True)
+        return Summing(self.turn.agreed, self.folder.keys, path).stopped()
 
     def _summed(self, ledger: Ledger) -> Parts:
         incoming, step = self.turn.sums, self.turn.step
@@ -265,7 +300,7 @@ class Exchange:
         for path in sorted(self.path.parent.iterdir()):
             if path == self.path or not path.is_dir():
                 continue
-            revealed = Summing(self.turn.agreed, self.folder.keys, path).stopped()
+            revealed = self._forget(path)
             if revealed is not None:
                 outcome = "after its sum was charged" if revealed else "before its sum was opened or charged"
                 self._note(ledger, f"session {path.name[:8]} was stopped {outcome}")
@@ -416,7 +451,9 @@ class Relay:
     carried: int = 0
     """Bytes of letters."""
     quiet: int = 0
+    over: bool = False
     done: frozenset[str] = frozenset()
+    keys: Mapping[str, bytes] = field(default_factory=dict)
     silos: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -430,9 +467,12 @@ class Relay:
         return Turn(self._agreed(), 0)
 
     def next(self, replies: Mapping[str, Reply]) -> dict[str, Turn]:
-        """What each silo is handed now; nothing once all are done."""
+        """What each silo is handed now, at last that all is over; then nothing."""
+        if self.over:
+            return {}
         if not self.silos:
             self.silos = tuple(sorted(replies))
+            self.keys = {name: reply.key for name, reply in replies.items()}
         missing = sorted(set(self.silos) - set(replies))
         if missing or len(self.silos) != self.count:
             told = f"missing: {', '.join(missing)}" if missing else f"{len(self.silos)} came"
@@ -441,13 +481,17 @@ class Relay:
         post = self._sorted(replies)
         self.quiet = 0 if any(post.values()) or self.step < STEPS else self.quiet + 1
         if self.done == set(self.silos) and not any(post.values()):
-            return {}
+            self.over = True
+            return {name: Turn(self._agreed(), self.step, over=True) for name in self.silos}
         if self.quiet > PATIENCE:
             waiting = ", ".join(sorted(set(self.silos) - self.done))
             raise FederationError(f"nobody writes any more, and these silos are not done: {waiting}")
         sums = self.adding.after(self.step, {name: dict(reply.sums) for name, reply in replies.items()})
         self.step += 1
-        return {name: Turn(self._agreed(), self.step, tuple(post[name]), sums[name]) for name in self.silos}
+        return {
+            name: Turn(self._agreed(), self.step, tuple(post[name]), sums[name], self.keys)
+            for name in self.silos
+        }
 
     def _sorted(self, replies: Mapping[str, Reply]) -> dict[str, list[bytes]]:
         """The post by receiver; letters without one are dropped."""

@@ -6,7 +6,8 @@
     noise.key         the secret behind this silo's noise; whoever has it can undo what was released
     decoys.key        the secret that chooses decoys, so that a word always comes with the same ones
 
-A secret that others can read is refused, and a file is there whole or not at all.
+A secret that others can read is refused, and a file is there whole or not at all. Who writes has the folder's
+lock, so that of two processes neither undoes what the other has done.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -26,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from isthmus.errors import ConfigError, DataError
 from isthmus.private.keys import Card, GroupKey, Identity
 from isthmus.private.noise import KEY, NoiseKey
-from isthmus.tables.files import replacing
+from isthmus.tables.files import locked, replacing
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
@@ -54,10 +56,11 @@ class Keyring:
             expected = "letters, digits, - and _, at most 63"
             raise ConfigError(f"{name!r} cannot name a silo", key="name", value=name, expected=expected)
         file = self.path / "identity.key"
-        if not file.exists():
-            drawn = Identity.fresh(name)
-            raw = {"signing": drawn.signing.private_bytes_raw(), "opening": drawn.opening.private_bytes_raw()}
-            _keep(file, {"name": name, **{key: value.hex() for key, value in raw.items()}})
+        with self._alone():
+            if not file.exists():
+                drawn = Identity.fresh(name)
+                raw = (drawn.signing.private_bytes_raw(), drawn.opening.private_bytes_raw())
+                _keep(file, {"name": name, "signing": raw[0].hex(), "opening": raw[1].hex()})
         identity = self.identity()
         if identity.name != name:
             raise DataError(f"belongs to {identity.name}", file=file, cure="give each silo its own folder")
@@ -74,13 +77,14 @@ class Keyring:
         """Believe from now on that these are the keys of the silo of that name."""
         if not _NAME.fullmatch(card.name):
             raise DataError(f"{card.name!r} cannot name a silo")
-        known = self.trusted().get(card.name)
-        if known not in (None, card):
-            cure = f"if {card.name} has new keys indeed, remove the card that is there"
-            file = self.path / "cards" / f"{card.name}.card"
-            raise DataError("holds other keys under the same name", file=file, cure=cure)
-        (self.path / "cards").mkdir(exist_ok=True)
-        write_card(card, self.path / "cards" / f"{card.name}.card")
+        file = self.path / "cards" / f"{card.name}.card"
+        with self._alone():
+            known = self.trusted().get(card.name)
+            if known not in (None, card):
+                cure = f"if {card.name} has new keys indeed, remove the card that is there"
+                raise DataError("holds other keys under the same name", file=file, cure=cure)
+            file.parent.mkdir(exist_ok=True)
+            write_card(card, file)
 
     def trusted(self) -> Mapping[str, Card]:
         """The silos whose keys this one believes, by name."""
@@ -90,23 +94,22 @@ class Keyring:
     def group_key(self, *, create: bool = False) -> GroupKey:
         """The federation's hash key; with `create`, a silo that was given none draws one."""
         file = self.path / "group.key"
-        if create and not file.exists():
-            _keep(file, {"epoch": 0, "secret": os.urandom(KEY).hex()})
+        if create:
+            self._draw(file)
         told = _secret(file, ("secret",), "get it from another silo of the federation: isthmus keys --help")
         return GroupKey(bytes.fromhex(told["secret"]), int(told["epoch"]))
 
     def join(self, key: GroupKey) -> None:
         """Take a federation's key; one of a later epoch takes the place of the one there is."""
         file = self.path / "group.key"
-        if file.exists():
-            held = self.group_key()
-            if held == key:
+        with self._alone():
+            present = self.group_key() if file.exists() else None
+            if present == key:
                 return
-            if held.epoch >= key.epoch:
+            if present is not None and present.epoch >= key.epoch:
                 cure = "a folder belongs to one federation; take another folder, or a key of a later epoch"
-                raise DataError(f"is another key of epoch {held.epoch}", file=file, cure=cure)
-            file.unlink()
-        _keep(file, {"epoch": key.epoch, "secret": key.secret.hex()})
+                raise DataError(f"is another key of epoch {present.epoch}", file=file, cure=cure)
+            _keep(file, {"epoch": key.epoch, "secret": key.secret.hex()})
 
     def noise_key(self, *, create: bool = False) -> NoiseKey:
         """This silo's noise key."""
@@ -118,9 +121,18 @@ class Keyring:
 
     def _drawn(self, name: str, *, create: bool) -> bytes:
         file = self.path / name
-        if create and not file.exists():
-            _keep(file, {"secret": os.urandom(KEY).hex()})
+        if create:
+            self._draw(file)
         return bytes.fromhex(_secret(file, ("secret",), "restore it from a backup")["secret"])
+
+    def _draw(self, file: Path) -> None:
+        """A secret of this file's own, unless it has one."""
+        with self._alone():
+            if not file.exists():
+                _keep(file, {"secret": os.urandom(KEY).hex()})
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return locked(self.path / ".lock")
 
 
 def write_card(card: Card, path: str | PathLike[str]) -> None:
@@ -139,7 +151,7 @@ def read_card(path: str | PathLike[str]) -> Card:
 
 
 def _keep(file: Path, told: Mapping[str, str | int]) -> None:
-    """Write a secret that is not there yet; whoever comes second finds it done."""
+    """Write a secret in the place of the one there is, if any, which its reader has until then."""
     temporary = file.with_name(f".{file.name}-{os.getpid()}-{get_ident()}")
     temporary.unlink(missing_ok=True)
     try:
@@ -147,10 +159,7 @@ def _keep(file: Path, told: Mapping[str, str | int]) -> None:
             json.dump({"format": f"isthmus {file.name}", "epoch": 0, **told}, stream)
             stream.flush()
             os.fsync(stream.fileno())
-        try:
-            os.link(temporary, file)  # unlike a rename, never over one that is there
-        except FileExistsError:
-            return
+        os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,8 +1,10 @@
 """Letters between two silos past a relay that may look, change, withhold and repeat what it carries.
 
 A letter tells the relay who writes to whom and how much, and nothing else: what is inside is encrypted and
-authenticated under a key that only the two silos can make, from each other's cards and the group's key. A
-silo hears a question once, by numbers that grow; an answer is bound to its very question.
+authenticated under a key that only the two silos can make. It comes from the keys that both have drawn for
+this exchange and signed (`SessionKey`), from their cards, and from the group's key. When the exchange is over
+its keys are gone: whoever recorded the letters and steals all other keys later can open none. A silo hears a
+question once, by numbers that grow; an answer is bound to its very question.
 
     north: sent = post.ask("south", message)             south: heard = post.hear(letter)
     north: post.open(letter, sent.digest)                south: post.answer(heard, message)
@@ -22,9 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -32,11 +35,13 @@ from isthmus.errors import ProtocolError
 from isthmus.private.keys import Card, GroupKey, Identity
 from isthmus.private.messages import LARGEST
 from isthmus.private.noise import Entropy
+from isthmus.private.secure_sum import joined
 
 QUESTION, ANSWER = 0, 1
 
 _HEAD = struct.Struct("<4sBBQ16sBB")  # magic, version, kind, number, digest of the question, two lengths
-_MAGIC, _VERSION, _DIGEST, _NONCE, _TAG = b"ISLE", 1, 16, 12, 16
+_MAGIC, _VERSION, _DIGEST, _NONCE, _TAG = b"ISLE", 2, 16, 12, 16  # version 1 had no keys of an exchange
+_PUBLIC = 32
 _LONGEST = LARGEST + 1024
 
 
@@ -71,7 +76,7 @@ class Letter:
             raise ProtocolError("not a letter, or one that was cut or is too long")
         magic, version, kind, number, about, *sizes = _HEAD.unpack_from(data)
         if magic != _MAGIC or version != _VERSION or kind not in (QUESTION, ANSWER):
-            raise ProtocolError("not a letter, or one of another version")
+            raise ProtocolError("not a letter, or one of another version (all silos need the same release)")
         first = _HEAD.size + sizes[0]
         end = first + sizes[1]
         if not all(sizes) or len(data) < end + _NONCE + _TAG:
@@ -150,6 +155,49 @@ def _number(file: Path) -> Iterator[_Kept]:
         os.close(opened)
 
 
+@dataclass(frozen=True, repr=False)
+class SessionKey:
+    """A silo's key for the letters of one exchange, to be forgotten when that is over."""
+
+    session: bytes
+    secret: X25519PrivateKey
+
+    @classmethod
+    def in_file(cls, file: Path, session: bytes, *, create: bool = False) -> SessionKey:
+        """The key in a file that is its owner's alone; with `create` a new one."""
+        if create:
+            opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(opened, "wb") as stream:
+                stream.write(os.urandom(_PUBLIC))
+        elif not file.exists():
+            raise ProtocolError("an exchange that was not begun, or is over")
+        return cls(session, X25519PrivateKey.from_private_bytes(file.read_bytes()))
+
+    @property
+    def public(self) -> bytes:
+        """The side that others may know."""
+        return self.secret.public_key().public_bytes_raw()
+
+    def announced(self, identity: Identity) -> bytes:
+        """The public side, signed by the silo."""
+        return self.public + identity.signing.sign(_announcement(self.session, identity.name, self.public))
+
+
+def accepted(data: bytes, session: bytes, card: Card) -> bytes:
+    """The public key that a silo has announced for this exchange, or a ProtocolError."""
+    public, signature = data[:_PUBLIC], data[_PUBLIC:]
+    try:
+        verifying = Ed25519PublicKey.from_public_bytes(card.verifying)
+        verifying.verify(signature, _announcement(session, card.name, public))
+    except (InvalidSignature, ValueError):
+        raise ProtocolError("a key for letters that its silo has not signed for this exchange") from None
+    return public
+
+
+def _announcement(session: bytes, name: str, public: bytes) -> bytes:
+    return joined((b"isthmus letters", session, name.encode(), public))
+
+
 @dataclass(frozen=True)
 class Sent:
     """A question that was sealed, and what its answer must be about."""
@@ -169,11 +217,13 @@ class Received:
 
 @dataclass(frozen=True, eq=False)
 class Post:
-    """Where one silo seals and opens its letters."""
+    """Where one silo seals and opens its letters; `others` are the keys that silos announced, by name."""
 
     identity: Identity
     group: GroupKey
     trusted: Mapping[str, Card]
+    own: SessionKey
+    others: Mapping[str, bytes]
     heard: Heard
     clock: Callable[[], int] = time.time_ns
     entropy: Entropy = os.urandom
@@ -224,24 +274,26 @@ class Post:
             raise ProtocolError("a letter that does not open: not from whom it says, or changed") from None
 
     def _card(self, name: str) -> Card:
-        if name not in self.trusted:
-            raise ProtocolError("a letter from or to a silo that is not trusted")
+        if name not in self.trusted or name not in self.others:
+            raise ProtocolError("a letter from or to a silo that is not trusted, or takes no part")
         return self.trusted[name]
 
     def _key(self, sender: Card, receiver: Card, other: str) -> bytes:
         """One key a direction, so that a letter cannot be sent back as if from the other."""
         try:
-            public = X25519PublicKey.from_public_bytes(self.trusted[other].sealing)
-            agreed = self.identity.opening.exchange(public)
+            fleeting = self.own.secret.exchange(X25519PublicKey.from_public_bytes(self.others[other]))
+            lasting = self.identity.opening.exchange(
+                X25519PublicKey.from_public_bytes(self.trusted[other].sealing)
+            )
         except ValueError:
             raise ProtocolError("a public key that is no point of the curve") from None
-        told = b"".join(
-            len(part).to_bytes(4, "little") + part
-            for card in (sender, receiver)
-            for part in (card.name.encode(), card.verifying, card.sealing)
+        public = {**self.others, self.identity.name: self.own.public}
+        parts = [b"isthmus letter", self.own.session, self.group.epoch.to_bytes(4, "little")]
+        for card in (sender, receiver):
+            parts += [card.name.encode(), card.verifying, card.sealing, public[card.name]]
+        return HKDF(hashes.SHA256(), 32, salt=self.group.secret, info=joined(parts)).derive(
+            fleeting + lasting
         )
-        bound = b"isthmus letter" + self.group.epoch.to_bytes(4, "little") + told
-        return HKDF(hashes.SHA256(), 32, salt=self.group.secret, info=bound).derive(agreed)
 
 
 def _digest(letter: bytes) -> bytes:

@@ -190,6 +190,19 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """One thread of one process at a time: others wait for the file's lock, which ends with its process."""
+    import fcntl
+
+    opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
 def _is_special(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
