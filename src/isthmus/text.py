@@ -46,6 +46,8 @@ STOP_WORDS = frozenset(_FUNCTION_WORDS.split())
 """English words that carry no topic, with what an apostrophe leaves behind (don't, it's, we'll)."""
 
 _SEPARATORS = r"[^\pL\pN\pM]+"
+_MARK = r"[\pM\x{FF9E}\x{FF9F}]"  # the two half-width signs are marks once normalised
+_MANY_MARKS = rf"({_MARK}{{30}}){_MARK}+"
 _IS_WORD = np.zeros(256, dtype=bool)
 _IS_WORD[[*b"abcdefghijklmnopqrstuvwxyz0123456789"]] = True
 _IS_WORD[128:] = True  # part of a longer character; separators beyond ASCII are blanked beforehand
@@ -173,7 +175,10 @@ def _plain(column: pa.LargeStringArray) -> pa.LargeStringArray:
     beyond = pc.invert(pc.string_is_ascii(column))
     if not pc.any(beyond, min_count=0).as_py():
         return column
-    rare = pc.utf8_normalize(column.filter(beyond), form="NFKC")
+    # Normalising sorts the marks upon a letter in the square of their number: no language has more than 30
+    # (Unicode's Stream-Safe Text Format, UAX #15).
+    bounded = pc.replace_substring_regex(column.filter(beyond), _MANY_MARKS, r"\1")
+    rare = pc.utf8_normalize(bounded, form="NFKC")
     return pc.replace_with_mask(column, beyond, pc.replace_substring_regex(rare, _SEPARATORS, " "))
 
 

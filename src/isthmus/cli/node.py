@@ -56,7 +56,7 @@ def _offline(asked: argparse.Namespace, settings: NodeSettings) -> None:
             ]
         else:
             errors: list[Exception] = []
-            done = load_all(node.settings.sources, node.store, errors.append)
+            done = load_all(node.settings.sources, node.store, errors.append, settings.reading)
             for error in errors:
                 say(f"isthmus: {error}")
             with Progress("indexing", node.index.behind) as bar:

@@ -166,7 +166,7 @@ class Node:
         """Bring the store up to the sources; what was wrong with single documents."""
         errors: list[DataError] = []
         if self.settings.sources:
-            done = load_all(self.settings.sources, self.store, errors.append)
+            done = load_all(self.settings.sources, self.store, errors.append, self.settings.reading)
             _log.info("sources: %s added, %s changed, %s removed", done.added, done.changed, done.removed)
         self._wake.set()
         return errors

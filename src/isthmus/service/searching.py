@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -328,15 +329,28 @@ def snippet(body: str, *, pattern: re.Pattern[str]) -> str:
     text = " ".join(body[:READ_FOR_SNIPPET].split())
     if len(text) <= LONGEST_SNIPPET:
         return text
-    found = [(match.start(), match.group().lower()) for match in pattern.finditer(text)]
-    start, best = 0, 0
-    for place, (at, _) in enumerate(found):
-        within = {word for after, word in found[place : place + 40] if after < at + LONGEST_SNIPPET - 60}
-        if len(within) > best:
-            start, best = max(0, at - 40), len(within)
+    start = max(
+        0, _densest([(match.start(), match.group().lower()) for match in pattern.finditer(text)]) - 40
+    )
     if start:
         start = text.find(" ", start) + 1 or start
     end = start + LONGEST_SNIPPET
     if end < len(text):
         end = max(text.rfind(" ", start, end), start + LONGEST_SNIPPET // 2)
     return ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
+
+
+def _densest(matches: Sequence[tuple[int, str]]) -> int:
+    """Where the stretch with most different words begins, in one pass: a window that slides over them."""
+    within = Counter[str]()
+    start, best, end = 0, 0, 0
+    for at, word in matches:
+        while end < len(matches) and matches[end][0] < at + LONGEST_SNIPPET - 60:
+            within[matches[end][1]] += 1
+            end += 1
+        if len(within) > best:
+            start, best = at, len(within)
+        within[word] -= 1
+        if not within[word]:
+            del within[word]
+    return start

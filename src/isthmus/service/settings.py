@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from isthmus.config import load
 from isthmus.errors import ConfigError
+from isthmus.service.parsing import Reading
 from isthmus.service.wire import LONGEST_QUERY, MOST_HITS
 
 T = TypeVar("T")
@@ -223,6 +224,8 @@ class NodeSettings:
     """API keys, hashed, as `isthmus keys` writes them."""
     peers: Mapping[str, Policy] = field(default_factory=dict)
     sources: tuple[Source, ...] = ()
+    reading: Reading = field(default_factory=Reading)
+    """What one file of a source may take to read."""
     store: Store = field(default_factory=Store)
     encoder: Encoder = field(default_factory=Encoder)
     depth: int = 100

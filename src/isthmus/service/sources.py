@@ -10,32 +10,28 @@ A file that cannot be read is one DataError, told to whoever asked, and the othe
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from isthmus.errors import DataError, IsthmusError, MissingExtra
+from isthmus.service.parser_process import Parser
+from isthmus.service.parsing import READERS, Reading
 from isthmus.service.settings import Source, secret
 from isthmus.service.stores import Counts, Draft, Store
 from isthmus.service.wire import LONGEST_ID
 from isthmus.tables.beir import records
 
-LARGEST = 50 << 20
-"""Bytes of a file; larger ones are hardly documents."""
-_SPACE = re.compile(r"[ \t\r\f\v]+")
-
 Tell = Callable[[DataError], None]
 
 
-def read(source: Source, tell: Tell) -> Iterator[Draft]:
+def read(source: Source, tell: Tell, limits: Reading | None = None) -> Iterator[Draft]:
     """The documents of a source; what is wrong with single ones is told."""
-    kinds = {"folder": _folder, "beir": _beir, "sql": _sql}
-    yield from kinds[source.kind](source, tell)
+    if source.kind == "folder":
+        yield from _folder(source, tell, limits)
+    else:
+        yield from (_beir if source.kind == "beir" else _sql)(source, tell)
 
 
 def label(source: Source) -> str:
@@ -44,7 +40,7 @@ def label(source: Source) -> str:
     return f"{source.kind}:{where}" + (f"#{source.part}" if source.part else "")
 
 
-def load(source: Source, store: Store, tell: Tell) -> Counts:
+def load(source: Source, store: Store, tell: Tell, limits: Reading | None = None) -> Counts:
     """Bring a store up to a source: new and changed documents are written, those gone from it removed.
 
     What a file that cannot be read gave before is kept.
@@ -61,7 +57,7 @@ def load(source: Source, store: Store, tell: Tell) -> Counts:
         tell(error)
 
     def each() -> Iterator[Draft]:
-        for draft in read(source, note):
+        for draft in read(source, note, limits):
             seen.add(draft.id)
             yield draft
 
@@ -71,23 +67,18 @@ def load(source: Source, store: Store, tell: Tell) -> Counts:
     return done + Counts(removed=store.retain(name, seen | unread))
 
 
-def _folder(source: Source, tell: Tell) -> Iterator[Draft]:
+def _folder(source: Source, tell: Tell, limits: Reading | None) -> Iterator[Draft]:
     root = _path(source)
     if not root.is_dir():
         raise DataError("is not a folder", file=root, cure="check the source's path")
-    for path in _files(root):
-        reader = READERS[path.suffix.lower()]
-        try:
-            if path.stat().st_size > LARGEST:
-                raise DataError(f"larger than {LARGEST >> 20} MB", file=path, cure="split it")
-            title, body = reader(path)
-            if not body.strip():  # the title may be no more than the file's name
-                raise DataError("has no text", file=path, cure="a scanned PDF needs text recognition first")
-            yield _checked(Draft(_id(path, root), title, body), path)
-        except OSError as error:
-            tell(DataError(f"cannot be read: {error.strerror or error}", file=path, cure="check the file"))
-        except DataError as error:
-            tell(error)
+    with Parser(limits) as parser:
+        for path, parsed in parser.parse_all(_files(root)):
+            try:
+                if isinstance(parsed, DataError):
+                    raise parsed
+                yield _checked(Draft(_id(path, root), *parsed), path)
+            except DataError as error:
+                tell(error)
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -121,120 +112,15 @@ def _checked(draft: Draft, file: Path) -> Draft:
     return draft
 
 
-def _text(path: Path) -> str:
-    """UTF-8, or what was common before; a byte-order mark decides."""
-    data = path.read_bytes()
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16", "replace")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = data.decode("cp1252", "replace")
-    if "\0" in text:
-        raise DataError("is not text", file=path, cure="give it the suffix of what it is")
-    return text
-
-
-def _plain(path: Path) -> tuple[str, str]:
-    return path.stem, _text(path)
-
-
-def _markdown(path: Path) -> tuple[str, str]:
-    """The first heading is the title."""
-    text = _text(path)
-    found = re.search(r"^#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$", text, re.MULTILINE)
-    return (found.group(1) if found else path.stem), text
-
-
-class _Html(HTMLParser):
-    """Text between tags, without scripts and styles; blocks are lines."""
-
-    hidden = frozenset(("script", "style", "noscript", "template"))
-    inline = frozenset(("a", "b", "i", "em", "strong", "span", "code", "sub", "sup", "small", "u", "q"))
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.title, self.parts = "", list[str]()
-        self._inside: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        if tag in self.hidden or tag == "title":
-            self._inside.append(tag)
-        elif tag not in self.inline:
-            self.parts.append("\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._inside:
-            del self._inside[self._inside.index(tag) :]
-        elif tag not in self.inline:
-            self.parts.append("\n")
-
-    def handle_data(self, data: str) -> None:
-        if not self._inside:
-            self.parts.append(data)
-        elif self._inside[-1] == "title":
-            self.title += data
-
-
-def _html(path: Path) -> tuple[str, str]:
-    parser = _Html()
-    parser.feed(_text(path))
-    parser.close()
-    return _tidy(parser.title).replace("\n", " ") or path.stem, _tidy("".join(parser.parts))
-
-
-def _tidy(text: str) -> str:
-    lines = (_SPACE.sub(" ", line).strip() for line in text.split("\n"))
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
-
-
-def _pdf(path: Path) -> tuple[str, str]:
-    """By pypdf (extra `pdf`), or by the program pdftotext where that is installed."""
-    try:
-        from pypdf import PdfReader
-    except ImportError as error:
-        if shutil.which("pdftotext") is None:
-            raise DataError("PDF files need pypdf", file=path, cure="pip install 'isthmus[pdf]'") from error
-        return path.stem, _pdftotext(path)
-    try:
-        pages = PdfReader(path, strict=False)
-        named = pages.metadata.title if pages.metadata is not None else None
-        return str(named or "").strip() or path.stem, _tidy(
-            "\n".join(page.extract_text() for page in pages.pages)
-        )
-    except Exception as error:  # pypdf raises whatever a broken file makes it stumble over
-        raise DataError("is not a PDF that can be read", file=path, text=str(error)) from error
-
-
-def _pdftotext(path: Path) -> str:
-    done = subprocess.run(
-        ["pdftotext", "-q", "-enc", "UTF-8", str(path), "-"], capture_output=True, timeout=120, check=False
-    )
-    if done.returncode:
-        raise DataError("is not a PDF that can be read", file=path)
-    return _tidy(done.stdout.decode("utf-8", "replace"))
-
-
-READERS: dict[str, Callable[[Path], tuple[str, str]]] = {
-    ".txt": _plain,
-    ".text": _plain,
-    ".rst": _plain,
-    ".md": _markdown,
-    ".markdown": _markdown,
-    ".html": _html,
-    ".htm": _html,
-    ".xhtml": _html,
-    ".pdf": _pdf,
-}
-"""What turns a file into title and body, by its suffix."""
-
-
 def _beir(source: Source, tell: Tell) -> Iterator[Draft]:
     path = _path(source)
     file = next((at for name in ("corpus.jsonl", "corpus.jsonl.gz") if (at := path / name).exists()), path)
     for record in records(file):
         if source.part is None or record.silo == source.part:
-            yield Draft(record.id, record.title, record.text)
+            try:
+                yield _checked(Draft(record.id, record.title, record.text), file)
+            except DataError as error:
+                tell(error)
 
 
 def _sql(source: Source, tell: Tell) -> Iterator[Draft]:
@@ -280,12 +166,12 @@ def _postgres_rows(url: str, query: str) -> Iterator[tuple[Any, ...]]:
         raise DataError(f"the source's query failed: {told}", cure="check sources.url and query") from error
 
 
-def load_all(sources: tuple[Source, ...], store: Store, tell: Tell) -> Counts:
+def load_all(sources: tuple[Source, ...], store: Store, tell: Tell, limits: Reading | None = None) -> Counts:
     """Every source, one after the other; one that cannot be read at all is told, and the next goes on."""
     done = Counts()
     for source in sources:
         try:
-            done += load(source, store, tell)
+            done += load(source, store, tell, limits)
         except IsthmusError as error:
             tell(error if isinstance(error, DataError) else DataError(str(error)))
     return done

@@ -28,7 +28,7 @@ from isthmus.errors import DataError
 
 BLOCK = 1 << 24
 LONGEST_LINE = 1 << 26
-NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+NUMBER = re.compile(rb"[+-]?(\d++\.?\d*+|\.\d++)([eE][+-]?\d++)?")
 """What all readers take for a number: no NaN, no infinity, no underscores."""
 
 _BOM = b"\xef\xbb\xbf"

@@ -1,0 +1,242 @@
+"""Files to text: what each kind of file says, in one pass over it.
+
+    .txt .rst     as they are
+    .md           as they are; the first heading is the title
+    .html         text between tags, without scripts and styles; blocks are lines
+    .pdf          page by page, by pypdf (extra `pdf`) or by the program pdftotext
+
+Whoever may put a file into a silo's folder chooses its contents, so no reader here takes more than a time
+proportional to the file, PDF excepted: its pages may share their contents, and a page costs what it shows.
+What bounds that is the process these run in, `parser_process`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from html import unescape
+from pathlib import Path
+
+from isthmus.errors import DataError
+
+LARGEST = 50 << 20
+"""Bytes of a file; larger ones are hardly documents."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What reading one file may take; a file that needs more is named in the log and passed over."""
+
+    seconds: int = 20
+    """Of processor time."""
+    memory_mb: int = 1_024
+    pages: int = 5_000
+    """Of a PDF."""
+    characters: int = 50_000_000
+    """Of its text."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("seconds", 1), ("memory_mb", 256), ("pages", 1), ("characters", 1_000)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least {least}")
+
+    def beyond(self, name: str, what: str, file: Path) -> DataError:
+        """That a file needs more than one of these allows."""
+        return DataError(f"takes more than {what}", file=file, cure=f"split it, or raise reading.{name}")
+
+
+def parse(path: Path, limits: Reading) -> tuple[str, str]:
+    """The title and the body of a file, by its suffix."""
+    if path.stat().st_size > LARGEST:
+        raise DataError(f"larger than {LARGEST >> 20} MB", file=path, cure="split it")
+    title, body = READERS[path.suffix.lower()](path, limits)
+    if len(title) + len(body) > limits.characters:
+        raise limits.beyond("characters", f"{limits.characters:,} characters of text", path)
+    if not body.strip():  # the title may be no more than the file's name
+        raise DataError("has no text", file=path, cure="a scanned PDF needs text recognition first")
+    return title, body
+
+
+def _text(path: Path) -> str:
+    """UTF-8, or what was common before; a byte-order mark decides."""
+    data = path.read_bytes()
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16", "replace")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("cp1252", "replace")
+    if "\0" in text:
+        raise DataError("is not text", file=path, cure="give it the suffix of what it is")
+    return text
+
+
+def _plain(path: Path, limits: Reading) -> tuple[str, str]:
+    return path.stem, _text(path)
+
+
+# Possessive quantifiers (`++`) give nothing back, so a heading that does not match is read once.
+_HEADING = re.compile(r"^#{1,6}[ \t]++([^\n]++)", re.MULTILINE)
+
+
+def _markdown(path: Path, limits: Reading) -> tuple[str, str]:
+    text = _text(path)
+    heading = _HEADING.search(text)
+    return (heading.group(1).rstrip().rstrip("#").rstrip() if heading else "") or path.stem, text
+
+
+# A tag's name, and the rest up to `>`, which may stand inside a quoted value.
+_TAG = re.compile(
+    r"""<(/?)([a-zA-Z][^\s/>]*+)
+    (?:[^>=]++|=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)?+)*+>""",
+    re.VERBOSE,
+)
+_OPENS = re.compile(r"</?[a-zA-Z]")
+_SKIPPED = (("<!--", "-->"), ("<![CDATA[", "]]>"), ("<!", ">"), ("<?", ">"), ("</", ">"))
+_RAW = {
+    name: re.compile(rf"</{name}(?=[\s/>])[^>]*+>?", re.IGNORECASE) for name in ("script", "style", "title")
+}
+_HIDDEN = frozenset(("noscript", "template"))
+_INLINE = frozenset(("a", "b", "i", "em", "strong", "span", "code", "sub", "sup", "small", "u", "q"))
+_LONG_REFERENCE = re.compile(r"&#(?:\d{8,}+|[xX][0-9a-fA-F]{8,}+);?")
+_SPACE = re.compile(r"[ \t\r\f\v]+")
+
+
+@dataclass
+class _Page:
+    """An HTML page read from its start to its end; what is never closed is text."""
+
+    text: str
+    titles: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    _hidden: list[str] = field(default_factory=list)
+    _missing: set[str] = field(default_factory=set)
+    """What the rest of the page lacks: looked for once, or every `<` would be followed to the end."""
+
+    def read(self) -> tuple[str, str]:
+        at = 0
+        while (mark := self.text.find("<", at)) >= 0:
+            self._say(self.text[at:mark])
+            at = self._markup(mark)
+        self._say(self.text[at:])
+        return "".join(self.titles), "".join(self.words)
+
+    def _say(self, words: str) -> None:
+        if words and not self._hidden:
+            self.words.append(words)
+
+    def _markup(self, at: int) -> int:
+        """Where the text goes on after the markup that begins here, or after a `<` that begins none."""
+        if _OPENS.match(self.text, at):
+            tag = None if ">" in self._missing else _TAG.match(self.text, at)
+            if tag is not None:
+                return self._tag(tag)
+            self._missing.add(">")
+        for opening, closing in _SKIPPED:
+            if self.text.startswith(opening, at) and closing not in self._missing:
+                end = self.text.find(closing, at + 2)
+                if end >= 0:
+                    return end + len(closing)
+                self._missing.add(closing)
+        self._say("<")
+        return at + 1
+
+    def _tag(self, tag: re.Match[str]) -> int:
+        closes, name = bool(tag.group(1)), tag.group(2).lower()
+        empty = not closes and self.text[tag.end() - 2] == "/"
+        if name in _RAW and not closes:
+            return tag.end() if empty else self._raw(name, tag.end())
+        if name in _HIDDEN:
+            self._hide(name, closes or empty)
+        elif name not in _INLINE:
+            self.words.append("\n\n" if empty else "\n")
+        return tag.end()
+
+    def _raw(self, name: str, at: int) -> int:
+        """Past an element whose contents are no markup; one without an end goes to the page's."""
+        end = _RAW[name].search(self.text, at)
+        last = len(self.text) if end is None else end.start()
+        if name == "title":
+            self.titles.append(self.text[at:last])
+        return last if end is None else end.end()
+
+    def _hide(self, name: str, closes: bool) -> None:
+        if not closes and name not in self._hidden:
+            self._hidden.append(name)
+        elif closes and name in self._hidden:
+            del self._hidden[self._hidden.index(name) :]
+
+
+def _html(path: Path, limits: Reading) -> tuple[str, str]:
+    title, body = _Page(_text(path)).read()
+    return _tidy(_resolved(title)).replace("\n", " ") or path.stem, _tidy(_resolved(body))
+
+
+def _resolved(text: str) -> str:
+    """With characters for their references; numbers beyond any character are none."""
+    return unescape(_LONG_REFERENCE.sub("\ufffd", text))
+
+
+def _tidy(text: str) -> str:
+    lines = (_SPACE.sub(" ", line).strip() for line in text.split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _pdf(path: Path, limits: Reading) -> tuple[str, str]:
+    try:
+        from pypdf import PdfReader
+    except ImportError as error:
+        if shutil.which("pdftotext") is None:
+            raise DataError("PDF files need pypdf", file=path, cure="pip install 'isthmus[pdf]'") from error
+        return path.stem, _pdftotext(path, limits)
+    try:
+        pages = PdfReader(path, strict=False)
+        title = pages.metadata.title if pages.metadata is not None else None
+        count = len(pages.pages)
+        if count > limits.pages:
+            raise limits.beyond("pages", f"{limits.pages:,} pages: it has {count:,}", path)
+        texts = (page.extract_text() for page in pages.pages)
+        return str(title or "").strip() or path.stem, _tidy("\n".join(_within(texts, limits, path)))
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # pypdf raises whatever a broken file makes it stumble over
+        raise DataError("is not a PDF that can be read", file=path, text=str(error)) from error
+
+
+def _within(texts: Iterator[str], limits: Reading, path: Path) -> Iterator[str]:
+    """The texts, while all of them together are no longer than allowed."""
+    length = 0
+    for text in texts:
+        length += len(text)
+        if length > limits.characters:
+            raise limits.beyond("characters", f"{limits.characters:,} characters of text", path)
+        yield text
+
+
+def _pdftotext(path: Path, limits: Reading) -> str:
+    done = subprocess.run(
+        ["pdftotext", "-q", "-enc", "UTF-8", os.fspath(path), "-"], capture_output=True, check=False
+    )
+    if done.returncode:
+        raise DataError("is not a PDF that can be read", file=path)
+    if done.stdout.count(b"\f") > limits.pages:
+        raise limits.beyond("pages", f"{limits.pages:,} pages", path)
+    return _tidy(done.stdout.decode("utf-8", "replace"))
+
+
+READERS: dict[str, Callable[[Path, Reading], tuple[str, str]]] = {
+    ".txt": _plain,
+    ".text": _plain,
+    ".rst": _plain,
+    ".md": _markdown,
+    ".markdown": _markdown,
+    ".html": _html,
+    ".htm": _html,
+    ".xhtml": _html,
+    ".pdf": _pdf,
+}
+"""What turns a file into title and body, by its suffix."""

@@ -1,0 +1,228 @@
+"""Documents that were made to stop a node: none takes more than its share, and the others are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from isthmus.errors import DataError
+from isthmus.service.parser_process import Parser
+from isthmus.service.parsing import READERS, Reading
+from isthmus.service.searching import _pattern, snippet
+from isthmus.service.settings import Source
+from isthmus.service.sources import load, load_all
+from isthmus.service.stores import Counts, SqliteStore
+from isthmus.tables.files import NUMBER
+from isthmus.text import tokenise
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = SqliteStore(tmp_path / "store.db")
+    yield opened
+    opened.close()
+
+
+def pdf_sharing(pages, stream):
+    """A PDF whose pages all show the same stream."""
+    objects = {
+        1: b"<< /Type /Catalog /Pages 2 0 R >>",
+        2: b"<< /Type /Pages /Kids [%s] /Count %d >>"
+        % (b" ".join(b"%d 0 R" % (at + 5) for at in range(pages)), pages),
+        3: b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        4: b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    }
+    page = (
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 3 0 R"
+        b" /Resources << /Font << /F1 4 0 R >> >> >>"
+    )
+    objects |= {at + 5: page for at in range(pages)}
+    out, places = b"%PDF-1.4\n", []
+    for number, content in objects.items():
+        places.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, content)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    size = len(objects) + 1
+    ending = b"xref\n0 %d\n0000000000 65535 f \n%strailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF"
+    return out + ending % (size, table, size, len(out))
+
+
+def shown(words):
+    return b"BT /F1 12 Tf 72 720 Td " + b" ".join(b"(%s) Tj" % word for word in words) + b" ET"
+
+
+def growth(work, make, size):
+    """Processor time for four times the input over that for once; the least of some trials of each."""
+
+    def seconds(data):
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            work(data)
+            times.append(time.process_time() - began)
+        return min(times)
+
+    return seconds(make(4 * size)) / max(seconds(make(size)), 1e-3)
+
+
+LINEAR = 9.0
+"""Four times the input takes four times as long; squares would make it sixteen, cubes sixty-four."""
+
+HOSTILE = {
+    "a heading of blanks": (".md", lambda n: "# a" + " " * n + "x", 200_000),
+    "a heading of blanks and signs": (".md", lambda n: "# a" + " #" * n + "x", 100_000),
+    "headings without words": (".md", lambda n: "#" + " " * n + "\n" + "# \n" * n, 50_000),
+    "tags that do not end": (".html", lambda n: "<a " * n, 16_000),
+    "tags that end in quotes": (".html", lambda n: '</a =">" ' * n, 16_000),
+    "quotes that do not end": (".html", lambda n: "<a x='" * n, 16_000),
+    "comments that do not end": (".html", lambda n: "<!--" * n, 16_000),
+    "sections that do not end": (".html", lambda n: "<![CDATA[" * n, 16_000),
+    "declarations that do not end": (".html", lambda n: "<!<?</" * n, 16_000),
+    "scripts that do not end": (".html", lambda n: "<script></scrip" * n, 16_000),
+    "titles that do not end": (".html", lambda n: "<title>" * n + "<b>a" * n, 16_000),
+    "hidden elements that others close": (
+        ".html",
+        lambda n: "<template>" * n + "</noscript>" * n,
+        16_000,
+    ),
+    "a reference of many digits": (".html", lambda n: "a &#" + "9" * n + " &#x" + "f" * n, 100_000),
+    "references that are none": (".html", lambda n: "&a&#" * n, 20_000),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_reading_takes_time_in_proportion_to_the_file(attack, tmp_path):
+    suffix, make, size = HOSTILE[attack]
+
+    def work(text):
+        path = tmp_path / f"hostile{suffix}"
+        path.write_text(text)
+        READERS[suffix](path, Reading())
+
+    assert growth(work, make, size) < LINEAR
+
+
+QUERY = _pattern("a tide", ("a", "tide"))
+TEXTS = {
+    "a number that is none": (lambda n: NUMBER.fullmatch(b"1" * n + b"x"), 100_000),
+    "a fraction that is none": (
+        lambda n: NUMBER.fullmatch(b"1." + b"1" * n + b"e" + b"1" * n + b"x"),
+        100_000,
+    ),
+    "a snippet of one word": (lambda n: snippet("a " * n, pattern=QUERY), 2_500),
+    "words of one letter": (lambda n: tokenise(["a " * n]), 100_000),
+    "marks upon marks": (lambda n: tokenise(["a" + "\u0301\u0327" * n]), 50_000),
+    "a word without end": (lambda n: tokenise(["ational" * n]), 100_000),
+    "letters that are many": (lambda n: tokenise(["\ufdfa" * n]), 20_000),
+}
+
+
+@pytest.mark.parametrize("attack", TEXTS)
+def test_words_and_numbers_take_time_in_proportion_to_their_length(attack):
+    work, size = TEXTS[attack]
+    assert growth(work, lambda n: n, size) < LINEAR
+
+
+def test_documents_that_freeze_a_reader_are_one_line_each_and_the_rest_goes_on(tmp_path, store, soak_count):
+    papers = tmp_path / "papers"
+    papers.mkdir()
+    blanks, tags, pages = soak_count(3_500, 350_000), soak_count(16_000, 1_600_000), soak_count(100, 5_000)
+    (papers / "a.md").write_text("# a" + " " * blanks + "x\n\ntide tables")
+    (papers / "b.html").write_text("tide tables" + "<a " * tags)
+    (papers / "c.pdf").write_bytes(pdf_sharing(1, shown([b"tide tables"])))
+    (papers / "d.txt").write_text("tide tables")
+    source, limits = Source("folder", papers), Reading(seconds=1)
+    assert load(source, store, pytest.fail, limits) == Counts(added=4)
+
+    (papers / "c.pdf").write_bytes(pdf_sharing(pages, shown([b"tide"] * 4_000)))
+    (papers / "d.txt").write_text("other tables")
+    errors = []
+    began = time.monotonic()
+    assert load(source, store, errors.append, limits) == Counts(changed=1)
+    assert time.monotonic() - began < 120
+    (told,) = map(str, errors)
+    assert "c.pdf: takes more than 1 seconds of processor time" in told
+    assert "reading.seconds" in told
+    assert "\n" not in told
+    assert store.get(["c.pdf"])["c.pdf"].body == "tide tables", "what it gave before is kept"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "limits", "told"),
+    [
+        ("x.pdf", pdf_sharing(4, shown([b"tide"])), Reading(pages=3), "3 pages: it has 4 (split it"),
+        ("x.pdf", pdf_sharing(50, shown([b"tide"] * 20)), Reading(characters=1_000), "1,000 characters of"),
+        ("x.txt", b"tide " * 300, Reading(characters=1_000), "1,000 characters of text"),
+        ("x.txt", "\N{DUCK}".encode() + b"tide " * 8_000_000, Reading(memory_mb=256), "256 MB of memory"),
+        ("x.html", b"&#" + b"9" * 5_000, Reading(), None),
+        ("x.txt", b"x" * ((50 << 20) + 1), Reading(), "larger than 50 MB"),
+    ],
+    ids=["pages", "text of pages", "text", "memory", "digits", "size"],
+)  # fmt: skip
+def test_a_file_beyond_a_limit_is_one_line_that_names_it(name, data, limits, told, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    (tmp_path / "y.txt").write_text("tide")
+    with Parser(limits) as parser:
+        (_, answer), (_, after) = parser.parse_all([tmp_path / name, tmp_path / "y.txt"])
+    assert after == ("y", "tide")
+    if told is None:
+        assert answer == (Path(name).stem, "\ufffd")
+    else:
+        assert isinstance(answer, DataError)
+        assert f"{name}: " in str(answer)
+        assert told in str(answer)
+
+
+def test_a_parser_that_is_killed_costs_one_file(tmp_path):
+    paths = [tmp_path / f"{number}.txt" for number in range(30)]
+    for path in paths:
+        path.write_text(path.stem)
+    with Parser() as parser:
+        answers = {}
+        for path, answer in parser.parse_all(paths):
+            answers[path.stem] = answer
+            if path.stem == "9":
+                os.kill(parser._process.pid, signal.SIGSTOP)  # so that it cannot be done with the others
+                os.kill(parser._process.pid, signal.SIGKILL)
+    failed = [stem for stem, answer in answers.items() if isinstance(answer, DataError)]
+    assert len(answers) == 30
+    assert len(failed) <= 1
+    assert all("ended the process that read it" in str(answers[stem]) for stem in failed)
+
+
+def test_a_parser_knows_no_secret_of_the_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("NORTH_DB", "postgresql://north:secret@db/north")
+    (tmp_path / "x.txt").write_text("tide")
+    with Parser() as parser:
+        list(parser.parse_all([tmp_path / "x.txt"]))
+        known = Path(f"/proc/{parser._process.pid}/environ").read_bytes()
+        limits = Path(f"/proc/{parser._process.pid}/limits").read_text()
+    assert b"NORTH_DB" not in known
+    assert b"secret" not in known
+    assert [row.split()[3:5] for row in limits.splitlines() if row.startswith("Max file size")] == [
+        ["0", "unlimited"]
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", [json.dumps({"_id": "x" * 2_000, "text": "tide"}), "[" * 100_000, '{"_id": %s}' % ("9" * 5_000)]
+)
+def test_a_line_that_is_no_document_leaves_the_other_sources_alone(line, tmp_path, store):
+    (tmp_path / "corpus.jsonl").write_text(line + "\n" + json.dumps({"_id": "d1", "text": "tide"}) + "\n")
+    (tmp_path / "other.jsonl").write_text(json.dumps({"_id": "d2", "text": "tide"}) + "\n")
+    errors = []
+    load_all(
+        (Source("beir", tmp_path / "corpus.jsonl"), Source("beir", tmp_path / "other.jsonl")),
+        store,
+        errors.append,
+    )
+    assert errors
+    assert "d2" in store.get(["d2"])
+    assert all(len(change.id) <= 1_000 for change in store.changes(0, 10)), (
+        "a hit with such an id fails a search"
+    )
