@@ -229,7 +229,30 @@ def test_ten_tenths_are_one(path: Path) -> None:
             ledger.charge(cost(1e-6, "w10"), covering("a"), "north")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_a_charge_leaves_room_for_what_is_reserved(ledger: Ledger) -> None:
+    """Nine in all: eight are set aside, so of three charges of a half two are booked."""
+    covered, counts = covering("a"), cost(8.0, "counts")
+    for at in range(2):
+        ledger.charge_all([(cost(0.5, f"sum {at}"), covered, "north")], reserve=[(counts, covered, "south")])
+    with pytest.raises(BudgetExhausted):
+        ledger.charge_all([(cost(0.5, "sum 2"), covered, "north")], reserve=[(counts, covered, "south")])
+    assert ledger.spent("a") == 1.0
+    ledger.charge(counts, covered, "south")
+    assert ledger.spent("a") == 9.0
+    ledger.charge_all([], reserve=[(counts, covered, "south")])  # paid, so nothing needs to be left
+    with pytest.raises(BudgetExhausted):
+        ledger.charge_all([], reserve=[(cost(0.5, "sum 3"), covered, "north")])
+    ledger.audit()
+
+
+def test_an_incident_is_nothing_that_left(ledger: Ledger) -> None:
+    ledger.record("incident", "relay", note="session 0011 was stopped")
+    (row,) = ledger.departures()
+    assert (row["guarantee"], row["note"]) == ("nothing left", "session 0011 was stopped")
+    assert ledger.summary()["incidents"] == ["session 0011 was stopped"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "incident"])
 def test_everything_else_that_leaves_is_written_down(ledger: Ledger, kind: str) -> None:
     ledger.record(kind, "broker", items=3, note="round 2")
     ledger.record(kind, "broker", epsilon=0.5, unit="one judged query")
