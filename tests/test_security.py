@@ -217,7 +217,6 @@ class TestGate:
         for header in (
             ("authorization", f"Bearer {token}"),
             ("x-api-key", token),
-            ("cookie", f"other=1; {security.COOKIE}={token}"),
         ):
             caller = gate.caller(scope_with(header))
             assert caller.name == "ada"

@@ -10,7 +10,7 @@ from isthmus.cli.command import add_json, print_json, say
 from isthmus.errors import DataError
 
 MAKE = "isthmus keys make keys --silos north,south --broker"
-API = "isthmus keys api add keys/broker/api-keys.json ada --scopes search,feedback --days 90"
+API = "isthmus keys api add keys/broker/api-keys.json ada --scopes search,feedback"
 
 
 def make_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,9 @@ def api_arguments(parser: argparse.ArgumentParser) -> None:
         default="search,feedback",
         help="search, feedback, metrics, admin (%(default)s)",
     )
-    add.add_argument("--days", type=float, help="how long it holds (until it is revoked)")
+    ends = add.add_mutually_exclusive_group()
+    ends.add_argument("--days", type=float, default=90, help="how long it holds (%(default)s)")
+    ends.add_argument("--forever", action="store_true", help="until it is revoked")
     add_json(add, "{id, key}")
     listed = verbs.add_parser(
         "list", help="all keys, without secrets", description="All keys, without secrets."
@@ -88,9 +90,11 @@ def _add(asked: argparse.Namespace) -> None:
     from isthmus.service.security import ApiKeys
 
     scopes = [scope.strip() for scope in asked.scopes.split(",") if scope.strip()]
-    token = ApiKeys(asked.file).add(asked.name, scopes=scopes, days=asked.days)
+    keys, days = ApiKeys(asked.file), None if asked.forever else asked.days
+    token = keys.add(asked.name, scopes=scopes, days=days)
     print_json({"id": token.split("_")[1], "key": token}) if asked.json else print(token)
-    say("this key is shown once and stored hashed")
+    ends = "until it is revoked" if days is None else f"for {days:g} days"
+    say(f"this key is shown once and stored hashed; it holds {ends}")
 
 
 def _list(asked: argparse.Namespace) -> None:
@@ -106,10 +110,13 @@ def _list(asked: argparse.Namespace) -> None:
         rows = ((key.id, key.name, list(key.scopes), *when) for key, when in zip(keys, dates, strict=True))
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
-    shown = tuple(
-        (key.id, key.name, " ".join(key.scopes), *when) for key, when in zip(keys, dates, strict=True)
+    lines = (
+        (key.id, key.name, " ".join(key.scopes), created, expires or "never")
+        for key, (created, expires) in zip(keys, dates, strict=True)
     )
-    print(Table(("id", "name", "scopes", "created", "expires"), shown))
+    print(Table(("id", "name", "scopes", "created", "expires"), tuple(lines)))
+    for key in ApiKeys(asked.file).ending():
+        say(f"isthmus: the key {key.id} of {key.name} ends soon; add a new one, then revoke it")
 
 
 def _revoke(asked: argparse.Namespace) -> None:

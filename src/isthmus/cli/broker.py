@@ -111,6 +111,8 @@ def _search(asked: argparse.Namespace) -> None:
             explain=asked.explain,
             deadline_ms=asked.deadline,
         )
+        if broker.key_expires:
+            say(f"isthmus: your API key ends on {plain(broker.key_expires)}; ask your operator for a new one")
     if asked.json:
         print_json(answer.model_dump())
         return

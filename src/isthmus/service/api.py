@@ -24,11 +24,22 @@ from isthmus import __version__
 from isthmus.service import pages, wire
 from isthmus.service.broker import Broker
 from isthmus.service.describing import PROBLEMS, describe_problems
-from isthmus.service.limits import CALLER, NOTE, Problem, Protect, Surface, explain_problems
+from isthmus.service.limits import (
+    CALLER,
+    NOTE,
+    WRONG_KEY,
+    Problem,
+    Protect,
+    Surface,
+    explain_problems,
+    moment,
+    names_of,
+)
 from isthmus.service.metrics import CONTENT_TYPE
 from isthmus.service.reference import STYLE, reference
-from isthmus.service.security import COOKIE, SCOPES, ApiKeys, Caller, Gate
-from isthmus.service.settings import LOOPBACK, BrokerSettings
+from isthmus.service.security import SCOPES, ApiKeys, Caller, Gate
+from isthmus.service.sessions import COOKIE, FORMER_COOKIE, LONGEST, SECURE_COOKIE, Sessions, session_in
+from isthmus.service.settings import BrokerSettings
 
 OPEN = ("/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/docs", "/v1/docs.css", "/v1/session")
 TITLE = "Isthmus broker"
@@ -84,14 +95,15 @@ def gate_of(settings: BrokerSettings) -> Gate[Any]:
     """API keys; without any, whoever reaches the address, which only loopback allows."""
     if settings.keys is None:
         return Gate(strangers=[scope for scope in SCOPES if scope != "admin"])
-    return Gate(keys=ApiKeys(settings.keys))
+    keys = ApiKeys(settings.keys)
+    return Gate(keys=keys, sessions=Sessions(keys))
 
 
 def hosts_of(settings: BrokerSettings) -> frozenset[str] | None:
     """The names the broker goes by; a server on all addresses cannot know them."""
-    if settings.host in ("0.0.0.0", "::"):
+    if settings.host in ("0.0.0.0", "::") and not settings.hosts:
         return None
-    return frozenset({*LOOPBACK, "[::1]", settings.host.lower(), *(name.lower() for name in settings.hosts)})
+    return names_of(settings.host, settings.hosts)
 
 
 def needs(scope: str) -> Callable[[Request], Caller[Any]]:
@@ -133,10 +145,13 @@ async def feedback(said: wire.Feedback, request: Request) -> Response:
 
 @_router.get("/v1/silos")
 async def silos(request: Request) -> wire.Silos:
-    """Every silo's health, what it has released, and what is left of its budgets."""
-    _may_search(request)
+    """Every silo's health, what it has released, and what is left of its budgets; addresses for admins."""
+    caller = _may_search(request)
     broker: Broker = request.app.state.broker
-    return await broker.shown("silos", broker.view_silos)
+    view = await broker.shown("silos", broker.view_silos)
+    if caller.may("admin"):
+        return view
+    return view.model_copy(update={"silos": [each.model_copy(update={"url": ""}) for each in view.silos]})
 
 
 @_router.get("/v1/calibration")
@@ -159,26 +174,44 @@ async def training(request: Request) -> wire.Training:
 async def me(request: Request) -> wire.Me:
     """Who is asking, and what they may do."""
     caller: Caller[Any] = request.scope[CALLER]
-    return wire.Me(name=caller.name, scopes=sorted(caller.scopes))
+    ends = None if caller.expires is None else moment(caller.expires)
+    return wire.Me(name=caller.name, scopes=sorted(caller.scopes), expires=ends)
 
 
 @_router.post("/v1/session", status_code=204, response_model=None)
 async def open_session(said: wire.Session, request: Request) -> Response:
-    """Keep an API key in a cookie that no script can read, for the page."""
-    keys: ApiKeys | None = request.app.state.gate.keys
-    if keys is None or keys.find(said.key) is None:
+    """Sign in: a cookie that no script can read stands for the API key from now on."""
+    sessions: Sessions | None = request.app.state.gate.sessions
+    number = None if sessions is None else sessions.open(said.key)
+    if sessions is None or number is None:
+        request.scope[WRONG_KEY]()
         raise Problem(401, "the API key is unknown, revoked or expired")
-    answer = Response(status_code=204)
-    secure = request.url.scheme == "https"
-    answer.set_cookie(COOKIE, said.key, httponly=True, secure=secure, samesite="strict", path="/")
+    answer = _signed_out(request)
+    # a proxy may speak TLS for us; the browser says how it reached the page
+    secure = "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])
+    name = SECURE_COOKIE if secure else COOKIE
+    answer.set_cookie(
+        name, number, max_age=int(LONGEST), httponly=True, secure=secure, samesite="strict", path="/"
+    )
     return answer
 
 
 @_router.delete("/v1/session", status_code=204, response_model=None)
-async def close_session() -> Response:
-    """Forget the key in the cookie."""
+async def close_session(request: Request) -> Response:
+    """Sign out."""
+    return _signed_out(request)
+
+
+def _signed_out(request: Request) -> Response:
+    """End the session that the request carries, if any, and have the browser forget its cookies."""
+    sessions: Sessions | None = request.app.state.gate.sessions
+    number = session_in(request.scope)
+    if sessions is not None and number is not None:
+        sessions.close(number)
     answer = Response(status_code=204)
-    answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    for name in {SECURE_COOKIE, COOKIE, FORMER_COOKIE} & request.cookies.keys():
+        secure = name == SECURE_COOKIE
+        answer.delete_cookie(name, path="/", httponly=True, secure=secure, samesite="strict")
     return answer
 
 
@@ -192,10 +225,11 @@ async def health(request: Request) -> wire.Health:
     "/v1/ready", responses={503: {"model": wire.Ready, "description": "No silo is believed to answer."}}
 )
 async def ready(request: Request, response: Response) -> wire.Ready:
-    """Whether at least one silo is believed to answer."""
-    told: wire.Ready = request.app.state.broker.ready()
-    response.status_code = 200 if told.ready else 503
-    return told
+    """Whether at least one silo is believed to answer; which ones, only to those who may search."""
+    state: wire.Ready = request.app.state.broker.ready()
+    response.status_code = 200 if state.ready else 503
+    caller: Caller[Any] = request.scope[CALLER]
+    return state if caller.may("search") else wire.Ready(ready=state.ready)
 
 
 @_router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

@@ -15,7 +15,8 @@ import os
 import re
 import ssl
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography import x509
@@ -119,6 +120,28 @@ def write_private(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """The only process that reads, changes and writes this file again; others wait for their turn."""
+    import fcntl
+
+    private_folder(path.parent)
+    opened = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+def private_folder(path: Path) -> Path:
+    """A folder, made for its owner alone where it is not there yet."""
+    if not path.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+    return path
 
 
 class Authority:

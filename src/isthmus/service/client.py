@@ -48,6 +48,8 @@ class Client:
         trusted = authority or os.environ.get(AUTHORITY_VARIABLE)
         verify = trusting(trusted) if url.startswith("https:") else True
         self.url = url.rstrip("/")
+        self.key_expires: str | None = None
+        """When the API key ends, once an answer has said that it does soon."""
         try:
             self._http = httpx.Client(base_url=self.url, headers=headers, verify=verify, timeout=timeout)
         except (httpx.InvalidURL, UnicodeEncodeError):
@@ -113,6 +115,7 @@ class Client:
             raise SiloUnavailable(f"the broker at {self.url} does not answer in time") from None
         except httpx.TransportError as error:
             raise SiloUnavailable(f"no broker at {self.url}: {error} ({_cure(error)})") from error
+        self.key_expires = reply.headers.get(wire.KEY_EXPIRES)
         if reply.is_success:
             return reply
         raise self._failure(reply)

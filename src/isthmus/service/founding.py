@@ -130,8 +130,8 @@ isthmus search "first document" --broker http://127.0.0.1:{port} --key broker/ad
 
 1. **Your documents.** Put them into `*/documents`, or name other sources in `silo.toml`. A node reads its
    sources when it starts, and on `kill -USR1 PID`.
-2. **People.** One key each, shown once; `list` and `revoke` are there too:
-   `isthmus keys api add broker/api-keys.json ada --scopes search,feedback --days 90`
+2. **People.** One key each, shown once, for 90 days unless `--days` says otherwise; `list` and `revoke` are
+   there too: `isthmus keys api add broker/api-keys.json ada --scopes search,feedback`
 3. **Machines.** Move each silo's folder to its own machine, and write its address there into `broker.toml`.
    For certificates that hold it: `isthmus keys make . --silos {first} --host silo.example.org --renew`.
    `authority/` stays with you, off line: whoever has its key can pose as anybody.
@@ -175,8 +175,8 @@ def found(folder: Path, silos: Sequence[str], *, port: int = 8100) -> list[Path]
     )
     starts = "\n".join(f"isthmus node --config {name}/silo.toml" for name in names)
     readme = _README.format(title=folder.name, count=len(names) + 1, starts=starts, port=port, first=names[0])
+    write_private(folder / "broker.toml", _BROKER.format(port=port, silos=listed).encode())
     for name, text in (
-        ("broker.toml", _BROKER.format(port=port, silos=listed)),
         ("README.md", readme),
         (".gitignore", _IGNORE),
     ):
@@ -210,6 +210,6 @@ def make_keys(
     ]
     if broker and not (folder / broker / API_KEYS).exists():
         keys = ApiKeys(folder / broker / API_KEYS)
-        token = keys.add("admin", scopes=SCOPES)
+        token = keys.add("admin", scopes=SCOPES, days=days)
         write_private(folder / broker / ADMIN_KEY, token.encode() + b"\n")
     return made

@@ -17,7 +17,16 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,9 +40,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.errors import Refused, ServiceError
-from isthmus.service.security import CONNECTION, PEER, Caller, Gate, Once, WrongKey
-from isthmus.service.settings import Limits
-from isthmus.service.wire import PROBLEM_TYPE
+from isthmus.service.security import CONNECTION, PEER, WARN_DAYS, Caller, Gate, Once, WrongKey
+from isthmus.service.settings import LOOPBACK, Limits
+from isthmus.service.wire import KEY_EXPIRES, PROBLEM_TYPE
 
 CALLER, NOTE = "isthmus.caller", "isthmus.note"
 """Where in a scope the caller is, and a dict whose entries go into the access log."""
@@ -182,6 +191,16 @@ def too_deep(body: bytes, limit: int) -> bool:
     return False
 
 
+def names_of(host: str, hosts: Iterable[str] = ()) -> frozenset[str]:
+    """The names in a Host header of a server on this machine: loopback's, its own, and further ones."""
+    return frozenset({*LOOPBACK, "[::1]", host.lower(), *(name.lower() for name in hosts)})
+
+
+def moment(seconds: float) -> str:
+    """Seconds since 1970 as ISO 8601."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
 def message_header(nonce: str | None = None) -> dict[str, str]:
     """The header that lets a node tell this message from a replay of it."""
     return {MESSAGE: f"{time.time():.3f} {nonce or secrets.token_hex(12)}"}
@@ -197,6 +216,7 @@ class _Exchange:
     status: int = 0
     sent: int = 0
     caller: str = ""
+    expires: float | None = None
     began: float = field(default_factory=time.perf_counter)
     note: MutableMapping[str, Any] = field(default_factory=dict)
 
@@ -208,6 +228,8 @@ class _Exchange:
             extra = [header for header in HEADERS if header[0] not in given]
             if b"cache-control" not in given:
                 extra.append((b"cache-control", b"no-store"))
+            if self.expires is not None and self.expires < time.time() + WARN_DAYS * 86400:
+                extra.append((KEY_EXPIRES.encode(), moment(self.expires).encode()))
             extra.append((b"x-request-id", self.number.encode()))
             message["headers"] = [*message.get("headers", ()), *extra]
         else:
@@ -282,7 +304,7 @@ class Protect:
         scope = exchange.scope
         self._check_host(scope)
         caller = self._caller(scope)
-        exchange.caller, scope[CALLER] = caller.name, caller
+        exchange.caller, exchange.expires, scope[CALLER] = caller.name, caller.expires, caller
         stranger = caller is self.gate.strangers
         name = f"anonymous {_address(scope)}" if stranger else caller.name
         self._check_rate(name, OPEN_COST if self.surface.is_open(scope["path"]) else 1.0)

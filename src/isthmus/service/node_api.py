@@ -21,7 +21,7 @@ from isthmus import __version__
 from isthmus.errors import BudgetExhausted, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.describing import PROBLEMS, describe_problems
-from isthmus.service.limits import CALLER, GONE, NOTE, Problem, Protect, Surface, explain_problems
+from isthmus.service.limits import CALLER, GONE, NOTE, Problem, Protect, Surface, explain_problems, names_of
 from isthmus.service.metrics import CONTENT_TYPE, Metrics
 from isthmus.service.node import Node
 from isthmus.service.security import ApiKeys, Gate, Once
@@ -280,10 +280,12 @@ class NodeApi:
         """Alive."""
         return _json(wire.Health(name=self.settings.silo, role="node", version=__version__))
 
-    async def ready(self) -> Response:
-        """Able to answer."""
-        told = await self._apart(self.node.ready)
-        return _json(told, 200 if told.ready else 503)
+    async def ready(self, request: Request) -> Response:
+        """Able to answer; how much there is, only to those whom the policy knows."""
+        state = await self._apart(self.node.ready)
+        caller = request.scope[CALLER]
+        known = caller.policy or self.settings.peers.get(caller.name) or caller.may("admin")
+        return _json(state if known else wire.Ready(ready=state.ready), 200 if state.ready else 503)
 
     async def count(self, request: Request) -> Response:
         """For Prometheus."""
@@ -313,7 +315,7 @@ def node_app(node: Node) -> ASGIApp:
         app,
         gate=gate_of(settings),
         limits=settings.limits,
-        surface=Surface(open=OPEN, large=LARGE, abandoned=("/v1/search",)),
+        surface=Surface(open=OPEN, large=LARGE, abandoned=("/v1/search",), hosts=hosts_of(settings)),
         once=Once(),
         observe=api.observe,
     )
@@ -354,6 +356,13 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
     app.add_api_route(
         "/metrics", api.count, methods=["GET"], response_class=Response, responses=PROBLEMS | text
     )
+
+
+def hosts_of(settings: NodeSettings) -> frozenset[str] | None:
+    """The names a node goes by. With TLS nobody comes in without a certificate, under whatever name."""
+    if settings.tls is not None and not settings.hosts:
+        return None
+    return names_of(settings.host, settings.hosts)
 
 
 def gate_of(settings: NodeSettings) -> Gate[Policy]:

@@ -23,8 +23,10 @@ from isthmus.errors import ConfigError, ServiceError
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.connections import Server, server
+from isthmus.service.limits import moment
 from isthmus.service.node import Node, alone
 from isthmus.service.node_api import node_app
+from isthmus.service.security import ApiKeys
 from isthmus.service.settings import LOOPBACK, BrokerSettings, NodeSettings, SuperNode
 
 PATIENCE = 10.0
@@ -89,6 +91,7 @@ def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda 
     with ExitStack() as held:
         held.enter_context(alone(settings.folder))
         node = held.enter_context(Node(settings))
+        _warn_of_endings(settings.keys)
         signal.signal(signal.SIGUSR1, lambda number, frame: node.read_again())
         serving = server(
             node_app(node),
@@ -106,10 +109,18 @@ def run_broker(settings: BrokerSettings, *, started: Callable[[str], None] = lam
     _check_free(settings.host, settings.port)
     if settings.https and settings.tls is None:
         raise ConfigError("https = true needs [tls]", key="tls", expected="certificate, key and authority")
+    _warn_of_endings(settings.keys)
     tls = settings.tls if settings.https else None
     app = broker_app(Broker(settings))
     serving = server(app, host=settings.host, port=settings.port, tls=tls, limits=settings.limits)
     _serve(serving, settings.host, started)
+
+
+def _warn_of_endings(keys: Path | None) -> None:
+    """Say which API keys end soon, while somebody may still do something about it."""
+    for key in ApiKeys(keys).ending() if keys is not None else ():
+        ends = moment(key.expires or 0.0)
+        _log.warning("the API key %s of %s ends on %s: isthmus keys api add", key.id, key.name, ends)
 
 
 def _serve(serving: Server, host: str, started: Callable[[str], None]) -> None:

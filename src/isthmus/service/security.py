@@ -22,14 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from isthmus.errors import ConfigError, DataError, Refused
-from isthmus.service.certificates import private, write_private
+from isthmus.service.certificates import locked, private, write_private
 
 if TYPE_CHECKING:
     from starlette.types import Scope
 
+    from isthmus.service.sessions import Sessions
+
 SCOPES = ("search", "feedback", "metrics", "admin")
 """What a key may be good for; `admin` sees the views of silos, training and calibration, and all else."""
-PREFIX, COOKIE = "isk", "isthmus_key"
+PREFIX = "isk"
+DAYS, WARN_DAYS = 90.0, 14.0
+"""How long a key holds unless somebody says otherwise, and how long before its end people are warned."""
 PEER = "isthmus.peer"
 """Where in a scope's `extensions` the other side's certificate is."""
 CONNECTION = "isthmus.connection"
@@ -46,6 +50,8 @@ class Caller(Generic[P]):
     name: str
     scopes: frozenset[str] = frozenset()
     policy: P | None = None
+    expires: float | None = field(default=None, compare=False)
+    """When the key ends, in seconds since 1970."""
 
     def may(self, scope: str) -> bool:
         """Whether this caller has the scope; an administrator has all."""
@@ -89,8 +95,8 @@ class ApiKeys:
         self._seen: tuple[int, int, int] | None = None
         self._keys: dict[str, ApiKey] = {}
 
-    def add(self, name: str, *, scopes: Iterable[str], days: float | None = None) -> str:
-        """A new key for somebody; the token returned is not stored and cannot be shown again."""
+    def add(self, name: str, *, scopes: Iterable[str], days: float | None = DAYS) -> str:
+        """A new key for somebody, for ever if `days` is None; the token returned is not stored."""
         wanted = tuple(dict.fromkeys(scopes))
         for scope in wanted:
             if scope not in SCOPES:
@@ -99,20 +105,24 @@ class ApiKeys:
             raise ConfigError("a key without a scope opens nothing", expected=", ".join(SCOPES))
         if not name or len(name) > 80 or not name.isprintable():
             raise ConfigError("a key needs the name of its owner", value=name, expected="1 to 80 letters")
+        if days is not None and not 0 < days <= 36_500:
+            raise ConfigError(f"a key of {days:g} days", value=days, expected="above 0, or --forever")
         now = self._clock()
         number, secret, salt = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16)
         expires = None if days is None else now + days * _DAY
         key = ApiKey(number, name, wanted, now, expires, salt, _digest(salt, secret))
-        self._write({**self._read(), number: key})
+        with locked(self.path):
+            self._write({**self._read(), number: key})
         return f"{PREFIX}_{number}_{secret}"
 
     def revoke(self, number: str) -> ApiKey:
         """Forget the key with this id."""
-        keys = dict(self._read())
-        if number not in keys:
-            raise ConfigError(f"no API key {number!r} in {self.path}", key=number, known=keys)
-        gone = keys.pop(number)
-        self._write(keys)
+        with locked(self.path):
+            keys = dict(self._read())
+            if number not in keys:
+                raise ConfigError(f"no API key {number!r} in {self.path}", key=number, known=keys)
+            gone = keys.pop(number)
+            self._write(keys)
         return gone
 
     def all(self) -> list[ApiKey]:
@@ -121,6 +131,16 @@ class ApiKeys:
 
     def find(self, token: str) -> Caller[Any] | None:
         """Whose token this is; None for one that is unknown, revoked or expired."""
+        key = self.key_of(token)
+        return None if key is None else _caller(key)
+
+    def caller(self, number: str) -> Caller[Any] | None:
+        """Whose key has this id; None for one that is unknown, revoked or expired."""
+        key = self._read().get(number)
+        return _caller(key) if key is not None and self._holds(key) else None
+
+    def key_of(self, token: str) -> ApiKey | None:
+        """The key that a token is for; None for one that is unknown, revoked or expired."""
         parts = token.split("_", 2)
         if len(parts) != 3 or parts[0] != PREFIX or not token.isascii():
             return None
@@ -128,9 +148,15 @@ class ApiKeys:
         if key is None:
             _digest("", parts[2])  # so that an unknown id takes as long as a wrong secret
             return None
-        if not key.opens(parts[2]) or (key.expires is not None and key.expires <= self._clock()):
-            return None
-        return Caller(key.name, frozenset(key.scopes))
+        return key if key.opens(parts[2]) and self._holds(key) else None
+
+    def ending(self, days: float = WARN_DAYS) -> list[ApiKey]:
+        """The keys that end within so many days."""
+        now = self._clock()
+        return [key for key in self.all() if key.expires and now < key.expires < now + days * _DAY]
+
+    def _holds(self, key: ApiKey) -> bool:
+        return key.expires is None or key.expires > self._clock()
 
     def _read(self) -> Mapping[str, ApiKey]:
         try:
@@ -143,7 +169,6 @@ class ApiKeys:
         return self._keys
 
     def _write(self, keys: Mapping[str, ApiKey]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         told = {"format": 1, "keys": [asdict(key) for key in keys.values()]}
         write_private(self.path, json.dumps(told, indent=2).encode() + b"\n")
 
@@ -162,6 +187,10 @@ def _parsed(path: Path) -> dict[str, ApiKey]:
     return {key.id: key for key in keys}
 
 
+def _caller(key: ApiKey) -> Caller[Any]:
+    return Caller(key.name, frozenset(key.scopes), expires=key.expires)
+
+
 def _digest(salt: str, secret: str) -> str:
     return hmac.new(salt.encode(), secret.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
@@ -171,7 +200,7 @@ class WrongKey(Refused):
 
 
 class Gate(Generic[P]):
-    """The way in: known certificates, API keys (header or cookie), and what a stranger may do.
+    """The way in: known certificates, API keys, sessions of the page, and what a stranger may do.
 
     A peer's policy is found by the name in its certificate, or by that of its API key.
     """
@@ -181,10 +210,11 @@ class Gate(Generic[P]):
         *,
         peers: Mapping[str, P] | None = None,
         keys: ApiKeys | None = None,
+        sessions: Sessions | None = None,
         strangers: Iterable[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.peers, self.keys = dict(peers or {}), keys
+        self.peers, self.keys, self.sessions = dict(peers or {}), keys, sessions
         self.strangers = Caller[P]("anonymous", frozenset(strangers))
         self._clock = clock
 
@@ -201,26 +231,21 @@ class Gate(Generic[P]):
             if found is None:
                 raise WrongKey("the API key is unknown, revoked or expired")
             return replace(found, policy=self.peers.get(found.name))
+        if self.sessions is not None and (caller := self.sessions.caller_in(scope)) is not None:
+            return caller
         if self.strangers.scopes:
             return self.strangers
         raise Refused("no certificate of a known peer" if self.peers else "an API key is needed")
 
 
 def token_in(scope: Scope) -> str | None:
-    """The API key a request carries: `Authorization: Bearer …`, `X-API-Key`, or the page's cookie."""
-    cookie = None
+    """The API key that a request carries: `Authorization: Bearer …` or `X-API-Key`."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             kind, _, token = value.decode("latin-1").partition(" ")
             return token.strip() if kind.lower() == "bearer" else ""
         if name == b"x-api-key":
             return str(value.decode("latin-1").strip())
-        if name == b"cookie":
-            cookie = value.decode("latin-1")
-    for part in (cookie or "").split(";"):
-        name, sign, token = part.strip().partition("=")
-        if sign and name == COOKIE:
-            return str(token)
     return None
 
 

@@ -12,11 +12,13 @@ otherwise, and nothing listens elsewhere without TLS. Secrets come from files or
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from isthmus.config import load
 from isthmus.errors import ConfigError
@@ -220,6 +222,8 @@ class NodeSettings:
     host: str = "127.0.0.1"
     port: int = 8101
     tls: Tls | None = None
+    hosts: tuple[str, ...] = ()
+    """Further names that peers reach it by; with TLS any name does where none is listed."""
     keys: Path | None = None
     """API keys, hashed, as `isthmus keys` writes them."""
     peers: Mapping[str, Policy] = field(default_factory=dict)
@@ -255,13 +259,20 @@ class NodeSettings:
 
 @dataclass(frozen=True)
 class Silo:
-    """Where a node is found."""
+    """Where a node is found. Beyond this machine it is reached over TLS, unless `unencrypted` says that the
+    way there is protected otherwise."""
 
     url: str
+    unencrypted: bool = False
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url = {self.url!r} must begin with https:// or http://")
+        if self.url.startswith("http://") and not self.unencrypted and not _is_here(self.url):
+            raise ValueError(
+                f"url = {self.url!r} would send queries and the broker's key in the clear: use https://, "
+                "or set unencrypted = true where the way there is protected otherwise"
+            )
 
 
 @dataclass(frozen=True)
@@ -354,6 +365,15 @@ def _moved(value: Any, root: Path) -> Any:
     if isinstance(value, Mapping):
         return {name: _moved(item, root) for name, item in value.items()}
     return tuple(_moved(item, root) for item in value) if isinstance(value, tuple) else value
+
+
+def _is_here(url: str) -> bool:
+    """Whether an address is of this machine's loopback."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _check_name(key: str, name: str) -> None:

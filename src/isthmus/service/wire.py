@@ -25,6 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field
 VERSION = 1
 PREFIX = f"/v{VERSION}"
 PROBLEM_TYPE = "application/problem+json"
+KEY_EXPIRES = "isthmus-key-expires"
+"""The header of answers to somebody whose key ends soon: when, ISO 8601."""
 STATISTICS_TYPE = "application/vnd.isthmus.statistics"
 BUNDLE_TYPE = "application/vnd.isthmus.lesson"
 
@@ -272,6 +274,7 @@ class SiloView(Told):
 
     silo: Name
     url: str
+    """Where the broker reaches it; empty unless an administrator asks."""
     status: Status
     detail: str = ""
     ready: Ready | None = None
@@ -286,7 +289,7 @@ class Silos(Told):
 
 
 class Session(Said):
-    """A person's API key, which the page keeps in a cookie that scripts cannot read."""
+    """A person's API key, to sign in with."""
 
     key: Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -296,6 +299,8 @@ class Me(Told):
 
     name: str
     scopes: list[str]
+    expires: str | None = None
+    """When the key ends, ISO 8601; None if it does not."""
 
 
 class Bin(Told):

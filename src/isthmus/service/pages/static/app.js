@@ -1,7 +1,7 @@
 // Which view is shown, who is signed in, and the keys that work everywhere.
 
 import * as api from "./api.js";
-import { make, show } from "./dom.js";
+import { make, moment, show } from "./dom.js";
 import * as calibration from "./calibration.js";
 import * as search from "./search.js";
 import * as silos from "./silos.js";
@@ -60,6 +60,14 @@ function signIn() {
   field.focus();
 }
 
+/** A key that ends within two weeks, above every view. */
+function warn(expires) {
+  document.getElementById("key-ends")?.remove();
+  if (!expires || new Date(expires) - Date.now() > 14 * 86400e3) return;
+  place.before(make("p", { id: "key-ends", class: "notice", role: "status" },
+    `Your API key ends on ${moment(expires)}. Ask your operator for a new one.`));
+}
+
 function colours() {
   const button = document.getElementById("theme");
   const choices = ["auto", "light", "dark"];
@@ -107,6 +115,7 @@ async function begin() {
     await useKey();
     const who = await api.me();
     document.getElementById("leave").hidden = who.name === "anonymous";
+    warn(who.expires);
     await route();
   } catch (error) {
     failed(error);
