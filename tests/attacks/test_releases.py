@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,52 +12,14 @@ import pytest
 
 from isthmus.errors import BudgetExhausted
 from isthmus.service.figures import TEXT, Figures, family_of
-from isthmus.service.node import Node
-from isthmus.service.settings import Encoder, NodeSettings, Policy, SharedStatistics
+from isthmus.service.settings import NodeSettings
 from isthmus.service.stores import Draft
-
-PEER = "broker"
-WORDS = [f"word{number}" for number in range(80)]
-BUDGET = 9.0
+from private_node import BUDGET, PEER, WORDS, node, private_settings, released, texts
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> NodeSettings:
-    return NodeSettings(
-        silo="north",
-        folder=tmp_path / "north",
-        sources=(),
-        peers={PEER: Policy(search=True, counts=True)},
-        budget=BUDGET,
-        encoder=Encoder("lsa", dimensions=4),
-        statistics=SharedStatistics(width=4096, renew=0.2),
-    )
-
-
-def texts(count: int = 100) -> list[Draft]:
-    rng = np.random.default_rng(3)
-    return [
-        Draft(f"d{at}", "", " ".join(rng.choice(WORDS, size=int(rng.integers(5, 30))))) for at in range(count)
-    ]
-
-
-@contextmanager
-def node(settings: NodeSettings, *drafts: Draft) -> Iterator[Node]:
-    """The node, with these documents written and everything indexed."""
-    with Node(settings).offline() as opened:
-        opened.store.put(drafts, source="test")
-        while opened.index.update():
-            pass
-        yield opened
-
-
-def released(opened: Node) -> Figures:
-    return Figures.from_bytes(opened.statistics(PEER))
-
-
-def errors(shown: list[np.ndarray], exact: np.ndarray) -> np.ndarray:
-    """How far the mean of several releases lies from the truth, word by word."""
-    return np.abs(np.mean(shown, axis=0) - exact)
+    return private_settings(tmp_path / "north")
 
 
 def attack(settings: NodeSettings, times: int, lose) -> tuple[list[np.ndarray], np.ndarray]:

@@ -32,7 +32,7 @@ while True:
     dice = os.urandom(16)
     pool = int(2 * time.time())  # the documents in demand change, so that some always have budget left
     documents = sorted({f"{pool}-{pick % 24}" for pick in dice[: 1 + dice[15] % 10]})
-    contents = [fingerprint(str(pick % 2)) for pick, _ in zip(dice, documents)]
+    contents = [fingerprint(f"{name} {pick % 2}") for pick, name in zip(dice, documents)]
     fields = (("body",), ("title",), ("title", "body"))[dice[14] % 3]
     epsilon = 0.05 * (1 + dice[13] % 5)
     shared = dice[12] % 3 == 0

@@ -42,8 +42,11 @@ class Model(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.shown: set[tuple[str, str, Cost, str]] = set()  # document, version, cost, peer
-        self.texts = dict.fromkeys(DOCUMENTS, 0)
-        self.recorded = 0
+        self.texts = {name: f"text {name}" for name in DOCUMENTS}
+        self.recorded = self.edits = 0
+        self.lineage: dict[str, str] = {}  # of a document, by the name that had its words first
+        self.first: dict[str, str] = {}  # the lineage that had a text first
+        self.payers: dict[str, set[str]] = {}  # lineages, of a version
 
     @initialize(budget=st.sampled_from(BUDGETS))
     def begin(self, budget: Budget) -> None:
@@ -58,26 +61,31 @@ class Model(RuleBasedStateMachine):
     def covering(self, documents: list[str]) -> Covered:
         """Through `versions`, with repetitions as they came."""
         once = list(dict.fromkeys(documents))
-        found = self.ledger.versions(once, [fingerprint(str(self.texts[name])) for name in once])
+        found = self.ledger.versions(once, [fingerprint(self.texts[name]) for name in once])
         names = dict(zip(found.documents, found.versions, strict=True))
+        for name, version in names.items():
+            if version not in self.payers:
+                own = self.lineage.setdefault(name, self.first.get(self.texts[name], name))
+                self.payers[version] = {own, self.first.setdefault(self.texts[name], own)}
         return Covered(documents, [names[name] for name in documents])
 
     def loss(self, document: str, field: str, peer: str | None, shown=None) -> Loss:
         counted = set()
-        for owner, version, cost, seen_by in self.shown if shown is None else shown:
-            if owner == document and field in cost.fields and peer in (None, seen_by):
+        payer = self.lineage.get(document, document)
+        for _, version, cost, seen_by in self.shown if shown is None else shown:
+            if payer in self.payers[version] and field in cost.fields and peer in (None, seen_by):
                 counted.add((version, cost, None if cost.shared and peer is None else seen_by))
         return sum((Loss.of(cost.epsilon) for _, cost, _ in counted), Loss())
 
-    def fits(self, shown: set[tuple[str, str, Cost, str]]) -> bool:
+    def fits(self, shown: set[tuple[str, str, Cost, str]], documents=DOCUMENTS) -> bool:
         everybody = all(
             self.loss(document, field, None, shown).within(self.budget.ceiling)
-            for document in DOCUMENTS
+            for document in documents
             for field in ("title", "body")
         )
         return everybody and all(
             self.loss(document, field, peer, shown).within(self.budget.limit(peer))
-            for document in DOCUMENTS
+            for document in documents
             for field in ("title", "body")
             for peer in PEERS
         )
@@ -102,13 +110,29 @@ class Model(RuleBasedStateMachine):
     @rule(cost=COSTS, documents=SOME, peer=st.sampled_from(PEERS))
     def affordable(self, cost: Cost, documents: list[str], peer: str) -> None:
         covered = self.covering(documents)
-        for row, told in enumerate(self.ledger.affordable(cost, covered, peer).tolist()):
-            name, version = covered.documents[row], covered.versions[row]
-            assert told == self.fits(self.shown | {(name, version, cost, peer)})
+        pairs = list(zip(covered.documents, covered.versions, strict=True))
+        after = self.shown | {(name, version, cost, peer) for name, version in pairs}
+        for told, (_, version) in zip(
+            self.ledger.affordable(cost, covered, peer).tolist(), pairs, strict=True
+        ):
+            assert told == self.fits(after, sorted(self.payers[version]))
+
+    @rule(documents=SOME)
+    def copies(self, documents: list[str]) -> None:
+        covered = self.covering(list(dict.fromkeys(documents)))
+        seen: set[str] = set()
+        for told, version in zip(self.ledger.copies(covered).tolist(), covered.versions, strict=True):
+            assert told == bool(seen & self.payers[version])
+            seen |= set() if told else self.payers[version]
 
     @rule(document=st.sampled_from(DOCUMENTS))
     def change(self, document: str) -> None:
-        self.texts[document] += 1
+        self.edits += 1
+        self.texts[document] = f"edition {self.edits}"
+
+    @rule(document=st.sampled_from(DOCUMENTS), other=st.sampled_from(DOCUMENTS))
+    def copy(self, document: str, other: str) -> None:
+        self.texts[document] = self.texts[other]
 
     @rule(peer=st.sampled_from(PEERS))
     def record(self, peer: str) -> None:

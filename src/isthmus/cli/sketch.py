@@ -49,7 +49,7 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--width", type=whole(2), help="cells of a sketch (by the documents' length)")
     parser.add_argument("--budget", type=float, help="ε of a new ledger, over a document's life (9)")
-    shape = "{folder, documents, seconds, tokens_per_second, fields: [{field, tokens, cells, width}]}"
+    shape = "{folder, documents, copies, seconds, tokens_per_second, fields: [{field, tokens, cells, width}]}"
     add_json(parser, shape)
 
 
@@ -118,7 +118,8 @@ def _build(asked: argparse.Namespace) -> None:
     seconds = time.perf_counter() - began
     done: dict[str, Any] = {
         "folder": str(folder.path),
-        "documents": len(corpus.documents),
+        "documents": built[0].documents,
+        "copies": len(corpus.documents) - built[0].documents,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(sum(part.tokens for part in built) / seconds),
         "fields": [
@@ -129,6 +130,8 @@ def _build(asked: argparse.Namespace) -> None:
     if asked.json:
         print_json(done)
     facts = {"documents": f"{done['documents']:,}", "tokens a second": f"{done['tokens_per_second']:,}"}
+    if done["copies"]:
+        facts["copies left out"] = f"{done['copies']:,}"
     facts |= {part.field: f"{part.cells:,} cells not empty, {part.width:,} a document" for part in built}
     wrote = [path for path in sorted(folder.path.iterdir()) if not path.name.startswith(".")]
     summary(f"sketched {corpus.name}", facts, wrote=wrote)

@@ -85,6 +85,10 @@ class Covered:
     def __len__(self) -> int:
         return len(self.documents)
 
+    def take(self, rows: Sequence[int]) -> Covered:
+        """Some of them, by row."""
+        return Covered(tuple(self.documents[row] for row in rows), tuple(self.versions[row] for row in rows))
+
     def frozen(self) -> Covered:
         """The same in tuples, which nobody can change behind one's back; itself if it is so already."""
         if isinstance(self.documents, tuple) and isinstance(self.versions, tuple):

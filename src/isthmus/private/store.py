@@ -101,7 +101,11 @@ class SiloFolder:
         budget: Budget | None = None,
         tokeniser: Tokeniser = ENGLISH,
     ) -> list[Built]:
-        """Sketch fields of documents and enter their versions into the ledger."""
+        """Sketch fields of documents and enter their versions into the ledger.
+
+        Of documents with the same text the first is sketched: the copies would have it released once more,
+        with other noise, at its cost.
+        """
         key = self.keys.group_key(create=True)
         self.keys.noise_key(create=True)
         known = (self.path / LEDGER).exists()
@@ -110,6 +114,8 @@ class SiloFolder:
         with self.ledger(None if known else budget or Budget()) as ledger:
             pairs = zip(documents.titles, documents.bodies, strict=True)
             covered = ledger.versions(documents.ids, [fingerprint(*pair) for pair in pairs])
+            rows = np.flatnonzero(~ledger.copies(covered))
+        documents, covered = documents.take(rows), covered.take(rows.tolist())
         built = []
         for name in fields:
             tokens = tokeniser(documents.titles if name == "title" else documents.bodies)

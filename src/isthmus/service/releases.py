@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from isthmus.errors import BudgetExhausted, ProtocolError, Refused
 from isthmus.private.cost import Covered
 from isthmus.private.ledger import Ledger, fingerprint
@@ -22,7 +24,7 @@ from isthmus.private.sketch import HashFamily
 from isthmus.service.figures import FIELD_TABLES, TEXT, Figures, costs, hashing_of
 from isthmus.service.index import Index
 from isthmus.service.settings import NodeSettings
-from isthmus.service.snapshot import Part
+from isthmus.service.snapshot import Part, Snapshot
 from isthmus.service.statistics import etag
 from isthmus.tables.bundles import OWN
 from isthmus.tables.files import replacing
@@ -106,24 +108,31 @@ class Releases:
     def _drawn(self, peer: str) -> Figures:
         """Draw, charge, keep. Which documents the figures are of is in the file, and stays here."""
         snapshot = self.index.snapshot
-        names = [id for part in snapshot.parts for id in _living(part)]
-        texts = self.index.store.get(names)
-        names = [name for name in names if name in texts]
-        digests = [fingerprint(texts[name].title, texts[name].body) for name in names]
-        covered = self.ledger.versions(names, digests)
+        covered = self._covered(snapshot)
         about = {
             "draw": secrets.token_hex(16),
             "change": snapshot.change,
             "documents": list(covered.documents),
             "versions": list(covered.versions),
         }
-        exact = snapshot.exact_figures(self.silo, self._tables)
+        # how many documents there are and how long is public; what stands in them is counted where it is paid
+        counted = snapshot.only(frozenset(covered.documents)).exact_figures(self.silo, self._tables)
+        exact = replace(counted, documents=len(snapshot), lengths=snapshot.lengths)
         drawn = replace(exact.noised(self.family, self.settings.epsilon), about=about)
         self._charge(drawn, peer)
         with replacing(self._file) as stream:
             stream.write(drawn.to_bytes())
         self._kept = drawn
         return drawn
+
+    def _covered(self, snapshot: Snapshot) -> Covered:
+        """The documents whose words are counted, one of those that have the same text."""
+        names = [id for part in snapshot.parts for id in _living(part)]
+        texts = self.index.store.get(names)
+        names = [name for name in names if name in texts]
+        digests = [fingerprint(texts[name].title, texts[name].body) for name in names]
+        covered = self.ledger.versions(names, digests)
+        return covered.take(np.flatnonzero(~self.ledger.copies(covered)).tolist())
 
     def _charge(self, figures: Figures, peer: str) -> None:
         """Charged again it costs nothing, but a peer that comes later has its own sums."""

@@ -10,8 +10,8 @@ silos the scores of all silos are those of one index, to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -252,6 +252,14 @@ class Snapshot:
         lacking = np.zeros(len(found))
         extra = [np.nan_to_num(found.scores.get(name, lacking), neginf=0.0) for name in ("bm25", "dense")]
         return np.column_stack((table, *extra))
+
+    def only(self, documents: Container[str]) -> Snapshot:
+        """The same without all other documents."""
+        parts = []
+        for part in self.parts:
+            wanted = np.fromiter((id in documents for id in part.segment.ids), bool, len(part.segment))
+            parts.append(replace(part, alive=part.kept & wanted))
+        return replace(self, parts=tuple(parts))
 
     def exact_figures(self, silo: str, tables: Sequence[str]) -> Figures:
         """The silo's own figures, counted; not to be shown to anybody without leave."""

@@ -5,7 +5,8 @@
         ledger.charge(cost, covered, "north")          # durable when it returns, or BudgetExhausted
         send(answer)
 
-The budget is the document's lineage's: a changed document is a new version with a new nonce, charged on top.
+The budget is the document's lineage's: a changed document is a new version with a new nonce, charged on top,
+and so is one that comes back under another name.
 Charges of noise that every peer sees alike count once for all peers; all others add up over peers. Words
 of different fields are different words, so a document has spent what its most expensive field has.
 A process that dies between charge and answer has charged too much, never too little.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
@@ -41,8 +43,17 @@ Asked: TypeAlias = tuple[Cost, Covered, str]
 NONCE = 16
 """Bytes of randomness behind every version."""
 
+DIGEST = 16
+"""Bytes of each digest of a text."""
+
+ENOUGH = 16
+"""Words by which a text is known without its title; fewer may stand in many documents."""
+
 REMEMBERED = 64
 """How many wholly paid releases are kept in memory."""
+
+
+_WORD = re.compile(r"\w+")
 
 
 class Ledger:
@@ -105,24 +116,36 @@ class Ledger:
             db.execute("UPDATE setting SET value = ? WHERE name = 'budget'", (budget.to_json(),))
 
     def versions(self, documents: Sequence[str], contents: Sequence[bytes]) -> Covered:
-        """The documents with the version each of them is at; a digest that is new makes a new version.
+        """The documents with the version each of them is at; a fingerprint that is new makes a new version.
 
         A version's name is its noise nonce in hexadecimal, from the operating system's entropy: never made
         from the content, or equal texts would show equal noise.
         """
         if len(documents) != len(contents) or len(set(documents)) != len(documents):
             raise PrivacyError("versions need distinct documents and one digest for each")
+        told = [lineage.Content(content[:DIGEST], content[DIGEST:]) for content in contents]
         with self._store.reading() as db:
-            known = lineage.current(db, documents, contents)
+            known = lineage.current(db, documents, told)
         if None in known:
             with self._store.writing() as db:
-                known = lineage.current(db, documents, contents)
+                known = lineage.current(db, documents, told)
                 new = [row for row, name in enumerate(known) if name is None]
                 nonces = self._entropy(NONCE * len(new))
                 for at, row in enumerate(new):
-                    known[row] = nonces[NONCE * at : NONCE * (at + 1)].hex()
-                lineage.enter(db, [(documents[row], known[row] or "", contents[row]) for row in new])
+                    nonce = nonces[NONCE * at : NONCE * (at + 1)].hex()
+                    known[row] = lineage.enter(db, documents[row], told[row], nonce)
         return Covered(tuple(documents), tuple(name or "" for name in known))
+
+    def copies(self, covered: Covered) -> NDArray[np.bool_]:
+        """Which of the documents would be paid for by one before them: copies, under names of their own.
+
+        A release that leaves them out costs every lineage once.
+        """
+        import numpy as np
+
+        with self._store.reading() as db:
+            lineage.load(db, covered)
+            return np.array(lineage.copies(db), dtype=bool)
 
     def charge(self, cost: Cost, covered: Covered, peer: str, *, kind: str = "counts") -> None:
         """Book a release of all these documents to a peer: durable when this returns.
@@ -183,10 +206,11 @@ class Ledger:
             budget = self._budget(db)
             lineage.load(db, covered)
             over = set(charging.overspent_documents(db, cost, peer, budget=budget))
-            owners = [owner for (owner,) in db.execute("SELECT owner FROM batch ORDER BY row")]
+            payers = list(db.execute("SELECT owner, origin FROM batch ORDER BY row"))
         alone = Loss.of(cost.epsilon)
         first = alone.within(budget.ceiling) and alone.within(budget.limit(peer))
-        return np.array([first if owner is None else owner not in over for owner in owners], dtype=bool)
+        fits = [first if owner is None else over.isdisjoint((owner, origin)) for owner, origin in payers]
+        return np.array(fits, dtype=bool)
 
     def record(
         self,
@@ -267,12 +291,21 @@ class Ledger:
 
 
 def fingerprint(*fields: str) -> bytes:
-    """A digest of a document's fields, to tell whether it changed. It stays in the ledger."""
-    digest = hashlib.blake2b(digest_size=16)
+    """Digests of a document's fields, which stay in the ledger: one of all, and one of the words alone.
+
+    The first tells whether the document changed. By the second it is known under another name: it is of the
+    last field where that has enough words, so that a title made from the name does not hide it.
+    """
+    digest = hashlib.blake2b(digest_size=DIGEST)
     for text in fields:
         told = text.encode()
         digest.update(len(told).to_bytes(8, "little") + told)
-    return digest.digest()
+    words = [_WORD.findall(text.lower()) for text in fields]
+    wanted = words[-1:] if words and len(words[-1]) >= ENOUGH else words
+    if not any(wanted):
+        return digest.digest()
+    spelled = "\n".join(" ".join(part) for part in wanted).encode()
+    return digest.digest() + hashlib.blake2b(spelled, digest_size=DIGEST).digest()
 
 
 def _check_kind(kind: str) -> None:

@@ -32,6 +32,13 @@ FRESH = """
     )
 """
 
+# the text is another lineage's too, which has it released once more
+FRESH_ELSEWHERE = """
+    INSERT OR IGNORE INTO fresh
+    SELECT f.version, b.origin, f.counted FROM batch b JOIN fresh f ON f.version = coalesce(b.version, -b.row)
+    WHERE b.origin IS NOT NULL
+"""
+
 OVERSPENT = """
     SELECT asked.owner, asked.times, coalesce(s.epsilon, 0.0), coalesce(s.square, 0.0), coalesce(s.rho, 0.0)
     FROM (SELECT owner, count(*) AS times FROM fresh WHERE counted >= :least GROUP BY owner) asked
@@ -88,6 +95,8 @@ def collect_fresh(db: sqlite3.Connection, release: int, peer: int, *, shared: bo
     """Gather those on the workbench that this peer has not had under this name; whether there are any."""
     db.execute("DELETE FROM fresh")
     found = db.execute(FRESH, {"shared": shared, "release": release, "peer": peer})
+    if found.rowcount > 0:
+        db.execute(FRESH_ELSEWHERE)
     return found.rowcount > 0
 
 
@@ -156,8 +165,9 @@ def _parameters(purse: Purse, field: str, loss: Loss) -> dict[str, object]:
 def _write(db: sqlite3.Connection, release: int, peer: int, *, kind: str, at: float) -> None:
     departure = db.execute(
         """INSERT INTO departure (at, kind, peer, release, items, charged, epsilon, unit, note)
-        SELECT ?, ?, ?, r.id, (SELECT count(*) FROM fresh), (SELECT coalesce(sum(counted), 0) FROM fresh),
-            r.epsilon, r.adjacency, '' FROM release r WHERE r.id = ?""",
+        SELECT ?, ?, ?, r.id, (SELECT count(DISTINCT version) FROM fresh),
+            (SELECT count(DISTINCT version) FROM fresh WHERE counted), r.epsilon, r.adjacency, ''
+        FROM release r WHERE r.id = ?""",
         (at, kind, peer, release),
     ).lastrowid
-    db.execute("INSERT INTO charge SELECT ?, version, ?, ? FROM fresh", (release, peer, departure))
+    db.execute("INSERT INTO charge SELECT DISTINCT ?, version, ?, ? FROM fresh", (release, peer, departure))

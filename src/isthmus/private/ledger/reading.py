@@ -19,7 +19,8 @@ from isthmus.private.ledger.schema import EVERYBODY, INCIDENT, NO_GUARANTEE
 
 SUMS = """
     SELECT d.name, coalesce(p.name, ''), s.field, s.epsilon, s.square, s.rho,
-        (SELECT count(*) FROM version v WHERE v.document = d.id)
+        (SELECT count(*) FROM version v JOIN document o ON o.id = v.document
+            WHERE o.id = d.id OR o.lineage = d.id)
     FROM spent s JOIN document d ON d.id = s.document LEFT JOIN peer p ON p.id = s.peer
 """
 
@@ -42,13 +43,15 @@ ALL_CHARGES = CHARGES.format(
     JOIN release r ON r.id = c.release"""
 )
 
+LINEAGE = "(SELECT coalesce(lineage, id) FROM document WHERE name = :document)"
+
 # the table is ordered by release: a document's charges are found by asking for each of them
 CHARGES_OF = (
     CHARGES.format(
         joined="""document d JOIN version v ON v.document = d.id CROSS JOIN release r
     JOIN charge c ON c.release = r.id AND c.version = v.id"""
     )
-    + "WHERE d.name = ? ORDER BY v.id, c.departure"
+    + f"WHERE d.id = {LINEAGE} OR d.lineage = {LINEAGE} ORDER BY v.id, c.departure"
 )
 
 WORKED_OUT = """
@@ -57,12 +60,12 @@ WORKED_OUT = """
         FROM charge JOIN release r ON r.id = release GROUP BY version, release
         UNION ALL SELECT version, release, peer, 1 FROM charge
     ), total AS (
-        SELECT v.document, part.peer, f.value AS field,
+        SELECT w.document, part.peer, f.value AS field,
             sum(part.times * r.epsilon) AS epsilon, sum(part.times * r.epsilon * r.epsilon) AS square,
             sum(part.times * rho_of(r.epsilon)) AS rho
-        FROM part JOIN version v ON v.id = part.version
+        FROM part JOIN payer w ON w.version = part.version
         JOIN release r ON r.id = part.release JOIN json_each(r.fields) f
-        GROUP BY v.document, part.peer, f.value
+        GROUP BY w.document, part.peer, f.value
     )
 """
 
@@ -92,8 +95,8 @@ class Account:
 def losses(
     db: sqlite3.Connection, document: str, *, peer: str | None = None, field: str | None = None
 ) -> list[Loss]:
-    """A document's sums, one for each field, towards everybody or one peer."""
-    wanted = "d.name = :document AND " + ("s.peer = 0" if peer is None else "p.name = :peer")
+    """The sums of a document's lineage, one for each field, towards everybody or one peer."""
+    wanted = f"s.document = {LINEAGE} AND " + ("s.peer = 0" if peer is None else "p.name = :peer")
     found = db.execute(f"{SUMS} WHERE {wanted}", {"document": document, "peer": peer})
     return [Loss(*sums) for _, _, about, *sums, _ in found if field is None or about == field]
 
@@ -160,7 +163,7 @@ def departures(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
 
 def charges(db: sqlite3.Connection, document: str | None) -> Iterator[dict[str, Any]]:
     """Every charge. Nonces and digests stay inside."""
-    rows = db.execute(ALL_CHARGES) if document is None else db.execute(CHARGES_OF, (document,))
+    rows = db.execute(ALL_CHARGES) if document is None else db.execute(CHARGES_OF, {"document": document})
     for name, version, peer, mechanism, release, fields, epsilon, shared, at, kind in rows:
         yield {
             "document": name,

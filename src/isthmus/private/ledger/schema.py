@@ -44,7 +44,7 @@ EVERYBODY = 0
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         "CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-        # a lineage; `current` is its newest version
+        # `current` is its newest version
         "CREATE TABLE document (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, current INTEGER)",
         # `name` is the noise nonce in hexadecimal, `content` a digest that shows whether the document changed
         """CREATE TABLE version (
@@ -101,19 +101,36 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (document, peer, field)
         ) WITHOUT ROWID""",
     ),
+    (
+        # whose budget a document spends that had another name before; null means its own
+        "ALTER TABLE document ADD COLUMN lineage INTEGER REFERENCES document",
+        "CREATE INDEX document_lineage ON document (lineage) WHERE lineage IS NOT NULL",
+        # `text` is a digest of the words alone; `origin` the document that had them first, if another
+        "ALTER TABLE version ADD COLUMN text BLOB",
+        "ALTER TABLE version ADD COLUMN origin INTEGER REFERENCES document",
+        "CREATE INDEX version_text ON version (text)",
+        "CREATE INDEX version_content ON version (content) WHERE text IS NULL",
+        # who pays for a version: the document's lineage, and that of whoever had the text first
+        """CREATE VIEW payer AS
+            SELECT v.id AS version, coalesce(d.lineage, d.id) AS document
+            FROM version v JOIN document d ON d.id = v.document
+            UNION SELECT v.id, coalesce(d.lineage, d.id)
+            FROM version v JOIN document d ON d.id = v.origin""",
+    ),
 )
 """The steps that lead from one version of the schema to the next; the file counts those it has seen."""
 
 WORKBENCH = """
     CREATE TEMP TABLE batch (
         row INTEGER PRIMARY KEY, document TEXT NOT NULL, name TEXT,
-        version INTEGER, owner INTEGER, fits INTEGER
+        version INTEGER, owner INTEGER, origin INTEGER, fits INTEGER
     );
     CREATE TEMP TABLE fresh (
-        version INTEGER PRIMARY KEY, owner INTEGER NOT NULL, counted INTEGER NOT NULL
-    );
+        version INTEGER NOT NULL, owner INTEGER NOT NULL, counted INTEGER NOT NULL,
+        PRIMARY KEY (version, owner)
+    ) WITHOUT ROWID;
 """
-"""Tables of one connection, in memory: the documents at hand, and those of them that cost something."""
+"""Tables of one connection, in memory: the documents at hand, and who pays for those that cost something."""
 
 
 class Store:
