@@ -36,9 +36,9 @@ from isthmus.service.releases import Releases
 from isthmus.service.reliability import curves_of, save_curves, validation_curves
 from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
-from isthmus.service.settings import NodeSettings, secret
+from isthmus.service.settings import OPERATOR, NodeSettings, secret
 from isthmus.service.snapshot import Snapshot
-from isthmus.service.sources import load_all
+from isthmus.service.sources import check_sources, load_all
 from isthmus.service.space import Space
 from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store, majority
 from isthmus.tables import Documents
@@ -86,6 +86,7 @@ class Node:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ledger = _ledger(settings)
         self.store = open_store(settings)
+        check_sources(settings, self.store)
         told = settings.statistics
         self.family = family_of(secret(told.hash_key, "statistics.hash_key"), told.width)
         self.index = Index(folder / "index", self.store, encoder=settings.encoder, family=self.family)
@@ -97,6 +98,7 @@ class Node:
         self._share_kept()
         self._wake, self._stopped, self._read = threading.Event(), threading.Event(), threading.Event()
         self._again = threading.Event()
+        self._reading = threading.Lock()
         self._indexed = threading.Condition()
         self._left: dict[tuple[str, str, str], int] = {}
         self._left_lock = threading.Lock()
@@ -165,9 +167,9 @@ class Node:
     def read_sources(self) -> list[DataError]:
         """Bring the store up to the sources; what was wrong with single documents."""
         errors: list[DataError] = []
-        if self.settings.sources:
+        with self._reading:
             done = load_all(self.settings.sources, self.store, errors.append, self.settings.reading)
-            _log.info("sources: %s added, %s changed, %s removed", done.added, done.changed, done.removed)
+        _log.info("sources: %s added, %s changed, %s removed", done.added, done.changed, done.removed)
         self._wake.set()
         return errors
 
@@ -217,7 +219,7 @@ class Node:
 
     def put(self, drafts: Sequence[Draft]) -> Counts:
         """Add or change documents; they can be found when this returns, unless indexing is far behind."""
-        done = self.store.put(drafts, source="operator")
+        done = self.store.put(drafts, source=OPERATOR)
         self._await_indexed()
         return done
 

@@ -12,6 +12,7 @@ otherwise, and nothing listens elsewhere without TLS. Secrets come from files or
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,8 @@ from isthmus.service.wire import LONGEST_QUERY, MOST_HITS
 
 T = TypeVar("T")
 
+OPERATOR = "operator"
+"""What a store calls the source of documents that were put one by one."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 SecretText = str
@@ -125,12 +128,35 @@ class Source:
     part: str | None = None
     url: SecretText = ""
     query: str = ""
+    name: str = ""
+    """Stays the same when the path or the query changes; else these are its name."""
 
     def __post_init__(self) -> None:
+        if self.name:
+            _check_name("name", self.name)
+        if self.name == OPERATOR:
+            raise ValueError(f"name = {self.name!r} is that of documents which the operator has put")
         if self.kind == "sql" and not (self.url and self.query):
             raise ValueError("a source of kind sql needs url and query")
         if self.kind != "sql" and self.path is None:
             raise ValueError(f"a source of kind {self.kind} needs a path")
+
+    @property
+    def unnamed(self) -> str:
+        """What a source without a name is called. No secret is in it."""
+        where = self.path if self.kind != "sql" else " ".join(self.query.split())
+        return f"{self.kind}:{where}" + (f"#{self.part}" if self.part else "")
+
+    @property
+    def label(self) -> str:
+        """The name under which a store remembers what a source gave."""
+        return self.name or self.unnamed
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What ids begin with that another source has too: its name, and what it had before it got one."""
+        digest = hashlib.blake2b(self.unnamed.encode("utf-8", "surrogatepass"), digest_size=3).hexdigest()
+        return (*((self.name,) if self.name else ()), f"{self.kind}-{digest}")
 
 
 @dataclass(frozen=True)
@@ -228,6 +254,8 @@ class NodeSettings:
     """API keys, hashed, as `isthmus keys` writes them."""
     peers: Mapping[str, Policy] = field(default_factory=dict)
     sources: tuple[Source, ...] = ()
+    forget_sources: bool = False
+    """Whether no sources at all means that all that sources gave is to be removed."""
     reading: Reading = field(default_factory=Reading)
     """What one file of a source may take to read."""
     store: Store = field(default_factory=Store)
@@ -249,6 +277,10 @@ class NodeSettings:
             raise ValueError(f"depth = {self.depth} must lie in 1..10000")
         if not self.budget > 0:
             raise ValueError(f"budget = {self.budget:g} must be above 0")
+        labels = [source.label for source in self.sources]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"two sources are {label}: give each a name")
 
     @property
     def ledger(self) -> Path:

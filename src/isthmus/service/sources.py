@@ -5,25 +5,33 @@ A file that cannot be read is one DataError, told to whoever asked, and the othe
     folder   .txt .md .rst .html .htm .pdf below the path; the id is the path from there, with '/' between
     beir     corpus.jsonl, with ids of its own
     sql      rows of a query: id, title, body, or id and body
+
+An id that another source has already begins with its own source's name: `name:id`. Which of them has it bare
+is settled once, by who came first, and the store remembers.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from isthmus.errors import DataError, IsthmusError, MissingExtra
+from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, several
 from isthmus.service.parser_process import Parser
 from isthmus.service.parsing import READERS, Reading
-from isthmus.service.settings import Source, secret
-from isthmus.service.stores import Counts, Draft, Store
+from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret
+from isthmus.service.stores import BATCH, Counts, Draft, Store
 from isthmus.service.wire import LONGEST_ID
 from isthmus.tables.beir import records
 
 Tell = Callable[[DataError], None]
+
+_log = logging.getLogger("isthmus.service")
 
 
 def read(source: Source, tell: Tell, limits: Reading | None = None) -> Iterator[Draft]:
@@ -34,37 +42,125 @@ def read(source: Source, tell: Tell, limits: Reading | None = None) -> Iterator[
         yield from (_beir if source.kind == "beir" else _sql)(source, tell)
 
 
-def label(source: Source) -> str:
-    """The name under which a store remembers what a source gave. No secret is in it."""
-    where = source.path if source.kind != "sql" else " ".join(source.query.split())
-    return f"{source.kind}:{where}" + (f"#{source.part}" if source.part else "")
+def load_all(sources: tuple[Source, ...], store: Store, tell: Tell, limits: Reading | None = None) -> Counts:
+    """Every source, one after the other; one that cannot be read at all is told, and the next goes on.
+
+    Then what belongs to none of them is removed, unless an operator has put it.
+    """
+    done, failed = Counts(), list[Source]()
+    for source in sources:
+        others = {name for other in sources if other != source for name in (other.label, other.unnamed)}
+        try:
+            done += load(source, store, tell, limits, others=others)
+        except IsthmusError as error:
+            failed.append(source)
+            tell(error if isinstance(error, DataError) else DataError(str(error)))
+    return done + Counts(removed=_forget(sources, failed, store))
 
 
-def load(source: Source, store: Store, tell: Tell, limits: Reading | None = None) -> Counts:
+def load(
+    source: Source,
+    store: Store,
+    tell: Tell,
+    limits: Reading | None = None,
+    *,
+    others: Collection[str] = (),
+) -> Counts:
     """Bring a store up to a source: new and changed documents are written, those gone from it removed.
 
-    What a file that cannot be read gave before is kept.
+    What a file that cannot be read gave before is kept. `others` are the labels of other sources, whose ids
+    are theirs.
     """
-    seen: set[str] = set()
-    unread: set[str] = set()
-    name = label(source)
+    seen, unread, placed = set[str](), set[str](), set[str]()
 
     def note(error: DataError) -> None:
         if error.file is not None and source.path is not None and source.kind == "folder":
             unread.add(_id(Path(error.file), source.path))
-        else:
-            unread.add("")  # of which document is not known: nothing is removed
         tell(error)
 
     def each() -> Iterator[Draft]:
         for draft in read(source, note, limits):
+            if draft.id in seen:
+                tell(DataError(f"the id {draft.id!r} is there twice", cure="the first is used"))
+                continue
             seen.add(draft.id)
             yield draft
 
-    done = store.put(each(), source=name)
-    if "" in unread:
-        return done
-    return done + Counts(removed=store.retain(name, seen | unread))
+    def own() -> Iterator[Draft]:
+        for draft in _placed(each(), source, store, others, tell):
+            placed.add(draft.id)
+            yield draft
+
+    done = store.put(own(), source=source.label)
+    kept = {name for id in unread for name in _names(id, source)}
+    below = tuple(f"{name}/" for name in kept)
+    return done + Counts(removed=store.retain(source.label, placed | kept, below=below))
+
+
+def _names(id: str, source: Source) -> list[str]:
+    """The ids that a source's document may go by: its own, or behind the name of its source."""
+    return [id, *(f"{prefix}:{id}" for prefix in source.prefixes)]
+
+
+def _placed(
+    drafts: Iterator[Draft], source: Source, store: Store, others: Collection[str], tell: Tell
+) -> Iterator[Draft]:
+    """The documents under ids that no other source has."""
+    own, used = (source.label, source.unnamed), set[str]()
+    while batch := list(islice(drafts, BATCH)):
+        owners = store.owners(name for draft in batch for name in _names(draft.id, source))
+        for draft in batch:
+            bare, *behind = _names(draft.id, source)
+            before = next((name for name in behind if owners.get(name) in own), None)
+            free = (name for name in (bare, behind[0]) if owners.get(name) not in others)
+            id = before or next((name for name in free if name not in used and len(name) <= LONGEST_ID), None)
+            if id is None:
+                other = owners.get(bare, source.label)
+                problem = (
+                    f"{draft.id!r} of {source.label} is an id of {other}, and {behind[0]!r} cannot be one"
+                )
+                tell(DataError(problem, cure="give the source another name"))
+                continue
+            used.add(id)
+            yield draft if id == draft.id else replace(draft, id=id)
+
+
+def _forget(sources: Collection[Source], failed: Collection[Source], store: Store) -> int:
+    """Remove what sources gave that are no longer named; how many documents there were.
+
+    Not while a source that never gave any cannot be read: it may be the same one under another path.
+    """
+    counts = store.by_source()
+    named = {source.label for source in sources} | {source.unnamed for source in failed}
+    gone = _of_sources(counts, named)
+    if not gone:
+        return 0
+    new = [source.label for source in failed if not {source.label, source.unnamed} & set(counts)]
+    if new:
+        _log.warning("%s are kept, though not named, until %s can be read", _told(gone), ", ".join(new))
+        return 0
+    _log.warning("the configuration names no more, and so were removed: %s", _told(gone))
+    return sum(store.retain(label, ()) for label in gone)
+
+
+def _of_sources(counts: Mapping[str, int], named: Collection[str] = ()) -> dict[str, int]:
+    """How many documents there are of sources with other labels; those of an operator have no source."""
+    return {label: count for label, count in counts.items() if label not in (*named, OPERATOR, "")}
+
+
+def _told(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{several(count, 'document')} of {label}" for label, count in counts.items())
+
+
+def check_sources(settings: NodeSettings, store: Store) -> None:
+    """That no source at all is what the operator means, where there were some: a ConfigError."""
+    gone = _of_sources(store.by_source())
+    if gone and not settings.sources and not settings.forget_sources:
+        raise ConfigError(
+            f"the configuration names no source, but the store has {_told(gone)}",
+            key="sources",
+            expected="the source, or forget_sources = true to remove its documents",
+        )
 
 
 def _folder(source: Source, tell: Tell, limits: Reading | None) -> Iterator[Draft]:
@@ -72,7 +168,7 @@ def _folder(source: Source, tell: Tell, limits: Reading | None) -> Iterator[Draf
     if not root.is_dir():
         raise DataError("is not a folder", file=root, cure="check the source's path")
     with Parser(limits) as parser:
-        for path, parsed in parser.parse_all(_files(root)):
+        for path, parsed in parser.parse_all(_files(root, tell)):
             try:
                 if isinstance(parsed, DataError):
                     raise parsed
@@ -81,9 +177,14 @@ def _folder(source: Source, tell: Tell, limits: Reading | None) -> Iterator[Draf
                 tell(error)
 
 
-def _files(root: Path) -> Iterator[Path]:
+def _files(root: Path, tell: Tell) -> Iterator[Path]:
     """Readable kinds of files below a folder, in order; hidden ones and links out of it are left alone."""
-    for folder, folders, files in os.walk(root):
+
+    def refused(error: OSError) -> None:
+        problem = f"cannot be listed: {error.strerror or error}"
+        tell(DataError(problem, file=error.filename, cure="check who may read the folder"))
+
+    for folder, folders, files in os.walk(root, onerror=refused):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             path = Path(folder, name)
@@ -127,8 +228,10 @@ def _sql(source: Source, tell: Tell) -> Iterator[Draft]:
     url = secret(source.url, "sources.url")
     rows = _sqlite_rows(url, source.query) if url.startswith("sqlite:") else _postgres_rows(url, source.query)
     for number, row in enumerate(rows, 1):
-        if len(row) not in (2, 3) or row[0] is None:
-            tell(DataError(f"row {number} is not id, title, body or id, body", cure="change the query"))
+        if len(row) not in (2, 3):
+            raise DataError("rows are not id, title, body or id, body", cure="change sources.query")
+        if row[0] is None:
+            tell(DataError(f"row {number} has no id", cure="change sources.query"))
             continue
         *title, body = ("" if value is None else str(value) for value in row[1:])
         try:
@@ -164,14 +267,3 @@ def _postgres_rows(url: str, query: str) -> Iterator[tuple[Any, ...]]:
     except psycopg.Error as error:
         told = str(error).strip().split("\n")[0]
         raise DataError(f"the source's query failed: {told}", cure="check sources.url and query") from error
-
-
-def load_all(sources: tuple[Source, ...], store: Store, tell: Tell, limits: Reading | None = None) -> Counts:
-    """Every source, one after the other; one that cannot be read at all is told, and the next goes on."""
-    done = Counts()
-    for source in sources:
-        try:
-            done += load(source, store, tell, limits)
-        except IsthmusError as error:
-            tell(error if isinstance(error, DataError) else DataError(str(error)))
-    return done

@@ -149,6 +149,7 @@ class Store(ABC):
                 known = self._known(db, list(unique))
                 new = [draft for draft in unique.values() if known.get(draft.id) != draft.digest]
                 self._write(db, new, source)
+                self._claim(db, list(unique), source)
             added = sum(draft.id not in known for draft in new)
             done += Counts(added=added, changed=len(new) - added)
         return done
@@ -157,6 +158,14 @@ class Store(ABC):
         marks = ", ".join("?" * len(ids))
         sql = f"SELECT id, digest FROM document WHERE removed = 0 AND id IN ({marks})"
         return {id: bytes(digest) for id, digest in self._rows(db, sql, ids)}
+
+    def _claim(self, db: Any, ids: Sequence[str], source: str) -> None:
+        """Whoever gave a document last has it; for an index nothing has changed."""
+        marks = ", ".join("?" * len(ids))
+        sql = f"SELECT id FROM document WHERE source <> ? AND id IN ({marks})"
+        others = self._rows(db, sql, (source, *ids))
+        if others:
+            self._many(db, "UPDATE document SET source = ? WHERE id = ?", [(source, id) for (id,) in others])
 
     def _write(self, db: Any, drafts: Sequence[Draft], source: str) -> None:
         if not drafts:
@@ -200,12 +209,28 @@ class Store(ABC):
                 gone += len(held)
         return gone
 
-    def retain(self, source: str, ids: Iterable[str]) -> int:
-        """Remove what a source gave once and gives no more."""
+    def retain(self, source: str, ids: Iterable[str], *, below: tuple[str, ...] = ()) -> int:
+        """Remove what a source gave once and gives no more, but for ids that begin with one of `below`."""
         kept = set(ids)
         with self._transaction() as db:
             held = self._rows(db, "SELECT id FROM document WHERE source = ? AND removed = 0", (source,))
-        return self.remove([id for (id,) in held if id not in kept])
+        return self.remove([id for (id,) in held if id not in kept and not id.startswith(below)])
+
+    def owners(self, ids: Iterable[str]) -> dict[str, str]:
+        """The source of every document there is or was."""
+        owners: dict[str, str] = {}
+        with self._transaction() as db:
+            for batch in _batches(ids):
+                marks = ", ".join("?" * len(batch))
+                sql = f"SELECT id, source FROM document WHERE id IN ({marks})"
+                owners |= dict(self._rows(db, sql, batch))
+        return owners
+
+    def by_source(self) -> dict[str, int]:
+        """How many documents there are of every source."""
+        sql = "SELECT source, count(*) FROM document WHERE removed = 0 GROUP BY source ORDER BY source"
+        with self._transaction() as db:
+            return {source: int(count) for source, count in self._rows(db, sql)}
 
     def changes(self, after: int, limit: int) -> list[Change]:
         """What was written or removed since a change, in order, each document as it is now."""
@@ -394,7 +419,7 @@ class SqliteStore(Store):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         db = sqlite3.connect(self.path, timeout=self._patience, isolation_level=None, check_same_thread=False)
         try:
-            for setting in ("journal_mode=WAL", "synchronous=FULL", "cache_size=-16384"):
+            for setting in ("journal_mode=WAL", "synchronous=FULL", "cache_size=-16384", "secure_delete=ON"):
                 db.execute(f"PRAGMA {setting}")
             self._migrate(db)
         except sqlite3.DatabaseError as error:
