@@ -92,7 +92,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for left in self.path.glob(".*.part"):  # by a run that was killed while it wrote
             left.unlink(missing_ok=True)
-        if (self.path / "checkpoint").exists() and self.config() != config:
+        if (self.path / "checkpoint").exists() and to_toml(self.config()) != to_toml(config):
             raise ConfigError(
                 f"{self.path} holds a run with another configuration", expected="another --out, or --resume"
             )
