@@ -65,7 +65,7 @@ def rows(site: Path, name: str) -> SiloRows:
 
 
 def grid(site: Path, names: tuple[str, ...], kind: type[LocalGrid] = LocalGrid) -> LocalGrid:
-    """Nodes that are told where their own files lie, as SuperNodes are."""
+    """Nodes that are told where their own files lie, as silos are."""
     made = kind(client, len(names), workers=1)
     for context, name in zip(made._contexts.values(), names, strict=True):
         told = {"silo": name, "data": site / f"{name}.txt", "folder": site / name}

@@ -10,7 +10,7 @@ from isthmus.config import load
 from isthmus.errors import ConfigError
 from isthmus.federation.books import own_book
 from isthmus.federation.deployment import Deployment, client
-from isthmus.federation.engines import _give_identity
+from isthmus.federation.engines import give_identity
 from isthmus.federation.messages import order, unpack
 from isthmus.federation.settings import PrivateUpdates
 from isthmus.private.ledger import Budget, Ledger
@@ -20,7 +20,7 @@ from isthmus.tables import Letor, write_letor
 @pytest.fixture
 def silo(tmp_path):
     """The context of a node whose rows and ledger lie in a folder."""
-    _give_identity()
+    give_identity()
     features = np.arange(12, dtype=np.float32).reshape(6, 2)
     write_letor(Letor.of(["q1"] * 3 + ["q2"] * 3, features, [0, 1, 2, 0, 0, 1]), tmp_path / "rows.txt")
     Ledger(tmp_path / "silo.ledger", Budget()).close()

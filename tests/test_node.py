@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
+import os
 import threading
 import time
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from isthmus.private.counts import fetch_catalogue, in_memory
 from isthmus.private.messages import Enquiry
 from isthmus.private.store import SiloFolder
 from isthmus.rankers import Linear
-from isthmus.service.certificates import Authority, client_context, server_name
+from isthmus.service.certificates import Authority, client_context, files, server_name
 from isthmus.service.connections import server
 from isthmus.service.export import export_judgements
 from isthmus.service.figures import Figures, summed
@@ -29,7 +29,7 @@ from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
 from isthmus.service.reliability import reliability_curve, save_curves
-from isthmus.service.running import node_config, supernode
+from isthmus.service.running import training
 from isthmus.service.searching import FEATURES, snippet
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import (
@@ -39,9 +39,10 @@ from isthmus.service.settings import (
     NodeSettings,
     Policy,
     SharedStatistics,
+    SiloTraining,
     Source,
-    SuperNode,
 )
+from isthmus.service.silo_training import Part
 from isthmus.tables import Letor, Qrels, Run, read_letor, read_qrels, read_run
 
 ALL = Policy(search=True, snippets=True, counts=True, feedback=True, operate=True)
@@ -436,33 +437,46 @@ def test_many_searches_while_documents_change_lose_none(settings):
         assert not failures
 
 
-def test_a_supernode_runs_beside_the_node(settings, tmp_path, monkeypatch):
-    program = tmp_path / "bin" / "flower-supernode"
-    program.parent.mkdir()
-    program.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$@" "$FLWR_TELEMETRY_ENABLED" > {tmp_path}/told\nexec sleep 60\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program.parent / "python"))
-    wanted = SuperNode("127.0.0.1:9092", tmp_path / "rows.txt", tmp_path / "ca.crt", tmp_path / "north.key")
-    with supernode(settings, wanted) as process:
-        wait_for(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text().endswith("0\n"))
-        assert process.poll() is None
-    assert process.poll() is not None
-    told = (tmp_path / "told").read_text().split("\n")
-    config = told[told.index("--node-config") + 1]
-    assert config == f'silo="north" data="{tmp_path}/rows.txt" ledger="{tmp_path}/north/ledger.db"'
+def test_training_knows_the_paths_in_the_settings_and_no_others(settings, tmp_path):
+    tls = files(tmp_path / "keys")
+    wanted = SiloTraining("127.0.0.1:9092", tmp_path / "rows.txt", tls)
+    part = Part.of(settings, wanted)
+    own = {"silo": "north", "data": f"{tmp_path}/rows.txt", "ledger": f"{tmp_path}/north/ledger.db"}
+    assert part.node_config == own | {"least-colluding": 1, "most-width": 1 << 18}
+    assert Part.loaded(part.dumped()) == part
     private = replace(wanted, private=tmp_path / "private", queries=tmp_path / "q.tsv", masked_only=True)
-    told = node_config(replace(settings, training=private), private)
-    assert f'ledger="{tmp_path}/private/silo.ledger" folder="{tmp_path}/private"' in told
-    assert told.endswith(" masked-only=true")
-    with pytest.raises(ConfigError), supernode(settings, replace(wanted, clientappio="0.0.0.0:9094")):
-        pass
+    told = Part.of(replace(settings, training=private), private).node_config
+    assert told["ledger"] == f"{tmp_path}/private/silo.ledger"
+    assert told["folder"] == f"{tmp_path}/private"
+    assert told["masked-only"] is True
+    floor = Part.of(settings, replace(wanted, most_clip=0.5, least_noise=2.0)).node_config
+    assert (floor["most-clip"], floor["least-noise"]) == (0.5, 2.0)
+    for wrong in ({"coordinator": "there"}, {"queries": tmp_path}, {"user": "nobody"}, {"most_clip": 1.0}):
+        with pytest.raises(ValueError, match=r"must be|belong together|needs private"):
+            replace(wanted, **wrong)
+
+
+def test_training_is_started_again_when_it_ends_and_ends_with_the_node(settings, tmp_path):
+    wanted = SiloTraining("127.0.0.1:1", tmp_path / "rows.txt", files(tmp_path / "no-keys"))
+    settings.folder.mkdir(parents=True)
+    with training(settings, wanted) as process:
+        first = process.pid
+        wait_for(lambda: process.pid != first, seconds=120)
+    log = (settings.folder / "training.log").read_text()
+    assert "cannot be read" in log
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
 
 
 def test_private_counts_are_answered_of_the_nodes_documents_from_its_one_ledger(settings, tmp_path):
     folder = SiloFolder(tmp_path / "private")
-    training = SuperNode("127.0.0.1:1", tmp_path, tmp_path, tmp_path, folder.path, tmp_path / "q.tsv")
+    training = SiloTraining(
+        "127.0.0.1:1",
+        tmp_path,
+        files(tmp_path),
+        private=folder.path,
+        queries=tmp_path / "q.tsv",
+    )
     with serving(replace(settings, training=training)) as client:
         wait_for(lambda: (folder.path / "body.words").exists())
         client.get("/statistics")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from isthmus.federation.engines import _give_identity
+from isthmus.federation.engines import give_identity
 from isthmus.federation.messages import answer, pack, unpack
 from isthmus.federation.restraint import Restraint
 from isthmus.federation.risk import batch_risks, mean_error, probe_risk, softmax_weights
@@ -18,7 +18,7 @@ START = {"w": np.array([1.0, -2.0, 3.0], np.float32), "b": np.array([0.5], np.fl
 
 @pytest.fixture(autouse=True)
 def _identity():
-    _give_identity()
+    give_identity()
 
 
 def models(count, seed=0, spread=0.1):

@@ -26,6 +26,7 @@ GROUPS = (
     "data",
     "fuse",
     "train",
+    "coordinate",
     "rank",
     "sketch",
     "keys",

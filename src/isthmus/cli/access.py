@@ -21,6 +21,16 @@ def make_arguments(parser: argparse.ArgumentParser) -> None:
         "--broker", metavar="NAME", nargs="?", const="broker", help="a broker too (broker), with an API key"
     )
     parser.add_argument(
+        "--coordinator",
+        metavar="NAME",
+        nargs="?",
+        const="coordinator",
+        help="a coordinator of training too (coordinator)",
+    )
+    parser.add_argument(
+        "--training", metavar="A,B", default="", help="silos that train: a key to call the coordinator with"
+    )
+    parser.add_argument(
         "--host",
         dest="hosts",
         metavar="HOST",
@@ -35,10 +45,12 @@ def make_arguments(parser: argparse.ArgumentParser) -> None:
 
 def make(asked: argparse.Namespace) -> None:
     """Certificates, and for a broker an API key."""
+    from isthmus.service.certificates import TRAINING
     from isthmus.service.founding import ADMIN_KEY, make_keys
 
     folder = Path(asked.folder)
-    silos = [name.strip() for name in asked.silos.split(",") if name.strip()]
+    silos = [*_names(asked.silos), *(name + TRAINING for name in _names(asked.training))]
+    silos += [asked.coordinator] if asked.coordinator else []
     made = make_keys(
         folder, silos, broker=asked.broker, hosts=asked.hosts, days=asked.days, renew=asked.renew
     )
@@ -50,6 +62,10 @@ def make(asked: argparse.Namespace) -> None:
     if asked.broker:
         say(f"the administrator's API key is in {folder / asked.broker / ADMIN_KEY}")
     say(f"keep {folder / 'authority'} off machines that serve: with it anybody can pose as any party")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def api_arguments(parser: argparse.ArgumentParser) -> None:

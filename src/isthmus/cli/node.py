@@ -22,6 +22,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write what people said about hits as qrels, runs and feature rows, and end",
     )
+    what.add_argument(
+        "--training-only", action="store_true", help="take part in training alone, and serve no searches"
+    )
     add_serving(parser)
     add_json(parser, "{documents, added, changed, removed, errors} or {queries, judgements, rows}")
 
@@ -33,11 +36,14 @@ def _run(asked: argparse.Namespace) -> None:
     if asked.index_only or asked.export_judgements:
         _offline(asked, settings)
         return
-    from isthmus.service.running import end_with_stdin, log_to_stderr, run_node
+    from isthmus.service.running import end_with_stdin, log_to_stderr, run_node, run_training
 
     log_to_stderr(access=not asked.quiet)
     if asked.until_eof:
         end_with_stdin()
+    if asked.training_only:
+        run_training(settings)
+        return
     run_node(settings, started=lambda url: say(f"isthmus: silo {settings.silo} listens at {url}"))
 
 

@@ -2,12 +2,12 @@
 
 A message of the kind `query.exchange` is a turn: its record `turn` holds what was agreed and the silo's post,
 its record `sums` the silo's part of a step of the secure sum, its record `keys` everybody's key for letters.
-The reply has the same form. Post is sealed
-between silos; Flower, SuperLink and the relay carry bytes that they cannot read.
+The reply has the same form. Post is sealed between silos; Flower and the relay carry bytes that they cannot
+read.
 
-A SuperNode says in `--node-config` where its silo's folder and queries lie:
+A silo's node configuration says where its folder and queries lie:
 
-    silo="north" folder="/srv/north/private" queries="/srv/north/queries.tsv" form="ask" epsilon=8.0 k=100
+    {"silo": "north", "folder": "/srv/north/private", "queries": "/srv/north/queries.tsv"}
 
 and nothing that arrives over the network can name another path or another ε. With `least-colluding` and
 `most-width` it refuses a relay that proposes less noise or wider sketches.
@@ -27,6 +27,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from isthmus.errors import ConfigError, FederationError, ProtocolError
+from isthmus.federation.remote import check_claim
 from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn
 from isthmus.private.store import SiloFolder
 from isthmus.private.summing import Agreed
@@ -167,7 +168,9 @@ def own_party(context: Context) -> Party:
     missing = next((key for key in ("folder", "queries") if key not in told), None)
     if missing is not None:
         raise ConfigError(
-            f"the node configuration lacks {missing!r}", key=missing, expected=f"--node-config '{missing}=…'"
+            f"the node configuration lacks {missing!r}",
+            key=missing,
+            expected="[training] private and queries",
         )
     form = str(told.get("form", "ask"))
     if form not in ("ask", "publish"):
@@ -233,6 +236,7 @@ def _asked(passing: Passing, grid: Grid, turns: Mapping[int, Turn]) -> dict[int,
         if message.has_error():
             raise FederationError(f"node {node} cannot go on: {message.error.reason}")
         replies[node] = read_reply(message.content)
+        check_claim(grid, node, replies[node].silo)
     missing = sorted(set(turns) - set(replies))
     if missing:
         raise FederationError(

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from isthmus.errors import FederationError
 from isthmus.federation.messages import METRICS, ask, order, unpack
+from isthmus.federation.remote import check_claim
 from isthmus.federation.settings import Rounds
 from isthmus.rankers import ScalingStats
 
@@ -68,6 +69,7 @@ class Census:
         for node in sorted(replies):
             try:
                 name, silo = _described(replies[node])
+                check_claim(grid, node, name)
                 self._welcome(name, silo)
                 self._names[node] = name
             except Exception as error:  # whatever is wrong with one stranger, the others are still there

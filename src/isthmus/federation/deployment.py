@@ -1,26 +1,27 @@
-"""The apps on real nodes: a SuperLink that coordinates and one SuperNode a silo, reading its own folder.
+"""The apps on real silos: what the coordinator runs over a grid of them, and the ClientApp of each.
 
-A silo's SuperNode says in `--node-config` who it is and where its rows lie:
+A silo's node configuration says who it is and where its rows lie:
 
-    silo="north" data="/srv/north/rows.txt" ledger="/srv/north/ledger.db"
+    {"silo": "north", "data": "/srv/north/rows.txt", "ledger": "/srv/north/ledger.db"}
 
 and nothing that arrives over the network can name another path. The coordinator's run is a TOML file on its
-own machine, `Deployment`, whose path is the run configuration's entry `deployment`. An interrupted run is
-submitted again as it is and goes on from its last checkpoint. With the entry `exchange`, the path of a file
-with `Passing`, silos exchange private features instead (see `carriers`), and with the entry `cotraining`,
-that of a file with `Cooperation`, they train on what they exchanged too (see `semisupervised.deployed`).
+own machine: `Deployment`, or for an exchange of private features `Passing` (see `carriers`), or for training
+on what was exchanged too `Cooperation` (see `semisupervised.deployed`). An interrupted run is started again
+as it is and goes on from its last checkpoint.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from flwr.app import Context
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from isthmus.config import load
 from isthmus.corpora import load_letor
@@ -80,7 +81,7 @@ def _rows(path: str) -> Letor:
 def _told(context: Context, key: str) -> str:
     if key not in context.node_config:
         raise ConfigError(
-            f"the node configuration lacks {key!r}", key=key, expected=f"--node-config '{key}=\"…\"'"
+            f"the node configuration lacks {key!r}", key=key, expected="[training] in the silo's settings"
         )
     return str(context.node_config[key])
 
@@ -91,7 +92,7 @@ def own_trust(context: Context) -> Trust:
         raise ConfigError(
             "a secure sum needs the cards of the other silos, and the node configuration names no folder",
             key="folder",
-            expected="isthmus keys new and trust, then --node-config 'folder=\"…\"'",
+            expected="isthmus keys new and trust, then `private` in [training]",
         )
     keys = SiloFolder.at(_told(context, "folder")).keys
     known = {
@@ -100,19 +101,23 @@ def own_trust(context: Context) -> Trust:
     return Trust(keys.identity().signing, known)
 
 
-def _server() -> ServerApp:
-    app = ServerApp()
+class Run(NamedTuple):
+    """A run that a file describes: where its record goes, and what it does over a grid."""
 
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        if exchange := str(context.run_config.get("exchange", "")):
-            pass_on(load(Passing, exchange), grid)
-        elif cotraining := str(context.run_config.get("cotraining", "")):
-            cooperate(load(Cooperation, cotraining), grid)
-        else:
-            coordinate(load(Deployment, str(context.run_config["deployment"])), grid)
+    out: Path
+    over: Callable[[Grid], object]
 
-    return app
+
+def read_run(kind: str, path: str) -> Run:
+    """The run in a TOML file: `train`, `exchange` or `cotrain`."""
+    if kind == "exchange":
+        passing = load(Passing, path)
+        return Run(passing.out, partial(pass_on, passing))
+    if kind == "cotrain":
+        cooperation = load(Cooperation, path)
+        return Run(cooperation.out, partial(cooperate, cooperation))
+    deployment = load(Deployment, path)
+    return Run(deployment.out, partial(coordinate, deployment))
 
 
 def coordinate(deployment: Deployment, grid: Grid) -> None:
@@ -138,4 +143,3 @@ def _probe(config: Config) -> Path | None:
 client: ClientApp = take_part(
     studying_app(ExchangedRows(OwnFolder()), book=own_book, trusts=own_trust), own_party
 )
-server: ServerApp = _server()

@@ -3,7 +3,7 @@
 One ServerApp and one ClientApp serve all three. `in_process` has a grid that calls the ClientApp, one BLAS
 thread each, and costs well under a millisecond per idle silo; `on_cores` is the same with the calls answered
 by forked processes, and the default. `ray` hands the same apps to Flower's simulation, for a cluster. On real
-nodes SuperLink and SuperNodes load the apps themselves (see the deployment guide).
+nodes the silos fetch their messages (`remote`) and answer with the same ClientApp.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LocalGrid(Grid):
     """
 
     def __init__(self, app: App, nodes: int, *, workers: int | None = None) -> None:
-        _give_identity()
+        give_identity()
         self._app = app
         self._contexts = {COORDINATOR + 1 + at: _context(at, nodes) for at in range(nodes)}
         self._pool = ThreadPoolExecutor(workers or available_cores(), thread_name_prefix="silo")
@@ -110,7 +110,7 @@ def on_cores(server: ServerApp, client: ClientApp, silos: int, *, workers: int |
     if crew < 2 or not can_fork():
         in_process(server, client, silos, workers=workers)
         return
-    _give_identity()
+    give_identity()
     forked = Crew(client, crew)
     try:
         in_process(server, forked, silos, workers=crew)
@@ -179,7 +179,7 @@ def _context(partition: int, partitions: int) -> Context:
     return Context(RUN_ID, COORDINATOR + 1 + partition, place, RecordDict(), {})
 
 
-def _give_identity() -> None:
+def give_identity() -> None:
     """Flower's messages name the task that makes them; a process outside its runtimes has none yet."""
     if TaskIdentity._run_id is None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, COORDINATOR, RUN_ID

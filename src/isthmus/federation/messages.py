@@ -99,7 +99,7 @@ def answer(
 def ask(grid: Grid, messages: Sequence[Message], *, rounds: Rounds, enough: int) -> list[Message]:
     """The replies that arrive before the deadline, or soon enough after so many of them have.
 
-    A silo that died is thus not waited for longer than the others need: SuperLink takes a minute to notice.
+    A silo that died is thus not waited for longer than the others need.
     """
     if rounds.grace is None:
         return list(grid.send_and_receive(messages, timeout=rounds.deadline))

@@ -30,6 +30,8 @@ from isthmus.service.settings import Tls
 DAYS, AUTHORITY_DAYS = 397, 3650
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SUFFIX = ".isthmus.internal"
+TRAINING = ".training"
+"""What the name of a silo's certificate for training ends in: a key of its own, which no node listens to."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,38}[A-Za-z0-9])?")
 RULE = "letters, digits, '-', '_' and '.', at most 40, a letter or digit at both ends"
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"

@@ -3,7 +3,7 @@
 queries.jsonl    {"_id": "q1", "text": "…"}
 qrels.txt        TREC judgements
 bm25.run, dense.run      what each retriever listed: `isthmus fuse`, `isthmus calibrate`
-rows.txt         feature rows with grades, LETOR: `isthmus train`, or a SuperNode's data
+rows.txt         feature rows with grades, LETOR: `isthmus train`, or a silo's data in training
 """
 
 from __future__ import annotations

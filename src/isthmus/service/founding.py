@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from isthmus.errors import ConfigError
-from isthmus.service.certificates import DAYS, LOOPBACK, Authority, check_name, write_private
+from isthmus.service.certificates import DAYS, LOOPBACK, TRAINING, Authority, check_name, write_private
 from isthmus.service.security import SCOPES, ApiKeys
 
 BROKER, API_KEYS, ADMIN_KEY = "broker", "api-keys.json", "admin.key"
@@ -195,9 +195,10 @@ def make_keys(
 ) -> list[Path]:
     """A certificate and key for every party, in a folder of its name; for a broker also an API key.
 
-    The authority is made if the folder has none. A party that has a certificate keeps it unless `renew`.
+    The authority is made if the folder has none. A party that has a certificate keeps it unless `renew`. Only
+    brokers, and silos under their names for training, may call others.
     """
-    parties = [*((name, False) for name in silos), *([(broker, True)] if broker else [])]
+    parties = [*((name, name.endswith(TRAINING)) for name in silos), *([(broker, True)] if broker else [])]
     for name, _ in parties:
         if (folder / check_name(name) / "tls.crt").exists() and not renew:
             raise ConfigError(

@@ -84,7 +84,7 @@ class Node:
         self.settings = settings
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.ledger = _ledger(settings)
+        self.ledger = open_ledger(settings)
         self.store = open_store(settings)
         check_sources(settings, self.store)
         told = settings.statistics
@@ -448,7 +448,7 @@ def all_documents(store: Store) -> Documents:
     )
 
 
-def _ledger(settings: NodeSettings) -> Ledger:
+def open_ledger(settings: NodeSettings) -> Ledger:
     """The silo's ledger; the operator's own file is where its budget is changed on purpose."""
     limits = {name: peer.budget for name, peer in settings.peers.items() if peer.budget is not None}
     budget = Budget(epsilon=settings.budget, peers=limits)

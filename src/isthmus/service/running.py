@@ -1,4 +1,4 @@
-"""A node or the broker as a process: its log, its server, its SuperNode, and how they end together.
+"""A node or the broker as a process: its log, its server, its training, and how they end together.
 
 The log is one JSON object a line on stderr. Queries are not in it unless the operator asks for them.
 """
@@ -24,13 +24,14 @@ from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.connections import Server, server
 from isthmus.service.limits import moment
-from isthmus.service.node import Node, alone
+from isthmus.service.node import Node, alone, open_ledger
 from isthmus.service.node_api import node_app
 from isthmus.service.security import ApiKeys
-from isthmus.service.settings import LOOPBACK, BrokerSettings, NodeSettings, SuperNode
+from isthmus.service.settings import BrokerSettings, NodeSettings, SiloTraining
+from isthmus.service.silo_training import ENVIRONMENT, LONGEST, SHORTEST, Part, take_part
 
 PATIENCE = 10.0
-"""Seconds that a SuperNode is given to end."""
+"""Seconds that training is given to end."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -80,19 +81,14 @@ def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda 
 
     SIGUSR1 has the sources read again.
     """
-    if settings.training is not None:
-        raise ConfigError(
-            "[training] would start a SuperNode, which runs any app that whoever reaches SuperLink sends, "
-            "as this node's user",
-            key="training",
-            expected="no [training]: take it out of the configuration, and stop any SuperNode of this silo",
-        )
     _check_free(settings.host, settings.port)
     with ExitStack() as held:
         held.enter_context(alone(settings.folder))
         node = held.enter_context(Node(settings))
         _warn_of_endings(settings.keys)
         signal.signal(signal.SIGUSR1, lambda number, frame: node.read_again())
+        if settings.training is not None:
+            held.enter_context(training(settings, settings.training))
         serving = server(
             node_app(node),
             host=settings.host,
@@ -164,50 +160,86 @@ def _check_free(host: str, port: int) -> None:
             ) from error
 
 
-def node_config(settings: NodeSettings, wanted: SuperNode) -> str:
-    """What the SuperNode is told of the silo; nothing that arrives over the network can change it."""
-    paths = {"data": wanted.data, "ledger": settings.ledger}
-    if wanted.private is not None and wanted.queries is not None:
-        paths |= {"folder": wanted.private, "queries": wanted.queries}
-    told = {"silo": settings.silo} | {name: str(path) for name, path in paths.items()}
-    words = [f"{name}={json.dumps(value)}" for name, value in told.items()]
-    return " ".join([*words, "masked-only=true"] if wanted.masked_only else words)
+def run_training(settings: NodeSettings) -> None:
+    """Take part in training in this process, without serving searches, until SIGINT or SIGTERM."""
+    if settings.training is None:
+        raise ConfigError("there is no [training]", key="training", expected="coordinator, data and tls")
+    open_ledger(settings).close()  # made, if it is not there
+    take_part(Part.of(settings, settings.training))
 
 
 @contextmanager
-def supernode(settings: NodeSettings, wanted: SuperNode) -> Iterator[subprocess.Popen[bytes]]:
-    """The silo's SuperNode while the node runs: it reads the silo's rows and writes into its ledger."""
-    program = Path(sys.executable).with_name("flower-supernode")
-    found = str(program) if program.exists() else shutil.which("flower-supernode")
-    if found is None:
-        raise ServiceError("flower-supernode is not installed beside this Python")
-    host, _, port = wanted.clientappio.rpartition(":")
-    if host not in LOOPBACK:
-        raise ConfigError("a SuperNode's own port is for this machine only", key="training.clientappio")
-    told = node_config(settings, wanted)
-    command = [found, "--superlink", wanted.superlink, "--root-certificates", str(wanted.authority)]
-    command += ["--auth-supernode-private-key", str(wanted.key), "--node-config", told]
-    command += ["--host", host, "--port", str(int(port) or _free_port(host))]
-    home = settings.folder / "flower"
-    home.mkdir(parents=True, exist_ok=True)
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(home)}
-    with open(home / "supernode.log", "ab") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | quiet
-        )
-    _log.info("the SuperNode's log is %s", home / "supernode.log")
+def training(settings: NodeSettings, wanted: SiloTraining) -> Iterator[TrainingProcess]:
+    """The silo's process for training while the node runs."""
+    if wanted.user and wanted.private is not None:
+        _hand_over(wanted.private, wanted.user)
+    else:
+        _log.warning("training shares this node's user: it could read the node's keys (training.user)")
+    process = TrainingProcess(Part.of(settings, wanted), settings.folder / "training.log")
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.stop()
+
+
+def _hand_over(folder: Path, user: str) -> None:
+    """Let the user of the training process have the folder of keys, with the ledger that both write."""
+    try:
+        for path in (folder, *folder.rglob("*")):
+            shutil.chown(path, user)
+    except (LookupError, PermissionError) as error:
+        raise ConfigError(
+            f"{folder} cannot be given to the user {user!r}: {error}",
+            key="training.user",
+            expected="a user of this machine, and a node that runs as root",
+        ) from error
+
+
+class TrainingProcess:
+    """A process that takes part in training, started again whenever it ends by itself.
+
+    It has an environment of its own, nothing of the node's, and the paths of its `part`.
+    """
+
+    def __init__(self, part: Part, log: Path) -> None:
+        self._part, self._log, self._stopped = part, log, threading.Event()
+        self._process = self._started()
+        self._thread = threading.Thread(target=self._watch, name="training", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The process that there is now."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End the process, if need be by force."""
+        self._stopped.set()
+        self._thread.join()
+        self._process.terminate()
         try:
-            process.wait(PATIENCE)
+            self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._process.kill()
+            self._process.wait()
 
+    def _started(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-m", "isthmus.service.silo_training"]
+        with open(self._log, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=dict(ENVIRONMENT), cwd="/"
+            )
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin as stream:
+            stream.write(self._part.dumped())
+        return process
 
-def _free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    def _watch(self) -> None:
+        pause = SHORTEST
+        while not self._stopped.wait(0.2):
+            if self._process.poll() is not None:
+                _log.error("training ended with status %d; %s says why", self._process.returncode, self._log)
+                self._stopped.wait(pause)
+                pause = min(2 * pause, LONGEST)
+                if not self._stopped.is_set():
+                    self._process = self._started()

@@ -216,27 +216,50 @@ class SharedStatistics:
 
 
 @dataclass(frozen=True)
-class SuperNode:
-    """The Flower SuperNode that a node starts to take part in training and counts.
+class SiloTraining:
+    """The process that a node starts to take part in training and counts.
 
     `data` are feature rows to train on. With `private`, a folder of keys (isthmus keys), the node keeps
     sketches of its documents there and answers other silos' questions about counts; `queries` are those it
     asks about.
     """
 
-    superlink: str
+    coordinator: str
+    """Its address, host:port."""
     data: Path
-    authority: Path
-    key: Path
+    tls: Tls
+    """The silo's own certificate for training, which `isthmus keys make --training` makes."""
+    name: str = "coordinator"
+    """What the coordinator's certificate says."""
     private: Path | None = None
     queries: Path | None = None
     masked_only: bool = False
     """Whether updates may leave only under a secure sum."""
-    clientappio: str = "127.0.0.1:0"
+    most_clip: float | None = None
+    """The longest update that leaves, whatever a coordinator proposes; with `least_noise`."""
+    least_noise: float | None = None
+    """The least multiplier of the noise on it."""
+    least_colluding: int = 1
+    """An exchange whose noise holds against fewer silos than these is refused."""
+    most_width: int = 1 << 18
+    """So is one with wider sketches of totals."""
+    user: str = ""
+    """The user that the process belongs to, where the node runs as root."""
 
     def __post_init__(self) -> None:
+        _check_name("name", self.name)
+        host, colon, port = self.coordinator.rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError(f"coordinator = {self.coordinator!r} must be host:port")
         if (self.private is None) != (self.queries is None):
             raise ValueError("private and queries belong together")
+        if (self.most_clip is None) != (self.least_noise is None):
+            raise ValueError("most_clip and least_noise belong together")
+        floors = (self.most_clip, self.least_noise, self.least_colluding, self.most_width)
+        if not all(value > 0 for value in floors if value is not None):
+            raise ValueError("most_clip, least_noise, least_colluding and most_width must be above 0")
+        if self.user and self.private is None:
+            raise ValueError("user needs private: the ledger is then there, where that user can write it")
 
 
 @dataclass(frozen=True)
@@ -267,7 +290,7 @@ class NodeSettings:
     budget: float = 9.0
     """The ε that a document may spend on all peers together."""
     limits: Limits = field(default_factory=lambda: PEER_LIMITS)
-    training: SuperNode | None = None
+    training: SiloTraining | None = None
     log_queries: bool = False
 
     def __post_init__(self) -> None:
@@ -362,6 +385,27 @@ class BrokerSettings:
             raise ValueError(f"host = {self.host!r} needs keys: whoever reaches it could search")
 
 
+@dataclass(frozen=True)
+class CoordinatorSettings:
+    """The coordinator of training: where it listens, and the silos that may call."""
+
+    silos: tuple[str, ...]
+    tls: Tls
+    host: str = "127.0.0.1"
+    port: int = 9092
+    body_bytes: int = 64 << 20
+    """Of the longest reply that is taken."""
+
+    def __post_init__(self) -> None:
+        for silo in self.silos:
+            _check_name("silos", silo)
+        if len(set(self.silos)) != len(self.silos) or not self.silos:
+            raise ValueError("silos must be one or more different names")
+        if not 0 < self.body_bytes <= 1 << 30:
+            raise ValueError(f"body_bytes = {self.body_bytes} must lie in 1..{1 << 30}")
+        _check_address(self.host, self.port, self.tls)
+
+
 def read_node(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> NodeSettings:
     """A node's configuration from a file, with `key=value` overrides."""
     return _rooted(load(NodeSettings, path, overrides), Path(path).resolve().parent)
@@ -370,6 +414,11 @@ def read_node(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> No
 def read_broker(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> BrokerSettings:
     """The broker's configuration from a file, with `key=value` overrides."""
     return _rooted(load(BrokerSettings, path, overrides), Path(path).resolve().parent)
+
+
+def read_coordinator(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> CoordinatorSettings:
+    """The coordinator's configuration from a file, with `key=value` overrides."""
+    return _rooted(load(CoordinatorSettings, path, overrides), Path(path).resolve().parent)
 
 
 def secret(text: SecretText, key: str) -> str:

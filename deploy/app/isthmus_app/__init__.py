@@ -1,1 +1,0 @@
-"""What SuperLink and SuperNodes load: the Isthmus installed on their own machine."""

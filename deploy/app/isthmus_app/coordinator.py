@@ -1,5 +1,0 @@
-"""The coordinator's side."""
-
-from isthmus.federation.deployment import server
-
-app = server

@@ -1,5 +1,0 @@
-"""A silo's side."""
-
-from isthmus.federation.deployment import client
-
-app = client

@@ -1,0 +1,54 @@
+"""`isthmus coordinate`: a run over silos on other machines."""
+
+from __future__ import annotations
+
+import argparse
+
+from isthmus.cli.command import Command, add_json, add_settings, print_json, say
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    add_settings(
+        parser, "where to listen, and which silos may call, TOML", example="port=9093", required=True
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--train", metavar="FILE", help="train one ranker over the silos; the run, TOML")
+    what.add_argument(
+        "--exchange", metavar="FILE", help="pass private features between them; the exchange, TOML"
+    )
+    what.add_argument(
+        "--cotrain", metavar="FILE", help="train on pairs across silos too, after an exchange; the run, TOML"
+    )
+    add_json(parser, "{kind, out, silos}")
+
+
+def _run(asked: argparse.Namespace) -> None:
+    from isthmus.federation.deployment import read_run
+    from isthmus.report import summary
+    from isthmus.service.coordination import coordinating
+    from isthmus.service.running import log_to_stderr
+    from isthmus.service.settings import read_coordinator
+
+    settings = read_coordinator(asked.config, asked.changes)
+    kind = next(name for name in ("train", "exchange", "cotrain") if getattr(asked, name))
+    run = read_run(kind, getattr(asked, kind))
+    log_to_stderr(access=False)
+    with coordinating(
+        settings, started=lambda where: say(f"isthmus: silos reach the coordinator at {where}")
+    ) as grid:
+        run.over(grid)
+    told = {"kind": kind, "out": str(run.out), "silos": list(settings.silos)}
+    if asked.json:
+        print_json(told)
+    summary("coordinated", {"run": kind, "silos": len(settings.silos)}, wrote=[str(run.out)])
+
+
+COMMANDS = (
+    Command(
+        name="coordinate",
+        summary="train over silos on other machines, which keep their rows and call in over mutual TLS",
+        example="isthmus coordinate --config coordinator.toml --train federation.toml",
+        add_arguments=_arguments,
+        run=_run,
+    ),
+)

@@ -1,0 +1,264 @@
+"""A silo's part in training, as a process of its own that runs the installed Isthmus and no other code.
+
+It fetches messages from the coordinator over mutual TLS and answers them, one at a time. It knows the paths
+in its settings and no others, has an environment of a few harmless entries, gains no rights, and where the
+node may choose (`training.user`) belongs to another user, who cannot read the node's secrets. It outlives the
+coordinator: whatever fails on the way is tried again, ever more slowly.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from isthmus.errors import ConfigError, ServiceError
+from isthmus.service.certificates import client_context, server_name
+from isthmus.service.coordination import BUSY, FETCH, MESSAGE_TYPE, REPLY, WAIT
+from isthmus.service.settings import NodeSettings, SiloTraining, Tls
+
+ENVIRONMENT: Mapping[str, str] = {
+    "PATH": os.defpath,
+    "LC_ALL": "C.UTF-8",
+    "ISTHMUS_CACHE": os.devnull,  # rows are parsed into memory, and no copy of them is left behind
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+}
+"""All that the process has of an environment."""
+BEAT = 3.0
+"""Seconds between two words to the coordinator while a message is worked on."""
+LARGEST = 256 << 20
+"""Bytes of the longest message that is taken."""
+SHORTEST, LONGEST = 0.2, 10.0
+"""Seconds of the first and the longest pause after a failure."""
+ATTEMPTS = 8
+"""Times that a reply is brought before it is given up; the coordinator then asks again."""
+_NO_NEW_PRIVILEGES = 38
+
+_log = logging.getLogger("isthmus.service")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Who a silo is in training, whom it calls, and what its app may know."""
+
+    silo: str
+    coordinator: str
+    name: str
+    tls: Tls
+    node_config: Mapping[str, str | float]
+    user: str = ""
+
+    @classmethod
+    def of(cls, settings: NodeSettings, wanted: SiloTraining) -> Part:
+        """The part that a node's settings describe; nothing that arrives over the network can change it."""
+        paths = {"data": wanted.data, "ledger": settings.ledger}
+        if wanted.private is not None and wanted.queries is not None:
+            paths |= {"folder": wanted.private, "queries": wanted.queries}
+        told: dict[str, str | float] = {"silo": settings.silo}
+        told |= {name: str(path.resolve()) for name, path in paths.items()}
+        told |= {"least-colluding": wanted.least_colluding, "most-width": wanted.most_width}
+        if wanted.most_clip is not None and wanted.least_noise is not None:
+            told |= {"most-clip": wanted.most_clip, "least-noise": wanted.least_noise}
+        if wanted.masked_only:
+            told["masked-only"] = True
+        return cls(settings.silo, wanted.coordinator, wanted.name, wanted.tls, told, wanted.user)
+
+    def dumped(self) -> bytes:
+        """As JSON, for the process."""
+        tls = {key: str(Path(path).resolve()) for key, path in vars(self.tls).items()}
+        return json.dumps({**vars(self), "tls": tls}).encode()
+
+    @classmethod
+    def loaded(cls, data: bytes) -> Part:
+        """From JSON."""
+        told: dict[str, Any] = json.loads(data)
+        tls = Tls(**{key: Path(path) for key, path in told["tls"].items()})
+        return cls(**{**told, "tls": tls})
+
+
+class Unreachable(ServiceError):
+    """The coordinator does not answer, or not as one."""
+
+
+class Coordinator:
+    """The line to the coordinator, which must show the certificate of its name."""
+
+    def __init__(self, part: Part) -> None:
+        self._url = f"https://{part.coordinator}"
+        self._sni = {"sni_hostname": server_name(part.name)}
+        wait = httpx.Timeout(10.0, read=WAIT + 20.0, write=60.0)
+        self._http = httpx.Client(verify=client_context(part.tls), timeout=wait, trust_env=False)
+
+    def fetch(self, *, busy: str = "") -> bytes | None:
+        """The next message, or none yet."""
+        return self._post(FETCH, b"", {BUSY: busy} if busy else {}) or None
+
+    def reply(self, data: bytes) -> None:
+        """Bring a reply; one that nobody waits for any more is no failure."""
+        self._post(REPLY, data, {"content-type": MESSAGE_TYPE})
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _post(self, path: str, data: bytes, headers: Mapping[str, str]) -> bytes:
+        parts, size = [], 0
+        try:
+            with self._http.stream(
+                "POST", self._url + path, content=data, headers=dict(headers), extensions=self._sni
+            ) as reply:
+                if reply.status_code not in (200, 204, 410):
+                    raise Unreachable(f"the coordinator answered {reply.status_code}")
+                for chunk in reply.iter_raw():
+                    parts.append(chunk)
+                    size += len(chunk)
+                    if size > LARGEST:
+                        raise Unreachable(f"the coordinator sent more than {LARGEST} bytes")
+        except httpx.HTTPError as error:
+            raise Unreachable(f"no answer from the coordinator: {error or type(error).__name__}") from error
+        return b"".join(parts)
+
+
+class Participant:
+    """The loop: fetch, answer, bring the reply; after a failure wait, and try again."""
+
+    def __init__(self, line: Coordinator, answer: Callable[[bytes], bytes]) -> None:
+        self._line, self._answer = line, answer
+        self._stopped = threading.Event()
+        self._said = ""
+
+    def stop(self) -> None:
+        """End after what is under way."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Take part until stopped."""
+        pause = SHORTEST
+        while not self._stopped.is_set():
+            try:
+                order = self._line.fetch()
+                self._say("connected to the coordinator")
+                if order is not None:
+                    self._work(order)
+                pause = SHORTEST
+            except Exception as error:  # nor may a message that cannot be read end the process
+                self._say(str(error) if isinstance(error, ServiceError) else f"a message failed: {error!r}")
+                self._stopped.wait(pause)
+                pause = min(2 * pause, LONGEST)
+
+    def _work(self, order: bytes) -> None:
+        from isthmus.federation.remote import number_of
+
+        with self._beating(number_of(order)):
+            reply = self._answer(order)
+        pause = SHORTEST
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._line.reply(reply)
+                return
+            except Unreachable:
+                if attempt == ATTEMPTS or self._stopped.wait(pause):
+                    raise
+                pause = min(2 * pause, LONGEST)
+
+    @contextmanager
+    def _beating(self, number: str) -> Iterator[None]:
+        """Tell the coordinator now and then that the message is worked on."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(BEAT):
+                with suppress(ServiceError):
+                    self._line.fetch(busy=number)
+
+        thread = threading.Thread(target=beat, name="beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _say(self, text: str) -> None:
+        if text != self._said:  # an outage is one line, however long it lasts
+            self._said = text
+            _log.info("%s", text)
+
+
+def take_part(part: Part) -> None:
+    """Take part in training until SIGTERM or SIGINT."""
+    from isthmus.federation.deployment import client
+    from isthmus.federation.remote import SiloEnd
+
+    line = Coordinator(part)  # reads the key, which another user could not
+    confine(part.user)
+
+    def report(error: Exception) -> None:
+        _log.error("a message failed: %s: %s", type(error).__name__, error)
+
+    participant = Participant(line, SiloEnd(client, part.node_config, report=report).answer)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    try:
+        participant.run()
+    finally:
+        line.close()
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
+def confine(user: str = "") -> None:
+    """Give up what training does not need: core dumps, new rights, and with `user` this user."""
+    import ctypes
+    import encodings.idna  # noqa: F401  # names of hosts need it, and another user may not reach it any more
+    import pwd
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    if user:
+        try:
+            known = pwd.getpwnam(user)
+            os.setgroups([])
+            os.setgid(known.pw_gid)
+            os.setuid(known.pw_uid)
+        except KeyError:
+            raise ConfigError(f"there is no user {user!r}", key="training.user", value=user) from None
+        except PermissionError:
+            raise ConfigError(
+                f"only root may start a process of the user {user!r}",
+                key="training.user",
+                expected="none, or `isthmus node --training-only` started as that user",
+            ) from None
+
+
+def main() -> None:
+    """The process that a node starts: its part comes on stdin."""
+    from isthmus.service.running import log_to_stderr
+
+    log_to_stderr()
+    try:
+        take_part(Part.loaded(sys.stdin.buffer.read()))
+    except Exception as error:
+        _log.error("%s", error)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()
