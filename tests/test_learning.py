@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-import httpx
 import numpy as np
 import pytest
 from scipy.special import expit, logit
@@ -14,7 +12,7 @@ from scipy.special import expit, logit
 from isthmus.calibration.sums import likelihood_sums, newton
 from isthmus.errors import DataError, ProtocolError, SiloUnavailable
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, Company, feedback, first_look
-from isthmus.service.figures import TEXT, Figures, family_of, summed
+from isthmus.service.figures import TEXT, Figures, summed
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned, Line, Look
 from isthmus.service.learning import (
@@ -22,7 +20,6 @@ from isthmus.service.learning import (
     PENALTY,
     Best,
     Kept,
-    Lesson,
     Moments,
     Prepare,
     Show,
@@ -34,32 +31,17 @@ from isthmus.service.learning import (
     learn,
     question_of,
 )
-from isthmus.service.limits import message_header
-from isthmus.service.lines import Reply
 from isthmus.service.node import Node
-from isthmus.service.node_api import node_app
-from isthmus.service.pupil import Pupil, own_directions
+from isthmus.service.pupil import Lesson, Pupil, own_directions
 from isthmus.service.reliability import sampling_floor
 from isthmus.service.searching import Searcher
 from isthmus.service.segments import LEAD_WORDS, Text
-from isthmus.service.settings import Encoder, NodeSettings, Policy, SharedStatistics
+from isthmus.service.settings import Encoder, Policy
 from isthmus.service.space import Space, joined
 from isthmus.service.stores import Draft, Judgement, SqliteStore
 from isthmus.service.teaching import taught as taught_over
-from isthmus.service.wire import BUNDLE_TYPE, Search
-
-FAMILY = family_of("key", 1 << 12)
-TOPICS = ("tide wave turbine harbour", "lamp bridge river iron", "apple pear plum cherry")
-
-
-def texts(seed, count=40):
-    """Documents of three topics; each has words of its own topic and some of any."""
-    rng = np.random.default_rng(seed)
-    every = " ".join(TOPICS).split()
-    for at in range(count):
-        own = TOPICS[at % 3].split()
-        words = [*rng.choice(own, 6), *rng.choice(every, 3)]
-        yield Draft(f"{seed}-{at}", own[at % 4], " ".join(words))
+from isthmus.service.wire import Search
+from learning_silos import FAMILY, QUERIES, AtHand, judged, nodes, texts
 
 
 @pytest.fixture
@@ -82,38 +64,27 @@ def silos(tmp_path):
         store.close()
 
 
-QUERIES = tuple(
-    f"{first} {second}"
-    for topic in TOPICS
-    for first in topic.split()
-    for second in topic.split()
-    if first < second
-)
-
-
-def judged():
-    """Right is a document of the query's topic whose title is one of its words."""
-    found = {}
-    for query in QUERIES:
-        topic = next(at for at, words in enumerate(TOPICS) if query.split()[0] in words)
-        for seed in (1, 2, 3):
-            for at, draft in enumerate(texts(seed)):
-                right = at % 3 == topic and draft.title in query.split()
-                found.setdefault(query, {})[draft.id] = right
-    return found
-
-
 @pytest.fixture
 def pupils(silos):
     return [Pupil(index.snapshot, judged(), depth=20) for *_, index in silos]
 
 
-def asking(pupils):
-    return lambda question: [pupil.answer(question) for pupil in pupils]
+def lesson_of(queries, folds=5):
+    return Lesson(tuple(queries), tuple(at % folds for at in range(len(queries))))
+
+
+def asking(pupils, lesson):
+    def ask(question):
+        if isinstance(question, Prepare):
+            return [pupil.prepare(lesson) for pupil in pupils]
+        return [pupil.answer(question) for pupil in pupils]
+
+    return ask
 
 
 def taught(silos, pupils):
-    return learn(asking(pupils), Lesson.of(QUERIES), space=silos[0][2].snapshot.encoder.fingerprint)
+    space = silos[0][2].snapshot.encoder.fingerprint
+    return learn(asking(pupils, lesson_of(QUERIES)), QUERIES, folds=5, space=space)
 
 
 class TestSpace:
@@ -208,10 +179,10 @@ class TestEvidence:
 
 class TestSums:
     def test_learning_from_sums_equals_all_rows_in_one_place(self, silos, pupils):
-        lesson = Lesson.of(QUERIES)
+        lesson = lesson_of(QUERIES)
         for pupil in pupils:
-            pupil.answer(Prepare(lesson.queries, lesson.folds))
-        look = fit_look(asking(pupils), 1)
+            pupil.prepare(lesson)
+        look = fit_look(asking(pupils, lesson), 1)
         tables = [pupil._table for pupil in pupils]
         rows, relevant, weights = (
             np.concatenate([getattr(table, name) for table in tables])
@@ -240,7 +211,7 @@ class TestSums:
 
     def test_too_little_is_said(self, silos, pupils):
         with pytest.raises(DataError, match="too few"):
-            learn(asking(pupils), Lesson.of(QUERIES[:3]), space="x")
+            learn(asking(pupils, lesson_of(QUERIES[:3])), QUERIES[:3], folds=2, space="x")
 
     def test_a_question_before_its_lesson(self, silos, pupils):
         with pytest.raises(ProtocolError):
@@ -249,7 +220,7 @@ class TestSums:
     def test_questions_survive_the_wire(self):
         look = Look(np.zeros(2), np.ones(2), np.array([1.0, -1.0]), 0.5)
         asked = (
-            Prepare(("a", "b"), (0, 1), (None, "d")),
+            Prepare(("a", "b"), 2),
             Moments(2),
             Slopes(1, np.zeros(2), np.ones(2), np.arange(3.0), NOBODY),
             Think(look),
@@ -330,43 +301,9 @@ class TestLearned:
         assert Line(2.0, 1.0)(np.array([3.0])).tolist() == [7.0]
 
 
-class AtHand:
-    """A node's API without a network, as the broker talks to it."""
-
-    def __init__(self, node):
-        self.name = node.settings.silo
-        transport = httpx.ASGITransport(node_app(node), client=("127.0.0.1", 1))
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1")
-
-    async def ask(self, method, path, body=b"", kind=BUNDLE_TYPE, *, unless=""):
-        headers = {"content-type": kind, **message_header()}
-        told = await self.client.request(method, path, content=body, headers=headers)
-        return Reply(told.status_code, told.headers.get("content-type", ""), told.content)
-
-
-@contextmanager
-def nodes(tmp_path, policy):
-    with ExitStack() as held:
-        made = []
-        for seed in (1, 2, 3):
-            settings = NodeSettings(
-                silo=f"silo{seed}",
-                folder=tmp_path / f"silo{seed}",
-                peers={"anonymous": policy},
-                statistics=SharedStatistics(form="exact", width=1 << 12),
-                depth=20,
-            )
-            node = held.enter_context(Node(settings).offline())
-            node._read.set()
-            node.store.put(texts(seed))
-            node.index.catch_up()
-            made.append(node)
-        yield made
-
-
 def test_nodes_learn_over_their_api_from_what_people_said(tmp_path):
     policy = Policy(search=True, counts=True, feedback=True, learning=True)
-    with nodes(tmp_path, policy) as held:
+    with nodes(tmp_path, policy, least_queries=4) as held:
         for query, said in judged().items():
             for node in held:
                 for draft in texts(int(node.settings.silo[-1])):
@@ -380,7 +317,9 @@ def test_nodes_learn_over_their_api_from_what_people_said(tmp_path):
         for node in held:
             answer = node.searcher.search(Search(query="tide wave", explain=True), snippets=False)
             assert answer.hits[0].probability > 0.5
-            assert {curve.source for curve in node.calibration().curves} == {"validation"}
+            curves = node.calibration().curves
+            assert {curve.source for curve in curves} == {"validation"}
+            assert min(bin.count for curve in curves for bin in curve.bins) >= 10
             told = node.release().departures
             assert {"sums", "query text"} <= {departure.kind for departure in told}
         again = Node(held[0].settings)
@@ -388,16 +327,40 @@ def test_nodes_learn_over_their_api_from_what_people_said(tmp_path):
             assert again.searcher.search(Search(query="tide wave"), snippets=False).hits[0].probability > 0.5
 
 
+def test_a_silo_with_few_judged_queries_takes_no_part_and_learns_all_the_same(tmp_path):
+    policy = Policy(search=True, counts=True, feedback=True, learning=True)
+    with nodes(tmp_path, policy, least_queries=4) as held:
+        hands = [AtHand(node) for node in held]
+        total = summed(Figures.from_bytes(node.statistics("broker")) for node in held).to_bytes()
+        for node in held:
+            node.share(total)
+        with pytest.raises(DataError, match="no silo has judged queries enough"):
+            asyncio.run(taught_over(hands))
+        for query, said in judged().items():
+            for node in held if query == QUERIES[0] else held[1:]:
+                mine = [draft.id for draft in texts(int(node.settings.silo[-1])) if said[draft.id]]
+                node.store.judge(*(Judgement(query, name, True, "ada", 1.0) for name in mine))
+        assert held[0].judged_queries("broker").queries == []
+        learned = asyncio.run(taught_over(hands))
+        assert learned.about["queries"] == len(QUERIES)
+        for node in held:
+            assert node.searcher.search(Search(query="tide wave"), snippets=False).hits[0].probability > 0.3
+
+
 def test_nonsense_is_refused_and_harms_nothing(tmp_path):
-    with nodes(tmp_path, Policy(search=True, learning=True)) as held:
+    with nodes(tmp_path, Policy(search=True, learning=True), least_queries=4) as held:
         node = AtHand(held[0])
         early = Slopes(1, np.zeros(2), np.ones(2), np.zeros(3), NOBODY).to_bytes()
-        short = Prepare(("tide",), (0, 1)).to_bytes()
+        short = Prepare(("tide",), 3).to_bytes()
         paths = (("PUT", "/directions"), ("PUT", "/learning"), ("POST", "/learning"))
         bodies = [(method, path, b"nonsense") for method, path in paths]
         for method, path, body in (*bodies, ("POST", "/learning", early), ("POST", "/learning", short)):
             assert asyncio.run(node.ask(method, path, body)).status == 400
-        ready = Prepare(QUERIES, (0,) * len(QUERIES)).to_bytes()
+        for query, said in judged().items():
+            held[0].store.judge(
+                *(Judgement(query, name, right, "ada", 1.0) for name, right in said.items() if name[0] == "1")
+            )
+        ready = Prepare(QUERIES, 2).to_bytes()
         refused = asyncio.run(node.ask("POST", "/learning", ready))
         assert refused.status == 400, "no directions are shared yet"
         assert held[0].searcher.search(Search(query="tide"), snippets=False).hits

@@ -34,6 +34,7 @@ from isthmus.service.searching import FEATURES, snippet
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import (
     Encoder,
+    Learning,
     Limits,
     Models,
     NodeSettings,
@@ -332,7 +333,8 @@ def test_feedback_stays_and_becomes_rows_to_learn_from(settings, tmp_path):
     with serving(settings) as client:
         runs, qrels = judged_runs(client.node)
     save_fuser(fuser("stacked", calibrator="platt").fit(runs, qrels), tmp_path / "fuser")
-    with serving(replace(settings, models=Models(fuser=tmp_path / "fuser"))) as client:
+    told = replace(settings, models=Models(fuser=tmp_path / "fuser"), learning=Learning(least_queries=1))
+    with serving(told) as client:
         for hit in hits(client, "tide wave", k=6):
             said = {
                 "query": "tide wave",

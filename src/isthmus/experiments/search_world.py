@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,8 +29,8 @@ from isthmus.service.broker import fused
 from isthmus.service.figures import TEXT, Figures, family_of, summed
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned, Line
-from isthmus.service.learning import Lesson, folds_for, learn
-from isthmus.service.pupil import Pupil, own_directions
+from isthmus.service.learning import Prepare, Question, learn
+from isthmus.service.pupil import Lesson, Pupil, own_directions
 from isthmus.service.scoring import Raw
 from isthmus.service.searching import Searcher
 from isthmus.service.settings import Encoder, NodeSettings, SharedStatistics
@@ -109,7 +109,7 @@ class World:
     def lesson(self, chosen: IntArray) -> Lesson:
         """Some queries to learn from; those of a group are held out together."""
         _, group = np.unique(self.groups[chosen], return_inverse=True)
-        count = folds_for(len(chosen))
+        count = 10 if len(chosen) < FEW else 5  # without a fifth of few queries a ranker is another one
         texts, own = self.corpus.queries.texts, self.own
         return Lesson(
             tuple(texts[at] for at in chosen.tolist()),
@@ -272,12 +272,20 @@ def _round(
     world = silos.world
     for fold in np.unique(fold_of).tolist():
         lesson = world.lesson(np.flatnonzero(fold_of != fold))
-        model = learn(lambda asked: [pupil.answer(asked) for pupil in pupils], lesson, space=space)
+        asking = partial(_ask, pupils, lesson)
+        model = learn(asking, lesson.queries, folds=max(lesson.folds) + 1, space=space)
         ways = _ways(model, pupils)
         for at in np.flatnonzero(fold_of == fold).tolist():
             answers = _answers(silos, model, world.corpus.queries.texts[at], world.own[at])
             for way, lines in ways.items():
                 yield way, at, _fused(answers, lines)
+
+
+def _ask(pupils: Sequence[Pupil], lesson: Lesson, question: Question) -> list[FloatArray]:
+    """All silos' answers; groups are held out together, and no query finds what it was made from."""
+    if isinstance(question, Prepare):
+        return [pupil.prepare(lesson) for pupil in pupils]
+    return [pupil.answer(question) for pupil in pupils]
 
 
 def _ways(model: Learned, pupils: Sequence[Pupil]) -> dict[str, list[Line]]:

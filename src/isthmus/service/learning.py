@@ -6,8 +6,8 @@ place, to the last digits, because its likelihood, gradient and Hessian add.
 
     1. first look     fitted on words and directions
     2. second look    fitted with what the first says of each candidate's company
-    3. hits shown     for every fifth or tenth of the queries the ten best under a second look that has not
-                      seen them; a line from margins to log-odds over all of these, and one for each retriever
+    3. hits shown     for every fold of the queries the ten best under a second look that has not seen them;
+                      a line from margins to log-odds over all of these, and one for each retriever
     4. each silo      bends that line towards its own hits shown, as far as these can tell; nobody is told
 
 >>> len(Slopes(1, np.zeros(2), np.ones(2), np.zeros(3), -1).to_bytes()) > 0
@@ -19,7 +19,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from isthmus.tables.ids import FloatArray
 PENALTY = 10.0
 """½·penalty·θ² holds back every weight of a standardised column."""
 TOLERANCE = 1e-10
-FEW = 100
 HITS = 10
 """Hits that are shown."""
 LEAST_QUERIES, LEAST_RELEVANT = 10, 20
@@ -65,7 +64,7 @@ class Question:
                 header[each.name] = value.start
                 arrays |= {f"{each.name}.{part}": getattr(value, part) for part in LOOK}
             else:
-                header[each.name] = list(value) if isinstance(value, tuple) else value
+                header[each.name] = value
         return Message(header, arrays).to_bytes()
 
 
@@ -73,12 +72,11 @@ class Question:
 class Prepare(Question):
     """Work out the rows of these queries: (rows, relevant rows, judged queries).
 
-    `folds` says which queries are held out together; `own` what a query is itself and must not find.
+    All that the silo has judged must be among them. It deals them into so many `folds` itself.
     """
 
     queries: tuple[str, ...]
-    folds: tuple[int, ...]
-    own: tuple[str | None, ...] = ()
+    folds: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +114,10 @@ class Best(Question):
 
 @dataclass(frozen=True, eq=False)
 class Show(Question):
-    """Keep the candidates at or above every query's bar, as those that would be shown: (kept, relevant)."""
+    """Keep the candidates at or above every query's bar, as those that would be shown; nothing comes back.
+
+    Of a query that was judged here they are chosen once, and kept while the set of judgements is the same.
+    """
 
     second: Look
     fold: int
@@ -134,6 +135,7 @@ class Kept(Question):
 
 Ask: TypeAlias = Callable[[Question], Sequence[FloatArray]]
 """Puts a question to all silos; their answers, in one order."""
+_HEADER = {"format", "version", "kind"}
 _KINDS: Mapping[str, type[Question]] = {
     kind.__name__: kind for kind in (Prepare, Moments, Slopes, Think, Best, Show, Kept)
 }
@@ -144,6 +146,8 @@ def question_of(data: bytes) -> Question:
     try:
         saved = Message.read(io.BytesIO(data), most=MOST_BYTES)
         kind = _KINDS[saved.header["kind"]]
+        if unknown := saved.header.keys() - _HEADER - {each.name for each in fields(kind)}:
+            raise KeyError(*unknown)
         return kind(**{each.name: _field(saved, each.name) for each in fields(kind)})
     except (DataError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError("not a question of a known form") from error
@@ -156,7 +160,9 @@ def _field(saved: Message, name: str) -> Any:
     if name in saved.arrays:
         return saved.arrays[name].astype(np.float64)
     value = saved.header[name]
-    return tuple(value) if isinstance(value, list) else int(value)
+    if name == "queries":
+        return tuple(str(query) for query in value)
+    return int(value)
 
 
 def answer_bytes(answer: FloatArray) -> bytes:
@@ -175,43 +181,23 @@ def answer_of(data: bytes) -> FloatArray:
     return told
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """What is learned from: queries that somebody judged, which of them belong together, and themselves."""
-
-    queries: tuple[str, ...]
-    folds: tuple[int, ...]
-    own: tuple[str | None, ...] = ()
-
-    @classmethod
-    def of(cls, queries: Sequence[str]) -> Self:
-        """Queries that are held out one by one, in turn."""
-        distinct = tuple(sorted(set(queries)))
-        return cls(distinct, tuple(at % folds_for(len(distinct)) for at in range(len(distinct))))
-
-
-def folds_for(queries: int) -> int:
-    """Into how many folds queries go: where they are few, a ranker without a fifth of them is another one."""
-    return 10 if queries < FEW else 5
-
-
-def learn(ask: Ask, lesson: Lesson, *, space: str) -> Learned:
+def learn(ask: Ask, queries: Sequence[str], *, folds: int, space: str) -> Learned:
     """Learn from all silos; a DataError where there is too little to learn from."""
-    rows, relevant, _ = _total(ask(Prepare(lesson.queries, lesson.folds, lesson.own)))
-    if len(lesson.queries) < LEAST_QUERIES or relevant < LEAST_RELEVANT:
+    rows, relevant, _ = _total(ask(Prepare(tuple(queries), folds)))
+    if len(queries) < LEAST_QUERIES or relevant < LEAST_RELEVANT:
         raise DataError(
-            f"{len(lesson.queries)} judged queries with {relevant:.0f} relevant documents are too few",
+            f"{len(queries)} judged queries with {relevant:.0f} relevant documents are too few",
             cure=f"judge hits until there are {LEAST_QUERIES} and {LEAST_RELEVANT}",
         )
     first = fit_look(ask, 1)
     ask(Think(first))
-    for fold in sorted(set(lesson.folds)):
+    for fold in range(folds):
         without = fit_look(ask, 2, fold=fold)
         bars = _bars(ask(Best(without, fold)))
         ask(Show(without, fold, bars))
     shown = fit_line(ask, 0)
     alone = {name: fit_line(ask, at) for at, name in enumerate(GROUPS, 1)}
-    about = {"queries": len(lesson.queries), "rows": int(rows), "relevant": int(relevant)}
+    about = {"queries": len(queries), "rows": int(rows), "relevant": int(relevant)}
     return Learned(space, first, fit_look(ask, 2), shown, alone, about)
 
 

@@ -29,18 +29,19 @@ from isthmus.service import wire
 from isthmus.service.figures import TEXT, Figures, family_of
 from isthmus.service.hit_tokens import HitTokens, local_secret
 from isthmus.service.index import Index
+from isthmus.service.judged import FOLDS, JudgedQueries
 from isthmus.service.learned import Learned
-from isthmus.service.learning import Prepare, answer_bytes, question_of
-from isthmus.service.pupil import Pupil, own_directions
+from isthmus.service.learning import Prepare, Show, answer_bytes, question_of
+from isthmus.service.pupil import GuardedPupil, Lesson, own_directions
 from isthmus.service.releases import Releases
-from isthmus.service.reliability import curves_of, save_curves, validation_curves
+from isthmus.service.reliability import save_curves, validation_curves
 from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.settings import OPERATOR, NodeSettings, secret
 from isthmus.service.snapshot import Snapshot
 from isthmus.service.sources import check_sources, load_all
 from isthmus.service.space import Space
-from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store, majority
+from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store
 from isthmus.tables import Documents
 from isthmus.tables.files import replacing
 from isthmus.tables.ids import frozen
@@ -91,7 +92,9 @@ class Node:
         self.family = family_of(secret(told.hash_key, "statistics.hash_key"), told.width)
         self.index = Index(folder / "index", self.store, encoder=settings.encoder, family=self.family)
         self._models = self._stamps()
-        self._pupil: Pupil | None = None
+        self._judged = JudgedQueries(settings, self.store, key=self.family.key)
+        self._lesson: tuple[str, GuardedPupil] | None = None
+        self._learning = threading.Lock()
         self.searcher = Searcher(settings.silo, self.index, self.store, self._scorer(), settings.depth)
         self.tokens = HitTokens(settings.silo, local_secret(folder / "feedback.key"))
         self._sharing = threading.Lock()
@@ -337,32 +340,67 @@ class Node:
         self.index.adopt(Space.from_bytes(data))
 
     def judged_queries(self, peer: str) -> wire.Judged:
-        """The queries that somebody judged a hit of, for all silos to learn from."""
-        queries = sorted({said.query for said in self.store.judgements()})
+        """The queries that somebody judged a hit of, for all silos to learn from; none while they are few."""
+        with self._learning:
+            judged, folds = self._judged.refresh(), self._judged.folds(peer)
+        queries = sorted(judged.grades) if folds else []
         self.note("query text", peer, len(queries), "judged queries, to learn together")
-        return wire.Judged(queries=queries)
+        return wire.Judged(queries=queries, folds=folds)
 
     def answer(self, data: bytes, peer: str) -> bytes:
         """Sums over the rows of judged queries."""
         question = question_of(data)
-        if isinstance(question, Prepare) or self._pupil is None:
-            judged: dict[str, dict[str, bool]] = {}
-            for (query, document), right in majority(self.store.judgements()).items():
-                judged.setdefault(query, {})[document] = right
-            self._pupil = Pupil(self.index.snapshot, judged, depth=self.settings.depth)
+        with self._learning:
+            if isinstance(question, Prepare):
+                pupil, lesson = self._begin(question, peer)
+                self._lesson = None
+                answer = pupil.prepare(lesson)
+                self._lesson = (peer, pupil)
+            else:
+                pupil = self._pupil_of(peer)
+                answer = pupil.answer(question)
+                if isinstance(question, Show):
+                    self._judged.keep_hits(pupil.hits)
         self.note("sums", peer, 1, "sums over judged queries, to learn together")
-        return answer_bytes(self._pupil.answer(question))
+        return answer_bytes(answer)
 
-    def adopt(self, data: bytes) -> None:
+    def _begin(self, asked: Prepare, peer: str) -> tuple[GuardedPupil, Lesson]:
+        """A lesson about the whole set of judgements, or one that this silo takes no part in."""
+        judged, most = self._judged.refresh(), self._judged.folds(peer)
+        distinct = set(asked.queries)
+        if asked.folds not in FOLDS or len(distinct) < len(asked.queries):
+            raise ProtocolError(f"a lesson has distinct queries, in {', '.join(map(str, FOLDS))} folds")
+        if most and not judged.grades.keys() <= distinct:
+            raise ProtocolError("a lesson must have every query that was judged here")
+        if most and asked.folds > most:
+            raise ProtocolError("a lesson in more folds than this silo has judged queries for")
+        self._judged.begin(peer)
+        pupil = GuardedPupil(
+            self.index.snapshot,
+            judged,
+            depth=self.settings.depth,
+            crowd=judged.crowd(peer) if most else (),
+            least=self.settings.learning.least_queries,
+            folds=asked.folds,
+        )
+        return pupil, Lesson(asked.queries, self._judged.deal(asked.queries, asked.folds))
+
+    def _pupil_of(self, peer: str) -> GuardedPupil:
+        if self._lesson is None or self._lesson[0] != peer:
+            raise ProtocolError("a question before its lesson")
+        return self._lesson[1]
+
+    def adopt(self, data: bytes, peer: str) -> None:
         """Search with what was learned, probabilities bent to the silo's own hits; forget the rows."""
         learned = Learned.from_bytes(data)
-        curves: list[wire.Reliability] = []
-        if self._pupil is not None:
-            learned = self._pupil.bent(learned)
-            curves = self._pupil.curves(learned, self.settings.silo)
-        save_curves(curves, self._curves_file)
-        learned.save(self._learned_file)
-        self._pupil = None
+        with self._learning:
+            if self._lesson is not None and self._lesson[0] == peer:
+                learned = self._lesson[1].bent(learned)
+                curves = self._lesson[1].curves(learned, self.settings.silo)
+                if curves and self._judged.publish_once():
+                    save_curves(curves, self._curves_file)
+                self._lesson = None
+            learned.save(self._learned_file)
         self._load_new_models()
 
     @property
@@ -389,8 +427,12 @@ class Node:
         models = self.settings.models
         named = models.ranker or models.fuser or models.reliability
         path = models.reliability if named else self._curves_file
-        given = validation_curves(path, self.settings.silo)
-        return wire.Calibration(curves=[*given, *curves_of(self.settings.silo, self.store.judgements())])
+        with self._learning:
+            self._judged.refresh()
+        files = (path, self._judged.curves_file)
+        return wire.Calibration(
+            curves=[curve for file in files for curve in validation_curves(file, self.settings.silo)]
+        )
 
     def release(self) -> wire.Release:
         """What left the silo, and what may still leave."""

@@ -217,14 +217,16 @@ class NodeApi:
         peer, _ = self._allowed(request, "learning")
         try:
             answer = await self._apart(self.node.answer, await request.body(), peer)
+        except Refused as error:
+            raise Problem(429, str(error), Retry_After="3600") from None
         except (PrivacyError, DataError) as error:
             raise Problem(400, str(error)) from None
         return Response(answer, media_type=wire.BUNDLE_TYPE)
 
     async def adopt(self, request: Request) -> Response:
         """Search with what was learned."""
-        self._allowed(request, "learning")
-        return await self._taken(self.node.adopt, await request.body())
+        peer, _ = self._allowed(request, "learning")
+        return await self._taken(partial(self.node.adopt, peer=peer), await request.body())
 
     async def _taken(self, work: Callable[[bytes], None], body: bytes) -> Response:
         try:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit
 
 from isthmus.calibration.sums import likelihood_sums, newton
 from isthmus.encoders import Vectors
 from isthmus.errors import ProtocolError
-from isthmus.service.evidence import FIRST, GROUPS, Company, feedback, first_look
+from isthmus.service.evidence import FIRST, GROUPS, SECOND, Company, feedback, first_look
 from isthmus.service.figures import TEXT
+from isthmus.service.judged import Grades, JudgedSet
 from isthmus.service.learned import Learned, Line, Look
-from isthmus.service.learning import HITS, Best, Kept, Moments, Prepare, Question, Show, Slopes, Think
-from isthmus.service.reliability import SHOWN, reliability_curve
+from isthmus.service.learning import HITS, Best, Kept, Moments, Question, Show, Slopes, Think
+from isthmus.service.reliability import LEAST_HITS, SHOWN, reliability_curve
 from isthmus.service.snapshot import Snapshot
 from isthmus.service.space import Space, directions, rarity_of
 from isthmus.service.wire import Reliability
@@ -24,19 +26,39 @@ from isthmus.tables.ids import FloatArray, IntArray
 SHRINKAGE = 1000.0
 """What holds a silo's own line to that of all silos; a hit shown weighs at most a quarter against it."""
 
-Judged = Mapping[str, Mapping[str, bool]]
-"""By query and document: whether it was right."""
+MOST_QUESTIONS = 2_000
+"""Questions of one session; a lesson of eight folds takes some hundreds."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Queries, the fold of each, and what each is itself and must not find."""
+
+    queries: tuple[str, ...]
+    folds: tuple[int, ...]
+    own: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
     """The candidates of one query."""
 
+    names: tuple[str, ...]
     documents: IntArray
     query: Vectors
     first: FloatArray
     relevant: FloatArray
     company: Company
+
+
+_NO_ROWS = _Rows(
+    (),
+    np.empty(0, np.int64),
+    np.empty(0, np.float32),
+    np.empty((0, len(FIRST))),
+    np.empty(0),
+    Company.of(np.empty((0, 1), np.float32)),
+)
 
 
 @dataclass(eq=False)
@@ -59,16 +81,15 @@ class Pupil:
     """Answers questions about the rows of one silo. What it has worked out of a query it keeps while the
     snapshot is the same."""
 
-    def __init__(self, snapshot: Snapshot, judged: Judged, *, depth: int) -> None:
+    def __init__(self, snapshot: Snapshot, judged: Grades, *, depth: int) -> None:
         self.snapshot, self.judged, self.depth = snapshot, judged, depth
         self._known: dict[tuple[str, str | None], _Rows] = {}
         self._table: _Table | None = None
+        self._lesson = Lesson((), ())
         self._kept: list[FloatArray] = []
 
     def answer(self, question: Question) -> FloatArray:
         """One vector; those of several silos add, or stand side by side."""
-        if isinstance(question, Prepare):
-            return self._prepare(question)
         if isinstance(question, Kept):
             return self._line_sums(question)
         table = self._table
@@ -89,27 +110,26 @@ class Pupil:
                 return self._show(table, second, fold, bars)
         raise ProtocolError("a question of an unknown kind")
 
-    def _prepare(self, asked: Prepare) -> FloatArray:
-        own = asked.own or (None,) * len(asked.queries)
-        if not len(asked.queries) == len(asked.folds) == len(own):
-            raise ProtocolError("a lesson whose parts do not belong together")
-        held = [self._rows(query, itself) for query, itself in zip(asked.queries, own, strict=True)]
+    def prepare(self, lesson: Lesson) -> FloatArray:
+        """Work out the rows of a lesson: (rows, relevant rows, judged queries)."""
+        own = lesson.own or (None,) * len(lesson.queries)
+        held = [self._rows(query, itself) for query, itself in zip(lesson.queries, own, strict=True)]
         sizes = np.array([len(rows.relevant) for rows in held], dtype=np.int64)
         relevant = np.concatenate([np.empty(0), *(rows.relevant for rows in held)])
         query = np.repeat(np.arange(len(held)), sizes)
-        found = np.bincount(query, relevant, len(held))
+        right = np.bincount(query, relevant, len(held))
         self._table = _Table(
             held=held,
             first=np.concatenate([np.empty((0, len(FIRST))), *(rows.first for rows in held)]),
             relevant=relevant,
-            weights=1 / np.maximum(found, 1)[query],
+            weights=1 / np.maximum(right, 1)[query],
             query=query,
-            fold=np.array(asked.folds, dtype=np.int64)[query],
+            fold=np.array(lesson.folds, dtype=np.int64)[query],
             company=np.zeros((int(sizes.sum()), 2)),
             bounds=np.concatenate(([0], np.cumsum(sizes))),
         )
-        self._kept = []
-        judged = sum(query in self.judged for query in asked.queries)
+        self._lesson, self._kept = lesson, []
+        judged = sum(query in self.judged for query in lesson.queries)
         return np.array([len(relevant), relevant.sum(), judged], dtype=np.float64)
 
     def _rows(self, query: str, itself: str | None) -> _Rows:
@@ -120,8 +140,10 @@ class Pupil:
             said = self.judged.get(query, {})
             relevant = np.array([said.get(name, False) for name in found.documents], dtype=np.float64)
             rows = found.rows[kept]
+            names = tuple(name for name in found.documents if name != itself)
             table = first_look(snapshot, found)[kept] if len(found) else np.empty((0, len(FIRST)))
             self._known[query, itself] = _Rows(
+                names=names,
                 documents=rows,
                 query=snapshot.encoder.query(query, found.words),
                 first=table,
@@ -170,10 +192,14 @@ class Pupil:
             raise ProtocolError("bars of another lesson")
         parts = second.parts(self._columns(table, 2))
         margins = second.start + parts.sum(axis=1)
-        shown = (table.fold == fold) & (margins >= bars[table.query])
+        shown = self._chosen(table, fold, (table.fold == fold) & (margins >= bars[table.query]))
         evidence = [parts[shown][:, columns].sum(axis=1) for columns in GROUPS.values()]
         self._kept.append(np.column_stack((table.relevant[shown], margins[shown], *evidence)))
-        return np.array([shown.sum(), table.relevant[shown].sum()], dtype=np.float64)
+        return np.zeros(1)
+
+    def _chosen(self, table: _Table, fold: int, passed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """The rows that count as shown, of those that passed the bars."""
+        return passed
 
     @property
     def kept(self) -> FloatArray:
@@ -215,10 +241,105 @@ class Pupil:
         lines = {SHOWN: learned.shown, **learned.alone}
         columns = {SHOWN: 1, **{name: at for at, name in enumerate(GROUPS, 2)}}
         return [
-            reliability_curve(expit(lines[name](kept[:, at])), kept[:, 0], silo=silo, retriever=name)
+            reliability_curve(
+                expit(lines[name](kept[:, at])), kept[:, 0], silo=silo, retriever=name, least=LEAST_HITS
+            )
             for name, at in columns.items()
             if name in lines
         ]
+
+
+class GuardedPupil(Pupil):
+    """Answers a peer about one set of judgements and no part of it, as `judged` says why.
+
+    `crowd` are the queries that hide each other, at least `least` in each of `folds`. With an empty crowd the
+    silo takes no part: its sums are zero.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        judged: JudgedSet,
+        *,
+        depth: int,
+        crowd: Collection[str],
+        least: int,
+        folds: int,
+    ) -> None:
+        super().__init__(snapshot, judged.grades if crowd else {}, depth=depth)
+        self.crowd, self.least, self.folds = frozenset(crowd), least, folds
+        self.hits = {query: list(names) for query, names in judged.hits.items()}
+        self._left = MOST_QUESTIONS
+        self._once: set[tuple[str, int]] = set()
+
+    def answer(self, question: Question) -> FloatArray:
+        """As any, within bounds that an honest asker never meets."""
+        self._left -= 1
+        if self._left < 0:
+            raise ProtocolError("more questions than a lesson has")
+        if not well_formed(question, len(self._lesson.queries), self.folds):
+            raise ProtocolError("a question that is not of this lesson")
+        if isinstance(question, (Think, Best, Show)):
+            key = (type(question).__name__, -1 if isinstance(question, Think) else question.fold)
+            if key in self._once:
+                raise ProtocolError("a question that comes once in a lesson")
+            self._once.add(key)
+        return super().answer(question)
+
+    def _rows(self, query: str, itself: str | None) -> _Rows:
+        return super()._rows(query, itself) if self.crowd else _NO_ROWS
+
+    def _chosen(self, table: _Table, fold: int, passed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Of judged queries those chosen before; now, if enough queries have any, those that passed."""
+        queries = [at for at, name in enumerate(self._lesson.queries) if self._lesson.folds[at] == fold]
+        open_yet = self.judged.keys() - self.hits.keys()
+        new = [at for at in queries if self._lesson.queries[at] in open_yet]
+        spans = {at: slice(table.bounds[at], table.bounds[at + 1]) for at in queries}
+        full = {self._lesson.queries[at] for at in new if passed[spans[at]].any()}
+        enough = len(full & self.crowd) >= self.least
+        for at in new:
+            names = np.array(table.held[at].names, dtype=object)[passed[spans[at]]]
+            self.hits[self._lesson.queries[at]] = names.tolist() if enough else []
+        chosen = passed.copy()
+        for at in queries:
+            if (query := self._lesson.queries[at]) in self.judged:
+                before = set(self.hits[query])
+                chosen[spans[at]] = [name in before for name in table.held[at].names]
+        return chosen
+
+
+def well_formed(question: Question, queries: int, folds: int) -> bool:
+    """Whether a question has the sizes of this lesson, and finite numbers."""
+    match question:
+        case Moments(look):
+            return look in (1, 2)
+        case Slopes(look, centre, scale, theta, fold):
+            size = len(FIRST if look == 1 else SECOND)
+            within = look in (1, 2) and -1 <= fold < folds
+            return within and _finite(centre, size) and _positive(scale, size) and _finite(theta, size + 1)
+        case Think(first):
+            return _fits(first, len(FIRST))
+        case Best(second, fold):
+            return 0 <= fold < folds and _fits(second, len(SECOND))
+        case Show(second, fold, bars):
+            whole = bars.shape == (queries,) and not np.isnan(bars).any()
+            return whole and 0 <= fold < folds and _fits(second, len(SECOND))
+        case Kept(column, theta):
+            return 0 <= column <= len(GROUPS) and _finite(theta, 2)
+    return False
+
+
+def _fits(look: Look, size: int) -> bool:
+    whole = _finite(look.centre, size) and _finite(look.weights, size) and _positive(look.scale, size)
+    return whole and bool(np.isfinite(look.start))
+
+
+def _finite(values: FloatArray, size: int) -> bool:
+    return values.shape == (size,) and bool(np.isfinite(values).all())
+
+
+def _positive(values: FloatArray, size: int) -> bool:
+    return _finite(values, size) and bool((values > 0).all())
 
 
 def own_directions(snapshot: Snapshot) -> Space:

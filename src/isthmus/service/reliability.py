@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from isthmus.errors import DataError
 from isthmus.evaluation import reliability
@@ -24,6 +24,8 @@ SHOWN = "shown"
 BINS = 10
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(20))
 DRAWS = 100
+LEAST_HITS = 10
+"""Hits of a bin, and between two thresholds, where single judgements are not to be read off."""
 
 
 def reliability_curve(
@@ -33,21 +35,24 @@ def reliability_curve(
     silo: str,
     retriever: str = SHOWN,
     source: Literal["validation", "feedback"] = "validation",
+    least: int = 1,
 ) -> Reliability:
-    """One curve, with what thresholds keep and the error that a perfect model would show at this size."""
+    """One curve, with what thresholds keep and the error that a perfect model would show at this size.
+
+    Neighbouring bins are joined until each has `least` hits.
+    """
     chance = np.asarray(probabilities, dtype=np.float64)
     truth = np.asarray(relevant, dtype=np.float64)
     found = reliability(chance, truth, bins=BINS)
-    full = np.flatnonzero(found.count)
     bins = [
         Bin(
-            low=float(found.edges[at]),
-            high=float(found.edges[at + 1]),
-            predicted=_share(found.promised[at], found.count[at]),
-            observed=_share(found.came_true[at], found.count[at]),
-            count=int(found.count[at]),
+            low=float(found.edges[first]),
+            high=float(found.edges[last]),
+            predicted=_share(found.promised[first:last].sum(), found.count[first:last].sum()),
+            observed=_share(found.came_true[first:last].sum(), found.count[first:last].sum()),
+            count=int(found.count[first:last].sum()),
         )
-        for at in full.tolist()
+        for first, last in _spans(found.count, least)
     ]
     return Reliability(
         silo=silo,
@@ -58,7 +63,7 @@ def reliability_curve(
         ece=found.ece,
         floor=sampling_floor(chance),
         bins=bins,
-        thresholds=_thresholds(chance, truth),
+        thresholds=_thresholds(chance, truth, least),
     )
 
 
@@ -72,15 +77,31 @@ def _share(part: float, whole: float) -> float:
     return float(np.clip(part / whole, 0.0, 1.0))
 
 
-def _thresholds(chance: FloatArray, truth: FloatArray) -> list[Threshold]:
+def _spans(count: NDArray[Any], least: int) -> list[tuple[int, int]]:
+    """Bins that are not empty, neighbours together until they have enough; the last take what is left."""
+    spans: list[tuple[int, int]] = []
+    for at in np.flatnonzero(count).tolist():
+        if spans and count[slice(*spans[-1])].sum() < least:
+            spans[-1] = (spans[-1][0], at + 1)
+        else:
+            spans.append((at, at + 1))
+    if len(spans) > 1 and count[slice(*spans[-1])].sum() < least:
+        spans[-2:] = [(spans[-2][0], spans[-1][1])]
+    return spans
+
+
+def _thresholds(chance: FloatArray, truth: FloatArray, least: int) -> list[Threshold]:
     from isthmus.calibration import ThresholdCurve
 
     curve = ThresholdCurve.of(chance, truth)
-    told = []
+    told: list[Threshold] = []
     for wanted in THRESHOLDS:
         kept = np.flatnonzero(curve.thresholds >= wanted)
         if len(kept):
             at = int(kept[-1])
+            fewer = (told[-1].kept if told else len(chance)) - int(curve.kept[at])
+            if curve.kept[at] < least or 0 < fewer < least:
+                continue
             told.append(
                 Threshold(
                     threshold=wanted,
@@ -101,7 +122,9 @@ def curves_of(silo: str, judgements: Sequence[Judgement]) -> list[Reliability]:
             if chance is not None:
                 pairs.setdefault(retriever, []).append((chance, said.relevant))
     return [
-        reliability_curve(*zip(*held, strict=True), silo=silo, retriever=name, source="feedback")
+        reliability_curve(
+            *zip(*held, strict=True), silo=silo, retriever=name, source="feedback", least=LEAST_HITS
+        )
         for name, held in pairs.items()
     ]
 

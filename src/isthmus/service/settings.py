@@ -66,6 +66,23 @@ class Policy:
 
 
 @dataclass(frozen=True)
+class Learning:
+    """What peers whose policy has `learning` get to know of judgements.
+
+    Every sum covers at least `least_queries` judged queries, and the silo takes no part while it has too few;
+    a peer may begin `sessions` lessons a day.
+    """
+
+    least_queries: int = 10
+    sessions: int = 8
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if getattr(self, each.name) < 1:
+                raise ValueError(f"{each.name} = {getattr(self, each.name)} must be at least 1")
+
+
+@dataclass(frozen=True)
 class Limits:
     """What one caller may ask for, and what strangers may keep open.
 
@@ -287,6 +304,7 @@ class NodeSettings:
     """Candidates from each retriever."""
     models: Models = field(default_factory=Models)
     statistics: SharedStatistics = field(default_factory=SharedStatistics)
+    learning: Learning = field(default_factory=Learning)
     budget: float = 9.0
     """The ε that a document may spend on all peers together."""
     limits: Limits = field(default_factory=lambda: PEER_LIMITS)

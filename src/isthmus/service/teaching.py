@@ -2,7 +2,7 @@
 
     statistics    summed, as always
     directions    every silo's own, joined (`space`)
-    queries       those that somebody judged anywhere, told to all silos as any search tells them
+    queries       those that somebody judged in a silo with enough of them, told to all silos as any search is
     sums          over every silo's rows of those queries (`learning`)
     the ranker    to every silo, which bends its probabilities to its own hits and says nothing of that
 
@@ -12,19 +12,18 @@ Judgements never leave the silo that has them. Every silo must answer to the end
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from isthmus.errors import Refused, ServiceError, SiloUnavailable
-from isthmus.service.broker import Broker, failure_of
+from isthmus.errors import DataError, Refused, ServiceError, SiloUnavailable
+from isthmus.service.broker import Broker, failure_of, understood
 from isthmus.service.learned import Learned
-from isthmus.service.learning import Lesson, Question, answer_of, learn
+from isthmus.service.learning import Question, answer_of, learn
 from isthmus.service.lines import Reply
 from isthmus.service.settings import BrokerSettings
 from isthmus.service.space import Space, joined
 from isthmus.service.statistics import Talks
-from isthmus.service.wire import BUNDLE_TYPE
+from isthmus.service.wire import BUNDLE_TYPE, Judged
 from isthmus.tables.ids import FloatArray
 
 MOST_BYTES = 512 << 20
@@ -49,15 +48,22 @@ async def taught(silos: Sequence[Talks]) -> Learned:
     space = await asyncio.to_thread(joined, parts)
     packed = space.to_bytes()
     await _all(silos, "PUT", "/directions", packed)
-    told = [json.loads(reply.body)["queries"] for reply in await _all(silos, "GET", "/learning")]
-    lesson = Lesson.of([query for queries in told for query in queries])
+    judged = [understood(reply, Judged) for reply in await _all(silos, "GET", "/learning")]
+    folds = min((each.folds for each in judged if each.folds), default=0)
+    if not folds:
+        raise DataError(
+            "no silo has judged queries enough to take part",
+            cure="judge hits of more queries: each half of them needs learning.least_queries of silo.toml",
+        )
+    queries = sorted({query for each in judged for query in each.queries})
     loop = asyncio.get_running_loop()
 
     def ask(question: Question) -> list[FloatArray]:
         asked = _all(silos, "POST", "/learning", question.to_bytes())
         return [answer_of(reply.body) for reply in asyncio.run_coroutine_threadsafe(asked, loop).result()]
 
-    learned = await asyncio.to_thread(learn, ask, lesson, space=Space.from_bytes(packed).fingerprint)
+    name = Space.from_bytes(packed).fingerprint
+    learned = await asyncio.to_thread(learn, ask, queries, folds=folds, space=name)
     await _all(silos, "PUT", "/learning", learned.to_bytes())
     return learned
 
@@ -79,6 +85,8 @@ async def _one(silo: Talks, method: str, path: str, body: bytes) -> Reply:
         reply = await silo.ask(method, path, body, BUNDLE_TYPE)
     if reply.status == 403:
         raise Refused("its policy has no learning for this broker")
+    if reply.status == 429:
+        raise Refused("it has no more lessons today (learning.sessions in its silo.toml), or too much to do")
     if reply.status not in (200, 204):
         raise failure_of(reply)
     return reply

@@ -156,9 +156,13 @@ class Verdict(Feedback):
 
 
 class Judged(Told):
-    """Queries that somebody judged a hit of."""
+    """Queries that somebody judged a hit of, and into how many folds they may be dealt.
+
+    None, and 0 folds, while a silo has too few to take part.
+    """
 
     queries: list[str]
+    folds: Annotated[int, Field(ge=0, le=8)] = 0
 
 
 class Document(Said):

@@ -1,0 +1,171 @@
+"""The judgements that a silo answers about when it learns with others.
+
+Whoever may ask twice sees a difference, so the set of judgements is fixed and kept in a file: a silo answers
+about the whole of it, and another set takes its place only where at least `least_queries` queries differ.
+What a peer brought itself hides nothing from that peer and does not count, unless all of it came from there.
+Queries are dealt into folds by a hash under the federation's key: every silo deals alike, and nobody who asks
+can choose the folds. Four folds halve each of two, and eight each of four, so that asking for both tells no
+more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from isthmus.errors import DataError, Refused
+from isthmus.service.reliability import curves_of, save_curves
+from isthmus.service.settings import Learning, NodeSettings
+from isthmus.service.stores import Judgement, Store, majority
+from isthmus.tables.files import replacing
+
+FOLDS = (8, 4, 2)
+"""Into how many parts queries may be dealt, the most first."""
+DAY = 86_400.0
+
+Grades = Mapping[str, Mapping[str, bool]]
+"""By query and document: whether it was right."""
+
+
+def fold_of(query: str, folds: int, key: bytes) -> int:
+    """The part that a query belongs to, the same in every silo."""
+    digest = hashlib.blake2b(
+        query.encode("utf-8", "replace"), key=key, digest_size=8, person=b"isthmus folds"
+    ).digest()
+    return int.from_bytes(digest, "little") % folds
+
+
+@dataclass
+class JudgedSet:
+    """What the file holds."""
+
+    grades: dict[str, dict[str, bool]] = field(default_factory=dict)
+    peers: dict[str, list[str]] = field(default_factory=dict)
+    """By query: who brought judgements of it."""
+    hits: dict[str, list[str]] = field(default_factory=dict)
+    """By query: the hits that probabilities are fitted on, chosen once."""
+    measured: bool = False
+    """Whether curves of these hits were published; they are once."""
+    sessions: list[tuple[str, float]] = field(default_factory=list)
+    """Who began to ask, and when."""
+
+    @classmethod
+    def of(cls, judgements: Iterable[Judgement]) -> JudgedSet:
+        """What most people said."""
+        every = list(judgements)
+        new = cls()
+        for (query, document), right in majority(every).items():
+            new.grades.setdefault(query, {})[document] = right
+        for each in every:
+            new.peers[each.query] = sorted({*new.peers.get(each.query, ()), each.peer})
+        return new
+
+    def brought_by_others(self, query: str, peer: str) -> bool:
+        """Whether somebody else than this peer brought a judgement of the query."""
+        return any(name != peer for name in self.peers.get(query, ()))
+
+    def crowd(self, peer: str) -> frozenset[str]:
+        """The queries that hide each other from this peer."""
+        others = {query for query in self.grades if self.brought_by_others(query, peer)}
+        return frozenset(others or self.grades)
+
+
+class JudgedQueries:
+    """A silo's set of judgements for learning, in a file."""
+
+    def __init__(
+        self, settings: NodeSettings, store: Store, *, key: bytes, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.rules: Learning = settings.learning
+        self.curves_file = settings.folder / "feedback.curves"
+        self._silo, self._store, self._key, self._clock = settings.silo, store, key, clock
+        self._learners = [name for name, policy in settings.peers.items() if policy.learning]
+        self._path = settings.folder / "judged.json"
+        self.current = _read(self._path)
+
+    def refresh(self) -> JudgedSet:
+        """The set, new where enough queries differ."""
+        judgements = self._store.judgements()
+        new, old = JudgedSet.of(judgements), self.current
+        every = new.grades.keys() | old.grades.keys()
+        differing = {query for query in every if new.grades.get(query) != old.grades.get(query)}
+        if not self._enough(differing) or not all(
+            self._hidden(differing, new, old, peer) for peer in self._learners
+        ):
+            return old
+        new.sessions = old.sessions
+        save_curves(curves_of(self._silo, judgements), self.curves_file)
+        self._keep(new)
+        return new
+
+    def _enough(self, queries: Iterable[str]) -> bool:
+        return len(set(queries)) >= self.rules.least_queries
+
+    def _hidden(self, differing: set[str], new: JudgedSet, old: JudgedSet, peer: str) -> bool:
+        """Whether what others changed is enough together, or nothing."""
+        others = {
+            query
+            for query in differing
+            if new.brought_by_others(query, peer) or old.brought_by_others(query, peer)
+        }
+        return not others or self._enough(others)
+
+    def folds(self, peer: str) -> int:
+        """The most folds of which each has enough queries; 0 where the silo takes no part."""
+        crowd = self.current.crowd(peer)
+        for folds in FOLDS:
+            sizes = Counter(fold_of(query, folds, self._key) for query in crowd)
+            if len(sizes) == folds and min(sizes.values()) >= self.rules.least_queries:
+                return folds
+        return 0
+
+    def deal(self, queries: Iterable[str], folds: int) -> tuple[int, ...]:
+        """The fold of every query."""
+        return tuple(fold_of(query, folds, self._key) for query in queries)
+
+    def begin(self, peer: str) -> None:
+        """Note that a peer begins to ask; Refused if it did so too often today."""
+        now = self._clock()
+        recent = [(name, at) for name, at in self.current.sessions if now - at < DAY]
+        if sum(name == peer for name, _ in recent) >= self.rules.sessions:
+            raise Refused("no more lessons today: learning.sessions in silo.toml is how many there may be")
+        self.current.sessions = [*recent, (peer, now)]
+        self._keep(self.current)
+
+    def keep_hits(self, hits: Mapping[str, list[str]]) -> None:
+        """Fix the hits that probabilities are fitted on."""
+        self.current.hits = dict(hits)
+        self._keep(self.current)
+
+    def publish_once(self) -> bool:
+        """Whether curves may be published; not a second time for the same set."""
+        first, self.current.measured = not self.current.measured, True
+        self._keep(self.current)
+        return first
+
+    def _keep(self, new: JudgedSet) -> None:
+        self.current = new
+        with replacing(self._path) as stream:
+            stream.write(json.dumps({"format": 1, **vars(new)}, ensure_ascii=False).encode())
+
+
+def _read(path: Path) -> JudgedSet:
+    if not path.exists():
+        return JudgedSet()
+    try:
+        saved: dict[str, Any] = json.loads(path.read_bytes())
+        if saved.pop("format") != 1:
+            raise DataError("was written by a newer Isthmus", file=path, cure="update this one")
+        saved["sessions"] = [(str(peer), float(at)) for peer, at in saved["sessions"]]
+        return JudgedSet(**saved)
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, DataError):
+            raise
+        cure = "go back to a copy: without it a peer could compare answers about two sets"
+        raise DataError("is not a set of judgements", file=path, cure=cure) from error
