@@ -39,9 +39,11 @@ class Silos:
         with open(self.root / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | single)
 
-    def client(self) -> httpx.AsyncClient:
+    def client(self, key: str = "") -> httpx.AsyncClient:
         """A caller of the broker."""
-        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}/v1", timeout=30)
+        headers = {"x-api-key": key} if key else {}
+        url = f"http://127.0.0.1:{self.port}/v1"
+        return httpx.AsyncClient(base_url=url, timeout=30, headers=headers, verify=False)  # no TLS: no roots
 
     async def up(self, client: httpx.AsyncClient) -> None:
         """Wait until all silos have indexed everything and score with the sum of their statistics."""
@@ -71,9 +73,12 @@ class Silos:
 
 
 @contextmanager
-def running(root: Path, documents: int, *, gates: Mapping[str, int] | None = None) -> Iterator[Silos]:
-    """All parties, started. The broker asks a silo at its port in `gates`, if it has one."""
-    port = _written(root, documents, gates or {})
+def running(
+    root: Path, documents: int, *, gates: Mapping[str, int] | None = None, keys: Path | None = None
+) -> Iterator[Silos]:
+    """All parties, started. The broker asks a silo at its port in `gates`, if it has one; with `keys`, it
+    answers those who have one."""
+    port = _written(root, documents, gates or {}, keys)
     silos = Silos(root, port, {})
     try:
         for name in (*NAMES, "broker"):
@@ -96,10 +101,11 @@ def free_ports(wanted: int) -> list[int]:
         return [each.getsockname()[1] for each in found]
 
 
-def _written(root: Path, documents: int, gates: Mapping[str, int]) -> int:
+def _written(root: Path, documents: int, gates: Mapping[str, int], keys: Path | None) -> int:
     """Documents, certificates and configuration of all parties; the broker's port."""
     authority, ports = Authority.at(root / "keys"), free_ports(len(NAMES) + 1)
     broker = f'folder = "broker"\nport = {ports[-1]}\ndeadline_ms = {DEADLINE_MS}\n'
+    broker += f"keys = {json.dumps(str(keys))}\n" if keys is not None else ""
     broker += "[limits]\nper_second = 1000.0\nburst = 2000\n" + _tls(authority, "broker", clients=True)
     for seed, (name, port) in enumerate(zip(NAMES, ports, strict=False)):
         with open(root / f"{name}.jsonl", "w", encoding="utf-8") as out:
