@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -468,6 +471,31 @@ def test_training_is_started_again_when_it_ends_and_ends_with_the_node(settings,
     assert "cannot be read" in log
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+def test_training_ends_when_the_node_is_killed(settings, tmp_path):
+    Authority.at(tmp_path / "keys").issue("north.training", clients=True)
+    program = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from isthmus.service.certificates import files\n"
+        "from isthmus.service.running import training\n"
+        "from isthmus.service.settings import NodeSettings, SiloTraining\n"
+        "folder = Path(sys.argv[1])\n"
+        "wanted = SiloTraining('127.0.0.1:1', folder / 'rows.txt', files(folder / 'keys/north.training'))\n"
+        "with training(NodeSettings('north', folder), wanted) as process:\n"
+        "    print(process.pid, flush=True)\n    time.sleep(600)\n"
+    )
+    node = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        pid = int(node.stdout.readline())
+        log = tmp_path / "training.log"
+        wait_for(lambda: log.exists() and "no answer from the coordinator" in log.read_text(), seconds=120)
+        wait_for(lambda: Path(f"/proc/{pid}").exists())
+    finally:
+        node.kill()
+        node.wait()
+        node.stdout.close()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text())
 
 
 def test_private_counts_are_answered_of_the_nodes_documents_from_its_one_ledger(settings, tmp_path):

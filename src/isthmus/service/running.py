@@ -230,8 +230,9 @@ class TrainingProcess:
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=dict(ENVIRONMENT), cwd="/"
             )
         assert process.stdin is not None
-        with suppress(BrokenPipeError), process.stdin as stream:
-            stream.write(self._part.dumped())
+        with suppress(BrokenPipeError):
+            process.stdin.write(self._part.dumped() + b"\n")
+            process.stdin.flush()  # and stays open: the process ends with it, however this one does
         return process
 
     def _watch(self) -> None:

@@ -249,12 +249,14 @@ def confine(user: str = "") -> None:
 
 
 def main() -> None:
-    """The process that a node starts: its part comes on stdin."""
-    from isthmus.service.running import log_to_stderr
+    """The process that a node starts: its part is a line on stdin, which is open as long as the node runs."""
+    from isthmus.service.running import end_with_stdin, log_to_stderr
 
     log_to_stderr()
     try:
-        take_part(Part.loaded(sys.stdin.buffer.read()))
+        part = Part.loaded(sys.stdin.buffer.readline())
+        end_with_stdin()
+        take_part(part)
     except Exception as error:
         _log.error("%s", error)
         raise SystemExit(1) from None
