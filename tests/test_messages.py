@@ -127,8 +127,10 @@ def test_a_small_answer_cannot_claim_to_be_huge() -> None:
     """A shape is checked before anything of its size is made."""
     body = b"q" * 16 + struct.pack("<?HBI", False, 16_000, 255, (1 << 24) - 1)
     body += struct.pack("<?III", False, 0, 0, 0)
-    answer = Answer.decode(forged(Answer, body))
-    assert answer.shape[0] == 16_000
+    with pytest.raises(ProtocolError, match="more values"):
+        Answer.decode(forged(Answer, body))
+    body = body[:16] + struct.pack("<?HBI", False, 100, 1, 1_000) + body[-13:]
+    assert Answer.decode(forged(Answer, body)).shape == (100, 1, 1_000)
     of = Release("body", HashFamily(b"h" * 32, width=64), OneShot(8.0), NoiseKey(b"k" * 32), no_charge)
     asker = Asker(of.terms, of.family, of.mechanism, Decoys(Ids.of(["a"]), np.ones(1, int), b"s" * 16))
     asked = asker.ask(Ids.of(["a"]))

@@ -138,7 +138,8 @@ def check_alive(reply: Message) -> None:
 def _read(reply: Message, silo: str, model: Arrays) -> tuple[Message, float]:
     """The reply and the length of its update, if it is fit to be aggregated."""
     check_alive(reply)
-    arrays = unpack(reply.content.array_records[ARRAYS])
+    room = 8 * sum(array.size for array in model.values())  # reals of any width, in the model's shapes
+    arrays = unpack(reply.content.array_records[ARRAYS], most=room)
     check_fits(arrays, model, silo)
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise FederationError(NOT_FINITE)

@@ -6,7 +6,6 @@ a silo may stop and come back, and any worker may serve it. Only the steps of a 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from isthmus.federation.messages import (
     STEPS,
     Arrays,
     answer,
+    parsed_settings,
     round_of,
     settings_of,
     unpack,
@@ -210,7 +210,7 @@ def _own_errors(message: Message, model: Arrays, data: Letor) -> NDArray[np.floa
 @lru_cache(maxsize=64)
 def local_training(settings: str) -> LocalTraining:
     """How a silo is to train, from the settings of a message."""
-    return load(LocalTraining, json.loads(settings)["local"])
+    return load(LocalTraining, parsed_settings(settings)["local"])
 
 
 def examples(data: Letor, local: LocalTraining) -> int:

@@ -8,6 +8,7 @@ Flower's own strategies expect. Further arrays that a strategy asks for travel i
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -19,7 +20,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from isthmus.errors import DataError, FederationError
 from isthmus.federation.settings import Rounds
+from isthmus.tables.unpacking import PLAIN, Unpacker
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -33,6 +36,8 @@ ROUND = "server-round"
 ATTEMPT = "attempt"
 SETTINGS = "settings"
 PROXIMAL = "proximal-mu"
+MOST_BYTES, MOST_SETTINGS = 1 << 31, 16 << 20
+"""Bytes that the arrays of a record, and the settings of an order, may take."""
 _PAUSE = 0.2  # seconds between two looks for replies
 
 
@@ -41,9 +46,17 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     return ArrayRecord({name: _pack(np.asarray(array)) for name, array in arrays.items()})
 
 
-def unpack(record: ArrayRecord) -> Arrays:
-    """The named arrays in a record, as copies of one's own."""
-    return {name: _unpack(array) for name, array in record.items()}
+def unpack(record: ArrayRecord, *, most: int = MOST_BYTES) -> Arrays:
+    """The named arrays in a record, as copies of one's own; together they have `most` bytes.
+
+    Types and shapes are compared with the bytes there are before any array is made: a FederationError
+    otherwise.
+    """
+    unpacker = Unpacker(most)
+    try:
+        return {name: _unpack(array, unpacker) for name, array in record.items()}
+    except (TypeError, ValueError, SyntaxError, OverflowError) as error:
+        raise FederationError(f"sent an array that cannot be read: {str(error)[:200]}") from error
 
 
 def _pack(array: NDArray[Any]) -> Array:
@@ -52,11 +65,19 @@ def _pack(array: NDArray[Any]) -> Array:
     return Array(str(array.dtype), array.shape, "numpy.ndarray", data)
 
 
-def _unpack(array: Array) -> NDArray[Any]:
-    header = _header(np.dtype(array.dtype), tuple(array.shape))
-    if not array.data.startswith(header):  # another sender may write its headers differently
-        return np.asarray(array.numpy())
-    return np.frombuffer(array.data, array.dtype, offset=len(header)).reshape(array.shape).copy()
+def _unpack(array: Array, unpacker: Unpacker) -> NDArray[Any]:
+    dtype, shape = np.dtype(array.dtype), tuple(array.shape)
+    if dtype.kind not in PLAIN or array.stype != "numpy.ndarray":
+        raise DataError(f"an array of {array.dtype}, {array.stype}")
+    header, size = _header(dtype, shape), math.prod(shape) * dtype.itemsize
+    if len(array.data) == len(header) + size and array.data.startswith(header):
+        unpacker.spend(size)
+        return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape).copy()
+    # another sender may write its headers differently
+    values = unpacker.array(BytesIO(array.data), len(array.data))
+    if values.dtype != dtype or values.shape != shape:
+        raise DataError("an array of another type or shape than it declares")
+    return values
 
 
 @lru_cache(maxsize=1024)
@@ -77,8 +98,16 @@ def order(arrays: ArrayRecord | None, settings: Mapping[str, Any], *, round: int
 
 def settings_of(message: Message) -> dict[str, Any]:
     """The settings an order carries."""
-    told: dict[str, Any] = json.loads(str(message.content.config_records[CONFIG][SETTINGS]))
-    return told
+    return parsed_settings(str(message.content.config_records[CONFIG][SETTINGS]))
+
+
+def parsed_settings(text: str) -> dict[str, Any]:
+    """The settings that a text spells, which takes no more memory than settings do."""
+    try:
+        settings: dict[str, Any] = Unpacker(MOST_SETTINGS).json(text.encode())
+    except ValueError as error:
+        raise FederationError(f"an order whose settings cannot be read: {error}") from error
+    return settings
 
 
 def round_of(message: Message) -> int:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from isthmus.errors import ProtocolError
 from isthmus.tables.ids import IntArray
+from isthmus.tables.unpacking import Unpacker
 
 VERSION = 1
 LARGEST = 1 << 30
@@ -32,6 +33,10 @@ MOST_DOCUMENTS, MOST_WORDS = 1 << 24, 1 << 14
 """The most documents of a catalogue and the most words, decoys included, of a question."""
 MOST_VALUES = 1 << 27
 """The most values of an answer."""
+MOST_UNPACKED = 1 << 31
+"""Bytes that a message may unpack to: the most values of an answer, with the place of each."""
+A_NAME = 100
+"""Bytes of a document's name in memory, beside its characters."""
 
 _FRAME = struct.Struct("<4sBBI")
 _MAGIC, _CHECK = b"ISTH", 8
@@ -70,7 +75,7 @@ class Message:
             raise ProtocolError("not a message, or one that was cut")
         if len(data) > LARGEST + _FRAME.size + _CHECK:
             raise ProtocolError("the message is too large")
-        framed, check = bytes(data[:-_CHECK]), bytes(data[-_CHECK:])
+        framed, check = memoryview(data)[:-_CHECK], bytes(data[-_CHECK:])
         magic, version, kind, size = _FRAME.unpack_from(framed)
         if magic != _MAGIC or size != len(framed) - _FRAME.size:
             raise ProtocolError("not a message, or one that was cut or added to")
@@ -150,10 +155,11 @@ class Catalogue(Message):
         terms = _read_terms(body)
         count = body.number("<I", MOST_DOCUMENTS)
         sizes, lengths = body.array("<u2", count), body.array("<u4", count)
+        body.unpacker.spend(A_NAME * count)
         ends = np.cumsum(sizes, dtype=np.int64)
         text = body.take(int(ends[-1]) if count else 0)
         spans = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
-        names = tuple(text[start:end].decode() for start, end in spans)
+        names = tuple(str(text[start:end], "utf-8") for start, end in spans)
         if len(set(names)) != count:
             raise ProtocolError("a catalogue that lists a document twice")
         return cls(terms, names, lengths.astype(np.int64))
@@ -256,10 +262,12 @@ class Answer(Message):
 
     @classmethod
     def _read(cls, body: _Cursor) -> Self:
-        question = body.take(16)
+        question = bytes(body.take(16))
         real = bool(body.number("<B", 2))
         shape = body.number("<H", MOST_WORDS), body.number("<B", 256), body.number("<I", MOST_DOCUMENTS)
         size = shape[0] * shape[1] * shape[2]
+        if size > MOST_VALUES:
+            raise ProtocolError("an answer of more values than are answered at once")
         if not real:
             return cls(question, shape, *unpack(body, size))
         values = body.array("<f8", size)
@@ -297,27 +305,37 @@ def unpack(body: _Cursor, size: int) -> tuple[IntArray, NDArray[np.int32]]:
     """Places and values of what was packed out of so many integers."""
     dense = bool(body.number("<B", 2))
     count, far_count, wide_count = (body.number("<I", size + 1) for _ in range(3))
-    gaps = body.array("<u1", 0 if dense else count).astype(np.int64)
-    found = body.array("<i1", count).astype(np.int32)
+    gaps, found = body.array("<u1", 0 if dense else count), body.array("<i1", count)
     far, wide = gaps == 255, found == -128
     fits = int(far.sum()) == far_count and int(wide.sum()) == wide_count and not (dense and count != size)
     if not fits:
         raise ProtocolError("packed values that do not fit their message")
-    gaps[far] = body.array("<u4", far_count)
-    found[wide] = body.array("<i4", wide_count)
-    places = np.flatnonzero(found) if dense else np.cumsum(gaps + 1) - 1
+    filled = int(np.count_nonzero(found)) if dense else count
+    body.unpacker.spend(filled * (np.dtype(np.int64).itemsize + np.dtype(np.int32).itemsize))
+    if dense:
+        places = np.flatnonzero(found)
+        found, wide = found[places], wide[places]
+    else:
+        places = gaps.astype(np.int64)
+        places[far] = body.array("<u4", far_count)
+        places += 1
+        np.cumsum(places, out=places)
+        places -= 1
+    values = found.astype(np.int32)
+    values[wide] = body.array("<i4", wide_count)
     if len(places) and places[-1] >= size:
         raise ProtocolError("packed values that do not fit their message")
-    return places, found[places] if dense else found
+    return places, values
 
 
 class _Cursor:
-    """Reads a body from its beginning to its end, and no further."""
+    """Reads a body from its beginning to its end, and no further; arrays count against one budget."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: memoryview) -> None:
         self._data, self._at = data, 0
+        self.unpacker = Unpacker(MOST_UNPACKED)
 
-    def take(self, size: int) -> bytes:
+    def take(self, size: int) -> memoryview:
         if size < 0 or size > len(self._data) - self._at:
             raise ProtocolError("a message whose body is too short")
         self._at += size
@@ -330,10 +348,12 @@ class _Cursor:
         return int(value)
 
     def array(self, form: str, count: int) -> NDArray[Any]:
-        return np.frombuffer(self.take(count * np.dtype(form).itemsize), dtype=form).copy()
+        size = count * np.dtype(form).itemsize
+        self.unpacker.spend(size)
+        return np.frombuffer(self.take(size), dtype=form).copy()
 
     def text(self) -> str:
-        return self.take(self.number("<B", 256)).decode()
+        return str(self.take(self.number("<B", 256)), "utf-8")
 
     def end(self) -> None:
         if self._at != len(self._data):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from isthmus.errors import ConfigError, IsthmusError, Refused, SiloUnavailable
+from isthmus.errors import ConfigError, DataError, IsthmusError, Refused, SiloUnavailable
 from isthmus.service import wire
 from isthmus.service.breaker import Breaker
 from isthmus.service.certificates import client_context, server_name
@@ -31,10 +31,13 @@ from isthmus.service.metrics import Metrics
 from isthmus.service.settings import BrokerSettings, secret
 from isthmus.service.statistics import Exchange
 from isthmus.service.training import training_of
+from isthmus.tables.unpacking import Unpacker
 
 JSON = "application/json"
 LAG = 0.25
 """Seconds by which a deadline may be noticed late; more, and it was this process that had no time."""
+MOST_UNPACKED = 64 << 20
+"""Bytes that the JSON of a silo's answer may take in memory."""
 VIEW_SECONDS, FRESH_SECONDS = 2.0, 2.0
 """How long a view waits for the silos, and how long what they said is shown again."""
 
@@ -86,8 +89,9 @@ def understood(reply: Reply, model: type[M]) -> M:
     if reply.kind != JSON:
         raise BrokenReply("its answer is not JSON")
     try:
+        Unpacker(MOST_UNPACKED).weigh_json(reply.body)
         return model.model_validate_json(reply.body)
-    except ValidationError:
+    except (DataError, ValidationError):
         raise BrokenReply("its answer is not of the documented form") from None
 
 

@@ -9,6 +9,7 @@ with Client("http://127.0.0.1:8100") as broker:
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -19,8 +20,11 @@ from pydantic import BaseModel, ValidationError
 from isthmus.errors import Refused, ServiceError, SiloUnavailable
 from isthmus.service import wire
 from isthmus.service.certificates import private, trusting
+from isthmus.service.lines import Reply
 
 KEY_VARIABLE, AUTHORITY_VARIABLE = "ISTHMUS_API_KEY", "ISTHMUS_AUTHORITY"
+MOST_BYTES = 8 << 20
+"""Of an answer."""
 DEFAULT_URL = "http://127.0.0.1:8100"
 
 M = TypeVar("M", bound=BaseModel)
@@ -47,11 +51,12 @@ class Client:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         trusted = authority or os.environ.get(AUTHORITY_VARIABLE)
         verify = trusting(trusted) if url.startswith("https:") else True
-        self.url = url.rstrip("/")
+        self.url, self._seconds = url.rstrip("/"), timeout
         self.key_expires: str | None = None
         """When the API key ends, once an answer has said that it does soon."""
         try:
             self._http = httpx.Client(base_url=self.url, headers=headers, verify=verify, timeout=timeout)
+            self._http.headers["accept-encoding"] = "identity"  # nothing that unpacks to more than it is
         except (httpx.InvalidURL, UnicodeEncodeError):
             raise ServiceError(f"{url!r} is not an address, or the API key is not one") from None
 
@@ -94,7 +99,7 @@ class Client:
 
     def metrics(self) -> str:
         """What the broker counts, as Prometheus reads it."""
-        return self._ask("GET", "/metrics").text
+        return self._ask("GET", "/metrics").body.decode(errors="replace")
 
     def close(self) -> None:
         """Close the connections."""
@@ -108,33 +113,47 @@ class Client:
     ) -> None:
         self.close()
 
-    def _ask(self, method: str, path: str, told: dict[str, Any] | None = None) -> httpx.Response:
+    def _ask(self, method: str, path: str, told: dict[str, Any] | None = None) -> Reply:
         try:
-            reply = self._http.request(method, path, json=told)
+            with self._http.stream(method, path, json=told) as response:
+                self.key_expires = response.headers.get(wire.KEY_EXPIRES)
+                reply = Reply(response.status_code, "", self._body(response))
         except httpx.TimeoutException:
             raise SiloUnavailable(f"the broker at {self.url} does not answer in time") from None
         except httpx.TransportError as error:
             raise SiloUnavailable(f"no broker at {self.url}: {error} ({_cure(error)})") from error
-        self.key_expires = reply.headers.get(wire.KEY_EXPIRES)
-        if reply.is_success:
+        if 200 <= reply.status < 300:
             return reply
         raise self._failure(reply)
 
-    def _failure(self, reply: httpx.Response) -> ServiceError:
-        try:
-            problem = wire.Problem.model_validate_json(reply.content)
-        except ValidationError:
-            return ServiceError(f"{self.url} is no broker of ours: status {reply.status_code}")
-        told = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
-        if reply.status_code == 401:
-            return Refused(f"{told} (name a key's file with --key, or set {KEY_VARIABLE})")
-        if reply.status_code in (403, 429):
-            return Refused(told)
-        return SiloUnavailable(told) if reply.status_code >= 500 else ServiceError(told)
+    def _body(self, response: httpx.Response) -> bytes:
+        """What the broker sends, as it is, up to a size and a time."""
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise ServiceError(f"{self.url} answers in an encoding that it was not asked for")
+        body, until = bytearray(), time.monotonic() + self._seconds
+        for part in response.iter_raw():
+            body += part
+            if len(body) > MOST_BYTES:
+                raise ServiceError(f"{self.url} answers with more than {MOST_BYTES:,} bytes")
+            if time.monotonic() > until:
+                raise SiloUnavailable(f"the broker at {self.url} does not answer in time")
+        return bytes(body)
 
-    def _read(self, reply: httpx.Response, model: type[M]) -> M:
+    def _failure(self, reply: Reply) -> ServiceError:
         try:
-            return model.model_validate_json(reply.content)
+            problem = wire.Problem.model_validate_json(reply.body)
+        except ValidationError:
+            return ServiceError(f"{self.url} is no broker of ours: status {reply.status}")
+        told = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
+        if reply.status == 401:
+            return Refused(f"{told} (name a key's file with --key, or set {KEY_VARIABLE})")
+        if reply.status in (403, 429):
+            return Refused(told)
+        return SiloUnavailable(told) if reply.status >= 500 else ServiceError(told)
+
+    def _read(self, reply: Reply, model: type[M]) -> M:
+        try:
+            return model.model_validate_json(reply.body)
         except ValidationError:
             raise ServiceError(f"{self.url} answers in a form that this Isthmus does not know") from None
 

@@ -30,6 +30,8 @@ from isthmus.tables.bundles import Bundle
 from isthmus.tables.ids import FloatArray
 
 MOST_BYTES = 1 << 20
+LARGEST = 1e12
+"""The largest number of a model: margins of such are still numbers."""
 LOOK = ("centre", "scale", "weights")
 LEAST_SLOPE = 0.05
 """A retriever whose own probability hardly moves with its evidence has no weight to tell."""
@@ -67,6 +69,7 @@ class SavedLearned(Bundle):
     """A learned ranker on disk or on the wire."""
 
     noun = "search model"
+    most = MOST_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +120,7 @@ class Learned:
     def from_bytes(cls, data: bytes) -> Self:
         """What came over the wire; anything else is a ProtocolError."""
         try:
-            return cls._of(SavedLearned.read(io.BytesIO(data), most=MOST_BYTES), "the message")
+            return cls._of(SavedLearned.read(io.BytesIO(data)), "the message")
         except DataError as error:
             raise ProtocolError("not a ranker of a known form") from error
 
@@ -128,13 +131,13 @@ class Learned:
             if header["columns"] != [list(FIRST), list(SECOND)]:
                 raise DataError("was learned from other columns", file=file, cure="learn again")
             looks = [
-                Look(start=float(start), **_columns(arrays, name, len(columns)))
+                Look(start=_real(start), **_columns(arrays, name, len(columns)))
                 for name, columns, start in zip(
                     ("first", "second"), (FIRST, SECOND), header["starts"], strict=True
                 )
             ]
-            lines = {str(name): Line(*map(float, line)) for name, line in header["alone"].items()}
-            shown = Line(*map(float, header["shown"]))
+            lines = {str(name): Line(*map(_real, line)) for name, line in header["alone"].items()}
+            shown = Line(*map(_real, header["shown"]))
             return cls(str(header["space"]), looks[0], looks[1], shown, lines, dict(header["about"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError("is not a whole search model", file=file, text=str(error)) from error
@@ -202,7 +205,15 @@ def _columns(arrays: Mapping[str, Any], name: str, size: int) -> dict[str, Float
     held = {part: np.asarray(arrays[f"{name}.{part}"], dtype=np.float64) for part in LOOK}
     if not all(values.shape == (size,) and np.isfinite(values).all() for values in held.values()):
         raise ValueError("columns of another number")
+    if max(np.abs(values).max() for values in held.values()) > LARGEST or held["scale"].min() <= 0:
+        raise ValueError("columns that no margin can be worked out from")
     return held
+
+
+def _real(number: object) -> float:
+    if not isinstance(number, (int, float)) or not abs(number) <= LARGEST:
+        raise ValueError("a number that is none")
+    return float(number)
 
 
 def _raw(found: Found, name: str, listed: Any, at: int) -> float | None:

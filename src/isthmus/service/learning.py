@@ -29,6 +29,7 @@ from isthmus.service.evidence import FIRST, GROUPS, SECOND
 from isthmus.service.learned import LOOK, Learned, Line, Look
 from isthmus.tables.bundles import Bundle
 from isthmus.tables.ids import FloatArray
+from isthmus.tables.unpacking import Declared
 
 PENALTY = 10.0
 """½·penalty·θ² holds back every weight of a standardised column."""
@@ -46,6 +47,13 @@ class Message(Bundle):
     """A question or an answer on the wire."""
 
     noun = "lesson"
+    most = MOST_BYTES
+
+    @classmethod
+    def check(cls, header: Mapping[str, Any], declared: Mapping[str, Declared]) -> None:
+        """Vectors of reals."""
+        if any(len(each.shape) != 1 or each.dtype != np.float64 for each in declared.values()):
+            raise DataError("has arrays that are no vectors of reals")
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +152,7 @@ _KINDS: Mapping[str, type[Question]] = {
 def question_of(data: bytes) -> Question:
     """What came over the wire; anything else is a ProtocolError."""
     try:
-        saved = Message.read(io.BytesIO(data), most=MOST_BYTES)
+        saved = Message.read(io.BytesIO(data))
         kind = _KINDS[saved.header["kind"]]
         if unknown := saved.header.keys() - _HEADER - {each.name for each in fields(kind)}:
             raise KeyError(*unknown)
@@ -173,7 +181,7 @@ def answer_bytes(answer: FloatArray) -> bytes:
 def answer_of(data: bytes) -> FloatArray:
     """An answer from the wire; one that is no vector of numbers is a ProtocolError."""
     try:
-        told = Message.read(io.BytesIO(data), most=MOST_BYTES).arrays["sums"].astype(np.float64)
+        told = Message.read(io.BytesIO(data)).arrays["sums"].astype(np.float64, copy=False)
     except (DataError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError("not an answer of a known form") from error
     if told.ndim != 1 or np.isnan(told).any():

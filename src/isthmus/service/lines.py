@@ -19,6 +19,9 @@ from isthmus.errors import ConfigError, SiloUnavailable
 
 IDLE = 32
 """Connections kept open while nothing is asked."""
+MOST_HEADERS = 64 << 10
+"""Bytes of an answer beside its body: status, headers, trailers, and what frames its chunks. A body has as
+many again as it has bytes, so that chunks may be small, but not one byte each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +127,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Reply] | None = None
         self._parser: Any = None
-        self._parts: list[bytes] = []
-        self._size, self._kind = 0, ""
+        self._body = bytearray()
+        self._received, self._kind = 0, ""
         self.heard = False
         """Whether anything came back for the latest request."""
 
@@ -137,7 +140,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise SiloUnavailable("the connection was closed")
         self._parser = httptools.HttpResponseParser(self)
-        self._parts, self._size, self._kind, self.heard = [], 0, "", False
+        self._body, self._received, self._kind, self.heard = bytearray(), 0, "", False
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._answer
@@ -155,10 +158,13 @@ class _Connection(asyncio.Protocol):
             self.close()  # it speaks without being asked
             return
         self.heard = True
+        self._received += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._fail(BrokenReply("its answer is not HTTP"))
+        if self._received - len(self._body) > MOST_HEADERS + len(self._body):
+            self._fail(BrokenReply(f"its answer has more than {MOST_HEADERS:,} bytes of headers"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -173,11 +179,10 @@ class _Connection(asyncio.Protocol):
             self._kind = value.decode("latin-1").partition(";")[0].strip().lower()
 
     def on_body(self, body: bytes) -> None:
-        self._size += len(body)
-        if self._size > self._most:
+        if len(self._body) + len(body) > self._most:
             self._fail(BrokenReply(f"its answer has more than {self._most:,} bytes"))
         else:
-            self._parts.append(body)
+            self._body += body
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -185,7 +190,7 @@ class _Connection(asyncio.Protocol):
             return
         if not self._parser.should_keep_alive():
             self.close()
-        self._answer.set_result(Reply(status, self._kind, b"".join(self._parts)))
+        self._answer.set_result(Reply(status, self._kind, bytes(self._body)))
 
     def _fail(self, error: Exception) -> None:
         if self._answer is not None and not self._answer.done():

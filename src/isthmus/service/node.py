@@ -343,7 +343,7 @@ class Node:
         """The queries that somebody judged a hit of, for all silos to learn from; none while they are few."""
         with self._learning:
             judged, folds = self._judged.refresh(), self._judged.folds(peer)
-        queries = sorted(judged.grades) if folds else []
+        queries = sorted(judged.grades)[: wire.MOST_JUDGED] if folds else []
         self.note("query text", peer, len(queries), "judged queries, to learn together")
         return wire.Judged(queries=queries, folds=folds)
 

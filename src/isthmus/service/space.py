@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -31,6 +31,7 @@ from isthmus.service.figures import hashing_of
 from isthmus.service.segments import Counted, Segment
 from isthmus.tables.bundles import Bundle
 from isthmus.tables.ids import FloatArray, IntArray
+from isthmus.tables.unpacking import Declared
 from isthmus.text import ENGLISH
 
 DIMENSIONS = 256
@@ -38,7 +39,8 @@ LEAST_DOCUMENTS = 2
 """Documents of a silo that a word must have before it leaves."""
 FITTED_ON = 20_000
 """Documents that a silo's directions come from at most."""
-MOST_BYTES = 1 << 30
+MOST_WORDS = 1 << 18
+MOST_BYTES = MOST_WORDS * (16 + 4 * DIMENSIONS) + (1 << 16)
 
 Names = NDArray[np.uint64]
 
@@ -48,6 +50,19 @@ class SavedSpace(Bundle):
     """Directions on disk or on the wire."""
 
     noun = "space"
+    most = MOST_BYTES
+
+    @classmethod
+    def check(cls, header: Mapping[str, Any], declared: Mapping[str, Declared]) -> None:
+        """A row of at most `DIMENSIONS` reals for each of at most `MOST_WORDS` words."""
+        words, rarity, components = (declared[name] for name in ("words", "rarity", "components"))
+        rows, *width = components.shape
+        if len(declared) != 3 or not words.shape == rarity.shape == (rows,) or len(width) != 1:
+            raise DataError("has words, rarities and directions that do not belong together")
+        if rows > MOST_WORDS or width[0] > DIMENSIONS:
+            raise DataError(f"has more than {MOST_WORDS:,} words or {DIMENSIONS} directions")
+        if words.dtype != np.uint64 or rarity.dtype != np.float64 or components.dtype.kind != "f":
+            raise DataError("has words, rarities or directions of another type")
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,22 +119,22 @@ class Space:
     def from_bytes(cls, data: bytes) -> Self:
         """What came over the wire; anything else is a ProtocolError."""
         try:
-            return cls._of(SavedSpace.read(io.BytesIO(data), most=MOST_BYTES))
+            return cls._of(SavedSpace.read(io.BytesIO(data)))
         except DataError as error:
             raise ProtocolError("not directions of a known form") from error
 
     @classmethod
     def _of(cls, saved: SavedSpace) -> Self:
         try:
-            words = saved.arrays["words"].astype(np.uint64)
-            rarity = saved.arrays["rarity"].astype(np.float64)
-            components = saved.arrays["components"].astype(np.float32)
+            words = saved.arrays["words"].astype(np.uint64, copy=False)
+            rarity = saved.arrays["rarity"].astype(np.float64, copy=False)
+            components = saved.arrays["components"].astype(np.float32, copy=False)
             told = cls(words, rarity, components, str(saved.header["hashing"]))
         except (KeyError, ValueError, TypeError) as error:
             raise DataError("is not a whole space", text=str(error)) from error
         whole = rarity.shape == words.shape == components.shape[:1] and components.ndim == 2
         sound = whole and bool(np.isfinite(components).all() and np.isfinite(rarity).all())
-        if not sound or (np.diff(words.astype(object)) <= 0).any():
+        if not sound or (words[1:] <= words[:-1]).any():
             raise DataError("is not a whole space")
         return told
 

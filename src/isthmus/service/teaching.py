@@ -26,7 +26,7 @@ from isthmus.service.statistics import Talks
 from isthmus.service.wire import BUNDLE_TYPE, Judged
 from isthmus.tables.ids import FloatArray
 
-MOST_BYTES = 512 << 20
+MOST_BYTES = 192 << 20
 PATIENCE = 300.0
 """Seconds that silos have for one answer: directions and rows take their time."""
 

@@ -33,8 +33,13 @@ BUNDLE_TYPE = "application/vnd.isthmus.lesson"
 LONGEST_QUERY = 2_000
 MOST_HITS = 100
 LONGEST_ID = 1_000
+MOST_JUDGED, MOST_ROWS = 100_000, 10_000
+"""Queries that a silo may name to learn from, and rows of any table in an answer."""
 LONGEST_TOKEN = 6_000
 
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Text = Annotated[str, Field(max_length=2_000)]
+"""A text of somebody else's: short enough to show."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 DocumentId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -83,7 +88,7 @@ class Evidence(Told):
     not return has no raw score.
     """
 
-    retriever: str
+    retriever: Name
     raw: float | None
     probability: Probability | None
     weight: float | None
@@ -97,9 +102,9 @@ class Hit(Told):
     silo: Name
     probability: Probability | None
     score: float
-    title: str = ""
-    snippet: str | None = None
-    explanation: list[Evidence] | None = None
+    title: Text = ""
+    snippet: Text | None = None
+    explanation: Annotated[list[Evidence], Field(fail_fast=True, max_length=100)] | None = None
     token: HitToken = ""
     """What feedback on it must bring; only its silo can read it."""
 
@@ -108,10 +113,10 @@ class NodeAnswer(Told):
     """What one silo found, best first."""
 
     silo: Name
-    hits: list[Hit]
-    documents: int
+    hits: Annotated[list[Hit], Field(fail_fast=True, max_length=MOST_HITS)]
+    documents: Count
     """How many it searched."""
-    statistics: str
+    statistics: Text
     """The version of the shared statistics it scored with; empty for its own."""
     took_ms: float
 
@@ -161,7 +166,7 @@ class Judged(Told):
     None, and 0 folds, while a silo has too few to take part.
     """
 
-    queries: list[str]
+    queries: Annotated[list[QueryText], Field(fail_fast=True, max_length=MOST_JUDGED)]
     folds: Annotated[int, Field(ge=0, le=8)] = 0
 
 
@@ -226,29 +231,29 @@ class Ready(Told):
     """Whether searches can be answered, and if not, why."""
 
     ready: bool
-    detail: str = ""
-    documents: int = 0
-    indexed: int = 0
-    statistics: str = ""
+    detail: Text = ""
+    documents: Count = 0
+    indexed: Count = 0
+    statistics: Text = ""
 
 
 class Departure(Told):
     """One kind of thing that left a silo: how often, to whom, at what ε or with the words for none."""
 
-    kind: str
-    peer: str
-    guarantee: str
-    mechanism: str = ""
-    unit: str = ""
-    times: int
-    items: int
-    last: str
+    kind: Text
+    peer: Text
+    guarantee: Text
+    mechanism: Text = ""
+    unit: Text = ""
+    times: Count
+    items: Count
+    last: Text
 
 
 class PeerBudget(Told):
     """What a peer may do, and what is left of its budget for the dearest document."""
 
-    peer: str
+    peer: Text
     search: bool
     snippets: bool
     counts: bool
@@ -263,14 +268,14 @@ class Release(Told):
     """
 
     silo: Name
-    documents: int
-    budget: str = ""
+    documents: Count
+    budget: Text = ""
     most_spent: float = 0.0
     least_left: float | None = None
-    meaning: str = ""
-    departures: list[Departure] = []
-    peers: list[PeerBudget] = []
-    last_training: str | None = None
+    meaning: Text = ""
+    departures: Annotated[list[Departure], Field(fail_fast=True, max_length=MOST_ROWS)] = []
+    peers: Annotated[list[PeerBudget], Field(fail_fast=True, max_length=MOST_ROWS)] = []
+    last_training: Text | None = None
 
 
 class SiloView(Told):
@@ -314,7 +319,7 @@ class Bin(Told):
     high: Probability
     predicted: Probability
     observed: Probability
-    count: int
+    count: Count
 
 
 class Threshold(Told):
@@ -323,28 +328,28 @@ class Threshold(Told):
     threshold: Probability
     precision: Probability
     recall: Probability
-    kept: int
+    kept: Count
 
 
 class Reliability(Told):
     """The reliability of one retriever's probabilities, or of those shown (retriever "shown")."""
 
     silo: Name
-    retriever: str
+    retriever: Name
     source: Literal["validation", "feedback"]
-    count: int
-    relevant: int
+    count: Count
+    relevant: Count
     ece: float
     floor: float | None = None
     """The error that a perfect model would show at this size."""
-    bins: list[Bin]
-    thresholds: list[Threshold] = []
+    bins: Annotated[list[Bin], Field(fail_fast=True, max_length=MOST_ROWS)]
+    thresholds: Annotated[list[Threshold], Field(fail_fast=True, max_length=MOST_ROWS)] = []
 
 
 class Calibration(Told):
     """All that is known of how honest the probabilities are."""
 
-    curves: list[Reliability]
+    curves: Annotated[list[Reliability], Field(fail_fast=True, max_length=MOST_ROWS)]
 
 
 class Round(Told):

@@ -61,10 +61,17 @@ class Unpacker:
             raise DataError("is cut")
         return content
 
-    def json(self, data: bytes) -> Any:
-        """A JSON text. An empty list is two characters and sixty bytes: values count, not characters."""
+    def weigh_json(self, data: bytes) -> None:
+        """Count a JSON text that another parser reads.
+
+        An empty list is two characters and sixty bytes: values count, not characters.
+        """
         values = sum(data.count(mark) for mark in (b",", b":", b"[", b"{"))
         self.spend(2 * len(data) + A_VALUE * values)
+
+    def json(self, data: bytes) -> Any:
+        """What a JSON text says."""
+        self.weigh_json(data)
         try:
             return json.loads(data)
         except RecursionError:
