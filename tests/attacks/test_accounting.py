@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from isthmus.errors import BudgetExhausted
+from isthmus.errors import BudgetExhausted, DataError, PrivacyError
 from isthmus.private.cost import Cost, Covered
 from isthmus.private.counts import fetch_catalogue, fetch_published, in_memory
 from isthmus.private.ledger import Budget, Ledger, fingerprint, schema
 from isthmus.private.store import SiloFolder
 from isthmus.service.figures import TEXT, family_of
+from isthmus.service.node import Node
 from isthmus.service.settings import NodeSettings
 from isthmus.service.stores import Draft
 from isthmus.tables import Documents
@@ -182,3 +185,150 @@ def test_copies_count_once_in_statistics_and_cost_once(settings: NodeSettings) -
             opened.statistics(PEER)
     with node(settings) as opened:
         assert opened.ledger.spent("new0") == opened.ledger.spent("copy0") == 2
+
+
+# ---------------------------------------------------------------- a ledger that forgets
+
+
+def lose(folder: Path, ledger: str, *, also: tuple[str, ...] = ()) -> None:
+    for name in (ledger, f"{ledger}-wal", f"{ledger}-shm", *also):
+        (folder / name).unlink(missing_ok=True)
+
+
+def backup(path: Path, target: Path) -> None:
+    """As SQLite's own command does it."""
+    with sqlite3.connect(path) as source, sqlite3.connect(target) as copy:
+        source.backup(copy)
+
+
+@pytest.mark.parametrize("also", [(), ("ledger.db.tally",)], ids=["ledger", "and tally"])
+def test_a_node_with_releases_and_no_ledger_refuses_to_start(settings: NodeSettings, also) -> None:
+    with node(settings, *texts()) as opened:
+        opened.statistics(PEER)
+    lose(settings.folder, "ledger.db", also=also)
+    with pytest.raises(DataError, match=r"ledger\.db: the ledger is lost: .* \(put its newest copy back"):
+        Node(settings)
+    assert not (settings.folder / "ledger.db").exists()
+
+
+@pytest.mark.parametrize("also", [(), ("ledger.db.tally",)], ids=["tally", "tally lost"])
+def test_an_older_ledger_is_noticed(settings: NodeSettings, tmp_path: Path, also, soak_count) -> None:
+    """The attack: put the ledger of before the first release back, have noise drawn anew, do it again."""
+    with node(settings, *texts()):
+        pass
+    backup(settings.folder / "ledger.db", tmp_path / "copy.db")
+    with node(settings) as opened:
+        opened.statistics(PEER)
+    for _ in range(soak_count(2, 40)):
+        lose(settings.folder, "ledger.db", also=also)
+        shutil.copy(tmp_path / "copy.db", settings.folder / "ledger.db")
+        with pytest.raises(DataError, match=r"isthmus ledger lost"):
+            Node(settings)
+
+
+def test_the_newest_copy_is_accepted(settings: NodeSettings, tmp_path: Path) -> None:
+    with node(settings, *texts()) as opened:
+        opened.statistics(PEER)
+    backup(settings.folder / "ledger.db", tmp_path / "copy.db")
+    lose(settings.folder, "ledger.db")
+    shutil.copy(tmp_path / "copy.db", settings.folder / "ledger.db")
+    with node(settings) as opened:
+        assert opened.ledger.spent("d1") == 1
+
+
+def test_a_release_notices_a_ledger_that_was_restored_with_its_tally(
+    settings: NodeSettings, tmp_path: Path
+) -> None:
+    with node(settings, *texts()):
+        pass
+    backup(settings.folder / "ledger.db", tmp_path / "copy.db")
+    shutil.copy(settings.folder / "ledger.db.tally", tmp_path / "copy.db.tally")
+    with node(settings) as opened:
+        opened.statistics(PEER)
+    lose(settings.folder, "ledger.db")
+    for name in ("db", "db.tally"):
+        shutil.copy(tmp_path / f"copy.{name}", settings.folder / f"ledger.{name}")
+    with pytest.raises(DataError, match=r"an older ledger: .*released\.statistics was written at"):
+        Node(settings)
+
+
+def test_sketches_notice_it_too(tmp_path: Path) -> None:
+    folder = SiloFolder.at(tmp_path / "south", create=True)
+    folder.build(documents(first=OTHERS[0]), ("body",), budget=Budget(4.0))
+    backup(folder.path / "silo.ledger", tmp_path / "copy")
+    shutil.copy(folder.path / "silo.ledger.tally", tmp_path / "copy.tally")
+    folder.build(documents(first=OTHERS[0], second=OTHERS[1]), ("body",))
+    lose(folder.path, "silo.ledger")
+    with pytest.raises(DataError, match="the ledger is lost"):
+        folder.build(documents(first=OTHERS[0]), ("body",), budget=Budget(4.0))
+    shutil.copy(tmp_path / "copy", folder.path / "silo.ledger")
+    with pytest.raises(DataError, match="an older ledger"):
+        folder.ledger()
+    shutil.copy(tmp_path / "copy.tally", folder.path / "silo.ledger.tally")
+    with pytest.raises(DataError, match=r"an older ledger: .*body\.sketch was written at"):
+        folder.ledger()
+
+
+def test_the_ledger_of_another_silo_is_refused(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        with Ledger(tmp_path / name, Budget(4.0)) as ledger:
+            ledger.record("scores", "north")
+    lose(tmp_path, "one")
+    (tmp_path / "two").rename(tmp_path / "one")
+    with pytest.raises(DataError, match="another ledger"):
+        Ledger(tmp_path / "one")
+
+
+@pytest.mark.parametrize("copy", [True, False], ids=["old copy", "nothing"])
+def test_after_a_loss_that_is_declared_every_document_has_spent_as_much_more(
+    settings: NodeSettings, tmp_path: Path, copy: bool
+) -> None:
+    with node(settings, *texts()):
+        pass
+    backup(settings.folder / "ledger.db", tmp_path / "copy.db")
+    with node(settings) as opened:
+        opened.statistics(PEER)
+    lose(settings.folder, "ledger.db", also=() if copy else ("released.statistics",))
+    if copy:
+        shutil.copy(tmp_path / "copy.db", settings.folder / "ledger.db")
+    Ledger.after_loss(settings.folder / "ledger.db", spent=7.5, budget=Budget()).close()
+    with node(settings, Draft("late", "", "came after it")) as opened:
+        assert opened.ledger.left("late") == opened.ledger.left("d1") == 1.5
+        opened.statistics(PEER)
+        assert opened.ledger.spent("d1") == 8.5
+        assert "went with a lost ledger" in opened.release().budget
+        (settings.folder / "released.statistics").unlink()
+    with node(settings) as opened, pytest.raises(BudgetExhausted):
+        opened.statistics(PEER)
+    Ledger.after_loss(settings.folder / "ledger.db", spent=None, budget=Budget()).close()
+    with node(settings) as opened:
+        assert opened.ledger.left("anything") == 0
+        opened.ledger.audit()
+
+
+def test_a_ledger_of_an_older_isthmus_gets_a_tally(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger", Budget(4.0)) as ledger:
+        ledger.record("scores", "north")
+    with sqlite3.connect(tmp_path / "ledger") as db:
+        db.execute("DELETE FROM setting WHERE name = 'ledger'")
+    (tmp_path / "ledger.tally").unlink()
+    with Ledger(tmp_path / "ledger") as ledger:
+        assert ledger.number == 1
+    assert b" 00000000000000000001\n" in (tmp_path / "ledger.tally").read_bytes()
+
+
+def test_a_tally_is_never_behind_what_left(tmp_path: Path) -> None:
+    """Whatever is charged or recorded is in the tally when the call returns, from any process."""
+    path = tmp_path / "ledger"
+    with Ledger(path, Budget(4.0)) as first, Ledger(path) as second:
+        for number in range(6):
+            (first, second)[number % 2].record("scores", "north")
+            assert int((tmp_path / "ledger.tally").read_bytes().split()[-1]) == first.number == number + 1
+        covered = first.versions(["a"], [fingerprint("a")])
+        second.charge(shared(1.0, "x"), covered, "north")
+        before = (tmp_path / "ledger.tally").read_bytes()
+        first.charge(shared(1.0, "x"), covered, "north")  # which is paid
+        assert (tmp_path / "ledger.tally").read_bytes() == before
+        (tmp_path / "ledger.tally").unlink()
+        with pytest.raises(PrivacyError, match="nothing may leave"):
+            first.record("scores", "north")

@@ -21,6 +21,7 @@ PARTS = ("charges", "departures", "documents")
 BLOCK = 1000
 
 _SHOW = "isthmus ledger show silo.ledger --top 10"
+_LOST = "isthmus ledger lost north/index --spent 2"
 _EXPORT = "isthmus ledger export silo.ledger --part departures -o left.csv"
 
 
@@ -55,13 +56,44 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--part", choices=PARTS, default=PARTS[0], help="which part (%(default)s)")
     export.add_argument("-o", "--out", metavar="FILE", help="where to (default: stdout)")
     add_json(export, "a list of objects with the names of the CSV's columns")
+    _lost_arguments(verbs.add_parser("lost", help="go on after a ledger was lost, or an old copy put back"))
+
+
+def _lost_arguments(lost: argparse.ArgumentParser) -> None:
+    lost.description = (
+        "Go on after a loss: with the old copy that was put back, or with a new ledger where there is none."
+        " Every document, known or to come, then counts as having spent --spent more than the ledger says."
+        " Stop the node first."
+    )
+    lost.epilog = f"example:\n  {_LOST}"
+    lost.formatter_class = argparse.RawDescriptionHelpFormatter
+    lost.add_argument("ledger", metavar="LEDGER", help="the silo's ledger file, or its folder")
+    lost.add_argument(
+        "--spent", type=float, metavar="EPSILON", help="ε that may be missing in it (all of the budget)"
+    )
+    lost.add_argument("--budget", type=float, default=9.0, help="ε of a new ledger (%(default)s)")
+    add_json(lost, "{ledger, budget, forgotten}")
 
 
 def _run(asked: argparse.Namespace) -> None:
     from isthmus.private.ledger import Ledger
 
-    with Ledger(_file(asked.ledger)) as ledger:
+    if asked.verb == "lost":
+        _go_on(asked)
+        return
+    with Ledger(_file(asked.ledger), checked=False) as ledger:  # any copy may be looked at
         {"show": _show, "export": _export}[asked.verb](ledger, asked)
+
+
+def _go_on(asked: argparse.Namespace) -> None:
+    from isthmus.private.ledger import Budget, Ledger
+
+    path = _file(asked.ledger)
+    with Ledger.after_loss(path, spent=asked.spent, budget=Budget(asked.budget)) as ledger:
+        budget = ledger.budget
+    if asked.json:
+        print_json({"ledger": str(path), "budget": budget.epsilon, "forgotten": budget.forgotten})
+    say(f"{path} goes on: each document's budget is {budget}")
 
 
 def _file(path: str) -> Path:
@@ -70,8 +102,10 @@ def _file(path: str) -> Path:
         return Path(path)
     from isthmus.private.store import LEDGER
 
-    served = Path(path) / "ledger.db"
-    return served if served.exists() else Path(path) / LEDGER
+    served = any(
+        (Path(path) / name).exists() for name in ("ledger.db", "ledger.db.tally", "released.statistics")
+    )
+    return Path(path) / ("ledger.db" if served else LEDGER)
 
 
 def _show(ledger: Ledger, asked: argparse.Namespace) -> None:

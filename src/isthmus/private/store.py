@@ -3,7 +3,7 @@
     *.key, cards/   see `keyring`
     FIELD.sketch    the exact sketches of one field, with the documents' versions and public lengths
     FIELD.words     the words of the silo's own documents, which tell it what to make of others' counts
-    silo.ledger     what was released and what it cost
+    silo.ledger     what was released and what it cost; beside it silo.ledger.tally, how far it has come
 
 A released file begins with a mark of the group key; then come messages, each behind its length: for every
 field a catalogue, then the noisy sketches in batches.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -28,7 +29,7 @@ from isthmus.private.cost import ChargeAll, Covered
 from isthmus.private.counts import Desk, Owner, Release, assemble
 from isthmus.private.keyring import Keyring
 from isthmus.private.keys import GroupKey
-from isthmus.private.ledger import Budget, Ledger, fingerprint
+from isthmus.private.ledger import Budget, Ledger, fingerprint, lost
 from isthmus.private.mechanisms import OneShot
 from isthmus.private.messages import LARGEST, Catalogue, Enquiry, Published, kind_of
 from isthmus.private.noise import NONCE
@@ -89,8 +90,19 @@ class SiloFolder:
         return Keyring(self.path)
 
     def ledger(self, budget: Budget | None = None) -> Ledger:
-        """The silo's ledger; a new one needs a budget."""
-        return Ledger(self.path / LEDGER, budget)
+        """The silo's ledger; a new one needs a budget, one that is lost or older than a sketch is refused."""
+        path = self.path / LEDGER
+        sketches = [file for name in FIELDS if (file := self.path / f"{name}.sketch").exists()]
+        if sketches and not path.exists():
+            raise lost(path, sketches[0])
+        ledger = Ledger(path, budget)
+        try:
+            for file in sketches:
+                ledger.expect(_number_of(file), file)
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
 
     def build(
         self,
@@ -114,7 +126,7 @@ class SiloFolder:
         with self.ledger(None if known else budget or Budget()) as ledger:
             pairs = zip(documents.titles, documents.bodies, strict=True)
             covered = ledger.versions(documents.ids, [fingerprint(*pair) for pair in pairs])
-            rows = np.flatnonzero(~ledger.copies(covered))
+            rows, number = np.flatnonzero(~ledger.copies(covered)), ledger.number
         documents, covered = documents.take(rows), covered.take(rows.tolist())
         built = []
         for name in fields:
@@ -125,6 +137,7 @@ class SiloFolder:
                 "width": family.width,
                 "group": key.mark.hex(),
                 "tokeniser": tokeniser.name,
+                "ledger": number,
             }
             built.append(self._sketch(header, tokens, covered, family))
             self._keep_words(name, tokens)
@@ -209,6 +222,15 @@ class BookedDesk(Desk):
         """A catalogue is about to leave."""
         note = "names and lengths of documents"
         self.ledger.record("catalogue", peer, items=len(self.owners[0]), note=note)
+
+
+def _number_of(file: Path) -> int:
+    """How far the ledger had come when a sketch was built; older sketches do not say."""
+    try:
+        with zipfile.ZipFile(file) as packed:
+            return int(json.loads(packed.read("header.json")).get("ledger", 0))
+    except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise DataError("is not a saved sketch", file=file, cure="isthmus sketch build makes it") from error
 
 
 def _write(bundle: Bundle, path: Path) -> None:

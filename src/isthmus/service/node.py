@@ -22,7 +22,7 @@ from types import TracebackType
 import numpy as np
 
 from isthmus.errors import ConfigError, DataError, IsthmusError, ProtocolError
-from isthmus.private.ledger import Budget, Ledger
+from isthmus.private.ledger import Budget, Ledger, lost
 from isthmus.private.store import SiloFolder
 from isthmus.report.progress import Progress
 from isthmus.service import wire
@@ -33,7 +33,7 @@ from isthmus.service.judged import FOLDS, JudgedQueries
 from isthmus.service.learned import Learned
 from isthmus.service.learning import Prepare, Show, answer_bytes, question_of
 from isthmus.service.pupil import GuardedPupil, Lesson, own_directions
-from isthmus.service.releases import Releases
+from isthmus.service.releases import Releases, released_file
 from isthmus.service.reliability import save_curves, validation_curves
 from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
@@ -499,15 +499,22 @@ def open_ledger(settings: NodeSettings) -> Ledger:
         raise ConfigError(
             f"two ledgers would let a document spend twice: {usual} and {path}",
             key="training.private",
-            expected=f"what was spent in one of them: move {usual} there",
+            expected=f"what was spent in one of them: move {usual} and {usual}.tally there",
         )
     if not path.exists():
+        if released_file(settings).exists():
+            raise lost(path, released_file(settings))
         path.parent.mkdir(parents=True, exist_ok=True)
-        return Ledger(path, budget)
-    ledger = Ledger(path)
+        return _opened(settings, budget)
+    ledger = _opened(settings)
     if ledger.budget != budget:
         ledger.set_budget(budget)
     return ledger
+
+
+def _opened(settings: NodeSettings, budget: Budget | None = None) -> Ledger:
+    private = None if settings.training is None else settings.training.private
+    return Ledger(settings.ledger, budget) if private is None else SiloFolder(private).ledger(budget)
 
 
 def _moment(at: float) -> str:

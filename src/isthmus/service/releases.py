@@ -38,12 +38,15 @@ class Releases:
     def __init__(self, settings: NodeSettings, ledger: Ledger, index: Index, family: HashFamily) -> None:
         self.silo, self.settings = settings.silo, settings.statistics
         self.ledger, self.index, self.family = ledger, index, family
-        self._file: Path = settings.folder / "released.statistics"
+        self._file = released_file(settings)
         self._lock = threading.Lock()
         self._told: set[tuple[str, str]] = set()
         self._charged: set[tuple[str, str]] = set()
         self._kept: Figures | None = None
         self._packed: tuple[object, bytes] | None = None
+        last = self._last()
+        if last is not None:
+            ledger.expect(int(last.about.get("ledger", 0)), self._file)
 
     def to(self, peer: str) -> bytes:
         """The figures in the form that the silo allows; Refused or BudgetExhausted if it does not."""
@@ -120,6 +123,7 @@ class Releases:
         exact = replace(counted, documents=len(snapshot), lengths=snapshot.lengths)
         drawn = replace(exact.noised(self.family, self.settings.epsilon), about=about)
         self._charge(drawn, peer)
+        drawn = replace(drawn, about={**about, "ledger": self.ledger.number})
         with replacing(self._file) as stream:
             stream.write(drawn.to_bytes())
         self._kept = drawn
@@ -142,6 +146,11 @@ class Releases:
             charges = costs(figures.tables, figures.epsilon or 0.0, draw)
             self.ledger.charge_all([(cost, covered, peer) for cost in charges], kind="sums")
             self._charged.add((peer, draw))
+
+
+def released_file(settings: NodeSettings) -> Path:
+    """Where the last release is."""
+    return settings.folder / "released.statistics"
 
 
 def _draw_of(figures: Figures) -> str:

@@ -4,5 +4,6 @@ from isthmus.private.ledger.book import Ledger, fingerprint
 from isthmus.private.ledger.budget import Budget
 from isthmus.private.ledger.reading import Account
 from isthmus.private.ledger.schema import KINDS, NO_GUARANTEE
+from isthmus.private.ledger.tally import lost
 
-__all__ = ["KINDS", "NO_GUARANTEE", "Account", "Budget", "Ledger", "fingerprint"]
+__all__ = ["KINDS", "NO_GUARANTEE", "Account", "Budget", "Ledger", "fingerprint", "lost"]

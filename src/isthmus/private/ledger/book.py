@@ -15,10 +15,13 @@ A process that dies between charge and answer has charged too much, never too li
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from isthmus.errors import ConfigError, DataError, PrivacyError
 from isthmus.private.composition import Loss
 from isthmus.private.cost import Cost, Covered
-from isthmus.private.ledger import charging, lineage, reading
+from isthmus.private.ledger import charging, lineage, reading, tally
 from isthmus.private.ledger.budget import Budget
 from isthmus.private.ledger.reading import Account
 from isthmus.private.ledger.schema import KINDS, Store
@@ -61,6 +64,9 @@ class Ledger:
 
     A new file needs a budget. An existing one keeps the budget it has: naming another one is an error, so
     that no process widens it by accident; `set_budget` changes it on purpose.
+
+    One that is lost, or older than its tally says, is a DataError (see `tally`). `checked=False` opens any
+    copy all the same, to be looked at.
     """
 
     def __init__(
@@ -68,15 +74,20 @@ class Ledger:
         path: str | PathLike[str],
         budget: Budget | None = None,
         *,
+        checked: bool = True,
         patience: float = 60.0,
         clock: Callable[[], float] = time.time,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
+        if checked and not os.path.exists(path) and tally.TallyFile(path).path.exists():
+            raise tally.lost(path, tally.TallyFile(path).path)
         self._store = Store(path, create=budget is not None, patience=patience)
         self._clock, self._entropy = clock, entropy
-        self._parsed: tuple[str, Budget] | None = None
+        self._parsed: tuple[tuple[str, float], Budget] | None = None
         self._paid: dict[tuple[Cost, str], Covered] = {}
         try:
+            if checked:
+                self._store.recognise(entropy(NONCE).hex())
             self._begin(budget)
         except BaseException:
             self.close()
@@ -105,15 +116,61 @@ class Ledger:
             return self._budget(db)
 
     def _budget(self, db: sqlite3.Connection) -> Budget:
-        (text,) = db.execute("SELECT value FROM setting WHERE name = 'budget'").fetchone()
-        if self._parsed is None or self._parsed[0] != text:
-            self._parsed = text, Budget.from_json(text)
+        found = dict(db.execute("SELECT name, value FROM setting WHERE name IN ('budget', 'forgotten')"))
+        told = found["budget"], float(found.get("forgotten", 0.0))
+        if self._parsed is None or self._parsed[0] != told:
+            self._parsed = told, replace(Budget.from_json(told[0]), forgotten=told[1])
         return self._parsed[1]
 
     def set_budget(self, budget: Budget) -> None:
         """Change the budget of every document, from now on and for all processes."""
         with self._store.writing() as db:
             db.execute("UPDATE setting SET value = ? WHERE name = 'budget'", (budget.to_json(),))
+
+    @property
+    def number(self) -> int:
+        """How far the ledger has come: something that carries it was written when all that was charged."""
+        with self._store.reading() as db:
+            return self._store.number(db)
+
+    def expect(self, number: int, by: str | PathLike[str]) -> None:
+        """A DataError if the ledger has not come as far as a file says that was written after it."""
+        tally.check(self.number, self._store.path, expected=number, by=by)
+
+    @classmethod
+    def after_loss(cls, path: str | PathLike[str], *, spent: float | None, budget: Budget) -> Ledger:
+        """Go on after a loss: with an older copy, or with a new file where there is none.
+
+        Every document, whether it is known or comes later, counts as having spent so much more, all of its
+        budget if nothing is said. The numbers go on above every number that was ever reached.
+        """
+        recorded = None
+        with suppress(DataError):
+            recorded = tally.TallyFile(path).read()
+        with cls(path, None if os.path.exists(path) else budget, checked=False) as ledger:
+            ledger._forget(spent, max(int(1000 * ledger._clock()), recorded.number if recorded else 0))
+        return cls(path)
+
+    def _forget(self, spent: float | None, above: int) -> None:
+        """Milliseconds since 1970 lie above every number that was reached by counting."""
+        with self._store.writing() as db:
+            budget = self._budget(db)
+            more = budget.epsilon if spent is None else spent
+            if not 0 <= more < math.inf:
+                raise ConfigError(
+                    f"ε = {more} cannot have been spent", key="spent", expected="a number from 0"
+                )
+            rows = {
+                "forgotten": budget.forgotten + more,
+                "beginning": above,
+                "ledger": self._entropy(NONCE).hex(),
+            }
+            db.executemany("INSERT OR REPLACE INTO setting VALUES (?, ?)", rows.items())
+            note = f"a ledger was lost: every document counts as having spent ε = {more:g} more"
+            self._record(db, "incident", "this silo", note=note)
+            reached = self._store.tally(db)
+            if reached is not None:
+                self._store.tally_file.write(reached)
 
     def versions(self, documents: Sequence[str], contents: Sequence[bytes]) -> Covered:
         """The documents with the version each of them is at; a fingerprint that is new makes a new version.
@@ -230,11 +287,19 @@ class Ledger:
         if epsilon is not None and not (epsilon > 0 and unit):
             raise PrivacyError("an ε above 0 is stated for something: name the unit")
         with self._store.writing() as db:
+            self._record(db, kind, peer, epsilon=epsilon, unit=unit, items=items, note=note)
+
+    def _record(self, db: sqlite3.Connection, kind: str, peer: str, **more: Any) -> int:
+        values = {"epsilon": None, "unit": "", "items": 1, "note": "", **more}
+        values |= {"at": self._clock(), "kind": kind, "peer": charging.peer_of(db, peer, create=True)}
+        return int(
             db.execute(
                 """INSERT INTO departure (at, kind, peer, items, charged, epsilon, unit, note)
-                VALUES (?, ?, ?, ?, 0, ?, ?, ?)""",
-                (self._clock(), kind, charging.peer_of(db, peer, create=True), items, epsilon, unit, note),
-            )
+                VALUES (:at, :kind, :peer, :items, 0, :epsilon, :unit, :note)""",
+                values,
+            ).lastrowid
+            or 0
+        )
 
     def spent(self, document: str, *, peer: str | None = None, field: str | None = None) -> float:
         """What a document has spent over all its versions, on everybody or on one peer."""

@@ -25,6 +25,8 @@ class Budget:
     rule: Rule = "basic"
     per_peer: float | None = None
     peers: Mapping[str, float] = field(default_factory=dict)
+    forgotten: float = field(default=0.0, compare=False)
+    """What every document counts as having spent besides, because a ledger was lost: the ledger's to set."""
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -51,20 +53,26 @@ class Budget:
     @property
     def ceiling(self) -> Loss:
         """The largest sums a document may reach."""
-        return ceiling(self.epsilon, delta=self.delta, rule=self.rule)
+        return self._ceiling(self.epsilon)
+
+    def _ceiling(self, epsilon: float) -> Loss:
+        whole, gone = ceiling(epsilon, delta=self.delta, rule=self.rule), Loss.of(self.forgotten)
+        return Loss(whole.epsilon - gone.epsilon, whole.square - gone.square, whole.rho - gone.rho)
 
     def limit(self, peer: str) -> Loss:
         """The largest sums a document may reach towards one peer."""
         epsilon = self.peers.get(peer, self.per_peer)
-        return self.ceiling if epsilon is None else ceiling(epsilon, delta=self.delta, rule=self.rule)
+        return self.ceiling if epsilon is None else self._ceiling(epsilon)
 
     def composed(self, loss: Loss) -> float:
-        """One ε for a loss, by this budget's rule."""
-        return loss.at(delta=self.delta, rule=self.rule)
+        """One ε for a loss and what was forgotten, by this budget's rule."""
+        return (loss + Loss.of(self.forgotten)).at(delta=self.delta, rule=self.rule)
 
     def to_json(self) -> str:
         """The form the ledger keeps, ∞ included, which is Python's JSON and nobody else's."""
-        return json.dumps(asdict(self) | {"peers": dict(self.peers)})
+        kept = asdict(self) | {"peers": dict(self.peers)}
+        del kept["forgotten"]
+        return json.dumps(kept)
 
     @classmethod
     def from_json(cls, text: str) -> Budget:
@@ -77,4 +85,5 @@ class Budget:
             told += f" at δ = {self.delta:g} ({self.rule})"
         if self.per_peer is not None:
             told += f", {self.per_peer:g} for any one peer"
-        return told + "".join(f", {limit:g} for {peer}" for peer, limit in sorted(self.peers.items()))
+        told += "".join(f", {limit:g} for {peer}" for peer, limit in sorted(self.peers.items()))
+        return told + (f", of which {self.forgotten:g} went with a lost ledger" if self.forgotten else "")

@@ -103,7 +103,7 @@ def losses(
 
 def spent(losses: Iterable[Loss], budget: Budget) -> float:
     """The field that spent most."""
-    return max((budget.composed(loss) for loss in losses), default=0.0)
+    return max((budget.composed(loss) for loss in losses), default=budget.composed(Loss()))
 
 
 def left(losses: Iterable[Loss], ceiling: Loss) -> float:
@@ -194,6 +194,7 @@ def summary(db: sqlite3.Connection, budget: Budget) -> dict[str, Any]:
             "rule": budget.rule,
             "per_peer": budget.per_peer,
             "peers": dict(budget.peers),
+            "forgotten": budget.forgotten,
         },
         **counted,
         "most_spent": spent(totals, budget),

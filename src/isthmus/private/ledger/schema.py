@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from os import PathLike
 
 from isthmus.errors import DataError, PrivacyError
+from isthmus.private.ledger.tally import CURE, Tally, TallyFile, check
 
 APPLICATION = 0x49535448  # "ISTH", in the file's header
 
@@ -120,6 +121,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 """The steps that lead from one version of the schema to the next; the file counts those it has seen."""
 
+NUMBER = """
+    SELECT coalesce((SELECT value FROM setting WHERE name = 'beginning'), 0)
+        + coalesce((SELECT max(id) FROM version), 0) + coalesce((SELECT max(id) FROM departure), 0)
+"""
+
 WORKBENCH = """
     CREATE TEMP TABLE batch (
         row INTEGER PRIMARY KEY, document TEXT NOT NULL, name TEXT,
@@ -138,6 +144,7 @@ class Store:
 
     def __init__(self, path: str | PathLike[str], *, create: bool, patience: float = 60.0) -> None:
         self.path = os.fspath(path)
+        self.tally_file = TallyFile(path)
         self._patience = patience
         self._turn = threading.RLock()
         self._process = os.getpid()
@@ -229,9 +236,59 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, alone, and on disk when the block ends without an error."""
+        """All or nothing, alone, and on disk with its tally when the block ends without an error."""
+        with self._turn:
+            with self._transaction("BEGIN IMMEDIATE", "COMMIT") as db:
+                yield db
+                reached = self.tally(db)
+            if reached is not None:
+                try:
+                    self.tally_file.advance(reached)
+                except OSError as error:
+                    told = f"{self.tally_file.path}: cannot be written ({error.strerror}); nothing may leave"
+                    raise PrivacyError(told) from error
+
+    def tally(self, db: sqlite3.Connection) -> Tally | None:
+        """How far the ledger has come; nothing if it has no name yet. Entries are never taken out."""
+        row = db.execute("SELECT value FROM setting WHERE name = 'ledger'").fetchone()
+        return None if row is None else Tally(row[0], self.number(db))
+
+    def number(self, db: sqlite3.Connection) -> int:
+        """Entries that count: versions, and what left; and where it began after a loss."""
+        return int(db.execute(NUMBER).fetchone()[0])
+
+    def recognise(self, name: str) -> None:
+        """See that this is the ledger whose tally is beside it and that it is not an older one; or DataError.
+
+        One that has no name, because it is new or of an older Isthmus, gets the name.
+        """
+        recorded = self.tally_file.read()  # first: a ledger that others write to is never behind it
+        with self.reading() as db:
+            reached = self.tally(db)
+        if reached is None:
+            reached = recorded = self._named(name)
+        if recorded is None:
+            raise DataError(f"has no tally: {self.tally_file.path} is not there", file=self.path, cure=CURE)
+        if recorded.ledger != reached.ledger:
+            raise DataError(
+                f"is another ledger than that of {self.tally_file.path}", file=self.path, cure=CURE
+            )
+        check(reached.number, self.path, expected=recorded.number, by=self.tally_file.path)
+        self.tally_file.advance(reached)
+
+    def _named(self, name: str) -> Tally:
         with self._transaction("BEGIN IMMEDIATE", "COMMIT") as db:
-            yield db
+            reached = self.tally(db)
+            if reached is not None:
+                return reached
+            recorded = self.tally_file.read()
+            reached = Tally(name if recorded is None else recorded.ledger, self.number(db))
+            if recorded is None:
+                self.tally_file.write(reached)  # first: a ledger with a name and no tally has lost it
+            else:
+                check(reached.number, self.path, expected=recorded.number, by=self.tally_file.path)
+            db.execute("INSERT INTO setting VALUES ('ledger', ?)", (reached.ledger,))
+            return reached
 
     @contextmanager
     def _transaction(self, begin: str, end: str) -> Iterator[sqlite3.Connection]:
