@@ -41,7 +41,7 @@ def texts(count: int = 100) -> list[Draft]:
 def node(settings: NodeSettings, *drafts: Draft) -> Iterator[Node]:
     """The node, with these documents written and everything indexed."""
     with Node(settings).offline() as opened:
-        opened.store.put(drafts, source="test")
+        opened.store.put(drafts, source="operator")
         while opened.index.update():
             pass
         yield opened
