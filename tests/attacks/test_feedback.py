@@ -34,7 +34,7 @@ def a_node(folder):
         silo="north",
         folder=folder / "north",
         sources=(Source("beir", path),),
-        peers={"anonymous": Policy(search=True, feedback=True)},
+        peers={"anonymous": Policy(search=True, snippets=True, feedback=True)},
         encoder=Encoder("none"),
     )
     loop = Loop()

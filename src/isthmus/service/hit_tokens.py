@@ -53,6 +53,7 @@ class HitTokens:
 
     def __init__(self, silo: str, key: bytes, *, clock: Callable[[], float] = time.time) -> None:
         self._silo, self._cipher, self._clock = silo.encode(), AESSIV(key), clock
+        self._names = hmac.new(key, b"names of hits", hashlib.sha256).digest()
 
     def seal(self, document: str, *, query: str, peer: str) -> str:
         """A token for this hit; the same within a minute."""
@@ -73,6 +74,11 @@ class HitTokens:
         if not 0 <= age <= LIFETIME:
             return None
         return plain[_STAMP:].rstrip(b"\0").decode("utf-8", "surrogatepass")
+
+    def name(self, document: str, *, peer: str) -> str:
+        """What a document is called towards a peer that may not read it; a file's own name would tell."""
+        named = b"\0".join((self._silo, peer.encode(), document.encode("utf-8", "surrogatepass")))
+        return hmac.new(self._names, named, hashlib.sha256).hexdigest()[:24]
 
     def _bound(self, query: str, peer: str) -> list[bytes]:
         return [self._silo, peer.encode(), query.encode("utf-8", "surrogatepass")]

@@ -48,6 +48,8 @@ from isthmus.tables.ids import frozen
 
 TICK = 5.0
 """Seconds between two looks at model files and at what left unrecorded."""
+OWN = ("documents.db*", "ledger.db*", "index", "index/*", "flower", "*.statistics", "learned*")
+"""What a node writes into its folder."""
 READABLE = 10.0
 """Seconds that a change waits to be searchable before it is answered anyway."""
 
@@ -58,11 +60,13 @@ _log = logging.getLogger("isthmus.service")
 def alone(folder: Path) -> Iterator[None]:
     """One process at a time works on a node's folder: another would remove what this one is writing.
 
-    The lock is the system's and ends with the process, however that ends.
+    The lock is the system's and ends with the process, however that ends. What the process writes meanwhile
+    is its owner's alone; so is what an older Isthmus has left there.
     """
     import fcntl
 
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    before = os.umask(0o077)
+    folder.mkdir(parents=True, exist_ok=True)
     opened = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
@@ -73,9 +77,12 @@ def alone(folder: Path) -> Iterator[None]:
                 key="folder",
                 expected="a folder of its own for each node; end that one first",
             ) from None
+        for path in (path for pattern in OWN for path in folder.glob(pattern)):
+            os.chmod(path, path.stat().st_mode & 0o700)
         yield
     finally:
         os.close(opened)
+        os.umask(before)
 
 
 class Node:

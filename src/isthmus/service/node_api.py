@@ -144,7 +144,7 @@ class NodeApi:
         began = time.perf_counter()
         seal = partial(self.node.tokens.seal, query=asked.query, peer=peer)
         token = seal if policy.feedback else None
-
+        name = str if policy.snippets else partial(self.node.tokens.name, peer=peer)
         gone: threading.Event = request.scope[GONE]
 
         def check() -> None:
@@ -153,7 +153,9 @@ class NodeApi:
                 raise Problem(504, "the deadline passed before the search was done")
 
         def work() -> wire.NodeAnswer:
-            return self.node.searcher.search(asked, snippets=policy.snippets, token=token, check=check)
+            return self.node.searcher.search(
+                asked, snippets=policy.snippets, token=token, name=name, check=check
+            )
 
         answer = await self._in_turn(work)
         self._seconds.observe(time.perf_counter() - began)

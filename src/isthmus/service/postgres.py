@@ -5,18 +5,59 @@ Several nodes may share a server, each with a database of its own.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
 from isthmus.encoders import Vectors
-from isthmus.errors import MissingExtra, ServiceError
+from isthmus.errors import ConfigError, MissingExtra, ServiceError
+from isthmus.service.settings import is_loopback
 from isthmus.service.stores import Store, _check_level
 
 SCHEMA_LOCK = 0x49534E44
+CLEAR = ("disable", "allow", "prefer")
+"""Values of sslmode with which whoever is on the way may read, or have it in the clear."""
+
+
+def secured(url: str, key: str) -> str:
+    """The address with TLS and a verified name, unless it is on this machine or says how it wants TLS.
+
+    As libpq does, what the address leaves open is looked up in the environment.
+    """
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    try:
+        parts = conninfo_to_dict(url)
+    except ProgrammingError:  # whose message may have the password in it
+        raise ConfigError(f"{key} is not an address of PostgreSQL", key=key) from None
+    mode = parts.get("sslmode") or os.environ.get("PGSSLMODE")
+    if all(map(_is_here, _hosts(parts))):
+        return url
+    if mode in CLEAR:
+        raise ConfigError(
+            f"{key} with sslmode={mode} would send documents and the password in the clear",
+            key=key,
+            expected="sslmode=verify-full, with sslrootcert=FILE or sslrootcert=system",
+        )
+    return url if mode else make_conninfo(url, sslmode="verify-full")
+
+
+def _hosts(parts: Mapping[str, Any]) -> list[str]:
+    """Where libpq would connect to; an entry of a service file is unknown, and so elsewhere."""
+    for name, variable in (("hostaddr", "PGHOSTADDR"), ("host", "PGHOST")):
+        text = parts.get(name) or ("" if parts.get("service") else os.environ.get(variable))
+        if text:
+            return str(text).split(",")
+    return ["service"] if parts.get("service") or os.environ.get("PGSERVICE") else [""]
+
+
+def _is_here(host: str) -> bool:
+    return not host or host.startswith(("/", "@")) or is_loopback(host)  # the former are sockets
 
 
 class PostgresStore(Store):
@@ -62,7 +103,7 @@ class PostgresStore(Store):
             import psycopg
         except ImportError as error:
             raise MissingExtra("postgres", "the PostgreSQL store") from error
-        self._psycopg, self._url = psycopg, url
+        self._psycopg, self._url = psycopg, secured(url, "store.url")
         self._own = threading.local()
         self._lock, self._all = threading.Lock(), list[Any]()
         with self._transaction() as db:

@@ -243,10 +243,12 @@ class Searcher:
         *,
         snippets: bool,
         token: Callable[[str], str] | None = None,
+        name: Callable[[str], str] = str,
         check: Callable[[], None] = lambda: None,
     ) -> NodeAnswer:
         """The best hits; titles and snippets only where they may be seen, a token where it may be judged.
 
+        `name` is what a document is called towards the asker.
         `check` is called before each stage, and raises when nobody waits for the answer any more.
         """
         check()
@@ -263,7 +265,7 @@ class Searcher:
         cut = partial(snippet, pattern=_pattern(asked.query, found.words))
         hits = [
             Hit(
-                document=found.documents[at],
+                document=name(found.documents[at]),
                 silo=self.silo,
                 probability=None if scored.probabilities is None else float(scored.probabilities[at]),
                 score=float(scored.scores[at]),

@@ -468,7 +468,11 @@ def _moved(value: Any, root: Path) -> Any:
 
 def _is_here(url: str) -> bool:
     """Whether an address is of this machine's loopback."""
-    host = urlsplit(url).hostname or ""
+    return is_loopback(urlsplit(url).hostname or "")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, by name or number, is this machine as only it can reach it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -258,6 +258,9 @@ def _postgres_rows(url: str, query: str) -> Iterator[tuple[Any, ...]]:
         import psycopg
     except ImportError as error:
         raise MissingExtra("postgres", "a source in PostgreSQL") from error
+    from isthmus.service.postgres import secured
+
+    url = secured(url, "sources.url")
     try:
         with psycopg.connect(url, connect_timeout=10) as db:
             db.read_only = True
