@@ -158,11 +158,12 @@ def test_documents_that_freeze_a_reader_are_one_line_each_and_the_rest_goes_on(t
         ("x.pdf", pdf_sharing(4, shown([b"tide"])), Reading(pages=3), "3 pages: it has 4 (split it"),
         ("x.pdf", pdf_sharing(50, shown([b"tide"] * 20)), Reading(characters=1_000), "1,000 characters of"),
         ("x.txt", b"tide " * 300, Reading(characters=1_000), "1,000 characters of text"),
-        ("x.txt", "\N{DUCK}".encode() + b"tide " * 8_000_000, Reading(memory_mb=256), "256 MB of memory"),
+        ("x.txt", "\N{DUCK}".encode() + b"tide " * 8_000_000, Reading(memory_mb=256, characters=50_000_000), "256 MB of memory"),
+        ("x.txt", "\ufdfa".encode() * 100, Reading(characters=1_000), "1,000 characters of text"),
         ("x.html", b"&#" + b"9" * 5_000, Reading(), None),
         ("x.txt", b"x" * ((50 << 20) + 1), Reading(), "larger than 50 MB"),
     ],
-    ids=["pages", "text of pages", "text", "memory", "digits", "size"],
+    ids=["pages", "text of pages", "text", "memory", "ligatures", "digits", "size"],
 )  # fmt: skip
 def test_a_file_beyond_a_limit_is_one_line_that_names_it(name, data, limits, told, tmp_path):
     (tmp_path / name).write_bytes(data)
