@@ -70,6 +70,7 @@ def growth(work, make, size):
     return seconds(make(4 * size)) / max(seconds(make(size)), 1e-3)
 
 
+WIDE = "\N{DUCK}".encode() + b"tide " * 8_000_000  # one such letter, and each takes four bytes
 LINEAR = 9.0
 """Four times the input takes four times as long; squares would make it sixteen, cubes sixty-four."""
 
@@ -158,7 +159,7 @@ def test_documents_that_freeze_a_reader_are_one_line_each_and_the_rest_goes_on(t
         ("x.pdf", pdf_sharing(4, shown([b"tide"])), Reading(pages=3), "3 pages: it has 4 (split it"),
         ("x.pdf", pdf_sharing(50, shown([b"tide"] * 20)), Reading(characters=1_000), "1,000 characters of"),
         ("x.txt", b"tide " * 300, Reading(characters=1_000), "1,000 characters of text"),
-        ("x.txt", "\N{DUCK}".encode() + b"tide " * 8_000_000, Reading(memory_mb=256, characters=50_000_000), "256 MB of memory"),
+        ("x.txt", WIDE, Reading(memory_mb=256, characters=50_000_000), "256 MB of memory"),
         ("x.txt", "\ufdfa".encode() * 100, Reading(characters=1_000), "1,000 characters of text"),
         ("x.html", b"&#" + b"9" * 5_000, Reading(), None),
         ("x.txt", b"x" * ((50 << 20) + 1), Reading(), "larger than 50 MB"),
