@@ -13,6 +13,7 @@ import pytest
 
 from isthmus.errors import PrivacyError, Refused
 from isthmus.service.evidence import FIRST, SECOND
+from isthmus.service.judged import fold_of
 from isthmus.service.learned import Learned, Line, Look
 from isthmus.service.learning import Kept, Message, Moments, Show, Slopes, Think, answer_of
 from isthmus.service.node import Node
@@ -148,6 +149,20 @@ def test_curves_before_and_after_a_judgement(tmp_path):
         assert min(bin["count"] for curve in before for bin in curve["bins"]) >= 10
 
 
+def test_curves_before_and_after_judgements_of_ones_own(tmp_path):
+    """A person who judged enough hits to have new curves subtracts them, and has what another said."""
+    with a_silo(tmp_path) as node:
+        for query, said in judged().items():
+            known = {name: said[name] for name in node.store.get(list(said))}
+            told = (Judgement(query, name, right, OTHER, 1.0, 0.5) for name, right in known.items())
+            node.store.judge(*told)
+        before = curves(node)
+        node.store.judge(Judgement("tide iron", "1-0", True, OTHER, 2.0, 0.987, person="ada"))
+        for at in range(40):
+            node.store.judge(Judgement(f"my own {at}", "1-1", False, OTHER, 2.0, 0.1, person="mallory"))
+        assert curves(node) == before
+
+
 def test_curves_of_one_ranker_after_another(tmp_path):
     """Bins of two rankers that differ in one hit: what hits were right is told once."""
     with a_silo(tmp_path) as node:
@@ -209,6 +224,23 @@ def test_what_came_since_the_last_lesson(tmp_path):
         before = prepare(node, [*QUERIES, "tide iron"])
         judge(node, "tide iron", {"1-0": True, "1-1": True})
         after = prepare(node, [*QUERIES, "tide iron"])
+        recovered = None if after is None else after[1] - before[1]
+        assert not recovered
+
+
+def test_what_came_since_in_one_fold(tmp_path):
+    """As many more queries as any sum must cover, but few of them in each fold: folds differ by few."""
+    with a_silo(tmp_path) as node:
+        words = sorted({word for query in QUERIES for word in query.split()})
+        more = [f"{one} {other}" for one in words for other in words if f"{one} {other}" not in QUERIES]
+        folds = [
+            [query for query in more if fold_of(query, 2, node.family.key) == fold][:2] for fold in (0, 1)
+        ]
+        every = [*QUERIES, *folds[0], *folds[1]]
+        before = prepare(node, every)
+        for query in (*folds[0], *folds[1]):
+            judge(node, query, {"1-0": True, "1-1": True, "1-2": True})
+        after = prepare(node, every)
         recovered = None if after is None else after[1] - before[1]
         assert not recovered
 

@@ -1,11 +1,11 @@
 """The judgements that a silo answers about when it learns with others.
 
 Whoever may ask twice sees a difference, so the set of judgements is fixed and kept in a file: a silo answers
-about the whole of it, and another set takes its place only where at least `least_queries` queries differ.
-What a peer brought itself hides nothing from that peer and does not count, unless all of it came from there.
-Queries are dealt into folds by a hash under the federation's key: every silo deals alike, and nobody who asks
-can choose the folds. Four folds halve each of two, and eight each of four, so that asking for both tells no
-more.
+about the whole of it, and another set takes its place only where at least `least_queries` queries differ, in
+every fold where any do. What a peer brought itself, or a person said, hides nothing from them and does not
+count, unless there is nothing else. Queries are dealt into folds by a hash under the federation's key: every
+silo deals alike, and nobody who asks can choose the folds. Four folds halve each of two, and eight each of
+four, so that asking for both tells no more.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ FOLDS = (8, 4, 2)
 """Into how many parts queries may be dealt, the most first."""
 DAY = 86_400.0
 
+Voter = tuple[str, str]
+"""A person, behind the peer who brought what they said."""
 Grades = Mapping[str, Mapping[str, bool]]
 """By query and document: whether it was right."""
 
@@ -46,8 +48,10 @@ class JudgedSet:
     """What the file holds."""
 
     grades: dict[str, dict[str, bool]] = field(default_factory=dict)
-    peers: dict[str, list[str]] = field(default_factory=dict)
-    """By query: who brought judgements of it."""
+    voters: dict[str, list[Voter]] = field(default_factory=dict)
+    """By query: who judged hits of it."""
+    folds: int = 0
+    """The most folds of which each differs from those of the set before in enough queries, or in none."""
     hits: dict[str, list[str]] = field(default_factory=dict)
     """By query: the hits that probabilities are fitted on, chosen once."""
     measured: bool = False
@@ -62,17 +66,15 @@ class JudgedSet:
         new = cls()
         for (query, document), right in majority(every).items():
             new.grades.setdefault(query, {})[document] = right
+        voters: dict[str, set[Voter]] = {}
         for each in every:
-            new.peers[each.query] = sorted({*new.peers.get(each.query, ()), each.peer})
+            voters.setdefault(each.query, set()).add((each.peer, each.person))
+        new.voters = {query: sorted(who) for query, who in voters.items()}
         return new
-
-    def brought_by_others(self, query: str, peer: str) -> bool:
-        """Whether somebody else than this peer brought a judgement of the query."""
-        return any(name != peer for name in self.peers.get(query, ()))
 
     def crowd(self, peer: str) -> frozenset[str]:
         """The queries that hide each other from this peer."""
-        others = {query for query in self.grades if self.brought_by_others(query, peer)}
+        others = {query for query in self.grades if any(name != peer for name, _ in self.voters[query])}
         return frozenset(others or self.grades)
 
 
@@ -85,7 +87,6 @@ class JudgedQueries:
         self.rules: Learning = settings.learning
         self.curves_file = settings.folder / "feedback.curves"
         self._silo, self._store, self._key, self._clock = settings.silo, store, key, clock
-        self._learners = [name for name, policy in settings.peers.items() if policy.learning]
         self._path = settings.folder / "judged.json"
         self.current = _read(self._path)
 
@@ -94,36 +95,46 @@ class JudgedQueries:
         judgements = self._store.judgements()
         new, old = JudgedSet.of(judgements), self.current
         every = new.grades.keys() | old.grades.keys()
-        differing = {query for query in every if new.grades.get(query) != old.grades.get(query)}
-        if not self._enough(differing) or not all(
-            self._hidden(differing, new, old, peer) for peer in self._learners
-        ):
+        differing = {
+            query: {*new.voters.get(query, ()), *old.voters.get(query, ())}
+            for query in every
+            if new.grades.get(query) != old.grades.get(query)
+        }
+        new.folds = self._hiding(differing)
+        if not new.folds:
             return old
         new.sessions = old.sessions
         save_curves(curves_of(self._silo, judgements), self.curves_file)
         self._keep(new)
         return new
 
-    def _enough(self, queries: Iterable[str]) -> bool:
-        return len(set(queries)) >= self.rules.least_queries
+    def _hiding(self, differing: Mapping[str, set[Voter]]) -> int:
+        """The most folds in which a difference hides what others said from each of them; 0 for none."""
+        if len(differing) < self.rules.least_queries:
+            return 0
+        voters = {voter for who in differing.values() for voter in who}
+        for voter in voters:
+            others = sum(who != {voter} for who in differing.values())
+            if 0 < others < self.rules.least_queries:
+                return 0
+        brought = (
+            [query for query, who in differing.items() if any(name != peer for name, _ in who)]
+            for peer in {name for name, _ in voters}
+        )
+        return min(map(self._full, (differing, *filter(None, brought))))
 
-    def _hidden(self, differing: set[str], new: JudgedSet, old: JudgedSet, peer: str) -> bool:
-        """Whether what others changed is enough together, or nothing."""
-        others = {
-            query
-            for query in differing
-            if new.brought_by_others(query, peer) or old.brought_by_others(query, peer)
-        }
-        return not others or self._enough(others)
-
-    def folds(self, peer: str) -> int:
-        """The most folds of which each has enough queries; 0 where the silo takes no part."""
-        crowd = self.current.crowd(peer)
+    def _full(self, queries: Iterable[str]) -> int:
+        """The most folds of which each has enough of these queries, or none; 0 where even two have not."""
         for folds in FOLDS:
-            sizes = Counter(fold_of(query, folds, self._key) for query in crowd)
-            if len(sizes) == folds and min(sizes.values()) >= self.rules.least_queries:
+            sizes = Counter(fold_of(query, folds, self._key) for query in queries)
+            if min(sizes.values()) >= self.rules.least_queries:
                 return folds
         return 0
+
+    def folds(self, peer: str) -> int:
+        """The most folds that this peer may ask for; 0 where the silo takes no part."""
+        crowd = self.current.crowd(peer)
+        return min(self.current.folds, self._full(crowd)) if crowd else 0
 
     def deal(self, queries: Iterable[str], folds: int) -> tuple[int, ...]:
         """The fold of every query."""
@@ -163,6 +174,10 @@ def _read(path: Path) -> JudgedSet:
         if saved.pop("format") != 1:
             raise DataError("was written by a newer Isthmus", file=path, cure="update this one")
         saved["sessions"] = [(str(peer), float(at)) for peer, at in saved["sessions"]]
+        saved["voters"] = {
+            query: [(str(peer), str(person)) for peer, person in who]
+            for query, who in saved["voters"].items()
+        }
         return JudgedSet(**saved)
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, DataError):
