@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 from isthmus.errors import BudgetExhausted, DataError, PrivacyError
 from isthmus.private.cost import Cost, Covered
 from isthmus.private.counts import fetch_catalogue, fetch_published, in_memory
-from isthmus.private.ledger import Budget, Ledger, fingerprint, schema
-from isthmus.private.store import SiloFolder
+from isthmus.private.ledger import Ahead, Budget, Ledger, fingerprint, schema
+from isthmus.private.store import SiloFolder, SketchBundle
 from isthmus.service.figures import TEXT, family_of
+from isthmus.service.limits import message_header
 from isthmus.service.node import Node
-from isthmus.service.settings import NodeSettings
+from isthmus.service.node_api import node_app
+from isthmus.service.parsing import READERS
+from isthmus.service.settings import NodeSettings, Policy, Reading
 from isthmus.service.stores import Draft
 from isthmus.tables import Documents
 from isthmus.tables.ids import frozen
@@ -332,3 +341,143 @@ def test_a_tally_is_never_behind_what_left(tmp_path: Path) -> None:
         (tmp_path / "ledger.tally").unlink()
         with pytest.raises(PrivacyError, match="nothing may leave"):
             first.record("scores", "north")
+
+
+# ---------------------------------------------------------------- what leaves before it is written down
+
+
+def recorded(path: Path, kind: str) -> int:
+    """What a ledger says has left, read beside whoever has it open."""
+    with Ledger(path, checked=False) as ledger:
+        return sum(row["items"] for row in ledger.departures() if row["kind"] == kind)
+
+
+@contextmanager
+def searchable(settings: NodeSettings) -> Iterator[tuple[Node, TestClient]]:
+    allowed = replace(settings, peers={"anonymous": Policy(search=True, snippets=True)})
+    with (
+        node(allowed, *texts()) as opened,
+        TestClient(node_app(opened), base_url="http://127.0.0.1") as client,
+    ):
+        yield opened, client
+
+
+def test_hits_and_snippets_are_in_the_ledger_before_they_leave(settings: NodeSettings) -> None:
+    allowed = replace(settings, peers={"anonymous": Policy(search=True, snippets=True)})
+    path = settings.folder / "ledger.db"
+    with (
+        node(allowed, *texts()) as opened,
+        TestClient(node_app(opened), base_url="http://127.0.0.1") as client,
+    ):
+        left = 0
+        for number in range(20):
+            answer = client.post("/v1/search", json={"query": f"word{number}"}, headers=message_header())
+            left += len(answer.json()["hits"])
+            assert recorded(path, "snippets") >= left, "durable before the answer is here"
+            assert recorded(path, "scores") >= left
+        assert left > 64, "more than the first block"
+        rows = {row.kind: row.items for row in opened.release().departures}
+        assert rows == {"scores": left, "snippets": left}, "settled, it is what left"
+
+
+def test_what_cannot_be_written_down_does_not_leave(settings: NodeSettings) -> None:
+    allowed = replace(settings, peers={"anonymous": Policy(search=True, snippets=True)})
+    with (
+        node(allowed, *texts()) as opened,
+        TestClient(node_app(opened), base_url="http://127.0.0.1") as client,
+    ):
+        opened.ledger._store._patience = 0.05
+        other = sqlite3.connect(settings.folder / "ledger.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        answer = client.post("/v1/search", json={"query": "word1"}, headers=message_header())
+        assert answer.status_code == 503
+        assert "hits" not in answer.json()
+        assert str(settings.folder) not in answer.text
+        other.execute("ROLLBACK")
+        other.close()
+
+
+SHOWING = """
+import os, sys
+from isthmus.private.ledger import Ahead, Ledger
+
+ahead, log = Ahead(Ledger(sys.argv[1])), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
+for number in range(int(sys.argv[3])):
+    ahead.note("snippets", "broker", 1 + number % 13, "")
+    os.write(log, b"." * (1 + number % 13))  # these have left
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.soak
+def test_a_killed_process_has_recorded_too_much_and_never_too_little(tmp_path: Path, soak_count) -> None:
+    path, log = tmp_path / "ledger", tmp_path / "log"
+    Ledger(path, Budget(4.0)).close()
+    log.touch()
+    rng, before, left_before = np.random.default_rng(11), 0, 0
+    for _ in range(soak_count(3, 60)):
+        many = int(rng.integers(1, 900))
+        command = [sys.executable, "-c", SHOWING, str(path), str(log), str(many)]
+        showing = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert showing.stdout is not None
+        showing.stdout.readline()
+        showing.kill()
+        showing.communicate()
+        left, now = log.stat().st_size, recorded(path, "snippets")
+        assert left <= now
+        assert now - before <= 2 * (left - left_before) + 64, "at most twice what left"
+        before, left_before = now, left
+
+
+def test_blocks_grow_and_settle(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger", Budget(4.0)) as ledger:
+        ahead = Ahead(ledger)
+        for _ in range(1000):
+            ahead.note("scores", "broker", 10, "")
+        assert len(list(ledger.departures())) < 10
+        ahead.note("scores", "broker", 0, "")
+        ahead.settle(older=3600)
+        assert recorded(tmp_path / "ledger", "scores") > 10_000
+        ahead.settle()
+        assert recorded(tmp_path / "ledger", "scores") == 10_000
+        ahead.note("scores", "broker", 100_000, "")
+        ahead.settle()
+        ledger.lower({1: 10**9})
+        assert recorded(tmp_path / "ledger", "scores") == 110_000
+
+
+# ---------------------------------------------------------------- words that stand twice
+
+
+def test_one_word_of_a_markdown_file_changes_one_field(tmp_path: Path) -> None:
+    """Fields compose in parallel: a word that stood in both would be released twice at the cost of once."""
+    limits = Reading()
+    for text, title, body in (
+        ("# The secret harbour #\n\ntide tables\n", "The secret harbour", "\ntide tables\n"),
+        ("before\n## The secret harbour\nafter", "The secret harbour", "before\nafter"),
+        ("# one\n# one\n", "one", "# one\n"),
+        ("# ##\ntide", "a", "# ##\ntide"),
+        ("# alone\n", "a", "# alone\n"),
+        ("no heading", "a", "no heading"),
+    ):
+        (tmp_path / "a.md").write_text(text)
+        assert READERS[".md"](tmp_path / "a.md", limits) == (title, body)
+
+
+def test_a_heading_is_charged_where_it_is_counted(tmp_path: Path) -> None:
+    """Two files that differ in a word of the heading have the same sketch of the body."""
+    cells = []
+    for word in ("esbjerg", "aalborg"):
+        (tmp_path / "a.md").write_text(f"# The harbour of {word}\n\ntide tables for May\n")
+        title, body = READERS[".md"](tmp_path / "a.md", Reading())
+        folder = SiloFolder.at(tmp_path / "south", create=True)
+        whole = Documents(("a.md",), (title,), (body,), frozen(np.zeros(1, dtype=np.int64)))
+        folder.build(whole, width=256, budget=None if cells else Budget(9.0))
+        exact = [
+            SketchBundle.read(folder.path / f"{name}.sketch").arrays["cells"] for name in ("title", "body")
+        ]
+        cells.append([part.tolist() for part in exact])
+    (title, body), (other_title, other_body) = cells
+    assert title != other_title
+    assert body == other_body

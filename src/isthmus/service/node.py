@@ -21,8 +21,8 @@ from types import TracebackType
 
 import numpy as np
 
-from isthmus.errors import ConfigError, DataError, IsthmusError, ProtocolError
-from isthmus.private.ledger import Budget, Ledger, lost
+from isthmus.errors import ConfigError, DataError, IsthmusError, PrivacyError, ProtocolError, ServiceError
+from isthmus.private.ledger import Ahead, Budget, Ledger, lost
 from isthmus.private.store import SiloFolder
 from isthmus.report.progress import Progress
 from isthmus.service import wire
@@ -47,7 +47,9 @@ from isthmus.tables.files import replacing
 from isthmus.tables.ids import frozen
 
 TICK = 5.0
-"""Seconds between two looks at model files and at what left unrecorded."""
+"""Seconds between two looks at model files."""
+SETTLED = 3600.0
+"""Seconds after which the ledger says how much of what was written ahead has left."""
 OWN = ("documents.db*", "ledger.db*", "index", "index/*", "flower", "*.statistics", "learned*")
 """What a node writes into its folder."""
 READABLE = 10.0
@@ -110,8 +112,7 @@ class Node:
         self._again = threading.Event()
         self._reading = threading.Lock()
         self._indexed = threading.Condition()
-        self._left: dict[tuple[str, str, str], int] = {}
-        self._left_lock = threading.Lock()
+        self._ahead = Ahead(self.ledger)
         self._sketched: int | None = None
         self._releases = Releases(settings, self.ledger, self.index, self.family)
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
@@ -128,7 +129,7 @@ class Node:
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=60)
-        self._record_departures()
+        self._ahead.settle()
         self.store.close()
         self.ledger.close()
 
@@ -166,7 +167,7 @@ class Node:
                 self._catch_up()
                 self._sketch()
                 self._load_new_models()
-                self._record_departures()
+                self._ahead.settle(older=SETTLED)
                 self.problem = ""
             except Exception as error:  # whatever it is, the node goes on with the index it has
                 self.problem = type(error).__name__
@@ -268,16 +269,11 @@ class Node:
     # what leaves
 
     def note(self, kind: str, peer: str, items: int = 1, note: str = "") -> None:
-        """Something without a guarantee left; it is in the ledger within seconds."""
-        with self._left_lock:
-            key = (kind, peer, note)
-            self._left[key] = self._left.get(key, 0) + items
-
-    def _record_departures(self) -> None:
-        with self._left_lock:
-            left, self._left = self._left, {}
-        for (kind, peer, note), items in left.items():
-            self.ledger.record(kind, peer, items=items, note=note)
+        """Something without a guarantee is about to leave: in the ledger when this returns, or it may not."""
+        try:
+            self._ahead.note(kind, peer, items, note)
+        except (PrivacyError, DataError) as error:
+            raise ServiceError(f"nothing may leave: {error}") from error
 
     def statistics(self, peer: str) -> bytes:
         """The silo's figures in the form it allows, charged before they leave."""
@@ -443,7 +439,7 @@ class Node:
 
     def release(self) -> wire.Release:
         """What left the silo, and what may still leave."""
-        self._record_departures()
+        self._ahead.settle()
         told = self.ledger.summary()
         stamps = self._models.values()
         trained = max(stamps) / 1e9 if stamps else None

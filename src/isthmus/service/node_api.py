@@ -153,16 +153,17 @@ class NodeApi:
                 raise Problem(504, "the deadline passed before the search was done")
 
         def work() -> wire.NodeAnswer:
-            return self.node.searcher.search(
+            answer = self.node.searcher.search(
                 asked, snippets=policy.snippets, token=token, name=name, check=check
             )
+            self.node.note("scores", peer, len(answer.hits), "scores and explanations of hits")
+            if policy.snippets:
+                self.node.note("snippets", peer, len(answer.hits))
+            return answer
 
         answer = await self._in_turn(work)
         self._seconds.observe(time.perf_counter() - began)
         self._hits.add(len(answer.hits), peer=peer)
-        self.node.note("scores", peer, len(answer.hits), "scores and explanations of hits")
-        if policy.snippets:
-            self.node.note("snippets", peer, len(answer.hits))
         return _json(answer)
 
     async def feedback(self, request: Request, said: wire.Verdict) -> Response:

@@ -89,9 +89,14 @@ _HEADING = re.compile(r"^#{1,6}[ \t]++([^\n]++)", re.MULTILINE)
 
 
 def _markdown(path: Path, limits: Reading) -> tuple[str, str]:
+    """The first heading is the title and not body as well: a word is counted, and paid for, in one field."""
     text = _text(path)
     heading = _HEADING.search(text)
-    return (heading.group(1).rstrip().rstrip("#").rstrip() if heading else "") or path.stem, text
+    if heading is None:
+        return path.stem, text
+    title = heading.group(1).rstrip().rstrip("#").rstrip()
+    rest = text[: heading.start()] + text[heading.end() :].removeprefix("\n")
+    return (title, rest) if title and rest.strip() else (path.stem, text)
 
 
 # A tag's name, and the rest up to `>`, which may stand inside a quoted value.

@@ -19,7 +19,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
@@ -278,16 +278,16 @@ class Ledger:
         unit: str = "",
         items: int = 1,
         note: str = "",
-    ) -> None:
+    ) -> int:
         """Write down that something left that is charged to no document: no ε means no DP guarantee.
 
-        `unit` says what an ε is stated for, `items` how many things left.
+        `unit` says what an ε is stated for, `items` how many things left. The entry's number is returned.
         """
         _check_kind(kind)
         if epsilon is not None and not (epsilon > 0 and unit):
             raise PrivacyError("an ε above 0 is stated for something: name the unit")
         with self._store.writing() as db:
-            self._record(db, kind, peer, epsilon=epsilon, unit=unit, items=items, note=note)
+            return self._record(db, kind, peer, epsilon=epsilon, unit=unit, items=items, note=note)
 
     def _record(self, db: sqlite3.Connection, kind: str, peer: str, **more: Any) -> int:
         values = {"epsilon": None, "unit": "", "items": 1, "note": "", **more}
@@ -300,6 +300,15 @@ class Ledger:
             ).lastrowid
             or 0
         )
+
+    def lower(self, items: Mapping[int, int]) -> None:
+        """Fewer things left than entries say that were written ahead; by number, and never more."""
+        rows = [{"number": number, "items": count} for number, count in items.items()]
+        if rows:
+            with self._store.writing() as db:
+                db.executemany(
+                    "UPDATE departure SET items = :items WHERE id = :number AND items > :items", rows
+                )
 
     def spent(self, document: str, *, peer: str | None = None, field: str | None = None) -> float:
         """What a document has spent over all its versions, on everybody or on one peer."""
