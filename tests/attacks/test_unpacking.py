@@ -18,9 +18,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.proto.message_pb2 import Message as MessageBytes
 
 from isthmus.errors import DataError, IsthmusError, ProtocolError, ServiceError
+from isthmus.federation import engines, remote
 from isthmus.federation import messages as flower
 from isthmus.private import messages as private
 from isthmus.rankers.files import Saved
@@ -243,6 +245,27 @@ def test_settings_of_an_order_are_bounded():
     content = RecordDict({"config": ConfigRecord({"settings": nested(1 << 20), "server-round": 1})})
     with memory(), pytest.raises(IsthmusError):
         flower.settings_of(SimpleNamespace(content=content))
+
+
+def hostile_messages():
+    """Flower messages of a few megabytes that are very many objects once parsed."""
+    engines.give_identity()
+    for value in ([0] * (9 * MEGABYTE), [str(number) for number in range(200_000)]):
+        content = RecordDict({"config": ConfigRecord({"v": value})})
+        yield remote.encode(Message(content, dst_node_id=1, message_type="query"))
+    records = MessageBytes()
+    for number in range(200_000):
+        records.content.items.add(key=str(number))
+    yield records.SerializeToString()
+
+
+def test_a_training_message_is_weighed_before_it_is_parsed():
+    for message in hostile_messages():
+        with memory(), pytest.raises(ProtocolError):
+            remote.decode(message)
+    for broken in (b"\x13" * 100, b"\x12\xff\xff\xff\x7f\x0a", b"\x12", b"\xff" * 20):
+        with pytest.raises(ProtocolError):
+            remote.decode(broken)
 
 
 # counts between silos

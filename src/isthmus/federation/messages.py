@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.proto.message_pb2 import Message as MessageBytes
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -38,6 +39,10 @@ SETTINGS = "settings"
 PROXIMAL = "proximal-mu"
 MOST_BYTES, MOST_SETTINGS = 1 << 31, 16 << 20
 """Bytes that the arrays of a record, and the settings of an order, may take."""
+MOST_FIELDS, A_NUMBER = 100_000, 256
+"""Fields of a message, six for an array; and bytes that a byte of packed numbers takes at most."""
+_FIXED = {1: 8, 5: 4}
+_TEXTS = (9, 12)
 _PAUSE = 0.2  # seconds between two looks for replies
 
 
@@ -86,6 +91,49 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     told = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, told)
     return buffer.getvalue()
+
+
+def weigh(data: bytes) -> None:
+    """Raise a DataError where a message would take more memory than a message may, before it is parsed.
+
+    Fields and numbers of a byte or two become objects of hundreds; arrays and texts stay as long as they are.
+    """
+    unpacker, fields = Unpacker(MOST_BYTES), 0
+    waiting: list[tuple[int, int, Any]] = [(0, len(data), MessageBytes.DESCRIPTOR)]
+    while waiting:
+        at, end, kind = waiting.pop()
+        while at < end:
+            fields += 1
+            if fields > MOST_FIELDS:
+                raise DataError(f"has more than {MOST_FIELDS:,} fields")
+            tag, at = _varint(data, at)
+            field, form = kind.fields_by_number.get(tag >> 3), tag & 7
+            if form == 0:
+                at = _varint(data, at)[1]
+            elif form in _FIXED:
+                at += _FIXED[form]
+            elif form == 2:
+                size, at = _varint(data, at)
+                if field is not None and field.message_type is not None:
+                    waiting.append((at, min(at + size, end), field.message_type))
+                elif field is not None and field.type not in _TEXTS:  # numbers packed one after the other
+                    unpacker.spend(A_NUMBER * size)
+                at += size
+            else:
+                raise DataError("is no message")
+        if at > end:
+            raise DataError("is cut")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number that begins here, and where the next begins."""
+    for length in range(1, 11):
+        if at + length > len(data):
+            break
+        if data[at + length - 1] < 0x80:
+            octets = data[at : at + length]
+            return sum((octet & 0x7F) << (7 * place) for place, octet in enumerate(octets)), at + length
+    raise DataError("is cut")
 
 
 def order(arrays: ArrayRecord | None, settings: Mapping[str, Any], *, round: int = 0) -> RecordDict:

@@ -29,6 +29,7 @@ from flwr.supercore.run import Run
 from isthmus.errors import FederationError, PrivacyError, ProtocolError
 from isthmus.federation.crew import App
 from isthmus.federation.engines import COORDINATOR, give_identity
+from isthmus.federation.messages import weigh
 from isthmus.rankers import one_blas_thread
 
 PATIENCE = 15.0
@@ -53,6 +54,7 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes) -> Message:
     """The message that bytes are, or a ProtocolError."""
     try:
+        weigh(data)
         return message_from_proto(MessageBytes.FromString(data))
     except Exception as error:  # bytes from elsewhere may fail in any way
         raise ProtocolError(f"not a message ({type(error).__name__})") from error
