@@ -69,8 +69,11 @@ class TallyFile:
             if int(line[2]) < tally.number:
                 stream.seek(0)
                 stream.write(bytes(tally))  # as long as before, within one block of the disk
-                os.fsync(stream.fileno())
+                _synced(stream.fileno())
         self._reached = tally.number
+
+
+_synced = getattr(os, "fdatasync", os.fsync)  # the length stays, so nothing else needs to be on disk
 
 
 def check(reached: int, file: str | os.PathLike[str], *, expected: int, by: str | os.PathLike[str]) -> None:
