@@ -44,11 +44,15 @@ class StandIn:
         self.asked.append(
             (scope["method"], scope["path"], dict(scope["headers"]), body, scope.get("extensions"))
         )
-        await asyncio.sleep(self.delay)
+        await asyncio.sleep(self.pause())
         status, kind, content = self.reply(scope["path"], body)
         headers = [(b"content-type", kind), (b"content-length", str(len(content)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
+
+    def pause(self):
+        """Seconds before it answers."""
+        return self.delay
 
     def reply(self, path, body):
         if isinstance(self.behave, tuple):

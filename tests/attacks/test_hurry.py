@@ -94,6 +94,7 @@ def test_sixty_quick_enters_open_no_breaker(tmp_path, soak_count):
         reply = httpx.post(f"{url}/v1/search", json={"query": "tides", "deadline_ms": 10_000}, timeout=20)
         assert [each["status"] for each in reply.json()["silos"]] == ["answered"] * 3
         assert [silo.breaker.state for silo in broker.silos.values()] == ["closed"] * 3
+        assert not any(silo.breaker.on_trial for silo in broker.silos.values())
         assert all(silo.given_up >= 30 for silo in silos.values())  # what nobody waits for is not done
 
 
@@ -108,6 +109,7 @@ def test_a_queue_of_our_own_opens_no_breaker(tmp_path):
         statuses = [each["status"] for reply in replies for each in reply.json()["silos"]]
         assert set(statuses) == {"answered", "late"}
         assert [silo.breaker.state for silo in broker.silos.values()] == ["closed"] * 3
+        assert not any(silo.breaker.on_trial for silo in broker.silos.values())
 
 
 @pytest.mark.parametrize(("status", "named"), [(429, "refused"), (504, "late")])

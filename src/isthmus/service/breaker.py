@@ -6,6 +6,10 @@ closed ── failures in a row ──▶ open ── pause over ──▶ half 
 
 Only what the silo did counts. It is not to blame for a queue that our own searches made: while it answers
 others, a late answer means that it is busy.
+
+A silo that answers often enough to stay closed, and is late often enough to hold searches to the deadline, is
+put on trial: searches take its answer if it comes about as soon as the others', and do not wait for it. Every
+delay of its own making is a debt of `TIMELY` answers; above `TRIAL` the silo is on trial until all is paid.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ from isthmus.service.settings import Breaker as Settings
 from isthmus.service.wire import Status
 
 State = Literal["closed", "open", "half open"]
+TIMELY = 20
+"""Answers before the deadline that make up for one delay: who is late less often than that is waited for."""
+TRIAL, MOST_DEBT = 2 * TIMELY, 4 * TIMELY
 
 
 class Breaker:
@@ -27,7 +34,10 @@ class Breaker:
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._clock = settings, clock
         self._failures, self._pause, self._until = 0, settings.pause, 0.0
-        self._probing, self._heard = False, -math.inf
+        self._probing, self._heard, self._latest = False, -math.inf, -math.inf
+        self._debt = 0
+        self.on_trial = False
+        """Whether it held up too many searches lately to be waited for."""
         self.last: Status = "down"
         self.reason = ""
         """What failed last, and why."""
@@ -53,8 +63,15 @@ class Breaker:
         return max(0.0, self._until - self._clock())
 
     def succeeded(self) -> None:
-        """It answered: all is forgotten."""
+        """It answered before the deadline: failures are forgotten, and delays are paid for one by one."""
         self._failures, self._pause, self._probing = 0, self._settings.pause, False
+        self._debt = max(0, self._debt - 1)
+        self.on_trial &= self._debt > 0
+
+    def delayed(self) -> None:
+        """It held up a search by its own fault."""
+        self._debt = min(MOST_DEBT, self._debt + TIMELY)
+        self.on_trial |= self._debt > TRIAL
 
     def failed(self, status: Status, reason: str) -> None:
         """It did not."""
@@ -69,9 +86,9 @@ class Breaker:
             return  # asked before the breaker opened, failed after: the pause is running already
         self._until = self._clock() + self._pause
 
-    def heard(self) -> None:
-        """It has just answered a search, whether or not anybody still waits for all of them."""
-        self._heard = self._clock()
+    def heard(self, since: float = -math.inf) -> None:
+        """It has just answered what was sent at `since`, whether or not anybody still waits for all of it."""
+        self._heard, self._latest = self._clock(), max(self._latest, since)
 
     def late(self, since: float) -> None:
         """No answer in time to what was sent at `since`: a failure, unless it answered others meanwhile."""
@@ -79,6 +96,15 @@ class Breaker:
             self.dropped()
         else:
             self.failed("late", "no answer in time")
+
+    def held_up(self, since: float) -> None:
+        """Other silos answered this search in time, and it did not.
+
+        A queue of ours explains that only where it answered what was before in the queue: where it answered
+        nothing, or what was sent after half of this wait, it chose to let this one wait.
+        """
+        if self._heard < since or self._latest >= (since + self._clock()) / 2:
+            self.delayed()
 
     def dropped(self) -> None:
         """Nobody waited for the answer, or it had no time for one, so nothing is known."""

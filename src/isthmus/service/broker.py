@@ -38,6 +38,12 @@ LAG = 0.25
 """Seconds by which a deadline may be noticed late; more, and it was this process that had no time."""
 MOST_UNPACKED = 64 << 20
 """Bytes that the JSON of a silo's answer may take in memory."""
+INSTANT = 0.01
+"""Seconds by which a timer may be early."""
+GRACE = 0.05
+"""Least seconds for which a silo on trial is waited for after all others have answered."""
+TRIED = 8
+"""Searches of a silo on trial that are followed to their deadline after they were answered without it."""
 VIEW_SECONDS, FRESH_SECONDS = 2.0, 2.0
 """How long a view waits for the silos, and how long what they said is shown again."""
 
@@ -54,6 +60,8 @@ class SiloLine:
     breaker: Breaker
     headers: Mapping[str, str] = field(repr=False)
     documents: int | None = None
+    trials: set[asyncio.Task[None]] = field(default_factory=set, repr=False)
+    """Searches answered without it, because it is on trial, whose deadline has not passed."""
 
     async def ask(
         self, method: str, path: str, body: bytes = b"", kind: str = JSON, *, unless: str = ""
@@ -76,6 +84,76 @@ class SiloLine:
         return wire.SiloStatus(
             silo=self.name, status=status, detail=detail, took_ms=shown, documents=self.documents
         )
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What the silos are asked, and for how long."""
+
+    body: bytes
+    seconds: float
+    patient: bool
+    """Whether they have as long as the broker gives by itself: a caller in a hurry, or a broker without
+    time, must not close a silo for all others."""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.began + self.seconds - time.monotonic()
+
+
+_Outcome = tuple[wire.SiloStatus, list[wire.Hit]]
+_Asking = asyncio.Task[_Outcome]
+
+
+async def _wait(trusted: set[_Asking], trials: set[_Asking], question: _Question) -> None:
+    """Until the deadline, or all have answered but silos on trial: for those, that long again."""
+    if trusted:
+        await asyncio.wait(trusted, timeout=question.left)
+        limit = max(GRACE, question.seconds - question.left)
+    else:
+        limit = question.left  # nobody is held up
+    if trials and question.left > 0:
+        await asyncio.wait(trials, timeout=min(limit, question.left))
+
+
+def _give_up(silo: SiloLine, task: _Asking, question: _Question, *, others: bool) -> None:
+    """Stop asking a silo that has not answered in time, as `others` have or have not."""
+    task.cancel()
+    if not question.patient or not -LAG < question.left <= INSTANT:
+        silo.breaker.dropped()
+        return
+    if others:
+        silo.breaker.held_up(question.began)
+    silo.breaker.late(question.began)
+
+
+def _not_asked(silo: SiloLine) -> _Outcome:
+    reason, wait = silo.breaker.reason, silo.breaker.wait
+    detail = f"not asked after failing repeatedly ({reason}); next try in {wait:.1f} s"
+    return silo.status(silo.breaker.last, detail), []
+
+
+def _unanswered(silo: SiloLine, task: _Asking, question: _Question, *, others: bool) -> wire.SiloStatus:
+    """What the answer says of a silo that nobody waits for any more."""
+    if question.left <= INSTANT:
+        _give_up(silo, task, question, others=others)
+        return silo.status("late", f"no answer within {1000 * question.seconds:.0f} ms")
+    follow = asyncio.create_task(_follow(silo, task, question))
+    silo.trials.add(follow)
+    follow.add_done_callback(silo.trials.discard)
+    return silo.status("late", "slow lately, not waited for")
+
+
+async def _follow(silo: SiloLine, task: _Asking, question: _Question) -> None:
+    """Learn whether an answer that nobody waits for comes before the deadline."""
+    try:
+        if len(silo.trials) <= TRIED:
+            await asyncio.wait([task], timeout=question.left)
+    finally:
+        if not task.done():
+            _give_up(silo, task, question, others=True)
 
 
 class Busy(SiloUnavailable):
@@ -155,7 +233,8 @@ class Broker:
 
     async def stop(self) -> None:
         """End all that runs, and close the connections."""
-        for task in [*self._tasks, *(task for _, task in self._views.values())]:
+        trials = [task for silo in self.silos.values() for task in silo.trials]
+        for task in [*self._tasks, *trials, *(task for _, task in self._views.values())]:
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
@@ -167,35 +246,37 @@ class Broker:
 
         Cancelled, it stops asking: a node skips what nobody waits for.
         """
-        began = time.monotonic()
         silos = self._named(asked.silos)
         deadline = asked.deadline_ms or self.settings.deadline_ms
-        body = _question(asked, deadline)
+        question = _Question(
+            _question(asked, deadline), deadline / 1000, patient=deadline >= self.settings.deadline_ms
+        )
         admitted = [silo for silo in silos if silo.breaker.admits()]
-        tasks = {silo.name: asyncio.create_task(self._ask(silo, body, asked.k)) for silo in admitted}
+        tasks = {silo.name: asyncio.create_task(self._ask(silo, question)) for silo in admitted}
         try:
-            if tasks:
-                await asyncio.wait(tasks.values(), timeout=deadline / 1000)
+            trials = {tasks[silo.name] for silo in admitted if silo.breaker.on_trial}
+            await _wait(set(tasks.values()) - trials, trials, question)
         except asyncio.CancelledError:
             for silo in admitted:
                 tasks[silo.name].cancel()
                 silo.breaker.dropped()
             raise
-        on_time = time.monotonic() - began < deadline / 1000 + LAG
-        # a caller in a hurry, or a broker without time, must not close a silo for all others
-        patient = deadline >= self.settings.deadline_ms and on_time
         found: list[wire.Hit] = []
         statuses = []
+        others = any(task.done() for task in tasks.values())
         for silo in silos:
-            since = began if patient else None
-            status, hits = self._outcome(silo, tasks.get(silo.name), deadline, since)
+            task = tasks.get(silo.name)
+            if task is None or task.done():
+                status, hits = _not_asked(silo) if task is None else task.result()
+            else:
+                status, hits = _unanswered(silo, task, question, others=others), []
             statuses.append(status)
             found += hits
             self._answers.add(silo=silo.name, status=status.status)
         threshold = max(asked.threshold, self.settings.threshold)
         hits, below = fused(found, k=asked.k, threshold=threshold)
         self._searches.add(found="yes" if hits else "no")
-        took = round((time.monotonic() - began) * 1000, 1)
+        took = round((time.monotonic() - question.began) * 1000, 1)
         return wire.Answer.model_construct(
             hits=hits, silos=statuses, threshold=threshold, below=below, took_ms=took
         )
@@ -208,32 +289,14 @@ class Broker:
             raise Problem(404, "silos: only names that /v1/silos lists")
         return [self.silos[name] for name in wanted]
 
-    async def _ask(self, silo: SiloLine, body: bytes, k: int) -> tuple[wire.NodeAnswer, float]:
-        began = time.perf_counter()
-        answer = understood(await silo.ask("POST", "/search", body), wire.NodeAnswer)
-        silo.breaker.heard()
-        if answer.silo != silo.name or any(hit.silo != silo.name for hit in answer.hits):
-            raise BrokenReply("it speaks for another silo")
-        return answer, time.perf_counter() - began
-
-    def _outcome(
-        self,
-        silo: SiloLine,
-        task: asyncio.Task[tuple[wire.NodeAnswer, float]] | None,
-        deadline: float,
-        since: float | None,
-    ) -> tuple[wire.SiloStatus, list[wire.Hit]]:
-        """What became of the question here; lateness counts against a silo that was asked at `since`."""
-        breaker = silo.breaker
-        if task is None:
-            told = f"not asked after failing repeatedly ({breaker.reason}); next try in {breaker.wait:.1f} s"
-            return silo.status(breaker.last, told), []
-        if not task.done():
-            task.cancel()
-            breaker.dropped() if since is None else breaker.late(since)
-            return silo.status("late", f"no answer within {deadline:.0f} ms"), []
+    async def _ask(self, silo: SiloLine, question: _Question) -> _Outcome:
+        """What becomes of the question at one silo, unless it is late; its breaker hears of it at once."""
+        breaker, began = silo.breaker, time.monotonic()
         try:
-            answer, took = task.result()
+            answer = understood(await silo.ask("POST", "/search", question.body), wire.NodeAnswer)
+            breaker.heard(began)
+            if answer.silo != silo.name or any(hit.silo != silo.name for hit in answer.hits):
+                raise BrokenReply("it speaks for another silo")
         except Refused as error:
             breaker.succeeded()
             return silo.status("refused", str(error)), []
@@ -242,13 +305,16 @@ class Broker:
             return silo.status("late", str(error)), []
         except (SiloUnavailable, OSError) as error:
             status: wire.Status = "broken" if isinstance(error, BrokenReply) else "down"
+            if question.left < question.seconds / 2:
+                breaker.delayed()
             breaker.failed(status, str(error))
             return silo.status(status, str(error)), []
         breaker.succeeded()
+        took = time.monotonic() - began
         silo.documents = answer.documents
         self._seconds.observe(took, silo=silo.name)
-        told = self.exchange.remark(answer.statistics) if answer.documents else "it holds no documents yet"
-        return silo.status("answered", told, took), answer.hits
+        remark = self.exchange.remark(answer.statistics) if answer.documents else "it holds no documents yet"
+        return silo.status("answered", remark, took), answer.hits
 
     async def feedback(self, said: wire.Feedback, person: str) -> None:
         """Take a person's judgement to the silo that showed the hit; nothing of it is kept here."""
