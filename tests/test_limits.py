@@ -123,9 +123,25 @@ def test_not_json_and_not_unicode():
         assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_a_form_from_another_page_is_refused():
-    kind = {"content-type": "text/plain"}
-    is_problem(call(protected(), "POST", "/v1/search", content='{"query": "x"}', headers=kind), 415)
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
+)
+def test_a_form_from_another_page_is_refused(kind):
+    """Whatever of the types that a form, or a request without a preflight, can have."""
+    headers = {"content-type": kind}
+    is_problem(call(protected(), "POST", "/v1/search", content='{"query": "x"}', headers=headers), 415)
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_browser_that_says_another_page_asks_is_refused(site):
+    """Without a body and a type, too; a link to an open page is all that another page may have."""
+    headers = {"sec-fetch-site": site}
+    for method, path in (("POST", "/v1/search"), ("GET", "/v1/broken"), ("POST", "/v1/health")):
+        is_problem(call(protected(), method, path, headers=headers), 403)
+    assert call(protected(), "GET", "/v1/health", headers=headers).is_success
+    for own in ("same-origin", "none"):
+        body = {"query": "tides", "k": 3}
+        assert call(protected(), "POST", "/v1/search", json=body, headers={"sec-fetch-site": own}).is_success
 
 
 def test_a_name_rebound_by_a_stranger_is_refused():

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import httpx
@@ -16,7 +17,8 @@ from isthmus.service import certificates
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.certificates import Authority
-from isthmus.service.security import ApiKeys
+from isthmus.service.limits import Protect, Surface
+from isthmus.service.security import ApiKeys, Gate
 from isthmus.service.settings import BrokerSettings, Limits, Silo
 from silo_stand_in import Loop, StandIn
 
@@ -225,6 +227,110 @@ def test_garbage_is_refused_at_once(tmp_path):
             with site.connect() as connection:
                 connection.sendall(garbage)
                 assert closed(connection).startswith(b"HTTP/1.1 400 ")
+
+
+PAGE = 16 << 20
+"""Bytes of an answer that no buffer on the way can take."""
+
+
+async def large_page(scope, receive, send):
+    """An open page: a large one, and a small one."""
+    if scope["type"] != "http":
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    part = b"x" * (PAGE if scope["path"] == "/large" else 1)
+    await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": part})  # waits until the other side takes the first
+
+
+@contextmanager
+def page(folder, **limits):
+    """An app whose pages strangers may read, and one key; yields the server and the key."""
+    keys = ApiKeys(folder / "api-keys.json")
+    token = keys.add("ada", scopes=["search"])
+    rules = Limits(per_second=1000, burst=1000, **limits)
+    app = Protect(large_page, gate=Gate(keys=keys), limits=rules, surface=Surface(open=("/large", "/small")))
+    loop = Loop()
+    try:
+        yield loop.serve(app, limits=rules), token
+    finally:
+        loop.close()
+
+
+def ask_and_never_read(port, path="/large", header=""):
+    """A request whose answer nobody takes."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", port))
+    connection.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{header}\r\n".encode())
+    assert connection.recv(1)  # the answer is on its way
+    return connection
+
+
+def test_answers_that_strangers_never_read_shut_nobody_out(tmp_path):
+    """Their slots go to whoever comes next."""
+    with page(tmp_path, strangers=4, header_seconds=60) as (server, _), ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(ask_and_never_read(server.port))
+            assert httpx.get(f"http://127.0.0.1:{server.port}/small").status_code == 200
+
+
+@pytest.mark.parametrize("closing", ["", "connection: close\r\n"])
+def test_an_answer_that_nobody_reads_is_given_up(tmp_path, closing):
+    """Also one of somebody with a key: nothing of it is kept, not even the connection."""
+    with page(tmp_path, header_seconds=0.5) as (server, token), ExitStack() as stack:
+        for header in (closing, f"{closing}x-api-key: {token}\r\n"):
+            stack.enter_context(ask_and_never_read(server.port, header=header))
+        until = time.monotonic() + 15
+        while server.server_state.connections and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not server.server_state.connections
+
+
+def test_one_person_takes_no_more_than_half_the_room(tmp_path):
+    """However long a search may take, as while a silo hangs: others with a key come in."""
+    with front(tmp_path, concurrent=8) as site, ThreadPoolExecutor(12) as others:
+        site.silo.delay = 3.0
+        searches = [others.submit(site.search) for _ in range(12)]
+        until = time.monotonic() + 10
+        while len(site.silo.asked) < 4 and time.monotonic() < until:
+            time.sleep(0.01)
+        bob = httpx.get(f"{site.url}/v1/me", headers={"x-api-key": site.keys.add("bob", scopes=["search"])})
+        statuses = sorted(each.result().status_code for each in searches)
+        assert bob.status_code == 200
+        assert len(site.silo.searches()) == 4
+        assert statuses == [200] * 4 + [429] * 8
+
+
+def test_a_trailer_is_no_header(tmp_path):
+    """What comes after a body was seen by no proxy on the way that looks at headers."""
+    body = json.dumps({"query": "tides"}).encode()
+    with front(tmp_path) as site, site.connect() as connection:
+        connection.sendall(
+            b"POST /v1/search HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+            b"%x\r\n%s\r\n0\r\nx-api-key: %s\r\n\r\n" % (len(body), body, site.token.encode())
+        )
+        assert closed(connection).startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        b"content-length: 5\r\ntransfer-encoding: chunked\r\n",
+        b"content-length: 5\r\ncontent-length: 6\r\n",
+        b"content-length: 5\r\ntransfer-encoding : chunked\r\n",
+        b"transfer-encoding: chunked, identity\r\n",
+        b"content-length: +5\r\n",
+    ],
+)
+def test_a_request_with_two_ends_is_refused(tmp_path, ends):
+    """A proxy might see another request in what follows."""
+    with front(tmp_path) as site, site.connect() as connection:
+        connection.sendall(b"POST /v1/session HTTP/1.1\r\nhost: 127.0.0.1\r\n" + ends + b"\r\n0\r\n\r\n")
+        answer = closed(connection)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"HTTP/1.1") == 1
 
 
 @pytest.fixture(scope="module")

@@ -114,6 +114,7 @@ class PeerProtocol(HttpToolsProtocol):
         self._head, self._size = 0, 0  # bytes received, and bytes parsed, of the head
         self._due: asyncio.TimerHandle | None = None
         self._awaiting = ""
+        self._untaken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -130,6 +131,7 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._expect("", None)
+        self._taken()
         if self._visitor is not None:
             self._door.left(self._visitor)
 
@@ -140,6 +142,20 @@ class PeerProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._reading == "head" and self._head > self._limits.header_bytes:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def pause_writing(self) -> None:
+        """The other side does not take its answer; it has as long as for its headers."""
+        super().pause_writing()
+        self._untaken = self.loop.call_later(self._limits.header_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken()
+
+    def _taken(self) -> None:
+        if self._untaken is not None:
+            self._untaken.cancel()
+            self._untaken = None
 
     # what the parser finds
 
@@ -156,7 +172,8 @@ class PeerProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
-        super().on_header(name, value)
+        if self._reading == "head":  # else a trailer, which no proxy on the way has looked at
+            super().on_header(name, value)
 
     def _count(self, size: int) -> None:
         self._size += size
@@ -228,9 +245,8 @@ class PeerProtocol(HttpToolsProtocol):
 
     def _end(self) -> None:
         """Close; whoever does not take the last bytes loses them."""
-        if not self.transport.is_closing():
-            self.transport.close()
-            self.loop.call_later(LINGER, self.transport.abort)
+        self.transport.close()
+        self.loop.call_later(LINGER, self.transport.abort)
 
 
 class _Handshake(asyncio.Protocol):

@@ -17,6 +17,7 @@ import re
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -152,18 +153,21 @@ class Buckets:
         return 0.0 if allowed else (cost - tokens) / self.per_second
 
 
-class Bodies:
-    """Bodies that are awaited. When there are too many, who has kept us waiting longest is sent away."""
+class Waiting:
+    """What is awaited of callers, such as bodies. When it is too much, the longest wait is given up.
+
+    `most` waits at once, `each` of them of one caller.
+    """
 
     def __init__(self, most: int, each: int) -> None:
         self._most, self._each = most, each
         self._all: dict[asyncio.Timeout, str] = {}
 
     @asynccontextmanager
-    async def awaited(self, sender: str) -> AsyncIterator[None]:
-        """While a body comes; a Problem if it takes too long."""
+    async def awaited(self, sender: str, seconds: float, problem: Problem) -> AsyncIterator[None]:
+        """While it comes; the Problem if that takes too long."""
         try:
-            async with asyncio.timeout(BODY_SECONDS) as until:
+            async with asyncio.timeout(seconds) as until:
                 self._make_room(sender)
                 self._all[until] = sender
                 try:
@@ -171,7 +175,7 @@ class Bodies:
                 finally:
                     self._all.pop(until, None)
         except TimeoutError:
-            raise Problem(408, "the body came too slowly", Connection="close") from None
+            raise problem from None
 
     def _make_room(self, sender: str) -> None:
         own = [until for until, name in self._all.items() if name == sender]
@@ -280,9 +284,11 @@ class Protect:
         self._observe = observe
         self._rates = Buckets(limits.per_second, limits.burst)
         self._failures = Buckets(0.2, 20)
-        self._running, self._strangers = 0, 0
-        self._bodies = Bodies(limits.concurrent, max(1, limits.concurrent // 2))
-        self._strangers_bodies = Bodies(limits.strangers, max(1, limits.strangers // 4))
+        self._running: Counter[str] = Counter()
+        self._share = max(1, limits.concurrent // 2)
+        self._bodies = Waiting(limits.concurrent, self._share)
+        self._strangers_bodies = Waiting(limits.strangers, max(1, limits.strangers // 4))
+        self._strangers = Waiting(limits.strangers, limits.strangers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let one request through, or tell why not."""
@@ -303,6 +309,7 @@ class Protect:
     async def _guarded(self, exchange: _Exchange, receive: Receive) -> None:
         scope = exchange.scope
         self._check_host(scope)
+        self._check_site(scope)
         caller = self._caller(scope)
         exchange.caller, exchange.expires, scope[CALLER] = caller.name, caller.expires, caller
         stranger = caller is self.gate.strangers
@@ -312,14 +319,20 @@ class Protect:
             connection.known = True
         unknown = stranger and not caller.scopes
         bodies = self._strangers_bodies if unknown else self._bodies
-        async with bodies.awaited(name):
+        slow = Problem(408, "the body came too slowly", Connection="close")
+        async with bodies.awaited(name, BODY_SECONDS, slow):
             body = await _body(scope, receive, self._most_bytes(scope, caller, unknown=unknown))
         if body:
             self._check_body(scope, body)
         if self.once is not None and caller.policy is not None and scope["method"] not in ("GET", "HEAD"):
             _check_fresh(self.once, caller.name, scope)
-        with self._slot(caller, unknown=unknown):
-            await self._run(exchange, body, receive)
+        if unknown:  # strangers have room of their own, so that they take nobody else's
+            full = Problem(503, "too many requests at once", Retry_After="1", Connection="close")
+            async with self._strangers.awaited(name, REQUEST_SECONDS, full):
+                await self._run(exchange, body, receive)
+        else:
+            with self._slot(caller, name):
+                await self._run(exchange, body, receive)
 
     def _most_bytes(self, scope: Scope, caller: Caller[Any], *, unknown: bool) -> int:
         if unknown:
@@ -328,20 +341,22 @@ class Protect:
         return self.limits.operator_body_bytes if large else self.limits.body_bytes
 
     @contextmanager
-    def _slot(self, caller: Caller[Any], *, unknown: bool) -> Iterator[None]:
-        """Room for one more request; strangers have room of their own, so that they take nobody else's."""
-        if unknown:
-            running, most = self._strangers, self.limits.strangers
-        else:
-            running, most = self._running, self.limits.concurrent
-        if running >= most:  # a peer is told that it asks too much, not that something is wrong here
+    def _slot(self, caller: Caller[Any], name: str) -> Iterator[None]:
+        """Room for one more request; one person's key has half of it, a peer that speaks for many has all."""
+        person = caller.policy is None and caller is not self.gate.strangers
+        if person and self._running[name] >= self._share:
+            raise Problem(429, "too many requests at once", Retry_After="1")
+        if self._running.total() >= self.limits.concurrent:
+            # a peer is told that it asks too much, not that something is wrong here
             status = 503 if caller.policy is None else 429
             raise Problem(status, "too many requests at once", Retry_After="1")
-        self._running, self._strangers = self._running + (not unknown), self._strangers + unknown
+        self._running[name] += 1
         try:
             yield
         finally:
-            self._running, self._strangers = self._running - (not unknown), self._strangers - unknown
+            self._running[name] -= 1
+            if not self._running[name]:
+                del self._running[name]
 
     async def _run(self, exchange: _Exchange, body: bytes, receive: Receive) -> None:
         """The app, as long as it may take and the caller waits."""
@@ -363,6 +378,12 @@ class Protect:
         name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
         if name not in self.surface.hosts:
             raise Problem(421, "this server does not go by that name")
+
+    def _check_site(self, scope: Scope) -> None:
+        """What a browser asks for another page: a link to an open path, and nothing else."""
+        link = scope["method"] in ("GET", "HEAD") and self.surface.is_open(scope["path"])
+        if not link and _header(scope, b"sec-fetch-site") in ("cross-site", "same-site"):
+            raise Problem(403, "another page may not use this one")
 
     def _check_rate(self, name: str, cost: float = 1.0) -> None:
         if wait := self._rates.wait(name, cost):
@@ -388,7 +409,8 @@ class Protect:
 
     def _check_body(self, scope: Scope, body: bytes) -> None:
         kind = _header(scope, b"content-type").partition(";")[0].strip().lower()
-        if not kind.startswith("application/"):  # a form on somebody else's page cannot send this type
+        # a form on somebody else's page, or a script of it without asking us first, cannot send these types
+        if not kind.startswith("application/") or kind == "application/x-www-form-urlencoded":
             raise Problem(415, "send application/json")
         if kind.endswith("json") and too_deep(body, self.limits.depth):
             raise Problem(400, f"the body nests deeper than {self.limits.depth}")
