@@ -39,9 +39,9 @@ def parties(tmp_path: Path) -> dict[str, Party]:
     return silos
 
 
-def stopped(parties: dict[str, Party], after: int) -> Relay:
+def stopped(parties: dict[str, Party], after: int, relay: Relay | None = None) -> Relay:
     """A session that the relay breaks off when silos have done this step, letters withheld."""
-    relay = Relay(3, WIDTH)
+    relay = relay or Relay(3, WIDTH)
     turns = {name: relay.first() for name in parties}
     for _ in range(after + 1):
         replies = {name: Exchange(parties[name], turn).reply() for name, turn in turns.items()}
@@ -86,6 +86,24 @@ def test_sums_that_are_opened_again_and_again_leave_the_counts_their_budget(
             counts = party.folder.owner("body", 8.0, ledger.charge_all)
             ledger.charge_all(counts.charges(counts.no_columns, "anybody"))
     assert [spent(party) for party in parties.values()] == [9.0] * 3
+
+
+@pytest.mark.parametrize("ending", ["over", "another session"])
+def test_a_session_that_begins_again_under_its_name_costs_again(
+    parties: dict[str, Party], ending: str
+) -> None:
+    """Its noise is fresh, and the relay could average it away: the name of a session is the relay's word."""
+    opened = stopped(parties, 4, Relay(3, WIDTH, session=bytes(16)))
+    assert [spent(party) for party in parties.values()] == [1.0] * 3
+    if ending == "over":
+        for party in parties.values():
+            Exchange(party, replace(opened.first(), step=5, over=True)).reply()
+    else:
+        stopped(parties, 0)
+    for party in parties.values():
+        assert "stopped after its sum was charged" in incidents(party)[0]
+    with pytest.raises(PrivacyError, match="no room for another sum"):
+        stopped(parties, 4, Relay(3, WIDTH, session=bytes(16)))
 
 
 def test_what_was_broken_off_or_refused_is_said_aloud(

@@ -237,7 +237,8 @@ class Exchange:
     def reply(self) -> Reply:
         """Do what the turn asks for."""
         if self.turn.over:
-            self._forget(self.path)
+            with self.folder.ledger() as ledger:
+                self._forget(self.path, ledger)
             return Reply(self.name, done=True)
         if self.turn.step:
             self.post  # noqa: B018  refuses keys that are missing or not their silos'
@@ -255,10 +256,13 @@ class Exchange:
         key = SessionKey.in_file(self.path / LETTERS_KEY, self.turn.agreed.session, create=True)
         return key.announced(self.folder.keys.identity())
 
-    def _forget(self, path: Path) -> bool | None:
-        """Let the keys of a session go; as `Summing.stopped`."""
+    def _forget(self, path: Path, ledger: Ledger) -> None:
+        """Let the keys of a session go; if the relay did not bring it to its end, the ledger says so."""
         (path / LETTERS_KEY).unlink(missing_ok=True)
-        return Summing(self.turn.agreed, self.folder.keys, path).stopped()
+        revealed = Summing(self.turn.agreed, self.folder.keys, path).stopped()
+        if revealed is not None:
+            outcome = "after its sum was charged" if revealed else "before its sum was opened or charged"
+            self._note(ledger, f"session {path.name[:8]} was stopped {outcome}")
 
     def _summed(self, ledger: Ledger) -> Parts:
         incoming, step = self.turn.sums, self.turn.step
@@ -296,14 +300,10 @@ class Exchange:
             raise PrivacyError(NO_ROOM) from None
 
     def _forget_stopped(self, ledger: Ledger) -> None:
-        """Sessions that the relay did not bring to their end: their keys go, and the ledger says so."""
+        """Sessions before this one are over, whatever the relay has said."""
         for path in sorted(self.path.parent.iterdir()):
-            if path == self.path or not path.is_dir():
-                continue
-            revealed = self._forget(path)
-            if revealed is not None:
-                outcome = "after its sum was charged" if revealed else "before its sum was opened or charged"
-                self._note(ledger, f"session {path.name[:8]} was stopped {outcome}")
+            if path != self.path and path.is_dir():
+                self._forget(path, ledger)
 
     def _note(self, ledger: Ledger, note: str) -> None:
         ledger.record("incident", RELAY, note=note)

@@ -144,9 +144,14 @@ class Summing:
         return parts
 
     def charges(self, name: str, adding: Contribution) -> list[tuple[Cost, Covered, str]]:
-        """What the sum of a field costs this silo's documents, under the session's name."""
-        costs = self._plan(name, adding).costs(self.agreed.session.hex())
-        peers = sorted(self._member(name).peers - {self.identity.name})
+        """What the sum of a field costs this silo's documents.
+
+        It is named by the keys that this silo drew for it, not by the session, which is the relay's word: a
+        session that begins again under its old name has other noise, and costs again.
+        """
+        member = self._member(name)
+        costs = self._plan(name, adding).costs(member.advertise().mask_key.hex())
+        peers = sorted(member.peers - {self.identity.name})
         return [(cost, adding.covered, peer) for cost in costs for peer in peers]
 
     def reveal(self, incoming: Mapping[str, bytes]) -> Parts:
