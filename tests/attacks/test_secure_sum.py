@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from isthmus.errors import ConfigError, ProtocolError, RoundFailed
 from isthmus.federation import apps, clients, engines, members, relay
 from isthmus.federation.deployment import own_trust
 from isthmus.federation.holdings import silo_name
-from isthmus.federation.messages import order
+from isthmus.federation.messages import Arrays, order, pack, unpack
 from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
 from isthmus.partition import Dealing
 from isthmus.private import shamir
@@ -332,13 +333,29 @@ def test_a_real_silo_takes_part_in_no_secure_sum_without_cards() -> None:
         own_trust(Context(1, 2, {"silo": "north"}, RecordDict(), {}))
 
 
-def test_a_lying_coordinator_opens_no_round_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silos' own apps, told of different lists: none reveals, and no round comes about."""
+def small_round(monkeypatch: pytest.MonkeyPatch) -> tuple[Config, Fold]:
+    """A secure round of five simulated silos that know each other, as real ones do."""
     keys = {f"silo-{at}": Ed25519PrivateKey.generate() for at in range(5)}
     known = {name: key.public_key() for name, key in keys.items()}
 
     def trusts(context: Context) -> members.Trust:
         return members.Trust(keys[silo_name(context)], known)
+
+    monkeypatch.setattr(apps, "client_app", partial(clients.client_app, trusts=trusts))
+    config = Config(
+        dealing=Dealing(silos=5),
+        rounds=Rounds(count=1, silos=5, attempts=1),
+        model=Model(hidden=(4,)),
+        strategy=StrategyOptions("fedavg"),
+        local=LocalTraining(batch=4),
+        secure=True,
+    )
+    return config, Fold("small", easy("train", 40), easy("validation", 10), easy("test", 10))
+
+
+def test_a_lying_coordinator_opens_no_round_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silos' own apps, told of different lists: none reveals, and no round comes about."""
+    config, fold = small_round(monkeypatch)
 
     def two_stories(self: relay.Relay, attempt: relay.Attempt, answered: Sequence[str]) -> dict[str, bytes]:
         signatures: dict[str, bytes] = {}
@@ -358,17 +375,7 @@ def test_a_lying_coordinator_opens_no_round_of_training(monkeypatch: pytest.Monk
         revealed.append(found)
         return found
 
-    monkeypatch.setattr(apps, "client_app", partial(clients.client_app, trusts=trusts))
     monkeypatch.setattr(relay.Relay, "_revealed", watched)
-    config = Config(
-        dealing=Dealing(silos=5),
-        rounds=Rounds(count=1, silos=5, attempts=1),
-        model=Model(hidden=(4,)),
-        strategy=StrategyOptions("fedavg"),
-        local=LocalTraining(batch=4),
-        secure=True,
-    )
-    fold = Fold("small", easy("train", 40), easy("validation", 10), easy("test", 10))
     assert apps.train(config, fold).rounds == 1
     assert len(revealed) == 1
     monkeypatch.setattr(relay.Relay, "_confirmed", two_stories)
@@ -395,3 +402,35 @@ def test_agreements_are_told_apart_by_every_part_of_them() -> None:
     ):
         seen.add(Member.resumed(json.dumps(state | change).encode())._agreement())
     assert len(seen) == 7
+
+
+def test_different_orders_to_different_silos_open_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the others train from zeros and learn nothing, the sum would be the victim's model."""
+    config, fold = small_round(monkeypatch)
+    sums: list[Arrays] = []
+    own_reported, own_mean = relay.Relay._reported, relay._mean
+
+    def stilled(self: relay.Relay, attempt: relay.Attempt, orders: Sequence[Message], *rest: Any) -> Any:
+        for message in orders[1:]:
+            told = json.loads(str(message.content.config_records["config"]["settings"]))
+            told["local"] = told["local"] | {"learning_rate": 1e-30, "weight_decay": 0.0}
+            arrays = unpack(message.content.array_records["arrays"])
+            message.content = RecordDict(dict(message.content))
+            message.content["arrays"] = pack({name: np.zeros_like(array) for name, array in arrays.items()})
+            message.content["config"] = ConfigRecord(
+                {**message.content.config_records["config"], "settings": json.dumps(told)}
+            )
+        return own_reported(self, attempt, orders, *rest)
+
+    def watched(*arguments: Any) -> Any:
+        sums.append(own_mean(*arguments))
+        return sums[-1]
+
+    monkeypatch.setattr(relay, "_mean", watched)
+    assert apps.train(config, fold).rounds == 1
+    assert len(sums) == 1
+    monkeypatch.setattr(relay.Relay, "_reported", stilled)
+    with pytest.raises(RoundFailed, match="opened to an update of length"):
+        apps.train(config, fold)
+    opened = sums[1]
+    assert min(float(np.abs(array).min()) for array in opened.values()) > 1e3, "masks and nothing else"

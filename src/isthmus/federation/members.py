@@ -8,28 +8,30 @@
 
 Between steps the trained model and the keys wait in the node's own state, which Flower keeps from message to
 message on every engine, and never leave it. The silo refuses weights, of all silos and again of those who
-answered, under which the sum would speak for one or two of them. What everybody is to weigh is part of the
-masks and of the signatures: where silos hear of different weights, no sum opens.
+answered, under which the sum would speak for one or two of them. What everybody is to weigh, and the order to
+train, are part of the masks and of the signatures: where silos hear of different weights, or train from
+different models, no sum opens. Else a coordinator could have all but one learn nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from isthmus.config import load, to_mapping
 from isthmus.errors import ProtocolError
 from isthmus.federation.messages import Arrays, pack, round_of, settings_of, unpack
 from isthmus.federation.settings import LEAST, PrivateUpdates
-from isthmus.private.secure_sum import Advert, FixedPoint, Member, Words
+from isthmus.private.secure_sum import Advert, FixedPoint, Member, Words, joined
 from isthmus.randomness import Streams
 
 AGREE, MASK, CONFIRM, REVEAL = "agree", "mask", "confirm", "reveal"
@@ -51,6 +53,7 @@ _KEY = 32
 _STATE = "secure-round"
 _MODEL = "secure-model-"
 _NOISE = "secure-model-noise-"
+_ORDER = "secure-model-order-"
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ def boxes_for_peers(message: Message, context: Context, trust: Trust) -> ConfigR
     """The shares of this silo's secrets, sealed for every other member."""
     member = _member(context, session_of(message), trust)
     boxes = member.share(adverts_of(message.content.config_records[ADVERTS]))
+    context.state[_ORDER + member.session.hex()] = ConfigRecord({"digest": digest(message.content)})
     _keep(context, member)
     return ConfigRecord(dict(boxes))
 
@@ -141,8 +145,9 @@ def mask(message: Message, context: Context) -> Message:
     vector = weights[member.name] * flat(kept_model(context, member.session))
     rng = Streams(int(told["seed"]))("round", round_of(message), "silo", member.name, "fixed point")
     encoded = FixedPoint(len(weights)).encode(vector, rng)
-    masked = member.mask(encoded, boxes, terms=terms(weights))
-    for prefix in (_MODEL, _NOISE):
+    trained = bytes(context.state.config_records[_ORDER + member.session.hex()]["digest"])  # type: ignore[arg-type]
+    masked = member.mask(encoded, boxes, terms=terms(weights, trained))
+    for prefix in (_MODEL, _NOISE, _ORDER):
         del context.state[prefix + member.session.hex()]
     _keep(context, member)
     return Message(RecordDict({MASKED: pack({"vector": masked})}), reply_to=message)
@@ -154,7 +159,7 @@ def confirm(message: Message, context: Context, trust: Trust) -> Message:
     member = _member(context, bytes.fromhex(settings[SESSION]), trust)
     answered = [str(name) for name in settings["answered"]]
     signature = member.confirm(answered)
-    weights = json.loads(member.terms)
+    weights = json.loads(member.terms)["weights"]
     check_weights({name: weights[name] for name in answered})
     _keep(context, member)
     return Message(RecordDict({SIGNATURES: ConfigRecord({member.name: signature})}), reply_to=message)
@@ -189,9 +194,25 @@ def is_hiding(weights: Mapping[str, float]) -> bool:
     return len(substantial) >= LEAST
 
 
-def terms(weights: Mapping[str, float]) -> bytes:
-    """What masks and signatures are bound to: everybody's weight, in the order of names."""
-    return json.dumps(dict(sorted(weights.items()))).encode()
+def terms(weights: Mapping[str, float], trained: bytes) -> bytes:
+    """What masks and signatures are bound to: everybody's weight, and the digest of the order to train."""
+    return json.dumps({"weights": dict(sorted(weights.items())), "order": trained.hex()}).encode()
+
+
+def digest(content: RecordDict) -> bytes:
+    """What tells one order from another: model, settings, round, probe, and whatever else is in it."""
+    return hashlib.sha256(joined(_spelled(content))).digest()
+
+
+def _spelled(content: RecordDict) -> Iterator[bytes]:
+    """Every value with its place, in the order of names."""
+    for name, record in sorted(content.items()):
+        for key, value in sorted(record.items()):
+            yield from (name.encode(), key.encode(), type(value).__name__.encode())
+            if isinstance(value, Array):
+                yield from (f"{value.dtype} {value.shape} {value.stype}".encode(), value.data)
+            else:
+                yield value if isinstance(value, bytes) else repr(value).encode()
 
 
 def signatures_of(message: Message) -> dict[str, bytes]:

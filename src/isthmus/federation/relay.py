@@ -44,6 +44,8 @@ class Attempt:
     silos: Mapping[int, str]
     threshold: int
     session: bytes
+    trained: bytes = b""
+    """The digest of the order to train."""
     rejected: dict[str, str] = field(default_factory=dict)
 
     def nodes(self, names: Iterable[str]) -> dict[int, str]:
@@ -116,6 +118,7 @@ class Relay:
             if attempt.silos[message.metadata.dst_node_id] in there:
                 message.content[silo.SECURE] = ConfigRecord({silo.SESSION: attempt.session})
                 message.content[silo.ADVERTS] = silo.adverts_record(list(adverts))
+                attempt.trained = silo.digest(message.content)  # the same for all of them
                 sent.append(message)
         deadline = self.rounds.deadline
         replies = ask(self.grid, sent, rounds=self.rounds, enough=attempt.threshold)
@@ -159,7 +162,7 @@ class Relay:
                 session=attempt.session,
                 threshold=attempt.threshold,
                 shared=list(boxes),
-                terms=silo.terms(weights),
+                terms=silo.terms(weights, attempt.trained),
             )
         except PrivacyError as error:
             raise RoundFailed(attempt.number, {SUM: str(error)}, attempt.threshold) from error
