@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import Context, RecordDict
 
 from easy_rows import easy
-from isthmus.errors import RoundFailed
+from isthmus.errors import FederationError, RoundFailed
 from isthmus.federation import clients, engines, rounds
 from isthmus.federation.answers import update_length
 from isthmus.federation.apps import train
@@ -131,3 +132,12 @@ def test_the_ledger_has_the_noise_that_was_added_and_not_what_the_coordinator_sa
         (entry,) = [row for row in ledger.departures() if row["kind"] == "model update"]
     assert entry["epsilon"] == pytest.approx(spent([("silo",)], PrivateUpdates(multiplier=0.01)))
     assert not np.isclose(entry["epsilon"], spent([("silo",)], PrivateUpdates(multiplier=50.0)))
+
+
+def test_a_silo_of_masks_only_reports_no_errors_row_by_row() -> None:
+    """Of a model that says 0 to everything they are the squares of all grades."""
+    context = Context(1, 2, {"masked-only": True}, RecordDict(), {})
+    settings = {"privacy": None, "report": "batch"}
+    with pytest.raises(FederationError, match="row by row"):
+        clients.own_privacy(context, settings)
+    assert clients.own_privacy(context, settings | {"report": "probe"}) is None

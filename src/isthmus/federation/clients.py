@@ -122,7 +122,9 @@ def own_privacy(context: Context, settings: Mapping[str, Any]) -> PrivateUpdates
     `most-clip` and `least-noise` of the node configuration are the longest update and the least multiplier.
     """
     if settings["report"] == "batch" and context.node_config.get("masked-only", False):
-        raise FederationError("errors row by row tell every grade, and this silo shows nothing but under masks")
+        raise FederationError(
+            "errors row by row tell every grade, and this silo shows nothing but under masks"
+        )
     proposed = None if settings["privacy"] is None else load(PrivateUpdates, settings["privacy"])
     named = [key for key in ("most-clip", "least-noise") if key in context.node_config]
     if not named:
