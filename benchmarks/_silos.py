@@ -60,7 +60,7 @@ class Silos:
             same = [each["statistics"] for each in ready if each["ready"] and not each["detail"]]
             if told["statistics"] and same == [told["statistics"]] * len(NAMES):
                 return
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.2)
         raise RuntimeError("the silos were not up in time")
 
     def memory(self) -> float:
@@ -70,6 +70,15 @@ class Silos:
             status = Path(f"/proc/{process.pid}/status").read_text()
             total += int(status.partition("VmRSS:")[2].split()[0])
         return total / 1024
+
+    def processor(self) -> dict[str, float]:
+        """Processor seconds that each process has used."""
+        tick = os.sysconf("SC_CLK_TCK")
+        fields = {
+            name: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            for name, process in self.processes.items()
+        }
+        return {name: (int(each[11]) + int(each[12])) / tick for name, each in fields.items()}
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def test_who_alternates_good_and_late_answers_holds_nobody_up(tmp_path, soak_cou
         assert times[int(0.95 * len(times))] < DEADLINE / 2
         left = [state.detail for _, state in seen if state.status == "late"]
         assert left
-        assert all("slow lately, not waited for" in detail for detail in left)
+        assert all("slow or failing lately, not waited for" in detail for detail in left)
         assert any(state.status == "answered" for _, state in seen)  # what comes in time is used
 
 
@@ -95,13 +95,28 @@ def test_trust_comes_back_with_answers_in_time(tmp_path):
         assert broker.silos[HOSTILE].breaker.on_trial
         silo.moods = cycle([DEADLINE / 3])
         [(_, first)] = loop.run(timed(broker, 1, 1))
-        assert "slow lately" in first.detail
+        assert "slow or failing lately" in first.detail
         for _ in range(MOST_DEBT):
             loop.run(timed(broker, 4, 4))
             if not broker.silos[HOSTILE].breaker.on_trial:
                 break
         [(_, last)] = loop.run(timed(broker, 1, 1))
         assert last.status == "answered"
+
+
+def test_a_search_that_tries_a_failing_silo_again_does_not_wait_for_it(tmp_path):
+    """It failed at once, and then hangs."""
+    silo = Moody(HOSTILE, [0.0])
+    silo.behave = (500, b"text/plain", b"")
+    with federation(tmp_path, silo) as (loop, broker):
+        loop.run(timed(broker, 3, 1))
+        silo.moods = cycle([5.0])
+        until = time.monotonic() + 30
+        while broker.silos[HOSTILE].breaker.state != "half open" and time.monotonic() < until:
+            time.sleep(0.02)
+        [(seconds, state)] = loop.run(timed(broker, 1, 1))
+        assert state.status == "late"
+        assert seconds < DEADLINE / 2
 
 
 def test_the_only_silo_that_is_asked_is_waited_for(tmp_path):

@@ -7,9 +7,9 @@ closed ── failures in a row ──▶ open ── pause over ──▶ half 
 Only what the silo did counts. It is not to blame for a queue that our own searches made: while it answers
 others, a late answer means that it is busy.
 
-A silo that answers often enough to stay closed, and is late often enough to hold searches to the deadline, is
-put on trial: searches take its answer if it comes about as soon as the others', and do not wait for it. Every
-delay of its own making is a debt of `TIMELY` answers; above `TRIAL` the silo is on trial until all is paid.
+The search that tries it again waits for it no longer than for the others, nor does any search for a silo on
+trial: one that answers often enough to stay closed, and is late often enough to hold searches up.
+Every delay of its own making is a debt of `TIMELY` answers; above `TRIAL` it is on trial until all is paid.
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ class Breaker:
             self._probing = True
             return True
         return state == "closed"
+
+    @property
+    def trusted(self) -> bool:
+        """Whether a search waits for it until the deadline."""
+        return not self.on_trial and self.state == "closed"
 
     @property
     def wait(self) -> float:

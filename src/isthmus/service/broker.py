@@ -143,7 +143,7 @@ def _unanswered(silo: SiloLine, task: _Asking, question: _Question, *, others: b
     follow = asyncio.create_task(_follow(silo, task, question))
     silo.trials.add(follow)
     follow.add_done_callback(silo.trials.discard)
-    return silo.status("late", "slow lately, not waited for")
+    return silo.status("late", "slow or failing lately, not waited for")
 
 
 async def _follow(silo: SiloLine, task: _Asking, question: _Question) -> None:
@@ -254,7 +254,7 @@ class Broker:
         admitted = [silo for silo in silos if silo.breaker.admits()]
         tasks = {silo.name: asyncio.create_task(self._ask(silo, question)) for silo in admitted}
         try:
-            trials = {tasks[silo.name] for silo in admitted if silo.breaker.on_trial}
+            trials = {tasks[silo.name] for silo in admitted if not silo.breaker.trusted}
             await _wait(set(tasks.values()) - trials, trials, question)
         except asyncio.CancelledError:
             for silo in admitted:
