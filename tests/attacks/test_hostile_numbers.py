@@ -9,12 +9,14 @@ import logging
 import zipfile
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from isthmus.errors import ProtocolError
 from isthmus.service import statistics
+from isthmus.service.evidence import FIRST, SECOND
 from isthmus.service.figures import (
     FIELD_TABLES,
     MOST_DOCUMENTS,
@@ -23,9 +25,11 @@ from isthmus.service.figures import (
     Figures,
     family_of,
 )
+from isthmus.service.learned import Learned, Line, Look
 from isthmus.service.lines import Reply
 from isthmus.service.node import Node
 from isthmus.service.settings import Encoder, NodeSettings, SharedStatistics, Source
+from isthmus.service.space import Space
 from isthmus.service.statistics import Exchange, etag
 from isthmus.service.wire import STATISTICS_TYPE, Search
 
@@ -312,3 +316,66 @@ def test_a_sum_that_fails_a_nodes_own_search_does_not_replace_the_old_one(settin
                 node.share(honest("west", documents=12).to_bytes())
         assert scores(node) == before
         assert node.ready().statistics == version
+
+
+def ranker(space, *, scale=1.0, weights=1.0, shown=(1.0, 0.0)):
+    """A ranker as a broker hands it out; the weights of its second look take turns in sign."""
+    signs = np.array([(-1.0) ** at for at in range(len(SECOND))])
+    first = Look(np.zeros(len(FIRST)), np.full(len(FIRST), scale), np.full(len(FIRST), weights), 0.0)
+    second = Look(np.zeros(len(SECOND)), np.full(len(SECOND), scale), weights * signs, 0.0)
+    return Learned(space, first, second, Line(*shown)).to_bytes()
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-300])
+def test_a_node_keeps_the_old_ranker_when_the_broker_sends_an_impossible_one(settings, scale):
+    with opened(settings) as node:
+        node.adopt_directions(node.directions("broker"))
+        space = node.index.snapshot.encoder.fingerprint
+        node.adopt(ranker(space), "broker")
+        before = scores(node)
+        with pytest.raises(ProtocolError):
+            node.adopt(ranker(space, scale=scale, weights=1e12), "broker")
+        assert scores(node) == before
+    with opened(settings) as node:  # and after a restart
+        assert scores(node) == before
+
+
+def test_a_ranker_is_tried_on_a_query_before_it_replaces_the_old_one(settings, monkeypatch):
+    """Whatever its numbers are, if a search fails with it."""
+    with opened(settings) as node:
+        node.adopt_directions(node.directions("broker"))
+        space = node.index.snapshot.encoder.fingerprint
+        node.adopt(ranker(space), "broker")
+        before = scores(node)
+        with monkeypatch.context() as patched:
+            patched.setattr(Look, "__call__", lambda self, table: np.full(len(table), np.nan))
+            with pytest.raises(ProtocolError):
+                node.adopt(ranker(space, weights=2.0), "broker")
+        assert scores(node) == before
+
+
+@pytest.mark.parametrize(("name", "factor"), [("rarity", 1e300), ("components", 1e30)])
+def test_directions_of_absurd_numbers_are_refused(settings, name, factor):
+    """Vectors of them would be no numbers."""
+    with opened(settings) as node:
+        own = Space.from_bytes(node.directions("broker"))
+        with pytest.raises(ProtocolError):
+            node.adopt_directions(replace(own, **{name: getattr(own, name) * factor}).to_bytes())
+        node.adopt_directions(own.to_bytes())
+
+
+def test_a_ranker_that_the_silos_own_hits_bend_beyond_all_bounds_is_refused(settings, monkeypatch):
+    """Or the node would not start again with the file of it."""
+    with opened(settings) as node:
+        node.adopt_directions(node.directions("broker"))
+        honest_one = ranker(node.index.snapshot.encoder.fingerprint)
+        node.adopt(honest_one, "broker")
+        before = scores(node)
+        bent = SimpleNamespace(
+            bent=lambda learned: learned.calibrated(Line(float("nan"), 1.0)), curves=lambda *_: []
+        )
+        monkeypatch.setattr(node, "_lesson", ("broker", bent))
+        with pytest.raises(ProtocolError):
+            node.adopt(honest_one, "broker")
+    with opened(settings) as node:
+        assert scores(node) == before

@@ -31,7 +31,7 @@ from isthmus.tables.ids import FloatArray
 
 MOST_BYTES = 1 << 20
 LARGEST = 1e12
-"""The largest number of a model: margins of such are still numbers."""
+"""The largest number of a model, and of one divided by a scale: margins of such are still numbers."""
 LOOK = ("centre", "scale", "weights")
 LEAST_SLOPE = 0.05
 """A retriever whose own probability hardly moves with its evidence has no weight to tell."""
@@ -205,7 +205,8 @@ def _columns(arrays: Mapping[str, Any], name: str, size: int) -> dict[str, Float
     held = {part: np.asarray(arrays[f"{name}.{part}"], dtype=np.float64) for part in LOOK}
     if not all(values.shape == (size,) and np.isfinite(values).all() for values in held.values()):
         raise ValueError("columns of another number")
-    if max(np.abs(values).max() for values in held.values()) > LARGEST or held["scale"].min() <= 0:
+    bounded = max(np.abs(values).max() for values in held.values()) <= LARGEST
+    if not bounded or held["scale"].min() < 1 / LARGEST:
         raise ValueError("columns that no margin can be worked out from")
     return held
 

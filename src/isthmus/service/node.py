@@ -394,11 +394,17 @@ class Node:
         return self._lesson[1]
 
     def adopt(self, data: bytes, peer: str) -> None:
-        """Search with what was learned, probabilities bent to the silo's own hits; forget the rows."""
+        """Search with what was learned, probabilities bent to the silo's own hits; forget the rows.
+
+        A ranker that a search fails with is a ProtocolError; the one before it stays.
+        """
         learned = Learned.from_bytes(data)
         with self._learning:
             if self._lesson is not None and self._lesson[0] == peer:
-                learned = self._lesson[1].bent(learned)
+                learned = Learned.from_bytes(self._lesson[1].bent(learned).to_bytes())
+            snapshot = self.index.snapshot
+            check_scores(snapshot, self._some_text(snapshot), learned)
+            if self._lesson is not None and self._lesson[0] == peer:
                 curves = self._lesson[1].curves(learned, self.settings.silo)
                 if curves and self._judged.publish_once():
                     save_curves(curves, self._curves_file)

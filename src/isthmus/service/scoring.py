@@ -66,11 +66,13 @@ def check_scores(snapshot: Snapshot, query: str, scorer: Scorer | None = None) -
         if scorer is not None:
             scored = scorer.score(snapshot, found)
             values.append(scored.scores[scored.order])
+            if scored.probabilities is not None:
+                values.append(scored.probabilities)
         usable = all(np.isfinite(each).all() for each in values)
     except Exception as error:  # whatever it is, it would fail every search
-        raise ProtocolError("statistics that no query can be scored with") from error
+        raise ProtocolError("numbers that no query can be scored with") from error
     if not usable:
-        raise ProtocolError("statistics that give scores which are not finite")
+        raise ProtocolError("numbers that give scores which are not finite")
 
 
 def try_on_query(figures: Figures, family: HashFamily | None = None) -> None:

@@ -40,6 +40,8 @@ LEAST_DOCUMENTS = 2
 FITTED_ON = 20_000
 """Documents that a silo's directions come from at most."""
 MOST_WORDS = 1 << 18
+MOST_RARITY, MOST_COMPONENT = 1e3, 1e6
+"""Far more than a word of any collection has, and small enough that vectors stay numbers."""
 MOST_BYTES = MOST_WORDS * (16 + 4 * DIMENSIONS) + (1 << 16)
 
 Names = NDArray[np.uint64]
@@ -133,7 +135,9 @@ class Space:
         except (KeyError, ValueError, TypeError) as error:
             raise DataError("is not a whole space", text=str(error)) from error
         whole = rarity.shape == words.shape == components.shape[:1] and components.ndim == 2
-        sound = whole and bool(np.isfinite(components).all() and np.isfinite(rarity).all())
+        sound = whole and bool(
+            (np.abs(components) <= MOST_COMPONENT).all() and (np.abs(rarity) <= MOST_RARITY).all()
+        )
         if not sound or (words[1:] <= words[:-1]).any():
             raise DataError("is not a whole space")
         return told
