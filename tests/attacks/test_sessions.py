@@ -59,6 +59,8 @@ class TestCookie:
         headers = [(b"cookie", f"{COOKIE}=set-by-a-neighbour".encode())]
         assert rooms.session_in({"scheme": "https", "headers": headers}) is None
         assert rooms.session_in({"scheme": "http", "headers": headers}) == "set-by-a-neighbour"
+        behind = [*headers, (b"origin", b"https://search.example")]
+        assert rooms.session_in({"scheme": "http", "headers": behind}) is None
 
     def test_signing_out_ends_the_session_itself(self, site):
         page, _ = signed_in(site)

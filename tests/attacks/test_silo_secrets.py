@@ -12,7 +12,15 @@ from starlette.testclient import TestClient
 from isthmus.errors import ConfigError, DataError, ServiceError
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
-from isthmus.service.settings import NodeSettings, Policy, SharedStatistics, Source
+from isthmus.service.running import warn_of_open_files
+from isthmus.service.settings import (
+    NodeSettings,
+    Policy,
+    SharedStatistics,
+    Source,
+    literal_secrets,
+    read_broker,
+)
 from isthmus.service.sources import read
 
 TELLING = "patients/ada-lovelace-hiv-2024.txt"
@@ -83,6 +91,41 @@ def test_what_a_node_writes_is_its_owners_alone(papers, tmp_path):
     assert not open_to_others
 
 
+@pytest.mark.parametrize(
+    ("key", "mode", "warned"),
+    [("", 0o644, False), ("hush", 0o600, False), ("env:KEY", 0o644, False), ("hush", 0o644, True)],
+)
+def test_a_secret_in_a_file_that_others_read_is_warned_of(tmp_path, caplog, key, mode, warned):
+    config = tmp_path / "broker.toml"
+    config.write_text(f'node_key = "{key}"\n[silos.north]\nurl = "http://127.0.0.1:1"\n')
+    config.chmod(mode)
+    warn_of_open_files(config, read_broker(config))
+    assert ("node_key" in caplog.text) == warned
+    assert "hush" not in caplog.text
+
+
+def test_an_address_with_a_password_is_a_secret():
+    sources = [Source("sql", url=url, query="SELECT 1") for url in SECRET_URLS]
+    assert [literal_secrets(each) for each in sources] == [["url"], ["url"], [], []]
+
+
+def test_a_folder_that_others_open_is_warned_of(tmp_path, caplog):
+    (tmp_path / "broker").mkdir(mode=0o700)
+    config = tmp_path / "broker.toml"
+    config.write_text('[silos.north]\nurl = "http://127.0.0.1:1"\n')
+    warn_of_open_files(config, read_broker(config))
+    assert not caplog.text
+    (tmp_path / "broker").chmod(0o755)
+    warn_of_open_files(config, read_broker(config))
+    assert "chmod 700" in caplog.text
+
+
+SECRET_URLS = (
+    "postgresql://reader:hush@127.0.0.1/papers",
+    "postgresql:///papers?password=hush",
+    "postgresql://127.0.0.1/papers",
+    "env:DB",
+)
 BEYOND = ["db.example", "10.0.0.7", "::ffff:10.0.0.7", "127.0.0.1,db.example"]
 LOCAL = ["127.0.0.1", "localhost", "::1", "/run/postgresql", "127.0.0.1,/run/postgresql", ""]
 

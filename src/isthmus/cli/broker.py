@@ -34,11 +34,12 @@ def _broker_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _broker(asked: argparse.Namespace) -> None:
-    from isthmus.service.running import end_with_stdin, log_to_stderr, run_broker
+    from isthmus.service.running import end_with_stdin, log_to_stderr, run_broker, warn_of_open_files
     from isthmus.service.settings import read_broker
 
     settings = read_broker(asked.config, asked.changes)
     log_to_stderr(access=not asked.quiet)
+    warn_of_open_files(Path(asked.config), settings)
     if asked.learn:
         _learn(asked, settings)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus.cli.command import Command, add_json, add_serving, add_settings, print_json, say
@@ -36,9 +37,16 @@ def _run(asked: argparse.Namespace) -> None:
     if asked.index_only or asked.export_judgements:
         _offline(asked, settings)
         return
-    from isthmus.service.running import end_with_stdin, log_to_stderr, run_node, run_training
+    from isthmus.service.running import (
+        end_with_stdin,
+        log_to_stderr,
+        run_node,
+        run_training,
+        warn_of_open_files,
+    )
 
     log_to_stderr(access=not asked.quiet)
+    warn_of_open_files(Path(asked.config), settings)
     if asked.until_eof:
         end_with_stdin()
     if asked.training_only:

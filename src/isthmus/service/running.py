@@ -27,7 +27,7 @@ from isthmus.service.limits import moment
 from isthmus.service.node import Node, alone, open_ledger
 from isthmus.service.node_api import node_app
 from isthmus.service.security import ApiKeys
-from isthmus.service.settings import BrokerSettings, NodeSettings, SiloTraining
+from isthmus.service.settings import BrokerSettings, NodeSettings, SiloTraining, literal_secrets
 from isthmus.service.silo_training import ENVIRONMENT, LONGEST, SHORTEST, Part, take_part
 
 PATIENCE = 10.0
@@ -110,6 +110,16 @@ def run_broker(settings: BrokerSettings, *, started: Callable[[str], None] = lam
     app = broker_app(Broker(settings))
     serving = server(app, host=settings.host, port=settings.port, tls=tls, limits=settings.limits)
     _serve(serving, settings.host, started)
+
+
+def warn_of_open_files(config: Path, settings: NodeSettings | BrokerSettings) -> None:
+    """Say what other users of this machine can read and should not."""
+    keys = literal_secrets(settings)
+    if keys and config.stat().st_mode & 0o044:
+        message = "%s has a secret (%s) and can be read by others: chmod 600 it, or write env:NAME there"
+        _log.warning(message, config, ", ".join(keys))
+    if settings.folder.is_dir() and settings.folder.stat().st_mode & 0o055:
+        _log.warning("%s can be opened by others: chmod 700 %s", settings.folder, settings.folder)
 
 
 def _warn_of_endings(keys: Path | None) -> None:

@@ -96,8 +96,13 @@ class Sessions:
 
 
 def session_in(scope: Scope) -> str | None:
-    """The session's id in a request; over TLS only from the cookie that no other host can set."""
-    names = (SECURE_COOKIE,) if scope.get("scheme") == "https" else (SECURE_COOKIE, COOKIE)
+    """The session's id in a request; over TLS only from the cookie that no other host can set.
+
+    A proxy may speak TLS for us: a browser that sends something says in `Origin` how it reached the page.
+    """
+    origins = [value for name, value in scope["headers"] if name == b"origin"]
+    secure = scope.get("scheme") == "https" or any(each.startswith(b"https:") for each in origins)
+    names = (SECURE_COOKIE,) if secure else (SECURE_COOKIE, COOKIE)
     cookies = [value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie"]
     parts = [part.strip().partition("=") for cookie in cookies for part in cookie.split(";")]
     present = {name: value for name, _, value in reversed(parts)}

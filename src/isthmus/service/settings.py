@@ -449,6 +449,25 @@ def secret(text: SecretText, key: str) -> str:
     return os.environ[name]
 
 
+def literal_secrets(settings: Any) -> list[str]:
+    """The keys of settings that have a secret in the file itself: a key, or an address with a password."""
+    if isinstance(settings, Mapping):
+        return [key for item in settings.values() for key in literal_secrets(item)]
+    if isinstance(settings, tuple):
+        return [key for item in settings for key in literal_secrets(item)]
+    if not is_dataclass(settings):
+        return []
+    keys: list[str] = []
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if each.type != "SecretText":
+            keys += literal_secrets(value)
+        elif value not in ("", each.default) and not value.startswith("env:"):
+            is_open = each.name == "url" and not (urlsplit(value).password or "password=" in value)
+            keys += [] if is_open else [each.name]
+    return keys
+
+
 def _rooted(value: T, root: Path) -> T:
     """The same configuration with every relative path meant from `root`."""
     return _moved(value, root)  # type: ignore[no-any-return]
