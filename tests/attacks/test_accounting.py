@@ -220,6 +220,22 @@ def test_a_node_with_releases_and_no_ledger_refuses_to_start(settings: NodeSetti
     assert not (settings.folder / "ledger.db").exists()
 
 
+@pytest.mark.parametrize("left", ["documents.db", "index"])
+def test_a_node_with_documents_and_no_ledger_refuses_to_start(settings: NodeSettings, left: str) -> None:
+    """Whoever puts back the documents and forgets the rest would have every budget anew."""
+    with node(settings, *texts()) as opened:
+        opened.statistics(PEER)
+    for path in settings.folder.iterdir():
+        if not path.name.startswith(left):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(DataError, match=r"the ledger is lost: .* \(put its newest copy back"):
+        Node(settings)
+    Ledger.after_loss(settings.ledger, spent=1.0, budget=Budget(epsilon=9.0)).close()
+    with node(settings, *texts()) as opened:
+        opened.statistics(PEER)
+        assert opened.ledger.spent("d1") == 2.0
+
+
 @pytest.mark.parametrize("also", [(), ("ledger.db.tally",)], ids=["tally", "tally lost"])
 def test_an_older_ledger_is_noticed(settings: NodeSettings, tmp_path: Path, also, soak_count) -> None:
     """The attack: put the ledger of before the first release back, have noise drawn anew, do it again."""
@@ -276,6 +292,9 @@ def test_sketches_notice_it_too(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "copy.tally", folder.path / "silo.ledger.tally")
     with pytest.raises(DataError, match=r"an older ledger: .*body\.sketch was written at"):
         folder.ledger()
+    lose(folder.path, "silo.ledger", also=("silo.ledger.tally", "body.sketch"))
+    with pytest.raises(DataError, match=r"the ledger is lost: .*body\.words is there"):
+        folder.build(documents(first=OTHERS[0]), ("body",), budget=Budget(4.0))
 
 
 def test_the_ledger_of_another_silo_is_refused(tmp_path: Path) -> None:

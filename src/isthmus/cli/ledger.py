@@ -102,9 +102,8 @@ def _file(path: str) -> Path:
         return Path(path)
     from isthmus.private.store import LEDGER
 
-    served = any(
-        (Path(path) / name).exists() for name in ("ledger.db", "ledger.db.tally", "released.statistics")
-    )
+    marks = ("ledger.db", "ledger.db.tally", "released.statistics", "documents.db", "feedback.key", "index")
+    served = any((Path(path) / name).exists() for name in marks)
     return Path(path) / ("ledger.db" if served else LEDGER)
 
 

@@ -92,9 +92,12 @@ class SiloFolder:
     def ledger(self, budget: Budget | None = None) -> Ledger:
         """The silo's ledger; a new one needs a budget, one that is lost or older than a sketch is refused."""
         path = self.path / LEDGER
-        sketches = [file for name in FIELDS if (file := self.path / f"{name}.sketch").exists()]
-        if sketches and not path.exists():
-            raise lost(path, sketches[0])
+        sketches, words = (
+            [file for name in FIELDS if (file := self.path / f"{name}.{kind}").exists()]
+            for kind in ("sketch", "words")
+        )
+        if (sketches or words) and not path.exists():
+            raise lost(path, (sketches or words)[0])
         ledger = Ledger(path, budget)
         try:
             for file in sketches:

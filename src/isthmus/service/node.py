@@ -54,6 +54,8 @@ OWN = ("documents.db*", "ledger.db*", "index", "index/*", "flower", "*.statistic
 """What a node writes into its folder."""
 READABLE = 10.0
 """Seconds that a change waits to be searchable before it is answered anyway."""
+LATER = ("documents.db", "index", "feedback.key")
+"""What a node's folder has only after it has a ledger."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -511,8 +513,9 @@ def open_ledger(settings: NodeSettings) -> Ledger:
             expected=f"what was spent in one of them: move {usual} and {usual}.tally there",
         )
     if not path.exists():
-        if released_file(settings).exists():
-            raise lost(path, released_file(settings))
+        for file in (released_file(settings), *(settings.folder / name for name in LATER)):
+            if file.exists():
+                raise lost(path, file)
         path.parent.mkdir(parents=True, exist_ok=True)
         return _opened(settings, budget)
     ledger = _opened(settings)
