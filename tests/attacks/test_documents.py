@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import DataError
+from isthmus.service import sources
 from isthmus.service.parser_process import Parser
 from isthmus.service.parsing import READERS, Reading
 from isthmus.service.searching import _pattern, snippet
@@ -195,6 +196,39 @@ def test_a_parser_that_is_killed_costs_one_file(tmp_path):
     assert len(answers) == 30
     assert len(failed) <= 1
     assert all("ended the process that read it" in str(answers[stem]) for stem in failed)
+
+
+@pytest.mark.parametrize(
+    ("put", "problem"),
+    [("link", "a link out of its source's folder"), ("folder", "a link out of"), ("pipe", "is no file")],
+)
+def test_what_takes_a_files_place_after_it_was_listed_is_not_read(put, problem, tmp_path, monkeypatch):
+    """Files are listed ahead of being read, by as long as those before them take."""
+    source, other = tmp_path / "source", tmp_path / "other"
+    for folder in (source / "below", other):
+        folder.mkdir(parents=True)
+        (folder / "a.txt").write_text("the key of the node" if folder == other else "tide")
+    (source / "b.txt").write_text("harbour")
+
+    def swapped(root, tell):
+        for path in listed(root, tell):
+            if path.name == "a.txt":
+                path.unlink()
+                if put == "pipe":
+                    os.mkfifo(path)
+                elif put == "link":
+                    path.symlink_to(other / "a.txt")
+                else:
+                    path.parent.rmdir()
+                    path.parent.symlink_to(other)
+            yield path
+
+    listed = sources._files
+    monkeypatch.setattr(sources, "_files", swapped)
+    errors = []
+    drafts = list(sources.read(Source("folder", path=source), errors.append))
+    assert [(draft.id, draft.body) for draft in drafts] == [("b.txt", "harbour")]
+    assert [problem in str(error) for error in errors] == [True]
 
 
 def test_a_parser_knows_no_secret_of_the_node(tmp_path, monkeypatch):

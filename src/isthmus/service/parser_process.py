@@ -1,7 +1,7 @@
 """Files are parsed in a process of their own, which may be ended: whatever is in a file, the node goes on.
 
     node                                    parser
-    {"path": …}                    →        soft limit of processor time from now on
+    {"path": …, "within": …}       →        soft limit of processor time from now on
     length, {"title", "body"}      ←        or {"error", "text", "cure"}
 
 The parser has limits of processor time, memory and output, no environment but what finds programs and
@@ -40,10 +40,14 @@ _UTF8 = ("utf-8", "surrogatepass")
 
 
 class Parser:
-    """The node's end of it. One thread at a time."""
+    """The node's end of it. One thread at a time.
 
-    def __init__(self, limits: Reading | None = None) -> None:
+    Files that do not lie `within` its folder, when they are opened, are not read.
+    """
+
+    def __init__(self, limits: Reading | None = None, *, within: Path | None = None) -> None:
         self.limits = limits or Reading()
+        self._within = "" if within is None else os.path.realpath(within)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Parser:
@@ -74,7 +78,7 @@ class Parser:
 
     def _send(self, path: Path, sent: deque[Path]) -> None:
         with suppress(BrokenPipeError):  # noticed where the answer is read
-            _write(self._running().stdin, {"path": os.path.abspath(path)})
+            _write(self._running().stdin, {"path": os.path.abspath(path), "within": self._within})
         sent.append(path)
 
     def _parsed(self, path: Path) -> tuple[str, str] | DataError:
@@ -182,18 +186,18 @@ def main(values: list[str]) -> None:
     _limit(resource.RLIMIT_CORE, 0)
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # what a library prints is no answer
     while (request := _read(sys.stdin.buffer)) is not None:
-        path = Path(request["path"])
+        path, within = Path(request["path"]), Path(request["within"]) if request["within"] else None
         _limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + limits.seconds)
         try:
-            _write(answers, _parsed(path, limits))
+            _write(answers, _parsed(path, limits, within))
         except MemoryError:  # of the answer itself, too; what is left of the memory is in pieces
             error = limits.beyond("memory_mb", f"{limits.memory_mb:,} MB of memory", path)
             _write(answers, _problem(error) | {"spent": True})
 
 
-def _parsed(path: Path, limits: Reading) -> dict[str, Any]:
+def _parsed(path: Path, limits: Reading, within: Path | None) -> dict[str, Any]:
     try:
-        title, body = parse(path, limits)
+        title, body = parse(path, limits, within=within)
     except DataError as error:
         return _problem(error)
     except OSError as error:

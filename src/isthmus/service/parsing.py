@@ -15,8 +15,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import unescape
 from pathlib import Path
@@ -49,16 +52,33 @@ class Reading:
         return DataError(f"takes more than {what}", file=file, cure=f"split it, or raise reading.{name}")
 
 
-def parse(path: Path, limits: Reading) -> tuple[str, str]:
-    """The title and the body of a file, by its suffix."""
-    if path.stat().st_size > LARGEST:
-        raise DataError(f"larger than {LARGEST >> 20} MB", file=path, cure="split it")
-    title, body = READERS[path.suffix.lower()](path, limits)
+def parse(path: Path, limits: Reading, *, within: Path | None = None) -> tuple[str, str]:
+    """The title and the body of a file, by its suffix; `within`: only if it really lies in this folder."""
+    with _opened(path, within) as content:
+        if content.stat().st_size > LARGEST:
+            raise DataError(f"larger than {LARGEST >> 20} MB", file=path, cure="split it")
+        title, body = READERS[path.suffix.lower()](content, limits)
+    title = title or path.stem
     if _length(title) + _length(body) > limits.characters:
         raise limits.beyond("characters", f"{limits.characters:,} characters of text", path)
     if not body.strip():  # the title may be no more than the file's name
         raise DataError("has no text", file=path, cure="a scanned PDF needs text recognition first")
     return title, body
+
+
+@contextmanager
+def _opened(path: Path, within: Path | None) -> Iterator[Path]:
+    """A name of the open file: a link or a pipe that took its place after it was listed is not read."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise DataError("is no file", file=path, cure="remove it")
+        own = os.readlink(f"/proc/self/fd/{number}") if sys.platform == "linux" else os.path.realpath(path)
+        if within is not None and not Path(own).is_relative_to(within):
+            raise DataError("is a link out of its source's folder", file=path, cure="remove it")
+        yield Path(f"/dev/fd/{number}")
+    finally:
+        os.close(number)
 
 
 def _length(text: str) -> int:
@@ -81,7 +101,7 @@ def _text(path: Path) -> str:
 
 
 def _plain(path: Path, limits: Reading) -> tuple[str, str]:
-    return path.stem, _text(path)
+    return "", _text(path)
 
 
 # Possessive quantifiers (`++`) give nothing back, so a heading that does not match is read once.
@@ -93,10 +113,10 @@ def _markdown(path: Path, limits: Reading) -> tuple[str, str]:
     text = _text(path)
     heading = _HEADING.search(text)
     if heading is None:
-        return path.stem, text
+        return "", text
     title = heading.group(1).rstrip().rstrip("#").rstrip()
     rest = text[: heading.start()] + text[heading.end() :].removeprefix("\n")
-    return (title, rest) if title and rest.strip() else (path.stem, text)
+    return (title, rest) if title and rest.strip() else ("", text)
 
 
 # A tag's name, and the rest up to `>`, which may stand inside a quoted value.
@@ -183,7 +203,7 @@ class _Page:
 
 def _html(path: Path, limits: Reading) -> tuple[str, str]:
     title, body = _Page(_text(path)).read()
-    return _tidy(_resolved(title)).replace("\n", " ") or path.stem, _tidy(_resolved(body))
+    return _tidy(_resolved(title)).replace("\n", " "), _tidy(_resolved(body))
 
 
 def _resolved(text: str) -> str:
@@ -202,7 +222,7 @@ def _pdf(path: Path, limits: Reading) -> tuple[str, str]:
     except ImportError as error:
         if shutil.which("pdftotext") is None:
             raise DataError("PDF files need pypdf", file=path, cure="pip install 'isthmus[pdf]'") from error
-        return path.stem, _pdftotext(path, limits)
+        return "", _pdftotext(path, limits)
     try:
         pages = PdfReader(path, strict=False)
         title = pages.metadata.title if pages.metadata is not None else None
@@ -210,7 +230,7 @@ def _pdf(path: Path, limits: Reading) -> tuple[str, str]:
         if count > limits.pages:
             raise limits.beyond("pages", f"{limits.pages:,} pages: it has {count:,}", path)
         texts = (page.extract_text() for page in pages.pages)
-        return str(title or "").strip() or path.stem, _tidy("\n".join(_within(texts, limits, path)))
+        return str(title or "").strip(), _tidy("\n".join(_within(texts, limits, path)))
     except (DataError, MemoryError):
         raise
     except Exception as error:  # pypdf raises whatever a broken file makes it stumble over
@@ -228,9 +248,9 @@ def _within(texts: Iterator[str], limits: Reading, path: Path) -> Iterator[str]:
 
 
 def _pdftotext(path: Path, limits: Reading) -> str:
-    done = subprocess.run(
-        ["pdftotext", "-q", "-enc", "UTF-8", os.fspath(path), "-"], capture_output=True, check=False
-    )
+    command = ["pdftotext", "-q", "-enc", "UTF-8", "-", "-"]
+    with path.open("rb") as content:
+        done = subprocess.run(command, stdin=content, capture_output=True, check=False)
     if done.returncode:
         raise DataError("is not a PDF that can be read", file=path)
     if done.stdout.count(b"\f") > limits.pages:
@@ -249,4 +269,4 @@ READERS: dict[str, Callable[[Path, Reading], tuple[str, str]]] = {
     ".xhtml": _html,
     ".pdf": _pdf,
 }
-"""What turns a file into title and body, by its suffix."""
+"""What turns a file into title, empty if it has none, and body, by its suffix."""

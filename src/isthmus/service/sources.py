@@ -167,7 +167,7 @@ def _folder(source: Source, tell: Tell, limits: Reading | None) -> Iterator[Draf
     root = _path(source)
     if not root.is_dir():
         raise DataError("is not a folder", file=root, cure="check the source's path")
-    with Parser(limits) as parser:
+    with Parser(limits, within=root) as parser:
         for path, parsed in parser.parse_all(_files(root, tell)):
             try:
                 if isinstance(parsed, DataError):
