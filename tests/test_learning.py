@@ -317,7 +317,7 @@ def test_nodes_learn_over_their_api_from_what_people_said(tmp_path):
         for node in held:
             answer = node.searcher.search(Search(query="tide wave", explain=True), snippets=False)
             assert answer.hits[0].probability > 0.5
-            curves = node.calibration().curves
+            curves = node.calibration("anonymous").curves
             assert {curve.source for curve in curves} == {"validation"}
             assert min(bin.count for curve in curves for bin in curve.bins) >= 10
             told = node.release().departures

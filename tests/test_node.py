@@ -372,6 +372,18 @@ def test_validation_curves_are_shown(settings, tmp_path):
         assert [each["kept"] for each in told["thresholds"]][-1] == 1
 
 
+def test_curves_are_in_the_ledger_before_they_leave(settings, tmp_path):
+    """They are made of judgements: what they say of single ones has no guarantee."""
+    save_curves([reliability_curve([0.1, 0.9], [0, 1], silo="north")], tmp_path / "curves.json")
+    with serving(settings) as client:
+        client.get("/calibration")
+        assert client.get("/release").json()["departures"] == []
+    with serving(replace(settings, models=Models(reliability=tmp_path / "curves.json"))) as client:
+        assert client.get("/calibration").json()["curves"]
+        (row,) = client.get("/release").json()["departures"]
+        assert (row["kind"], row["guarantee"], row["peer"]) == ("sums", "no DP guarantee", "anonymous")
+
+
 def test_a_node_knows_its_broker_by_certificate(settings, tmp_path):
     authority = Authority.at(tmp_path / "keys")
     north = authority.issue("north", clients=False)

@@ -132,7 +132,7 @@ def test_bars_that_differ_in_one_query(tmp_path):
 
 
 def curves(node):
-    return [curve.model_dump() for curve in node.calibration().curves]
+    return [curve.model_dump() for curve in node.calibration("anonymous").curves]
 
 
 def test_curves_before_and_after_a_judgement(tmp_path):

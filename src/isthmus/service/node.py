@@ -433,7 +433,7 @@ class Node:
             Judgement(said.query, document, said.relevant, peer, time.time(), chance, evidence, said.person)
         )
 
-    def calibration(self) -> wire.Calibration:
+    def calibration(self, peer: str) -> wire.Calibration:
         """How reliable the probabilities are: on validation, and by what people said."""
         models = self.settings.models
         named = models.ranker or models.fuser or models.reliability
@@ -441,9 +441,9 @@ class Node:
         with self._learning:
             self._judged.refresh()
         files = (path, self._judged.curves_file)
-        return wire.Calibration(
-            curves=[curve for file in files for curve in validation_curves(file, self.settings.silo)]
-        )
+        curves = [curve for file in files for curve in validation_curves(file, self.settings.silo)]
+        self.note("sums", peer, len(curves), "reliability curves of judged hits")
+        return wire.Calibration(curves=curves)
 
     def release(self) -> wire.Release:
         """What left the silo, and what may still leave."""

@@ -278,8 +278,8 @@ class NodeApi:
 
     async def calibration(self, request: Request) -> Response:
         """How reliable the probabilities are."""
-        self._allowed(request, "known")
-        return _json(await self._apart(self.node.calibration))
+        peer, _ = self._allowed(request, "known")
+        return _json(await self._apart(self.node.calibration, peer))
 
     async def health(self) -> Response:
         """Alive."""
