@@ -253,6 +253,16 @@ class TestOnce:
         with pytest.raises(Refused, match="clocks"):
             Once(clock=lambda: 0.0).admit("broker", "a", sent)
 
+    def test_a_restart_forgets_no_message(self):
+        """What the process before this one may have seen is not accepted, however fresh it is."""
+        now = [100.0]
+        Once(clock=lambda: now[0]).admit("broker", "a", 100.0)
+        now[0] = 105.0
+        again = Once(clock=lambda: now[0])
+        with pytest.raises(Refused, match="started"):
+            again.admit("broker", "a", 100.0)
+        again.admit("broker", "b", 104.9)
+
     def test_memory_is_bounded_and_forgets_nothing_too_early(self):
         now = [0.0]
         once = Once(window=10, clock=lambda: now[0])

@@ -60,7 +60,9 @@ def log_to_stderr(*, access: bool = True) -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [out], False
         logger.setLevel(logging.INFO if access or name != "isthmus.access" else logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line for every stranger's garbage
+    uvicorn = logging.getLogger("uvicorn.error")
+    uvicorn.handlers, uvicorn.propagate = [out], False
+    uvicorn.setLevel(logging.ERROR)  # not a line for every stranger's garbage
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what a file lacks is told once, by us
 
 

@@ -38,6 +38,8 @@ PEER = "isthmus.peer"
 """Where in a scope's `extensions` the other side's certificate is."""
 CONNECTION = "isthmus.connection"
 """Where in a scope the connection is that the request came over."""
+STARTING = 1.0
+"""Seconds that a process takes at least until it answers, in which none before it did."""
 _DAY = 86400.0
 
 P = TypeVar("P")
@@ -253,20 +255,24 @@ class Once:
     """Refuses a message seen before, and one that is too old or too new to tell.
 
     Messages are remembered as long as their time stamp would be accepted, so memory is bounded by the
-    traffic of two windows.
+    traffic of two windows. What was sent before this began may have been seen by a process before it.
     """
 
     def __init__(self, *, window: float = 60.0, clock: Callable[[], float] = time.time) -> None:
         self.window, self._clock = window, clock
         self._new: set[tuple[str, str]] = set()
         self._old: set[tuple[str, str]] = set()
-        self._turned = clock()
+        self._began = self._turned = clock()
 
     def admit(self, caller: str, nonce: str, sent: float) -> None:
         """Note a message of this caller; Refused if it is a replay."""
         now = self._clock()
         if not abs(now - sent) <= self.window:
             raise Refused("the message is too old or from the future: compare the clocks")
+        if sent < self._began - STARTING:
+            raise Refused(
+                "the message is from before this server started: send another, or compare the clocks"
+            )
         if now - self._turned > 2 * self.window:
             self._new, self._old, self._turned = set(), self._new, now
         if (caller, nonce) in self._new or (caller, nonce) in self._old:
