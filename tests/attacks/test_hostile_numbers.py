@@ -197,6 +197,42 @@ def test_a_silo_of_another_form_does_not_stop_the_others():
     assert set(exchange.problems) == {"west"}
 
 
+@pytest.mark.parametrize("cells", [0, 63, 65])
+def test_private_statistics_of_other_cells_than_they_declare_are_left_out(cells):
+    family = family_of("a key that is long enough", 64)
+    east, north = (Talker(name, honest(name).noised(family, 1.0)) for name in ("east", "north"))
+    other = {TEXT: np.ones(cells, np.int64)}
+    west = Talker("west", forged(honest("west").noised(family, 1.0), arrays=other))
+    exchange = exchanged(west, east, north)
+    assert east.sums[-1].silos == ("east", "north")
+    assert set(exchange.problems) == {"west"}
+
+
+def test_no_error_ends_the_exchange_of_statistics(monkeypatch, caplog):
+    """It would end for all silos, and until the broker is started again."""
+    monkeypatch.setattr(statistics, "EAGER", 0.0)
+    monkeypatch.setattr(statistics, "UNEASY", 0.0)
+    east = Talker("east", honest("east"))
+    exchange, failures = Exchange([east]), iter([ValueError("unforeseen"), KeyError("too")])
+    own = exchange.once
+
+    async def once():
+        for error in failures:
+            raise error
+        await own()
+
+    async def until_summed():
+        running = asyncio.create_task(exchange.run())
+        while not east.sums and not running.done():
+            await asyncio.sleep(0.01)
+        running.cancel()
+
+    monkeypatch.setattr(exchange, "once", once)
+    asyncio.run(until_summed())
+    assert east.sums
+    assert "unforeseen" in caplog.text
+
+
 def test_statistics_of_far_more_documents_than_the_silo_says_elsewhere_are_left_out():
     east = Talker("east", honest("east"))
     west = Talker("west", honest("west", documents=MOST_DOCUMENTS))

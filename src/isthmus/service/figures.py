@@ -231,6 +231,7 @@ class Figures:
             "ε": (self.epsilon is None) == (self.form == "exact"),
             "tables": set(self.tables) in ({TEXT}, {TEXT, *FIELD_TABLES}) and len(sizes) == 1,
             "terms": max(sizes, default=0) <= (MOST_TERMS if silos == 1 else 2 * MOST_TERMS),
+            "cells": self.form == "exact" or all(self.hashing.endswith(f"-1x{size}") for size in sizes),
         }
         if broken := [name for name, holds in rules.items() if not holds]:
             raise ProtocolError(f"collection statistics out of bounds: {', '.join(broken)}")

@@ -69,10 +69,13 @@ class Exchange:
         self.problems: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Exchange again and again."""
+        """Exchange again and again, whatever a silo has sent."""
         pause = EAGER
         while True:
-            await self.once()
+            try:
+                await self.once()
+            except Exception:
+                _log.exception("statistics could not be exchanged, which is tried again")
             settled = self._holders >= self._sharing
             pause = EAGER if self._changed else min(2 * pause, CALM if settled else UNEASY)
             self._changed = False
