@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -109,6 +110,17 @@ def few_open(connections, most, seconds=10.0):
     return still_open(connections) <= most
 
 
+def answered(connections, least, seconds=5.0):
+    """Whether at least so many have an answer or their end, well before a body is given up by itself."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ready, _, _ = select.select(connections, [], [], 0)
+        if len(ready) >= least:
+            return True
+        time.sleep(0.02)
+    return False
+
+
 def drip(connection, part, seconds=10.0):
     """Send a part again and again, until the other side closes: whether it did within these seconds."""
     until = time.monotonic() + seconds
@@ -137,6 +149,23 @@ def test_stalled_bodies_do_not_shut_out_the_signed_in(tmp_path, address, soak_co
             assert site.search().status_code == 200
             signed_in = httpx.post(f"{site.url}/v1/session", json={"key": site.token})
             assert signed_in.status_code == 204
+
+
+def test_a_slow_body_of_somebody_with_a_key_is_not_given_up_for_strangers(tmp_path):
+    """However many of them send nothing, from however many addresses."""
+    body = json.dumps({"query": "tides"}).encode()
+    head = b"POST /v1/search HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    head += b"connection: close\r\nx-api-key: %s\r\ncontent-length: %d\r\n\r\n"
+    with front(tmp_path, concurrent=8) as site, ExitStack() as stack:
+        ada = stack.enter_context(site.connect("127.0.0.1"))
+        ada.sendall(head % (site.token.encode(), len(body)) + body[:5])
+        for address in (ELSEWHERE, "127.0.0.3", "127.0.0.4"):
+            stalled = [stack.enter_context(site.connect(address)) for _ in range(20)]
+            for each in stalled:
+                each.sendall(stalled_body())
+            assert answered(stalled, 16)  # all but a quarter of the strangers' slots have made room
+        ada.sendall(body[5:])
+        assert closed(ada).startswith(b"HTTP/1.1 200 ")
 
 
 def test_endless_headers_are_refused(tmp_path):
@@ -202,10 +231,10 @@ def test_who_is_signed_in_is_not_sent_away_for_strangers(tmp_path):
             assert ada.get("/v1/me").is_success
             own = next(iter(site.server.server_state.connections))
             for address in ("127.0.0.1", ELSEWHERE):
-                for _ in range(20):
-                    stack.enter_context(site.connect(address))
-            assert ada.get("/v1/me").is_success
+                silent = [stack.enter_context(site.connect(address)) for _ in range(20)]
+                assert few_open(silent, 4)  # the door has seen them all, and sent somebody away for each
             assert own in site.server.server_state.connections
+            assert ada.get("/v1/me").is_success
 
 
 def test_pipelined_requests_are_bounded(tmp_path):
