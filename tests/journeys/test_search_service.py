@@ -148,7 +148,11 @@ def test_silos_come_to_share_their_statistics(federation):
 
     until(shared, "every silo scores with the sum")
     with federation.client() as broker:
-        assert not any(each.detail for each in broker.search("tidal power").silos)
+        # a silo that a busy machine made late is on trial for some answers
+        until(
+            lambda: not any(each.detail for each in broker.search("tidal power").silos),
+            "a search without a remark on any silo",
+        )
         release = broker.silos().silos[0].release
     assert {each.kind for each in release.departures} >= {"sums", "scores", "snippets"}
     assert {each.guarantee for each in release.departures if each.kind == "scores"} == {"no DP guarantee"}
