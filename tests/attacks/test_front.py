@@ -262,26 +262,37 @@ PAGE = 16 << 20
 """Bytes of an answer that no buffer on the way can take."""
 
 
-async def large_page(scope, receive, send):
-    """An open page: a large one, and a small one."""
-    if scope["type"] != "http":
-        return
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    part = b"x" * (PAGE if scope["path"] == "/large" else 1)
-    await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": part})  # waits until the other side takes the first
+class LargePage:
+    """An app with a large open page and a small one, and how many requests it had at once."""
+
+    def __init__(self):
+        self.running = self.most = 0
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http":
+            return
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            part = b"x" * (PAGE if scope["path"] == "/large" else 1)
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": part})  # waits until the first is taken
+        finally:
+            self.running -= 1
 
 
 @contextmanager
 def page(folder, **limits):
-    """An app whose pages strangers may read, and one key; yields the server and the key."""
+    """An app whose pages strangers may read, and one key; yields the server, the app and the key."""
     keys = ApiKeys(folder / "api-keys.json")
     token = keys.add("ada", scopes=["search"])
     rules = Limits(per_second=1000, burst=1000, **limits)
-    app = Protect(large_page, gate=Gate(keys=keys), limits=rules, surface=Surface(open=("/large", "/small")))
+    inner = LargePage()
+    app = Protect(inner, gate=Gate(keys=keys), limits=rules, surface=Surface(open=("/large", "/small")))
     loop = Loop()
     try:
-        yield loop.serve(app, limits=rules), token
+        yield loop.serve(app, limits=rules), inner, token
     finally:
         loop.close()
 
@@ -298,16 +309,17 @@ def ask_and_never_read(port, path="/large", header=""):
 
 def test_answers_that_strangers_never_read_shut_nobody_out(tmp_path):
     """Their slots go to whoever comes next."""
-    with page(tmp_path, strangers=4, header_seconds=60) as (server, _), ExitStack() as stack:
+    with page(tmp_path, strangers=4, header_seconds=60) as (server, app, _), ExitStack() as stack:
         for _ in range(12):
             stack.enter_context(ask_and_never_read(server.port))
             assert httpx.get(f"http://127.0.0.1:{server.port}/small").status_code == 200
+        assert app.most <= 5  # four, and one that is just leaving
 
 
 @pytest.mark.parametrize("closing", ["", "connection: close\r\n"])
 def test_an_answer_that_nobody_reads_is_given_up(tmp_path, closing):
     """Also one of somebody with a key: nothing of it is kept, not even the connection."""
-    with page(tmp_path, header_seconds=0.5) as (server, token), ExitStack() as stack:
+    with page(tmp_path, header_seconds=0.5) as (server, _, token), ExitStack() as stack:
         for header in (closing, f"{closing}x-api-key: {token}\r\n"):
             stack.enter_context(ask_and_never_read(server.port, header=header))
         until = time.monotonic() + 15
