@@ -287,7 +287,7 @@ def test_the_page_keeps_what_was_asked_in_its_address(federation, browser):
     with page_of(browser, federation) as page:
         searched(page, "tidal power")
         page.locator("label.pick", has_text="west").click()
-        page.wait_for_function("document.querySelector('.status').innerText.includes('2 of 2 silos')")
+        page.locator(".status", has_text="2 of 2 silos").wait_for()
         assert "without=west" in page.url
         page.reload()
         page.locator(".hit").first.wait_for()
