@@ -15,8 +15,7 @@ import os
 import re
 import ssl
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from cryptography import x509
@@ -122,20 +121,6 @@ def write_private(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """The only process that reads, changes and writes this file again; others wait for their turn."""
-    import fcntl
-
-    private_folder(path.parent)
-    opened = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(opened)
 
 
 def private_folder(path: Path) -> Path:

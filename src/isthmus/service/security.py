@@ -17,12 +17,13 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from isthmus.errors import ConfigError, DataError, Refused
-from isthmus.service.certificates import locked, private, write_private
+from isthmus.service.certificates import private, private_folder, write_private
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -113,13 +114,13 @@ class ApiKeys:
         number, secret, salt = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16)
         expires = None if days is None else now + days * _DAY
         key = ApiKey(number, name, wanted, now, expires, salt, _digest(salt, secret))
-        with locked(self.path):
+        with self._alone():
             self._write({**self._read(), number: key})
         return f"{PREFIX}_{number}_{secret}"
 
     def revoke(self, number: str) -> ApiKey:
         """Forget the key with this id."""
-        with locked(self.path):
+        with self._alone():
             keys = dict(self._read())
             if number not in keys:
                 raise ConfigError(f"no API key {number!r} in {self.path}", key=number, known=keys)
@@ -169,6 +170,11 @@ class ApiKeys:
         if seen != self._seen:
             self._keys, self._seen = _parsed(private(self.path)), seen
         return self._keys
+
+    def _alone(self) -> AbstractContextManager[None]:
+        from isthmus.tables.files import locked  # here, because it loads NumPy, which callers need not
+
+        return locked(private_folder(self.path.parent) / f".{self.path.name}.lock")
 
     def _write(self, keys: Mapping[str, ApiKey]) -> None:
         told = {"format": 1, "keys": [asdict(key) for key in keys.values()]}
