@@ -37,9 +37,9 @@ def _run(asked: argparse.Namespace) -> None:
         settings, started=lambda where: say(f"isthmus: silos reach the coordinator at {where}")
     ) as grid:
         run.over(grid)
-    told = {"kind": kind, "out": str(run.out), "silos": list(settings.silos)}
+    result = {"kind": kind, "out": str(run.out), "silos": list(settings.silos)}
     if asked.json:
-        print_json(told)
+        print_json(result)
     summary("coordinated", {"run": kind, "silos": len(settings.silos)}, wrote=[str(run.out)])
 
 

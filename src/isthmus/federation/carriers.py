@@ -145,10 +145,10 @@ class _Record:
 
 
 def _named(content: RecordDict, name: str) -> dict[str, bytes]:
-    found = dict(content.config_records.get(name, ConfigRecord()))
-    if not all(isinstance(value, bytes) for value in found.values()):
+    entries = dict(content.config_records.get(name, ConfigRecord()))
+    if not all(isinstance(value, bytes) for value in entries.values()):
         raise ProtocolError("a record of named bytes that is none")
-    return found  # type: ignore[return-value]
+    return entries  # type: ignore[return-value]
 
 
 def take_part(app: ClientApp, parties: Parties) -> ClientApp:

@@ -259,8 +259,8 @@ class SiloEnd:
     def _answered(self, message: Message) -> Message:
         run, node = message.metadata.run_id, message.metadata.dst_node_id
         if run not in self._contexts:
-            told: UserConfig = {**self._config}
-            _remember(self._contexts, run, Context(run, node, told, RecordDict(), {}))
+            config: UserConfig = {**self._config}
+            _remember(self._contexts, run, Context(run, node, config, RecordDict(), {}))
         try:
             with one_blas_thread():
                 return self._app(message, self._contexts[run])

@@ -56,10 +56,10 @@ def coordinator_app(settings: CoordinatorSettings, grid: RemoteGrid) -> ASGIApp:
     async def reply(request: Request) -> Response:
         body = await request.body()
         try:
-            taken = await run_in_threadpool(grid.deliver, request.scope[CALLER].policy, body)
+            awaited = await run_in_threadpool(grid.deliver, request.scope[CALLER].policy, body)
         except ProtocolError as error:
             raise Problem(400, str(error)) from None
-        return Response(status_code=204 if taken else 410)
+        return Response(status_code=204 if awaited else 410)
 
     routes = [Route(FETCH, fetch, methods=["POST"]), Route(REPLY, reply, methods=["POST"])]
     gate = Gate(peers={name + TRAINING: name for name in settings.silos})

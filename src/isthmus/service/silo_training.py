@@ -67,14 +67,14 @@ class Part:
         paths = {"data": wanted.data, "ledger": settings.ledger}
         if wanted.private is not None and wanted.queries is not None:
             paths |= {"folder": wanted.private, "queries": wanted.queries}
-        told: dict[str, str | float] = {"silo": settings.silo}
-        told |= {name: str(path.resolve()) for name, path in paths.items()}
-        told |= {"least-colluding": wanted.least_colluding, "most-width": wanted.most_width}
+        config: dict[str, str | float] = {"silo": settings.silo}
+        config |= {name: str(path.resolve()) for name, path in paths.items()}
+        config |= {"least-colluding": wanted.least_colluding, "most-width": wanted.most_width}
         if wanted.most_clip is not None and wanted.least_noise is not None:
-            told |= {"most-clip": wanted.most_clip, "least-noise": wanted.least_noise}
+            config |= {"most-clip": wanted.most_clip, "least-noise": wanted.least_noise}
         if wanted.masked_only:
-            told["masked-only"] = True
-        return cls(settings.silo, wanted.coordinator, wanted.name, wanted.tls, told, wanted.user)
+            config["masked-only"] = True
+        return cls(settings.silo, wanted.coordinator, wanted.name, wanted.tls, config, wanted.user)
 
     def dumped(self) -> bytes:
         """As JSON, for the process."""
@@ -84,9 +84,9 @@ class Part:
     @classmethod
     def loaded(cls, data: bytes) -> Part:
         """From JSON."""
-        told: dict[str, Any] = json.loads(data)
-        tls = Tls(**{key: Path(path) for key, path in told["tls"].items()})
-        return cls(**{**told, "tls": tls})
+        part: dict[str, Any] = json.loads(data)
+        tls = Tls(**{key: Path(path) for key, path in part["tls"].items()})
+        return cls(**{**part, "tls": tls})
 
 
 class Unreachable(ServiceError):

@@ -187,8 +187,8 @@ class Exchange:
         if problem and not self.problem.endswith(problem):
             _log.warning("%s", problem)
         self.problems = dict(problems)
-        told = [f"the statistics of {name} are left out: {why}" for name, why in sorted(problems.items())]
-        self.problem = "; ".join([*told, problem] if problem else told)
+        lines = [f"the statistics of {name} are left out: {why}" for name, why in sorted(problems.items())]
+        self.problem = "; ".join([*lines, problem] if problem else lines)
 
 
 def _checked_sum(total: Figures, figures: Figures) -> Figures:

@@ -116,10 +116,10 @@ class Ledger:
             return self._budget(db)
 
     def _budget(self, db: sqlite3.Connection) -> Budget:
-        found = dict(db.execute("SELECT name, value FROM setting WHERE name IN ('budget', 'forgotten')"))
-        told = found["budget"], float(found.get("forgotten", 0.0))
-        if self._parsed is None or self._parsed[0] != told:
-            self._parsed = told, replace(Budget.from_json(told[0]), forgotten=told[1])
+        settings = dict(db.execute("SELECT name, value FROM setting WHERE name IN ('budget', 'forgotten')"))
+        stored = settings["budget"], float(settings.get("forgotten", 0.0))
+        if self._parsed is None or self._parsed[0] != stored:
+            self._parsed = stored, replace(Budget.from_json(stored[0]), forgotten=stored[1])
         return self._parsed[1]
 
     def set_budget(self, budget: Budget) -> None:
@@ -180,17 +180,17 @@ class Ledger:
         """
         if len(documents) != len(contents) or len(set(documents)) != len(documents):
             raise PrivacyError("versions need distinct documents and one digest for each")
-        told = [lineage.Content(content[:DIGEST], content[DIGEST:]) for content in contents]
+        texts = [lineage.Content(content[:DIGEST], content[DIGEST:]) for content in contents]
         with self._store.reading() as db:
-            known = lineage.current(db, documents, told)
+            known = lineage.current(db, documents, texts)
         if None in known:
             with self._store.writing() as db:
-                known = lineage.current(db, documents, told)
+                known = lineage.current(db, documents, texts)
                 new = [row for row, name in enumerate(known) if name is None]
                 nonces = self._entropy(NONCE * len(new))
                 for at, row in enumerate(new):
                     nonce = nonces[NONCE * at : NONCE * (at + 1)].hex()
-                    known[row] = lineage.enter(db, documents[row], told[row], nonce)
+                    known[row] = lineage.enter(db, documents[row], texts[row], nonce)
         return Covered(tuple(documents), tuple(name or "" for name in known))
 
     def copies(self, covered: Covered) -> NDArray[np.bool_]:
