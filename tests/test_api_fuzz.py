@@ -60,7 +60,10 @@ def test_no_generated_request_breaks_the_api(broker, soak_count):
         @given(case=st.one_of(ways))
         def holds(case):
             cases[0] += 1
-            case.call_and_validate(base_url=url, headers={"Authorization": f"Bearer {token}"})
+            sent = {"Authorization": f"Bearer {token}"}
+            response = case.call(base_url=url, headers=sent)
+            if response.status_code != 431:  # heads beyond the limit: tests/attacks/test_front.py
+                case.validate_response(response, headers=sent)
 
         holds()
     assert cases[0] >= wanted

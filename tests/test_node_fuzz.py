@@ -65,6 +65,8 @@ def test_no_generated_request_breaks_a_node(node, soak_count):
         def holds(case):
             sent = headers | message_header()
             response = case.call(base_url=url, headers=sent)
+            if response.status_code == 431:  # heads beyond the limit: tests/attacks/test_front.py
+                return
             late = response.status_code == 504  # ten milliseconds may pass before a busy machine begins
             excluded = [schemathesis.checks.not_a_server_error] if late else []
             case.validate_response(response, excluded_checks=excluded, headers=sent)

@@ -72,17 +72,18 @@ def test_a_file_name_is_not_told_to_whom_no_snippet_is(papers, tmp_path):
 
 def test_what_a_node_writes_is_its_owners_alone(papers, tmp_path):
     folder = tmp_path / "north"
-    for old in (folder, folder / "index"):
-        old.mkdir(mode=0o755)
-    (folder / "documents.db").touch(0o644)
+    folder.mkdir(mode=0o755)
     config = tmp_path / "silo.toml"
     config.write_text('silo = "north"\nfolder = "north"\nsources = [{kind = "folder", path = "papers"}]\n')
-    subprocess.run(
-        [sys.executable, "-m", "isthmus", "node", "--config", str(config), "--index-only"],
-        check=True,
-        capture_output=True,
-        umask=0o022,
-    )
+
+    def index() -> None:
+        command = [sys.executable, "-m", "isthmus", "node", "--config", str(config), "--index-only"]
+        subprocess.run(command, check=True, capture_output=True, umask=0o022)
+
+    index()
+    (folder / "documents.db").chmod(0o644)  # as an older release left them
+    (folder / "index").chmod(0o755)
+    index()
     written = list(folder.rglob("*"))
     assert {"documents.db", "ledger.db", "manifest", "lock"} <= {path.name for path in written}
     open_to_others = {

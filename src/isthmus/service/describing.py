@@ -27,6 +27,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         (503, "Too many requests at once, or the silo does not answer."),
     )
 }
+PROBLEMS[431] = {"description": "The head of the request is too large, or came too slowly."}
 """What any request may be answered with."""
 
 
