@@ -423,8 +423,9 @@ def test_a_ledger_held_by_another_process_lets_nothing_leave(path: Path) -> None
     with Ledger(path, Budget(), patience=0.05) as ledger:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(PrivacyError, match=r"held the ledger for 0\.05 s; nothing may leave"):
+        with pytest.raises(PrivacyError, match=r"held the ledger for 0\.05 s; nothing may leave") as refused:
             ledger.charge(cost(), covering("a"), "north")
+        assert str(path.parent) not in str(refused.value), "peers read these words"
         assert ledger.spent("a") == 0, "readers do not wait"
         other.execute("ROLLBACK")
         ledger.charge(cost(), covering("a"), "north")

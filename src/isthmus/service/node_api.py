@@ -223,7 +223,7 @@ class NodeApi:
         except Refused as error:
             raise Problem(429, str(error), Retry_After="3600") from None
         except (PrivacyError, DataError) as error:
-            raise Problem(400, str(error)) from None
+            raise _problem(error) from None
         return Response(answer, media_type=wire.BUNDLE_TYPE)
 
     async def adopt(self, request: Request) -> Response:
@@ -235,7 +235,7 @@ class NodeApi:
         try:
             await self._apart(work, body)
         except (PrivacyError, DataError) as error:
-            raise Problem(400, str(error)) from None
+            raise _problem(error) from None
         return Response(status_code=204)
 
     async def put_documents(self, request: Request, given: wire.Documents) -> Response:
@@ -296,6 +296,14 @@ class NodeApi:
         """For Prometheus."""
         self._allowed(request, "known")
         return Response(await self._apart(self.metrics.text), media_type=CONTENT_TYPE)
+
+
+def _problem(error: PrivacyError | DataError) -> Problem:
+    """What was wrong with a peer's message; where a file of the silo's own was, the log alone says which."""
+    if isinstance(error, DataError) and error.file is not None:
+        _log.error("%s", error)
+        return Problem(503, "the silo cannot use a file of its own; its log says which")
+    return Problem(400, str(error))
 
 
 def _json(told: BaseModel, status: int = 200) -> Response:

@@ -245,8 +245,10 @@ class Store:
                 try:
                     self.tally_file.advance(reached)
                 except OSError as error:
-                    told = f"{self.tally_file.path}: cannot be written ({error.strerror}); nothing may leave"
-                    raise PrivacyError(told) from error
+                    # peers may read these words: they name no file
+                    raise PrivacyError(
+                        f"the tally beside the ledger cannot be written ({error.strerror}); nothing may leave"
+                    ) from error
 
     def tally(self, db: sqlite3.Connection) -> Tally | None:
         """How far the ledger has come; nothing if it has no name yet. Entries are never taken out."""
@@ -310,10 +312,10 @@ class Store:
     def _told(self, error: sqlite3.Error) -> DataError | PrivacyError:
         if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
             return PrivacyError(
-                f"{self.path}: another process held the ledger for {self._patience:g} s; nothing may leave"
+                f"another process held the ledger for {self._patience:g} s; nothing may leave"
             )
         if isinstance(error, sqlite3.OperationalError):
-            return PrivacyError(f"{self.path}: the ledger cannot be used ({error}); nothing may leave")
+            return PrivacyError(f"the ledger cannot be used ({error}); nothing may leave")
         return DataError(f"no readable ledger: {error}", file=self.path)
 
     def close(self) -> None:
