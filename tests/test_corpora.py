@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -17,10 +16,8 @@ from hypothesis import strategies as st
 from isthmus.corpora import available, head_tail, load, load_folds, load_letor
 from isthmus.errors import DataError
 from isthmus.evaluation import evaluate
-from isthmus.partition import deal_corpus
-from isthmus.randomness import Streams
 from isthmus.retrieval import BM25
-from isthmus.tables import Run, write_corpus_beir
+from isthmus.tables import write_corpus_beir
 
 CRAN = {
     "cran.all.1400": (
@@ -491,40 +488,6 @@ class TestRealCollections:
         run = BM25().index(corpus.documents).search(corpus.queries, 100)
         assert len(run) == queries
         assert evaluate(corpus.qrels, run, ["nDCG@10"])["nDCG@10"] == pytest.approx(ndcg, abs=0.03)
-
-    @pytest.mark.parametrize(
-        ("name", "by", "expected"),
-        [
-            ("npl", "topic", (0.42, 0.36, 0.44)),
-            ("npl", "random", (0.25, 0.44, 0.44)),
-            ("cran", "topic", (0.34, 0.29, 0.37)),
-            ("cran", "random", (0.16, 0.37, 0.37)),
-        ],
-    )
-    def test_only_topical_silos_make_raw_scores_incomparable(
-        self, data_dir: Path, name: str, by: Literal["topic", "random"], expected: tuple[float, ...]
-    ) -> None:
-        """nDCG@10 of the home silo, of raw scores merged, and of a central index.
-
-        Random silos see the same word statistics, so merging their scores loses about nothing; topical silos
-        do not, and merging falls even behind asking the home silo alone.
-        """
-        corpus = deal_corpus(load(name), 4, Streams(0), by=by)
-        runs = [
-            BM25().index(corpus.silo(silo).documents).search(corpus.queries, 100) for silo in corpus.silos
-        ]
-        central = BM25().index(corpus.documents).search(corpus.queries, 100)
-        at_home = [run[corpus.queries.silos == silo] for silo, run in enumerate(runs)]
-        compared = (Run.concat(at_home), Run.concat(runs), central)
-        found = [evaluate(corpus.qrels, run, ["nDCG@10"])["nDCG@10"] for run in compared]
-        assert found == pytest.approx(expected, abs=0.03)
-        home, merged, whole = found
-        if by == "random":
-            assert merged == pytest.approx(whole, abs=0.012)
-            assert home < merged - 0.1
-        else:
-            assert merged < home < whole
-            assert merged < whole - 0.04
 
     def test_cran_has_two_empty_documents_and_four_grades(self, data_dir: Path) -> None:
         corpus = load("cran")

@@ -8,28 +8,23 @@ import numpy as np
 import pytest
 
 from isthmus import config
-from isthmus.corpora import load, load_folds
+from isthmus.corpora import load_folds
 from isthmus.errors import ConfigError, DataError
 from isthmus.partition import (
     Deal,
     Dealing,
     balanced,
     by_site,
-    by_topic,
     deal,
-    deal_corpus,
     dirichlet,
     divide,
     folds,
     head_labels,
     highest_grades,
     move_share,
-    normal_text,
-    rotation,
-    same_text,
 )
 from isthmus.randomness import Streams
-from isthmus.tables import Corpus, Documents, Letor, Qrels, Queries
+from isthmus.tables import Letor
 
 
 def table(queries: int = 200, documents: int = 12, seed: int = 0) -> Letor:
@@ -201,40 +196,11 @@ def test_divide_in_proportion() -> None:
     assert np.bincount(parts).tolist() == [810, 90, 100]
 
 
-def test_folds_keep_duplicates_together_and_labels_even() -> None:
-    rng = np.random.default_rng(0)
-    texts = [f"Text {number}" for number in rng.integers(400, size=1000)]
-    labels = same_text(texts) % 4
-    found = folds(1000, 5, np.random.default_rng(1), groups=same_text(texts), strata=labels)
-    homes: dict[str, set[int]] = {}
-    for text, fold in zip(texts, found.tolist(), strict=True):
-        homes.setdefault(text, set()).add(fold)
-    assert all(len(home) == 1 for home in homes.values())
-    assert np.bincount(found).tolist() == [200] * 5
-    counts = Deal(found, 5).holdings(labels).counts
-    assert (counts.max(axis=0) - counts.min(axis=0)).max() <= 4
-
-
 def test_too_few_groups_for_the_folds() -> None:
     with pytest.raises(DataError, match="2 groups that stay together cannot be dealt into 3 parts"):
         folds(6, 3, np.random.default_rng(0), groups=np.array([0, 0, 0, 1, 1, 1]))
     with pytest.raises(DataError, match="2 items cannot"):
         folds(2, 3, np.random.default_rng(0))
-
-
-def test_same_text_ignores_case_and_space() -> None:
-    assert same_text(["A  b", "c", "a B\n", "C"]).tolist() == [0, 1, 0, 1]
-    assert same_text(["Straße 1", "STRASSE\t1"]).tolist() == [0, 0]
-    assert normal_text(" STRASSE\t1") == normal_text("Straße 1") == "strasse 1"
-
-
-def test_rotation_is_that_of_letor() -> None:
-    """Fold1 = train S1 S2 S3, validation S4, test S5; Fold2 = train S2 S3 S4, validation S5, test S1."""
-    parts = np.arange(5)
-    assert [found.tolist() for found in rotation(parts, 4)] == [[0, 1, 2], [3], [4]]
-    assert [found.tolist() for found in rotation(parts, 0)] == [[1, 2, 3], [4], [0]]
-    with pytest.raises(DataError, match="at least three folds"):
-        rotation(np.arange(2), 0)
 
 
 @pytest.mark.parametrize(("labels", "head"), [(90, 19), (11, 3), (6, 2), (5, 2), (1, 1)])
@@ -266,49 +232,6 @@ def test_move_share_is_a_dial() -> None:
         move_share(names, silos, 1.5, 4)
 
 
-def collection(count: int = 120) -> Corpus:
-    rng = np.random.default_rng(0)
-    words = [
-        ["whale", "sea", "ship", "wave"],
-        ["rocket", "moon", "orbit", "star"],
-        ["bread", "oven", "flour", "yeast"],
-    ]
-    texts = [" ".join(rng.choice(words[at % 3], size=8)) for at in range(count)]
-    ids = tuple(f"d{at}" for at in range(count))
-    return Corpus(
-        "toy",
-        Documents(ids, ("",) * count, tuple(texts), np.zeros(count, np.int64)),
-        Queries(("q1", "q2", "q3"), ("ship wave", "moon star", "zzz"), np.zeros(3, np.int64), ("test",) * 3),
-        Qrels.from_dict({"q1": {"d0": 1}, "q2": {"d1": 1}}),
-    )
-
-
-def test_topics_are_found_and_queries_go_to_theirs() -> None:
-    dealt = deal_corpus(collection(), 3, Streams(0))
-    homes = dealt.documents.silos
-    assert [len(set(homes[start::3].tolist())) for start in range(3)] == [1, 1, 1]
-    assert len(set(homes.tolist())) == 3
-    assert dealt.queries.silos[0] == homes[0]
-    assert dealt.queries.silos[1] == homes[1]
-    assert dealt.silos == ("silo1", "silo2", "silo3")
-    assert deal_corpus(collection(), 3, Streams(0)).documents.silos.tolist() == homes.tolist()
-
-
-def test_a_random_deal_of_a_collection_is_even() -> None:
-    dealt = deal_corpus(collection(), 4, Streams(0), by="random")
-    assert np.bincount(dealt.documents.silos).tolist() == [30] * 4
-    assert dealt.queries.silos.max() < 4
-
-
-def test_texts_without_topics() -> None:
-    with pytest.raises(DataError, match="no document has a word"):
-        by_topic(["", "the of"], ["x"], 2, Streams(0))
-    with pytest.raises(DataError, match="2 documents cannot be dealt to 3"):
-        by_topic(["whale ship", "moon star"], ["x"], 3, Streams(0))
-    homes, _ = by_topic(["whale"] * 5, ["whale"], 3, Streams(0))  # fewer topics than silos
-    assert len(set(homes.tolist())) == 3
-
-
 def test_a_dealing_is_configuration() -> None:
     assert config.load(Dealing, overrides=["kind=dirichlet-pair", "silos=20"]) == Dealing(
         "dirichlet-pair", 20
@@ -320,19 +243,6 @@ def test_a_dealing_is_configuration() -> None:
 
 def test_a_deal_shows_itself() -> None:
     assert repr(Deal(np.array([0, 0, 2]), 3)) == "Deal: 3 items to 3 silos, 0 to 2 each"
-
-
-@pytest.mark.realdata
-@pytest.mark.parametrize(("name", "away"), [("npl", 0.21), ("cran", 0.24), ("med", 0.24)])
-def test_topical_silos_keep_most_relevant_documents_at_home(data_dir: Path, name: str, away: float) -> None:
-    corpus = deal_corpus(load(data_dir / "collections" / name), 4, Streams(0))
-    homes = dict(zip(corpus.queries.ids, corpus.queries.silos.tolist(), strict=True))
-    rows, queries = corpus.row_of_document, corpus.qrels.query_of_row.tolist()
-    documents = corpus.documents.silos[[rows[document] for document in corpus.qrels.documents.tolist()]]
-    asked = np.array([homes[corpus.qrels.queries[query]] for query in queries])
-    relevant = corpus.qrels.grades > 0
-    assert (documents != asked)[relevant].mean() == pytest.approx(away, abs=0.06)
-    assert np.bincount(documents, minlength=4).min() > 0
 
 
 @pytest.mark.realdata

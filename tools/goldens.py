@@ -99,7 +99,9 @@ def _training() -> Iterator[Golden]:
     yield Golden("train-resume", ("train", "--resume", "run-default"))
     ranked = ("rank", "run-default", "rows.txt", "-o", "ranked.run", "--qrels", "rows.qrels")
     yield Golden("rank", ranked, files=("ranked.run", "rows.qrels"))
-    yield Golden("train-synthetic", ("train", "synthetic", "--silos", "10", "--rounds", "3", "--out", "run-s"))
+    yield Golden(
+        "train-synthetic", ("train", "synthetic", "--silos", "10", "--rounds", "3", "--out", "run-s")
+    )
 
 
 def _private() -> Iterator[Golden]:
@@ -108,10 +110,14 @@ def _private() -> Iterator[Golden]:
     yield Golden("keys-trust", ("keys", "trust", "north", "south/south.card"), values=False)
     yield Golden("keys-trust-back", ("keys", "trust", "south", "north/north.card"), values=False)
     yield Golden("keys-wrap", ("keys", "wrap", "north", "-o", "boxes"), values=False)
-    yield Golden("keys-unwrap", ("keys", "unwrap", "south", "boxes/south.box", "--from", "north"), values=False)
+    yield Golden(
+        "keys-unwrap", ("keys", "unwrap", "south", "boxes/south.box", "--from", "north"), values=False
+    )
     for silo in ("north", "south"):
         yield Golden(f"sketch-build-{silo}", ("sketch", "build", "corpus", silo, "--budget", "9"))
-    yield Golden("sketch-publish", ("sketch", "publish", "south", "north", "-o", "south.released"), values=False)
+    yield Golden(
+        "sketch-publish", ("sketch", "publish", "south", "north", "-o", "south.released"), values=False
+    )
     ask = ("sketch", "ask", "north", "south.released", "w1 w2 w3", "-k", "3")
     yield Golden("sketch-ask", ask, values=False)
     many = ("sketch", "ask", "north", "south", "--queries", "queries.tsv", "-o", "cross.txt", "-k", "5")
@@ -196,12 +202,13 @@ def write_inputs(folder: Path) -> None:
             _write_rows(folder / "letor" / f"Fold{fold}" / f"{part}.txt", queries, draw)
     _write_corpus(folder / "corpus", draw)
     _write_labels(folder / "labels", draw)
-    queries = "".join(f"q{at}\t{' '.join(_words(draw, 5))}\n" for at in range(4))
-    (folder / "queries.tsv").write_text(queries)
+    texts = "".join(f"q{at}\t{' '.join(_words(draw, 5))}\n" for at in range(4))
+    (folder / "queries.tsv").write_text(texts)
 
 
 def _write_runs(folder: Path, draw: random.Random) -> None:
-    qrels, runs = [], {"a": [], "b": []}
+    qrels: list[str] = []
+    runs: dict[str, list[str]] = {"a": [], "b": []}
     for query in range(24):
         grades = {f"d{at}": draw.choices((0, 1, 2), (6, 3, 1))[0] for at in range(40)}
         qrels += [f"q{query} 0 {document} {grade}" for document, grade in grades.items()]

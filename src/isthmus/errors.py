@@ -94,6 +94,14 @@ class MissingExtra(IsthmusError, ImportError):
         super().__init__(f"{purpose} needs an optional package: pip install 'isthmus[{extra}]'")
 
 
+class MissingDistribution(IsthmusError, ImportError):
+    """A command was asked for that a distribution beside this one brings."""
+
+    def __init__(self, distribution: str, command: str, cure: str) -> None:
+        self.distribution = distribution
+        super().__init__(f"isthmus {command} comes with {distribution}, which is not installed: {cure}")
+
+
 class PrivacyError(IsthmusError):
     """Something private would have left a silo, or a message was not what it should be."""
 

@@ -1,8 +1,8 @@
 """Who holds what: dealing rows, queries and documents into folds and silos.
 
 The functions below are pure: labels, groups or texts and a generator in, a `Deal` (the silo of every item) or
-an array of parts out. `deal` applies them to feature rows as a `Dealing` says, `deal_corpus` to a
-collection. Nothing is ever dropped or dealt twice.
+an array of parts out. `deal` applies them to feature rows as a `Dealing` says. Nothing is ever
+dropped or dealt twice.
 
 Rows of one query in different silos (deals over pairs, as the FedRisk paper has them) leave no silo a list to
 rank: such parts are marked `torn`, and a listwise loss refuses them.
@@ -11,7 +11,7 @@ rank: such parts are marked `torn`, and a listwise loss refuses them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -23,7 +23,6 @@ from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.tables import Corpus, Letor
 from isthmus.tables.ids import FloatArray, IntArray, frozen
-from isthmus.text import tokenise
 
 Rng = np.random.Generator
 
@@ -320,35 +319,6 @@ def folds(
     return divide(count, np.ones(k), rng, groups=groups, strata=strata)
 
 
-class Rotation(NamedTuple):
-    """The items of one turn of cross-validation."""
-
-    train: IntArray
-    validation: IntArray
-    test: IntArray
-
-
-def rotation(fold_of: IntArray, test: int) -> Rotation:
-    """One turn over folds, as LETOR's: fold `test` tests, the one before it validates, the rest trains."""
-    k = int(fold_of.max(initial=-1)) + 1
-    if k < 3 or not 0 <= test < k:
-        raise DataError(f"fold {test} of {k} cannot be a test fold", cure="make at least three folds")
-    validation = (test - 1) % k
-    train = (fold_of != test) & (fold_of != validation)
-    return Rotation(*(np.flatnonzero(mask) for mask in (train, fold_of == validation, fold_of == test)))
-
-
-def same_text(texts: Iterable[str]) -> IntArray:
-    """Groups of equal texts, letter case and white space aside: duplicates must not straddle folds."""
-    seen: dict[str, int] = {}
-    return np.array([seen.setdefault(normal_text(text), len(seen)) for text in texts], np.int64)
-
-
-def normal_text(text: str) -> str:
-    """The spelling that texts share if they are equal, letter case and white space aside."""
-    return " ".join(text.casefold().split())
-
-
 def head_labels(counts: ArrayLike, share: float = 0.2) -> NDArray[np.bool_]:
     """Which labels are head: the ⌊share·L⌋ + 1 most frequent of L, ties to the earlier label."""
     frequency = np.asarray(counts)
@@ -371,94 +341,24 @@ def move_share(names: Sequence[str], silos: IntArray, share: float, count: int) 
     return np.where(moves, (hashes[:, 1] % np.uint64(count)).astype(np.int64), silos)
 
 
-def deal_corpus(
-    corpus: Corpus, silos: int, streams: Streams, *, by: Literal["topic", "random"] = "topic"
-) -> Corpus:
-    """The same collection with its documents and queries in silos, by topic or at random."""
-    if by == "topic":
-        documents, queries = by_topic(corpus.documents.texts, corpus.queries.texts, silos, streams)
-    else:
-        rng = streams("partition", "random")
-        documents = divide(len(corpus.documents), np.ones(silos), rng)
-        queries = rng.integers(silos, size=len(corpus.queries))
-    return corpus.dealt([f"silo{silo + 1}" for silo in range(silos)], documents, queries)
+def linked_queries(corpus: Corpus) -> IntArray:
+    """The group of every query: those made from documents that judgements link stay together.
 
-
-def by_topic(
-    documents: Sequence[str], queries: Sequence[str], silos: int, streams: Streams
-) -> tuple[IntArray, IntArray]:
-    """The silo of every document, by spherical k-means on TF-IDF, and of every query, by nearest centroid.
-
-    A text without a known word goes anywhere.
+    Groups are connected components of the graph of judged links; queries that were made from no document
+    stand alone.
     """
-    if len(documents) < silos:
-        raise DataError(
-            f"{len(documents)} documents cannot be dealt to {silos} silos", cure="deal to fewer silos"
-        )
-    points, asked = _tf_idf(documents, queries)
-    if not points.nnz:
-        raise DataError("no document has a word to tell its topic by", cure="deal at random")
-    rng = streams("partition", "topic")
-    homes, centres, _ = max(
-        (_k_means(points, silos, rng) for _ in range(RESTARTS)), key=lambda found: found[2]
-    )
-    nearest = (asked @ centres.T).argmax(axis=1)
-    return _anywhere(points, homes, silos, rng), _anywhere(asked, nearest, silos, rng)
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-
-def _tf_idf(documents: Sequence[str], queries: Sequence[str]) -> tuple[Any, Any]:
-    """Unit rows of (1 + ln tf)·(1 + ln((1 + N)/(1 + df))) for documents and queries, in CSR form."""
-    counts = tokenise([*documents, *queries]).counts().astype(np.float32)
-    df = np.bincount(counts[: len(documents)].indices, minlength=counts.shape[1])
-    idf = 1 + np.log((1 + len(documents)) / (1 + df))
-    counts.data = (1 + np.log(counts.data)) * idf[counts.indices].astype(np.float32)
-    lengths = np.diff(counts.indptr)
-    norms = np.sqrt(np.bincount(np.repeat(np.arange(len(lengths)), lengths), counts.data**2, len(lengths)))
-    counts.data /= np.repeat(norms, lengths).astype(np.float32)
-    return counts[: len(documents)], counts[len(documents) :]
-
-
-RESTARTS = 4
-"""How often k-means starts anew; the tightest clusters win."""
-
-
-def _k_means(points: Any, k: int, rng: Rng, *, rounds: int = 60) -> tuple[IntArray, NDArray[Any], float]:
-    """Clusters of unit rows by cosine: (cluster of each, unit centroids, mean similarity)."""
-    from scipy.sparse import csr_array
-
-    count = points.shape[0]
-    centres = _seeds(points, k, rng)
-    homes = np.full(count, -1)
-    for _ in range(rounds):
-        likeness = points @ centres.T
-        found = likeness.argmax(axis=1)
-        best = likeness.max(axis=1)
-        for empty in np.flatnonzero(np.bincount(found, minlength=k) == 0):
-            lonely = int(best.argmin())
-            found[lonely], best[lonely] = empty, np.inf
-        if np.array_equal(found, homes):
-            break
-        homes = found
-        chosen = csr_array((np.ones(count, np.float32), (homes, np.arange(count))), shape=(k, count))
-        sums = (chosen @ points).toarray()
-        centres = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
-    return homes, centres, float(likeness.max(axis=1).mean())
-
-
-def _seeds(points: Any, k: int, rng: Rng) -> NDArray[Any]:
-    """k-means++: every further seed is drawn by its distance to the nearest seed so far."""
-    rows = [int(rng.integers(points.shape[0]))]
-    nearest = np.full(points.shape[0], -np.inf)
-    for _ in range(k - 1):
-        nearest = np.maximum(nearest, (points @ points[[rows[-1]]].T).toarray().ravel())
-        distance = np.maximum(1.0 - nearest, 0.0)
-        distance[rows] = 0.0
-        total = distance.sum()
-        chances = distance / total if total > 0 else None
-        rows.append(int(rng.choice(points.shape[0], p=chances)))
-    return np.asarray(points[rows].toarray())
-
-
-def _anywhere(points: Any, homes: IntArray, silos: int, rng: Rng) -> IntArray:
-    blank = np.diff(points.indptr) == 0
-    return np.where(blank, rng.integers(silos, size=len(homes)), homes)
+    own, place = corpus.queries.own, corpus.row_of_document
+    if not own:
+        return np.arange(len(corpus.queries))
+    sources = {query: place[name] for query, name in zip(corpus.queries.ids, own, strict=True) if name}
+    judged = zip(corpus.qrels.query_of_row.tolist(), corpus.qrels.documents.tolist(), strict=True)
+    edges = [(sources.get(corpus.qrels.queries[query]), place.get(name)) for query, name in judged]
+    rows = np.array([edge for edge in edges if None not in edge], dtype=np.int64).reshape(-1, 2)
+    size = len(corpus.documents)
+    graph = coo_array((np.ones(len(rows)), rows.T), shape=(size, size))
+    component = connected_components(graph, directed=False)[1]
+    alone = enumerate(corpus.queries.ids, start=size)
+    return np.array([component[sources[query]] if query in sources else number for number, query in alone])

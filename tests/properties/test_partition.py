@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from isthmus.errors import DataError
-from isthmus.partition import Deal, Dealing, balanced, deal, divide, folds, head_labels, move_share, rotation
+from isthmus.partition import Deal, Dealing, balanced, deal, divide, folds, head_labels, move_share
 from isthmus.randomness import Streams
 from isthmus.tables import Letor
 
@@ -91,15 +91,6 @@ def test_greedy_balance_is_within_the_largest(sizes: list[int], silos: int) -> N
     homes = balanced(sizes, silos)
     loads = np.bincount(homes, weights=sizes, minlength=silos)
     assert loads.max() - loads.min() <= max(sizes, default=0)
-
-
-@given(st.integers(3, 9), st.integers(9, 60), seeds)
-def test_every_item_is_tested_once_over_all_turns(k: int, count: int, seed: int) -> None:
-    found = folds(count, k, np.random.default_rng(seed))
-    turns = [rotation(found, test) for test in range(k)]
-    assert np.array_equal(np.sort(np.concatenate([turn.test for turn in turns])), np.arange(count))
-    for turn in turns:
-        assert np.array_equal(np.sort(np.concatenate(turn)), np.arange(count))
 
 
 @given(st.lists(st.text(max_size=5), max_size=40), st.floats(0, 1), st.floats(0, 1), st.integers(1, 5))

@@ -1,6 +1,7 @@
 """The command line: parse, call, print.
 
 Commands live in one module per group, as a tuple `COMMANDS`; a new group is one more line in `GROUPS`.
+Other distributions bring commands as entry points of the group `isthmus.commands`, each such a tuple.
 Exit status: 0 done, 1 a foreseen failure told in one line on stderr, 2 wrong usage, 130 interrupted.
 """
 
@@ -37,6 +38,10 @@ GROUPS = (
     "doctor",
 )
 """The modules of this folder that hold commands, in the order of `isthmus --help`."""
+BROUGHT = "isthmus.commands"
+"""The entry points by which other distributions bring commands."""
+PLACEHOLDERS = ("reproduce",)
+"""Commands that only say which distribution brings them."""
 
 
 class Verb(argparse.ArgumentParser):
@@ -58,14 +63,23 @@ class Verb(argparse.ArgumentParser):
             self._mixing = False
 
 
-def commands() -> tuple[Command, ...]:
-    """Every command, in the order it is listed."""
+def commands(verb: str | None = None) -> tuple[Command, ...]:
+    """Every command, in the order it is listed.
+
+    Entry points are not looked up where `verb` is one of our own, since that takes a twentieth of a second.
+    """
     modules = [import_module(f"isthmus.cli.{group}") for group in GROUPS]
-    return tuple(command for module in modules for command in module.COMMANDS)
+    own = {command.name: command for module in modules for command in module.COMMANDS}
+    if verb in own and verb not in PLACEHOLDERS:
+        return tuple(own.values())
+    from importlib.metadata import entry_points
+
+    points = entry_points(group=BROUGHT)
+    return tuple((own | {command.name: command for point in points for command in point.load()}).values())
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def parser(verb: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line; `verb` is the command that is about to run, if it is known."""
     top = argparse.ArgumentParser(
         prog="isthmus",
         description="Search and ranking across data silos that may not share their data.",
@@ -73,16 +87,16 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"isthmus {__version__}")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Verb)
-    for command in commands():
-        verb = verbs.add_parser(
+    for command in commands(verb):
+        one = verbs.add_parser(
             command.name,
             help=command.summary,
             description=command.summary[0].upper() + command.summary[1:] + ".",
             epilog="\n  ".join(("example:", *command.example.splitlines())),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.add_arguments(verb)
-        verb.set_defaults(run=command.run)
+        command.add_arguments(one)
+        one.set_defaults(run=command.run)
     return top
 
 
@@ -90,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     _make_safe()
     try:
-        asked = parser().parse_args(arguments)
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        asked = parser(words[0] if words else None).parse_args(words)
         status = asked.run(asked) or 0
         sys.stdout.flush()  # so that a closed pipe shows here and not when the interpreter ends
         return int(status)

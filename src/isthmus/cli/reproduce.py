@@ -1,76 +1,27 @@
-"""`isthmus reproduce`: a paper's tables and figures, computed."""
+"""`isthmus reproduce` comes with a distribution of its own; until that is installed, how to get it."""
 
 from __future__ import annotations
 
 import argparse
 
-from isthmus.cli.command import Command, add_json, print_json, whole
-from isthmus.errors import ConfigError
-
-EXPERIMENTS = {
-    "calibrated-fusion": "isthmus.experiments.calibrated_fusion",
-    "csfltr": "isthmus.experiments.csfltr",
-    "fedrisk": "isthmus.experiments.fedrisk",
-    "private-features": "isthmus.experiments.private_features",
-    "search": "isthmus.experiments.search",
-}
-"""Where each has its `Config` and its `reproduce`."""
+from isthmus.cli.command import Command
+from isthmus.errors import MissingDistribution
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paper", choices=tuple(EXPERIMENTS), help="whose tables and figures")
-    parser.add_argument(
-        "--data", metavar="DATA", help="a name or a path (every set the paper uses and is here)"
-    )
-    parser.add_argument(
-        "--scale",
-        choices=("smoke", "full"),
-        default="full",
-        help="smoke: all rows, fewer folds and seeds (full)",
-    )
-    parser.add_argument(
-        "--only", metavar="ROW", action="append", default=[], help="fedrisk: this row of Table 1 alone"
-    )
-    parser.add_argument("--seed", type=whole(0), default=0, help="of every random draw (0)")
-    parser.add_argument("--workers", type=whole(1), help="processes at once (one a core)")
-    parser.add_argument("--out", metavar="DIR", help="the run's folder; the same folder again resumes")
-    add_json(parser, "a list of {table, row, part, variant, mode, data, measure, value, low, high, n, paper}")
+    parser.prefix_chars = "\0"  # whatever follows is for the command that is not here
+    parser.add_argument("arguments", metavar="…", nargs="*", help="as isthmus-reproduce has them")
 
 
-def _run(asked: argparse.Namespace) -> None:
-    from importlib import import_module
-    from pathlib import Path
-
-    from isthmus.report import summary
-
-    experiment = import_module(EXPERIMENTS[asked.paper])
-    given = {"data": asked.data, "only": tuple(asked.only)}
-    if asked.only and asked.paper != "fedrisk":
-        raise ConfigError(f"{asked.paper} is computed whole", key="--only", expected="no --only")
-    config = experiment.Config(
-        scale=asked.scale, seed=asked.seed, **{key: value for key, value in given.items() if value}
-    )
-    out = asked.out or f"runs/{asked.paper}-{Path(config.data).name}-{config.scale}-{config.seed}"
-    found = experiment.reproduce(config, out, workers=asked.workers)
-    if asked.json:
-        print_json([cell.told() for cell in found.cells])
-    else:
-        print(found.page.markdown())
-    summary(f"reproduced {asked.paper}", {"cells": len(found.cells)}, wrote=found.wrote)
+def _run(options: argparse.Namespace) -> None:
+    raise MissingDistribution("isthmus-reproduce", "reproduce", "pip install ./reproduce")
 
 
 COMMANDS = (
     Command(
         name="reproduce",
         summary="compute a paper's tables and figures: printed, paper mode and sound mode side by side",
-        example="\n".join(
-            (
-                "isthmus reproduce fedrisk --data mq2008 --scale smoke",
-                "isthmus reproduce calibrated-fusion --data twitter --scale smoke",
-                "isthmus reproduce private-features --data cran --scale smoke",
-                "isthmus reproduce csfltr --data pydocs --scale smoke --out runs/csfltr",
-            )
-        ),
+        example="isthmus reproduce fedrisk --data mq2008 --scale smoke",
         add_arguments=_arguments,
         run=_run,
     ),

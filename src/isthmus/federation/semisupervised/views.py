@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError, ProtocolError
-from isthmus.features import FIELDS, Collection, ExactCounts, Pairs, TermCounts, bm25, compute
+from isthmus.features import FIELDS, ExactCounts, Pairs, TermCounts, bm25, compute
 from isthmus.private.cost import ChargeAll, Covered, no_charge
 from isthmus.private.counts import (
     Carrier,
@@ -234,30 +234,6 @@ class View:
         law = self.exchange.mechanism.law
         body = Topics.learned(self._lexica["body"], law, self.streams("topics", self.own.name))
         return {"title": None, "body": body}  # a title is too short to show what it is about
-
-
-@dataclass(frozen=True, eq=False)
-class ExactView:
-    """The sight nobody has: all silos' documents exactly. For comparison."""
-
-    holdings: Mapping[str, Holding]
-
-    def size(self, holder: str) -> int:
-        """How many documents a silo has."""
-        return len(self.holdings[holder])
-
-    def counts(self, holder: str, name: str, *, noised: bool = False) -> TermCounts:
-        """The counts of one field of one silo's documents; there is no noise to ask for."""
-        return ExactCounts.of(self.holdings[holder].fields[name], self._whole[name])
-
-    @cached_property
-    def _whole(self) -> dict[str, Collection]:
-        found: dict[str, Collection] = {}
-        for holding in self.holdings.values():
-            for name, tokens in holding.fields.items():
-                part = Collection.of(tokens)
-                found[name] = found[name] + part if name in found else part
-        return found
 
 
 def features(sight: Sight, queries: Tokens, pairs: Pairs, holder: str, *, noised: bool = False) -> FloatArray:

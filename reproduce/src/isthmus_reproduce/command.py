@@ -1,0 +1,77 @@
+"""`isthmus reproduce`: a paper's tables and figures, computed. Isthmus finds it as an entry point."""
+
+from __future__ import annotations
+
+import argparse
+
+from isthmus.cli.command import Command, add_json, print_json, whole
+from isthmus.errors import ConfigError
+
+EXPERIMENTS = {
+    "calibrated-fusion": "isthmus_reproduce.fusion.experiment",
+    "csfltr": "isthmus_reproduce.csfltr.experiment",
+    "fedrisk": "isthmus_reproduce.fedrisk.experiment",
+    "private-features": "isthmus_reproduce.private.experiment",
+    "search": "isthmus_reproduce.search.experiment",
+}
+"""Where each has its `Config` and its `reproduce`."""
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paper", choices=tuple(EXPERIMENTS), help="whose tables and figures")
+    parser.add_argument(
+        "--data", metavar="DATA", help="a name or a path (every set the paper uses and is here)"
+    )
+    parser.add_argument(
+        "--scale",
+        choices=("smoke", "full"),
+        default="full",
+        help="smoke: all rows, fewer folds and seeds (full)",
+    )
+    parser.add_argument(
+        "--only", metavar="ROW", action="append", default=[], help="fedrisk: this row of Table 1 alone"
+    )
+    parser.add_argument("--seed", type=whole(0), default=0, help="of every random draw (0)")
+    parser.add_argument("--workers", type=whole(1), help="processes at once (one a core)")
+    parser.add_argument("--out", metavar="DIR", help="the run's folder; the same folder again resumes")
+    add_json(parser, "a list of {table, row, part, variant, mode, data, measure, value, low, high, n, paper}")
+
+
+def _run(options: argparse.Namespace) -> None:
+    from importlib import import_module
+    from pathlib import Path
+
+    from isthmus.report import summary
+
+    experiment = import_module(EXPERIMENTS[options.paper])
+    chosen = {"data": options.data, "only": tuple(options.only)}
+    if options.only and options.paper != "fedrisk":
+        raise ConfigError(f"{options.paper} is computed whole", key="--only", expected="no --only")
+    config = experiment.Config(
+        scale=options.scale, seed=options.seed, **{key: value for key, value in chosen.items() if value}
+    )
+    out = options.out or f"runs/{options.paper}-{Path(config.data).name}-{config.scale}-{config.seed}"
+    result = experiment.reproduce(config, out, workers=options.workers)
+    if options.json:
+        print_json([cell.record() for cell in result.cells])
+    else:
+        print(result.page.markdown())
+    summary(f"reproduced {options.paper}", {"cells": len(result.cells)}, wrote=result.wrote)
+
+
+COMMANDS = (
+    Command(
+        name="reproduce",
+        summary="compute a paper's tables and figures: printed, paper mode and sound mode side by side",
+        example="\n".join(
+            (
+                "isthmus reproduce fedrisk --data mq2008 --scale smoke",
+                "isthmus reproduce calibrated-fusion --data twitter --scale smoke",
+                "isthmus reproduce private-features --data cran --scale smoke",
+                "isthmus reproduce csfltr --data pydocs --scale smoke --out runs/csfltr",
+            )
+        ),
+        add_arguments=_arguments,
+        run=_run,
+    ),
+)

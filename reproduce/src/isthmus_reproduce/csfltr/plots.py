@@ -1,0 +1,224 @@
+"""How cross-silo results are shown: Table 4 with the counts side by side, curves, points and the map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from isthmus.evaluation import fold_interval
+from isthmus.federation.semisupervised.ways import ANCHORED
+from isthmus.report import Estimate, Line, Plot, Table, line_plot
+from isthmus_reproduce.notebook import Cell
+
+SHOWN = {"exact": "exact counts", "private": "private counts", "clipped": "private counts, clipped"}
+BY_INTEREST = ("nDCG@10", "ERR", "nDCG", "MAP")
+CONTROLS = ("BM25", "averaged labeller", "all-zero", "noise-aware Global", ANCHORED, "oracle", "default")
+"""The rows without which the paper's cannot be read."""
+WAYS = ("Local", "Local+", "Global", "CS-F-LTR")
+POINTS = ("BM25", "Local", "Global", ANCHORED, "noise-aware Global", "CS-F-LTR", "all-zero")
+"""The rows that figures and the map show."""
+
+
+Records = Sequence[Mapping[str, Any]]
+"""What `measured` says of every ranker."""
+
+
+class Place(NamedTuple):
+    """A place on the map: how silos are dealt, and ε."""
+
+    deal: str
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the units of one collection gave: seeds of the table, of curves and of the rough place; points by
+    ε, by the number of silos, and by their place on the map."""
+
+    table: Sequence[Any]
+    curve: Sequence[Any] = ()
+    rough: Sequence[Any] = ()
+    budget: Mapping[float, Sequence[Any]] = field(default_factory=dict)
+    silos: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    places: Mapping[Place, Sequence[Any]] = field(default_factory=dict)
+
+
+def at_labels(units: Sequence[Any], labels: int | None = None) -> list[Records]:
+    """Every seed's records of a point, with so many labelled queries a silo, or with all."""
+    return [point["rows"] for unit in units for point in unit["points"] if point["labels"] == labels]
+
+
+def rows_named(records: Records, row: str) -> list[Mapping[str, Any]]:
+    """The records of a row, one a silo where every silo has a model."""
+    return [record for record in records if record["row"] == row]
+
+
+def mean_of(records: Records, row: str, measure: str = "nDCG@10") -> float:
+    """A row's test figure; the mean over silos where the row has one model a silo."""
+    return float(np.mean([record["test"][measure] for record in rows_named(records, row)]))
+
+
+def side_by_side(cells: Sequence[Cell], measure: str, name: str) -> Table:
+    """One measure of Table 4: what is printed, and the counts as columns."""
+    here = [cell for cell in cells if cell.table == "4" and cell.measure == measure]
+    found = {(cell.row, cell.part, cell.variant): cell for cell in here}
+    lines = sorted(
+        {(cell.row, cell.part) for cell in here if cell.row in (*WAYS, *CONTROLS)},
+        key=lambda line: ((*WAYS, *CONTROLS).index(line[0]), line[1] == "all", line[1]),
+    )
+    rows = []
+    for row, part in lines:
+        mine = [found.get((row, part, shown)) for shown in SHOWN.values()]
+        printed = next((cell.paper for cell in mine if cell is not None and cell.paper is not None), None)
+        told = "mean of silos" if part == "all" and row in ("Local", "Local+") else part
+        rows.append((row, told, printed, *(_estimate(cell) for cell in mine)))
+    return Table(("row", "part", "printed", *SHOWN), tuple(rows), f"{measure}, {name}", (), 3)
+
+
+def _estimate(cell: Cell | None) -> Estimate | None:
+    return None if cell is None else Estimate(cell.value, cell.low, cell.high)
+
+
+_UNEQUAL = "Rows of fewer seeds have fewer deals: their levels can be compared with each other only."
+
+
+def options(cells: Sequence[Cell], name: str) -> Table:
+    """Every row of private counts: on validation queries, by which a default is chosen, and on test."""
+    chosen = {cell.row: cell for cell in cells if cell.table == "validation"}
+    tested = {
+        cell.row: cell
+        for cell in cells
+        if cell.table == "4"
+        and (cell.part, cell.variant, cell.measure) == ("all", SHOWN["private"], "nDCG@10")
+    }
+    rows = [(row, tested[row].n, _estimate(chosen[row]), _estimate(tested[row])) for row in chosen]
+    notes = (_UNEQUAL,) if len({row[1] for row in rows}) > 1 else ()
+    return Table(("row", "seeds", "validation", "test"), tuple(rows), f"nDCG@10, {name}", notes, 3)
+
+
+def curves(units: Sequence[Any], name: str) -> Iterator[Plot]:
+    """A panel for every silo, with the band of the seeds."""
+    for at in range(min(len(unit["silos"]) for unit in units)):
+        lines = {}
+        for way in WAYS:
+            values = np.array([unit[way][at] for unit in units], dtype=np.float64)
+            mean, spread = np.nanmean(values, axis=0), np.nanstd(values, axis=0) / max(1, len(units)) ** 0.5
+            lines[way] = Line(units[0]["epochs"], mean, mean - 2 * spread, mean + 2 * spread)
+        caption = f"{name}, silo {at + 1}: nDCG@10 of its test queries, mean of {len(units)} seeds ± 2 errors"
+        yield line_plot(lines, x="epochs", y="nDCG@10", caption=caption)
+
+
+BANDS = (ANCHORED, "CS-F-LTR", "Local")
+"""The rows whose intervals are drawn; all are in the table below."""
+
+
+def points(cells: Sequence[Cell], x: str) -> Plot:
+    """nDCG@10 over what is varied; ε on a logarithmic scale, ∞ one step beyond the largest."""
+    lines: dict[str, list[tuple[float, Cell]]] = {}
+    for cell in cells:
+        if cell.measure == "nDCG@10":
+            lines.setdefault(cell.row, []).append((_place(cell.variant), cell))
+    drawn = {}
+    for row, known in lines.items():
+        ordered = sorted(known, key=lambda point: point[0])
+        at, values = [place for place, _ in ordered], [cell.value for _, cell in ordered]
+        low = [cell.value if cell.low is None else cell.low for _, cell in ordered]
+        high = [cell.value if cell.high is None else cell.high for _, cell in ordered]
+        drawn[row] = Line(at, values, low, high) if row in BANDS else Line(at, values)
+    last = "; log₂ ε, the last point is without noise" if x == "ε" else ""
+    caption = f"95 % intervals over seeds for {', '.join(BANDS)}{last}"
+    return line_plot(drawn, x="log₂ ε" if x == "ε" else x, y="nDCG@10", caption=caption)
+
+
+def _place(variant: str) -> float:
+    if variant.startswith("ε = "):
+        told = variant.removeprefix("ε = ")
+        return 5.0 if told == "inf" else float(np.log2(float(told)))
+    return float(variant.removesuffix(" silos"))
+
+
+def costs(by_silos: Mapping[int, Sequence[Any]]) -> Iterator[str]:
+    """Whether the cost of more silos grows faster than the number of their pairs."""
+    spent = {count: float(np.mean([unit["seconds"] for unit in units])) for count, units in by_silos.items()}
+    several = sorted(count for count in spent if count > 1)
+    if len(several) < 2:
+        return
+    few, many = several[0], several[-1]
+    pairs = many * (many - 1) / (few * (few - 1))
+    times = spent[many] / spent[few]
+    verdict = "no faster than" if times <= pairs else "faster than"
+    yield (
+        f"From {few} to {many} silos the pairs of silos grow {pairs:.0f} times and processor time"
+        f" {times:.1f} times ({spent[few]:.1f} s to {spent[many]:.1f} s): {verdict} the pairs."
+    )
+
+
+def gain_map(places: Mapping[Place, Sequence[Any]], name: str) -> Iterator[str | Table]:
+    """Every place on the map with its rows and which of them leads; then what each step is worth."""
+    rows: list[tuple[str | float, ...]] = []
+    for place, units in places.items():
+        for labels in labels_of(units):
+            seeds = at_labels(units, labels)
+            means = {row: float(np.mean([mean_of(records, row) for records in seeds])) for row in POINTS}
+            best = max(POINTS, key=means.__getitem__)
+            said = (place.deal, f"{place.epsilon:g}", said_labels(labels))
+            rows.append((*said, *(means[row] for row in POINTS), best))
+    header = ("deal", "ε", "labelled queries a silo", *POINTS, "best")
+    yield Table(header, tuple(rows), f"nDCG@10 across the map, {name}", (), 3)
+    leads = [row[-1] for row in rows]
+    told = ", ".join(f"{row} {leads.count(row)}" for row in POINTS if row in leads)
+    yield f"Of {len(rows)} places the best row is: {told}. Where BM25 leads, training pays nothing."
+    yield _steps(places, name)
+
+
+def labels_of(units: Sequence[Any]) -> list[int | None]:
+    """The numbers of labelled queries a silo that a place was measured with."""
+    return [point["labels"] for point in units[0]["points"]]
+
+
+def said_labels(labels: int | None) -> str:
+    """The number in a table: all, unless it is limited."""
+    return "all" if labels is None else str(labels)
+
+
+STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "pooling labels (Global − Local)": ("Global", ("Local",)),
+    "noise-aware − Global": ("noise-aware Global", ("Global",)),
+    "pseudo-labels (CS-F-LTR − best control)": ("CS-F-LTR", ("Global", "all-zero", "noise-aware Global")),
+    "anchored − Global": (ANCHORED, ("Global",)),
+    "training (anchored − BM25)": (ANCHORED, ("BM25",)),
+}
+"""What is worth how much: a row, and the rows of which the better one is taken off."""
+
+
+def _steps(places: Mapping[Place, Sequence[Any]], name: str) -> Table:
+    """The worth of every step along every side of the map, all else averaged over."""
+    spots = [
+        (place.deal, f"{place.epsilon:g}", said_labels(labels), at_labels(units, labels))
+        for place, units in places.items()
+        for labels in labels_of(units)
+    ]
+    rows: list[tuple[str | Estimate, ...]] = []
+    for at, side in enumerate(("deal", "ε", "labelled queries a silo")):
+        for level in dict.fromkeys(spot[at] for spot in spots):
+            some = [spot[3] for spot in spots if spot[at] == level]
+            worth = [_worth(some, *step) for step in STEPS.values()]
+            rows.append((side, str(level), *worth))
+    title = f"What pays where, nDCG@10, {name}; intervals over places and seeds"
+    return Table(("side", "level", *STEPS), tuple(rows), title, (), 3)
+
+
+def _worth(spots: Sequence[Sequence[Records]], row: str, others: tuple[str, ...]) -> Estimate:
+    """The mean lead of a row, with an interval over places and seeds."""
+    leads: list[float] = []
+    for seeds in spots:
+        mine, *rivals = ([mean_of(records, name) for records in seeds] for name in (row, *others))
+        best = max(rivals, key=lambda values: float(np.mean(values)))
+        leads += [one - other for one, other in zip(mine, best, strict=True)]
+    if len(leads) < 2:
+        return Estimate(leads[0], None, None)
+    interval = fold_interval(leads)
+    return Estimate(interval.value, interval.low, interval.high)

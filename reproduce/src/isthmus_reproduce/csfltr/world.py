@@ -1,0 +1,189 @@
+"""A collection dealt into silos in every way of the trials, with its rows in three variants of the counts.
+
+`exact` counts everywhere, as nobody may see them; `private`, own documents exactly and all others through
+what they release, read by shrinking; and `clipped`, the same releases read as they are, negative values as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.corpora import load, synthetic
+from isthmus.errors import DataError
+from isthmus.features import Collection, ExactCounts, TermCounts
+from isthmus.federation.semisupervised.selection import Chosen, Selection, judged_pairs
+from isthmus.federation.semisupervised.silos import CrossSilos, CrossTables
+from isthmus.federation.semisupervised.views import Exchange, Holding, Sight, bm25_scores, features
+from isthmus.partition import move_share
+from isthmus.randomness import Streams
+from isthmus.retrieval import BM25
+from isthmus.tables import Corpus, Letor, Qrels
+from isthmus.tables.ids import Ids
+from isthmus_reproduce.deals import deal_corpus
+
+Variant = Literal["exact", "private", "clipped"]
+VARIANTS: tuple[Variant, ...] = ("exact", "private", "clipped")
+MEASURES = ("ERR", "nDCG@10", "nDCG", "MAP")
+MOST_QUERIES = 240
+"""Queries of one world; of a larger collection every seed takes others."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What makes a world: `moved` is the dial from topical silos (0) to random ones (1)."""
+
+    data: str
+    seed: int = 0
+    moved: float = 0.0
+    silos: int = 4
+    epsilon: float = 8.0
+    reader: Literal["topics", "shrink"] = "topics"
+    depth: int = 100
+    small: bool = False
+    """Fewer queries and documents, for a look."""
+    most: int = MOST_QUERIES
+    width: int | None = None
+    circular: bool = False
+    """The paper's labels: by rank in an exact BM25 run over all documents (1-10 → 2, 11-100 → 1)."""
+
+
+@cache
+def collection(name: str, small: bool, circular: bool) -> Corpus:
+    """The judged queries of a collection and its documents."""
+    if name == "synthetic":
+        sizes = (240, 48, 4) if small else (1600, 200, 4)
+        corpus = synthetic.text(*sizes, words=150 if small else 300)
+    else:
+        corpus = load(name)
+    if circular:
+        corpus = replace(corpus, qrels=_by_rank(corpus))
+    judged = np.array([query in corpus.qrels for query in corpus.queries.ids], dtype=bool)
+    if not judged.any():
+        raise DataError(f"{name} has no judged queries", cure="name a collection with judgements")
+    return replace(corpus, queries=corpus.queries.take(judged))
+
+
+def _by_rank(corpus: Corpus) -> Qrels:
+    """Labels that imitate a ranker: circular, as in the paper."""
+    run = BM25().index(corpus.documents).search(corpus.queries, 100)
+    names = Ids.of(run.queries)[run.query_of_row]
+    return Qrels.of(names, run.documents, np.where(run.ranks <= 10, 2, 1))
+
+
+class DealtSilos(CrossSilos):
+    """The world of a case, with its tables in every variant."""
+
+    measures = MEASURES
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        streams = Streams(case.seed).under("cross-silo", case.data)
+        whole = _sampled(collection(case.data, case.small, case.circular), case, streams)
+        exchange = Exchange(epsilon=case.epsilon, reader=case.reader, width=case.width)
+        super().__init__(_dealt(whole, case, streams), streams, exchange)
+
+    @cached_property
+    def exact(self) -> ExactView:
+        """What nobody sees."""
+        return ExactView(self.holdings)
+
+    @cached_property
+    def tables(self) -> Mapping[Variant, VariantTables]:
+        """The rows of every variant, made when first asked for."""
+        return _Lazy(self)
+
+
+def _sampled(corpus: Corpus, case: Case, streams: Streams) -> Corpus:
+    most = min(60, case.most) if case.small else case.most
+    if len(corpus.queries) <= most:
+        return corpus
+    chosen = np.sort(streams("queries").permutation(len(corpus.queries))[:most])
+    return replace(corpus, queries=corpus.queries.take(chosen))
+
+
+def _dealt(corpus: Corpus, case: Case, streams: Streams) -> Corpus:
+    if case.silos == 1:
+        nowhere_else = (np.zeros(len(part), np.int64) for part in (corpus.documents, corpus.queries))
+        return corpus.dealt(["silo1"], *nowhere_else)
+    if case.moved >= 1:
+        return deal_corpus(corpus, case.silos, streams, by="random")
+    dealt = deal_corpus(corpus, case.silos, streams)
+    parts = ((dealt.documents.ids, dealt.documents.silos), (dealt.queries.ids, dealt.queries.silos))
+    return dealt.dealt(dealt.silos, *(move_share(ids, at, case.moved, case.silos) for ids, at in parts))
+
+
+class _Lazy(dict[Variant, "VariantTables"]):
+    def __init__(self, world: DealtSilos) -> None:
+        super().__init__()
+        self._world = world
+
+    def __missing__(self, variant: Variant) -> VariantTables:
+        self[variant] = VariantTables(self._world, variant)
+        return self[variant]
+
+
+class VariantTables(CrossTables):
+    """The rows of one variant of the counts."""
+
+    world: DealtSilos
+
+    def __init__(self, world: DealtSilos, variant: Variant) -> None:
+        self.world, self.variant = world, variant
+        super().__init__(world, Selection(depth=world.case.depth))
+
+    def sights(self, name: str) -> tuple[Sight, Sight]:
+        """As the variant has it."""
+        if self.variant == "exact":
+            return self.world.exact, self.world.exact
+        if self.variant == "clipped":
+            plain = self.world.view(name, "plain")
+            return plain, plain
+        return super().sights(name)
+
+    @cached_property
+    def judged(self) -> dict[str, Letor]:
+        """The other sampling rule: all relevant documents of the silo from any rank beside hard negatives."""
+        world, tables = self.world, {}
+        for name, own in world.query_rows.items():
+            if not len(own):
+                continue
+            sight, queries = self._sights[name][0], world.queries[name]
+            grades = world.truth[np.ix_(own, world.rows[name])]
+            pairs = judged_pairs(
+                bm25_scores(sight, queries, name), grades, 2 * int(grades.max(initial=1)) + 20
+            )
+            table = features(sight, queries, pairs, name)
+            at = np.full(len(pairs), world.names.index(name))
+            nothing: NDArray[np.float64] = np.zeros(len(pairs))
+            tables[name] = world.letor(name, Chosen(pairs.queries, at, pairs.documents, at, table, nothing))
+        return tables
+
+
+@dataclass(frozen=True, eq=False)
+class ExactView:
+    """The sight nobody has: all silos' documents exactly. For comparison."""
+
+    holdings: Mapping[str, Holding]
+
+    def size(self, holder: str) -> int:
+        """How many documents a silo has."""
+        return len(self.holdings[holder])
+
+    def counts(self, holder: str, name: str, *, noised: bool = False) -> TermCounts:
+        """The counts of one field of one silo's documents; there is no noise to ask for."""
+        return ExactCounts.of(self.holdings[holder].fields[name], self._whole[name])
+
+    @cached_property
+    def _whole(self) -> dict[str, Collection]:
+        whole: dict[str, Collection] = {}
+        for holding in self.holdings.values():
+            for name, tokens in holding.fields.items():
+                part = Collection.of(tokens)
+                whole[name] = whole[name] + part if name in whole else part
+        return whole

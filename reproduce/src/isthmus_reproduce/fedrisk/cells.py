@@ -1,0 +1,441 @@
+"""From units to figures: rows with their intervals, gaps and tests, and the cells of every table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.evaluation import fold_interval, holm, paired_t
+from isthmus_reproduce.fedrisk import printed
+from isthmus_reproduce.fedrisk.plans import DEPTHS, MEASURES, MODES, Mode, Protocol, RunName, all_bad, plans
+from isthmus_reproduce.notebook import Cell
+
+Results = Mapping["RunUnit", Any]
+Floats = NDArray[np.float64]
+Runs = tuple[tuple[Mapping[str, Floats], ...], ...]
+"""The measures of every query, by fold, then by seed."""
+MAIN = "nDCG@10"
+CENTRAL, BASELINE, RANDOM = "Centralised", "FedAvg", "random"
+TREE_ROWS = ("federated LambdaMART", "LambdaMART, centralised", "LightGBM")
+SINGLE = "best single feature"
+REFERENCES = (SINGLE, RANDOM)
+HONEST = "FedAvg, honest silos only"
+LAST = 20
+"""The rounds at the end whose restlessness is told."""
+
+
+@dataclass(frozen=True)
+class RunUnit:
+    """A unit of work: a run on one fold with one seed."""
+
+    run: RunName
+    fold: int
+    seed: int = 0
+
+
+def central_name(mode: Mode) -> RunName:
+    """The centralised twin of a mode."""
+    return RunName("central", mode, CENTRAL)
+
+
+def overrun_name(row: str) -> RunName:
+    """A row that goes through rounds of bad silos only."""
+    return RunName("overrun", "sound", row)
+
+
+TREES, REFERENCED = RunName("trees", "sound", "trees"), RunName("references", "sound", "references")
+"""Runs with several rows each: `TREE_ROWS` and `REFERENCES`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table in one mode: the measures of every query, run by run."""
+
+    table: str
+    row: str
+    variant: str
+    mode: Mode
+    runs: Runs
+    """By fold, then by seed."""
+
+    @property
+    def n(self) -> int:
+        """Seeds × folds."""
+        return sum(len(fold) for fold in self.runs)
+
+    def by_run(self, measure: str) -> list[list[float]]:
+        """The mean over queries, ×100, of every run, by fold."""
+        return [[100 * float(np.nanmean(run[measure])) for run in fold] for fold in self.runs]
+
+    def by_fold(self, measure: str) -> Floats:
+        """The mean over seeds of every fold, ×100: what intervals are made of."""
+        return np.array([np.mean(fold) for fold in self.by_run(measure)])
+
+    def by_query(self, measure: str) -> Floats:
+        """Every test query of every fold, its mean over seeds: what tests pair."""
+        means = [np.mean([run[measure] for run in fold], axis=0) for fold in self.runs]
+        return np.concatenate(means)
+
+    def mean(self, measure: str) -> float:
+        """Over folds and seeds, ×100."""
+        return float(self.by_fold(measure).mean())
+
+    def worst(self, measure: str) -> float:
+        """Of the worst run, ×100."""
+        return min(value for fold in self.by_run(measure) for value in fold)
+
+    def cell(self, measure: str, data: str, paper: float | None = None) -> Cell:
+        """The mean with its 95 % t interval over folds."""
+        folds = self.by_fold(measure)
+        low = high = None
+        if len(folds) > 1:
+            interval = fold_interval(folds)
+            low, high = interval.low, interval.high
+        value = float(folds.mean())
+        return Cell(
+            self.table,
+            self.row,
+            measure,
+            value,
+            self.mode,
+            data,
+            variant=self.variant,
+            low=low,
+            high=high,
+            n=self.n,
+            paper=paper,
+        )
+
+
+class Outcome:
+    """All units of a run, read as rows and curves."""
+
+    def __init__(self, found: Results, protocol: Protocol, seed: int) -> None:
+        self.found, self.protocol, self.seed = found, protocol, seed
+        self._rows: dict[tuple[str, str, str, str], Row] = {}
+        for run, plan in plans(protocol).items():
+            self._add_run(run, run.table, self._read(run, plan.seeds, "queries"))
+            if run.mode == "paper" and run.table == "1":
+                self._add_run(run, "scoring", self._read(run, plan.seeds, "expected grade"))
+        for mode in MODES:
+            run = central_name(mode)
+            self._add_run(run, "1", self._read(run, protocol.seeds, "queries"))
+            if mode == "paper":
+                self._add_run(run, "scoring", self._read(run, protocol.seeds, "expected grade"))
+        for run, names in ((TREES, TREE_ROWS), (REFERENCED, REFERENCES)):
+            for name in names:
+                self._add(Row("1", name, "", "sound", self._read(run, 1, name)))
+
+    def _add_run(
+        self, run: RunName, table: str, values: tuple[tuple[Mapping[str, Floats], ...], ...]
+    ) -> None:
+        self._add(Row(table, run.row, run.variant, run.mode, values))
+
+    def _add(self, row: Row) -> None:
+        if row.n:
+            self._rows[row.table, row.mode, row.row, row.variant] = row
+
+    def units(self, run: RunName, seeds: int) -> list[list[Any]]:
+        """The results of a run that are there, by fold."""
+        units = [
+            [RunUnit(run, fold, self.seed + seed) for seed in range(seeds)]
+            for fold in range(self.protocol.folds)
+        ]
+        there = [[self.found[unit] for unit in fold if unit in self.found] for fold in units]
+        return [fold for fold in there if fold]
+
+    def _read(self, run: RunName, seeds: int, key: str) -> Runs:
+        def arrays(unit: Any) -> Mapping[str, Floats]:
+            return {name: np.array(values, np.float64) for name, values in unit[key].items()}
+
+        folds = [[arrays(unit) for unit in fold if unit.get(key)] for fold in self.units(run, seeds)]
+        return tuple(tuple(fold) for fold in folds if fold)
+
+    def row(self, table: str, mode: str, row: str, variant: str = "") -> Row | None:
+        """A row, if it was computed."""
+        return self._rows.get((table, mode, row, variant))
+
+    def rows(self, table: str, mode: str | None = None) -> list[Row]:
+        """The rows of a table."""
+        return [row for row in self._rows.values() if row.table == table and mode in (None, row.mode)]
+
+    def gap(self, value: float, measure: str) -> float | None:
+        """(x − random)/(central − random), where central is the sound twin."""
+        random, central = self.row("1", "sound", RANDOM), self.row("1", "sound", CENTRAL)
+        if random is None or central is None:
+            return None
+        low, high = random.mean(measure), central.mean(measure)
+        return (value - low) / (high - low)
+
+    def curves(self, run: RunName, key: str = "curve") -> Floats:
+        """A curve of every fold, the mean over its seeds; NaN after a run stopped."""
+        seeds = plans(self.protocol)[run].seeds
+        return stacked([[_curve(unit, key) for unit in fold] for fold in self.units(run, seeds)])
+
+    def p_values(self, mode: str, measure: str) -> dict[tuple[str, str], float]:
+        """Of every row of Table 1 against FedAvg in the same mode, by (row, variant), after Holm."""
+        base = self.row("1", mode, BASELINE)
+        others = [row for row in self.rows("1", mode) if row is not base]
+        if base is None or not others:
+            return {}
+        found = [paired_t(row.by_query(measure), base.by_query(measure)).p for row in others]
+        return {(row.row, row.variant): float(p) for row, p in zip(others, holm(found), strict=True)}
+
+
+def _curve(unit: Any, key: str) -> Sequence[float | None]:
+    curve: Sequence[float | None] = unit["cuts"][key] if key in unit.get("cuts", {}) else unit[key]
+    return curve
+
+
+def stacked(folds: Sequence[Sequence[Sequence[float | None]]]) -> Floats:
+    """Curves of unequal length as a table of folds × rounds."""
+    length = max((len(run) for fold in folds for run in fold), default=0)
+    table = np.full((len(folds), length), np.nan)
+    for at, fold in enumerate(folds):
+        runs = np.array([[*run, *[None] * (length - len(run))] for run in fold], np.float64)
+        table[at] = runs.mean(axis=0)
+    return table
+
+
+def restlessness(curves: Floats) -> float:
+    """The standard deviation from round to round over the last rounds, ×100, mean over folds."""
+    ends = [curve[np.isfinite(curve)][-LAST:] for curve in curves]
+    known = [float(np.std(np.diff(end))) for end in ends if len(end) > 2]
+    return 100 * float(np.mean(known)) if known else float("nan")
+
+
+def all_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
+    """Everything, table by table."""
+    yield from _table_1_cells(outcome, data)
+    yield from _figure_cells(outcome, data)
+    yield from _growth_cells(outcome, data)
+    yield from _attack_cells(outcome, data)
+    yield from _overrun_cells(outcome, data)
+
+
+def _table_1_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
+    tests = {(mode, measure): outcome.p_values(mode, measure) for mode in MODES for measure in MEASURES}
+    for row in outcome.rows("1"):
+        for measure in MEASURES:
+            said = printed.TABLE_1.get((row.row, measure), (None, None))[0] if not row.variant else None
+            cell = row.cell(measure, data, said)
+            yield cell
+            facts: dict[str, Any] = {"mode": row.mode, "data": data, "variant": row.variant, "n": row.n}
+            gap = outcome.gap(cell.value, measure)
+            if gap is not None:
+                yield Cell("1", row.row, f"{measure} gap", gap, **facts)
+            p = tests[row.mode, measure].get((row.row, row.variant))
+            if p is not None:
+                yield Cell("1", row.row, f"{measure} p against FedAvg", p, **facts)
+    for row in outcome.rows("scoring"):
+        yield row.cell(MAIN, data)
+
+
+def _figure_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
+    """What the figures end with; the curves themselves are in the units."""
+    for mode in MODES:
+        for variant, run in figure_2(mode).items():
+            for measure in ("nDCG@1", "nDCG@5", MAIN):
+                key = "curve" if measure == MAIN else measure
+                yield from _ends(outcome, run, key, ("fig2", BASELINE, measure, mode, data, variant))
+        for row, run in figure_4(mode).items():
+            yield from _ends(outcome, run, "curve", ("fig4", row, MAIN, mode, data, ""))
+        for run in figure_5(outcome.protocol, mode):
+            yield from _ends(outcome, run, "curve", ("fig5", run.row, MAIN, mode, data, run.variant))
+        for variant, run in figure_2(mode).items():
+            counts = holdings(outcome, run)
+            if counts is not None:
+                share = float((counts.max(axis=1) / np.maximum(counts.sum(axis=1), 1)).mean())
+                largest = float(counts.sum(axis=1).max() / counts.sum())
+                facts: dict[str, Any] = {"mode": mode, "data": data, "variant": variant}
+                yield Cell("fig3", "holdings", "share of a silo's most frequent grade", share, **facts)
+                yield Cell("fig3", "holdings", "share of rows in the largest silo", largest, **facts)
+
+
+def _ends(
+    outcome: Outcome, run: RunName, key: str, facts: tuple[str, str, str, Mode, str, str]
+) -> Iterator[Cell]:
+    table, row, measure, mode, data, variant = facts
+    curves = outcome.curves(run, key)
+    if not curves.size:
+        return
+    about: dict[str, Any] = {"table": table, "row": row, "mode": mode, "data": data, "variant": variant}
+    yield Cell.over_folds((100 * last(curves)).tolist(), measure=measure, **about)
+    if key == "curve":
+        yield Cell(measure=f"{measure} round sd", value=restlessness(curves), n=len(curves), **about)
+
+
+def last(curves: Floats) -> Floats:
+    """The last finite value of every curve."""
+    return np.array(
+        [curve[np.isfinite(curve)][-1] if np.isfinite(curve).any() else np.nan for curve in curves]
+    )
+
+
+def figure_2(mode: Mode) -> dict[str, RunName]:
+    """FedAvg's runs with silos alike and not, by variant."""
+    return {"IID": RunName("fig2", mode, BASELINE, "IID"), "non-IID": RunName("1", mode, BASELINE)}
+
+
+def figure_4(mode: Mode) -> dict[str, RunName]:
+    """The runs of Figure 4, by row."""
+    return {row: RunName("1", mode, row) for row in ("FedProx", "FedRisk")}
+
+
+def figure_5(protocol: Protocol, mode: Mode) -> list[RunName]:
+    """The runs of Figure 5."""
+    return [run for run in plans(protocol) if (run.table, run.mode) == ("fig5", mode)]
+
+
+def holdings(outcome: Outcome, run: RunName) -> NDArray[np.int64] | None:
+    """How many rows of every grade each silo held in the first fold."""
+    unit = outcome.found.get(RunUnit(run, 0, outcome.seed))
+    return None if unit is None else np.array(unit["holdings"], np.int64)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How an ablation of alpha_mix = beta_mix = 1 ended, the mean over folds."""
+
+    row: str
+    depth: str
+    rounds: float
+    """Rounds before the guard stopped it."""
+    ndcg: float
+    restless: float
+    norm: float
+    """log10 ‖θ‖ at the end."""
+    turn: float
+    """log10 (1 − cos) at the end."""
+    peak: tuple[float, float]
+    """The same where it was largest after the first three rounds, and in which round that was."""
+    stopped: str
+    folds: int
+
+
+def growths(outcome: Outcome) -> Iterator[Growth]:
+    """Every ablation, by row and depth."""
+    for row in outcome.rows("A3"):
+        if row.variant not in DEPTHS:
+            continue
+        run = RunName("A3", "paper", row.row, row.variant)
+        units = [unit for fold in outcome.units(run, 1) for unit in fold]
+        norms = [[value for value in unit["norm"] if value is not None] for unit in units]
+        turns = [[value for value in unit["turn"] if value is not None] for unit in units]
+        yield Growth(
+            row.row,
+            row.variant,
+            rounds=float(np.mean([len(norm) for norm in norms])),
+            ndcg=row.mean(MAIN),
+            restless=restlessness(outcome.curves(run)),
+            norm=float(np.mean([_log(norm[-1]) for norm in norms])),
+            turn=float(np.mean([_log(turn[-1]) for turn in turns])),
+            peak=_peak(turns),
+            stopped=next((unit["stopped"] for unit in units if unit["stopped"]), ""),
+            folds=len(units),
+        )
+
+
+def _log(value: float) -> float:
+    return float(np.log10(max(value, 1e-17)))
+
+
+def _peak(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """log10 of the largest turn after three rounds, and its round: the mean over runs."""
+    later = [np.array(turn[3:] or turn) for turn in turns]
+    first = [min(3, len(turn) - len(rest)) + 1 for turn, rest in zip(turns, later, strict=True)]
+    places = [float(rest.argmax()) + at for rest, at in zip(later, first, strict=True)]
+    return float(np.mean([_log(float(rest.max())) for rest in later])), float(np.mean(places))
+
+
+def _growth_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
+    for row in outcome.rows("A3"):
+        yield row.cell(MAIN, data)
+    for found in growths(outcome):
+        told = {
+            f"{MAIN} round sd": found.restless,
+            "rounds": found.rounds,
+            "log10 norm": found.norm,
+            "log10 (1 - cosine)": found.turn,
+        }
+        for measure, value in told.items():
+            yield Cell("A3", found.row, measure, value, "paper", data, variant=found.depth, n=found.folds)
+
+
+def _attack_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
+    honest = outcome.row("attack", "sound", HONEST)
+    for row in outcome.rows("attack"):
+        facts: dict[str, Any] = {"mode": row.mode, "data": data, "n": row.n}
+        for measure in MEASURES:
+            yield row.cell(measure, data)
+        yield Cell("attack", row.row, f"{MAIN} worst run", row.worst(MAIN), **facts)
+        gap = outcome.gap(row.mean(MAIN), MAIN)
+        if gap is not None:
+            yield Cell("attack", row.row, f"{MAIN} gap", gap, **facts)
+        if honest is not None:
+            share = row.mean(MAIN) / honest.mean(MAIN)
+            yield Cell("attack", row.row, f"{MAIN} of honest-only FedAvg", share, **facts)
+        weight = bad_weight(outcome, row)
+        if weight is not None:
+            yield Cell("attack", row.row, "weight of bad silos", weight, **facts)
+
+
+def bad_weight(outcome: Outcome, row: Row) -> float | None:
+    """The mean share of weight that silos with inverted grades had."""
+    units = outcome.units(RunName("attack", "sound", row.row), outcome.protocol.seeds)
+    told = [unit["bad weight"] for fold in units for unit in fold if unit.get("bad weight")]
+    return float(np.mean(told)) if told else None
+
+
+@dataclass(frozen=True)
+class Overrun:
+    """What bad rounds did to a row: curves of folds × rounds, the first `good` of which were good."""
+
+    good: int
+    curves: Floats
+    """Of the global model."""
+    released: Floats
+    """Of the average over rounds, which is what is saved."""
+    memory: float
+    """The weight of the previous model in the bad rounds."""
+
+    def at(self, place: int, *, released: bool = False) -> Floats:
+        """Every fold's measure, ×100, so many bad rounds after the good ones."""
+        curves = self.released if released else self.curves
+        return 100 * curves[:, self.good - 1 + place]
+
+    @property
+    def bad(self) -> int:
+        """The number of bad rounds."""
+        return int(self.curves.shape[1]) - self.good
+
+
+def overruns(outcome: Outcome) -> dict[str, Overrun]:
+    """Every row that went through bad rounds."""
+    found = {}
+    for row in all_bad(outcome.protocol):
+        folds = outcome.units(overrun_name(row), 1)
+        units = [unit for fold in folds for unit in fold]
+        if units:
+            curves, released = (stacked([[unit[key]] for unit in units]) for key in ("curve", "released"))
+            memory = float(np.mean([unit["memory weight"] for unit in units]))
+            found[row] = Overrun(units[0]["good rounds"], curves, released, memory)
+    return found
+
+
+def _overrun_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
+    for row, found in overruns(outcome).items():
+        told = {
+            "before": found.at(0),
+            "after one bad round": found.at(1),
+            f"after {found.bad} bad rounds": found.at(found.bad),
+            f"released after {found.bad} bad rounds": found.at(found.bad, released=True),
+        }
+        about: dict[str, Any] = {"table": "overrun", "row": row, "mode": "sound", "data": data}
+        for measure, values in told.items():
+            yield Cell.over_folds(values.tolist(), measure=f"{MAIN} {measure}", **about)
+        yield Cell(measure="weight of the memory", value=found.memory, n=len(found.curves), **about)

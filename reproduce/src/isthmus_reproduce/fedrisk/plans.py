@@ -1,0 +1,331 @@
+"""Every training run of the FedRisk reproduction, by name.
+
+Paper mode is as printed: rows dealt by grade, which tears queries; features scaled per query; a linear model
+under cross-entropy, plain SGD, five local epochs, batches of 64; a document's score is its most probable
+grade; the last round's model. Sound mode deals whole queries, by their highest grade, and is the product
+otherwise: LambdaRank, one epoch, an average over rounds. What the paper leaves open is the same in all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from isthmus.federation.settings import (
+    Config,
+    Fault,
+    Local,
+    Model,
+    RiskOptions,
+    Rounds,
+    StrategyOptions,
+)
+from isthmus.partition import Dealing
+from isthmus.rankers import LocalTraining
+from isthmus.tables import Fold
+
+Mode = Literal["paper", "sound"]
+MODES: tuple[Mode, Mode] = ("paper", "sound")
+
+CUTS = ("nDCG@1", "nDCG@5", "nDCG@10", "MRR@1", "MRR@5", "MRR@10")
+MEASURES: Mapping[str, str] = {
+    **{name: f"{name}(empty=skip)" for name in CUTS},
+    **{f"{name}(rel=2)": f"{name}(rel=2, empty=skip)" for name in CUTS[3:]},
+}
+"""What is reported, and how it is said in full: queries without relevant documents do not count."""
+
+PAIRS = ((0.9, 0.1), (0.1, 0.9), (0.5, 0.5), (1.0, 0.0), (1.0, 1.0))
+"""(alpha_mix, beta_mix) of Figure 5."""
+DEPTHS: Mapping[str, tuple[int, ...]] = {
+    "linear": (),
+    "one hidden layer": (64,),
+    "two hidden layers": (64, 32),
+}
+ATTACK = Fault("invert", 0.3)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Who takes part, for how long, and on how much of the data."""
+
+    silos: int = 100
+    per_round: int = 10
+    rounds: int = 100
+    folds: int = 5
+    seeds: int = 1
+    concentration: float = 0.1
+    """Of the paper's deal over rows; the deal over queries has 0.3."""
+    least: int = 10
+    """Rows of the smallest silo in that deal."""
+    queries: int | None = None
+    """Training queries of a fold, where not all are used."""
+    growth: int = 100
+    """Rounds of the runs that show what alpha_mix = beta_mix = 1 does."""
+
+    @property
+    def told(self) -> str:
+        """For titles."""
+        seeds = f" × {self.seeds} seeds" if self.seeds > 1 else ""
+        some = "" if self.queries is None else f", the first {self.queries} training queries of a fold"
+        return (
+            f"{self.silos} silos, {self.per_round} a round, {self.rounds} rounds,"
+            f" {self.folds} folds{seeds}{some}"
+        )
+
+
+def protocol_for(fold: Fold, scale: str, *, folds: int) -> Protocol:
+    """The paper's protocol where the data are large enough for 100 silos, a smaller one where they are not.
+
+    The paper has one seed; where folds are small, and share their rows, there are three.
+    """
+    whole = Protocol(folds=folds)
+    if fold.train.rows < 300_000:  # too few for ten rows in every silo at a concentration of 0.1
+        whole = replace(whole, concentration=0.3, least=1)
+    if len(fold.train) < 800:
+        whole = replace(whole, silos=20, per_round=5, rounds=60, seeds=3)
+    if scale == "full":
+        return whole
+    looked = min(300, len(fold.train))
+    return replace(
+        whole,
+        silos=20,
+        per_round=5,
+        rounds=10,
+        growth=60,
+        folds=min(2, folds),
+        seeds=1,
+        concentration=0.3,
+        least=1,
+        queries=looked if looked < len(fold.train) else None,
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One training run."""
+
+    mode: Mode
+    config: Config
+    seeds: int = 1
+    """With how many seeds it is run."""
+    honest: bool = False
+    """Whether the silos that the attack would strike are left out."""
+    curve: bool = True
+    """Whether a figure shows what it has on test queries after every round."""
+    cuts: bool = False
+    """Whether it shows nDCG@1 and nDCG@5 too."""
+
+
+@dataclass(frozen=True)
+class RunName:
+    """What a training run is for: the table or figure, the mode, and the row and variant there."""
+
+    table: str
+    mode: Mode
+    row: str
+    variant: str = ""
+
+
+@cache
+def plans(protocol: Protocol) -> Mapping[RunName, Plan]:
+    """Every run by name."""
+    found: dict[RunName, Plan] = {}
+    for mode in MODES:
+        found |= _table_1(protocol, mode)
+        found |= _figure_2(protocol, mode)
+        found |= _figure_5(protocol, mode)
+    return found | _ours(protocol) | _ablations(protocol) | _attacked(protocol)
+
+
+def _config(protocol: Protocol, mode: Mode, strategy: StrategyOptions) -> Config:
+    return _paper(protocol, strategy) if mode == "paper" else _sound(protocol, strategy)
+
+
+def _sound(protocol: Protocol, strategy: StrategyOptions) -> Config:
+    return Config(
+        dealing=Dealing("dirichlet-query", silos=protocol.silos, concentration=0.3),
+        rounds=Rounds(count=protocol.rounds, silos=protocol.per_round),
+        strategy=strategy,
+        measures=(),
+        workers=1,
+    )
+
+
+def _paper(protocol: Protocol, strategy: StrategyOptions, hidden: tuple[int, ...] = ()) -> Config:
+    return Config(
+        dealing=Dealing(
+            "dirichlet-pair",
+            silos=protocol.silos,
+            concentration=protocol.concentration,
+            least=protocol.least,
+            redraws=2000,
+        ),
+        rounds=Rounds(count=protocol.rounds, silos=protocol.per_round, release="last"),
+        strategy=strategy,
+        local=paper_training(5),
+        model=Model(hidden, scaling="none", scoring="argmax"),
+        probe=None,
+        measures=(),
+        workers=1,
+    )
+
+
+def paper_training(epochs: int) -> LocalTraining:
+    """How the paper's clients train, as far as it says; its centralised row trains alike."""
+    return LocalTraining(loss="cross_entropy", optimiser="sgd", learning_rate=0.01, batch=64, epochs=epochs)
+
+
+RATES = {"FedAdam": 0.03, "FedYogi": 0.03, "FedAdagrad": 0.03}
+"""Server learning rates of sound mode, chosen on validation queries; paper mode has Flower's defaults."""
+
+
+def strategies(mode: Mode) -> dict[str, StrategyOptions]:
+    """Table 1's federated rows. FedAvgM is Flower's default, without momentum."""
+    rates = RATES if mode == "sound" else {}
+    printed = mode == "paper"
+    risk = RiskOptions.paper() if printed else RiskOptions()
+    return {
+        "FedRisk": StrategyOptions("fedrisk", server=None if printed else "average", risk=risk),
+        "FedAvgM": StrategyOptions("fedavgm", momentum=0.0),
+        "FedProx": StrategyOptions("fedprox", proximal=0.9),
+        "FedOpt": StrategyOptions("fedopt"),
+        "FedTrimmedAvg": StrategyOptions("fedtrimmedavg"),
+        "FedAvg": StrategyOptions("fedavg"),
+        "FedAdam": StrategyOptions("fedadam", rate=rates.get("FedAdam")),
+        "FedMedian": StrategyOptions("fedmedian"),
+        "FedYogi": StrategyOptions("fedyogi", rate=rates.get("FedYogi")),
+        "FedAdagrad": StrategyOptions("fedadagrad", rate=rates.get("FedAdagrad")),
+    }
+
+
+def _table_1(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
+    shown = ("FedAvg", "FedProx", "FedRisk")
+    found = {
+        RunName("1", mode, row): Plan(
+            mode,
+            _config(protocol, mode, strategy),
+            protocol.seeds,
+            curve=row in shown,
+            cuts=row == "FedAvg",
+        )
+        for row, strategy in strategies(mode).items()
+    }
+    momentum = _config(protocol, mode, StrategyOptions("fedavgm"))
+    found[RunName("1", mode, "FedAvgM", "momentum 0.9")] = Plan(mode, momentum, protocol.seeds, curve=False)
+    return found
+
+
+def _ours(protocol: Protocol) -> dict[RunName, Plan]:
+    """The product's default, its controls, and strategies that the paper only discusses."""
+    default = _sound(protocol, StrategyOptions())
+    plain = Local(optimiser="sgd", learning_rate=0.1, weight_decay=0.0)
+    rows = {
+        "default": default,
+        "mean probe error": replace(default, strategy=_without_georisk()),
+        "FedAvg with the probe": replace(default, strategy=StrategyOptions("fedavg-probe")),
+        "SCAFFOLD": replace(default, strategy=StrategyOptions("scaffold"), local=plain),
+        "FedNova": replace(default, strategy=StrategyOptions("fednova"), local=plain),
+    }
+    return {
+        RunName("1", "sound", row): Plan("sound", config, protocol.seeds, curve=False)
+        for row, config in rows.items()
+    }
+
+
+def _without_georisk() -> StrategyOptions:
+    return StrategyOptions(risk=RiskOptions(formula="mean"))
+
+
+def _figure_2(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
+    """FedAvg with silos that are alike; the other curve is Table 1's."""
+    config = _config(protocol, mode, StrategyOptions("fedavg"))
+    return {RunName("fig2", mode, "FedAvg", "IID"): Plan(mode, _alike(config, mode), cuts=True)}
+
+
+def _alike(config: Config, mode: Mode) -> Config:
+    kind: Literal["iid", "query"] = "iid" if mode == "paper" else "query"
+    return replace(config, dealing=Dealing(kind, silos=config.dealing.silos))
+
+
+def _figure_5(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
+    """Mixes with the previous model, with half the silos a round; in sound mode they are convex.
+
+    What (1, 1) was meant to be, a memory that grows no parameters, is the server's momentum.
+    """
+    fewer = replace(protocol, per_round=(protocol.per_round + 1) // 2)
+    rows: dict[str, Config] = {}
+    for alpha, beta in PAIRS:
+        if mode == "paper":
+            strategy = StrategyOptions(risk=RiskOptions.paper(alpha, beta))
+        elif alpha + beta > 1:
+            strategy = StrategyOptions()
+        else:
+            strategy = StrategyOptions(server="convex" if beta else "average", momentum=beta)
+        rows[f"({alpha:g}, {beta:g})"] = _config(fewer, mode, strategy)
+    found = {RunName("fig5", mode, "FedRisk", pair): Plan(mode, config) for pair, config in rows.items()}
+    average = _config(fewer, mode, StrategyOptions("fedavg"))
+    found[RunName("fig5", mode, "FedAvg", "IID")] = Plan(mode, _alike(average, mode))
+    prox = _config(fewer, mode, StrategyOptions("fedprox", proximal=0.9))
+    found[RunName("fig5", mode, "FedProx")] = Plan(mode, prox)
+    return found
+
+
+def _ablations(protocol: Protocol) -> dict[RunName, Plan]:
+    """What is behind the paper's flat curves: ablations of alpha_mix = beta_mix = 1.
+
+    The last two explain the freezing, which is the linear model's.
+    """
+    longer = replace(protocol, rounds=protocol.growth)
+    rows = {
+        "(1, 1)": StrategyOptions(risk=RiskOptions.paper()),
+        "(1, 1) without risk": StrategyOptions(risk=RiskOptions.paper(formula="none")),
+        "FedAvg": StrategyOptions("fedavg"),
+        "(1, 1) renormalised": StrategyOptions(risk=RiskOptions.paper(renormalise=True)),
+        "FedAvg, server step 2^-t": StrategyOptions("fedavg", server="halving"),
+    }
+    return {
+        RunName("A3", "paper", row, depth): Plan("paper", _paper(longer, strategy, hidden))
+        for depth, hidden in DEPTHS.items()
+        for row, strategy in list(rows.items())[: None if depth == "linear" else 3]
+    }
+
+
+def _attacked(protocol: Protocol) -> dict[RunName, Plan]:
+    """Three silos in ten have inverted grades."""
+    clean = _sound(protocol, StrategyOptions("fedavg"))
+    rows = {
+        "FedAvg": StrategyOptions("fedavg"),
+        "FedTrimmedAvg": StrategyOptions("fedtrimmedavg"),
+        "FedMedian": StrategyOptions("fedmedian"),
+        "FedRisk": StrategyOptions(server="average"),
+        "default": StrategyOptions(),
+        "mean probe error": _without_georisk(),
+        "FedAvg with the probe": StrategyOptions("fedavg-probe"),
+    }
+    found = {
+        RunName("attack", "sound", row): Plan(
+            "sound", replace(clean, strategy=strategy, faults=(ATTACK,)), protocol.seeds, curve=False
+        )
+        for row, strategy in rows.items()
+    }
+    for row in ("FedAvg", "default"):
+        config = replace(clean, strategy=rows[row])
+        plan = Plan("sound", config, protocol.seeds, honest=True, curve=False)
+        found[RunName("attack", "sound", f"{row}, honest silos only")] = plan
+    return found
+
+
+def all_bad(protocol: Protocol) -> Mapping[str, Config]:
+    """Who goes on when every silo of a round is bad: the first half of the rounds, which are good."""
+    rows = {
+        "FedAvg": StrategyOptions("fedavg"),
+        "FedMedian": StrategyOptions("fedmedian"),
+        "FedRisk": StrategyOptions(server="average"),
+        "FedRisk without memory": StrategyOptions(server="average", risk=RiskOptions(memory=False)),
+        "default": StrategyOptions(),
+        "default without memory": StrategyOptions(risk=RiskOptions(memory=False)),
+    }
+    start = replace(protocol, rounds=max(2, protocol.rounds // 2))
+    return {row: _sound(start, strategy) for row, strategy in rows.items()}

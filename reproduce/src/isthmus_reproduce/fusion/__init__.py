@@ -1,0 +1,1 @@
+"""Calibrated rank fusion: Tables II-VIII and Figure 1."""

@@ -1,0 +1,471 @@
+"""Calibrated rank fusion, Tables II-VIII and Figure 1: what is printed, our paper mode, our sound mode.
+
+Paper mode keeps what the paper does, and says so: a text is ranked only against the labels of the partition
+that its true label is in (an oracle), configurations are chosen on test, texts of several labels are copied.
+Sound mode ranks all labels, chooses on validation and keeps texts apart. The row "default" is the product's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from isthmus.corpora import available
+from isthmus.errors import DataError
+from isthmus.evaluation import Reliability, paired_t, reliability_diagram
+from isthmus.report import Page, Plot, Section, Table
+from isthmus_reproduce.fusion import printed
+from isthmus_reproduce.fusion.folds import FOLDS, label_fold
+from isthmus_reproduce.fusion.panels import DENSE, LINEAR, SPARSE, encoder
+from isthmus_reproduce.fusion.runs import BINS, MEASURES, PAPER_BINS, Way, default_stack, two_retrievers
+from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit, cells_table
+
+Mode = Literal["paper", "sound"]
+Kind = Literal["paper", "sound", "default"]
+MODES: tuple[Mode, Mode] = ("paper", "sound")
+DATA = ("twitter", "trec", "reuters")
+CALIBRATIONS = printed.CALIBRATIONS
+TOLD_TWICE = ("base", "QueryFeature")
+"""The rows that Table VI and Figure 1 show again."""
+ABSENT = "acm"
+SOME_TEXTS = 2_000
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to reproduce: `data` is a name, a path, or "all" of those that are found."""
+
+    data: str = "all"
+    scale: Literal["smoke", "full"] = "full"
+    seed: int = 0
+
+    @property
+    def folds(self) -> int:
+        """Ten folds, or two for a look."""
+        return FOLDS if self.scale == "full" else 2
+
+    @property
+    def most(self) -> int | None:
+        """All texts, or some of them for a look."""
+        return None if self.scale == "full" else SOME_TEXTS
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A unit of work: a fold of a data set in one mode, or under the product's default."""
+
+    data: str
+    fold: int
+    kind: Kind
+
+
+Results = Mapping[Piece, Any]
+
+
+class Fold:
+    """What the paper's two retrievers came to on one fold, by configuration."""
+
+    def __init__(self, result: Mapping[str, Any]) -> None:
+        self.means = {
+            (Way(record["calibration"], record["fusion"], record["norm"]), record["split"], record["part"]): (
+                record["means"]
+            )
+            for record in result["metrics"]
+        }
+        self.sums = {
+            (record["retriever"], record["calibration"], record["part"]): record["sums"]
+            for record in result["calibration"]
+        }
+
+    def ways(self, calibration: str) -> list[Way]:
+        """Every configuration under a calibration, in the order they were measured."""
+        return list(dict.fromkeys(way for way, _, _ in self.means if way.calibration == calibration))
+
+    def value(self, way: Way, measure: str, *, split: str = "test", part: str = "all") -> float | None:
+        """A measure ×100, if the fold has it."""
+        means = self.means.get((way, split, part))
+        return None if means is None else 100 * means[measure]
+
+
+def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
+    """Compute what is missing in the folder, and write the report."""
+    notebook = Notebook(out, config)
+    names = _names(config.data)
+    for name in names:
+        texts = label_fold(name, 0, seed=config.seed, most=config.most).texts
+        encoder(texts, label=f"encoding the texts of {_short(name)}")
+    found: dict[Piece, Any] = {}
+    for label, work, units in _work(config, names):
+        found |= notebook.compute(work, units, label=label, workers=workers)
+    cells = tuple(_all_cells(names, found, config))
+    page = _page(names, found, cells, config)
+    return notebook.publish(cells, page)
+
+
+def _names(data: str) -> tuple[str, ...]:
+    if data != "all":
+        return (data,)
+    there = available()
+    names = tuple(name for name in DATA if there.get(name))
+    if not names:
+        raise DataError(
+            f"none of {', '.join(DATA)} is here", cure="set ISTHMUS_DATA, or name a folder with --data"
+        )
+    return names
+
+
+def _short(name: str) -> str:
+    return Path(name).name
+
+
+def _work(config: Config, names: Sequence[str]) -> Iterator[tuple[str, Any, list[Unit]]]:
+    folds, given = range(config.folds), {"seed": config.seed, "most": config.most}
+    pairs = [(name, fold) for name in names for fold in folds]
+    yield (
+        "the paper's two retrievers",
+        two_retrievers,
+        [
+            Unit(Piece(_short(name), fold, mode), {"data": name, "fold": fold, "mode": mode, **given})
+            for name, fold in pairs
+            for mode in MODES
+            if name != "trec" or mode == "sound"  # TREC is not among the paper's sets
+        ],
+    )
+    yield (
+        "the default",
+        default_stack,
+        [
+            Unit(Piece(_short(name), fold, "default"), {"data": name, "fold": fold, **given})
+            for name, fold in pairs
+        ],
+    )
+
+
+def _of(found: Results, name: str, kind: Kind, config: Config) -> list[Any]:
+    """The results of one kind, fold by fold."""
+    pieces = (Piece(_short(name), fold, kind) for fold in range(config.folds))
+    return [found[piece] for piece in pieces if piece in found]
+
+
+def _folds(found: Results, name: str, mode: Mode, config: Config) -> list[Fold]:
+    """What the paper's two retrievers came to, fold by fold."""
+    return [Fold(result) for result in _of(found, name, mode, config)]
+
+
+def _all_cells(names: Sequence[str], found: Results, config: Config) -> Iterator[Cell]:
+    for name in names:
+        short = _short(name)
+        for mode in MODES:
+            folds = _folds(found, name, mode, config)
+            if folds:
+                yield from _calibration_cells(short, mode, folds)
+                yield from _figure_cells(short, mode, folds)
+                yield from _fusion_cells(short, mode, folds)
+        yield from _default_cells(short, _of(found, name, "default", config))
+    if config.data == "all":
+        yield from _absent_cells()
+
+
+def _absent_cells() -> Iterator[Cell]:
+    """What the paper prints for ACM, whose data are absent: no figure of ours stands beside it."""
+    for (data, part, row, measure), said in printed.HEAD_TAIL.items():
+        if data == ABSENT:
+            yield Cell("IV", row, measure, float("nan"), "paper", data, part=part, n=0, paper=said)
+    for (data, row, measure), said in printed.OVERALL.items():
+        if data == ABSENT:
+            yield Cell("V", row, measure, float("nan"), "paper", data, n=0, paper=said)
+
+
+def _calibration_cells(data: str, mode: Mode, folds: Sequence[Fold]) -> Iterator[Cell]:
+    """Tables II, III and VI: errors on head lists (in sound mode on all), over all rows of all folds.
+
+    Table VI repeats two rows of each and says by how much QueryFeature reduces the error.
+    """
+    part = _part(mode)
+    for table, retriever in (("II", SPARSE), ("III", DENSE)):
+        errors: dict[str, float] = {}
+        for calibration in CALIBRATIONS:
+            for measure, value in _honest(_sums(folds, retriever, calibration, part), PAPER_BINS).items():
+                said = printed.CALIBRATION_ERROR.get((retriever, calibration, measure))
+                facts: dict[str, Any] = {"part": part, "n": len(folds)}
+                facts["paper"] = said if data == "reuters" else None
+                cell = Cell(table, calibration, measure, value, mode, data, **facts)
+                yield cell
+                if calibration in TOLD_TWICE and said is not None:
+                    yield replace(cell, table="VI", variant=retriever)
+                    errors[f"{calibration} {measure}"] = value
+        if f"{TOLD_TWICE[1]} ECE" in errors:
+            before, after = (errors[f"{row} ECE"] for row in TOLD_TWICE)
+            said = printed.ECE_REDUCTION[retriever] if data == "reuters" else None
+            reduced = 100 * (1 - after / before) if before > 0 else float("nan")
+            facts = {"part": part, "variant": retriever, "n": len(folds), "paper": said}
+            yield Cell("VI", TOLD_TWICE[1], "ECE reduction", reduced, mode, data, **facts)
+
+
+def _figure_cells(data: str, mode: Mode, folds: Sequence[Fold]) -> Iterator[Cell]:
+    """Figure 1: per retriever, before and after QueryFeature, every bin of the reliability diagram."""
+    part = _part(mode)
+    for retriever in (SPARSE, DENSE):
+        for calibration in TOLD_TWICE:
+            sums = _sums(folds, retriever, calibration, part)
+            if not sums:
+                continue
+            pooled = _pooled(sums, PAPER_BINS)
+            columns = {"count": pooled.count, "promised": pooled.promised, "came true": pooled.came_true}
+            for measure, column in columns.items():
+                share = column if measure == "count" else column / np.maximum(pooled.count, 1)
+                for low, high, value in zip(pooled.edges[:-1], pooled.edges[1:], share, strict=True):
+                    which, n = f"{retriever}, {low:.1f}-{high:.1f}", len(folds)
+                    shown = float(value)
+                    yield Cell("fig1", calibration, measure, shown, mode, data, part, which, n=n)
+
+
+def _part(mode: str) -> str:
+    return "head" if mode == "paper" else "all"
+
+
+def _sums(folds: Sequence[Any], retriever: str, calibration: str, part: str) -> list[Any]:
+    """The calibration sums of the folds that have lists of this part."""
+    sums = (fold.sums.get((retriever, calibration, part)) for fold in folds)
+    return [one for one in sums if one]
+
+
+def _honest(sums: Sequence[Any], bins: int) -> dict[str, float]:
+    """ECE, MCE, Brier, log-loss and base rate of folds pooled."""
+    if not sums:
+        return {}
+    pooled = _pooled(sums, bins)
+    n = sum(one["n"] for one in sums)
+    return {
+        "ECE": pooled.ece,
+        "MCE": pooled.mce,
+        "Brier": sum(one["squares"] for one in sums) / n,
+        "log-loss": sum(one["losses"] for one in sums) / n,
+        "base rate": sum(one["right"] for one in sums) / n,
+    }
+
+
+def _pooled(sums: Sequence[Any], bins: int) -> Reliability:
+    count, promised, came_true = (np.sum([one[f"bins{bins}"][at] for one in sums], axis=0) for at in range(3))
+    return Reliability(np.linspace(0, 1, bins + 1), count, promised, came_true)
+
+
+def _fusion_cells(data: str, mode: Mode, folds: Sequence[Fold]) -> Iterator[Cell]:
+    """Tables IV (CombMNZ by part), V (the best configuration), VII (all configurations), VIII (which one)."""
+    for calibration in CALIBRATIONS:
+        for part in ("head", "tail"):
+            way = Way(calibration, "CombMNZ", "none")
+            for measure in MEASURES[:6]:
+                alike = "P@1" if measure == "nDCG@1" else measure  # one label: they are equal
+                said = printed.HEAD_TAIL.get((data, part, calibration, alike))
+                values = _values(folds, way, measure, part=part)
+                about = {"row": calibration, "measure": measure, "mode": mode, "data": data}
+                yield Cell.over_folds(values, table="IV", part=part, paper=said, **about)
+        for way in folds[0].ways(calibration):
+            for measure in ("P@1", "psP@10", "nDCG@1", "nDCG@10", "psnDCG@10"):
+                said = printed.FUSIONS.get((*way, measure)) if data == "reuters" else None
+                about = {"row": calibration, "measure": measure, "mode": mode, "data": data}
+                values = _values(folds, way, measure)
+                yield Cell.over_folds(values, table="VII", variant=_named(way), paper=said, **about)
+        yield from _chosen_cells(data, mode, folds, calibration)
+
+
+def _values(folds: Sequence[Fold], way: Way, measure: str, *, part: str = "all") -> list[float]:
+    """A measure ×100 of every fold that has it."""
+    values = (fold.value(way, measure, part=part) for fold in folds)
+    return [value for value in values if value is not None]
+
+
+def _named(way: Way) -> str:
+    return f"{way.fusion}/{way.norm}"
+
+
+def _chosen_cells(data: str, mode: Mode, folds: Sequence[Fold], calibration: str) -> Iterator[Cell]:
+    """Tables V and VIII: what the chosen configuration reaches, beside the one printed as best."""
+    ways = chosen(folds, calibration, mode, "psnDCG@1")
+    for measure in MEASURES:
+        said = printed.OVERALL.get((data, calibration, measure))
+        values = _reached(folds, ways, measure)
+        facts: dict[str, Any] = {"measure": measure, "mode": mode, "data": data, "paper": said}
+        yield Cell.over_folds(values, table="V", row=calibration, variant=_told_ways(ways), **facts)
+    ways = chosen(folds, calibration, mode, "nDCG@10")
+    facts = {"table": "VIII", "row": calibration, "measure": "nDCG@10", "mode": mode, "data": data}
+    values = _reached(folds, ways, "nDCG@10")
+    yield Cell.over_folds(values, variant=f"best: {_told_ways(ways)}", **facts)
+    if (best := printed.CHOSEN.get((data, calibration))) is not None:
+        way = Way(calibration, *best)
+        values = _reached(folds, [way] * len(folds), "nDCG@10")
+        yield Cell.over_folds(values, variant=f"printed as best: {_named(way)}", **facts)
+
+
+def _reached(folds: Sequence[Fold], ways: Sequence[Way], measure: str, split: str = "test") -> list[float]:
+    """A measure ×100 of every fold, each under its own configuration."""
+    values = (fold.value(way, measure, split=split) for fold, way in zip(folds, ways, strict=True))
+    return [value for value in values if value is not None]
+
+
+def _told_ways(ways: Sequence[Way]) -> str:
+    """The commonest, with the number of folds that chose it where not all did."""
+    (way, folds), *others = Counter(map(_named, ways)).most_common()
+    return f"{way} ×{folds}, {len(others)} more" if others else way
+
+
+def chosen(folds: Sequence[Fold], calibration: str, mode: Mode, measure: str) -> list[Way]:
+    """Every fold's configuration.
+
+    The paper takes the one with the best mean on test. Sound is what a fold's own validation part prefers:
+    the validation texts of the other folds are test texts of this one.
+    """
+    ways = folds[0].ways(calibration)
+
+    def best(among: Sequence[Fold], split: str) -> Way:
+        return max(ways, key=lambda way: np.mean(_reached(among, [way] * len(among), measure, split)))
+
+    if mode == "paper":
+        return [best(folds, "test")] * len(folds)
+    return [best([fold], "validation") for fold in folds]
+
+
+def _default_cells(data: str, folds: Sequence[Any]) -> Iterator[Cell]:
+    """The product's default, the plain linear model, and how honest the probabilities are."""
+    for run, row in (("default", "default"), (LINEAR, "linear")):
+        for part in ("all", "head", "tail"):
+            for measure in MEASURES:
+                values = [100 * means[measure] for fold in folds for means in _means(fold, run, part)]
+                about = {"row": row, "measure": measure, "mode": "sound", "data": data}
+                yield Cell.over_folds(values, table="V", part=part, **about)
+    for name in folds[0]["honesty"] if folds else ():
+        for scope, shown in (("all", "all pairs"), ("top1", "top 1")):
+            sums = [fold["honesty"][name][scope] for fold in folds]
+            for measure, value in _honest(sums, BINS).items():
+                yield Cell("calibration", name, measure, value, "sound", data, variant=shown, n=len(folds))
+
+
+def _means(fold: Mapping[str, Any], run: str, part: str) -> list[Mapping[str, float]]:
+    """The measures of a run of the default's on one fold, if it has that part."""
+    records = (record for record in fold["metrics"] if (record["run"], record["part"]) == (run, part))
+    return [record["means"] for record in records]
+
+
+def _page(names: Sequence[str], found: Results, cells: Sequence[Cell], config: Config) -> Page:
+    sections = [section for name in names for section in _sections(name, found, cells, config)]
+    if config.data == "all":
+        mine = [cell for cell in cells if cell.data == ABSENT]
+        said = "The data of ACM are absent: what the paper prints stands alone."
+        sections.append(Section("ACM", (said, cells_table(mine, "Tables IV and V, ACM"))))
+    lead = _lead(names, found, config)
+    return Page("Calibrated rank fusion: printed, paper mode, sound mode", tuple(sections), lead)
+
+
+def _lead(names: Sequence[str], found: Results, config: Config) -> str:
+    """What a reader must know before the first table."""
+    encoders = ", ".join(Counter(one["encoder"] for one in found.values()))
+    alone = " TREC is not among the paper's sets: it stands in sound mode alone." if "trec" in names else ""
+    return (
+        f"{config.folds} folds{_how_many(config)}; dense retriever: {encoders} under a linear map trained on"
+        " texts and labels, where the paper fine-tunes an encoder. Figures are ×100 save calibration errors;"
+        " intervals are 95 % t intervals over folds. Paper mode ranks a text only among the partition of its"
+        " true label and chooses configurations on test: its level is not comparable with sound mode." + alone
+    )
+
+
+def _how_many(config: Config) -> str:
+    return "" if config.most is None else f" of about {config.most:,} texts, for a look"
+
+
+def _sections(name: str, found: Results, cells: Sequence[Cell], config: Config) -> Iterator[Section]:
+    short = _short(name)
+    mine = [cell for cell in cells if cell.data == short]
+    titles = {
+        "II": "Table II: calibration of BM25",
+        "III": "Table III: calibration of the dense retriever",
+        "IV": "Table IV: CombMNZ by partition",
+        "V": "Table V: the best configuration per calibration, and the default",
+        "VI": "Table VI: both retrievers before and after QueryFeature",
+        "VII": "Table VII: fusions and normalisations",
+        "VIII": "Table VIII: which configuration is best by nDCG@10",
+    }
+    for table, title in titles.items():
+        shown = [cell for cell in mine if cell.table == table]
+        yield Section(f"{title} ({short})", (cells_table(shown, f"{title}, {short}"),))
+    yield Section(f"Honesty of probabilities ({short})", tuple(_honesty_parts(short, mine)))
+    yield Section(f"Figure 1: reliability ({short})", tuple(_diagrams(name, found, config)))
+    yield Section(f"What it says ({short})", tuple(_verdicts(name, found, mine, config)))
+
+
+def _honesty_parts(short: str, cells: Sequence[Cell]) -> Iterator[str | Table]:
+    shown = [cell for cell in cells if cell.table == "calibration"]
+    yield "Sound mode, all labels ranked, pooled over the test parts of all folds; 15 bins of equal width."
+    yield cells_table(shown, f"Calibration on test, {short}", digits=4)
+
+
+def _diagrams(name: str, found: Results, config: Config) -> Iterator[Plot]:
+    for mode in MODES:
+        part = _part(mode)
+        folds = _folds(found, name, mode, config)
+        for retriever in (SPARSE, DENSE):
+            named = {}
+            for calibration, shown in zip(TOLD_TWICE, ("min-max scores", "QueryFeature"), strict=True):
+                if sums := _sums(folds, retriever, calibration, part):
+                    named[shown] = _pooled(sums, PAPER_BINS)
+            if named:
+                caption = f"{_short(name)}, {mode} mode, {part} labels: {retriever}"
+                yield reliability_diagram(named, caption=caption)
+    defaults = _of(found, name, "default", config)
+    fused = _pooled([fold["honesty"]["default"]["all"] for fold in defaults], BINS)
+    caption = f"{_short(name)}, sound mode, all labels: the default's fused probabilities"
+    yield reliability_diagram({"default": fused}, caption=caption)
+
+
+def _verdicts(name: str, found: Results, cells: Sequence[Cell], config: Config) -> Iterator[str]:
+    folds = _of(found, name, "default", config)
+    default, linear = (
+        [means["P@1"] for fold in folds for means in _means(fold, row, "all")] for row in ("default", LINEAR)
+    )
+    if len(folds) > 1:
+        test = paired_t(np.array(default), np.array(linear))
+        yield (
+            f"P@1 of the default {100 * np.mean(default):.1f}, of a plain linear model on words and dense"
+            f" vectors {100 * np.mean(linear):.1f}: a difference of {100 * test.difference:+.2f} points"
+            f" (paired t over {test.n} folds, p = {test.p:.2g})."
+        )
+    oracle, sound = (_first_answers(cells, "V", mode, "all") for mode in ("paper", "sound"))
+    leaks = {row: value - sound[row] for row, value in oracle.items() if row in sound}
+    told = ", ".join(f"{row} {oracle[row]:.1f} against {sound[row]:.1f}" for row in leaks)
+    if leaks and _several_labels(folds):
+        yield (
+            "Paper mode has a copy of a text for each of its labels, and only one of them is right for that"
+            f" copy; sound mode has the text once with all of them. P@1 in paper mode against sound: {told}."
+            " What the leak adds and what the copies cost cannot be told apart here."
+        )
+    elif leaks:
+        yield (
+            "Ranking a text only against its true label's partition is worth"
+            f" {min(leaks.values()):.1f} to {max(leaks.values()):.1f} points of P@1 (best configurations:"
+            f" {told}): that part of the level is the leak."
+        )
+    heads = _first_answers(cells, "IV", "paper", "head")
+    if heads:
+        told = ", ".join(f"{row} {value:.1f}" for row, value in heads.items())
+        yield f"Head P@1 of CombMNZ on scores as they are, in paper mode: {told}."
+
+
+def _several_labels(folds: Sequence[Any]) -> bool:
+    """Whether texts have more than one label: with one, no more than one of five can be right."""
+    return any(means["P@5"] > 0.2 + 1e-9 for fold in folds for means in _means(fold, "default", "all"))
+
+
+def _first_answers(cells: Sequence[Cell], table: str, mode: str, part: str) -> dict[str, float]:
+    """P@1 of every calibration in one table."""
+    return {
+        cell.row: cell.value
+        for cell in cells
+        if (cell.table, cell.mode, cell.part, cell.measure) == (table, mode, part, "P@1")
+        and cell.row in CALIBRATIONS
+    }

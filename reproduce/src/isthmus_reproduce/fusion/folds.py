@@ -1,0 +1,193 @@
+"""Folds of the label sets for text classification by retrieval.
+
+In the sound form no text of the test part occurs in training or validation, none of validation in training,
+and a text has all of its labels. In the paper's form a text with several labels is copied once per label, and
+copies fall where they fall.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.corpora import load
+from isthmus.corpora.labels import fold_count
+from isthmus.errors import DataError
+from isthmus.partition import folds, head_labels
+from isthmus.randomness import Streams
+from isthmus.tables import Corpus, Documents, Qrels
+from isthmus.tables.ids import IntArray
+from isthmus_reproduce.deals import normal_text, same_text
+from isthmus_reproduce.fusion.labels import Labels, labels_of
+
+FOLDS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Texts and their labels."""
+
+    ids: tuple[str, ...]
+    texts: tuple[str, ...]
+    labels: Labels
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: NDArray[np.bool_] | IntArray) -> Part:
+        """The texts at these positions."""
+        chosen = np.arange(len(self))[rows]
+        return Part(
+            tuple(self.ids[row] for row in chosen),
+            tuple(self.texts[row] for row in chosen),
+            self.labels[chosen],
+        )
+
+    def __add__(self, other: Part) -> Part:
+        return Part(
+            self.ids + other.ids, self.texts + other.texts, np.concatenate((self.labels, other.labels))
+        )
+
+    def qrels(self, documents: Documents, among: NDArray[np.bool_] | None = None) -> Qrels:
+        """The right labels as judgements; only those in the mask `among`, for texts that have one of them."""
+        right = self.labels if among is None else self.labels & among
+        return Qrels.from_dict(
+            {
+                name: {documents.ids[at]: 1 for at in np.flatnonzero(row)}
+                for name, row in zip(self.ids, right, strict=True)
+                if row.any()
+            }
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LabelFold:
+    """One fold: the labels, three parts, and which labels are frequent in training."""
+
+    data: str
+    documents: Documents
+    train: Part
+    validation: Part
+    test: Part
+
+    @property
+    def single(self) -> bool:
+        """Whether every text has exactly one label."""
+        parts = (self.train, self.validation, self.test)
+        return all(bool((part.labels.sum(axis=1) == 1).all()) for part in parts)
+
+    @property
+    def head(self) -> NDArray[np.bool_]:
+        """The frequent labels: ⌊0.2·L⌋ + 1 of them, by training texts."""
+        return head_labels(self.train.labels.sum(axis=0))
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """All texts: the same set in every fold."""
+        parts = (self.train, self.validation, self.test)
+        return frozenset(text for part in parts for text in part.texts)
+
+    def partition(self, name: str) -> NDArray[np.bool_]:
+        """The labels of "all", "head" or "tail"."""
+        everything = np.ones(len(self.documents), dtype=bool)
+        return {"all": everything, "head": self.head, "tail": ~self.head}[name]
+
+
+def label_fold(
+    data: str, fold: int, *, copies: bool = False, seed: int = 0, most: int | None = None
+) -> LabelFold:
+    """One of the ten folds of a label set, by name or path; `copies` is the paper's form.
+
+    `most` keeps about as many texts of the set, for a quick look: the same ones in every fold.
+    """
+    if fold_files(data):
+        corpus = load(data, fold=fold)
+        parts = [_part(corpus, split) for split in ("train", "validation", "test")]
+        found = _thinned(LabelFold(corpus.name, corpus.documents, *parts), most)
+        return found if copies else _apart(found)
+    return _thinned(_dealt_fold(load(data), fold, copies=copies, seed=seed), most)
+
+
+def _dealt_fold(corpus: Corpus, fold: int, *, copies: bool, seed: int) -> LabelFold:
+    """One of ten folds of ours, of a set that has none."""
+    whole = _whole(corpus)
+    whole = _one_label_each(whole) if copies else _merged(whole)
+    groups = None if copies else same_text(whole.texts)
+    dealt = folds(len(whole), FOLDS, Streams(seed)("label folds", corpus.name), groups=groups)
+    others = np.flatnonzero(dealt != fold)
+    inner = None if groups is None else groups[others]
+    held = folds(len(others), FOLDS, Streams(seed)("label validation", corpus.name, fold), groups=inner) == 0
+    return LabelFold(
+        corpus.name,
+        corpus.documents,
+        whole.take(others[~held]),
+        whole.take(others[held]),
+        whole.take(dealt == fold),
+    )
+
+
+def _thinned(fold: LabelFold, most: int | None) -> LabelFold:
+    """The texts whose hash is low enough, so that copies of a text stay together."""
+    parts = (fold.train, fold.validation, fold.test)
+    total = sum(map(len, parts))
+    if most is None or total <= most:
+        return fold
+    limit = most / total * 2**32
+    kept = [np.array([_hashed(text) < limit for text in part.texts], dtype=bool) for part in parts]
+    return LabelFold(
+        fold.data, fold.documents, *(part.take(rows) for part, rows in zip(parts, kept, strict=True))
+    )
+
+
+def _hashed(text: str) -> int:
+    digest = blake2b(normal_text(text).encode("utf-8", "surrogatepass"), digest_size=4).digest()
+    return int.from_bytes(digest, "big")
+
+
+def fold_files(data: str) -> bool:
+    """Whether a label set comes with folds of its own."""
+    folder = Path(data)
+    if folder.is_dir():
+        return fold_count(folder) > 0
+    return data in ("twitter", "trec")
+
+
+def _part(corpus: Corpus, split: str) -> Part:
+    queries = corpus.split(split).queries
+    return Part(queries.ids, queries.texts, labels_of(corpus, queries))
+
+
+def _whole(corpus: Corpus) -> Part:
+    if not len(corpus.queries):
+        raise DataError(f"{corpus.name} has no texts to label")
+    return Part(corpus.queries.ids, corpus.queries.texts, labels_of(corpus, corpus.queries))
+
+
+def _merged(part: Part) -> Part:
+    """Equal texts as one, with the labels of all."""
+    groups = same_text(part.texts)
+    _, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
+    labels = np.zeros((len(first), part.labels.shape[1]), dtype=bool)
+    np.logical_or.at(labels, inverse, part.labels)
+    return replace(part.take(first), labels=labels)
+
+
+def _one_label_each(part: Part) -> Part:
+    rows, columns = np.nonzero(part.labels)
+    copied = part.take(rows)
+    ids = tuple(f"{name}+{label}" for name, label in zip(copied.ids, columns.tolist(), strict=True))
+    return Part(ids, copied.texts, np.eye(part.labels.shape[1], dtype=bool)[columns])
+
+
+def _apart(fold: LabelFold) -> LabelFold:
+    """Without training texts that occur in validation or test, nor validation texts that occur in test."""
+    parts = (fold.train, fold.validation, fold.test)
+    spelt = [[normal_text(text) for text in part.texts] for part in parts]
+    later, last = set(spelt[1]) | set(spelt[2]), set(spelt[2])
+    train = fold.train.take(np.array([text not in later for text in spelt[0]], dtype=bool))
+    held = fold.validation.take(np.array([text not in last for text in spelt[1]], dtype=bool))
+    return replace(fold, train=train, validation=held)

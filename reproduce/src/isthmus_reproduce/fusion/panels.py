@@ -1,0 +1,116 @@
+"""Which label rankers take part: the paper's two, and the panels the product's default stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from isthmus.encoders import Encoder, Lsa, Remembered, Transformer, Unmarked, unmarked
+from isthmus.errors import MissingExtra
+from isthmus.retrieval.bm25 import BM25
+from isthmus.retrieval.dense import Score
+from isthmus.text import Tokeniser
+from isthmus_reproduce.fusion.labels import (
+    Bm25Neighbours,
+    Centroid,
+    LabelRanker,
+    LabelText,
+    NaiveBayes,
+    Neighbours,
+    OneVsRest,
+    Trained,
+)
+from isthmus_reproduce.fusion.views import Beside, Characters, Counted, Encoded, View, Words
+
+MAX_TOKENS = 128
+"""Of a text, what the transformer reads: as the paper has it for tweets, and enough for a topic."""
+
+SPARSE, DENSE = "BM25", "dense"
+LINEAR = "words + dense, linear"
+"""The plain linear model that every fusion has to beat."""
+
+
+def encoder(texts: Iterable[str], *, label: str | None = None) -> tuple[Encoder, str]:
+    """all-MiniLM-L6-v2 where it is installed, else latent semantics of the texts; and its name.
+
+    The texts, all of a data set, are encoded once and kept; `label` names the progress bar.
+    """
+    known = sorted(set(texts))
+    try:
+        found: Encoder = Transformer(max_tokens=MAX_TOKENS)
+        found.fingerprint  # noqa: B018  # raises where package or weights are missing
+        name = "all-MiniLM-L6-v2"
+    except MissingExtra:
+        found, name = Lsa.fit(known, dimensions=256), "LSA (no transformer installed)"
+    return Remembered.of(found, known, label=label), name
+
+
+def _marked(texts: Sequence[str]) -> bool:
+    """Whether a tenth of the texts are posts with markup in them."""
+    return 10 * sum(unmarked(text) != " ".join(text.split()) for text in texts) > len(texts)
+
+
+def _unmarked_panel(
+    encoder: Encoder, texts: Sequence[str], words: View, letters: View
+) -> dict[str, LabelRanker]:
+    """Dense rankers once more, reading posts without their markup."""
+    inner = encoder.encoder if isinstance(encoder, Remembered) else encoder
+    view = Encoded(Unmarked(Remembered.of(inner, {unmarked(text) for text in texts})))
+    return {
+        "dense, unmarked": OneVsRest(view, cost=10.0, loss="log"),
+        "dense neighbours, unmarked": Neighbours(view, k=50, sharpness=10.0),
+        "words + dense, unmarked": OneVsRest(Beside((words, view), (1.0, 1.0))),
+        "words + letters + dense, unmarked": OneVsRest(
+            Beside((words, letters, view), (1.0, 1.0, 1.5)), cost=0.3
+        ),
+        "label text, unmarked": LabelText(view),
+    }
+
+
+def paper_panel(view: Encoded, *, as_printed: bool) -> dict[str, LabelRanker]:
+    """The paper's two retrievers: BM25 over 64 neighbours with the best score per label, and a dense one.
+
+    The paper fine-tunes a transformer on texts and labels; ours is a frozen one under a linear map trained
+    with the same loss on the same pairs. As printed, its scores are inverse distances, else cosines.
+    """
+    score: Score = "inverse_distance" if as_printed else "cosine"
+    return {SPARSE: Bm25Neighbours(k=64, pool="max"), DENSE: Trained(view, score=score)}
+
+
+def default_panel(view: Encoded, texts: Iterable[str], *, single: bool) -> dict[str, LabelRanker]:
+    """What the default stacks: a few quick rankers where a text may have several of many labels.
+
+    `texts` are all that will be learned from or asked about; their n-grams are counted once.
+    """
+    known = sorted(set(texts))
+    every_word = BM25(tokeniser=Tokeniser(stop_words=frozenset()))
+    words, bigrams = Counted.of(Words(), known), Counted.of(Words(2), known)
+    few: dict[str, LabelRanker] = {
+        "BM25 max": Bm25Neighbours(pool="max", bm25=every_word),
+        "BM25 sum": Bm25Neighbours(pool="sum", bm25=every_word),
+        "words": OneVsRest(words),
+        "dense": OneVsRest(view, cost=10.0, loss="log"),
+        "dense neighbours": Neighbours(view, k=50, sharpness=10.0),
+        LINEAR: OneVsRest(Beside((bigrams, view), (1.0, 1.0))),
+        "label text": LabelText(view),
+    }
+    if not single:
+        return few
+    letters = Counted.of(Characters(), known)
+    return {
+        **few,
+        **(_unmarked_panel(view.encoder, known, bigrams, letters) if _marked(known) else {}),
+        "content words": OneVsRest(Counted.of(Words(stop=True), known)),
+        "bigrams": OneVsRest(bigrams),
+        "trigrams and marks": OneVsRest(Counted.of(Words(3, least=2, marks=True), known)),
+        "bigrams, ratio": OneVsRest(bigrams, ratio=True),
+        "letters": OneVsRest(letters),
+        "letters, ratio": OneVsRest(letters, cost=0.3, ratio=True),
+        "words + letters + dense": OneVsRest(Beside((bigrams, letters, view), (1.0, 1.0, 1.5)), cost=0.3),
+        "dense, hinge": OneVsRest(view, cost=1.0),
+        "naive Bayes": NaiveBayes(bigrams),
+        "naive Bayes, letters": NaiveBayes(letters, smoothing=0.3),
+        "dense neighbours, ten": Neighbours(view, k=10, sharpness=10.0),
+        "dense neighbours, max": Neighbours(view, pool="max"),
+        "word neighbours": Neighbours(words, k=30),
+        "centroid": Centroid(view),
+    }

@@ -1,0 +1,297 @@
+"""One fold of text classification by retrieval, computed: the paper's two retrievers and the default stack.
+
+Each function is a unit of work whose result is JSON. Figures are measured on the test part; what chooses a
+configuration is measured on the validation part beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.calibration import calibrate, fit_calibrator, probabilities_of
+from isthmus.errors import DataError
+from isthmus.evaluation import Propensity, evaluate, log_loss, reliability
+from isthmus.fusion import FUSERS, Candidates, Stacked
+from isthmus.partition import folds
+from isthmus.randomness import Streams
+from isthmus.tables import Qrels, Run
+from isthmus.tables.ids import FloatArray
+from isthmus_reproduce.deals import same_text
+from isthmus_reproduce.fusion.folds import LabelFold, Part, label_fold
+from isthmus_reproduce.fusion.labels import Panel, as_run
+from isthmus_reproduce.fusion.panels import LINEAR, SPARSE, default_panel, encoder, paper_panel
+from isthmus_reproduce.fusion.views import Encoded
+
+MEASURES = tuple(f"{name}@{depth}" for name in ("P", "nDCG", "psP", "psnDCG") for depth in (1, 5, 10))
+NORMS = {"none": "none", "minmax": "min-max", "zmuv": "z-score"}
+FUSIONS = {
+    "CombMNZ": "comb-mnz",
+    "CombMNZ-Conf": "comb-mnz-conf",
+    "CombMULT-Conf": "comb-mult-conf",
+    "CombMNZ-Variant": "comb-mnz-variant",
+}
+POSITIONS = ("UDLF-RLSIM", "none")
+CALIBRATORS = {
+    "paper": {"Platt": "platt", "Isotonic": "isotonic-binned", "QueryFeature": "query-feature-unconstrained"},
+    "sound": {"Platt": "platt", "Isotonic": "isotonic-binned", "QueryFeature": "query-feature"},
+}
+PAPER_BINS, BINS = 10, 15
+OUT_OF_FOLD, OUT_OF_FOLD_MANY = 5, 3
+"""Parts for out-of-fold predictions; fewer where there are many labels, each with a classifier of its own."""
+PARTS = ("all", "head", "tail")
+DEPTH = 32
+"""Labels kept per list and partition, as in the paper's code."""
+
+
+class Way(NamedTuple):
+    """A configuration: how scores are calibrated, fused and normalised."""
+
+    calibration: str
+    fusion: str
+    norm: str
+
+
+@dataclass(frozen=True, eq=False)
+class LabelLists:
+    """Lists of every retriever, with the judgements that go with them."""
+
+    runs: tuple[Run, ...]
+    qrels: Qrels
+
+    def __bool__(self) -> bool:
+        return bool(len(self.qrels))
+
+
+def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | None = None) -> dict[str, Any]:
+    """The paper's pipeline on one fold: a record for every calibration, fusion and normalisation.
+
+    `mode="paper"`: a text is ranked only against the labels of the partition (head, tail) that its true label
+    is in, one copy of a text per label, a calibrator per partition. `mode="sound"`: all labels compete, one
+    pooled calibrator per retriever; head and tail are told apart by the true label afterwards.
+    """
+    chosen = label_fold(data, fold, copies=mode == "paper", seed=seed, most=most)
+    if chosen.head.sum() < 2 or (~chosen.head).sum() < 2:
+        raise DataError(
+            f"{chosen.data} has {len(chosen.documents)} labels, so that head or tail is a single one",
+            cure="the paper's protocol needs at least five labels",
+        )
+    scores = _scores(chosen, mode)
+    result: dict[str, Any] = {"metrics": [], "calibration": [], "encoder": scores.pop("encoder")}
+    propensity = Propensity.of_qrels(chosen.train.qrels(chosen.documents))
+    fused: dict[Way, dict[str, list[Run]]] = {}
+    lists = {
+        split: label_lists(chosen, split, scores[split], oracle_partition=mode == "paper")
+        for split in ("validation", "test")
+    }
+    for part, held in lists["validation"].items():
+        asked = lists["test"][part]
+        if not held or not asked:
+            continue
+        by_position: dict[str, Run] = {}
+        for name, (on_held, on_asked) in _calibrated(held, asked, mode):
+            result["calibration"] += _errors(name, part, on_asked, asked.qrels)
+            for split, runs in (("validation", on_held), ("test", on_asked)):
+                if not runs:
+                    continue
+                if split not in by_position:
+                    by_position[split] = _by_position(runs)
+                ways = (*_fused(name, runs, shift=mode == "sound"), (POSITIONS, by_position[split]))
+                for (fusion, norm), run in ways:
+                    fused.setdefault(Way(name, fusion, norm), {}).setdefault(split, []).append(run)
+    judged = {(split, part): _judged(chosen, split, part) for split in lists for part in PARTS}
+    for way, splits in fused.items():
+        for split, parts in splits.items():
+            run = Run.concat(parts)
+            for part in PARTS:
+                if qrels := judged[split, part]:
+                    means = dict(evaluate(qrels, run, MEASURES, propensity=propensity).means)
+                    record = {**way._asdict(), "split": split, "part": part, "means": means}
+                    result["metrics"].append(record)
+    return result
+
+
+def _judged(fold: LabelFold, split: str, part: str) -> Qrels:
+    """The right labels of a split's texts, among those of a partition."""
+    texts: Part = getattr(fold, split)
+    return texts.qrels(fold.documents, fold.partition(part))
+
+
+def _scores(fold: LabelFold, mode: str) -> dict[str, Any]:
+    """Both retrievers' scores of the validation and the test part."""
+    found, name = encoder(fold.texts)
+    panel = Panel(paper_panel(Encoded(found), as_printed=mode == "paper"))
+    fitted = panel.fit(fold.train.texts, fold.train.labels, fold.documents)
+    scores = {split: fitted.scores(getattr(fold, split).texts) for split in ("validation", "test")}
+    if mode == "paper":  # its test index holds the validation texts too; its validation index cannot
+        both = fold.train + fold.validation
+        sparse = Panel({SPARSE: panel.rankers[SPARSE]}).fit(both.texts, both.labels, fold.documents)
+        scores["test"] |= sparse.scores(fold.test.texts)
+    return {**scores, "encoder": name}
+
+
+def label_lists(
+    fold: LabelFold, split: str, scores: dict[str, FloatArray], *, oracle_partition: bool = False
+) -> dict[str, LabelLists]:
+    """Every retriever's lists of labels for the texts of a split: all labels compete.
+
+    `oracle_partition=True` is the paper's leak: a text is ranked only against the labels of the partition,
+    head or tail, that holds its true label, which nobody knows beforehand. Its figures are not comparable
+    with those of lists over all labels.
+    """
+    parts = ("head", "tail") if oracle_partition else ("all",)
+    return {part: _lists(fold, part, split, scores) for part in parts}
+
+
+def _lists(fold: LabelFold, part: str, split: str, scores: dict[str, FloatArray]) -> LabelLists:
+    """Lists over the labels of one partition, of the texts that belong to it."""
+    texts: Part = getattr(fold, split)
+    among = fold.partition(part)
+    mine: NDArray[np.bool_] = np.any(texts.labels & among, axis=1)
+    labels = tuple(label for label, kept in zip(fold.documents.ids, among, strict=True) if kept)
+    ids = texts.take(mine).ids
+    runs = tuple(as_run(ids, labels, found[mine][:, among], DEPTH, name) for name, found in scores.items())
+    return LabelLists(runs, texts.qrels(fold.documents, among))
+
+
+def _calibrated(
+    held: LabelLists, asked: LabelLists, mode: str
+) -> Iterator[tuple[str, tuple[tuple[Run, ...], tuple[Run, ...]]]]:
+    """Per calibration: validation runs, cross-fitted, and test runs by calibrators fitted on validation.
+
+    In paper mode nothing is chosen on validation, so that no run of it is needed.
+    """
+    sound = mode == "sound"
+    yield "base", (held.runs if sound else (), asked.runs)
+    for name, method in CALIBRATORS[mode].items():
+        on_held = tuple(calibrate(run, method, qrels=held.qrels) for run in held.runs if sound)
+        fitted = [fit_calibrator(run, held.qrels, method) for run in held.runs]
+        pairs = zip(asked.runs, fitted, strict=True)
+        yield name, (on_held, tuple(run.with_probabilities(probabilities_of(run, one)) for run, one in pairs))
+
+
+def _fused(calibration: str, runs: tuple[Run, ...], *, shift: bool) -> Iterator[tuple[tuple[str, str], Run]]:
+    """Every fusion and normalisation; what fuses without confidences reads probabilities as scores.
+
+    Without `shift`, products are of scores as they are, negative ones too, as the paper prints them.
+    """
+    replaced = calibration != "base"
+    for shown, norm in NORMS.items():
+        raw = Candidates.of(runs, norm)
+        plain = Candidates.of(raw.union, norm, probabilities=True) if replaced else raw
+        for fusion, formula in FUSIONS.items():
+            candidates = raw if formula.endswith(("conf", "variant")) else plain
+            yield (fusion, shown), candidates.union.ranked(FUSERS[formula](candidates, shift=shift))
+
+
+def _by_position(runs: tuple[Run, ...]) -> Run:
+    """RL-Sim, which sees positions only: the same whatever the calibration and the normalisation."""
+    candidates = Candidates.of(runs)
+    return candidates.union.ranked(FUSERS["rl-sim"](candidates))
+
+
+def _errors(name: str, part: str, runs: tuple[Run, ...], qrels: Qrels) -> list[dict[str, Any]]:
+    """Calibration error of each retriever; the baseline's probability is its min-max score."""
+    records = []
+    for run in runs:
+        chances = (
+            Candidates.of([run], "min-max").scores[0] if run.probabilities is None else run.probabilities
+        )
+        right = run.grades(qrels) > 0
+        about = {"retriever": run.name, "calibration": name, "part": part}
+        records.append({**about, "sums": _honesty(chances, right)})
+    return records
+
+
+def _honesty(chances: FloatArray, right: NDArray[np.bool_]) -> dict[str, Any]:
+    """Sums that add over folds: reliability bins, squared errors, log-losses."""
+    outcome = right.astype(np.float64)
+    told: dict[str, Any] = {"n": len(chances), "right": float(outcome.sum())}
+    for bins in (PAPER_BINS, BINS):
+        found = reliability(chances, outcome, bins=bins)
+        told[f"bins{bins}"] = [found.count.tolist(), found.promised.tolist(), found.came_true.tolist()]
+    told["squares"] = float(((chances - outcome) ** 2).sum())
+    told["losses"] = log_loss(chances, outcome) * len(chances)
+    return told
+
+
+def default_stack(data: str, fold: int, seed: int = 0, most: int | None = None) -> dict[str, Any]:
+    """The product's default on one fold: a panel of label rankers, stacked on out-of-fold predictions."""
+    chosen = label_fold(data, fold, seed=seed, most=most)
+    seen = chosen.train + chosen.validation
+    found, name = encoder(chosen.texts)
+    panel = Panel(default_panel(Encoded(found), chosen.texts, single=chosen.single))
+    held = _out_of_fold(panel, seen, chosen, seed)
+    fitted = panel.fit(seen.texts, seen.labels, chosen.documents)
+    asked = fitted.scores(chosen.test.texts)
+    qrels = seen.qrels(chosen.documents)
+    labels, depth = chosen.documents.ids, len(chosen.documents)
+    stacked = Stacked(calibrator="softmax" if chosen.single else "platt", single_label=chosen.single)
+    stacked.fit([as_run(seen.ids, labels, held[one], depth, one) for one in panel.rankers], qrels)
+    test = [as_run(chosen.test.ids, labels, asked[one], depth, one) for one in panel.rankers]
+    fused = stacked.fuse(test, name="default")
+    propensity = Propensity.of_qrels(qrels)
+    result: dict[str, Any] = {
+        "encoder": name,
+        "metrics": [],
+        "honesty": {},
+        "retrievers": list(panel.rankers),
+    }
+    for run in (fused, *test):
+        for part in PARTS if run is fused or run.name == LINEAR else PARTS[:1]:
+            judged = _judged(chosen, "test", part)
+            means = evaluate(judged, run, MEASURES, propensity=propensity).means
+            result["metrics"].append({"run": run.name, "part": part, "means": dict(means)})
+    result["honesty"]["default"] = _honesty_of(fused, 0.0, chosen)
+    for run, ranker in zip(test, panel.rankers, strict=True):
+        lists = as_run(seen.ids, labels, held[ranker], depth, ranker)
+        calibrated, absent = _default_calibration(lists, run, qrels, chosen.single)
+        result["honesty"][ranker] = _honesty_of(calibrated, absent, chosen)
+    return result
+
+
+def _out_of_fold(panel: Panel, seen: Part, fold: LabelFold, seed: int) -> dict[str, FloatArray]:
+    """Scores of every training text by rankers that saw neither it nor its copies."""
+    parts = OUT_OF_FOLD if fold.single else OUT_OF_FOLD_MANY
+    dealt = folds(len(seen), parts, Streams(seed)("out of fold", fold.data), groups=same_text(seen.texts))
+    held: dict[str, FloatArray] = {name: np.full(seen.labels.shape, np.nan) for name in panel.rankers}
+    for part in range(parts):
+        inside, outside = seen.take(dealt == part), seen.take(dealt != part)
+        fitted = panel.fit(outside.texts, outside.labels, fold.documents)
+        for name, found in fitted.scores(inside.texts).items():
+            held[name][dealt == part] = found
+    return held
+
+
+def _default_calibration(lists: Run, asked: Run, qrels: Qrels, single: bool) -> tuple[Run, float]:
+    """A single retriever's calibration: a softmax across complete lists, QueryFeature where they are not.
+
+    With it comes the probability of a label that the list does not hold.
+    """
+    longest = int(np.diff(lists.offsets).max())
+    complete = lists.rows == len(lists) * longest
+    method = "softmax" if single and complete else "query-feature"
+    chances = probabilities_of(asked, fit_calibrator(lists, qrels, method))
+    relevant = lists.grades(qrels) > 0
+    missed, absent = qrels.rows - int(relevant.sum()), len(lists) * longest - lists.rows
+    return asked.with_probabilities(chances), missed / absent if absent > 0 else 0.0
+
+
+def _honesty_of(run: Run, absent: float, fold: LabelFold) -> dict[str, Any]:
+    """Over all pairs of a test text and a label, and over each text's likeliest label."""
+    chances = np.full(fold.test.labels.shape, absent)
+    row = {name: at for at, name in enumerate(fold.test.ids)}
+    column = {name: at for at, name in enumerate(fold.documents.ids)}
+    places = np.array([column[word] for word in run.documents.words])[run.documents.codes]
+    homes = np.array([row[query] for query in run.queries])[run.query_of_row]
+    chances[homes, places] = run.probabilities
+    first = chances.argmax(axis=1)
+    rows = np.arange(len(chances))
+    return {
+        "all": _honesty(chances.ravel(), fold.test.labels.ravel()),
+        "top1": _honesty(chances[rows, first], fold.test.labels[rows, first]),
+    }

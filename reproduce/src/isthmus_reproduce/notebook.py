@@ -1,0 +1,265 @@
+"""What every reproduction shares: cells with the paper's value beside ours, and work that resumes.
+
+A reproduction is a set of independent units (a fold of a data set, a seed of a strategy). A unit's key is a
+record with named fields. Its result is JSON, saved in the run's folder as soon as it is there, so a run that
+was killed repeats at most the units in progress; the folder's configuration says what the results belong to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import asdict, astuple, dataclass
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from isthmus.config import to_toml
+from isthmus.errors import ConfigError
+from isthmus.evaluation import fold_interval
+from isthmus.report import Estimate, Page, Progress, Table
+from isthmus.tables.files import replacing
+from isthmus.workers import hired
+
+_KINDS = {"printed": "printed", "paper": "paper mode", "sound": "sound"}
+_WIDE = 9
+
+PACKAGES = ("isthmus", "numpy", "scipy", "scikit-learn", "flwr", "bm25s")
+
+Key = Any
+"""What tells a unit apart: a frozen dataclass of an experiment."""
+
+
+class Unit(NamedTuple):
+    """A unit's key, whose fields name its file, and the arguments of the function that computes it."""
+
+    key: Key
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One figure of one table: `paper` is what the paper prints there, `n` the seeds × folds behind ours.
+
+    `row` is the specification's name or "default", `part` all, head, tail or a silo, `variant` what else
+    tells it apart.
+    """
+
+    table: str
+    row: str
+    measure: str
+    value: float
+    mode: Literal["paper", "sound"]
+    data: str
+    part: str = "all"
+    variant: str = ""
+    low: float | None = None
+    high: float | None = None
+    n: int = 1
+    paper: float | None = None
+
+    @classmethod
+    def over_folds(cls, values: Sequence[float], **facts: Any) -> Cell:
+        """The mean over folds or seeds with its 95 % t interval."""
+        known = np.asarray([value for value in values if value is not None and np.isfinite(value)])
+        if len(known) < 2:
+            return cls(value=float(known.mean()) if len(known) else float("nan"), n=len(known), **facts)
+        interval = fold_interval(known)
+        return cls(value=interval.value, low=interval.low, high=interval.high, n=len(known), **facts)
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it; a figure that does not exist is null."""
+        order = (
+            "table",
+            "row",
+            "part",
+            "variant",
+            "mode",
+            "data",
+            "measure",
+            "value",
+            "low",
+            "high",
+            "n",
+            "paper",
+        )
+        found = asdict(self)
+        plain = {name: found[name] for name in order}
+        return {name: None if _is_nan(value) else value for name, value in plain.items()}
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and not np.isfinite(value)
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Everything that came out of a run, and where it was written."""
+
+    cells: tuple[Cell, ...]
+    page: Page
+    wrote: tuple[Path, ...]
+
+
+class Notebook:
+    """A reproduction's folder: config.toml, environment.json, results/KEY.json, cells.json, report.html."""
+
+    def __init__(self, folder: str | os.PathLike[str], config: Any) -> None:
+        self.folder = Path(folder)
+        (self.folder / "results").mkdir(parents=True, exist_ok=True)
+        for left in (*self.folder.glob(".*.part"), *(self.folder / "results").glob(".*.part")):
+            left.unlink(missing_ok=True)  # by a run that was killed while it wrote
+        self._claim(config)
+
+    def _claim(self, config: Any) -> None:
+        told, file = to_toml(config), self.folder / "config.toml"
+        if file.exists() and file.read_text(encoding="utf-8") != told:
+            raise ConfigError(
+                f"{self.folder} holds a run with another configuration",
+                expected="another --out, or an empty one",
+            )
+        self.write("config.toml", told)
+        packages = {package: version(package) for package in PACKAGES}
+        self.write(
+            "environment.json", json.dumps({"python": platform.python_version(), **packages}, indent=1)
+        )
+
+    def write(self, name: str, text: str) -> Path:
+        """A file of the run, whole or not at all."""
+        with replacing(self.folder / name) as stream:
+            stream.write(text.encode())
+        return self.folder / name
+
+    def compute(
+        self, work: Callable[..., Any], units: Sequence[Unit], *, label: str, workers: int | None = None
+    ) -> dict[Key, Any]:
+        """Every unit's result by key: `work(**arguments)` where it is not saved yet.
+
+        `work` is a module's function whose arguments and JSON result travel between processes.
+        """
+        results = {unit.key: saved for unit in units if (saved := self._saved(unit.key)) is not None}
+        missing = [unit for unit in units if unit.key not in results]
+        with Progress(label, len(units)) as bar:
+            bar.advance(len(results))
+            for key, result in _each(work, missing, workers or os.cpu_count() or 1):
+                self.write(_file(key), json.dumps(result))
+                results[key] = result
+                bar.advance(note=_name(key))
+        return {unit.key: results[unit.key] for unit in units}
+
+    def _saved(self, key: Key) -> Any:
+        try:
+            return json.loads((self.folder / _file(key)).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def publish(self, cells: Iterable[Cell], page: Page) -> Reproduction:
+        """Write what came out: every cell, and the report for a browser and for a repository."""
+        every = tuple(cells)
+        wrote = (
+            page.save(self.folder / "report.html"),
+            self.write("report.md", page.markdown()),
+            self.write("cells.json", json.dumps([cell.record() for cell in every], indent=1)),
+        )
+        return Reproduction(every, page, wrote)
+
+
+def _name(key: Key) -> str:
+    """The fields of a key, and of the keys within, that are not empty."""
+    return _joined(astuple(key))
+
+
+def _joined(values: Iterable[Any]) -> str:
+    said = (_joined(value) if isinstance(value, tuple) else value for value in values)
+    return " ".join(
+        f"{one:g}" if isinstance(one, float) else str(one) for one in said if one not in ("", None)
+    )
+
+
+def _file(key: Key) -> str:
+    return f"results/{re.sub(r'[^A-Za-z0-9.+-]+', '_', _name(key))}.json"
+
+
+def _each(work: Callable[..., Any], units: Sequence[Unit], workers: int) -> Iterable[tuple[Key, Any]]:
+    """Results as they come; with one worker in this process, where a debugger finds them."""
+    if workers == 1 or len(units) < 2:
+        yield from ((unit.key, work(**unit.arguments)) for unit in units)
+        return
+    with hired(workers) as pool:
+        running: dict[Future[Any], Key] = {}
+        waiting = list(reversed(units))
+        try:
+            while running or waiting:
+                while waiting and len(running) < workers:
+                    unit = waiting.pop()
+                    running[pool.submit(work, **unit.arguments)] = unit.key
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(done), done.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def columns_of(cells: Iterable[Cell]) -> tuple[str, ...]:
+    """The measures of some cells in order of first appearance."""
+    return tuple(dict.fromkeys(cell.measure for cell in cells))
+
+
+def cells_table(cells: Sequence[Cell], title: str, *, digits: int = 3) -> Table:
+    """A line per row, part and variant; per measure what is printed, paper mode and sound mode.
+
+    A column that would be empty is left out. With many measures the three stand below each other instead.
+    """
+    lines = dict.fromkeys((cell.row, cell.part, cell.variant) for cell in cells)
+    found = {(cell.row, cell.part, cell.variant, cell.measure, cell.mode): cell for cell in cells}
+    said = {
+        (cell.row, cell.part, cell.variant, cell.measure): cell.paper
+        for cell in cells
+        if cell.paper is not None
+    }
+    measures = columns_of(cells)
+    shown = {
+        (line, measure, kind): told
+        for line, measure, kind in product(lines, measures, _KINDS)
+        if (told := _shown(found, said, line, measure, kind)) is not None
+    }
+    kinds = [
+        (measure, kind)
+        for measure, kind in product(measures, _KINDS)
+        if any((line, measure, kind) in shown for line in lines)
+    ]
+    names = [at for at in range(3) if at == 0 or any(line[at] for line in lines)]
+    header = tuple(("row", "part", "variant")[at] for at in names)
+    if len(kinds) <= _WIDE or len(kinds) == len(measures):
+        header += tuple(f"{measure} {_KINDS[kind]}" for measure, kind in kinds)
+        rows = [
+            (*(line[at] for at in names), *(shown.get((line, *column)) for column in kinds)) for line in lines
+        ]
+    else:
+        header += ("figures", *measures)
+        rows = [
+            (*(line[at] for at in names), _KINDS[kind], *(shown.get((line, each, kind)) for each in measures))
+            for line, kind in product(lines, _KINDS)
+            if any((line, each, kind) in shown for each in measures)
+        ]
+    return Table(header, tuple(rows), title, (), digits)
+
+
+def _shown(
+    found: Mapping[Any, Cell],
+    said: Mapping[Any, float | None],
+    line: tuple[str, ...],
+    measure: str,
+    kind: str,
+) -> Estimate | float | None:
+    if kind == "printed":
+        return said.get((*line, measure))
+    cell = found.get((*line, measure, kind))
+    return None if cell is None or np.isnan(cell.value) else Estimate(cell.value, cell.low, cell.high)

@@ -1,0 +1,1 @@
+"""Features from private counts: what each mechanism keeps, bounds and attacks."""

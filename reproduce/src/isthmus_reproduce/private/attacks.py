@@ -1,0 +1,150 @@
+"""Attacks on every way to release counts, beside what each of them promises.
+
+Differencing takes the paper's shared noise off and shows the cells themselves. An audit draws two
+neighbouring documents many times and bounds ε from below by how well an attacker who knows all else tells
+them apart.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from isthmus.private.audit import audit, contrast, differencing, likelihood, without_shared_noise
+from isthmus.private.cost import Covered, no_charge
+from isthmus.private.counts import Asker, Desk, Owner, Release, in_memory
+from isthmus.private.decoys import Decoys
+from isthmus.private.mechanisms import Mechanism, mechanism
+from isthmus.private.messages import Answer
+from isthmus.private.noise import NoiseKey, fresh_nonces
+from isthmus.private.sketch import CountSketch, HashFamily
+from isthmus.randomness import Streams
+from isthmus.report import Section, Table
+from isthmus.tables.ids import Ids
+from isthmus.text import Tokeniser
+from isthmus_reproduce.notebook import Notebook, Unit
+
+SHARED = "insecure_shared_noise"
+AUDITED: tuple[tuple[str, float, int], ...] = (
+    ("one_shot", 1.0, 1),
+    ("one_shot", 2.0, 3),
+    ("one_shot", 8.0, 1),
+    ("scalar", 1.0, 10),
+    ("per_cell", 4.0, 12),
+    (SHARED, 0.5, 30),
+)
+"""Mechanism, ε and rows."""
+WIDTHS = (200, 1000)
+ATTACKS = (likelihood, contrast, without_shared_noise)
+_DOCUMENTS, _WORDS = 60, ("w1", "w2", "w30", "w400")
+_DIFFERENCING = (
+    "Differencing: of the cells that a question about four words brings back from documents of 1,000 words,"
+    " the share whose true value comes out once the value that comes most often is taken off."
+)
+_AUDITS = (
+    "Audits: the largest of three attacks' lower bounds of ε, each with 95 % confidence. How often the"
+    " attacker named the right word stands beside the most that the charged ε allows."
+)
+_PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
+
+
+@dataclass(frozen=True)
+class Differencing:
+    """A unit of work: the cells of one mechanism at one width, attacked by differencing."""
+
+    mechanism: str
+    width: int
+    attack: str = "differencing"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A unit of work: one mechanism at one ε with so many rows, audited."""
+
+    mechanism: str
+    epsilon: float
+    rows: int
+    attack: str = "audit"
+
+
+def compute(notebook: Notebook, *, seed: int, trials: int, workers: int | None) -> dict[Any, Any]:
+    """What every attack came to."""
+    units = [
+        Unit(Differencing(name, width), {"name": name, "width": width, "seed": seed})
+        for name in (SHARED, "per_cell")
+        for width in WIDTHS
+    ]
+    found = notebook.compute(recovered, units, label="differencing", workers=workers)
+    units = []
+    for name, epsilon, rows in AUDITED:
+        draws = trials // 5 if name == SHARED else trials  # thirty parts an answer, and no doubt after few
+        about = {"name": name, "epsilon": epsilon, "rows": rows, "trials": draws, "seed": seed}
+        units.append(Unit(Audit(name, epsilon, rows), about))
+    return found | notebook.compute(audited, units, label="audits", workers=workers)
+
+
+def sections(found: Mapping[Any, Any]) -> tuple[Section, ...]:
+    """The attacks for a report."""
+    differences = [
+        {"mechanism": name, "cells a row": width} | found[Differencing(name, width)]
+        for name in (SHARED, "per_cell")
+        for width in WIDTHS
+    ]
+    audits = [
+        {"mechanism": kind[0], "rows": kind[2]}
+        | {key: _shown(value) for key, value in found[Audit(*kind)].items()}
+        for kind in AUDITED
+    ]
+    return (
+        Section(
+            "Attacks", (_DIFFERENCING, Table.of(differences, digits=3), _AUDITS, Table.of(audits, digits=3))
+        ),
+    )
+
+
+def _shown(value: Any) -> Any:
+    return "∞" if value is None else value
+
+
+def recovered(*, name: str, width: int, seed: int) -> dict[str, float]:
+    """How often differencing finds the true cell: of all cells, and of those that are not empty."""
+    kind = _made(name, epsilon=0.5, rows=30)
+    rng = Streams(seed)("attack", width)
+    ranks = np.minimum(rng.zipf(1.35, size=(_DOCUMENTS, 1000)), 20_000)
+    tokens = _PLAIN([" ".join(f"w{rank}" for rank in row) for row in ranks])
+    family = HashFamily(rng.bytes(32), kind.rows, width)
+    nonces = fresh_nonces(_DOCUMENTS, rng.bytes)
+    covered = Covered(tuple(map(str, range(_DOCUMENTS))), tuple(nonce.tobytes().hex() for nonce in nonces))
+    of = Release("body", family, kind, NoiseKey.fresh(rng.bytes), no_charge)
+    words = Ids.of([f"v{number}" for number in range(6000)])
+    asker = Asker(of.terms, family, kind, Decoys(words, np.arange(6000), rng.bytes(16)))
+    asked = asker.ask(Ids.of(_WORDS))
+    answer = in_memory(Desk(Owner.of(tokens, covered, of)), "attacker")(asked.message)
+    cells = asked.question.columns + np.arange(kind.rows) * width
+    truth = CountSketch.of(tokens, family).columns(cells.ravel()).reshape(*cells.shape, -1)
+    right = np.stack([differencing(vector) for vector in Answer.decode(answer).table()]) == truth
+    return {"all cells": float(right.mean()), "not empty": float(right[truth != 0].mean())}
+
+
+def audited(*, name: str, epsilon: float, rows: int, trials: int, seed: int) -> dict[str, float | None]:
+    """The best that three attacks do; ∞ is None."""
+    kind = _made(name, epsilon=epsilon, rows=rows)
+    tried = [audit(kind, trials=trials, statistic=attack, seed=seed) for attack in ATTACKS]
+    first = tried[0]
+    return {
+        "claimed ε": first.claimed,
+        "charged ε": first.charged if np.isfinite(first.charged) else None,
+        "audited ε at least": max(one.lowest for one in tried),
+        "attacker right": max(one.success for one in tried),
+        "bound": first.bound,
+    }
+
+
+def _made(name: str, *, epsilon: float, rows: int) -> Mechanism:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the report says which one is insecure
+        return mechanism(name, epsilon=epsilon, rows=rows)

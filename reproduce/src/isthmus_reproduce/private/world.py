@@ -1,0 +1,73 @@
+"""Silos whose releases nobody is charged for, to measure every mechanism and reader at every ε."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from isthmus.evaluation import evaluate
+from isthmus.private.cost import ChargeAll, Covered, no_charge
+from isthmus.private.noise import fresh_nonces
+from isthmus.private.reading import Plain, Reader, Threshold
+from isthmus.private.silos import DEPTH, EPSILON_TOTALS, PublishedCounts, ReleasingSilos
+from isthmus.private.sketch import HashFamily
+from isthmus.private.totals import WIDTH, Sums, Totals
+from isthmus.randomness import Streams
+from isthmus.retrieval.retriever import best_rows
+from isthmus.tables import Corpus
+from isthmus.tables.ids import FloatArray
+
+READERS = ("publish", "ask", "threshold", "plain")
+
+
+class UnchargedSilos(ReleasingSilos):
+    """A collection in silos that release to one peer without ledgers, and whose totals one party noises."""
+
+    def __init__(self, corpus: Corpus, streams: Streams, width: int | None = None) -> None:
+        super().__init__(corpus, streams, (), width)
+
+    def judged(self, scores: FloatArray) -> dict[str, float]:
+        """nDCG@10, and Kendall's τ with the exact order of each query's matches, a hundred at most."""
+        taus = [self._agreement(query, scores[query]) for query in range(len(scores))]
+        value = evaluate(self.corpus.qrels, self.run(scores), ["nDCG@10"])["nDCG@10"]
+        return {"nDCG@10": float(value), "Kendall tau": float(np.nanmean(taus))}
+
+    def _agreement(self, query: int, scores: FloatArray) -> float:
+        from scipy.stats import kendalltau
+
+        matches = best_rows(self.exact[query], DEPTH)
+        if len(matches) < 2:
+            return float("nan")
+        return float(kendalltau(self.exact[query, matches], scores[matches]).statistic)
+
+    def peers(self, holder: int) -> Sequence[str]:
+        """One, for all."""
+        return ("peer",)
+
+    def covered(self, holder: int, rng: np.random.Generator) -> tuple[Covered, ChargeAll]:
+        """A silo's documents in fresh versions that nobody pays for."""
+        names = tuple(self.corpus.documents.ids[row] for row in self.rows[holder])
+        nonces = fresh_nonces(len(names), rng.bytes)
+        return Covered(names, tuple(nonce.tobytes().hex() for nonce in nonces)), no_charge
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Noisy frequencies and counts of all silos."""
+        rng = self.streams("totals")
+        family = HashFamily(rng.bytes(32), 1, WIDTH)
+        sums = sum((Sums.of(tokens, family) for tokens in self.bodies[1:]), Sums.of(self.bodies[0], family))
+        return sums.noised(epsilon_df=EPSILON_TOTALS, epsilon_cf=EPSILON_TOTALS, entropy=rng.bytes)
+
+
+class ComparedReaders(PublishedCounts):
+    """What was published, read in every way: as the product does, by a threshold, and as it stands."""
+
+    def reader(self, name: str, asker: int, holder: int) -> Reader:
+        """One of `READERS`."""
+        if name == "threshold":
+            return Threshold(max(1.0, 2 / self.law.rate), self.law.variance)
+        if name == "plain":
+            return Plain(self.law.variance)
+        return super().reader(name, asker, holder)

@@ -1,0 +1,1 @@
+"""Search across silos beside one central index, and whether its probabilities hold."""

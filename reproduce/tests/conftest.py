@@ -1,0 +1,26 @@
+"""Fixtures of the reproductions' tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The real collections, or a skip that says how to provide them."""
+    named = os.environ.get("ISTHMUS_DATA")
+    if not named or not Path(named).is_dir():
+        pytest.skip("ISTHMUS_DATA does not name the folder of the real collections")
+    return Path(named)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing a test caches reaches the user's cache folder, in this process or in its children."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ISTHMUS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -1,0 +1,372 @@
+"""The main job, told as a story on the built-in world.
+
+A chapter is a function from a `Tale` to a `Tale`: it says what it does, adds the rankings it made, and
+leaves what the next chapter needs. `CHAPTERS` is the story; a new part of Isthmus is one more chapter.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+import webbrowser
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from isthmus.corpora import load
+from isthmus.evaluation import Comparison, Testing, compare, outcomes_of, reliability, reliability_diagram
+from isthmus.evaluation.statistics import Interval
+from isthmus.fusion import Candidates, Stacked
+from isthmus.report import Estimate, Page, Plot, Section, Table, summary
+from isthmus.retrieval import BM25
+from isthmus.tables import Corpus, Run
+
+if TYPE_CHECKING:
+    from isthmus.service.local import Federation
+
+MEASURES = ("nDCG@10", "MRR@10")
+DEPTH = 100
+RRF_CONSTANT = 60
+HOME, RAW, RRF, CENTRAL = "home silo alone", "merged by raw score", "merged by RRF", "one central index"
+FUSED = "fused by probability"
+QUESTIONS = ("invert a matrix", "smooth a noisy signal", "do two samples have the same mean")
+LEAD = "Four silos hold documents that they do not share. How well can they be searched from one box?"
+
+
+@dataclass(frozen=True)
+class Tale:
+    """What one chapter hands to the next."""
+
+    world: Corpus
+    seed: int
+    lists: Mapping[str, Run] = field(default_factory=dict)
+    """By silo, the answers of its own index to every query."""
+    systems: Mapping[str, Run] = field(default_factory=dict)
+    """The rankings to compare, by their names in the table."""
+    sections: tuple[Section, ...] = ()
+
+    def tell(self, heading: str, *parts: str | Table | Plot) -> Tale:
+        """Add a section to the report; its sentences and tables are said at once, figures are only drawn."""
+        say(f"\n{heading}", style="bold")
+        for part in parts:
+            if not isinstance(part, Plot):
+                say(str(part))
+        return replace(self, sections=(*self.sections, Section(heading, parts)))
+
+    def adding(self, systems: Mapping[str, Run]) -> Tale:
+        """The tale with more rankings to compare."""
+        return replace(self, systems={**self.systems, **systems})
+
+
+Chapter = Callable[[Tale], Tale]
+
+
+@dataclass(frozen=True)
+class Told:
+    """How the story ended."""
+
+    comparison: Comparison
+    page: Path
+    seconds: float
+
+    @property
+    def table(self) -> Table:
+        """The rankings side by side."""
+        return self.comparison.table(digits=3)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The table for programs."""
+        return self.comparison.rows()
+
+
+def tell(out: Path, *, seed: int = 0) -> Told:
+    """Tell the whole story on stderr and write its report into the folder `out`."""
+    began = time.perf_counter()
+    say(LEAD)
+    tale = Tale(load("pydocs"), seed)
+    for chapter in CHAPTERS:
+        tale = chapter(tale)
+    comparison = compare(tale.world.qrels, tale.systems, MEASURES, testing=Testing(seed=seed))
+    told = Told(comparison, out / "report.html", time.perf_counter() - began)
+    out.mkdir(parents=True, exist_ok=True)
+    result = Section("What it comes to", (told.table,))
+    Page("Isthmus: four silos, one search box", (*tale.sections, result), LEAD).save(told.page)
+    found = {evaluation.run: f"nDCG@10 {evaluation['nDCG@10']:.3f}" for evaluation in comparison.evaluations}
+    summary("demo", {**found, "time": f"{told.seconds:.1f} s"}, wrote=[told.page])
+    return told
+
+
+@contextmanager
+def searched(out: Path, *, seed: int = 0, port: int | None = None) -> Iterator[Federation]:
+    """The same silos as nodes behind a broker, trained and calibrated, in processes that end with this."""
+    from isthmus.service import local, staging
+
+    world, folder = load("pydocs"), out / "federation"
+    say("\nOne search box", style="bold")
+    if staging.kept(folder, world, seed, port):
+        say(f"The federation in {folder} is still good: trained, calibrated and only to be started.")
+    else:
+        say(
+            "Every silo becomes a node with its own certificate, index and ledger. People judge hits; on what"
+            " they said the nodes train one ranker, and learn what its scores are worth."
+        )
+        if (folder / "broker.toml").exists():
+            shutil.rmtree(folder)
+        at = local.free_ports(len(world.silos) + 1, port)
+        made = staging.stage(world, folder, port=at, seed=seed)
+        final = ", ".join(f"{name} {value:.3f}" for name, value in made.training.final.items())
+        say(f"{made.judgements:,} judgements, {made.training.rounds} rounds, then {final} on other queries.")
+    with local.running(folder) as federation:
+        yield federation
+
+
+def tried(federation: Federation) -> dict[str, str]:
+    """What a stranger finds, asked over HTTP; a ServiceError if that is not what was promised."""
+    from isthmus.service.trial import examine
+
+    return examine(federation, QUESTIONS)
+
+
+def open_page(address: str) -> None:
+    """Show a page if there is a desktop."""
+    if _has_desktop():
+        webbrowser.open(address)
+
+
+def the_world(tale: Tale) -> Tale:
+    """Who holds what."""
+    world = tale.world
+    held = np.bincount(world.documents.silos, minlength=len(world.silos)).tolist()
+    asked = np.bincount(world.queries.silos, minlength=len(world.silos)).tolist()
+    packages = "NumPy, SciPy and scikit-learn"
+    return tale.tell(
+        "The world",
+        f"{len(world.documents):,} docstrings of {packages} lie in {len(world.silos)} silos.",
+        Table(("silo", "documents", "queries"), tuple(zip(world.silos, held, asked, strict=True))),
+        f"The {len(world.queries):,} queries are first sentences of docstrings; what people linked under"
+        f" See Also is relevant. {_share_elsewhere(world):.0%} of the relevant documents lie in another silo"
+        " than their query.",
+        "The deal into silos is ours, made for this demonstration; the texts and the links are not.",
+    )
+
+
+def alone(tale: Tale) -> Tale:
+    """Every silo has its own index; a query is answered by the silo it lives in."""
+    world = tale.world
+    lists = {
+        silo: BM25(name=silo).index(world.silo(silo).documents).search(world.queries, DEPTH)
+        for silo in world.silos
+    }
+    home = [lists[silo][world.queries.silos == at] for at, silo in enumerate(world.silos)]
+    told = tale.tell(
+        "Each silo alone",
+        "Every silo indexes its own documents with BM25 and answers its own queries.",
+    )
+    return replace(told, lists=lists).adding({HOME: Run.concat(home, name=HOME)})
+
+
+def merged(tale: Tale) -> Tale:
+    """All silos answer every query; their lists become one, naively."""
+    raw = Run.concat(list(tale.lists.values()), name=RAW)
+    rrf = Run.concat([_by_rank(tale.world, at, run) for at, run in enumerate(tale.lists.values())], name=RRF)
+    told = tale.tell(
+        "The lists merged naively",
+        "All silos answer every query. Merged by raw score, the lists speak different languages: a word that"
+        " is rare in one silo counts more there than where it is common. Merged by reciprocal rank (RRF),"
+        " every silo's first hit is worth the same, good or bad; of equal ranks the query's own silo's comes"
+        " first.",
+    )
+    return told.adding({RAW: raw.top(DEPTH), RRF: rrf.top(DEPTH)})
+
+
+def _by_rank(world: Corpus, silo: int, run: Run) -> Run:
+    """The list under RRF's scores 1/(60 + rank); at home half a rank earlier, to decide between equals."""
+    at_home = (world.queries.silos == silo)[run.query_of_row]
+    return run.with_scores(1 / (RRF_CONSTANT + run.ranks - 0.5 * at_home))
+
+
+def central(tale: Tale) -> Tale:
+    """What no silo may do: all documents in one index."""
+    run = BM25(name=CENTRAL).index(tale.world.documents).search(tale.world.queries, DEPTH)
+    told = tale.tell(
+        "One central index",
+        "If all documents could lie in one index, its BM25 would be the mark to reach.",
+    )
+    return told.adding({CENTRAL: run})
+
+
+def released(tale: Tale) -> Tale:
+    """What the silos release so that each can rank the others' documents, and what that costs."""
+    from isthmus.demo import releases
+
+    story = releases.tell(tale.world, seed=tale.seed)
+    found = {each.run: each["nDCG@10"] for each in story.comparison.evaluations}
+    kept = found[releases.PRIVATE] / found[releases.EXACT]
+    return tale.tell(
+        "What leaves a silo, and what it costs",
+        "A silo can rank documents that it may not read, from word counts that their silo has noised once and"
+        " for all; queries stay at home. How common words are, all silos add up without showing their parts.",
+        story.released,
+        f"A ledger booked all of this before it left. {story.meaning}",
+        f"BM25 from what was released keeps {kept:.0%} of the nDCG@10 of exact counts:",
+        story.comparison.table(digits=3),
+        story.picture,
+    )
+
+
+def fused(tale: Tale) -> Tale:
+    """Two ways of searching, made probabilities and then one list."""
+    world = tale.world
+    runs = [tale.systems[RAW].named("whole text"), _summaries(world)]
+    stacked = Stacked(calibrator="query-feature")
+    run = stacked.fit_fuse(runs, world.qrels, name=FUSED)
+    query = _telling_query(world, runs, run)
+    shown = run.top(10)
+    scaled = runs[0].with_probabilities(Candidates.of(runs[:1], "min-max").scores[0]).top(10)
+    before, after = (reliability(*outcomes_of(world.qrels, hits)) for hits in (scaled, shown))
+    told = tale.tell(
+        "Scores become probabilities, and two lists one",
+        "Every silo also searches the first paragraphs of its documents alone. What a list's scores are worth"
+        " is learned from judged queries, never from the query at hand; then their log-odds are weighed and"
+        " added up.",
+        f"Step by step, for the query “{world.queries.texts[world.queries.ids.index(query)]}”:",
+        *(str(explained) for explained in stacked.explain(runs, query, depth=2)),
+        f"Over the ten hits shown, a merged BM25 score scaled to 0..1 misses the share of relevant hits by"
+        f" {before.ece:.2f} on average, the fused probability by {after.ece:.2f}.",
+        reliability_diagram(
+            {"before: merged scores, scaled": before, "after: fused probabilities": after},
+            caption="What the ten hits shown promised and how many were relevant, with the hits in every bin",
+        ),
+    )
+    return told.adding({FUSED: run})
+
+
+def _summaries(world: Corpus) -> Run:
+    """All silos' answers from an index of first paragraphs, merged by raw score."""
+    found = []
+    for silo in world.silos:
+        held = world.silo(silo).documents
+        leads = replace(held, bodies=tuple(body.split("\n\n")[0] for body in held.bodies))
+        found.append(BM25().index(leads).search(world.queries, DEPTH))
+    return Run.concat(found, name="first paragraph").top(DEPTH)
+
+
+def _telling_query(world: Corpus, runs: Sequence[Run], fused: Run) -> str:
+    """The first query whose best fused hit is relevant although no list had it first; else the first one."""
+    first = fused.top(1)
+    before = [run.top(1) for run in runs]
+    for query, hits, _ in first[first.grades(world.qrels) > 0].lists() if first.rows == len(first) else ():
+        if all(hits != run[query].documents.tolist() for run in before):
+            return query
+    return fused.queries[0]
+
+
+def trained(tale: Tale) -> Tale:
+    """The silos train one ranker, and the coordinator sees only the sum of their models."""
+    from isthmus.federation.pictures import curve, weights
+    from isthmus.federation.together import train_together
+
+    found = train_together(tale.world, tale.lists, seed=tale.seed)
+    history = found.training.history
+    best, gain = found.best_alone, found.gain(found.alone[found.best_alone])
+    groups = len(set(found.components.tolist()))
+    informed = sorted(float(values.mean()) for values in found.informed.values())
+    sure = "Four silos train a ranker none of them could train alone"
+    unsure = "What four silos gain by training together is not certain here"
+    measured = {f"nobody trains: {RAW}": found.untrained}
+    measured |= {f"{silo} alone": values for silo, values in found.alone.items()}
+    measured |= {"all rows in one place": found.central, "the four together": found.together}
+    rows = tuple(
+        (
+            name,
+            _estimate(found.mean(values)),
+            _estimate(found.gain(values)) if values is not found.together else None,
+        )
+        for name, values in measured.items()
+    )
+    return tale.tell(
+        "One ranker, trained across the silos",
+        f"{sure if gain.low > 0 else unsure}: nDCG@10 {found.together.mean():.3f} on {len(found.together)}"
+        f" held-out queries, {gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] beside {best}, the best of"
+        f" them alone. All rows in one place give {found.central.mean():.3f}.",
+        Table(("ranker", "nDCG@10", "the four together are better by"), rows, digits=3),
+        "Alone, a silo knows its own queries and documents. Told the others' features for its own queries, it"
+        f" comes to between {informed[0]:.3f} and {informed[-1]:.3f}: what the silos lack alone is each"
+        " other's documents at least as much as each other's judgements. No link joins a held-out query to a"
+        f" training query; intervals resample the {groups} groups of linked queries.",
+        f"Validation nDCG@10 over {len(history)} rounds: {_sparkline([r.measure or 0.0 for r in history])}"
+        f" {history[0].measure:.3f} to {history[-1].measure:.3f}.",
+        curve(history),
+        weights(history),
+        f"What the silos' models were under: {history[-1].protection}; {history[-1].privacy}.",
+    )
+
+
+def cotrained(tale: Tale) -> Tale:
+    """The ways to train on pairs across silos that nobody judged."""
+    from isthmus.demo import cotraining
+
+    story = cotraining.tell(seed=tale.seed)
+    return tale.tell(
+        "Pairs across silos, which nobody judged",
+        f"Judgements stay inside a silo, but {story.share:.0%} of the relevant documents lie elsewhere. A"
+        " model may guess the grades of such pairs, or learn from judged pairs alone; others' documents are"
+        " seen through what they release at ε = 8.",
+        story.table,
+        story.sentence,
+    )
+
+
+def _estimate(interval: Interval) -> Estimate:
+    return Estimate(interval.value, interval.low, interval.high)
+
+
+def _sparkline(values: Sequence[float]) -> str:
+    """Numbers as a row of bars."""
+    low, high = min(values), max(values)
+    bars = "▁▂▃▄▅▆▇█"
+    return "".join(
+        bars[int((value - low) / ((high - low) or 1.0) * (len(bars) - 1) + 0.5)] for value in values
+    )
+
+
+CHAPTERS: tuple[Chapter, ...] = (
+    the_world,
+    alone,
+    merged,
+    central,
+    released,
+    fused,
+    trained,
+    cotrained,
+)
+
+
+def say(text: str, *, style: str | None = None) -> None:
+    """Talk for the reader, on stderr."""
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False).print(text, markup=False, style=style)
+
+
+def _share_elsewhere(world: Corpus) -> float:
+    """The share of relevant pairs whose document lies in another silo than the query."""
+    silo_of_document = dict(zip(world.documents.ids, world.documents.silos.tolist(), strict=True))
+    silo_of_query = dict(zip(world.queries.ids, world.queries.silos.tolist(), strict=True))
+    pairs = zip(world.qrels.query_of_row.tolist(), world.qrels.documents.tolist(), strict=True)
+    queries = world.qrels.queries
+    apart = [silo_of_query[queries[query]] != silo_of_document[document] for query, document in pairs]
+    return float(np.mean(np.array(apart)[world.qrels.grades > 0]))
+
+
+def _has_desktop() -> bool:
+    """Whether a browser window could open; a text browser would take the terminal over."""
+    windows = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    return windows and sys.stderr.isatty()

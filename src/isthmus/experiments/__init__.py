@@ -1,1 +1,0 @@
-"""The papers' tables and figures, computed: one module per paper, and what they share in `notebook`."""

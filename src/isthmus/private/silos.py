@@ -1,0 +1,179 @@
+"""Silos of one process that rank each other's documents by what they release, and pay for it in ledgers.
+
+`ReleasingSilos` has a collection dealt into silos, with exact scores to compare with; `PublishedCounts` is
+what each of them reads of the others' cells, which were noised once and published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from isthmus.features import Collection, ExactCounts, Pairs, TermCounts, bm25
+from isthmus.private.cost import ChargeAll, Covered
+from isthmus.private.counts import (
+    Desk,
+    Owner,
+    PrivateCounts,
+    PublishedCells,
+    Release,
+    fetch_catalogue,
+    fetch_published,
+    in_memory,
+)
+from isthmus.private.ledger import Ledger, fingerprint
+from isthmus.private.mechanisms import Mechanism, OneShot
+from isthmus.private.messages import Enquiry
+from isthmus.private.noise import NoiseKey
+from isthmus.private.reading import Lexicon, Reader, Shrink
+from isthmus.private.sketch import HashFamily, width_for
+from isthmus.private.sums import SumPlan, totals_in_memory
+from isthmus.private.topics import Topics
+from isthmus.private.totals import WIDTH, Sums, Totals
+from isthmus.randomness import Streams
+from isthmus.retrieval.retriever import rows_of
+from isthmus.tables import Corpus, Run
+from isthmus.tables.ids import FloatArray, Ids
+from isthmus.text import Tokens, tokenise
+
+DEPTH = 100
+EPSILON_TOTALS = 0.5
+"""ε of document frequencies and of collection counts."""
+
+
+class ReleasingSilos:
+    """A collection in silos that book every release to all others, and add their totals up in secret."""
+
+    def __init__(
+        self, corpus: Corpus, streams: Streams, ledgers: Sequence[Ledger], width: int | None = None
+    ) -> None:
+        self.corpus, self.streams, self.ledgers = corpus, streams, ledgers
+        self.silos = range(len(corpus.silos))
+        self.rows = [np.flatnonzero(corpus.documents.silos == silo) for silo in self.silos]
+        self.query_rows = [np.flatnonzero(corpus.queries.silos == silo) for silo in self.silos]
+        self.bodies = [tokenise([corpus.documents.bodies[row] for row in rows]) for rows in self.rows]
+        self.queries = [tokenise([corpus.queries.texts[row] for row in rows]) for rows in self.query_rows]
+        self.width = width or width_for(np.concatenate([tokens.lengths for tokens in self.bodies]))
+
+    @cached_property
+    def exact(self) -> FloatArray:
+        """Exact BM25 with everybody's statistics, queries × documents."""
+        whole = sum((Collection.of(tokens) for tokens in self.bodies[1:]), Collection.of(self.bodies[0]))
+        return self.scored(lambda asker, holder: ExactCounts.of(self.bodies[holder], whole))
+
+    def scored(self, counts: Callable[[int, int], TermCounts]) -> FloatArray:
+        """BM25 of all queries and documents; `counts(asker, holder)` is what one silo has of another."""
+        scores = np.zeros((len(self.corpus.queries), len(self.corpus.documents)))
+        for asker in self.silos:
+            for holder in self.silos:
+                self._score(asker, holder, counts(asker, holder), scores)
+        return scores
+
+    def at_home(self, counts: Callable[[int], TermCounts], scores: FloatArray) -> FloatArray:
+        """These scores, but those of a silo's own documents as `counts(silo)` has them."""
+        changed = scores.copy()
+        for silo in self.silos:
+            self._score(silo, silo, counts(silo), changed)
+        return changed
+
+    def _score(self, asker: int, holder: int, counts: TermCounts, scores: FloatArray) -> None:
+        queries, rows = self.query_rows[asker], self.rows[holder]
+        if len(queries) and len(rows):
+            values = bm25(self.queries[asker], Pairs.all(len(queries), len(rows)), counts)
+            scores[np.ix_(queries, rows)] = values.reshape(len(queries), len(rows))
+        if self.corpus.queries.own:  # what a query was made from is no candidate
+            own = rows_of(Ids.of(self.corpus.documents.ids), self.corpus.queries.own)
+            scores[np.flatnonzero(own >= 0), own[own >= 0]] = -1.0
+
+    def run(self, scores: FloatArray, name: str = "") -> Run:
+        """The best hundred documents of every query."""
+        depth = min(DEPTH, scores.shape[1])
+        best = np.argpartition(-scores, depth - 1, axis=1)[:, :depth]
+        queries = Ids.of(self.corpus.queries.ids)[np.repeat(np.arange(len(scores)), depth)]
+        documents = Ids.of(self.corpus.documents.ids)[best.ravel()]
+        return Run.of(queries, documents, np.take_along_axis(scores, best, axis=1).ravel(), name=name)
+
+    def peers(self, holder: int) -> Sequence[str]:
+        """Who gets what a silo releases: all other silos."""
+        return [silo for at, silo in enumerate(self.corpus.silos) if at != holder]
+
+    def covered(self, holder: int, rng: np.random.Generator) -> tuple[Covered, ChargeAll]:
+        """A silo's documents in the versions its ledger has, and where releases of them are booked."""
+        documents, ledger = self.corpus.documents, self.ledgers[holder]
+        texts = [documents.bodies[row] for row in self.rows[holder]]
+        names = [documents.ids[row] for row in self.rows[holder]]
+        return ledger.versions(names, [fingerprint(text) for text in texts]), ledger.charge_all
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Frequencies and counts of all silos, summed in secret, with a share of the noise from each."""
+        rng = self.streams("totals")
+        family = HashFamily(rng.bytes(32), 1, WIDTH)
+        plan = SumPlan("body", family, self.corpus.silos, EPSILON_TOTALS, EPSILON_TOTALS)
+        silos = {
+            name: (Sums.of(self.bodies[holder], family), self.covered(holder, rng)[0])
+            for holder, name in enumerate(self.corpus.silos)
+        }
+        charge = dict(zip(self.corpus.silos, (ledger.charge_all for ledger in self.ledgers), strict=True))
+        return totals_in_memory(plan, silos, charge=charge, entropy=rng.bytes)
+
+    def desk(self, holder: int, kind: Mechanism, family: HashFamily) -> Desk:
+        """Where one silo's documents are asked for, released by a mechanism with noise of its own."""
+        rng = self.streams("noise", kind.name, holder, repr(kind.epsilon))
+        covered, charge = self.covered(holder, rng)
+        release = Release("body", family, kind, NoiseKey.fresh(rng.bytes), charge)
+        return Desk(Owner.of(self.bodies[holder], covered, release))
+
+    def lexicon(self, asker: int, family: HashFamily) -> Lexicon:
+        """What an asker knows beforehand."""
+        return Lexicon(family, self.totals, self.bodies[asker])
+
+
+class PublishedCounts:
+    """All silos' documents as cells noised once, published, and what each asker brings to read them with."""
+
+    def __init__(self, silos: ReleasingSilos, epsilon: float) -> None:
+        kind = OneShot(epsilon)
+        self.silos, self.law = silos, kind.law
+        family = HashFamily(silos.streams("hashes").bytes(32), 1, silos.width)
+        self.catalogues, self.sketches = [], []
+        for holder in silos.silos:
+            desk, (first, *others) = silos.desk(holder, kind, family), silos.peers(holder)
+            self.catalogues.append(fetch_catalogue(in_memory(desk, first), "body"))
+            self.sketches.append(fetch_published(in_memory(desk, first), self.catalogues[-1], family))
+            for peer in others:  # they get the same bytes: charged, and not computed again
+                desk.serve(Enquiry("body", 0).encode(), peer)
+        self.lexica = [silos.lexicon(asker, family) for asker in silos.silos]
+        self.topics = [
+            Topics.learned(lexicon, self.law, silos.streams("topics", asker))
+            for asker, lexicon in enumerate(self.lexica)
+        ]
+
+    def counts(self, reader: str, asker: int, holder: int) -> PrivateCounts:
+        """What one silo reads of another's documents; `publish` reads by topics, `ask` without."""
+        cells, lengths = PublishedCells(self.sketches[holder]), self.catalogues[holder].lengths
+        return PrivateCounts(cells, self.reader(reader, asker, holder), self.lexica[asker], lengths)
+
+    def reader(self, name: str, asker: int, holder: int) -> Reader:
+        """How one silo reads another's cells."""
+        lengths, learned = self.catalogues[holder].lengths, self.topics[asker]
+        known = name == "publish" and learned is not None
+        context = learned.placed(self.sketches[holder], lengths) if known and learned else None
+        return Shrink(self.law, self.lexica[asker], lengths, context)
+
+    def at_home(self, silo: int) -> TermCounts:
+        """What a silo knows of its own documents: their counts, beside everybody's totals."""
+        return OwnCounts(self.counts("ask", silo, silo), self.silos.bodies[silo])
+
+
+class OwnCounts:
+    """A silo's exact counts of its own documents, beside the totals that all counts are read with."""
+
+    def __init__(self, totals: PrivateCounts, tokens: Tokens) -> None:
+        self._totals, self._own = totals, ExactCounts.of(tokens)
+        self.documents, self.length = totals.documents, totals.length
+        self.lengths, self.distinct = self._own.lengths, self._own.distinct
+        self.counts = self._own.counts
+        self.frequencies, self.occurrences = totals.frequencies, totals.occurrences
