@@ -2,7 +2,7 @@
 #
 #   make demo     a world of four silos, measured, then searched from one page     (DEMO_ARGS=--headless)
 #   make test     check, then every test                                           (TEST_ARGS="-k tables")
-#   make check    lint, format, types, import order
+#   make check    lint, format, types, import order, the rules of the house
 #   make bench    every hot path beside its peer; writes bench.json
 #   make soak     the long trials at full count
 #   make docs     the documentation site, warnings as errors
@@ -28,6 +28,7 @@ CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 EXTRAS := $(VENV)/.extras
 PEERS := $(VENV)/.peers
+REPRODUCE := $(VENV)/.reproduce
 
 # One BLAS thread per process, nothing from outside the environment, and Flower keeps to itself.
 export OMP_NUM_THREADS ?= 1
@@ -51,7 +52,7 @@ help:
 demo: $(CORE)
 	@$(BIN)/isthmus demo $(DEMO_ARGS)
 
-test: check $(EXTRAS)
+test: check $(EXTRAS) $(REPRODUCE)
 	@echo "· the tests, on $(WORKERS) workers"
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 300 $(TEST_ARGS)
 
@@ -63,24 +64,26 @@ check: $(DEV)
 	@$(BIN)/mypy --no-error-summary
 	@echo "· the order of imports"
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/test_architecture.py
+	@echo "· the rules of the house"
+	@$(BIN)/python tools/house.py
 
-bench: $(EXTRAS) $(PEERS)
+bench: $(EXTRAS) $(REPRODUCE) $(PEERS)
 	@ISTHMUS_RANX_PYTHON="$${ISTHMUS_RANX_PYTHON:-$$(cd $(VENV)/ranx/bin 2>/dev/null && echo "$$PWD/python")}" \
 	ISTHMUS_TORCH_PYTHON="$${ISTHMUS_TORCH_PYTHON:-$$(cd $(VENV)/torch/bin 2>/dev/null && echo "$$PWD/python")}" \
 	  $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-soak: $(EXTRAS)
+soak: $(EXTRAS) $(REPRODUCE)
 	@echo "· the long trials at full count"
 	@ISTHMUS_SOAK=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m soak --timeout 3600 $(TEST_ARGS)
 
-docs: $(DEV)
+docs: $(DEV) $(REPRODUCE)
 	@$(BIN)/python docs/cli_page.py
 	@$(BIN)/mkdocs build --quiet --strict --site-dir site
 	@echo "· the site is in site/index.html"
 
 clean:
 	rm -rf $(VENV) build dist site out runs bench.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src reproduce tests benchmarks docs tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: an environment is made once, and again when its pins change.
 $(VENV)/.created:
@@ -101,6 +104,11 @@ $(CORE): requirements.txt pyproject.toml | $(VENV)/.created
 $(DEV): requirements-dev.txt $(CORE)
 	@echo "· installing the test tools, pinned by requirements-dev.txt (a minute)"
 	@$(PIP) -r requirements-dev.txt
+	@touch $@
+
+$(REPRODUCE): reproduce/pyproject.toml $(CORE)
+	@echo "· installing the reproductions of the papers from ./reproduce"
+	@$(PIP) --no-deps --no-build-isolation -e ./reproduce
 	@touch $@
 
 # The tests of an extra that is not to be had are skipped, so no failure here stops them.

@@ -33,7 +33,7 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "isthmus.fusion": (),
     "isthmus.rankers": ("Ranker", "Linear", "MLP", "LambdaMART", "load_ranker", "LocalTraining"),
     "isthmus.features": ("Settings", "Pairs", "ExactCounts", "TermCounts", "compute", "bm25", "letor"),
-    "isthmus.partition": ("Dealing", "Deal", "deal", "deal_corpus", "by_topic", "folds"),
+    "isthmus.partition": ("Dealing", "Deal", "deal", "divide", "folds"),
     "isthmus.federation.apps": ("Training", "train"),
     "isthmus.federation.settings": (
         "Config",

@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "isthmus"
 
 ORDER = """
-    __main__ cli demo experiments service federation private features rankers losses
+    __main__ cli demo service federation private features rankers losses
     retrieval encoders fusion calibration corpora partition evaluation report text config
     tables randomness workers errors
 """
@@ -98,6 +98,12 @@ def test_a_library_has_one_home(library: str) -> None:
         if name.split(".")[0] == library
     ]
     assert not strangers
+
+
+def test_the_product_does_not_know_its_reproductions() -> None:
+    for module, path in EVERYTHING:
+        strangers = [line for line, name in imports(path, module) if name.startswith("isthmus_reproduce")]
+        assert not strangers, f"{path.name}:{strangers}"
 
 
 def test_init_is_a_table_of_contents() -> None:

@@ -32,7 +32,7 @@ def isthmus(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
 def standing_in(monkeypatch: pytest.MonkeyPatch, run) -> None:
     """Make `isthmus act` the only command."""
     act = Command("act", "act", "isthmus act", lambda parser: None, run)
-    monkeypatch.setattr("isthmus.cli.commands", lambda: (act,))
+    monkeypatch.setattr("isthmus.cli.commands", lambda verb=None: (act,))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,6 +40,26 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert stop.value.code == 0
     assert capsys.readouterr().out == f"isthmus {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("fedrisk", "--data", "mq2008"), ("--help",)])
+def test_a_command_of_another_distribution_says_how_to_get_it(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
+    assert main(["reproduce", *arguments]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "pip install ./reproduce" in said
+
+
+def test_a_distribution_that_cannot_be_imported_brings_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def load(self) -> object:
+            raise ModuleNotFoundError("isthmus_reproduce")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: (Broken(),))
+    assert [command.name for command in commands()] == NAMES
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=NAMES)
@@ -144,7 +164,7 @@ from isthmus.cli.command import Command
 def act(asked):
     print("working", flush=True)
     time.sleep(30)
-cli.commands = lambda: (Command("act", "act", "isthmus act", lambda parser: None, act),)
+cli.commands = lambda verb=None: (Command("act", "act", "isthmus act", lambda parser: None, act),)
 sys.exit(cli.main(["act"]))
 """
     child = subprocess.Popen(

@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
@@ -72,10 +73,16 @@ def commands(verb: str | None = None) -> tuple[Command, ...]:
     own = {command.name: command for module in modules for command in module.COMMANDS}
     if verb in own and verb not in PLACEHOLDERS:
         return tuple(own.values())
+    return tuple((own | {command.name: command for command in _brought()}).values())
+
+
+def _brought() -> Iterator[Command]:
+    """The commands of other distributions; one that cannot be imported brings none."""
     from importlib.metadata import entry_points
 
-    points = entry_points(group=BROUGHT)
-    return tuple((own | {command.name: command for point in points for command in point.load()}).values())
+    for point in entry_points(group=BROUGHT):
+        with suppress(ImportError):
+            yield from point.load()
 
 
 def parser(verb: str | None = None) -> argparse.ArgumentParser:

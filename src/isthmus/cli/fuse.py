@@ -181,8 +181,7 @@ def _fuse(asked: argparse.Namespace) -> int | None:
 
 def _fused(asked: argparse.Namespace, runs: list[Run], qrels: Qrels | None) -> tuple[Fuser | None, Run]:
     """The model, where there is one, and the fused run; plain formulae start without scikit-learn."""
-    from isthmus.fusion import fuse, fuser
-    from isthmus.fusion.fusing import choose
+    from isthmus.fusion import choose, fuse, fuser
 
     if asked.model:
         from isthmus.fusion import load_fuser

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from isthmus.fusion.explanations import Explanation, Part
 from isthmus.fusion.fusers import FUSERS, Candidates
-from isthmus.fusion.fusing import LEARNED, METHODS, fuse, fuser
+from isthmus.fusion.fusing import fuse, fuser
+from isthmus.fusion.methods import LEARNED, METHODS, choose
 from isthmus.fusion.normalisers import NORMALISERS
 from isthmus.fusion.union import Lists, Union
 
@@ -29,6 +30,7 @@ __all__ = [
     "Stacked",
     "Union",
     "Weighted",
+    "choose",
     "fuse",
     "fuser",
     "load_fuser",

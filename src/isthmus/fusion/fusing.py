@@ -10,16 +10,12 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import ConfigError, nearest
-from isthmus.fusion.fusers import FUSERS, RANK_BASED, Candidates
+from isthmus.fusion.fusers import FUSERS, Candidates
+from isthmus.fusion.methods import LEARNED, choose, default_norm
 from isthmus.tables import Qrels, Run
 
 if TYPE_CHECKING:
     from isthmus.fusion.learned import Fuser
-
-LEARNED = ("stacked", "log-odds", "weighted", "convex")
-"""The methods that learn from judgements."""
-
-METHODS = (*LEARNED, *FUSERS)
 
 
 def fuse(
@@ -58,17 +54,6 @@ def fuse(
     return candidates.union.ranked(_call(chosen, options)(candidates), name=chosen)
 
 
-def choose(runs: Sequence[Run], method: str, qrels: Qrels | None) -> str:
-    """The method's name as `METHODS` spells it; `auto` by what there is to learn from."""
-    if method == "auto":
-        calibrated = bool(runs) and all(run.probabilities is not None for run in runs)
-        return "stacked" if qrels is not None else "log-odds" if calibrated else "rrf"
-    spelt = method.replace("_", "-")
-    if spelt not in METHODS:
-        raise ConfigError(f"no way of fusing {method!r}", key=spelt, known=("auto", *METHODS))
-    return spelt
-
-
 def fuser(
     method: str = "stacked", *, norm: str | None = None, missing: float | str = "learned", **options: Any
 ) -> Fuser:
@@ -99,11 +84,6 @@ def fuser(
     _call(chosen, options)
     filled = None if missing == "learned" else missing
     return Formula(chosen, norm=norm, missing=filled, options=options, **own)
-
-
-def default_norm(formula: str) -> str:
-    """Formulae that add scores need a common scale; those that read ranks do not."""
-    return "none" if formula in RANK_BASED else "min-max"
 
 
 def _made(kind: type[Fuser], options: Mapping[str, Any]) -> Fuser:

@@ -18,7 +18,7 @@ from isthmus.calibration import Judging, Platt, ThresholdCurve, query_folds
 from isthmus.errors import ConfigError, DataError
 from isthmus.fusion.explanations import Explanation, Part
 from isthmus.fusion.fusers import FUSERS, Candidates
-from isthmus.fusion.fusing import choose, default_norm
+from isthmus.fusion.methods import choose, default_norm
 from isthmus.fusion.union import Union
 from isthmus.tables import Qrels, Run
 from isthmus.tables.ids import FloatArray, IntArray

@@ -50,26 +50,6 @@ class Ranker(ABC):
         self.saved().write(path)
 
 
-def load_ranker(path: str | PathLike[str]) -> Ranker:
-    """The ranker in a file that `save` wrote, of whatever kind."""
-    from isthmus.rankers.networks import MLP  # both are built on this module
-    from isthmus.rankers.trees import LambdaMART
-
-    saved = Saved.read(path)
-    kinds: dict[str, type[Ranker]] = {kind.kind: kind for kind in (MLP, LambdaMART)}
-    named = saved.header.get("kind")
-    if named not in kinds:
-        raise DataError(
-            f"holds a ranker of kind {named!r}", file=path, cure=f"this Isthmus knows {', '.join(kinds)}"
-        )
-    try:
-        return kinds[named].from_saved(saved)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"is not a complete {named}", file=path, text=str(error), cure="train or copy it again"
-        ) from error
-
-
 def check_width(letor: Letor, width: int) -> None:
     """Data with another number of features than the ranker was trained on are a DataError."""
     if letor.width != width:

@@ -1,0 +1,47 @@
+"""`isthmus reproduce`: found by its entry point, parsed, refused in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from isthmus.cli import commands, main
+from isthmus_reproduce.command import COMMANDS, EXPERIMENTS
+
+
+def test_isthmus_finds_the_command() -> None:
+    assert "reproduce" in {point.name for point in entry_points(group="isthmus.commands")}
+    (found,) = (command for command in commands() if command.name == "reproduce")
+    assert found is COMMANDS[0]
+
+
+def test_every_experiment_has_a_configuration_and_a_way_to_run() -> None:
+    script = "import importlib, sys; [importlib.import_module(name).reproduce for name in sys.argv[1:]]"
+    subprocess.run([sys.executable, "-c", script, *EXPERIMENTS.values()], check=True, timeout=120)
+
+
+def test_only_is_for_fedrisk(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "csfltr", "--only", "BM25"]) == 1
+    assert "--only" in capsys.readouterr().err
+
+
+def test_cells_are_printed_with_named_fields(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isthmus.report import Page
+    from isthmus_reproduce.notebook import Cell, Reproduction
+    from isthmus_reproduce.search import experiment
+
+    cell = Cell("search", "default", "nDCG@10", float("nan"), "sound", "pydocs")
+    result = Reproduction((cell,), Page("Search", ()), (tmp_path / "report.html",))
+    monkeypatch.setattr(experiment, "reproduce", lambda config, out, workers: result)
+    assert main(["reproduce", "search", "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    fields = "table row part variant mode data measure value low high n paper"
+    assert list(record) == fields.split()
+    assert record["value"] is None

@@ -1,0 +1,434 @@
+"""The rules of the house, checked: one line a rule, and every breach below it.
+
+    python tools/house.py              the rules; exit status 1 where one is broken
+    python tools/house.py --figures    code lines of every folder beside its limit
+
+A code line is one that is not blank, a comment or a docstring; ruff formats all at 110 characters. Every
+Python file of the repository counts but those of tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {
+    "isthmus": ROOT / "src" / "isthmus",
+    "isthmus_reproduce": ROOT / "reproduce/src/isthmus_reproduce",
+}
+MANIFESTS = {"isthmus": ROOT / "pyproject.toml", "isthmus_reproduce": ROOT / "reproduce/pyproject.toml"}
+ASIDE = ("tests", "out", "build", "dist", "site", "runs")
+"""Folders whose files do not count."""
+LONGEST = 60
+"""Code lines of a function, its docstring aside."""
+
+LIMITS: Mapping[str, int] = {
+    "src/isthmus": 28_800,  # on the way to 26,000
+    "benchmarks": 1_360,
+    "deploy": 10,
+    "docs": 230,
+    "reproduce": 6_500,
+    "src/isthmus/__init__.py": 40,
+    "src/isthmus/__main__.py": 10,
+    "src/isthmus/calibration": 1_260,
+    "src/isthmus/cli": 1_860,
+    "src/isthmus/config.py": 250,
+    "src/isthmus/corpora": 1_220,
+    "src/isthmus/demo": 440,
+    "src/isthmus/encoders": 440,
+    "src/isthmus/errors.py": 90,
+    "src/isthmus/evaluation": 1_600,
+    "src/isthmus/features.py": 280,
+    "src/isthmus/federation": 4_680,
+    "src/isthmus/fusion": 1_240,
+    "src/isthmus/losses.py": 180,
+    "src/isthmus/partition.py": 250,
+    "src/isthmus/private": 4_600,
+    "src/isthmus/randomness.py": 30,
+    "src/isthmus/rankers": 880,
+    "src/isthmus/report": 440,
+    "src/isthmus/retrieval": 270,
+    "src/isthmus/service": 6_660,
+    "src/isthmus/tables": 2_060,
+    "src/isthmus/text.py": 130,
+    "src/isthmus/workers.py": 20,
+    "tools": 700,
+}
+"""Code lines of a folder at most; a limit is raised only with a reason beside it."""
+
+PAST_FACADES: Mapping[str, int] = {
+    "isthmus.calibration.saving": 1,
+    "isthmus.calibration.softmax": 1,
+    "isthmus.calibration.sums": 3,
+    "isthmus.corpora.catalogue": 1,
+    "isthmus.corpora.labels": 1,
+    "isthmus.corpora.synthetic": 4,
+    "isthmus.encoders.vectors": 1,
+    "isthmus.evaluation.probability": 1,
+    "isthmus.evaluation.statistics": 3,
+    "isthmus.rankers.training": 1,
+    "isthmus.rankers.trees": 2,
+    "isthmus.report.pages": 1,
+    "isthmus.report.progress": 8,
+    "isthmus.report.tables": 2,
+    "isthmus.retrieval.bm25": 3,
+    "isthmus.retrieval.dense": 2,
+    "isthmus.retrieval.retriever": 6,
+    "isthmus.tables.beir": 2,
+    "isthmus.tables.bundles": 12,
+    "isthmus.tables.cache": 3,
+    "isthmus.tables.files": 23,
+    "isthmus.tables.grouped": 10,
+    "isthmus.tables.ids": 89,
+    "isthmus.tables.letor_files": 1,
+    "isthmus.tables.postings": 2,
+    "isthmus.tables.rankings": 1,
+}
+"""Imports past a folder's facade that are still there, by the module imported. These numbers only shrink."""
+
+NO_FACADE = frozenset(
+    {
+        "isthmus.cli",
+        "isthmus.federation",
+        "isthmus.federation.semisupervised",
+        "isthmus.private",
+        "isthmus.service",
+        "isthmus_reproduce.csfltr",
+        "isthmus_reproduce.fedrisk",
+        "isthmus_reproduce.fusion",
+        "isthmus_reproduce.private",
+        "isthmus_reproduce.search",
+    }
+)
+"""Folders that have no facade yet: all their modules may be imported. This list only shrinks."""
+
+CYCLES: frozenset[frozenset[str]] = frozenset()
+"""Cycles that are still there. This list only shrinks."""
+
+DISTRIBUTIONS = {
+    "Stemmer": "PyStemmer",
+    "faiss": "faiss-cpu",
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "mpl_toolkits": "matplotlib",
+    "ray": "flwr[simulation]",
+    "sklearn": "scikit-learn",
+}
+"""What a module's distribution is called where its name differs."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name: where it stands, and whether a function or a check for types holds it."""
+
+    name: str
+    line: int
+    lazy: bool
+    typing: bool
+
+
+class Module:
+    """A Python file with its dotted name."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.path = name, path
+        self.is_package = path.name == "__init__.py"
+        self.source = path.read_text(encoding="utf-8")
+        self.tree = ast.parse(self.source)
+
+    @property
+    def where(self) -> str:
+        """Its path in the repository."""
+        return self.path.relative_to(ROOT).as_posix()
+
+    @property
+    def folder(self) -> str:
+        """The dotted name of the folder it lies in; a package's `__init__` lies in the package."""
+        return self.name if self.is_package else self.name.rpartition(".")[0]
+
+    @cached_property
+    def code(self) -> frozenset[int]:
+        """The numbers of its code lines."""
+        lines: set[int] = set()
+        for token in tokenize.generate_tokens(io.StringIO(self.source).readline):
+            if token.type not in _NO_CODE:
+                lines.update(range(token.start[0], token.end[0] + 1))
+        blank = {at for at, line in enumerate(self.source.splitlines(), 1) if not line.strip()}
+        return frozenset(lines - blank - {at for node in ast.walk(self.tree) for at in _docstring(node)})
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        """Every import, wherever it stands."""
+        return tuple(self._imports(self.tree, lazy=False, typing=False))
+
+    def _imports(self, node: ast.AST, *, lazy: bool, typing: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from (Import(alias.name, child.lineno, lazy, typing) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                source = self._absolute(child)
+                yield from (
+                    Import(f"{source}.{alias.name}", child.lineno, lazy, typing) for alias in child.names
+                )
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                yield from self._imports(child, lazy=lazy, typing=True)
+            else:
+                inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+                yield from self._imports(child, lazy=inside, typing=typing)
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        above = self.folder.split(".")[: len(self.folder.split(".")) - node.level + 1]
+        return ".".join((*above, *([node.module] if node.module else [])))
+
+
+_NO_CODE = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)
+
+
+def _docstring(node: ast.AST) -> range:
+    """The lines of a node's docstring."""
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return range(0)
+    first = node.body[0] if node.body else None
+    told = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    if not (told and isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)):
+        return range(0)
+    if not isinstance(first.value.value, str):
+        return range(0)
+    return range(first.lineno, (first.end_lineno or first.lineno) + 1)
+
+
+class House:
+    """All files that count, and the graph of imports between those of the packages."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, Module] = {}
+        for package, folder in PACKAGES.items():
+            for path in sorted(folder.rglob("*.py")):
+                parts = (package, *path.relative_to(folder).with_suffix("").parts)
+                name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+                self.modules[name] = Module(name, path)
+        self.others = [Module(path.stem, path) for path in sorted(ROOT.rglob("*.py")) if self._counts(path)]
+
+    @staticmethod
+    def _counts(path: Path) -> bool:
+        parts = path.relative_to(ROOT).parts
+        inside = any(path.is_relative_to(folder) for folder in PACKAGES.values())
+        hidden = any(
+            part.startswith(".") or part in ("tests", "out", "build", "site", "runs") for part in parts
+        )
+        return not inside and not hidden
+
+    def lines(self) -> Counter[str]:
+        """Code lines by folder: the parts of `src/isthmus`, and the other folders as they are."""
+        counted: Counter[str] = Counter()
+        for module in (*self.modules.values(), *self.others):
+            parts = module.path.relative_to(ROOT).parts
+            depth = 3 if parts[0] == "src" else 1
+            counted["/".join(parts[:depth])] += len(module.code)
+        return counted
+
+    def resolved(self, name: str) -> str | None:
+        """The module that an imported name lies in, if it is one of ours."""
+        while name and name not in self.modules:
+            name = name.rpartition(".")[0]
+        return name or None
+
+    @cached_property
+    def graph(self) -> dict[str, set[str]]:
+        """Which module imports which, types aside."""
+        edges: dict[str, set[str]] = {name: set() for name in self.modules}
+        for name, module in self.modules.items():
+            for one in module.imports:
+                target = None if one.typing else self.resolved(one.name)
+                if target is not None and target != name:
+                    edges[name].add(target)
+        return edges
+
+
+def check_lines(house: House) -> tuple[str, list[str]]:
+    """Code lines against the table of limits."""
+    counted = house.lines()
+    breaches = [
+        f"{folder}: {lines:,} code lines, at most {LIMITS.get(folder, 0):,}"
+        for folder, lines in sorted(counted.items())
+        if lines > LIMITS.get(folder, 0)
+    ]
+    product = sum(lines for folder, lines in counted.items() if folder.startswith("src/"))
+    if product > LIMITS["src/isthmus"]:
+        breaches.append(f"src/isthmus: {product:,} code lines, at most {LIMITS['src/isthmus']:,}")
+    said = f"{product:,} code lines in src/isthmus, {counted['reproduce']:,} in reproduce"
+    return said, breaches
+
+
+def check_cycles(house: House) -> tuple[str, list[str]]:
+    """No cycle between modules, nor between the folders and modules of one folder."""
+    loops = {frozenset(loop) for loop in _loops(house.graph)}
+    for folder in {module.folder for module in house.modules.values() if module.is_package}:
+        loops |= {frozenset(loop) for loop in _loops(_inside(house.graph, folder))}
+    breaches = [f"a cycle: {', '.join(sorted(loop))}" for loop in sorted(loops - CYCLES, key=sorted)]
+    breaches += [f"no cycle any more: {', '.join(sorted(loop))}; strike it off" for loop in CYCLES - loops]
+    return f"{len(loops)} cycles of imports, {len(CYCLES)} of them known", breaches
+
+
+def _inside(graph: Mapping[str, Iterable[str]], folder: str) -> dict[str, set[str]]:
+    """The graph between what lies directly in a folder: its modules, and its folders as one node each."""
+    depth = folder.count(".") + 2
+
+    def node(name: str) -> str | None:
+        return ".".join(name.split(".")[:depth]) if name.startswith(f"{folder}.") else None
+
+    edges: dict[str, set[str]] = defaultdict(set)
+    for name, targets in graph.items():
+        here = node(name)
+        if here is not None:
+            edges[here] |= {there for target in targets if (there := node(target)) and there != here}
+    return edges
+
+
+def _loops(graph: Mapping[str, Iterable[str]]) -> Iterator[set[str]]:
+    """Strongly connected components of more than one node (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    loops: list[set[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for target in graph.get(name, ()):
+            if target not in index:
+                visit(target)
+                low[name] = min(low[name], low[target])
+            elif target in stack:
+                low[name] = min(low[name], index[target])
+        if low[name] == index[name]:
+            at = stack.index(name)
+            loops.append(set(stack[at:]))
+            del stack[at:]
+
+    for name in graph:
+        if name not in index:
+            visit(name)
+    return (loop for loop in loops if len(loop) > 1)
+
+
+def check_facades(house: House) -> tuple[str, list[str]]:
+    """What lies in a folder is imported from the folder itself by all that lies outside."""
+    reached = (
+        (name, house.resolved(one.name)) for name, each in house.modules.items() for one in each.imports
+    )
+    past = Counter(target for name, target in set(reached) if target and _is_past(house, name, target))
+    breaches = [
+        f"{target}: imported past its facade {count} times, {PAST_FACADES.get(target, 0)} known"
+        for target, count in sorted(past.items())
+        if count > PAST_FACADES.get(target, 0)
+    ]
+    known = sum(PAST_FACADES.values())
+    fewer = "" if past.total() >= known else f" ({known} are written down: strike off those that are gone)"
+    return f"{past.total()} imports past a facade{fewer}, {len(NO_FACADE)} folders without one", breaches
+
+
+def _is_past(house: House, importer: str, target: str) -> bool:
+    """Whether a module is imported from outside a folder that has a facade."""
+    if house.modules[target].is_package:
+        return False
+    folder = house.modules[target].folder
+    inside = importer == folder or importer.startswith(f"{folder}.")
+    return not inside and folder in house.modules and folder not in PACKAGES and folder not in NO_FACADE
+
+
+def check_declared(house: House) -> tuple[str, list[str]]:
+    """Every third-party import is declared, and one that is not lazy among what is always installed."""
+    breaches, seen = set(), set()
+    for package, manifest in MANIFESTS.items():
+        project = tomllib.loads(manifest.read_text(encoding="utf-8"))["project"]
+        core = {_distribution(line) for line in project["dependencies"]}
+        extras = {
+            _distribution(line)
+            for lines in project.get("optional-dependencies", {}).values()
+            for line in lines
+        }
+        for module in (one for name, one in house.modules.items() if name.split(".")[0] == package):
+            for one in module.imports:
+                top = one.name.split(".")[0]
+                if top in sys.stdlib_module_names or top == package or top == "__future__":
+                    continue
+                needed = _distribution(DISTRIBUTIONS.get(top, top))
+                seen.add(needed)
+                if needed not in core | extras:
+                    breaches.add(f"{module.where}:{one.line}: {package} does not declare {needed}")
+                elif needed not in core and not (one.lazy or one.typing):
+                    breaches.add(f"{module.where}:{one.line}: the extra {needed} is not imported lazily")
+    return f"{len(seen)} third-party distributions imported, all declared", sorted(breaches)
+
+
+def _distribution(line: str) -> str:
+    """The name in a requirement, as it is compared."""
+    found = re.match(r"[A-Za-z0-9._-]+", line)
+    return re.sub(r"[-_.]+", "-", found.group().lower()) if found else line
+
+
+def check_functions(house: House) -> tuple[str, list[str]]:
+    """No function is longer than a page."""
+    lengths = {
+        f"{module.where}:{node.lineno} {node.name}": _length(module, node)
+        for module in (*house.modules.values(), *house.others)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    breaches = [
+        f"{name}: {length} lines, at most {LONGEST}" for name, length in lengths.items() if length > LONGEST
+    ]
+    return f"{len(lengths):,} functions, the longest of {max(lengths.values())} lines", breaches
+
+
+def _length(module: Module, node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return len(module.code & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)))
+
+
+RULES = {
+    "lines": check_lines,
+    "cycles": check_cycles,
+    "facades": check_facades,
+    "declared": check_declared,
+    "functions": check_functions,
+}
+
+
+def main() -> int:
+    """Check every rule."""
+    house = House()
+    if "--figures" in sys.argv[1:]:
+        for folder, lines in sorted(house.lines().items()):
+            print(f"{folder:<32}{lines:>8,}{LIMITS.get(folder, 0):>8,}")
+    broken = False
+    for name, rule in RULES.items():
+        said, breaches = rule(house)
+        print(f"  {name}: {said}" if not breaches else f"  {name}: broken {len(breaches)} times ({said})")
+        for breach in breaches:
+            print(f"    {breach}")
+        broken = broken or bool(breaches)
+    return int(broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
