@@ -12,7 +12,9 @@ from isthmus.evaluation import fold_interval
 from isthmus.federation.semisupervised.ways import ANCHORED
 from isthmus.report import Estimate, Line, Plot, Table, line_plot
 from isthmus_reproduce.notebook import Cell
+from isthmus_reproduce.prose import Prose
 
+PROSE = Prose("csfltr.j2")
 SHOWN = {"exact": "exact counts", "private": "private counts", "clipped": "private counts, clipped"}
 BY_INTEREST = ("nDCG@10", "ERR", "nDCG", "MAP")
 CONTROLS = ("BM25", "averaged labeller", "all-zero", "noise-aware Global", ANCHORED, "oracle", "default")
@@ -82,9 +84,6 @@ def _estimate(cell: Cell | None) -> Estimate | None:
     return None if cell is None else Estimate(cell.value, cell.low, cell.high)
 
 
-_UNEQUAL = "Rows of fewer seeds have fewer deals: their levels can be compared with each other only."
-
-
 def options(cells: Sequence[Cell], name: str) -> Table:
     """Every row of private counts: on validation queries, by which a default is chosen, and on test."""
     chosen = {cell.row: cell for cell in cells if cell.table == "validation"}
@@ -95,7 +94,7 @@ def options(cells: Sequence[Cell], name: str) -> Table:
         and (cell.part, cell.variant, cell.measure) == ("all", SHOWN["private"], "nDCG@10")
     }
     rows = [(row, tested[row].n, _estimate(chosen[row]), _estimate(tested[row])) for row in chosen]
-    notes = (_UNEQUAL,) if len({row[1] for row in rows}) > 1 else ()
+    notes = (PROSE("note_unequal"),) if len({row[1] for row in rows}) > 1 else ()
     return Table(("row", "seeds", "validation", "test"), tuple(rows), f"nDCG@10, {name}", notes, 3)
 
 
@@ -107,7 +106,7 @@ def curves(units: Sequence[Any], name: str) -> Iterator[Plot]:
             values = np.array([unit[way][at] for unit in units], dtype=np.float64)
             mean, spread = np.nanmean(values, axis=0), np.nanstd(values, axis=0) / max(1, len(units)) ** 0.5
             lines[way] = Line(units[0]["epochs"], mean, mean - 2 * spread, mean + 2 * spread)
-        caption = f"{name}, silo {at + 1}: nDCG@10 of its test queries, mean of {len(units)} seeds ± 2 errors"
+        caption = PROSE("curve_caption", name=name, silo=at + 1, seeds=len(units))
         yield line_plot(lines, x="epochs", y="nDCG@10", caption=caption)
 
 
@@ -149,11 +148,7 @@ def costs(by_silos: Mapping[int, Sequence[Any]]) -> Iterator[str]:
     few, many = several[0], several[-1]
     pairs = many * (many - 1) / (few * (few - 1))
     times = spent[many] / spent[few]
-    verdict = "no faster than" if times <= pairs else "faster than"
-    yield (
-        f"From {few} to {many} silos the pairs of silos grow {pairs:.0f} times and processor time"
-        f" {times:.1f} times ({spent[few]:.1f} s to {spent[many]:.1f} s): {verdict} the pairs."
-    )
+    yield PROSE("costs", few=few, many=many, pairs=pairs, times=times, before=spent[few], after=spent[many])
 
 
 def gain_map(places: Mapping[Place, Sequence[Any]], name: str) -> Iterator[str | Table]:
@@ -169,8 +164,8 @@ def gain_map(places: Mapping[Place, Sequence[Any]], name: str) -> Iterator[str |
     header = ("deal", "ε", "labelled queries a silo", *POINTS, "best")
     yield Table(header, tuple(rows), f"nDCG@10 across the map, {name}", (), 3)
     leads = [row[-1] for row in rows]
-    told = ", ".join(f"{row} {leads.count(row)}" for row in POINTS if row in leads)
-    yield f"Of {len(rows)} places the best row is: {told}. Where BM25 leads, training pays nothing."
+    counted = {row: leads.count(row) for row in POINTS if row in leads}
+    yield PROSE("leaders", places=len(rows), leads=counted)
     yield _steps(places, name)
 
 

@@ -32,7 +32,9 @@ from isthmus_reproduce.csfltr.plots import (
 )
 from isthmus_reproduce.csfltr.world import MEASURES
 from isthmus_reproduce.notebook import Cell, cells_table
+from isthmus_reproduce.prose import Prose
 
+PROSE = Prose("csfltr.j2")
 PARTIES = ("A", "B", "C", "D")
 
 PRINTED: Mapping[tuple[str, str], tuple[float, float, float, float]] = MappingProxyType(
@@ -225,15 +227,7 @@ def _curve_cells(name: str, mode: Literal["paper", "sound"], units: Sequence[Any
 def page_of(results: Mapping[str, Results], cells: Sequence[Cell], *, seeds: int) -> Page:
     """The report."""
     sections = [section for name in results for section in _sections(name, results[name], cells)]
-    lead = (
-        f"{seeds} seeds: a deal, a split of the queries and a draw of noise each; intervals are 95 % t"
-        " intervals over seeds. Printed values are of data that are not public (MS MARCO pages dealt to four"
-        " parties, grades from ranks): their level is not comparable, only their direction is. Private counts"
-        " are released once at ε = 8 a field and 0.5 + 0.5 for the totals, and read by shrinking; clipped"
-        " ones are the same releases with negative values as 0, which is how the paper's code reads them."
-        " Options, figures and the map have fewer seeds, as they say."
-    )
-    return Page("Cross-silo federated ranking (CS-F-LTR)", tuple(sections), lead)
+    return Page("Cross-silo federated ranking (CS-F-LTR)", tuple(sections), PROSE("lead", seeds=seeds))
 
 
 FIGURES = (("fig8a", "Figure 8a: privacy budget", "ε"), ("fig8b", "Figure 8b: silos", "silos"))
@@ -274,10 +268,9 @@ def _rough(results: Sequence[Any], name: str) -> tuple[str, Table]:
     rows = (*CONTROLLED["private"], DEFAULT_ROW, "BM25")
     found = {row: contrast(units, ("private", "CS-F-LTR"), ("private", row)) for row in rows}
     worth = _worth([found[row] for row in CONTROLLED["private"]])
-    told = ", ".join(f"against {row} {one}" for row, one in found.items())
-    return f"Dealt at random and with ε = 2 the paper's labeller {worth}: {told}.", _tests_table(
-        {(one.first, one.second): one for one in found.values()}, f"{name}, dealt at random, ε = 2"
-    )
+    tests = {(one.first, one.second): one for one in found.values()}
+    table = _tests_table(tests, f"{name}, dealt at random, ε = 2")
+    return PROSE("rough", worth=worth, tests=found), table
 
 
 def _tests_table(found: Mapping[tuple[Key, Key], Contrast], name: str) -> Table:
@@ -300,58 +293,51 @@ def verdicts(
 ) -> Iterator[str]:
     """What the figures say, in words; a gain is claimed only where both tests and both controls allow it."""
     if circular:
-        yield (
-            "The paper's own protocol: labels are ranks of an exact BM25 run, so a ranker is rewarded for"
-            " imitating BM25. Only the direction is compared with Table 4."
-        )
+        yield PROSE("circular")
         yield _direction(units)
-    share = float(np.mean([unit["cross share"] for unit in units]))
-    yield f"{share:.0%} of the relevant pairs lie across silos."
+    yield PROSE("cross_share", share=float(np.mean([unit["cross share"] for unit in units])))
     for row in ("Global", "CS-F-LTR"):
-        yield f"Exact counts, {row} against the mean of Local: {found[('exact', row), ('exact', 'Local')]}."
+        yield PROSE("against_local", row=row, contrast=found[("exact", row), ("exact", "Local")])
     yield from _privacy(found)
     for variant in CONTROLLED:
         yield _labeller(variant, found)
     yield _ours(units, found)
-    told = [found[("exact", "oracle"), ("exact", "Global")]]
-    told.append(found[("private", "oracle"), ("private", "noise-aware Global")])
-    yield (
-        "What a perfect labeller would be worth, which knows every cross pair's true grade: with exact counts"
-        f" {told[0]} over Global, with private counts {told[1]} over noise-aware Global."
+    yield PROSE(
+        "oracle",
+        exact=found[("exact", "oracle"), ("exact", "Global")],
+        private=found[("private", "oracle"), ("private", "noise-aware Global")],
     )
 
 
 def _direction(units: Sequence[Any]) -> str:
     """Which way the printed rows lie from each other in nDCG@10, and which way ours do."""
-    at, told = MEASURES.index("nDCG@10"), []
+    at, steps = MEASURES.index("nDCG@10"), []
     for row, other in (("Local+", "Local"), ("Global", "Local"), ("CS-F-LTR", "Global")):
         rows = ([values[at] for (name, _), values in PRINTED.items() if name == one] for one in (row, other))
         higher, lower = (float(np.mean(values)) for values in rows)
         ours = float((seed_means(units, ("exact", row)) - seed_means(units, ("exact", other))).mean())
-        same = "the same way" if (higher > lower) == (ours > 0) else "the other way"
-        told.append(f"{row} over {other} is printed as {higher - lower:+.3f}, ours is {ours:+.3f}, {same}")
-    return "; ".join(told) + "."
+        steps.append({"row": row, "other": other, "printed": higher - lower, "ours": ours})
+    return PROSE("direction", steps=steps)
 
 
 def _privacy(found: Mapping[tuple[Key, Key], Contrast]) -> Iterator[str]:
     cost, gain = found[NAIVE, ("exact", "Global")], found[DEFAULT, NAIVE]
-    yield f"What noise costs Global when clipped counts are fed to a model of exact ones: {cost}."
-    told = f"The default (shrunk counts, {DEFAULT_ROW}) against that: {gain}"
-    if cost.difference < 0:
-        told += f", which is {gain.difference / -cost.difference:.0%} of the cost"
-    shrunk, trained = found[("private", "Global"), NAIVE], found[DEFAULT, ("private", "Global")]
-    clipped = found[("clipped", "noise-aware Global"), NAIVE]
-    yield (
-        f"{told}. Reading by shrinking alone is worth {shrunk}; the default's training on top {trained};"
-        f" without shrinking, noise-aware training is worth {clipped}."
+    yield PROSE("cost_of_noise", cost=cost)
+    yield PROSE(
+        "default_row",
+        row=DEFAULT_ROW,
+        gain=gain,
+        cost=cost,
+        shrunk=found[("private", "Global"), NAIVE],
+        trained=found[DEFAULT, ("private", "Global")],
+        clipped=found[("clipped", "noise-aware Global"), NAIVE],
     )
 
 
 def _labeller(variant: str, found: Mapping[tuple[Key, Key], Contrast]) -> str:
     """What the paper's labeller is worth, in words."""
     tests = {row: found[(variant, "CS-F-LTR"), (variant, row)] for row in CONTROLLED[variant]}
-    told = ", ".join(f"against {row} {one}" for row, one in tests.items())
-    return f"With {SHOWN[variant]} the paper's labeller {_worth(list(tests.values()))}: {told}."
+    return PROSE("labeller", counts=SHOWN[variant], worth=_worth(list(tests.values())), tests=tests)
 
 
 def _worth(tests: Sequence[Contrast]) -> str:
@@ -370,10 +356,7 @@ def _ours(units: Sequence[Any], found: Mapping[tuple[Key, Key], Contrast]) -> st
     have = [row for row in OURS if all(rows_named(rows, row) for rows in private)]
     best = max(have, key=lambda row: np.mean([_one(rows, row)["validation"] for rows in private]))
     tests = [found[("private", best), ("private", row)] for row in ("all-zero", "noise-aware Global")]
-    return (
-        f"Of our own labellers the best on validation queries, {best}, {_worth(tests)}: against all-zero"
-        f" {tests[0]}, against noise-aware Global {tests[1]}."
-    )
+    return PROSE("ours", best=best, worth=_worth(tests), zero=tests[0], aware=tests[1])
 
 
 def _one(records: Sequence[Any], row: str) -> Any:

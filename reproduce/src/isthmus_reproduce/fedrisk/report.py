@@ -32,7 +32,7 @@ from isthmus_reproduce.fedrisk.cells import (
 )
 from isthmus_reproduce.fedrisk.plans import MEASURES, MODES, RATES, RunName
 from isthmus_reproduce.fedrisk.plots import Curve, curves_plot
-from isthmus_reproduce.fedrisk.trials import Part, Trials, Writer
+from isthmus_reproduce.fedrisk.trials import PROSE, Part, Trials, Writer
 
 
 def report(outcome: Outcome, data: str) -> Page:
@@ -62,22 +62,13 @@ class _Tables(Writer):
     """Table 1, the figures and what they say."""
 
     def lead(self) -> str:
-        made = "The data are synthetic. " if self.data.startswith("synthetic") else ""
-        return (
-            f"{self.where}. {made}The paper's own figures are of MSLR-WEB10K, so levels are not comparable"
-            " with"
-            " what is printed. Measures are ×100, with exponential gain and full lists; queries without"
-            " relevant documents do not count. Intervals are 95 % t intervals over folds (seeds averaged); p"
-            " is"
-            " of a paired t test over test queries against FedAvg in the same mode, after Holm; gap is"
-            " (x − random)/(centralised − random) with the sound centralised twin. Paper mode deals single"
-            " rows by"
-            f" grade (Dirichlet {self.outcome.protocol.concentration:g}, at least"
-            f" {self.outcome.protocol.least} a silo), trains a linear model by cross-entropy for five epochs"
-            " a"
-            " round and ranks by the most probable grade. Sound mode deals whole queries by their highest"
-            " grade"
-            " (Dirichlet 0.3) and trains 32 hidden units by LambdaRank for one epoch a round."
+        protocol = self.outcome.protocol
+        return PROSE(
+            "lead",
+            where=self.where,
+            synthetic=self.data.startswith("synthetic"),
+            concentration=protocol.concentration,
+            least=protocol.least,
         )
 
     # Table 1
@@ -92,10 +83,9 @@ class _Tables(Writer):
                 (row.row, row.variant, *(row.mean(measure) for measure in MEASURES), self.gap(row, MAIN))
                 for row in rows
             ]
-            yield Table(header, tuple(lines), f"Table 1, {named} ({self.where})", _NOTES[mode], 2)
+            yield Table(header, tuple(lines), f"Table 1, {named} ({self.where})", _notes(mode), 2)
         if self.outcome.rows("1", "paper"):
-            told = "; ".join(f"{number}, {fault}" for number, fault in RiskOptions.paper().faults().items())
-            yield f"Known faults of FedRisk as printed, kept in paper mode: {told}."
+            yield PROSE("faults", faults=RiskOptions.paper().faults())
         scored = self._scoring()
         if scored is not None:
             yield scored
@@ -110,12 +100,12 @@ class _Tables(Writer):
             table: sum(row.mean(MAIN) < random.mean(MAIN) for row in self.outcome.rows(table, "paper"))
             for table in ("1", "scoring")
         }
-        yield (
-            "Where most documents' most probable grade is 0, the paper's rule, equal grades by how probable"
-            f" the grade is, puts the surest zeros first: {below['1']} of"
-            f" {len(self.outcome.rows('1', 'paper'))}"
-            f" rows lie below the random ranker ({random.mean(MAIN):.2f}). Scored by their expected grade,"
-            f" {below['scoring']} of the same models do."
+        yield PROSE(
+            "surest_zeros",
+            below=below["1"],
+            rows=len(self.outcome.rows("1", "paper")),
+            random=random.mean(MAIN),
+            below_expected=below["scoring"],
         )
 
     def _scoring(self) -> Table | None:
@@ -161,40 +151,25 @@ class _Tables(Writer):
         found = self.outcome
         default, central = (found.row("1", "sound", name) for name in ("default", CENTRAL))
         if default is not None and central is not None:
-            gap = self.gap(default, MAIN)
-            yield (
-                f"The default has {MAIN} {default.mean(MAIN):.2f}, its centralised twin"
-                f" {central.mean(MAIN):.2f}:"
-                f" {default.mean(MAIN) / central.mean(MAIN):.3f} of it"
-                + ("" if gap is None else f", and {gap:.3f} of the way from the random ranker to it")
-                + ". The centralised twin keeps the epoch that is best on validation; the federated rows"
-                " train"
-                " for all their rounds."
-            )
+            means = {"default": default.mean(MAIN), "central": central.mean(MAIN)}
+            yield PROSE("default_row", measure=MAIN, gap=self.gap(default, MAIN), **means)
         trees, pooled = (
             found.row("1", "sound", name) for name in ("federated LambdaMART", "LambdaMART, centralised")
         )
         if trees is not None and pooled is not None:
-            yield (
-                f"LambdaMART across four silos sorted by grade {trees.mean(MAIN):.2f}, on all rows in one"
-                " place"
-                f" {pooled.mean(MAIN):.2f}: {trees.mean(MAIN) / pooled.mean(MAIN):.3f} of it."
-            )
+            yield PROSE("trees", federated=trees.mean(MAIN), pooled=pooled.mean(MAIN))
         yield from self.georisk("1", "With honest silos")
-        same = [found.row("1", mode, name) for mode in MODES for name in (BASELINE, "FedOpt", "FedAvgM")]
-        if all(row is not None for row in same):
-            told = len({round(row.mean(MAIN), 6) for row in same[:3] if row is not None})
-            yield (
-                "FedAvg, FedOpt and FedAvgM with Flower's defaults are one algorithm"
-                + (", and give one figure here" if told == 1 else "")
-                + "; the paper prints 31.6, 32.7 and 34.2 for them, which is its run-to-run noise."
-            )
+        same = (BASELINE, "FedOpt", "FedAvgM")
+        rows = [found.row("1", mode, name) for mode in MODES for name in same]
+        if all(row is not None for row in rows):
+            figures = {round(row.mean(MAIN), 6) for row in rows[:3] if row is not None}
+            said = [printed.TABLE_1[name, MAIN][0] for name in same]
+            yield PROSE("one_algorithm", one_figure=len(figures) == 1, printed=said)
         features = [result["feature"] for unit, result in found.found.items() if unit.run == REFERENCED]
         if features:
-            said = ", ".join(str(feature) for feature in features)
-            yield f"The best single feature was chosen on training queries; fold by fold it is number {said}."
+            yield PROSE("best_feature", features=features)
         if not any(found.rows("1", "sound")) or found.row("1", "sound", "LightGBM") is None:
-            yield "Without the extra `trees`, or where only some rows are asked for, there are no tree rows."
+            yield PROSE("no_trees")
 
     # Figures
 
@@ -217,10 +192,13 @@ class _Tables(Writer):
             for row, run in figure_4(mode).items():
                 found = self.outcome.curves(run)
                 if found.size:
-                    yield (
-                        f"{row}, {mode} mode: {100 * last(found).mean():.2f} in the last round; over the last"
-                        f" {LAST} rounds it moves by {restlessness(found):.3f} from round to round (standard"
-                        " deviation)."
+                    yield PROSE(
+                        "curve_end",
+                        row=row,
+                        mode=mode,
+                        last=100 * last(found).mean(),
+                        rounds=LAST,
+                        restless=restlessness(found),
                     )
 
     def mixes(self) -> Iterator[Part]:
@@ -231,11 +209,7 @@ class _Tables(Writer):
             fewer = (self.outcome.protocol.per_round + 1) // 2
             yield from self._plotted(curves, f"Figure 5, {mode} mode, {fewer} silos a round", MAIN)
         if self.outcome.rows("fig5"):
-            yield (
-                "In sound mode the pairs (α, β) that sum to 1 are convex mixes of the aggregate and the"
-                " previous model; in the place of (1, 1), which has no sound meaning, stands the default's"
-                " server momentum."
-            )
+            yield PROSE("mixes")
 
     def who_holds_what(self) -> Iterator[Part]:
         for mode in MODES:
@@ -271,11 +245,7 @@ class _Tables(Writer):
         ]
         clock = sum(unit["seconds"] for unit in self.outcome.found.values())
         processor = sum(unit["processor"] for unit in self.outcome.found.values())
-        yield (
-            f"All {len(self.outcome.found)} units took {clock:,.0f} s by the clock, one after another, and"
-            f" {processor:,.0f} s of processor time; with two workers about half of that, {clock / 120:.1f}"
-            " minutes."
-        )
+        yield PROSE("time", units=len(self.outcome.found), clock=clock, processor=processor)
         header = ("what", "row", "units", "seconds together", "the longest")
         yield Table(header, tuple(lines), f"Time by the clock ({self.where})", (), 1)
 
@@ -288,17 +258,12 @@ _KINDS = {
     "attack": "inverted grades",
     "overrun": "rounds of bad silos",
 }
-_NOTES: Mapping[str, tuple[str, ...]] = {
-    "sound": (
-        "FedProx: μ = 0.9. FedAvgM: Flower's default, momentum 0. Server rates chosen on validation:"
-        f" {', '.join(f'{name} {rate:g}' for name, rate in RATES.items())}. SCAFFOLD and FedNova train by"
-        " plain SGD.",
-        "default: FedRisk with the probe, the memory and server momentum; FedRisk: with the plain aggregate.",
-    ),
-    "paper": (
-        "Flower's defaults throughout; FedProx: μ = 0.9; FedRisk: alpha_mix = beta_mix = 1, alpha_risk = 2.",
-    ),
-}
+
+
+def _notes(mode: str) -> tuple[str, ...]:
+    if mode == "paper":
+        return (PROSE("note_paper"),)
+    return (PROSE("note_sound_rates", rates=RATES), PROSE("note_sound_rows"))
 
 
 def _p(value: float | None) -> str | None:

@@ -26,8 +26,10 @@ from isthmus_reproduce.fedrisk.cells import (
 )
 from isthmus_reproduce.fedrisk.plans import DEPTHS, RunName
 from isthmus_reproduce.fedrisk.plots import Curve, curves_plot
+from isthmus_reproduce.prose import Prose
 
 Part = str | Table | Plot
+PROSE = Prose("fedrisk.j2")
 COLLAPSED = 0.5
 """A run that keeps less than this share of the gap has collapsed."""
 
@@ -61,13 +63,8 @@ class Writer:
         if full is None or plain is None:
             return
         test = paired_t(full.by_query(MAIN), plain.by_query(MAIN))
-        worth = "nothing measurable" if test.p >= 0.05 else f"{100 * test.difference:+.2f} points"
-        yield (
-            f"{when} the GeoRisk formula itself is worth {worth}: {full.mean(MAIN):.2f} with it and"
-            f" {plain.mean(MAIN):.2f} with the plain mean probe error in its place"
-            f" ({100 * test.difference:+.2f}"
-            f" a query, p = {test.p:.2g})."
-        )
+        means = {"full": full.mean(MAIN), "plain": plain.mean(MAIN)}
+        yield PROSE("georisk", when=when, difference=100 * test.difference, p=test.p, **means)
 
 
 class Trials(Writer):
@@ -78,18 +75,14 @@ class Trials(Writer):
         if not found:
             return
         rounds = self.outcome.protocol.growth
-        yield (
-            "With alpha_mix = beta_mix = 1 every round adds the previous model to the aggregate, which"
-            " itself started"
-            " from it: parameters double. What follows depends on the number of weight layers."
-        )
+        yield PROSE("doubling")
         yield from self._growth_plots()
         header = ("row", "model", "rounds", MAIN, "round sd", "log10 ‖θ‖", "log10 (1 − cos)")
         lines = [
             (one.row, one.depth, one.rounds, one.ndcg, one.restless, one.norm, one.turn) for one in found
         ]
         title = f"Ablations, paper mode, at most {rounds} rounds, {found[0].folds} folds ({self.data})"
-        yield Table(header, tuple(lines), title, (_ABLATION_NOTE,), 2)
+        yield Table(header, tuple(lines), title, (PROSE("note_ablations"),), 2)
         yield from self._explained()
 
     def _growth_plots(self) -> Iterator[Plot]:
@@ -114,42 +107,12 @@ class Trials(Writer):
         without = {one.depth: one for one in growths(self.outcome) if one.row == "(1, 1) without risk"}
         linear, one, two = (by_depth.get(depth) for depth in DEPTHS)
         if linear is not None:
-            yield (
-                "One weight layer freezes. Steps keep their length while parameters double, so the model"
-                " turns"
-                f" by ever less (log10 (1 − cos) is {linear.turn:.1f} at the end), rankings do not depend on"
-                " its"
-                f" length, and the curve is flat: {linear.restless:.4f} from round to round with the risk"
-                " term"
-                f" and {without['linear'].restless:.4f} without any. A flat curve is no evidence for the risk"
-                " term, and growth hides the freezing until float32 ends, near round 128."
-            )
+            still = without["linear"].restless
+            yield PROSE("one_layer", turn=linear.turn, restless=linear.restless, without=still)
         if one is not None:
-            yield (
-                "Two weight layers (one hidden) overflow. A layer's gradient grows with the other layer, so"
-                " the"
-                f" model goes on turning (log10 (1 − cos) up to {one.peak[0]:.1f} after the first rounds)"
-                " and the"
-                f" curve does not settle ({one.restless:.2f} from round to round); outputs grow with the"
-                " square"
-                f" of the length, and after {one.rounds:.0f} rounds float32 cannot hold them."
-                + self._quoted(one.stopped)
-            )
+            yield PROSE("two_layers", growth=one)
         if two is not None:
-            yield (
-                "Three weight layers (two hidden) diverge. Gradients grow with the product of two layers,"
-                " faster"
-                f" than the parameters: by round {two.peak[1]:.0f} a single round turns the model by log10"
-                " (1 −"
-                f" cos) = {two.peak[0]:.1f}. After that the rectified units are dead or the numbers not"
-                " finite"
-                f" (here {two.rounds:.0f} rounds were); {MAIN} ends at {two.ndcg:.2f}."
-                + self._quoted(two.stopped)
-            )
-
-    @staticmethod
-    def _quoted(stopped: str) -> str:
-        return f" The guard says: “{stopped}”." if stopped else " The guard did not have to stop it here."
+            yield PROSE("three_layers", growth=two, measure=MAIN)
 
     def attack(self) -> Iterator[Part]:
         rows = self.outcome.rows("attack")
@@ -186,11 +149,8 @@ class Trials(Writer):
             "clean",
         )
         title = f"30 % of silos with inverted grades, sound mode ({self.where})"
-        note = (
-            f"Collapsed: runs with a gap below {COLLAPSED:g}, of {rows[0].n}. Clean: the same row without bad"
-            " silos."
-        )
-        yield Table(header, tuple(lines), title, (note, _PROBE_NOTE), 3)
+        note = PROSE("note_collapsed", share=COLLAPSED, runs=rows[0].n)
+        yield Table(header, tuple(lines), title, (note, PROSE("note_probe")), 3)
         yield from self.georisk("attack", "With three silos in ten inverted")
         yield from self._kept()
 
@@ -200,12 +160,8 @@ class Trials(Writer):
         default, honest, twin = (self.outcome.row("attack", "sound", name) for name in names)
         if default is None or honest is None or twin is None:
             return
-        yield (
-            f"The default keeps {default.mean(MAIN) / honest.mean(MAIN):.3f} of FedAvg over the honest silos"
-            f" only, and {default.mean(MAIN) / twin.mean(MAIN):.3f} of itself over them (FedAvg has no server"
-            f" momentum); its worst of {default.n} runs has"
-            f" {default.worst(MAIN):.2f}."
-        )
+        means = {"default": default.mean(MAIN), "honest": honest.mean(MAIN), "twin": twin.mean(MAIN)}
+        yield PROSE("honest_share", runs=default.n, worst=default.worst(MAIN), **means)
 
     def overrun(self) -> Iterator[Part]:
         found = overruns(self.outcome)
@@ -235,43 +191,19 @@ class Trials(Writer):
             for row, one in found.items()
         ]
         title = f"{MAIN} through rounds in which every silo has inverted grades ({self.data})"
-        yield Table(header, tuple(table), title, (_OVERRUN_NOTE,), 2)
+        yield Table(header, tuple(table), title, (PROSE("note_overrun"),), 2)
         yield self._survived(found)
 
     @staticmethod
     def _survived(found: Mapping[str, Overrun]) -> str:
-        """What a bad round costs, and what five do."""
-        default, plain = found["default"], found["FedRisk"]
+        """What a bad round costs, and what all of them do."""
+        rows = {"default": "default", "plain": "FedRisk", "bare": "default without memory"}
 
-        def lost(one: Overrun, place: int) -> str:
-            return f"{float((one.at(0) - one.at(place)).mean()):.2f}"
+        def lost(one: Overrun, place: int) -> float:
+            return float((one.at(0) - one.at(place)).mean())
 
-        bare = found["default without memory"]
-        return (
-            "Relative weights cannot refuse a whole round. So the previous global model stands among the"
-            " candidates with its own probe risk, and where the probe finds clearly more pairs in the wrong"
-            " order than at best, the round is refused. One round of bad silos only costs the default"
-            f" {lost(default, 1)} points and FedRisk with the plain aggregate {lost(plain, 1)};"
-            f" {default.bad} in a row cost {lost(default, default.bad)} and {lost(plain, plain.bad)}."
-            f" Without all that {bare.bad} cost {lost(bare, bare.bad)}: a silo is one epoch away from the"
-            " previous model and hardly worse on the probe, and momentum adds up what its weight lets"
-            " through."
-        )
-
-
-_OVERRUN_NOTE = (
-    "Released: the average over rounds that is saved. FedRisk: the plain aggregate; default: with server"
-    " momentum."
-)
-_ABLATION_NOTE = (
-    "Rounds: before the guard stopped it. Round sd: of the differences between rounds, over the last twenty."
-    " (1, 1)"
-    " without risk: all risks 0. Renormalised: ‖θ‖ brought back to its first length every round. Server step"
-    " 2^-t:"
-    " θ + 2^-t (θ~ − θ), which freezes without any growth."
-)
-_PROBE_NOTE = (
-    "default: FedRisk with the probe, the memory and server momentum; FedRisk: the same with the plain"
-    " aggregate."
-    " Rows with a probe train on 40 queries fewer. Honest silos only: the bad silos are left out."
-)
+        costs = {
+            name: {"one": lost(found[row], 1), "all": lost(found[row], found[row].bad)}
+            for name, row in rows.items()
+        }
+        return PROSE("survived", rounds=found["default"].bad, **costs)

@@ -25,10 +25,12 @@ from isthmus_reproduce.fusion.folds import FOLDS, label_fold
 from isthmus_reproduce.fusion.panels import DENSE, LINEAR, SPARSE, encoder
 from isthmus_reproduce.fusion.runs import BINS, MEASURES, PAPER_BINS, Way, default_stack, two_retrievers
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit, cells_table
+from isthmus_reproduce.prose import Prose
 
 Mode = Literal["paper", "sound"]
 Kind = Literal["paper", "sound", "default"]
 MODES: tuple[Mode, Mode] = ("paper", "sound")
+PROSE = Prose("fusion.j2")
 DATA = ("twitter", "trec", "reuters")
 CALIBRATIONS = printed.CALIBRATIONS
 TOLD_TWICE = ("base", "QueryFeature")
@@ -357,26 +359,20 @@ def _page(names: Sequence[str], found: Results, cells: Sequence[Cell], config: C
     sections = [section for name in names for section in _sections(name, found, cells, config)]
     if config.data == "all":
         mine = [cell for cell in cells if cell.data == ABSENT]
-        said = "The data of ACM are absent: what the paper prints stands alone."
-        sections.append(Section("ACM", (said, cells_table(mine, "Tables IV and V, ACM"))))
+        sections.append(Section("ACM", (PROSE("absent"), cells_table(mine, "Tables IV and V, ACM"))))
     lead = _lead(names, found, config)
     return Page("Calibrated rank fusion: printed, paper mode, sound mode", tuple(sections), lead)
 
 
 def _lead(names: Sequence[str], found: Results, config: Config) -> str:
     """What a reader must know before the first table."""
-    encoders = ", ".join(Counter(one["encoder"] for one in found.values()))
-    alone = " TREC is not among the paper's sets: it stands in sound mode alone." if "trec" in names else ""
-    return (
-        f"{config.folds} folds{_how_many(config)}; dense retriever: {encoders} under a linear map trained on"
-        " texts and labels, where the paper fine-tunes an encoder. Figures are ×100 save calibration errors;"
-        " intervals are 95 % t intervals over folds. Paper mode ranks a text only among the partition of its"
-        " true label and chooses configurations on test: its level is not comparable with sound mode." + alone
+    return PROSE(
+        "lead",
+        folds=config.folds,
+        most=config.most,
+        encoders=", ".join(Counter(one["encoder"] for one in found.values())),
+        trec="trec" in names,
     )
-
-
-def _how_many(config: Config) -> str:
-    return "" if config.most is None else f" of about {config.most:,} texts, for a look"
 
 
 def _sections(name: str, found: Results, cells: Sequence[Cell], config: Config) -> Iterator[Section]:
@@ -401,7 +397,7 @@ def _sections(name: str, found: Results, cells: Sequence[Cell], config: Config) 
 
 def _honesty_parts(short: str, cells: Sequence[Cell]) -> Iterator[str | Table]:
     shown = [cell for cell in cells if cell.table == "calibration"]
-    yield "Sound mode, all labels ranked, pooled over the test parts of all folds; 15 bins of equal width."
+    yield PROSE("honesty", bins=BINS)
     yield cells_table(shown, f"Calibration on test, {short}", digits=4)
 
 
@@ -430,30 +426,17 @@ def _verdicts(name: str, found: Results, cells: Sequence[Cell], config: Config) 
     )
     if len(folds) > 1:
         test = paired_t(np.array(default), np.array(linear))
-        yield (
-            f"P@1 of the default {100 * np.mean(default):.1f}, of a plain linear model on words and dense"
-            f" vectors {100 * np.mean(linear):.1f}: a difference of {100 * test.difference:+.2f} points"
-            f" (paired t over {test.n} folds, p = {test.p:.2g})."
-        )
+        means = {"default": 100 * np.mean(default), "linear": 100 * np.mean(linear)}
+        yield PROSE("default_row", test=test, **means)
     oracle, sound = (_first_answers(cells, "V", mode, "all") for mode in ("paper", "sound"))
     leaks = {row: value - sound[row] for row, value in oracle.items() if row in sound}
-    told = ", ".join(f"{row} {oracle[row]:.1f} against {sound[row]:.1f}" for row in leaks)
+    levels = {"oracle": oracle, "sound": sound, "rows": list(leaks)}
     if leaks and _several_labels(folds):
-        yield (
-            "Paper mode has a copy of a text for each of its labels, and only one of them is right for that"
-            f" copy; sound mode has the text once with all of them. P@1 in paper mode against sound: {told}."
-            " What the leak adds and what the copies cost cannot be told apart here."
-        )
+        yield PROSE("copies", **levels)
     elif leaks:
-        yield (
-            "Ranking a text only against its true label's partition is worth"
-            f" {min(leaks.values()):.1f} to {max(leaks.values()):.1f} points of P@1 (best configurations:"
-            f" {told}): that part of the level is the leak."
-        )
-    heads = _first_answers(cells, "IV", "paper", "head")
-    if heads:
-        told = ", ".join(f"{row} {value:.1f}" for row, value in heads.items())
-        yield f"Head P@1 of CombMNZ on scores as they are, in paper mode: {told}."
+        yield PROSE("leak", least=min(leaks.values()), most=max(leaks.values()), **levels)
+    if heads := _first_answers(cells, "IV", "paper", "head"):
+        yield PROSE("heads", values=heads)
 
 
 def _several_labels(folds: Sequence[Any]) -> bool:

@@ -27,7 +27,9 @@ from isthmus.report import Section, Table
 from isthmus.tables.ids import Ids
 from isthmus.text import Tokeniser
 from isthmus_reproduce.notebook import Notebook, Unit
+from isthmus_reproduce.prose import Prose
 
+PROSE = Prose("private.j2")
 SHARED = "insecure_shared_noise"
 AUDITED: tuple[tuple[str, float, int], ...] = (
     ("one_shot", 1.0, 1),
@@ -41,14 +43,6 @@ AUDITED: tuple[tuple[str, float, int], ...] = (
 WIDTHS = (200, 1000)
 ATTACKS = (likelihood, contrast, without_shared_noise)
 _DOCUMENTS, _WORDS = 60, ("w1", "w2", "w30", "w400")
-_DIFFERENCING = (
-    "Differencing: of the cells that a question about four words brings back from documents of 1,000 words,"
-    " the share whose true value comes out once the value that comes most often is taken off."
-)
-_AUDITS = (
-    "Audits: the largest of three attacks' lower bounds of ε, each with 95 % confidence. How often the"
-    " attacker named the right word stands beside the most that the charged ε allows."
-)
 _PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
 
 
@@ -101,7 +95,13 @@ def sections(found: Mapping[Any, Any]) -> tuple[Section, ...]:
     ]
     return (
         Section(
-            "Attacks", (_DIFFERENCING, Table.of(differences, digits=3), _AUDITS, Table.of(audits, digits=3))
+            "Attacks",
+            (
+                PROSE("differencing"),
+                Table.of(differences, digits=3),
+                PROSE("audits"),
+                Table.of(audits, digits=3),
+            ),
         ),
     )
 

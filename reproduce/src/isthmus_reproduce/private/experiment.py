@@ -37,7 +37,9 @@ from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit, cells
 from isthmus_reproduce.private import attacks
 from isthmus_reproduce.private import plots as pictures
 from isthmus_reproduce.private.world import READERS, ComparedReaders, UnchargedSilos
+from isthmus_reproduce.prose import Prose
 
+PROSE = Prose("private.j2")
 DATA = ("cran", "npl", "synthetic")
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
 MEASURES = ("nDCG@10", "share of exact", "Kendall tau")
@@ -203,11 +205,8 @@ def _cells(names: Sequence[str], found: Mapping[Point, Any], config: Config) -> 
 
 
 def _page(names: Sequence[str], cells: Sequence[Cell], more: Sequence[Section], config: Config) -> Page:
-    meaning = [f"{explain(epsilon)}." for epsilon in EPSILONS]
-    lead = (
-        "ε is for one replaced word over a document's life, word counts alone; document frequencies and"
-        f" collection counts add {EPSILON_TOTALS:g} each. " + " ".join(meaning)
-    )
+    meanings = [f"{explain(epsilon)}." for epsilon in EPSILONS]
+    lead = PROSE("lead", epsilon_totals=EPSILON_TOTALS, meanings=meanings)
     sections = []
     for name in names:
         own = [cell for cell in cells if cell.data == name]
@@ -233,10 +232,7 @@ def _curves(cells: Sequence[Cell]) -> Plot:
             *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
         )
 
-    caption = (
-        "The sound counterpart of Figure 8a, with 95 % intervals over seeds. insecure_shared_noise (dashed)"
-        " is drawn at its nominal ε for every answer; its true ε is ∞."
-    )
+    caption = PROSE("curves_caption")
     return Plot(draw, caption, (9.6, 4.8))
 
 

@@ -24,7 +24,9 @@ from isthmus.tables import Corpus
 from isthmus.tables.ids import Ids, IntArray
 from isthmus.text import Tokens, tokenise
 from isthmus_reproduce.notebook import Notebook, Unit
+from isthmus_reproduce.prose import Prose
 
+PROSE = Prose("private.j2")
 WIDTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 PANELS: dict[str, tuple[str, int, int]] = {
     "a: exact": ("exact", 0, 0),
@@ -186,10 +188,7 @@ def _converging_plot(found: Mapping[Picture, Any]) -> Plot:
         name: Line(widths, [found[Picture("converging", width)][name] or np.nan for width in WIDTHS])
         for name in found[Picture("converging", widths[0])]
     }
-    caption = (
-        f"Mean distance of the {len(NAMES)} features from exact ones, in standard deviations of the feature;"
-        " beyond a line's end they are equal."
-    )
+    caption = PROSE("converging_caption", features=len(NAMES))
     return _on_log_axes(line_plot(lines, x="cells a row", y="mean distance"), caption)
 
 
@@ -204,16 +203,7 @@ def _theorem_plot(found: Mapping[Picture, Any], number: int) -> Plot:
         told: Line(widths, [found[Picture("theorems", width)][f"{name} {number}"] for width in widths])
         for name, told in names.items()
     }
-    asked = "one word" if number == 2 else f"a query of {WORDS} words"
-    told = (
-        " Shared noise does not shrink with more rows, which the proof overlooks: it breaks the bound."
-        if number == 2
-        else ""
-    )
-    caption = (
-        f"Theorem {number}: the error that one estimate in 200 exceeds, for {asked} (ε = {EPSILON:g},"
-        f" {ROWS} rows, documents of 1,000 words).{told}"
-    )
+    caption = PROSE("theorem_caption", number=number, words=WORDS, epsilon=EPSILON, rows=ROWS)
     return _on_log_axes(line_plot(lines, x="cells a row", y="error in words"), caption)
 
 
@@ -250,5 +240,5 @@ def _panels_plot(found: Mapping[Picture, Any]) -> Plot:
             own.set_xticks([])
             own.set_yticks([])
 
-    caption = f"Figure 7: {PAIRS} pairs by their features (t-SNE), relevant ones in red."
+    caption = PROSE("panels_caption", pairs=PAIRS)
     return Plot(draw, caption, (9.6, 5.0))

@@ -23,9 +23,11 @@ from isthmus.report.pages import Section
 from isthmus.service.reliability import BINS, sampling_floor
 from isthmus.tables.ids import FloatArray, IntArray
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit
+from isthmus_reproduce.prose import Prose
 from isthmus_reproduce.search import world as search_world
 from isthmus_reproduce.search.world import BUILT_IN, MEASURE, World
 
+PROSE = Prose("search.j2")
 DATA = ("cran", "cisi", "med", "npl", BUILT_IN)
 ALL = "all"
 DRAWS = 3
@@ -194,11 +196,11 @@ def round_by_round(shown: Shown) -> float:
 
 def _page(outcomes: Sequence[Outcome]) -> Page:
     sections = [
-        Section("Quality", (_quality(outcomes), _QUALITY)),
-        Section("Identity", (_identity(outcomes), _IDENTITY)),
-        Section("Honesty of the ten hits shown", (*_honesty(outcomes), _HONESTY)),
+        Section("Quality", (_quality(outcomes), PROSE("quality"))),
+        Section("Identity", (_identity(outcomes), PROSE("identity"))),
+        Section("Honesty of the ten hits shown", (*_honesty(outcomes), PROSE("honesty", sure=SURE, few=FEW))),
     ]
-    return Page("Search across silos", tuple(sections), _LEAD)
+    return Page("Search across silos", tuple(sections), PROSE("lead"))
 
 
 def _quality(outcomes: Sequence[Outcome]) -> Table:
@@ -252,26 +254,3 @@ def _inside(chance: float, right: Estimate) -> str:
     if right.low is None or right.high is None:
         return "no interval"
     return "yes" if right.low <= chance <= right.high else "no"
-
-
-_LEAD = (
-    "Four silos hold a collection by topic (the built-in world as it is). They share private term statistics"
-    " (ε = 1) and directions, learn one ranker and its probabilities from sums over judged queries, and a"
-    " broker fuses their hits. Every query is tested by models that saw neither it nor its group. Noise is"
-    " live, so that another run differs in the last digits."
-)
-_QUALITY = (
-    "Intervals resample queries (groups of linked ones in the built-in world); p is of a paired t test,"
-    " cluster-robust there. The row default is the product: one ranker, calibrators pooled and bent by silo."
-)
-_IDENTITY = (
-    "With document frequencies and lengths shared exactly, merging by score is one central index: the largest"
-    " difference of any query's nDCG@10 is shown. The private release is the default's, mean of its draws."
-)
-_HONESTY = (
-    "ECE over ten bins of equal width; the floor is its mean where outcomes are drawn from the probabilities"
-    " themselves. With fewer than 100 queries there are five rounds of five folds, whose hits are pooled; the"
-    " floor is that of one round's hits. Of hits shown with at least 0.7 the mean probability should"
-    " lie inside the interval of their precision, which resamples queries; with fewer than 20 such hits"
-    " nothing is said."
-)

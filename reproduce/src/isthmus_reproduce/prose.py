@@ -1,0 +1,36 @@
+"""The sentences of a report: macros of a template, filled with the figures of one run."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+
+class Prose:
+    """The macros of one file in `templates/`, each a paragraph; `prose("lead", seeds=3)` fills one in."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def __call__(self, paragraph: str, **facts: Any) -> str:
+        """One paragraph on one line; a figure that is missing is an error, not a gap."""
+        macro = getattr(_environment().get_template(self.file).module, paragraph)
+        return " ".join(str(macro(**facts)).split())
+
+
+@cache
+def _environment() -> Environment:
+    found = Environment(
+        loader=PackageLoader("isthmus_reproduce"),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+    )
+    found.filters["fixed"] = lambda value, digits: f"{value:.{digits}f}"
+    found.filters["signed"] = lambda value, digits: f"{value:+.{digits}f}"
+    found.filters["short"] = lambda value, digits=6: f"{value:.{digits}g}"
+    found.filters["percent"] = lambda value: f"{value:.0%}"
+    found.filters["thousands"] = lambda value: f"{value:,.0f}"
+    return found
