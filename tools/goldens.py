@@ -33,7 +33,8 @@ CLOCK = {"seconds", "tokens_per_second", "at", "last", "first", "processor"}
 class Golden:
     """One command: `values` false records the shape of its JSON only; `files` are hashed.
 
-    Numbers may differ by `tolerance` where live noise or a fresh key decides the last digits.
+    Numbers above 1 may differ by the share `tolerance`, others by it, where live noise or a fresh key decides
+    the last digits.
     """
 
     name: str
@@ -119,7 +120,7 @@ def _private() -> Iterator[Golden]:
     )
     for silo in ("north", "south"):
         build = ("sketch", "build", "corpus", silo, "--budget", "9")
-        yield Golden(f"sketch-build-{silo}", build, tolerance=20.0)  # cells that two words share
+        yield Golden(f"sketch-build-{silo}", build, tolerance=0.01)  # cells that two words share
     yield Golden(
         "sketch-publish", ("sketch", "publish", "south", "north", "-o", "south.released"), values=False
     )
@@ -321,7 +322,9 @@ def differences(before: Any, after: Any, tolerance: float = 0.0, where: str = ""
 def _close(before: Any, after: Any, tolerance: float) -> bool:
     if not all(isinstance(one, int | float) for one in (before, after)):
         return False
-    return abs(before - after) <= tolerance or (math.isnan(before) and math.isnan(after))
+    return abs(before - after) <= tolerance * max(1.0, abs(before)) or (
+        math.isnan(before) and math.isnan(after)
+    )
 
 
 def _short(value: Any) -> str:
