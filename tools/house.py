@@ -33,8 +33,8 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 31_950,  # on the way to 26,000
-    "benchmarks": 1_580,
+    "src/isthmus": 32_150,  # on the way to 26,000
+    "benchmarks": 1_660,
     "docs": 230,
     "reproduce": 6_500,
     "src/isthmus/__init__.py": 40,
@@ -48,7 +48,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/errors.py": 90,
     "src/isthmus/evaluation": 1_600,
     "src/isthmus/features.py": 280,
-    "src/isthmus/federation": 5_040,
+    "src/isthmus/federation": 5_100,
     "src/isthmus/fusion": 1_240,
     "src/isthmus/losses.py": 180,
     "src/isthmus/partition.py": 250,
@@ -57,7 +57,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/rankers": 880,
     "src/isthmus/report": 440,
     "src/isthmus/retrieval": 270,
-    "src/isthmus/service": 8_620,
+    "src/isthmus/service": 8_760,
     "src/isthmus/tables": 2_180,
     "src/isthmus/text.py": 130,
     "src/isthmus/workers.py": 20,
