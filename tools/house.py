@@ -86,7 +86,7 @@ PAST_FACADES: Mapping[str, int] = {
     "isthmus.tables.beir": 2,
     "isthmus.tables.bundles": 13,
     "isthmus.tables.cache": 3,
-    "isthmus.tables.files": 25,
+    "isthmus.tables.files": 26,
     "isthmus.tables.grouped": 10,
     "isthmus.tables.ids": 89,
     "isthmus.tables.letor_files": 1,
