@@ -4,6 +4,7 @@
     ├── DataError (ValueError)          the person with the file: file, line, text, cure
     ├── ConfigError (ValueError)        the person with the configuration: key, value, expected, nearest
     ├── MissingExtra (ImportError)      the person with the environment: pip install isthmus[…]
+    ├── MissingDistribution (ImportError)  the same person: pip install ./reproduce
     ├── PrivacyError                    the silo's owner
     │   ├── BudgetExhausted             a release would overspend: peer, asked, left
     │   └── ProtocolError               a message that is not what the protocol says
