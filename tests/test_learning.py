@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from isthmus.calibration.sums import likelihood_sums, newton
 from isthmus.errors import DataError, ProtocolError, SiloUnavailable
+from isthmus.logistic import likelihood_sums, newton
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, Company, feedback, first_look
 from isthmus.service.figures import TEXT, Figures, summed
 from isthmus.service.index import Index

@@ -22,10 +22,10 @@ from isthmus.calibration.sums import (
     Totals,
     design,
     extremes,
-    newton,
     order_statistics,
 )
 from isthmus.errors import ConfigError, DataError
+from isthmus.logistic import newton
 from isthmus.tables.ids import FloatArray
 
 RIDGE = 1e-6

@@ -15,11 +15,11 @@ from scipy.special import expit, logit
 
 from isthmus.calibration import Calibrator, Judging, cross_fit, probabilities_of
 from isthmus.calibration.softmax import Choice, choice_probabilities, fit_choice
-from isthmus.calibration.sums import likelihood_sums, newton
 from isthmus.errors import ConfigError, DataError
 from isthmus.fusion.fusers import Candidates
 from isthmus.fusion.learned import Account, Fuser, Lesson, Mask, names_of
 from isthmus.fusion.union import Union
+from isthmus.logistic import likelihood_sums, newton
 from isthmus.report import progress
 from isthmus.tables import Run
 from isthmus.tables.ids import FloatArray, IntArray

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from isthmus.errors import ConfigError
-from isthmus.fusion import fuse
 from isthmus.retrieval.retriever import Retriever, check_depth
 from isthmus.tables import Queries, Run
 
@@ -49,6 +48,8 @@ class Fused:
 
     def search(self, queries: Queries, k: int) -> Run:
         """The best k documents of every query among those that any retriever found."""
+        from isthmus.fusion import fuse
+
         check_depth(k)
         runs = self.runs(queries)
         fused = fuse(runs, self.fuser) if isinstance(self.fuser, str) else self.fuser.fuse(runs)

@@ -32,8 +32,21 @@ PROBLEMS[431] = {"description": "The head of the request is too large, or came t
 
 
 def describe_problems(app: FastAPI, open_paths: Collection[str]) -> None:
-    """Describe errors as they are: FastAPI would add its own form of a 422."""
-    described = app.openapi()
+    """Describe errors as they are: FastAPI would add its own form of a 422.
+
+    The description is written when it is first read, since a server starts sooner without it.
+    """
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            _mend(plain(), open_paths)
+        return plain()
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _mend(described: dict[str, Any], open_paths: Collection[str]) -> None:
     for path, methods in described["paths"].items():
         for told in methods.values():
             if path in open_paths:

@@ -8,7 +8,6 @@ from os import PathLike
 from typing import Protocol
 
 import numpy as np
-from scipy.special import xlogy
 
 from isthmus.encoders import Encoder, Lsa, Transformer, Vectors
 from isthmus.errors import DataError
@@ -98,6 +97,8 @@ class LsaQueries:
         if not counted:
             return np.zeros(self.width, dtype=np.float32)
         rows, times = np.array(list(counted)), np.array(list(counted.values()), dtype=np.float64)
+        from scipy.special import xlogy
+
         weights = (1 + xlogy(1, times)) * self.encoder.rarity[rows]
         vector = (weights @ self.encoder.components[rows]).astype(np.float32)
         norm = float(np.linalg.norm(vector))

@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
 
 from isthmus.encoders import Vectors
 from isthmus.errors import DataError
@@ -139,6 +138,8 @@ class Company:
 
 def feedback(vectors: Vectors, query: Vectors, log_odds: FloatArray) -> FloatArray:
     """The cosine to the query led by its likeliest candidates, each as far as it is likely."""
+    from scipy.special import expit
+
     best = np.lexsort((np.arange(len(log_odds)), -log_odds))[:COMPANY]
     led = query + expit(log_odds[best]).astype(np.float32) @ vectors[best]
     norm = float(np.linalg.norm(led))

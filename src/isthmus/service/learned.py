@@ -19,7 +19,6 @@ from os import PathLike
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from scipy.special import expit
 
 from isthmus.errors import DataError, ProtocolError
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, first_look, second_look
@@ -160,6 +159,8 @@ class Learned:
             return Raw().score(snapshot, found)
         if not len(found):
             return Scored(np.empty(0, np.int64), np.empty(0), np.empty(0))
+        from scipy.special import expit
+
         margins = self.second(self.table(snapshot, found))
         return Scored(best_first(found, margins), margins, expit(self.shown(margins)))
 
@@ -170,6 +171,8 @@ class Learned:
             return []
         if scored.probabilities is None:
             return Raw().explain(snapshot, found, scored, depth)
+        from scipy.special import expit
+
         parts = self.second.parts(self.table(snapshot, found)[best])
         told = {name: self._told(name, parts[:, columns].sum(axis=1)) for name, columns in GROUPS.items()}
         listed = {name: found.listed.get(name) for name in GROUPS}

@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from isthmus.calibration.sums import newton
 from isthmus.errors import DataError, ProtocolError
+from isthmus.logistic import newton
 from isthmus.service.evidence import FIRST, GROUPS, SECOND
 from isthmus.service.learned import LOOK, Learned, Line, Look
 from isthmus.tables.bundles import Bundle

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
 
-from isthmus.calibration.sums import likelihood_sums, newton
 from isthmus.encoders import Vectors
 from isthmus.errors import ProtocolError
+from isthmus.logistic import likelihood_sums, newton
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, Company, feedback, first_look
 from isthmus.service.figures import TEXT
 from isthmus.service.judged import Grades, JudgedSet
@@ -238,6 +237,8 @@ class Pupil:
         kept = self.kept
         if not len(kept):
             return []
+        from scipy.special import expit
+
         lines = {SHOWN: learned.shown, **learned.alone}
         columns = {SHOWN: 1, **{name: at for at, name in enumerate(GROUPS, 2)}}
         return [

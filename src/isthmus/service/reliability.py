@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isthmus.errors import DataError
-from isthmus.evaluation import reliability
 from isthmus.randomness import Streams
 from isthmus.service.stores import Judgement
 from isthmus.service.wire import Bin, Calibration, Reliability, Threshold
@@ -43,6 +42,8 @@ def reliability_curve(
     """
     chance = np.asarray(probabilities, dtype=np.float64)
     truth = np.asarray(relevant, dtype=np.float64)
+    from isthmus.evaluation import reliability
+
     found = reliability(chance, truth, bins=BINS)
     bins = [
         Bin(
@@ -70,6 +71,8 @@ def reliability_curve(
 def sampling_floor(chance: FloatArray) -> float:
     """The mean ECE of outcomes drawn from the probabilities themselves."""
     draws = Streams(0)("floor").random((DRAWS, len(chance))) < chance
+    from isthmus.evaluation import reliability
+
     return float(np.mean([reliability(chance, row, bins=BINS).ece for row in draws]))
 
 

@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import xlogy
 
 from isthmus.encoders import Vectors
 from isthmus.encoders.vectors import unit
@@ -245,6 +244,8 @@ class SpaceQueries:
         known = np.flatnonzero(rows >= 0)
         if not len(known):
             return np.zeros(self.width, dtype=np.float32)
+        from scipy.special import xlogy
+
         times = np.array([words.count(distinct[at]) for at in known.tolist()], dtype=np.float64)
         weights = (1 + xlogy(1, times)) * self.space.rarity[rows[known]]
         vector = (weights @ self.space.components[rows[known]]).astype(np.float32)
