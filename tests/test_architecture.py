@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "isthmus"
 
 ORDER = """
     __main__ cli demo service federation private features rankers losses
-    retrieval encoders fusion calibration corpora partition evaluation report text config
+    retrieval encoders fusion calibration logistic corpora partition evaluation report text config
     tables randomness workers errors
 """
 LEVEL = {part: level for level, tier in enumerate(ORDER.split()) for part in tier.split("|")}
@@ -146,3 +146,38 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not {"numpy", "pyarrow", "scipy", "sklearn", "flwr", "matplotlib", "rich"} & set(
         done.stdout.split()
     )
+
+
+SERVING = "service.running service.node_api service.api service.client private.exchange private.secure_sum"
+OFFLINE = "evaluation calibration fusion retrieval rankers tables federation.risk federation.settings"
+
+
+@pytest.mark.parametrize("names", [SERVING, OFFLINE], ids=["serving", "offline"])
+def test_the_core_imports_no_extra(names: str) -> None:
+    """Nodes, brokers and what works on runs need neither Flower nor matplotlib, installed or not."""
+    script = "import sys, importlib; [importlib.import_module(f'isthmus.{name}') for name in sys.argv[1:]]"
+    script += "; print(*{name.split('.')[0] for name in sys.modules})"
+    command = [sys.executable, "-c", script, *names.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not {"flwr", "grpc", "matplotlib", "xgboost", "ray"} & set(done.stdout.split())
+
+
+def test_a_server_starts_without_scientific_libraries() -> None:
+    """Importing scikit-learn takes longer than all that a node needs to listen."""
+    script = "import sys, isthmus.service.node_api, isthmus.service.api, isthmus.service.running"
+    script += "; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"sklearn", "scipy", "httpx", "isthmus.evaluation"} & set(done.stdout.split())
+
+
+def test_flower_is_imported_in_one_place() -> None:
+    """All that carries messages says the same where the extra is missing."""
+    eager = {
+        path.name
+        for _, path in EVERYTHING
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").partition(".")[0] == "flwr"
+        and not node.level
+    }
+    assert eager == {"flower.py", "engines.py"}  # the latter when Flower's own simulation is asked for

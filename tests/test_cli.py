@@ -237,13 +237,16 @@ def test_doctor_tells_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     packages = {package["name"]: package for package in found["packages"]}
-    assert {"numpy", "flwr", "pyarrow"} <= packages.keys()
+    assert {"numpy", "fastapi", "pyarrow"} <= packages.keys()
     assert all(package["ok"] for package in packages.values())
-    assert {extra["name"] for extra in found["extras"]} >= {"ray", "dense", "trees", "privacy"}
+    assert not {"flwr", "matplotlib"} & packages.keys()
+    assert {extra["name"] for extra in found["extras"]} >= {"train", "plots", "ray", "dense", "trees"}
     assert found["cores"] >= 1
     assert "pydocs" in found["data"]["found"]
     assert main(["doctor"]) == 0
-    assert capsys.readouterr().out.startswith(f"isthmus {__version__}, Python ")
+    told = capsys.readouterr().out
+    assert told.startswith(f"isthmus {__version__}, Python ")
+    assert "train, for training across silos (Flower): " in told
 
 
 def test_doctor_names_the_cure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

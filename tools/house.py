@@ -33,23 +33,24 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 32_150,  # on the way to 26,000
+    "src/isthmus": 32_240,  # on the way to 26,000
     "benchmarks": 1_660,
     "docs": 230,
     "reproduce": 6_500,
     "src/isthmus/__init__.py": 40,
     "src/isthmus/__main__.py": 10,
-    "src/isthmus/calibration": 1_260,
-    "src/isthmus/cli": 1_980,
+    "src/isthmus/calibration": 1_205,
+    "src/isthmus/cli": 1_995,  # what each extra is for
     "src/isthmus/config.py": 250,
     "src/isthmus/corpora": 1_220,
     "src/isthmus/demo": 440,
     "src/isthmus/encoders": 440,
-    "src/isthmus/errors.py": 90,
+    "src/isthmus/errors.py": 95,  # an extra is checked without importing it
     "src/isthmus/evaluation": 1_600,
     "src/isthmus/features.py": 280,
-    "src/isthmus/federation": 5_100,
+    "src/isthmus/federation": 5_130,  # Flower has one home, flower.py
     "src/isthmus/fusion": 1_240,
+    "src/isthmus/logistic.py": 50,
     "src/isthmus/losses.py": 180,
     "src/isthmus/partition.py": 250,
     "src/isthmus/private": 5_220,
@@ -57,7 +58,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/rankers": 880,
     "src/isthmus/report": 440,
     "src/isthmus/retrieval": 270,
-    "src/isthmus/service": 8_760,
+    "src/isthmus/service": 8_780,  # libraries that starting does not need are imported later
     "src/isthmus/tables": 2_180,
     "src/isthmus/text.py": 130,
     "src/isthmus/workers.py": 20,
@@ -68,7 +69,6 @@ LIMITS: Mapping[str, int] = {
 PAST_FACADES: Mapping[str, int] = {
     "isthmus.calibration.saving": 1,
     "isthmus.calibration.softmax": 1,
-    "isthmus.calibration.sums": 3,
     "isthmus.corpora.catalogue": 1,
     "isthmus.corpora.labels": 1,
     "isthmus.corpora.synthetic": 4,
@@ -188,7 +188,7 @@ class Module:
             elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
                 yield from self._imports(child, lazy=lazy, typing=True)
             else:
-                inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+                inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or _guards(child)
                 yield from self._imports(child, lazy=inside, typing=typing)
 
     def _absolute(self, node: ast.ImportFrom) -> str:
@@ -196,6 +196,11 @@ class Module:
             return node.module or ""
         above = self.folder.split(".")[: len(self.folder.split(".")) - node.level + 1]
         return ".".join((*above, *([node.module] if node.module else [])))
+
+
+def _guards(node: ast.AST) -> bool:
+    """Whether an import in here that fails is told as the extra that is missing."""
+    return isinstance(node, ast.Try) and any("MissingExtra" in ast.unparse(one) for one in node.handlers)
 
 
 _NO_CODE = (

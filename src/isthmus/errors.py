@@ -22,6 +22,7 @@ echo terms, ids or counts.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterable
 from os import PathLike
 from typing import Any
@@ -93,6 +94,12 @@ class MissingExtra(IsthmusError, ImportError):
     def __init__(self, extra: str, purpose: str) -> None:
         self.extra = extra
         super().__init__(f"{purpose} needs an optional package: pip install 'isthmus[{extra}]'")
+
+
+def check_extra(extra: str, purpose: str, *modules: str) -> None:
+    """Raise MissingExtra where a module of an extra is not installed, without importing it."""
+    if any(importlib.util.find_spec(module) is None for module in modules):
+        raise MissingExtra(extra, purpose)
 
 
 class MissingDistribution(IsthmusError, ImportError):

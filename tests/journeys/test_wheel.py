@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from core_walk import Core
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 UNREACHABLE = ("ConnectionError", "NewConnectionError", "NameResolutionError", "Temporary failure")
 
@@ -59,17 +61,10 @@ def test_installed_alone_it_works(wheel: Path, tmp_path: Path) -> None:
         pytest.skip("no package index can be reached from here")
     assert done.returncode == 0, done.stderr
 
-    def isthmus(*arguments: str) -> str:
-        command = [str(home / "bin" / "isthmus"), *arguments]
-        run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=clean, timeout=120)
-        assert run.returncode == 0, run.stderr
-        return run.stdout
-
-    found = json.loads(isthmus("doctor", "--json"))
+    core = Core([str(home / "bin" / "isthmus")], [str(python)], tmp_path, clean)
+    found = json.loads(core.run("doctor", "--json").stdout)
     assert all(package["ok"] for package in found["packages"])
     assert not any(extra["ok"] for extra in found["extras"]), "nothing but the core was asked for"
-
-    (tmp_path / "q.rels").write_text("q1 0 a 1\nq1 0 b 0\n")
-    (tmp_path / "one.run").write_text("q1 Q0 b 1 2.0 one\nq1 Q0 a 2 1.0 one\n")
-    rows = json.loads(isthmus("evaluate", "q.rels", "one.run", "-m", "MRR@10", "--json"))
-    assert [(row["measure"], row["value"], row["queries"]) for row in rows] == [("MRR@10", 0.5, 1)]
+    core.works_on_files()
+    core.adds_under_masks()
+    core.is_searched()

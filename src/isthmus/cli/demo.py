@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus.cli.command import Command, add_json, print_json, say, whole
+from isthmus.errors import check_extra
 
 if TYPE_CHECKING:
     from isthmus.service.local import Federation
@@ -42,6 +43,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(asked: argparse.Namespace) -> None:
+    check_extra("train,plots", "the demonstration", "flwr", "matplotlib")
     if asked.only != "search":
         _story(asked)
     if asked.only != "story":

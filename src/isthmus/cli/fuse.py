@@ -73,6 +73,7 @@ def _calibrate(asked: argparse.Namespace) -> int | None:
     _check_stdout(asked.out, asked.json)
     _needs(asked.qrels or asked.model, "--qrels FILE to learn from, or --model FILE")
     _check_model(asked, {"method": "auto"})
+    _check_figures(asked)
     run = read_run(asked.ranking)
     qrels = read_qrels(asked.qrels) if asked.qrels else None
     if asked.model:
@@ -146,6 +147,7 @@ def _fuse(asked: argparse.Namespace) -> int | None:
     _needs(asked.explain or not asked.document, "--explain QID beside --document")
     _check_stdout(asked.out, asked.json or asked.explain)
     _check_model(asked, {"method": "auto", "norm": None, "missing": "learned", "weights": None, "set": []})
+    _check_figures(asked)
     runs = _told_apart([_read(asked, path) for path in asked.runs], asked.runs)
     qrels = read_qrels(asked.qrels) if asked.qrels else None
     model, fused = _fused(asked, runs, qrels)
@@ -356,6 +358,13 @@ def _check_model(asked: argparse.Namespace, usual: dict[str, object]) -> None:
     for name, value in usual.items():
         if asked.model and getattr(asked, name) != value:
             raise ConfigError(f"--{name} is settled by the model {asked.model}: leave it out", key=name)
+
+
+def _check_figures(asked: argparse.Namespace) -> None:
+    from isthmus.errors import check_extra
+
+    if asked.figures is not None:
+        check_extra("plots", "--figures", "matplotlib")
 
 
 def _check_stdout(out: str | None, told: object) -> None:

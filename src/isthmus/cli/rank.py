@@ -54,7 +54,7 @@ def _model_file(named: str) -> Path:
     path = Path(named)
     if not path.is_dir():
         return path
-    from isthmus.federation.checkpoints import MODEL
+    from isthmus.federation.settings import MODEL
 
     return path / MODEL
 

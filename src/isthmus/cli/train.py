@@ -65,8 +65,9 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _train(asked: argparse.Namespace) -> None:
     from isthmus.federation.apps import train
-    from isthmus.federation.checkpoints import MODEL, RunFolder
+    from isthmus.federation.checkpoints import RunFolder
     from isthmus.federation.pictures import run_page
+    from isthmus.federation.settings import MODEL
     from isthmus.report import summary
 
     if asked.resume:

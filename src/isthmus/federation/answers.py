@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
-from flwr.app import Message, MetricRecord, RecordDict
 
 from isthmus.errors import FederationError, IncompatibleUpdate
+from isthmus.federation.flower import Message, MetricRecord, RecordDict
 from isthmus.federation.messages import ARRAYS, EXAMPLES, METRICS, REPORT, STEPS, Arrays, unpack
 
 T = TypeVar("T")

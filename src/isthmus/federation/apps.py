@@ -15,8 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from isthmus.corpora import load_folds
@@ -24,12 +22,13 @@ from isthmus.errors import ConfigError, DataError, FederationError
 from isthmus.evaluation import evaluate
 from isthmus.federation import holdings as places
 from isthmus.federation.books import simulated_book
-from isthmus.federation.checkpoints import MODEL, RunFolder
+from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.clients import client_app, no_book
 from isthmus.federation.engines import ENGINES
 from isthmus.federation.faults import spoil_grades
+from isthmus.federation.flower import Context, Grid, ServerApp
 from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
-from isthmus.federation.settings import Config
+from isthmus.federation.settings import MODEL, Config
 from isthmus.partition import Holdings, deal
 from isthmus.randomness import Streams
 from isthmus.rankers import MLP

@@ -11,8 +11,7 @@ import threading
 from os import PathLike
 from pathlib import Path
 
-from flwr.app import Context
-
+from isthmus.federation.flower import Context
 from isthmus.federation.holdings import silo_name
 from isthmus.federation.noise import spent
 from isthmus.federation.settings import PrivateUpdates

@@ -22,11 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-
 from isthmus.errors import ConfigError, FederationError, ProtocolError
+from isthmus.federation.flower import ClientApp, ConfigRecord, Context, Grid, Message, RecordDict, ServerApp
 from isthmus.federation.remote import check_claim
 from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn
 from isthmus.private.store import SiloFolder

@@ -7,10 +7,9 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import Message, MessageType
-from flwr.serverapp import Grid
 
 from isthmus.errors import FederationError
+from isthmus.federation.flower import Grid, Message, MessageType
 from isthmus.federation.messages import METRICS, ask, order, unpack
 from isthmus.federation.remote import check_claim
 from isthmus.federation.settings import Rounds

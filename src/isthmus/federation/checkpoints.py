@@ -32,7 +32,6 @@ from isthmus.tables import Letor
 from isthmus.tables.bundles import Bundle
 from isthmus.tables.files import replacing
 
-MODEL = "model"
 PACKAGES = ("isthmus", "numpy", "scipy", "flwr")
 
 

@@ -13,14 +13,13 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from isthmus.config import load
 from isthmus.errors import ConfigError, FederationError
 from isthmus.federation import members
 from isthmus.federation.faults import fault_mod
+from isthmus.federation.flower import ClientApp, Context, Message
 from isthmus.federation.holdings import Holdings
 from isthmus.federation.judge import Judge
 from isthmus.federation.messages import (

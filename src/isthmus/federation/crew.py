@@ -19,12 +19,18 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from flwr.app import Context, Error, Message
-from flwr.common.serde import context_from_proto, context_to_proto, message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Context as ContextBytes
-from flwr.proto.message_pb2 import Message as MessageBytes
-
 from isthmus.errors import FederationError
+from isthmus.federation.flower import (
+    Context,
+    ContextBytes,
+    Error,
+    Message,
+    MessageBytes,
+    context_from_proto,
+    context_to_proto,
+    message_from_proto,
+    message_to_proto,
+)
 from isthmus.rankers import one_blas_thread
 
 App = Callable[[Message, Context], Message]

@@ -19,9 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from flwr.app import Context
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from isthmus.config import load
 from isthmus.corpora import load_letor
@@ -30,6 +27,7 @@ from isthmus.federation.apps import finished
 from isthmus.federation.books import own_book
 from isthmus.federation.carriers import Passing, own_party, pass_on, take_part
 from isthmus.federation.checkpoints import RunFolder
+from isthmus.federation.flower import ClientApp, Context, Grid
 from isthmus.federation.members import Trust
 from isthmus.federation.rounds import Coordinator, Held, State
 from isthmus.federation.semisupervised.deployed import Cooperation, ExchangedRows, cooperate

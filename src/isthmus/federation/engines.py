@@ -17,14 +17,19 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict, UserConfig
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
-
 from isthmus.errors import MissingExtra
 from isthmus.federation.crew import App, Crew, answered, can_fork
+from isthmus.federation.flower import (
+    ClientApp,
+    Context,
+    Grid,
+    Message,
+    RecordDict,
+    Run,
+    ServerApp,
+    TaskIdentity,
+    UserConfig,
+)
 from isthmus.rankers import one_blas_thread
 
 RUN_ID = 1

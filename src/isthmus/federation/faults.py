@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from flwr.app import Context, Message
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
 from isthmus.errors import FederationError
+from isthmus.federation.flower import ClientAppCallable, Context, Message, Mod
 from isthmus.federation.members import keep_model, kept_model, session_of
 from isthmus.federation.messages import (
     ARRAYS,

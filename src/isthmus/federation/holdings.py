@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
 from isthmus.errors import DataError, FederationError
+from isthmus.federation.flower import Context
 from isthmus.rankers import Scaling
 from isthmus.tables import Letor
 from isthmus.tables.cache import Column, open_columns, write_columns

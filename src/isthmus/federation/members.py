@@ -24,11 +24,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from isthmus.config import load, to_mapping
 from isthmus.errors import ProtocolError
+from isthmus.federation.flower import Array, ConfigRecord, Context, Message, RecordDict
 from isthmus.federation.messages import Arrays, pack, round_of, settings_of, unpack
 from isthmus.federation.settings import LEAST, PrivateUpdates
 from isthmus.private.secure_sum import Advert, FixedPoint, Member, Words, joined

@@ -16,12 +16,19 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.proto.message_pb2 import Message as MessageBytes
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from isthmus.errors import DataError, FederationError
+from isthmus.federation.flower import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Grid,
+    Message,
+    MessageBytes,
+    MetricRecord,
+    RecordDict,
+)
 from isthmus.federation.settings import Rounds
 from isthmus.tables.unpacking import PLAIN, Unpacker
 

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.serverapp import Grid
 
 from isthmus.errors import FederationError, PrivacyError, RoundFailed
 from isthmus.federation import members as silo
 from isthmus.federation.answers import Checked, Limits, check_alive, check_reports, sorted_out, update_length
+from isthmus.federation.flower import ConfigRecord, Grid, Message, MessageType, RecordDict
 from isthmus.federation.messages import EXAMPLES, METRICS, REPORT, Arrays, ask, order, unpack
 from isthmus.federation.settings import LEAST, Rounds
 from isthmus.federation.strategies import Plan, Summed, Weighed

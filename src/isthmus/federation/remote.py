@@ -20,15 +20,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from flwr.app import Context, Error, Message, RecordDict, UserConfig
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as MessageBytes
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-
 from isthmus.errors import FederationError, PrivacyError, ProtocolError
 from isthmus.federation.crew import App
 from isthmus.federation.engines import COORDINATOR, give_identity
+from isthmus.federation.flower import (
+    Context,
+    Error,
+    Grid,
+    Message,
+    MessageBytes,
+    RecordDict,
+    Run,
+    UserConfig,
+    message_from_proto,
+    message_to_proto,
+)
 from isthmus.federation.messages import weigh
 from isthmus.rankers import one_blas_thread
 

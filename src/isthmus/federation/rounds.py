@@ -11,14 +11,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import ConfigRecord, Message
-from flwr.serverapp import Grid
 
 from isthmus.config import to_mapping
 from isthmus.errors import RoundFailed
 from isthmus.federation.answers import NOT_FINITE, Checked, Limits, check
 from isthmus.federation.census import Census
 from isthmus.federation.clients import QUANTILES, examples
+from isthmus.federation.flower import ConfigRecord, Grid, Message
 from isthmus.federation.judge import Judge
 from isthmus.federation.members import PROBE
 from isthmus.federation.messages import (

@@ -9,6 +9,9 @@ from typing import Any, Literal, Self
 from isthmus.partition import Dealing
 from isthmus.rankers import LocalTraining, Scoring
 
+MODEL = "model"
+"""The ranker's file in a run's folder."""
+
 
 @dataclass(frozen=True)
 class RiskOptions:

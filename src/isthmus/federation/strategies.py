@@ -25,13 +25,20 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp import Grid
-from flwr.serverapp import strategy as flower
-from flwr.serverapp.strategy.fedopt import FedOpt
 from numpy.typing import NDArray
 
 from isthmus.federation import risk as risks
+from isthmus.federation.flower import (
+    ArrayRecord,
+    ConfigRecord,
+    FedOpt,
+    Grid,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from isthmus.federation.flower import strategy as flower
 from isthmus.federation.messages import (
     ARRAYS,
     CONFIG,

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from isthmus.errors import MissingExtra
 from isthmus.report.plots import Plot
 from isthmus.report.tables import Table
 
@@ -40,7 +41,10 @@ class Page:
                 return "text", part
             if isinstance(part, Table):
                 return "table", Markup(part.html())
-            return "plot", (Markup(part.svg()), part.caption)
+            try:
+                return "plot", (Markup(part.svg()), part.caption)
+            except MissingExtra as missing:  # what was measured is worth reading without its figures
+                return "text", f"{part.caption} ({missing})"
 
         sections = [(section.heading, [shown(part) for part in section.parts]) for section in self.sections]
         return _template().render(title=self.title, lead=self.lead, sections=sections)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,8 +57,11 @@ class Plot:
         return target
 
     def _render(self, form: str) -> bytes:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
+        try:
+            import matplotlib as mpl
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise MissingExtra("plots", "drawing a figure") from error
 
         unsigned = {"Creator": None, "Date": None, "Format": None, "Type": None} if form == "svg" else {}
         with mpl.rc_context(_STYLE):

@@ -19,13 +19,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from isthmus.errors import ConfigError, ServiceError
-from isthmus.service.api import broker_app
-from isthmus.service.broker import Broker
+from isthmus.errors import ConfigError, ServiceError, check_extra
 from isthmus.service.connections import Server, server
 from isthmus.service.limits import moment
-from isthmus.service.node import Node, alone, open_ledger
-from isthmus.service.node_api import node_app
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import BrokerSettings, NodeSettings, SiloTraining, literal_secrets
 from isthmus.service.silo_training import ENVIRONMENT, LONGEST, SHORTEST, Part, take_part
@@ -83,7 +79,12 @@ def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda 
 
     SIGUSR1 has the sources read again.
     """
+    if settings.training is not None:
+        check_extra("train", "[training]", "flwr")
     _check_free(settings.host, settings.port)
+    from isthmus.service.node import Node, alone
+    from isthmus.service.node_api import node_app
+
     with ExitStack() as held:
         held.enter_context(alone(settings.folder))
         node = held.enter_context(Node(settings))
@@ -99,11 +100,24 @@ def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda 
             mutual=settings.tls is not None,
             limits=settings.limits,
         )
-        _serve(serving, settings.host, started)
+
+        def listening(url: str) -> None:
+            started(url)
+            threading.Thread(target=_warm, name="warm", daemon=True).start()
+
+        _serve(serving, settings.host, listening)
+
+
+def _warm() -> None:
+    """Import what a search needs and listening does not, so that the first search need not wait for it."""
+    import scipy.special  # noqa: F401
 
 
 def run_broker(settings: BrokerSettings, *, started: Callable[[str], None] = lambda url: None) -> None:
     """Serve all silos' search until SIGINT or SIGTERM."""
+    from isthmus.service.api import broker_app
+    from isthmus.service.broker import Broker
+
     _check_free(settings.host, settings.port)
     if settings.https and settings.tls is None:
         raise ConfigError("https = true needs [tls]", key="tls", expected="certificate, key and authority")
@@ -176,6 +190,9 @@ def run_training(settings: NodeSettings) -> None:
     """Take part in training in this process, without serving searches, until SIGINT or SIGTERM."""
     if settings.training is None:
         raise ConfigError("there is no [training]", key="training", expected="coordinator, data and tls")
+    check_extra("train", "[training]", "flwr")
+    from isthmus.service.node import open_ledger
+
     open_ledger(settings).close()  # made, if it is not there
     take_part(Part.of(settings, settings.training))
 

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from isthmus.errors import ConfigError, ServiceError
 from isthmus.service.certificates import client_context, server_name
 from isthmus.service.coordination import BUSY, FETCH, MESSAGE_TYPE, REPLY, WAIT
@@ -97,6 +95,8 @@ class Coordinator:
     """The line to the coordinator, which must show the certificate of its name."""
 
     def __init__(self, part: Part) -> None:
+        import httpx  # a node that takes no part starts without it
+
         self._url = f"https://{part.coordinator}"
         self._sni = {"sni_hostname": server_name(part.name)}
         wait = httpx.Timeout(10.0, read=WAIT + 20.0, write=60.0)
@@ -115,6 +115,8 @@ class Coordinator:
         self._http.close()
 
     def _post(self, path: str, data: bytes, headers: Mapping[str, str]) -> bytes:
+        from httpx import HTTPError
+
         parts, size = [], 0
         try:
             with self._http.stream(
@@ -127,7 +129,7 @@ class Coordinator:
                     size += len(chunk)
                     if size > LARGEST:
                         raise Unreachable(f"the coordinator sent more than {LARGEST} bytes")
-        except httpx.HTTPError as error:
+        except HTTPError as error:
             raise Unreachable(f"no answer from the coordinator: {error or type(error).__name__}") from error
         return b"".join(parts)
 

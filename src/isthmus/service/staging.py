@@ -33,8 +33,7 @@ from isthmus import __version__
 from isthmus.calibration import Pairs, Platt, asking, save_calibrator
 from isthmus.errors import ConfigError
 from isthmus.federation.apps import Training, train
-from isthmus.federation.checkpoints import MODEL
-from isthmus.federation.settings import Config
+from isthmus.federation.settings import MODEL, Config
 from isthmus.report import Progress
 from isthmus.service.broker import fused
 from isthmus.service.figures import Figures, summed

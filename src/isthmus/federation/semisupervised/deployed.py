@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from flwr.app import Context
-from flwr.serverapp import Grid
 
 from isthmus.config import load, to_toml
 from isthmus.errors import ConfigError
 from isthmus.federation.apps import Training, finished
 from isthmus.federation.checkpoints import RunFolder
+from isthmus.federation.flower import Context, Grid
 from isthmus.federation.rounds import Held, State
 from isthmus.federation.semisupervised.labelling import SiloRows
 from isthmus.federation.semisupervised.training import Conductor, CoTraining

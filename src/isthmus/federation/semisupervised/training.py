@@ -17,9 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, MessageType
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from isthmus.config import load, to_mapping
@@ -28,6 +25,7 @@ from isthmus.features import FIELDS, NAMES
 from isthmus.federation import members
 from isthmus.federation.clients import Book, client_app, no_book
 from isthmus.federation.engines import ENGINES
+from isthmus.federation.flower import ArrayRecord, ClientApp, Context, Grid, Message, MessageType, ServerApp
 from isthmus.federation.messages import ARRAYS, answer, combine, order, pack, settings_of, unpack
 from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
 from isthmus.federation.semisupervised.labelling import Guesses, Labelling, SiloRows, guess, lesson_of, mixed

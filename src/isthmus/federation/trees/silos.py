@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from isthmus.errors import ConfigError, DataError, FederationError, MissingExtra
+from isthmus.errors import ConfigError, DataError, FederationError, MissingExtra, check_extra
 from isthmus.evaluation import evaluate
 from isthmus.federation.trees.exchange import Exchange
 from isthmus.federation.trees.papers import Seat, make_papers
@@ -143,6 +143,7 @@ def _check_ready(silos: Mapping[str, Letor], model: LambdaMART) -> None:
         raise MissingExtra(
             "trees", "federated LambdaMART (this XGBoost was built without its federated part)"
         )
+    check_extra("trees", "federated LambdaMART", "grpc")
     widths = {letor.width for letor in silos.values()}
     if len(widths) != 1:
         raise DataError(f"the silos have {sorted(widths)} features", cure="all need the same features")
