@@ -139,22 +139,9 @@ def test_vectors_are_kept_until_the_text_changes(store):
     assert set(kept) == {"a", "c"}
     np.testing.assert_array_equal(kept["c"], vectors[2])
     assert not store.vectors("lsa-2", ["a"])
-    near = store.nearest("lsa-1", np.array([0.6, 0.8, 0, 0], np.float32), 2)
-    assert [id for id, _ in near] == ["b", "a"]
-    assert near[0][1] == pytest.approx(0.8)
     store.put([Draft("b", "other", "text")])
     store.remove(["c"])
     assert set(store.vectors("lsa-1", ["a", "b", "c"])) == {"a"}
-    assert store.nearest("lsa-2", vectors[0], 5) == []
-
-
-def test_pgvector_is_used_where_the_server_offers_it(postgres_url):
-    psycopg = pytest.importorskip("psycopg")
-    from isthmus.service.postgres import PostgresStore
-
-    with psycopg.connect(postgres_url) as db:
-        offered = db.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone()
-    assert PostgresStore(postgres_url).has_pgvector == (offered is not None)
 
 
 def test_full_text_search_of_the_database(store):

@@ -36,10 +36,11 @@ from isthmus.service.limits import (
     names_of,
 )
 from isthmus.service.metrics import CONTENT_TYPE
-from isthmus.service.reference import STYLE, reference
+from isthmus.service.reference import reference
 from isthmus.service.security import SCOPES, ApiKeys, Caller, Gate
 from isthmus.service.sessions import COOKIE, FORMER_COOKIE, LONGEST, SECURE_COOKIE, Sessions, session_in
 from isthmus.service.settings import BrokerSettings
+from isthmus.service.templates import template
 
 OPEN = ("/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/docs", "/v1/docs.css", "/v1/session")
 TITLE = "Isthmus broker"
@@ -248,4 +249,4 @@ async def docs(request: Request) -> HTMLResponse:
 @_router.get("/v1/docs.css", include_in_schema=False)
 async def docs_style() -> Response:
     """Its looks."""
-    return Response(STYLE, media_type="text/css")
+    return Response(template("docs.css"), media_type="text/css")

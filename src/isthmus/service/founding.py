@@ -19,131 +19,9 @@ from pathlib import Path
 from isthmus.errors import ConfigError
 from isthmus.service.certificates import DAYS, LOOPBACK, TRAINING, Authority, check_name, write_private
 from isthmus.service.security import SCOPES, ApiKeys
+from isthmus.service.templates import template
 
 BROKER, API_KEYS, ADMIN_KEY = "broker", "api-keys.json", "admin.key"
-
-_BROKER = """\
-# The broker: one search box over all silos.   isthmus broker --config broker.toml
-
-name = "broker"              # silos know it by this name, which its certificate holds
-folder = "broker"
-host = "127.0.0.1"           # another address needs https = true
-port = {port}
-# https = true               # people reach it over TLS, with the certificate below
-# hosts = ["search.example.org"]   # the names people reach it by
-
-keys = "broker/api-keys.json"      # isthmus keys api add broker/api-keys.json NAME --scopes search,feedback
-
-deadline_ms = 1000           # a search takes no longer; silos that are late are named in the answer
-threshold = 0.0              # hits of a lower probability are never shown
-share_statistics = true      # sum the silos' term statistics and hand the sum back, so that scores compare
-log_queries = false          # whether the log has the text of queries
-# training = "runs/first"    # the folder of a training run, for the Training view
-
-[tls]                        # shown to silos, who answer nobody else
-certificate = "broker/tls.crt"
-key = "broker/tls.key"
-authority = "broker/ca.crt"
-
-[breaker]                    # a silo that keeps failing is left alone
-failures = 3                 # in a row
-pause = 1.0                  # seconds until it is tried again, doubled each time
-longest = 30.0
-
-[limits]                     # for each caller
-per_second = 20.0
-burst = 40
-{silos}"""
-
-_SILO_OF_BROKER = """
-[silos.{name}]
-url = "https://{host}:{port}"
-"""
-
-_SILO = """\
-# The silo {name}.   isthmus node --config silo.toml
-
-silo = "{name}"
-folder = "index"             # index, store and ledger; survives restarts, belongs in your backup
-host = "{host}"
-port = {port}
-log_queries = false          # whether the log has the text of queries
-
-# Where documents come from; kinds: folder (text, Markdown, HTML, PDF), beir, sql
-sources = [{{ kind = "folder", path = "documents" }}]
-
-budget = 9.0                 # ε that a document may spend on all peers together
-
-[tls]
-certificate = "tls.crt"
-key = "tls.key"
-authority = "ca.crt"
-
-# What a peer may do, by the name in its certificate. Whoever is not listed is refused.
-# Towards a peer that may search no ε is claimed: scores and explanations are exact.
-[peers.broker]
-search = true
-snippets = true              # false: hits without text
-counts = true                # may have the term statistics below
-learning = true              # may join directions of words, and ask for sums over judged queries: no ε
-feedback = true              # may bring judgements, which stay here
-budget = 9.0                 # ε that a document may spend on this peer
-
-# Term statistics that leave, so that scores of different silos compare.
-[statistics]
-form = "private"             # or "exact", or "none"
-epsilon = 1.0
-hash_key = "{hash_key}"      # the same in all silos, and unknown to the broker: keep this file to yourself
-
-# `isthmus broker --learn` gives the silo a ranker with probabilities. Files of other training and calibration
-# come before it; without a calibrator their hits have no probability.
-# [models]
-# ranker = "model"
-# calibrator = "calibrator"
-# reliability = "reliability.json"
-"""
-
-_EXAMPLE = """\
-# A first document of {name}
-
-This is an example: replace it with documents of your own. The silo {name} indexes this folder, keeps the text
-here, and answers searches of the brokers that its policy knows.
-"""
-
-_README = """\
-# {title}
-
-Everything listens on this machine only and starts as it is, in {count} terminals:
-
-```sh
-{starts}
-isthmus broker --config broker.toml
-```
-
-Search as the administrator, whose key was made along, or open http://127.0.0.1:{port} and give it that key:
-
-```sh
-isthmus search "first document" --broker http://127.0.0.1:{port} --key broker/admin.key
-```
-
-## Next
-
-1. **Your documents.** Put them into `*/documents`, or name other sources in `silo.toml`. A node reads its
-   sources when it starts, and on `kill -USR1 PID`.
-2. **People.** One key each, shown once, for 90 days unless `--days` says otherwise; `list` and `revoke` are
-   there too: `isthmus keys api add broker/api-keys.json ada --scopes search,feedback`
-3. **Machines.** Move each silo's folder to its own machine, and write its address there into `broker.toml`.
-   For certificates that hold it: `isthmus keys make . --silos {first} --host silo.example.org --renew`.
-   `authority/` stays with you, off line: whoever has its key can pose as anybody.
-4. **Probabilities.** Judgements that people give stay in the silos. When there are some, let the silos learn:
-   `isthmus broker --config broker.toml --learn`. `isthmus node --config silo.toml --export-judgements out`
-   writes them, while the node does not serve, for other training and calibration, whose files go into
-   `[models]`.
-
-Keys, `silo.toml` (it holds the hash key) and `api-keys.json` are secrets: `.gitignore` leaves them out.
-"""
-
-_IGNORE = "authority/\n*.key\napi-keys.json\nsilo.toml\nindex/\n"
 
 
 def found(folder: Path, silos: Sequence[str], *, port: int = 8100) -> list[Path]:
@@ -163,24 +41,22 @@ def found(folder: Path, silos: Sequence[str], *, port: int = 8100) -> list[Path]
     folder.mkdir(parents=True, exist_ok=True)
     make_keys(folder, names, broker=BROKER)
     hash_key = secrets.token_urlsafe(24)
-    for number, name in enumerate(names, 1):
-        own = folder / name
-        told = _SILO.format(name=name, host=LOOPBACK[1], port=port + number, hash_key=hash_key)
-        write_private(own / "silo.toml", told.encode())
-        (own / "documents").mkdir()
-        (own / "documents" / "example.md").write_text(_EXAMPLE.format(name=name), encoding="utf-8")
-    listed = "".join(
-        _SILO_OF_BROKER.format(name=name, host=LOOPBACK[1], port=port + number)
-        for number, name in enumerate(names, 1)
+    listed, starts = [], []
+    for at, name in enumerate(names, port + 1):
+        told = template("silo.toml").format(name=name, host=LOOPBACK[1], port=at, hash_key=hash_key)
+        write_private(folder / name / "silo.toml", told.encode())
+        (folder / name / "documents").mkdir()
+        example = template("example.md").format(name=name)
+        (folder / name / "documents" / "example.md").write_text(example, encoding="utf-8")
+        listed.append(f'\n[silos.{name}]\nurl = "https://{LOOPBACK[1]}:{at}"\n')
+        starts.append(f"isthmus node --config {name}/silo.toml")
+    broker = template("broker.toml").format(port=port, silos="".join(listed))
+    write_private(folder / "broker.toml", broker.encode())
+    readme = template("README.md").format(
+        title=folder.name, count=len(names) + 1, starts="\n".join(starts), port=port, first=names[0]
     )
-    starts = "\n".join(f"isthmus node --config {name}/silo.toml" for name in names)
-    readme = _README.format(title=folder.name, count=len(names) + 1, starts=starts, port=port, first=names[0])
-    write_private(folder / "broker.toml", _BROKER.format(port=port, silos=listed).encode())
-    for name, text in (
-        ("README.md", readme),
-        (".gitignore", _IGNORE),
-    ):
-        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+    (folder / ".gitignore").write_text(template("gitignore"), encoding="utf-8")
     return [folder / "README.md", folder / "broker.toml", *(folder / name / "silo.toml" for name in names)]
 
 

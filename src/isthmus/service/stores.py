@@ -24,6 +24,7 @@ import numpy as np
 
 from isthmus.encoders import Vectors
 from isthmus.errors import DataError
+from isthmus.service.templates import template
 
 T = TypeVar("T")
 
@@ -103,6 +104,12 @@ def majority(judgements: Iterable[Judgement]) -> dict[tuple[str, str], bool]:
     return right
 
 
+def migrations_of(database: str) -> tuple[tuple[str, ...], ...]:
+    """The steps from an empty database to today's, statement by statement: a blank line ends each."""
+    steps = template(f"{database}.sql").split("-- step ")[1:]
+    return tuple(tuple(step.partition("\n")[2].strip().split("\n\n")) for step in steps)
+
+
 class Store(ABC):
     """Documents, judgements and vectors behind SQL that SQLite and PostgreSQL both understand.
 
@@ -110,6 +117,36 @@ class Store(ABC):
     """
 
     migrations: ClassVar[tuple[tuple[str, ...], ...]]
+
+    def __init__(self) -> None:
+        self._own, self._lock, self._all = threading.local(), threading.Lock(), list[Any]()
+
+    def _db(self) -> Any:
+        """This thread's connection."""
+        db = getattr(self._own, "db", None)
+        if db is None or self._is_closed(db):
+            db = self._own.db = self._connected()
+            with self._lock:
+                self._all = [*(each for each in self._all if not self._is_closed(each)), db]
+        return db
+
+    def _is_closed(self, db: Any) -> bool:
+        """Whether the other side has given a connection up."""
+        return False
+
+    def close(self) -> None:
+        """Give everything back."""
+        with self._lock:
+            for db in self._all:
+                db.close()
+            self._all.clear()
+
+    def _check_level(self, level: int) -> None:
+        if level > len(self.migrations):
+            raise DataError(
+                f"the store has format {level} and this Isthmus knows {len(self.migrations)}",
+                cure="a newer Isthmus wrote it: update this one",
+            )
 
     @abstractmethod
     def _connected(self) -> Any:
@@ -132,14 +169,6 @@ class Store(ABC):
     def find(self, words: Sequence[str], k: int) -> list[str]:
         """Ids of documents that have any of the words, by the database's own full-text search."""
 
-    @abstractmethod
-    def nearest(self, encoder: str, vector: Vectors, k: int) -> list[tuple[str, float]]:
-        """The documents whose kept vectors are nearest, with their cosines, best first."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give everything back."""
-
     def put(self, documents: Iterable[Draft], *, source: str = "") -> Counts:
         """Add documents and change those that differ, some hundred in a transaction."""
         done = Counts()
@@ -154,16 +183,23 @@ class Store(ABC):
             done += Counts(added=added, changed=len(new) - added)
         return done
 
+    def _among(self, db: Any, sql: str, ids: Sequence[str], *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a statement that ends in `id IN`, for these ids, few enough for one statement."""
+        return self._rows(db, f"{sql} ({', '.join('?' * len(ids))})", (*values, *ids))
+
+    def _by_id(self, sql: str, ids: Iterable[str], *values: Any) -> Iterator[tuple[Any, ...]]:
+        """The same for any number of ids."""
+        with self._transaction() as db:
+            for batch in _batches(ids):
+                yield from self._among(db, sql, batch, *values)
+
     def _known(self, db: Any, ids: Sequence[str]) -> dict[str, bytes]:
-        marks = ", ".join("?" * len(ids))
-        sql = f"SELECT id, digest FROM document WHERE removed = 0 AND id IN ({marks})"
-        return {id: bytes(digest) for id, digest in self._rows(db, sql, ids)}
+        sql = "SELECT id, digest FROM document WHERE removed = 0 AND id IN"
+        return {id: bytes(digest) for id, digest in self._among(db, sql, ids)}
 
     def _claim(self, db: Any, ids: Sequence[str], source: str) -> None:
         """Whoever gave a document last has it; for an index nothing has changed."""
-        marks = ", ".join("?" * len(ids))
-        sql = f"SELECT id FROM document WHERE source <> ? AND id IN ({marks})"
-        others = self._rows(db, sql, (source, *ids))
+        others = self._among(db, "SELECT id FROM document WHERE source <> ? AND id IN", ids, source)
         if others:
             self._many(db, "UPDATE document SET source = ? WHERE id = ?", [(source, id) for (id,) in others])
 
@@ -218,13 +254,7 @@ class Store(ABC):
 
     def owners(self, ids: Iterable[str]) -> dict[str, str]:
         """The source of every document there is or was."""
-        owners: dict[str, str] = {}
-        with self._transaction() as db:
-            for batch in _batches(ids):
-                marks = ", ".join("?" * len(batch))
-                sql = f"SELECT id, source FROM document WHERE id IN ({marks})"
-                owners |= dict(self._rows(db, sql, batch))
-        return owners
+        return dict(self._by_id("SELECT id, source FROM document WHERE id IN", ids))
 
     def by_source(self) -> dict[str, int]:
         """How many documents there are of every source."""
@@ -242,13 +272,8 @@ class Store(ABC):
 
     def get(self, ids: Sequence[str]) -> dict[str, Draft]:
         """Those of the documents that are there."""
-        found: dict[str, Draft] = {}
-        with self._transaction() as db:
-            for batch in _batches(ids):
-                marks = ", ".join("?" * len(batch))
-                sql = f"SELECT id, title, body FROM document WHERE removed = 0 AND id IN ({marks})"
-                found |= {id: Draft(id, title, body) for id, title, body in self._rows(db, sql, batch)}
-        return found
+        sql = "SELECT id, title, body FROM document WHERE removed = 0 AND id IN"
+        return {id: Draft(id, title, body) for id, title, body in self._by_id(sql, ids)}
 
     def count(self) -> int:
         """How many documents there are."""
@@ -311,14 +336,8 @@ class Store(ABC):
 
     def vectors(self, encoder: str, ids: Sequence[str]) -> dict[str, Vectors]:
         """What was kept."""
-        found: dict[str, Vectors] = {}
-        with self._transaction() as db:
-            for batch in _batches(ids):
-                marks = ", ".join("?" * len(batch))
-                sql = f"SELECT document, value FROM embedding WHERE encoder = ? AND document IN ({marks})"
-                rows = self._rows(db, sql, (encoder, *batch))
-                found |= {id: self._array(value) for id, value in rows}
-        return found
+        sql = "SELECT document, value FROM embedding WHERE encoder = ? AND document IN"
+        return {id: self._array(value) for id, value in self._by_id(sql, ids, encoder)}
 
     def _vector(self, row: Vectors) -> Any:
         """A vector as the database holds it."""
@@ -326,18 +345,6 @@ class Store(ABC):
 
     def _array(self, value: Any) -> Vectors:
         return np.frombuffer(bytes(value), dtype="<f4")
-
-    def _scan(self, encoder: str, vector: Vectors, k: int) -> list[tuple[str, float]]:
-        """The nearest by reading every vector."""
-        with self._transaction() as db:
-            rows = self._rows(db, "SELECT document, value FROM embedding WHERE encoder = ?", (encoder,))
-        if not rows:
-            return []
-        cosines = np.stack([self._array(value) for _, value in rows]) @ vector
-        pairs = sorted(
-            zip((id for id, _ in rows), cosines.tolist(), strict=True), key=lambda pair: (-pair[1], pair[0])
-        )
-        return pairs[:k]
 
 
 def _batches(items: Iterable[T]) -> Iterator[list[T]]:
@@ -354,66 +361,12 @@ def _storable(text: str) -> str:
 class SqliteStore(Store):
     """One file, in WAL mode; every thread has a connection of its own."""
 
-    migrations = (
-        (
-            "CREATE TABLE counter (value INTEGER NOT NULL)",
-            "INSERT INTO counter VALUES (0)",
-            """CREATE TABLE document (
-                number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, source TEXT NOT NULL,
-                title TEXT NOT NULL, body TEXT NOT NULL, digest BLOB NOT NULL,
-                change INTEGER NOT NULL, removed INTEGER NOT NULL
-            )""",
-            "CREATE UNIQUE INDEX document_change ON document (change)",
-            """CREATE TABLE judgement (
-                query TEXT NOT NULL, document TEXT NOT NULL, peer TEXT NOT NULL, relevant INTEGER NOT NULL,
-                at REAL NOT NULL, probability REAL, evidence TEXT NOT NULL,
-                PRIMARY KEY (query, document, peer)
-            ) WITHOUT ROWID""",
-            """CREATE TABLE vector (
-                document TEXT NOT NULL, encoder TEXT NOT NULL, value BLOB NOT NULL,
-                PRIMARY KEY (document, encoder)
-            ) WITHOUT ROWID""",
-        ),
-        (
-            """CREATE VIRTUAL TABLE words USING fts5 (
-                title, body, content='document', content_rowid='number', tokenize='porter unicode61'
-            )""",
-            """CREATE TRIGGER document_added AFTER INSERT ON document BEGIN
-                INSERT INTO words (rowid, title, body) VALUES (new.number, new.title, new.body);
-            END""",
-            """CREATE TRIGGER document_changed AFTER UPDATE ON document BEGIN
-                INSERT INTO words (words, rowid, title, body)
-                VALUES ('delete', old.number, old.title, old.body);
-                INSERT INTO words (rowid, title, body) VALUES (new.number, new.title, new.body);
-            END""",
-            "INSERT INTO words (words) VALUES ('rebuild')",
-        ),
-        ("ALTER TABLE vector RENAME TO embedding",),
-        (
-            # one word a person; what was kept before is the peer's own
-            """CREATE TABLE said (
-                query TEXT NOT NULL, document TEXT NOT NULL, peer TEXT NOT NULL, person TEXT NOT NULL,
-                relevant INTEGER NOT NULL, at REAL NOT NULL, probability REAL, evidence TEXT NOT NULL,
-                PRIMARY KEY (query, document, peer, person)
-            ) WITHOUT ROWID""",
-            """INSERT INTO said (query, document, peer, person, relevant, at, probability, evidence)
-            SELECT query, document, peer, '', relevant, at, probability, evidence FROM judgement""",
-            "DROP TABLE judgement",
-            "ALTER TABLE said RENAME TO judgement",
-        ),
-    )
+    migrations = migrations_of("sqlite")
 
     def __init__(self, path: str | Path, *, patience: float = 30.0) -> None:
         self.path, self._patience = Path(path), patience
-        self._own = threading.local()
-        self._lock, self._all = threading.Lock(), list[sqlite3.Connection]()
+        super().__init__()
         self._db()
-
-    def _db(self) -> sqlite3.Connection:
-        found: sqlite3.Connection | None = getattr(self._own, "db", None)
-        if found is None:
-            found = self._own.db = self._connected()
-        return found
 
     def _connected(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -425,8 +378,6 @@ class SqliteStore(Store):
         except sqlite3.DatabaseError as error:
             db.close()
             raise DataError(f"cannot be opened: {error}", file=self.path, cure="go back to a copy") from error
-        with self._lock:
-            self._all.append(db)
         return db
 
     def _migrate(self, db: sqlite3.Connection) -> None:
@@ -437,7 +388,7 @@ class SqliteStore(Store):
             if tables and application != APPLICATION:
                 db.close()
                 raise DataError("a database, but not a node's", file=self.path)
-            _check_level(level, self)
+            self._check_level(level)
             if level == len(self.migrations):
                 return
             db.execute("BEGIN EXCLUSIVE")
@@ -475,20 +426,3 @@ class SqliteStore(Store):
             WHERE words MATCH ? AND d.removed = 0 ORDER BY words.rank, d.id LIMIT ?"""
         with self._transaction() as db:
             return [id for (id,) in self._rows(db, sql, (asked, k))]
-
-    def nearest(self, encoder: str, vector: Vectors, k: int) -> list[tuple[str, float]]:
-        return self._scan(encoder, vector, k)
-
-    def close(self) -> None:
-        with self._lock:
-            for db in self._all:
-                db.close()
-            self._all.clear()
-
-
-def _check_level(level: int, store: Store) -> None:
-    if level > len(store.migrations):
-        raise DataError(
-            f"the store has format {level} and this Isthmus knows {len(store.migrations)}",
-            cure="a newer Isthmus wrote it: update this one",
-        )

@@ -1,0 +1,39 @@
+-- step 1
+CREATE TABLE counter (value BIGINT NOT NULL)
+
+INSERT INTO counter VALUES (0)
+
+CREATE TABLE document (
+    id TEXT COLLATE "C" PRIMARY KEY, source TEXT NOT NULL, title TEXT NOT NULL,
+    body TEXT NOT NULL, digest BYTEA NOT NULL, change BIGINT NOT NULL UNIQUE,
+    removed INTEGER NOT NULL
+)
+
+CREATE TABLE judgement (
+    query TEXT COLLATE "C" NOT NULL, document TEXT COLLATE "C" NOT NULL,
+    peer TEXT COLLATE "C" NOT NULL, relevant INTEGER NOT NULL, at DOUBLE PRECISION NOT NULL,
+    probability DOUBLE PRECISION, evidence TEXT NOT NULL, PRIMARY KEY (query, document, peer)
+)
+
+CREATE TABLE vector (
+    document TEXT COLLATE "C" NOT NULL, encoder TEXT NOT NULL, value REAL[] NOT NULL,
+    PRIMARY KEY (document, encoder)
+)
+
+-- step 2
+-- cut where the limit of a megabyte of positions would refuse a document
+ALTER TABLE document ADD COLUMN words TSVECTOR GENERATED ALWAYS AS (
+    setweight(to_tsvector('english', left(title, 10000)), 'A')
+    || to_tsvector('english', left(body, 200000))
+) STORED
+
+CREATE INDEX document_words ON document USING gin (words)
+
+-- step 3
+-- pgvector has a type of the other name
+ALTER TABLE vector RENAME TO embedding
+
+-- step 4
+-- one word a person; what was kept before is the peer's own
+ALTER TABLE judgement ADD COLUMN person TEXT COLLATE "C" NOT NULL DEFAULT '',
+    DROP CONSTRAINT judgement_pkey, ADD PRIMARY KEY (query, document, peer, person)

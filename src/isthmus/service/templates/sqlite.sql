@@ -1,0 +1,58 @@
+-- step 1
+CREATE TABLE counter (value INTEGER NOT NULL)
+
+INSERT INTO counter VALUES (0)
+
+CREATE TABLE document (
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, source TEXT NOT NULL,
+    title TEXT NOT NULL, body TEXT NOT NULL, digest BLOB NOT NULL,
+    change INTEGER NOT NULL, removed INTEGER NOT NULL
+)
+
+CREATE UNIQUE INDEX document_change ON document (change)
+
+CREATE TABLE judgement (
+    query TEXT NOT NULL, document TEXT NOT NULL, peer TEXT NOT NULL, relevant INTEGER NOT NULL,
+    at REAL NOT NULL, probability REAL, evidence TEXT NOT NULL,
+    PRIMARY KEY (query, document, peer)
+) WITHOUT ROWID
+
+CREATE TABLE vector (
+    document TEXT NOT NULL, encoder TEXT NOT NULL, value BLOB NOT NULL,
+    PRIMARY KEY (document, encoder)
+) WITHOUT ROWID
+
+-- step 2
+CREATE VIRTUAL TABLE words USING fts5 (
+    title, body, content='document', content_rowid='number', tokenize='porter unicode61'
+)
+
+CREATE TRIGGER document_added AFTER INSERT ON document BEGIN
+    INSERT INTO words (rowid, title, body) VALUES (new.number, new.title, new.body);
+END
+
+CREATE TRIGGER document_changed AFTER UPDATE ON document BEGIN
+    INSERT INTO words (words, rowid, title, body)
+    VALUES ('delete', old.number, old.title, old.body);
+    INSERT INTO words (rowid, title, body) VALUES (new.number, new.title, new.body);
+END
+
+INSERT INTO words (words) VALUES ('rebuild')
+
+-- step 3
+ALTER TABLE vector RENAME TO embedding
+
+-- step 4
+-- one word a person; what was kept before is the peer's own
+CREATE TABLE said (
+    query TEXT NOT NULL, document TEXT NOT NULL, peer TEXT NOT NULL, person TEXT NOT NULL,
+    relevant INTEGER NOT NULL, at REAL NOT NULL, probability REAL, evidence TEXT NOT NULL,
+    PRIMARY KEY (query, document, peer, person)
+) WITHOUT ROWID
+
+INSERT INTO said (query, document, peer, person, relevant, at, probability, evidence)
+SELECT query, document, peer, '', relevant, at, probability, evidence FROM judgement
+
+DROP TABLE judgement
+
+ALTER TABLE said RENAME TO judgement
