@@ -81,7 +81,7 @@ CONTENTS: dict[str, tuple[str, ...]] = {
         "Refused",
     ),
 }
-"""Modules with the names to show; none means the module's `__all__`."""
+"""Modules with the names to show; none means what a folder's `__init__` holds of it."""
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -98,9 +98,10 @@ def page() -> str:
     for name, wanted in CONTENTS.items():
         module = import_module(name)
         parts.append(f"## {name}\n\n{_told(module)}")
-        for each in wanted or module.__all__:
+        for each in wanted or sorted(getattr(module, "__all__", vars(module))):
             thing = getattr(module, each)
-            if inspect.isclass(thing) or inspect.isroutine(thing):
+            home = str(getattr(thing, "__module__", ""))
+            if home.startswith(name) and (inspect.isclass(thing) or inspect.isroutine(thing)):
                 parts.extend(_class(each, thing) if inspect.isclass(thing) else _function(each, thing))
     return "\n\n".join(parts) + "\n"
 

@@ -11,7 +11,6 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
-from isthmus.corpora import synthetic
 from isthmus.errors import ConfigError, FederationError, ProtocolError
 from isthmus.federation.carriers import (
     Passing,
@@ -32,9 +31,10 @@ from isthmus.private.store import LEDGER, SiloFolder
 from isthmus.private.summing import Agreed
 from isthmus.randomness import Streams
 from isthmus.tables import read_letor
+from isthmus_reproduce import synthetic_text
 
 NAMES = ("east", "north", "south", "west")
-CORPUS = synthetic.text(80, 12, 4, seed=5, words=40)
+CORPUS = synthetic_text.text(80, 12, 4, seed=5, words=40)
 WIDTH = 1 << 12
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from isthmus.corpora import available, head_tail, load, load_folds, load_letor
+from isthmus.corpora import available, load, load_folds, load_letor
 from isthmus.errors import DataError
 from isthmus.evaluation import evaluate
 from isthmus.retrieval import BM25
@@ -240,13 +240,6 @@ def test_label_folds(tmp_path: Path) -> None:
 def test_the_known_label_sets_have_names(tmp_path: Path) -> None:
     corpus = load(write(tmp_path / "twitter", LABELS))
     assert corpus.documents.titles[:2] == ("arts & culture", "business & entrepreneurs")
-
-
-def test_head_and_tail_by_training_frequency(tmp_path: Path) -> None:
-    split = head_tail(load(write(tmp_path, LABELS)))
-    assert split.head == ("0",)
-    assert split.tail == ("1", "10")
-    assert head_tail(load(tmp_path), share=0.5).head == ("0", "1")
 
 
 @pytest.mark.parametrize(
@@ -504,15 +497,11 @@ class TestRealCollections:
         assert (len(corpus.documents), len(corpus.queries), corpus.qrels.rows) == (90, 10_789, 13_329)
         assert Counter(corpus.queries.splits) == {"train": 7_770, "test": 3_019}
         assert not any("&lt;" in text or "\x03" in text for text in corpus.queries.texts)
-        assert [len(part) for part in head_tail(corpus)] == [19, 71]
 
-    @pytest.mark.parametrize(("name", "texts", "head"), [("twitter", 6_997, "24"), ("trec", 5_952, "01")])
-    def test_label_sets(self, data_dir: Path, name: str, texts: int, head: str) -> None:
+    @pytest.mark.parametrize(("name", "texts"), [("twitter", 6_997), ("trec", 5_952)])
+    def test_label_sets(self, data_dir: Path, name: str, texts: int) -> None:
         folds = [load(name, fold=fold) for fold in range(10)]
         assert {len(fold.queries) for fold in folds} == {texts}
         tested = np.concatenate([np.array(fold.split("test").queries.ids, dtype=int) for fold in folds])
         assert sorted(tested.tolist()) == list(range(texts))  # the test parts partition the texts
-        told = json.loads((data_dir / "labels" / name / "head_tail.json").read_text())
-        authors = tuple(sorted(label for label, parts in told.items() if "head" in parts))
-        assert head_tail(folds[0]).head == authors == tuple(head)
         assert all(folds[0].documents.bodies)

@@ -12,7 +12,6 @@ import pytest
 from flwr.app import Message, MessageType
 
 from isthmus.config import load
-from isthmus.corpora import synthetic
 from isthmus.errors import ConfigError
 from isthmus.federation.deployment import client
 from isthmus.federation.engines import LocalGrid
@@ -26,9 +25,10 @@ from isthmus.private.store import SiloFolder
 from isthmus.randomness import Streams
 from isthmus.rankers import load_ranker
 from isthmus.tables import Letor, read_letor, write_letor
+from isthmus_reproduce import synthetic_text
 
 NAMES = ("east", "north", "south", "west")
-CORPUS = synthetic.text(60, 16, 4, seed=5, words=40)
+CORPUS = synthetic_text.text(60, 16, 4, seed=5, words=40)
 TRAINING = CoTraining(Labelling("soft", calibrated=True, rounds=2), rounds=4, epochs=1, local_epochs=4)
 
 

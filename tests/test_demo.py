@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from isthmus.corpora import synthetic
 from isthmus.demo import releases
+from isthmus_reproduce import synthetic_text
 
 
 def test_the_demonstration_books_what_it_releases() -> None:
-    corpus = synthetic.text(80, 16, 4, seed=0, words=120)
+    corpus = synthetic_text.text(80, 16, 4, seed=0, words=120)
     story = releases.tell(corpus)
     rows = [dict(zip(story.released.header, row, strict=True)) for row in story.released.rows]
     assert [row["ε a document"] for row in rows if row["silo"] == corpus.silos[0]] == [8.0, 1.0]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from isthmus.corpora import synthetic
 from isthmus.errors import FederationError, ProtocolError
 from isthmus.features import Collection
 from isthmus.private.counts import Desk, in_memory
@@ -29,9 +28,10 @@ from isthmus.randomness import Streams
 from isthmus.tables import read_letor
 from isthmus.tables.ids import Ids
 from isthmus.text import tokenise
+from isthmus_reproduce import synthetic_text
 
 NAMES = ("east", "north", "south")
-CORPUS = synthetic.text(60, 9, 3, seed=5, words=40)
+CORPUS = synthetic_text.text(60, 9, 3, seed=5, words=40)
 SILO = dict(zip(NAMES, CORPUS.silos, strict=True))
 WIDTH = 1 << 12
 

@@ -19,7 +19,6 @@ from isthmus.partition import (
     dirichlet,
     divide,
     folds,
-    head_labels,
     highest_grades,
     move_share,
 )
@@ -201,17 +200,6 @@ def test_too_few_groups_for_the_folds() -> None:
         folds(6, 3, np.random.default_rng(0), groups=np.array([0, 0, 0, 1, 1, 1]))
     with pytest.raises(DataError, match="2 items cannot"):
         folds(2, 3, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize(("labels", "head"), [(90, 19), (11, 3), (6, 2), (5, 2), (1, 1)])
-def test_head_labels(labels: int, head: int) -> None:
-    mask = head_labels(np.arange(labels))
-    assert mask.sum() == head
-    assert mask[-head:].all()
-
-
-def test_head_of_the_tweet_topics() -> None:
-    assert head_labels([152, 317, 2738, 961, 2483, 346]).tolist() == [False, False, True, False, True, False]
 
 
 def test_move_share_is_a_dial() -> None:

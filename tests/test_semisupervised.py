@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from isthmus.corpora import synthetic
 from isthmus.errors import ConfigError
 from isthmus.features import FIELDS, NAMES, Collection, ExactCounts, Pairs, compute
 from isthmus.federation.rounds import Held, State
@@ -54,6 +53,7 @@ from isthmus.randomness import Streams
 from isthmus.rankers import network_scores, train_epochs
 from isthmus.tables import Letor
 from isthmus.text import Tokens, tokenise
+from isthmus_reproduce import synthetic_text
 
 SILOS = ("silo1", "silo2", "silo3")
 
@@ -63,7 +63,7 @@ class Small:
 
     def __init__(self, exchange: Exchange, seed: int = 0) -> None:
         streams = Streams(seed)
-        corpus = synthetic.text(45, 9, 3, seed=1, words=60)
+        corpus = synthetic_text.text(45, 9, 3, seed=1, words=60)
         self.holdings = {name: Holding.of(corpus, name) for name in SILOS}
         self.queries: Tokens = tokenise(corpus.queries.texts[:4])
         lengths = {

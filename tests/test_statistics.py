@@ -16,7 +16,6 @@ from isthmus.evaluation import (
     calibration,
     calibration_of,
     ece,
-    fold_interval,
     holm,
     mce,
     outcomes_of,
@@ -34,33 +33,6 @@ def pair() -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(1)
     first = random.random(50)
     return first, first - 0.03 + 0.1 * random.normal(size=50)
-
-
-class TestFoldInterval:
-    @pytest.mark.parametrize(("folds", "quantile"), [(5, 2.776), (10, 2.262)])
-    def test_students_t(self, folds: int, quantile: float) -> None:
-        values = np.random.default_rng(2).random(folds)
-        found = fold_interval(values)
-        assert (found.high - found.value) / (values.std(ddof=1) / math.sqrt(folds)) == pytest.approx(
-            quantile, abs=5e-4
-        )
-        assert (found.n, found.how) == (folds, "t")
-
-    def test_normal(self) -> None:
-        values = [0.1, 0.2, 0.4]
-        found = fold_interval(values, ci="normal")
-        assert (found.high - found.value) / (np.std(values, ddof=1) / math.sqrt(3)) == pytest.approx(
-            1.96, abs=1e-3
-        )
-        with pytest.raises(ConfigError, match="did you mean 'normal'"):
-            fold_interval(values, ci="normale")
-
-    def test_one_fold_has_no_interval(self) -> None:
-        found = fold_interval([0.5])
-        assert found.value == 0.5
-        assert math.isnan(found.low)
-        with pytest.raises(DataError):
-            fold_interval([math.nan])
 
 
 class TestBootstrap:

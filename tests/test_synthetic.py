@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from isthmus.corpora import synthetic
-from isthmus.corpora.synthetic import FOLDS, World, load_letor, write_fold
+from isthmus.corpora.synthetic import FOLDS, World, load_letor
 from isthmus.errors import DataError
 from isthmus.tables import Letor
 from isthmus.tables.letor_files import read_letor, write_letor
-from isthmus.text import tokenise
 
 
 def mean_ndcg(letor: Letor, scores: np.ndarray) -> float:
@@ -116,8 +115,6 @@ def test_named_folds() -> None:
     assert mslr.world._offsets(6000, "train")[-1] == pytest.approx(720_000, rel=0.01)
     with pytest.raises(DataError, match="no synthetic fold 'mslr'"):
         load_letor("mslr")
-    with pytest.raises(DataError, match="no synthetic fold"):
-        write_fold("mslr", Path("unused"))
 
 
 def test_a_named_fold_is_made_once_and_then_mapped() -> None:
@@ -174,88 +171,3 @@ def test_streams_to_letor_text(tmp_path: Path) -> None:
     world = World(6, 9, varying=True)
     write_letor(world.blocks(150), tmp_path / "train.txt")
     assert read_letor(tmp_path / "train.txt") == world.letor(150)
-
-
-def test_writing_a_fold_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FOLDS, "tiny", synthetic.Plan(World(3, 4), (20, 10, 5)))
-    (tmp_path / "train.txt").write_text("kept\n")
-    write_fold("tiny", tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["test.txt", "train.txt", "vali.txt"]
-    assert (tmp_path / "train.txt").read_text() == "kept\n"
-    assert read_letor(tmp_path / "vali.txt") == World(3, 4).letor(10, "validation")
-
-
-def test_text_is_deterministic_and_as_large_as_asked() -> None:
-    corpus = synthetic.text(400, 30, 3, words=80)
-    twin = synthetic.text(400, 30, 3, words=80)
-    assert corpus.documents.bodies == twin.documents.bodies
-    assert corpus.queries.texts == twin.queries.texts
-    assert corpus.qrels == twin.qrels
-    assert synthetic.text(400, 30, 3, words=80, seed=1).documents.bodies != corpus.documents.bodies
-    assert (len(corpus.documents), len(corpus.queries), corpus.silos) == (
-        400,
-        30,
-        ("silo1", "silo2", "silo3"),
-    )
-    lengths = [body.count(" ") + 1 for body in corpus.documents.bodies]
-    assert np.mean(lengths) == pytest.approx(80, rel=0.05)
-    assert np.std(lengths) > 10
-
-
-def test_words_are_zipfian_and_safe_from_stemming() -> None:
-    corpus = synthetic.text(300, 10, words=200)
-    tokens = tokenise(corpus.documents.bodies)
-    assert len(tokens.terms) == sum(len(body.split()) for body in corpus.documents.bodies)
-    counts = np.sort(np.bincount(tokens.terms.codes))[::-1]
-    assert 1.6 < counts[0] / counts[1] < 2.4
-    assert 7 < counts[0] / counts[9] < 14
-
-
-def test_judgements_follow_aspects_not_words() -> None:
-    corpus = synthetic.text(600, 60, words=100)
-    assert set(corpus.qrels.queries) == set(corpus.queries.ids)
-    assert set(corpus.qrels.grades.tolist()) == {1, 2}
-    assert 10 < corpus.qrels.rows / 60 < 60
-    words = dict(zip(corpus.documents.ids, map(str.split, corpus.documents.texts), strict=True))
-    shares = [
-        bool(set(text.split()) & set(words[document]))
-        for query, text in zip(corpus.queries.ids, corpus.queries.texts, strict=True)
-        for document in corpus.qrels[query].documents.tolist()
-    ]
-    assert 0.3 < np.mean(shares) < 0.8  # some relevant documents have no word of the query
-    others = set().union(*(words[document] for document in corpus.documents.ids))
-    assert all(set(text.split()) & others for text in corpus.queries.texts)
-
-
-def test_moved_is_the_dial_from_topical_to_random() -> None:
-    def crossing(moved: float) -> float:
-        corpus = synthetic.text(600, 60, words=20, moved=moved)
-        row = corpus.row_of_document
-        homes = dict(zip(corpus.queries.ids, corpus.queries.silos.tolist(), strict=True))
-        away = [
-            corpus.documents.silos[row[document]] != homes[query]
-            for query in corpus.qrels.queries
-            for document in corpus.qrels[query].documents.tolist()
-        ]
-        return float(np.mean(away))
-
-    assert crossing(0) < 0.1  # a minor aspect of another topic
-    assert 0.45 < crossing(0.5) < 0.65
-    assert crossing(1) == pytest.approx(0.75, abs=0.06)
-
-
-def test_queries_on_one_aspect_share_a_split() -> None:
-    corpus = synthetic.text(200, 300, words=10)
-    relevant: dict[frozenset[str], set[str]] = {}
-    for query, split in zip(corpus.queries.ids, corpus.queries.splits, strict=True):
-        relevant.setdefault(frozenset(corpus.qrels[query].documents.tolist()), set()).add(split)
-    assert all(len(splits) == 1 for splits in relevant.values())
-    assert {split for splits in relevant.values() for split in splits} == {"train", "validation", "test"}
-
-
-def test_impossible_and_tiny_collections() -> None:
-    with pytest.raises(DataError, match="a document for every silo"):
-        synthetic.text(3, 1, 4)
-    tiny = synthetic.text(2, 2, 2, words=1)
-    assert len(tiny.documents) == 2
-    assert set(tiny.queries.splits) == {"test"}

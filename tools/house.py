@@ -42,11 +42,11 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/calibration": 1_205,
     "src/isthmus/cli": 1_995,  # what each extra is for
     "src/isthmus/config.py": 250,
-    "src/isthmus/corpora": 1_220,
+    "src/isthmus/corpora": 1_040,
     "src/isthmus/demo": 440,
-    "src/isthmus/encoders": 440,
+    "src/isthmus/encoders": 325,
     "src/isthmus/errors.py": 95,  # an extra is checked without importing it
-    "src/isthmus/evaluation": 1_600,
+    "src/isthmus/evaluation": 1_540,
     "src/isthmus/features.py": 280,
     "src/isthmus/federation": 5_130,  # Flower has one home, flower.py
     "src/isthmus/fusion": 1_240,
@@ -78,7 +78,7 @@ PAST_FACADES: Mapping[str, int] = {
     "isthmus.rankers.training": 1,
     "isthmus.rankers.trees": 2,
     "isthmus.report.pages": 1,
-    "isthmus.report.progress": 8,
+    "isthmus.report.progress": 9,  # one of them in reproduce, by its facade
     "isthmus.report.tables": 2,
     "isthmus.retrieval.bm25": 3,
     "isthmus.retrieval.dense": 2,

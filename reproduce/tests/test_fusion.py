@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isthmus.encoders import Lsa, Remembered
+from isthmus.encoders import Lsa
 from isthmus.errors import ConfigError
 from isthmus_reproduce.fusion import experiment as calibrated_fusion
 from isthmus_reproduce.fusion import folds as label_folds
 from isthmus_reproduce.fusion import panels as label_panels
 from isthmus_reproduce.fusion import runs as label_runs
+from isthmus_reproduce.fusion.encoders import Remembered
 from isthmus_reproduce.fusion.experiment import Config, reproduce
 from isthmus_reproduce.fusion.folds import label_fold
 from isthmus_reproduce.fusion.runs import Way

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isthmus.corpora import synthetic
 from isthmus.randomness import Streams
 from isthmus.tables import Corpus
+from isthmus_reproduce import synthetic_text
 from isthmus_reproduce.notebook import Notebook
 from isthmus_reproduce.private import attacks
 from isthmus_reproduce.private import experiment as private_features
@@ -24,7 +24,7 @@ MECHANISMS = ("insecure_shared_noise", "scalar", "per_cell")
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return synthetic.text(80, 16, 4, seed=0, words=120)
+    return synthetic_text.text(80, 16, 4, seed=0, words=120)
 
 
 def kept(corpus: Corpus, epsilon: float, reader: str) -> float:

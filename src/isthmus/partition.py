@@ -319,14 +319,6 @@ def folds(
     return divide(count, np.ones(k), rng, groups=groups, strata=strata)
 
 
-def head_labels(counts: ArrayLike, share: float = 0.2) -> NDArray[np.bool_]:
-    """Which labels are head: the ⌊share·L⌋ + 1 most frequent of L, ties to the earlier label."""
-    frequency = np.asarray(counts)
-    head = np.zeros(len(frequency), dtype=bool)
-    head[np.argsort(-frequency, kind="stable")[: int(share * len(frequency) + 1e-9) + 1]] = True
-    return head
-
-
 def move_share(names: Sequence[str], silos: IntArray, share: float, count: int) -> IntArray:
     """The dial from topical silos (share 0) to random ones (share 1): that share of the names moves to a
     silo chosen by a hash of the name.

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli import main
-from isthmus.corpora import synthetic
 from isthmus.errors import PrivacyError, ProtocolError
 from isthmus.private.exchange import Exchange, Party, Relay, Turn, exchange_in_memory
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget
 from isthmus.private.store import SiloFolder
+from isthmus_reproduce import synthetic_text
 
 NAMES = ("east", "north", "south")
-CORPUS = synthetic.text(30, 6, 3, seed=5, words=30)
+CORPUS = synthetic_text.text(30, 6, 3, seed=5, words=30)
 WIDTH = 256
 
 

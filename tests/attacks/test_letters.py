@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from isthmus.corpora import synthetic
 from isthmus.errors import ProtocolError
 from isthmus.private.exchange import LETTERS_KEY, Exchange, Party, Relay, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget
 from isthmus.private.letters import ANSWER, HeardHere, Letter, Post, SessionKey, accepted
 from isthmus.private.store import SiloFolder
+from isthmus_reproduce import synthetic_text
 
 NAMES = ("east", "north")
-CORPUS = synthetic.text(20, 4, 2, seed=5, words=30)
+CORPUS = synthetic_text.text(20, 4, 2, seed=5, words=30)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from isthmus.config import load
-from isthmus.corpora import synthetic
 from isthmus.federation.semisupervised.deployed import Cooperation
 from isthmus.federation.semisupervised.labelling import SiloRows
 from isthmus.federation.semisupervised.training import cotrain
@@ -33,11 +32,12 @@ from isthmus.rankers import load_ranker
 from isthmus.tables import Letor, read_letor, read_queries, write_letor
 from isthmus.tables.ids import Ids
 from isthmus.text import tokenise
+from isthmus_reproduce import synthetic_text
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SILOS = ("east", "north", "south", "west")
 STEP = 240.0
-CORPUS = synthetic.text(80, 12, 4, seed=5, words=40)
+CORPUS = synthetic_text.text(80, 12, 4, seed=5, words=40)
 
 pytestmark = pytest.mark.timeout(900)
 

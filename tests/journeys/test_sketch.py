@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from isthmus.cli import main
-from isthmus.corpora import synthetic
 from isthmus.features import Collection, ExactCounts, Pairs, compute
 from isthmus.private.counts import Desk, in_memory
 from isthmus.private.ledger import Budget, Ledger
@@ -24,8 +23,9 @@ from isthmus.private.store import SiloFolder, read_released, write_released
 from isthmus.tables import read_letor, write_corpus_beir
 from isthmus.tables.ids import Ids
 from isthmus.text import ENGLISH, tokenise
+from isthmus_reproduce import synthetic_text
 
-CORPUS = synthetic.text(80, 12, 2, seed=3, words=60)
+CORPUS = synthetic_text.text(80, 12, 2, seed=3, words=60)
 NORTH, SOUTH = CORPUS.silos
 
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from isthmus.errors import DataError
-from isthmus.partition import Deal, Dealing, balanced, deal, divide, folds, head_labels, move_share
+from isthmus.partition import Deal, Dealing, balanced, deal, divide, folds, move_share
 from isthmus.randomness import Streams
 from isthmus.tables import Letor
 
@@ -99,11 +99,3 @@ def test_a_growing_share_moves_a_growing_set(names: list[str], one: float, two: 
     home = np.full(len(names), -1)
     first, second = (move_share(names, home, share, count) for share in (small, large))
     assert np.array_equal(second[first >= 0], first[first >= 0])
-
-
-@given(st.lists(st.integers(0, 100), min_size=1, max_size=60))
-def test_the_head_is_never_rarer_than_the_tail(counts: list[int]) -> None:
-    head = head_labels(counts)
-    assert head.sum() == min(len(counts), len(counts) // 5 + 1)
-    frequency = np.array(counts)
-    assert frequency[head].min() >= frequency[~head].max(initial=0)

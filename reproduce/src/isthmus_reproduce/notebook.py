@@ -23,10 +23,10 @@ import numpy as np
 
 from isthmus.config import to_toml
 from isthmus.errors import ConfigError
-from isthmus.evaluation import fold_interval
 from isthmus.report import Estimate, Page, Progress, Table
 from isthmus.tables.files import replacing
 from isthmus.workers import hired
+from isthmus_reproduce.intervals import fold_interval
 
 _KINDS = {"printed": "printed", "paper": "paper mode", "sound": "sound"}
 _WIDE = 9

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isthmus.errors import DataError
-from isthmus.partition import head_labels
 from isthmus.tables import Corpus, Documents, Qrels, Queries
 from isthmus.tables.files import read_all
 from isthmus.tables.ids import frozen
@@ -44,25 +43,6 @@ LABEL_NAMES = {
 
 _WHOLE = re.compile(r"-?[0-9]+")
 _SPLIT_OF_PART = {"train": "train", "val": "validation", "test": "test"}
-
-
-class HeadTail(NamedTuple):
-    """The labels with most training texts, and the others."""
-
-    head: tuple[str, ...]
-    tail: tuple[str, ...]
-
-
-def head_tail(corpus: Corpus, *, share: float = 0.2) -> HeadTail:
-    """The ⌊share·L⌋ + 1 labels most frequent in training, and the rest, in the corpus's order."""
-    training = corpus.split("train").qrels
-    counted = Counter(training.keep(training.grades > 0).documents.tolist())
-    labels = corpus.documents.ids
-    head = head_labels([counted[label] for label in labels], share)
-    return HeadTail(
-        tuple(label for label, is_head in zip(labels, head, strict=True) if is_head),
-        tuple(label for label, is_head in zip(labels, head, strict=True) if not is_head),
-    )
 
 
 def is_label_folder(folder: Path) -> bool:

@@ -1,16 +1,11 @@
-"""Data from nothing: feature rows that behave like MSLR's, and text with Zipfian words and topics.
+"""Data from nothing: feature rows that behave like MSLR's.
 
-**Feature rows.** A hidden world stands behind them: every document has eight traits for its query, every
+A hidden world stands behind them: every document has eight traits for its query, every
 query a few of its own. Some traits make a document relevant, by a rule that no linear score can follow
 (`_relevance`); features are blurred, bent, cut and rescaled views of the traits, some speak of the query
 alone, and some of nothing. Rows are drawn in blocks from named streams: the first hundred queries are the
 same whether one asks for a hundred or a million, and a fold as large as MSLR-WEB10K's goes to disk while
 it is made.
-
-**Text.** A document has a topic, and within it one main and perhaps one minor aspect; a query asks for an
-aspect. What is about the aspect is relevant whatever its words are (grade 2 as the main, 1 as the minor
-one), and writers differ in their words: no document uses more than a part of an aspect's vocabulary. So
-judgements owe nothing to any retrieval formula.
 """
 
 from __future__ import annotations
@@ -22,23 +17,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from isthmus.errors import DataError
-from isthmus.partition import divide, move_share
 from isthmus.randomness import Streams
 from isthmus.report import progress
-from isthmus.tables import SPLITS, Corpus, Documents, Letor, Qrels, Queries
+from isthmus.tables import SPLITS, Letor
 from isthmus.tables.cache import Column, open_columns, write_columns
 from isthmus.tables.files import cache_folder
-from isthmus.tables.grouped import offsets_of, rows_of
-from isthmus.tables.ids import Ids, IntArray, frozen
-from isthmus.tables.letor_files import write_letor
+from isthmus.tables.ids import IntArray, frozen
 
 Split = Literal["train", "validation", "test"]
-_SPLITS: tuple[Split, ...] = ("train", "validation", "test")  # SPLITS, to the type checker's satisfaction
 Floats = NDArray[np.float32]
 Rng = np.random.Generator
 
@@ -216,20 +205,6 @@ def load_letor(name: str, split: Split = "train", *, fold: int = 0) -> Letor:
     return replace(table, name=f"{name} {split}")
 
 
-def write_fold(name: str, folder: Path, *, fold: int = 0) -> None:
-    """A named fold as `train.txt`, `vali.txt` and `test.txt`; files that are there already stay."""
-    plan = _plan(name)
-    world = replace(plan.world, fold=fold)
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, file, queries in zip(_SPLITS, ("train", "vali", "test"), plan.queries, strict=True):
-        path = folder / f"{file}.txt"
-        if not path.exists():
-            blocks = progress(
-                world.blocks(queries, split), total=-(-queries // BLOCK), label=f"writing {path.name}"
-            )
-            write_letor(blocks, path)
-
-
 def _plan(name: str) -> Plan:
     if name not in FOLDS:
         raise DataError(f"no synthetic fold {name!r}", cure=f"one of {', '.join(FOLDS)}")
@@ -312,191 +287,3 @@ _BENDS: tuple[Callable[[Any], Any], ...] = (
     lambda values: 1 / (1 + np.exp(-values)),  # ratios
     lambda values: np.maximum(values + 2, 0),  # scores, 0 where the part of the page is lacking
 )
-
-
-VOCABULARY = 50_000
-ASPECTS = 8
-"""How many aspects a topic has."""
-ABOUT = 20
-"""About how many documents have one aspect as their main one."""
-TOPIC_WORDS, ASPECT_WORDS = 307, 41
-"""How many words a topic and an aspect have; prime, so that every stride visits all of them."""
-DIALECT = (60, 8)
-"""How many of these words one document uses."""
-CHIEF = 4
-"""One in so many of these words is a chief one, which documents use most and queries name first."""
-BODY, TITLE = (0.62, 0.24, 0.1, 0.04), (0.3, 0.4, 0.2, 0.1)
-"""The shares of everyday words, of the topic's, the main and the minor aspect's."""
-
-
-def text(
-    documents: int, queries: int, silos: int = 4, *, seed: int = 0, words: int = 1000, moved: float = 0.5
-) -> Corpus:
-    """A collection of so many documents of about so many words, dealt into silos.
-
-    Whole topics have a home silo; then the share `moved` of all documents and queries moves by a hash of its
-    name, which is the dial from topical silos (0) to random ones (1). Queries on one aspect share a split.
-    """
-    if min(documents, queries, silos, words) < 1 or documents < silos:
-        raise DataError(
-            f"{documents} documents, {queries} queries and {silos} silos of {words} words",
-            cure="at least one of each, and a document for every silo",
-        )
-    streams = Streams(seed).under("synthetic text", documents)
-    language = _Language(max(silos, documents // (ASPECTS * ABOUT)), streams("language"))
-    about = _Subjects.drawn(documents, language.topics, streams("subjects"))
-    titles, bodies = _written(language, about, words, streams)
-    asked = _asked(about, queries, streams("queries"))
-    ids = tuple(f"d{number}" for number in range(1, documents + 1))
-    names = tuple(f"q{number}" for number in range(1, queries + 1))
-    return Corpus(
-        "synthetic text",
-        Documents(ids, titles, bodies, frozen(move_share(ids, about.main // ASPECTS % silos, moved, silos))),
-        Queries(
-            names,
-            language.questions(asked, streams("questions")),
-            frozen(move_share(names, asked // ASPECTS % silos, moved, silos)),
-            _splits(asked, streams("splits")),
-        ),
-        about.judgements(asked, names, ids),
-        tuple(f"silo{number + 1}" for number in range(silos)),
-    )
-
-
-@dataclass(frozen=True)
-class _Subjects:
-    """The main aspect of every document and the minor one, -1 for none; aspect a is of topic a // ASPECTS."""
-
-    main: IntArray
-    minor: IntArray
-
-    @classmethod
-    def drawn(cls, documents: int, topics: int, rng: Rng) -> _Subjects:
-        """Aspects at random. Half of all documents have a minor one, as a rule of their own topic."""
-        main = rng.integers(topics * ASPECTS, size=documents)
-        sibling = main - main % ASPECTS + (main + rng.integers(1, ASPECTS, size=documents)) % ASPECTS
-        foreign = rng.integers(topics * ASPECTS, size=documents)
-        minor = np.where(rng.random(documents) < 0.8, sibling, foreign)
-        return cls(main, np.where((rng.random(documents) < 0.5) & (minor != main), minor, -1))
-
-    def judgements(self, asked: IntArray, names: tuple[str, ...], ids: tuple[str, ...]) -> Qrels:
-        """2 for documents with the asked aspect as their main one, 1 as the minor one."""
-        queries, documents, grades = [], [], []
-        for aspects, grade in ((self.main, 2), (self.minor, 1)):
-            offsets = offsets_of(aspects + 1, int(max(aspects.max(), asked.max())) + 2)  # -1 is a group too
-            found = np.argsort(aspects, kind="stable")[rows_of(offsets, asked + 1)]
-            queries.append(np.repeat(np.arange(len(asked)), np.diff(offsets)[asked + 1]))
-            documents.append(found)
-            grades.append(np.full(len(found), grade))
-        rows = Ids.of(names)[np.concatenate(queries)], Ids.of(ids)[np.concatenate(documents)]
-        return Qrels.of(*rows, np.concatenate(grades))
-
-
-def _asked(about: _Subjects, queries: int, rng: Rng) -> IntArray:
-    """The aspect of every query: all that have documents, in random order, and then again."""
-    return np.resize(rng.permutation(np.unique(about.main)), queries)
-
-
-def _splits(asked: IntArray, rng: Rng) -> tuple[str, ...]:
-    if len(np.unique(asked)) < len(SPLITS):
-        return (SPLITS[-1],) * len(asked)
-    return tuple(SPLITS[part] for part in divide(len(asked), (0.6, 0.2, 0.2), rng, groups=asked).tolist())
-
-
-class _Language:
-    """The words of everyday, of every topic and of every aspect."""
-
-    def __init__(self, topics: int, rng: Rng) -> None:
-        self.topics = topics
-        self.words = pa.array(_spelled(VOCABULARY))
-        self._everyday = _zipf(VOCABULARY, 1 << 20)
-        self._ranks = [_zipf(size, 1 << 12) for size in DIALECT]
-        rare = VOCABULARY // 500  # the commonest words belong to no topic
-        self._topic_words = rng.integers(rare, VOCABULARY, size=(topics, TOPIC_WORDS), dtype=np.int32)
-        self._aspect_words = rng.integers(
-            rare, VOCABULARY, size=(topics * ASPECTS, ASPECT_WORDS), dtype=np.int32
-        )
-
-    def written(self, about: _Subjects, lengths: IntArray, shares: tuple[float, ...], rng: Rng) -> list[str]:
-        """One text for every document, of these lengths."""
-        document = np.repeat(np.arange(len(lengths)), lengths)
-        minor = about.minor[document]
-        source = np.searchsorted(
-            np.cumsum(shares)[:-1], rng.random(len(document), dtype=np.float32), side="right"
-        )
-        source[(source == 3) & (minor < 0)] = 1
-        tokens = self._everyday[rng.integers(len(self._everyday), size=len(document))]
-        for kind, subjects in ((1, about.main // ASPECTS), (2, about.main), (3, about.minor)):
-            at = np.flatnonzero(source == kind)
-            tokens[at] = self._in_dialect(kind == 1, subjects, document[at], rng)
-        return self._joined(tokens, lengths)
-
-    def _in_dialect(
-        self, of_topic: bool, subjects: IntArray, document: IntArray, rng: Rng
-    ) -> NDArray[np.int32]:
-        """Words on a subject: every document strides through its words from one of the chief ones."""
-        listed, ranks = (
-            (self._topic_words, self._ranks[0]) if of_topic else (self._aspect_words, self._ranks[1])
-        )
-        width = listed.shape[1]
-        start = rng.integers(width // CHIEF, size=len(subjects))
-        stride = rng.integers(1, width, size=len(subjects))
-        rank = ranks[rng.integers(len(ranks), size=len(document))]
-        words: NDArray[np.int32] = listed[
-            subjects[document], (start[document] + stride[document] * rank) % width
-        ]
-        return words
-
-    def questions(self, asked: IntArray, rng: Rng) -> tuple[str, ...]:
-        """For every query two or three words of the aspect and one or two of its topic."""
-        lengths = rng.integers(3, 6, size=len(asked))
-        words = [
-            listed[subjects, rng.integers(listed.shape[1] // share, size=len(asked))]
-            for listed, subjects, share in (
-                (self._aspect_words, asked, CHIEF),
-                (self._topic_words, asked // ASPECTS, CHIEF),
-                (self._aspect_words, asked, 1),
-                (self._aspect_words, asked, 1),
-                (self._topic_words, asked // ASPECTS, 1),
-            )
-        ]
-        kept = np.arange(len(words)) < lengths[:, None]
-        return tuple(self._joined(np.stack(words, axis=1)[kept], lengths))
-
-    def _joined(self, tokens: NDArray[np.int32], lengths: IntArray) -> list[str]:
-        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-        lists = pa.ListArray.from_arrays(pa.array(offsets), self.words.take(pa.array(tokens)))
-        joined: list[str] = pc.binary_join(lists, " ").to_pylist()
-        return joined
-
-
-def _written(
-    language: _Language, about: _Subjects, words: int, streams: Streams
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    titles: list[str] = []
-    bodies: list[str] = []
-    size = max(1, 1_000_000 // words)
-    for first in progress(range(0, len(about.main), size), label="writing documents"):
-        some = _Subjects(about.main[first : first + size], about.minor[first : first + size])
-        rng, count = streams("documents", first), len(some.main)
-        lengths = np.maximum(1, np.rint(words * np.exp(rng.normal(-0.045, 0.3, size=count)))).astype(np.int64)
-        titles += language.written(some, rng.integers(4, 9, size=count), TITLE, rng)
-        bodies += language.written(some, lengths, BODY, rng)
-    return tuple(titles), tuple(bodies)
-
-
-def _zipf(ranks: int, size: int) -> NDArray[np.int32]:
-    """A table of ranks in which every rank r ≥ 1 stands as often as 1/r demands: drawing is a look-up."""
-    shares = np.cumsum(1 / np.arange(1, ranks + 1))
-    found = np.searchsorted(shares / shares[-1], (np.arange(size) + 0.5) / size)
-    return found.astype(np.int32)
-
-
-def _spelled(count: int) -> list[str]:
-    """So many words that can be spoken and that no stemmer changes: two or three open syllables."""
-    heads = [consonant + vowel for consonant in "bdfgjklmnprstvwz" for vowel in "aeiou"]
-    tails = [head for head in heads if head[1] in "aou"]
-    words = [head + tail for head in heads for tail in tails]
-    longer = [head + word for head in heads for word in words]
-    chosen = np.arange(count) * 104_729 % len(longer)  # a prime: neighbours in rank do not look alike
-    return [longer[at][2:] if rank < 500 else longer[at] for rank, at in enumerate(chosen.tolist())]

@@ -19,36 +19,4 @@ from isthmus.evaluation.probability import (
 )
 from isthmus.evaluation.propensity import Propensity
 from isthmus.evaluation.results import Evaluation, evaluate, evaluate_rows
-from isthmus.evaluation.statistics import Interval, bootstrap, fold_interval, holm, paired_t, randomisation
-
-__all__ = [
-    "FAMILIES",
-    "PROFILES",
-    "Comparison",
-    "Evaluation",
-    "Interval",
-    "Measure",
-    "Propensity",
-    "Reliability",
-    "Testing",
-    "base_rate",
-    "bootstrap",
-    "brier",
-    "brier_skill",
-    "calibration",
-    "calibration_of",
-    "compare",
-    "ece",
-    "evaluate",
-    "evaluate_rows",
-    "fold_interval",
-    "holm",
-    "log_loss",
-    "mce",
-    "outcomes_of",
-    "paired_t",
-    "randomisation",
-    "reliability",
-    "reliability_diagram",
-    "top_ece",
-]
+from isthmus.evaluation.statistics import Interval, bootstrap, holm, paired_t, randomisation

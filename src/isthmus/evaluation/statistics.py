@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isthmus.errors import ConfigError, DataError
+from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.tables.ids import FloatArray, IntArray
 
@@ -41,25 +41,6 @@ class Paired:
     p: float
     n: int
     how: str
-
-
-def fold_interval(values: ArrayLike, *, level: float = 0.95, ci: str = "t") -> Interval:
-    """mean ± q · s/√F over F folds or seeds, s with F − 1 in the denominator.
-
-    ci="t": q from Student's t with F − 1 degrees of freedom (2.776 for five folds); ci="normal": 1.96.
-    """
-    from scipy.special import ndtri, stdtrit
-
-    found = _finite(values)
-    if ci not in ("t", "normal"):
-        raise ConfigError(f"unknown interval {ci!r}", key=ci, known=("t", "normal"))
-    mean, folds = float(found.mean()), len(found)
-    if folds < 2:
-        return Interval(mean, float("nan"), float("nan"), folds, ci)
-    tail = (1 + level) / 2
-    quantile = float(stdtrit(folds - 1, tail) if ci == "t" else ndtri(tail))
-    reach = quantile * float(found.std(ddof=1)) / folds**0.5
-    return Interval(mean, mean - reach, mean + reach, folds, ci)
 
 
 def bootstrap(
@@ -142,14 +123,6 @@ def holm(p_values: ArrayLike) -> FloatArray:
     adjusted = np.empty(len(found))
     adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
     return adjusted
-
-
-def _finite(values: ArrayLike) -> FloatArray:
-    found = np.asarray(values, dtype=np.float64).reshape(-1)
-    found = found[np.isfinite(found)]
-    if not len(found):
-        raise DataError("no value to make an interval of")
-    return found
 
 
 def _differences(first: ArrayLike, second: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:

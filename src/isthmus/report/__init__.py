@@ -4,19 +4,3 @@ from isthmus.report.pages import Page, Section
 from isthmus.report.plots import Line, Plot, line_plot
 from isthmus.report.progress import Progress, box, progress, summary
 from isthmus.report.tables import FORMS, Cell, Estimate, Table
-
-__all__ = [
-    "FORMS",
-    "Cell",
-    "Estimate",
-    "Line",
-    "Page",
-    "Plot",
-    "Progress",
-    "Section",
-    "Table",
-    "box",
-    "line_plot",
-    "progress",
-    "summary",
-]

@@ -2,6 +2,7 @@
 
 from isthmus.tables.beir import read_corpus_beir, write_corpus_beir
 from isthmus.tables.corpus import SPLITS, Corpus, Documents, Queries
+from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 from isthmus.tables.letor import Letor
 from isthmus.tables.letor_files import (
     Fold,
@@ -14,27 +15,3 @@ from isthmus.tables.letor_files import (
 from isthmus.tables.queries import read_queries
 from isthmus.tables.rankings import UNJUDGED, Qrels, Run
 from isthmus.tables.trec import read_qrels, read_run, write_qrels, write_run
-
-__all__ = [
-    "SPLITS",
-    "UNJUDGED",
-    "Corpus",
-    "Documents",
-    "Fold",
-    "Letor",
-    "Qrels",
-    "Queries",
-    "Run",
-    "read_corpus_beir",
-    "read_letor",
-    "read_letor_fold",
-    "read_letor_folds",
-    "read_qrels",
-    "read_queries",
-    "read_run",
-    "rotated_folds",
-    "write_corpus_beir",
-    "write_letor",
-    "write_qrels",
-    "write_run",
-]

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isthmus.evaluation import fold_interval
 from isthmus.federation.semisupervised.ways import ANCHORED
 from isthmus.report import Estimate, Line, Plot, Table, line_plot
+from isthmus_reproduce.intervals import fold_interval
 from isthmus_reproduce.notebook import Cell
 from isthmus_reproduce.prose import Prose
 

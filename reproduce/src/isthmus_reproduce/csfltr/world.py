@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.corpora import load, synthetic
+from isthmus.corpora import load
 from isthmus.errors import DataError
 from isthmus.features import Collection, ExactCounts, TermCounts
 from isthmus.federation.semisupervised.selection import Chosen, Selection, judged_pairs
@@ -25,6 +25,7 @@ from isthmus.randomness import Streams
 from isthmus.retrieval import BM25
 from isthmus.tables import Corpus, Letor, Qrels
 from isthmus.tables.ids import Ids
+from isthmus_reproduce import synthetic_text
 from isthmus_reproduce.deals import deal_corpus
 
 Variant = Literal["exact", "private", "clipped"]
@@ -58,7 +59,7 @@ def collection(name: str, small: bool, circular: bool) -> Corpus:
     """The judged queries of a collection and its documents."""
     if name == "synthetic":
         sizes = (240, 48, 4) if small else (1600, 200, 4)
-        corpus = synthetic.text(*sizes, words=150 if small else 300)
+        corpus = synthetic_text.text(*sizes, words=150 if small else 300)
     else:
         corpus = load(name)
     if circular:

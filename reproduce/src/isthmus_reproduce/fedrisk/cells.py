@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.evaluation import fold_interval, holm, paired_t
+from isthmus.evaluation import holm, paired_t
 from isthmus_reproduce.fedrisk import printed
 from isthmus_reproduce.fedrisk.plans import DEPTHS, MEASURES, MODES, Mode, Protocol, RunName, all_bad, plans
+from isthmus_reproduce.intervals import fold_interval
 from isthmus_reproduce.notebook import Cell
 
 Results = Mapping["RunUnit", Any]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.evaluation import fold_interval
 from isthmus.report import Plot
+from isthmus_reproduce.intervals import fold_interval
 
 Floats = NDArray[np.float64]
 

@@ -12,12 +12,12 @@ from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from isthmus.corpora import load
 from isthmus.corpora.labels import fold_count
 from isthmus.errors import DataError
-from isthmus.partition import folds, head_labels
+from isthmus.partition import folds
 from isthmus.randomness import Streams
 from isthmus.tables import Corpus, Documents, Qrels
 from isthmus.tables.ids import IntArray
@@ -25,6 +25,14 @@ from isthmus_reproduce.deals import normal_text, same_text
 from isthmus_reproduce.fusion.labels import Labels, labels_of
 
 FOLDS = 10
+
+
+def head_labels(counts: ArrayLike, share: float = 0.2) -> NDArray[np.bool_]:
+    """Which labels are head: the ⌊share·L⌋ + 1 most frequent of L, ties to the earlier label."""
+    frequency = np.asarray(counts)
+    head = np.zeros(len(frequency), dtype=bool)
+    head[np.argsort(-frequency, kind="stable")[: int(share * len(frequency) + 1e-9) + 1]] = True
+    return head
 
 
 @dataclass(frozen=True, eq=False)

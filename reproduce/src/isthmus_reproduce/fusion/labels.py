@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.encoders import Projected, unit
+from isthmus.encoders import unit
 from isthmus.errors import DataError
 from isthmus.report.progress import progress
 from isthmus.retrieval.bm25 import BM25
@@ -33,6 +33,7 @@ from isthmus.retrieval.dense import Score, shaped
 from isthmus.retrieval.retriever import check_depth, check_unique
 from isthmus.tables import Corpus, Documents, Queries, Run
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus_reproduce.fusion.encoders import Projected
 from isthmus_reproduce.fusion.views import Encoded, Sight, View
 
 Labels = NDArray[np.bool_]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from isthmus.encoders import Encoder, Lsa, Remembered, Transformer, Unmarked, unmarked
+from isthmus.encoders import Encoder, Lsa, Transformer
 from isthmus.errors import MissingExtra
 from isthmus.retrieval.bm25 import BM25
 from isthmus.retrieval.dense import Score
 from isthmus.text import Tokeniser
+from isthmus_reproduce.fusion.encoders import Remembered, Unmarked, unmarked
 from isthmus_reproduce.fusion.labels import (
     Bm25Neighbours,
     Centroid,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from isthmus.corpora import available, load, synthetic
+from isthmus.corpora import available, load
 from isthmus.errors import DataError
 from isthmus.private.cost import explain
 from isthmus.private.counts import AskedCells, Asker, Noisy, PrivateCounts, fetch_catalogue, in_memory
@@ -32,6 +32,7 @@ from isthmus.report import Line, Page, Plot, Section, line_plot
 from isthmus.tables import Corpus
 from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import Tokens
+from isthmus_reproduce import synthetic_text
 from isthmus_reproduce.deals import deal_corpus
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit, cells_table
 from isthmus_reproduce.private import attacks
@@ -111,7 +112,7 @@ def collection(name: str, scale: str, seed: int) -> Corpus:
     if name != "synthetic":
         return load(name)
     documents, queries = (1000, 100) if scale == "full" else (300, 40)
-    return synthetic.text(documents, queries, SILOS, seed=seed, words=1000 if scale == "full" else 200)
+    return synthetic_text.text(documents, queries, SILOS, seed=seed, words=1000 if scale == "full" else 200)
 
 
 def measure(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.corpora import available, load, synthetic
+from isthmus.corpora import available, load
 from isthmus.features import NAMES, Collection, ExactCounts, Pairs
 from isthmus.features import compute as features
 from isthmus.private.sketch import CountMin, CountSketch, HashFamily, Sketch
@@ -23,6 +23,7 @@ from isthmus.report import Line, Plot, Section, line_plot
 from isthmus.tables import Corpus
 from isthmus.tables.ids import Ids, IntArray
 from isthmus.text import Tokens, tokenise
+from isthmus_reproduce import synthetic_text
 from isthmus_reproduce.notebook import Notebook, Unit
 from isthmus_reproduce.prose import Prose
 
@@ -92,7 +93,7 @@ def sections(found: Mapping[Picture, Any]) -> tuple[Section, ...]:
 
 def converging(*, width: int, seed: int) -> dict[str, float]:
     """The mean distance of features from sketches to exact ones, in standard deviations of the feature."""
-    corpus = synthetic.text(200, 40, seed=seed, words=300)
+    corpus = synthetic_text.text(200, 40, seed=seed, words=300)
     queries, title, body = _tokens(corpus)
     pairs = Pairs.all(len(queries), len(body))
     truth = features(queries, pairs, title=ExactCounts.of(title), body=ExactCounts.of(body))
@@ -139,7 +140,7 @@ def panel(*, panel: str, seed: int) -> dict[str, list[float]]:
     """Places of sampled pairs in the plane, and their grades."""
     from sklearn.manifold import TSNE
 
-    corpus = load("cran") if available().get("cran") else synthetic.text(400, 60, seed=seed, words=200)
+    corpus = load("cran") if available().get("cran") else synthetic_text.text(400, 60, seed=seed, words=200)
     rng = Streams(seed)("panels")
     queries, title, body = _tokens(corpus)
     pairs, grades = _sampled(corpus, rng)
