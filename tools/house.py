@@ -169,7 +169,7 @@ class Module:
             if token.type not in _NO_CODE:
                 lines.update(range(token.start[0], token.end[0] + 1))
         blank = {at for at, line in enumerate(self.source.splitlines(), 1) if not line.strip()}
-        return frozenset(lines - blank - {at for node in ast.walk(self.tree) for at in _docstring(node)})
+        return frozenset(lines - blank - {at for node in ast.walk(self.tree) for at in _docstrings(node)})
 
     @cached_property
     def imports(self) -> tuple[Import, ...]:
@@ -213,17 +213,13 @@ _NO_CODE = (
 )
 
 
-def _docstring(node: ast.AST) -> range:
-    """The lines of a node's docstring."""
-    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        return range(0)
-    first = node.body[0] if node.body else None
-    told = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    if not (told and isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)):
-        return range(0)
-    if not isinstance(first.value.value, str):
-        return range(0)
-    return range(first.lineno, (first.end_lineno or first.lineno) + 1)
+def _docstrings(node: ast.AST) -> Iterator[int]:
+    """The lines of strings that stand alone in its body: docstrings, those of attributes too."""
+    body = getattr(node, "body", None)
+    for statement in body if isinstance(body, list) else ():
+        value = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield from range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
 
 
 class House:
