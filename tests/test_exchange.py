@@ -358,7 +358,7 @@ def test_fuzzed_steps_of_the_sum_are_refused(tmp_path: Path, soak_count: Callabl
         if rng.random() < 0.2:
             wrong[rng.bytes(4).hex() + "/" + name] = rng.bytes(128)
         try:
-            Exchange(made["north"], replace(turn, sums=wrong)).summing.share(wrong)
+            Exchange(made["north"], replace(turn, sums=wrong)).summing.step(1, wrong, {})
         except ProtocolError:
             refused += 1
         for file, data in kept.items():

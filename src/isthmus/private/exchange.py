@@ -29,8 +29,9 @@ from isthmus.private.letters import ANSWER, HeardInFolder, Letter, NumbersInFold
 from isthmus.private.lookup import Lookup, Seeker
 from isthmus.private.messages import Question, Refusal, kind_of
 from isthmus.private.noise import Entropy
+from isthmus.private.secure_sum import Parts
 from isthmus.private.store import SiloFolder
-from isthmus.private.summing import STEPS, Adding, Agreed, Contribution, Parts, Summing
+from isthmus.private.summing import TURNS, Adding, Agreed, Contribution, Summing
 from isthmus.private.totals import WIDTH, Totals
 from isthmus.tables import Queries, write_letor
 from isthmus.tables.files import replacing
@@ -246,7 +247,7 @@ class Exchange:
             sums = self._summed(ledger)
             answers = list(self._answers(ledger))
             questions = list(self._questions(ledger))
-        done = self.turn.step >= STEPS and not self.waits and self._finished()
+        done = self.turn.step >= TURNS and not self.waits and self._finished()
         letters, failed = (*answers, *questions), tuple(sorted(set(self.failed)))
         return Reply(self.name, letters, sums, done, self.refused, failed, self._announced())
 
@@ -268,22 +269,13 @@ class Exchange:
         incoming, step = self.turn.sums, self.turn.step
         if step == 0:
             self._forget_stopped(ledger)
-            return self.summing.advertise(self.fields)
-        if step == 1:
-            parts = self.summing.share(incoming)
-            self._charge(ledger, book=False)  # before anything of this silo's can be opened
-            return parts
-        if step == 2:
-            return self.summing.mask(incoming, {name: self._adding(name) for name in self.fields})
-        if step == 3:
-            return self.summing.confirm(incoming)
-        if step == 4:
-            parts = self.summing.reveal(incoming)
-            self._charge(ledger, book=True)
-            return parts
-        if step == 5:
-            self.summing.finish(incoming)
-        return {}
+        if step >= TURNS - 1:
+            self.summing.finish(incoming if step < TURNS else {})
+            return {}
+        parts = self.summing.step(step, incoming, {name: self._adding(name) for name in self.fields})
+        if step in (1, 4):  # there is room before anything can be opened, and it is booked before it is
+            self._charge(ledger, book=step == 4)
+        return parts
 
     def _charge(self, ledger: Ledger, *, book: bool) -> None:
         """Book the sums of all fields, or see whether there is room; what counts need is left in any case.
@@ -479,7 +471,7 @@ class Relay:
             raise FederationError(f"an exchange of {self.count} silos cannot go on ({told})")
         self.done = frozenset(name for name, reply in replies.items() if reply.done)
         post = self._sorted(replies)
-        self.quiet = 0 if any(post.values()) or self.step < STEPS else self.quiet + 1
+        self.quiet = 0 if any(post.values()) or self.step < TURNS else self.quiet + 1
         if self.done == set(self.silos) and not any(post.values()):
             self.over = True
             return {name: Turn(self._agreed(), self.step, over=True) for name in self.silos}

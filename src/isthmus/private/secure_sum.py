@@ -22,6 +22,9 @@ things have masks that do not cancel and signatures that do not count. Members w
 simulations: they follow the same steps, and believe the relay about who is who. `kept` and `resumed` carry a
 member from process to process.
 
+Whatever carries a sum carries named bytes (`Parts`): `Member.step` takes those of a step and gives those for
+the relay, where `Summation` takes them in and says what each member gets next.
+
 Sums are exact modulo 2^64. `FixedPoint` turns real vectors into integers and back, and refuses values
 that would wrap around, so a diverging model is an error and not a random number.
 """
@@ -49,8 +52,11 @@ from isthmus.errors import PrivacyError, ProtocolError
 from isthmus.private import shamir
 
 Words = NDArray[np.uint64]
+Parts = dict[str, bytes]
+"""What a step carries, by member: keys, boxes, a masked vector, signatures; shares by kind and member."""
+STEPS = ("agree", "share", "mask", "confirm", "reveal")
 
-_SECRET = shamir.SECRET
+_SECRET, _SIGNATURE = shamir.SECRET, 64
 
 
 def least_threshold(members: int) -> int:
@@ -72,6 +78,17 @@ class Advert:
         parts = (b"isthmus secure sum, keys", session, self.name.encode(), self.sealing_key, self.mask_key)
         return joined(parts)
 
+    def to_bytes(self) -> bytes:
+        """Both keys and the signature."""
+        return self.sealing_key + self.mask_key + self.signature
+
+    @classmethod
+    def of(cls, name: str, data: bytes) -> Advert:
+        """What `to_bytes` wrote, in a member's name."""
+        if len(data) not in (2 * _SECRET, 2 * _SECRET + _SIGNATURE):
+            raise ProtocolError("public keys of the wrong length")
+        return cls(name, data[:_SECRET], data[_SECRET : 2 * _SECRET], data[2 * _SECRET :])
+
 
 @dataclass(frozen=True, slots=True)
 class Revealed:
@@ -79,6 +96,20 @@ class Revealed:
 
     seeds: Mapping[str, bytes]
     keys: Mapping[str, bytes]
+
+    def parts(self) -> Parts:
+        """By kind and member."""
+        named = {f"seed/{name}": share for name, share in self.seeds.items()}
+        return named | {f"key/{name}": share for name, share in self.keys.items()}
+
+    @classmethod
+    def of(cls, parts: Mapping[str, bytes]) -> Revealed:
+        """What `parts` named."""
+        seeds, keys = (
+            {label.removeprefix(kind): share for label, share in parts.items() if label.startswith(kind)}
+            for kind in ("seed/", "key/")
+        )
+        return cls(seeds, keys)
 
 
 @dataclass(eq=False)
@@ -117,10 +148,7 @@ class Member:
             "session": self.session.hex(),
             "threshold": self.threshold,
             "secrets": [secret.hex() for secret in secrets],
-            "peers": [
-                [a.name, a.sealing_key.hex(), a.mask_key.hex(), a.signature.hex()]
-                for a in self._peers.values()
-            ],
+            "peers": {name: advert.to_bytes().hex() for name, advert in self._peers.items()},
             "shares": {name: [seed.hex(), key.hex()] for name, (seed, key) in self._held.items()},
             "terms": self.terms.hex(),
             "masked": self._masked,
@@ -139,16 +167,14 @@ class Member:
     ) -> Member:
         """The member that `kept` has put away."""
         state = json.loads(kept)
-        if "survivors" not in state:
+        if not isinstance(state.get("peers"), dict):
             raise ProtocolError("a secure sum begun by an older release of Isthmus (begin a new one)")
         secrets = iter([bytes.fromhex(secret) for secret in state["secrets"]])
-        session = bytes.fromhex(state["session"])
-        member = cls(
-            state["name"], session, state["threshold"], identity, trusted, entropy=lambda size: next(secrets)
-        )
+        session, threshold = bytes.fromhex(state["session"]), state["threshold"]
+        member = cls(state["name"], session, threshold, identity, trusted, lambda size: next(secrets))
         member.entropy = os.urandom
         member.terms = bytes.fromhex(state["terms"])
-        member._peers = {name: Advert(name, *map(bytes.fromhex, keys)) for name, *keys in state["peers"]}
+        member._peers = {name: Advert.of(name, bytes.fromhex(keys)) for name, keys in state["peers"].items()}
         member._held = {
             name: (bytes.fromhex(seed), bytes.fromhex(key)) for name, (seed, key) in state["shares"].items()
         }
@@ -160,6 +186,23 @@ class Member:
     def peers(self) -> frozenset[str]:
         """All members whose keys were accepted, this one too."""
         return frozenset(self._peers)
+
+    def step(
+        self, step: str, incoming: Mapping[str, bytes], *, vector: ArrayLike = (), terms: bytes = b""
+    ) -> Parts:
+        """Any of `STEPS`, from what the relay hands this member to what it sends back."""
+        match step:
+            case "agree":
+                return {self.name: self.advertise().to_bytes()}
+            case "share":
+                return self.share([Advert.of(name, keys) for name, keys in sorted(incoming.items())])
+            case "mask":
+                return {self.name: self.mask(vector, incoming, terms=terms).astype("<u8").tobytes()}
+            case "confirm":
+                return {self.name: self.confirm(list(incoming))}
+            case "reveal":
+                return self.reveal(incoming).parts()
+        raise ProtocolError("a step that no secure sum has")
 
     def advertise(self) -> Advert:
         """Step 1: the public keys of this session."""
@@ -191,18 +234,12 @@ class Member:
             raise ProtocolError("the list of members names somebody twice or misquotes this member")
         if not least_threshold(len(peers)) <= self.threshold <= len(peers):
             raise ProtocolError("the threshold must be above two thirds of the members, and not above all")
-        for advert in adverts:
-            if len(advert.sealing_key) != _SECRET or len(advert.mask_key) != _SECRET:
-                raise ProtocolError("a public key has the wrong length")
-            if self.trusted is not None and advert.name != self.name:
-                self._verify(advert)
+        for name, advert in peers.items():
+            if self.trusted is not None and name not in {*self.trusted, self.name}:
+                raise ProtocolError("the list of members names somebody this member does not know")
+            if not self._is_signed(name, advert.signature, advert.statement(self.session)):
+                raise ProtocolError("a member's keys are not signed by its identity")
         return peers
-
-    def _verify(self, advert: Advert) -> None:
-        if advert.name not in (self.trusted or {}):
-            raise ProtocolError("the list of members names somebody this member does not know")
-        if not self._is_signed(advert.name, advert.signature, advert.statement(self.session)):
-            raise ProtocolError("a member's keys are not signed by its identity")
 
     def mask(self, vector: ArrayLike, boxes: Mapping[str, bytes], *, terms: bytes = b"") -> Words:
         """Step 3: the vector under its masks. `boxes` holds what each other member sealed for this one;
@@ -328,6 +365,70 @@ def total(
     return summed
 
 
+@dataclass(eq=False)
+class Summation:
+    """The relay's side of one session: what members have sent so far, and what each gets next."""
+
+    session: bytes
+    threshold: int
+    size: int
+    """Numbers of a vector."""
+    adverts: dict[str, Advert] = field(default_factory=dict)
+    boxes: dict[str, Parts] = field(default_factory=dict)
+    masked: dict[str, Words] = field(default_factory=dict)
+    signatures: Parts = field(default_factory=dict)
+    revealed: dict[str, Revealed] = field(default_factory=dict)
+
+    def next(self, step: str, name: str) -> Parts:
+        """What a member is handed for a step."""
+        match step:
+            case "share":
+                return {peer: advert.to_bytes() for peer, advert in self.adverts.items()}
+            case "mask":
+                return {peer: boxes[name] for peer, boxes in self.boxes.items() if name in boxes}
+            case "confirm":
+                return dict.fromkeys(sorted(self.masked), b"")
+            case "reveal":
+                return dict(self.signatures)
+        return {}
+
+    def receive(self, step: str, name: str, parts: Mapping[str, bytes]) -> None:
+        """Take in what a member sent; a ProtocolError if that is not what the step asks for."""
+        if step in ("agree", "mask", "confirm") and set(parts) != {name}:
+            raise ProtocolError("sent nothing, or something in another's name")
+        match step:
+            case "agree":
+                self.adverts[name] = Advert.of(name, parts[name])
+            case "share":
+                if parts.keys() != self.adverts.keys() - {name}:
+                    raise ProtocolError("did not share its secrets with everybody")
+                self.boxes[name] = dict(parts)
+            case "mask":
+                if len(parts[name]) != 8 * self.size:
+                    raise ProtocolError("sent a masked vector of the wrong size")
+                self.masked[name] = np.frombuffer(parts[name], dtype="<u8").astype(np.uint64)
+            case "confirm":
+                self.signatures[name] = parts[name]
+            case "reveal":
+                shares = Revealed.of(parts)
+                gone = self.boxes.keys() - self.masked.keys()
+                if shares.seeds.keys() != self.masked.keys() or shares.keys.keys() != gone:
+                    raise ProtocolError("revealed other shares than it was asked for")
+                self.revealed[name] = shares
+
+    def total(self, terms: bytes = b"") -> Words:
+        """The sum over those whose vectors have come, once enough have revealed their shares."""
+        return total(
+            self.masked,
+            list(self.adverts.values()),
+            self.revealed,
+            session=self.session,
+            threshold=self.threshold,
+            shared=list(self.boxes),
+            terms=terms,
+        )
+
+
 def sum_in_memory(
     vectors: Mapping[str, ArrayLike],
     *,
@@ -338,14 +439,12 @@ def sum_in_memory(
 ) -> Words:
     """The whole protocol in one process, for simulation; `dropped` leave before step 3."""
     members = {name: Member(name, session, threshold, entropy=entropy) for name in vectors}
-    adverts = [member.advertise() for member in members.values()]
-    sealed = {name: member.share(adverts) for name, member in members.items()}
-    boxes = {name: {peer: sealed[peer][name] for peer in sealed if peer != name} for name in sealed}
-    there = [name for name in members if name not in dropped]
-    masked = {name: members[name].mask(vectors[name], boxes[name]) for name in there}
-    signatures = {name: members[name].confirm(list(masked)) for name in masked}
-    revealed = {name: members[name].reveal(signatures) for name in masked}
-    return total(masked, adverts, revealed, session=session, threshold=threshold, shared=list(sealed))
+    sums = Summation(session, threshold, max((np.size(vector) for vector in vectors.values()), default=0))
+    for step in STEPS:
+        there = [name for name in members if step in ("agree", "share") or name not in dropped]
+        for name, incoming in [(name, sums.next(step, name)) for name in there]:
+            sums.receive(step, name, members[name].step(step, incoming, vector=vectors[name]))
+    return sums.total()
 
 
 def pairwise_mask(
