@@ -213,8 +213,9 @@ def _idle(silos: int, *, repeats: int = 15) -> float:
     from flwr.app import Message, MessageType
     from flwr.clientapp import ClientApp
 
+    from isthmus.federation.aggregation import combine
     from isthmus.federation.engines import LocalGrid
-    from isthmus.federation.messages import answer, combine, order, pack, unpack
+    from isthmus.federation.messages import answer, order, pack, unpack
 
     app = ClientApp()
 

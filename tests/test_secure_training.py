@@ -16,11 +16,12 @@ from scipy.stats import chisquare
 from easy_rows import easy
 from isthmus.errors import ProtocolError, RoundFailed
 from isthmus.federation import apps, clients, engines, members, relay, rounds
+from isthmus.federation.aggregation import combine
 from isthmus.federation.apps import train
 from isthmus.federation.faults import afflicted
 from isthmus.federation.holdings import silo_name
 from isthmus.federation.members import check_weights, flat
-from isthmus.federation.messages import combine, order, unpack
+from isthmus.federation.messages import order, unpack
 from isthmus.federation.relay import even
 from isthmus.federation.settings import (
     Config,

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
 
-from isthmus.federation.engines import give_identity
-from isthmus.federation.messages import answer, pack, unpack
-from isthmus.federation.restraint import Restraint
+from isthmus.federation.aggregation import MEMORY, correction, norm, refusal
 from isthmus.federation.risk import batch_risks, mean_error, probe_risk, softmax_weights
 from isthmus.federation.settings import RiskOptions, StrategyOptions
-from isthmus.federation.strategies import MEMORY, build, norm
+from rounds_by_hand import HandMade, Probe, coordinator, same
+from rounds_by_hand import play as play_rounds
 
 START = {"w": np.array([1.0, -2.0, 3.0], np.float32), "b": np.array([0.5], np.float32)}
-
-
-@pytest.fixture(autouse=True)
-def _identity():
-    give_identity()
 
 
 def models(count, seed=0, spread=0.1):
@@ -29,21 +24,9 @@ def models(count, seed=0, spread=0.1):
     ]
 
 
-def play(strategy, rounds, start=START, number=0):
-    """Run a strategy over rounds of (models, examples, steps[, reports]); the global model after each."""
-    current, told = start, []
-    for at, (sent, examples, steps, *more) in enumerate(rounds, number + 1):
-        strategy.choose({100 + silo: f"silo-{silo}" for silo in range(len(sent))})
-        messages = strategy.configure_train(at, pack(current), ConfigRecord(), None)
-        replies = []
-        for silo, (message, model) in enumerate(zip(messages, sent, strict=True)):
-            report = {} if not more else {"report": {"errors": more[0][silo]}}
-            numbers = {"num-examples": examples[silo], "steps": steps[silo]}
-            replies.append(answer(message, numbers, arrays=model, **report))
-        record, _ = strategy.aggregate_train(at, replies)
-        current = unpack(record)
-        told.append(current)
-    return told
+def play(strategy, rounds, **more):
+    """The global model after each of the rounds."""
+    return [state.parameters for state in play_rounds(strategy, rounds, START, **more)]
 
 
 def options(name, **more):
@@ -53,12 +36,8 @@ def options(name, **more):
 ROUNDS = [(models(4, seed), [10, 20, 30, 40], [1, 2, 3, 4]) for seed in range(3)]
 
 
-def same(first, second):
-    return all(np.array_equal(first[key], second[key]) for key in START)
-
-
 def test_fedavg_weighs_by_examples():
-    (last,) = play(build(options("fedavg")), ROUNDS[:1])
+    (last,) = play(options("fedavg"), ROUNDS[:1])
     sent = ROUNDS[0][0]
     by_hand = sum(share * model["w"] for share, model in zip((0.1, 0.2, 0.3, 0.4), sent, strict=True))
     np.testing.assert_allclose(last["w"], by_hand, rtol=1e-6)
@@ -75,14 +54,14 @@ def test_fedavg_weighs_by_examples():
     ids=lambda twin: f"{twin.name}-{twin.server}",
 )
 def test_strategies_that_are_fedavg_in_disguise(twin):
-    for first, second in zip(play(build(options("fedavg")), ROUNDS), play(build(twin), ROUNDS), strict=True):
+    for first, second in zip(play(options("fedavg"), ROUNDS), play(twin, ROUNDS), strict=True):
         assert same(first, second)
 
 
 def test_server_momentum_is_heavy_ball():
     """θ_t = θ_{t−1} + Δ_t + m (θ_{t−1} − θ_{t−2})."""
-    first, second, third = play(build(options("fedavgm", momentum=0.5)), ROUNDS)
-    plain = [play(build(options("fedavg")), [part])[0] for part in ROUNDS]
+    first, second, third = play(options("fedavgm", momentum=0.5), ROUNDS)
+    plain = [play(options("fedavg"), [part])[0] for part in ROUNDS]
     np.testing.assert_allclose(first["w"], plain[0]["w"], rtol=1e-6)
     np.testing.assert_allclose(second["w"], plain[1]["w"] + 0.5 * (first["w"] - START["w"]), rtol=1e-5)
     np.testing.assert_allclose(third["w"], plain[2]["w"] + 0.5 * (second["w"] - first["w"]), rtol=1e-5)
@@ -92,17 +71,15 @@ def test_median_and_trimmed_mean_shrug_off_one_liar():
     sent = models(5)
     sent[2] = {key: value + 1e6 for key, value in sent[2].items()}
     for name in ("fedmedian", "fedtrimmedavg"):
-        (last,) = play(build(options(name)), [(sent, [1] * 5, [1] * 5)])
+        (last,) = play(options(name), [(sent, [1] * 5, [1] * 5)])
         assert np.abs(last["w"] - START["w"]).max() < 1
 
 
 def test_convex_and_halving_go_part_of_the_way():
-    (full,) = play(build(options("fedavg")), ROUNDS[:1])
-    (convex,) = play(build(options("fedavg", server="convex", momentum=0.25)), ROUNDS[:1])
+    (full,) = play(options("fedavg"), ROUNDS[:1])
+    (convex,) = play(options("fedavg", server="convex", momentum=0.25), ROUNDS[:1])
     np.testing.assert_allclose(convex["w"], 0.75 * full["w"] + 0.25 * START["w"], rtol=1e-6)
-    *_, third = play(
-        build(options("fedavg", server="halving")), [([START] * 2, [1, 1], [1, 1])] * 2 + ROUNDS[:1]
-    )
+    *_, third = play(options("fedavg", server="halving"), [([START] * 2, [1, 1], [1, 1])] * 2 + ROUNDS[:1])
     np.testing.assert_allclose(third["w"], START["w"] + (full["w"] - START["w"]) / 8, rtol=1e-6)
 
 
@@ -110,30 +87,31 @@ def test_fednova_undoes_unequal_numbers_of_steps():
     """One silo took ten steps, the other one, each step the same size: both directions count alike."""
     one = {"w": START["w"] + np.float32([0.1, 0, 0]), "b": START["b"]}
     ten = {"w": START["w"] + np.float32([0, 1.0, 0]), "b": START["b"]}
-    (last,) = play(build(options("fednova")), [([one, ten], [5, 5], [1, 10])])
+    (last,) = play(options("fednova"), [([one, ten], [5, 5], [1, 10])])
     np.testing.assert_allclose(last["w"] - START["w"], [5.5 * 0.05, 5.5 * 0.05, 0], atol=1e-6)
-    (equal,) = play(build(options("fednova")), [([one, ten], [5, 5], [4, 4])])
-    (average,) = play(build(options("fedavg")), [([one, ten], [5, 5], [4, 4])])
+    (equal,) = play(options("fednova"), [([one, ten], [5, 5], [4, 4])])
+    (average,) = play(options("fedavg"), [([one, ten], [5, 5], [4, 4])])
     np.testing.assert_allclose(equal["w"], average["w"], rtol=1e-6)
 
 
 def test_scaffold_keeps_the_books():
-    strategy = build(options("scaffold"))
-    strategy.learning_rate, strategy.population = 0.1, 4
     sent = models(2)
-    (last,) = play(strategy, [(sent, [1, 9], [2, 5])])
-    np.testing.assert_allclose(last["w"], (sent[0]["w"] + sent[1]["w"]) / 2, rtol=1e-6)
+    (state,) = play_rounds(options("scaffold"), [(sent, [1, 9], [2, 5])], START)
+    np.testing.assert_allclose(state.parameters["w"], (sent[0]["w"] + sent[1]["w"]) / 2, rtol=1e-6)
     own = [(START["w"] - sent[at]["w"]) / (steps * 0.1) for at, steps in enumerate((2, 5))]
-    np.testing.assert_allclose(strategy.controls["silo-0"]["w"], own[0], rtol=1e-5)
-    np.testing.assert_allclose(strategy.controls[""]["w"], (own[0] + own[1]) / 4, rtol=1e-5)
-    strategy.choose({7: "silo-1", 8: "silo-9"})
-    first, second = strategy.configure_train(2, pack(last), ConfigRecord(), None)
-    np.testing.assert_allclose(
-        unpack(first.content.array_records["correction"])["w"], (own[0] + own[1]) / 4 - own[1], rtol=1e-4
-    )
-    np.testing.assert_allclose(
-        unpack(second.content.array_records["correction"])["w"], (own[0] + own[1]) / 4, rtol=1e-5
-    )
+    np.testing.assert_allclose(state.strategy["controls/silo-0/w"], own[0], rtol=1e-5)
+    np.testing.assert_allclose(state.strategy["controls//w"], (own[0] + own[1]) / 4, rtol=1e-5)
+    first, second = (correction(state.strategy, name, START)["w"] for name in ("silo-1", "silo-9"))
+    np.testing.assert_allclose(first, (own[0] + own[1]) / 4 - own[1], rtol=1e-4)
+    np.testing.assert_allclose(second, (own[0] + own[1]) / 4, rtol=1e-5)
+
+
+def test_silos_are_told_what_their_strategy_needs():
+    states = play_rounds(options("scaffold"), ROUNDS[:1], START)
+    orders = coordinator(options("scaffold"), HandMade())._orders(states[-1], 2)({100: "silo-0"}, 1)
+    assert "correction" in orders[0].content.array_records
+    (order,) = coordinator(options("fedprox", proximal=0.3), HandMade())._orders(states[-1], 2)({7: "a"}, 1)
+    assert order.content.config_records["config"]["proximal-mu"] == 0.3
 
 
 @pytest.mark.parametrize(
@@ -142,13 +120,10 @@ def test_scaffold_keeps_the_books():
     ids=lambda told: told.name,
 )
 def test_a_restored_strategy_goes_on_bit_identically(told):
-    whole = play(build(told), ROUNDS)
-    first = build(told)
-    begun = play(first, ROUNDS[:1])[-1]
-    second = build(told)
-    second.restore({key: array.copy() for key, array in first.state().items()})
-    rest = play(second, ROUNDS[1:], start=begun, number=1)
-    assert same(rest[-1], whole[-1])
+    whole = play(told, ROUNDS)
+    begun = play_rounds(told, ROUNDS[:1], START)[-1]
+    copied = replace(begun, strategy={key: array.copy() for key, array in begun.strategy.items()})
+    assert same(play(told, ROUNDS[1:], after=copied)[-1], whole[-1])
 
 
 # FedRisk, sound
@@ -162,9 +137,12 @@ def judge(parameters):
 
 def fedrisk(**more):
     server = more.pop("server", "average")
-    strategy = build(options("fedrisk", server=server, risk=RiskOptions(**more)))
-    strategy.judge = strategy.disorder = judge
-    return strategy
+    return options("fedrisk", server=server, risk=RiskOptions(**more))
+
+
+def judged(strategy, rounds, **more):
+    """The states after rounds under a probe."""
+    return play_rounds(strategy, rounds, START, probe=Probe(judge), **more)
 
 
 def shifted(*values):
@@ -172,10 +150,9 @@ def shifted(*values):
 
 
 def test_sound_weights_follow_the_probe_and_the_memory_stands_among_them():
-    strategy = fedrisk()
     sent = shifted(1.8, 0.2, 1.2)
-    (last,) = play(strategy, [(sent, [100, 100, 100], [1, 1, 1])])
-    weights = strategy.weighed.weights
+    (state,) = judged(fedrisk(), [(sent, [100, 100, 100], [1, 1, 1])])
+    last, weights = state.parameters, state.history[-1].weights
     assert set(weights) == {"silo-0", "silo-1", "silo-2", MEMORY}
     assert weights["silo-0"] > 0.99
     assert weights["silo-1"] < weights[MEMORY] < weights["silo-2"]
@@ -189,10 +166,10 @@ def test_sound_weights_follow_the_probe_and_the_memory_stands_among_them():
 
 def test_a_round_of_bad_silos_leaves_the_model_alone():
     sent = shifted(-3.0, -4.0, -5.0)
-    (last,) = play(fedrisk(), [(sent, [100] * 3, [1] * 3)])
-    np.testing.assert_allclose(last["w"], START["w"], atol=1e-3)
-    (spoiled,) = play(fedrisk(memory=False), [(sent, [100] * 3, [1] * 3)])
-    assert spoiled["w"][0] < -2
+    (last,) = judged(fedrisk(), [(sent, [100] * 3, [1] * 3)])
+    np.testing.assert_allclose(last.parameters["w"], START["w"], atol=1e-3)
+    (spoiled,) = judged(fedrisk(memory=False), [(sent, [100] * 3, [1] * 3)])
+    assert spoiled.parameters["w"][0] < -2
 
 
 def worsening(count):
@@ -202,75 +179,77 @@ def worsening(count):
 
 @pytest.mark.parametrize("server", ["average", "momentum", "adam"])
 def test_bad_rounds_are_refused_and_any_number_of_them_costs_little(server):
-    strategy = fedrisk(server=server)
-    assert all(same(model, START) for model in play(strategy, worsening(3)))
-    assert strategy.weighed.weights == {MEMORY: 1.0}
-    assert set(strategy.weighed.rejected) == {"silo-0", "silo-1", "silo-2"}
-    assert all("the probe refused the round" in why for why in strategy.weighed.rejected.values())
-    for model in play(fedrisk(server=server), worsening(60)):
-        assert judge(model).mean() < judge(START).mean() + 0.02
+    states = judged(fedrisk(server=server), worsening(3))
+    assert all(same(state.parameters, START) for state in states)
+    record = states[-1].history[-1]
+    assert record.weights == {MEMORY: 1.0}
+    assert set(record.rejected) == {"silo-0", "silo-1", "silo-2"}
+    assert all("the probe refused the round" in why for why in record.rejected.values())
+    for state in judged(fedrisk(server=server), worsening(60)):
+        assert judge(state.parameters).mean() < judge(START).mean() + 0.02
 
 
 def test_a_probe_that_a_lucky_model_did_well_on_does_not_end_training():
     rng = np.random.default_rng(0)
     lucky = rng.normal(0.5, 0.1, 40)
     drawn = iter([lucky, *(lucky + rng.normal(0.05, 0.08, 40) for _ in range(400))])
-    restraint = Restraint(lambda model: next(drawn))
-    refused = [bool(restraint.refusal(START, START)) for _ in range(60)]
+    refused, best = [], None
+    for _ in range(60):
+        why, best = refusal(next(drawn), next(drawn), best)
+        refused.append(bool(why))
     assert 0 < sum(refused) < 50
     assert not all(refused[-15:])
 
 
 def test_restraint_goes_on_from_a_checkpoint():
     rounds = [(shifted(1.5, 1.4), [9, 9], [1, 1]), *worsening(2), (shifted(1.8, 1.7), [9, 9], [1, 1])]
-    whole = play(fedrisk(server="momentum"), rounds)
+    whole = judged(fedrisk(server="momentum"), rounds)
     for cut in range(1, len(rounds)):
-        first, second = fedrisk(server="momentum"), fedrisk(server="momentum")
-        before = play(first, rounds[:cut])
-        second.restore({name: array.copy() for name, array in first.state().items()})
-        after = play(second, rounds[cut:], start=before[-1], number=cut)
-        assert all(same(one, other) for one, other in zip([*before, *after], whole, strict=True))
+        before = judged(fedrisk(server="momentum"), rounds[:cut])
+        after = judged(fedrisk(server="momentum"), rounds[cut:], after=before[-1])
+        pairs = zip([*before, *after], whole, strict=True)
+        assert all(same(one.parameters, other.parameters) for one, other in pairs)
 
 
 def test_the_memory_has_the_median_size():
-    strategy = fedrisk(formula="none")
-    play(strategy, [(shifted(1, 1, 1), [1, 4, 100], [1] * 3)])
+    (state,) = judged(fedrisk(formula="none"), [(shifted(1, 1, 1), [1, 4, 100], [1] * 3)])
     np.testing.assert_allclose(
-        [strategy.weighed.weights[name] for name in ("silo-0", "silo-1", "silo-2", MEMORY)],
+        [state.history[-1].weights[name] for name in ("silo-0", "silo-1", "silo-2", MEMORY)],
         np.array([1, 2, 10, 2]) / 15,
     )
 
 
 def test_the_control_without_georisk():
-    strategy = fedrisk(formula="mean", memory=False, by_size=False)
     sent = shifted(1.8, 0.2, 1.2)
-    play(strategy, [(sent, [1] * 3, [1] * 3)])
+    (state,) = judged(fedrisk(formula="mean", memory=False, by_size=False), [(sent, [1] * 3, [1] * 3)])
     by_hand = softmax_weights(mean_error(np.stack([judge(model) for model in sent])))
-    np.testing.assert_allclose(list(strategy.weighed.weights.values()), by_hand)
+    np.testing.assert_allclose(list(state.history[-1].weights.values()), by_hand)
 
 
 def test_a_server_optimiser_stands_on_fedrisk():
     sent = [(shifted(1.2, 0.2), [1, 1], [1, 1])] * 2
-    plain = play(fedrisk(), sent)
-    moved = play(fedrisk(server="momentum"), sent)
-    np.testing.assert_array_equal(moved[0]["w"], plain[0]["w"])
-    assert moved[1]["w"][0] > plain[1]["w"][0]
+    plain = judged(fedrisk(), sent)
+    moved = judged(fedrisk(server="momentum"), sent)
+    np.testing.assert_array_equal(moved[0].parameters["w"], plain[0].parameters["w"])
+    assert moved[1].parameters["w"][0] > plain[1].parameters["w"][0]
 
 
 def test_self_reported_quantiles_reward_a_liar():
     """Why they are never the default."""
-    strategy = fedrisk(columns="quantile")
     reports = [np.full(20, 0.3), np.full(20, 0.3), np.zeros(20)]
-    play(strategy, [(shifted(1.8, 1.8, -9.0), [1] * 3, [1] * 3, reports)])
-    assert strategy.weighed.weights["silo-2"] > 0.9
-    assert MEMORY not in strategy.weighed.weights, "nobody vouches for it"
+    (state,) = play_rounds(
+        fedrisk(columns="quantile"), [(shifted(1.8, 1.8, -9.0), [1] * 3, [1] * 3, reports)], START
+    )
+    weights = state.history[-1].weights
+    assert weights["silo-2"] > 0.9
+    assert MEMORY not in weights, "nobody vouches for it"
 
 
 # FedRisk as printed
 
 
 def printed(*mix, **more):
-    return build(options("fedrisk", risk=RiskOptions.paper(*mix, **more)))
+    return options("fedrisk", risk=RiskOptions.paper(*mix, **more))
 
 
 def reports(count, seed=0):
@@ -292,7 +271,7 @@ def test_equal_mixing_doubles_the_parameters_and_a_convex_history_does_not():
     # Silos that do not move send what they got, so the models of later rounds are those of the first.
     grown = [norm(START) * (1 + count) for count in range(1, 6)]
     np.testing.assert_allclose(lengths, grown, rtol=1e-5)
-    convex = play(build(options("fedavg", server="convex", momentum=0.5)), [part[:3] for part in still])
+    convex = play(options("fedavg", server="convex", momentum=0.5), [part[:3] for part in still])
     assert all(same(model, START) for model in convex)
 
 

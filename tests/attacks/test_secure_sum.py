@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from easy_rows import easy
 from isthmus.errors import ConfigError, ProtocolError, RoundFailed
-from isthmus.federation import apps, clients, engines, members, relay
+from isthmus.federation import apps, clients, engines, members, relay, rounds
 from isthmus.federation.deployment import own_trust
 from isthmus.federation.holdings import silo_name
 from isthmus.federation.messages import Arrays, order, pack, unpack
@@ -408,7 +408,7 @@ def test_different_orders_to_different_silos_open_no_sum(monkeypatch: pytest.Mon
     """Where the others train from zeros and learn nothing, the sum would be the victim's model."""
     config, fold = small_round(monkeypatch)
     sums: list[Arrays] = []
-    own_reported, own_mean = relay.Relay._reported, relay._mean
+    own_reports, own_mean = relay.Relay.reports, relay.sum_to_mean
 
     def stilled(self: relay.Relay, attempt: relay.Attempt, orders: Sequence[Message], *rest: Any) -> Any:
         for message in orders[1:]:
@@ -420,16 +420,16 @@ def test_different_orders_to_different_silos_open_no_sum(monkeypatch: pytest.Mon
             message.content["config"] = ConfigRecord(
                 {**message.content.config_records["config"], "settings": json.dumps(told)}
             )
-        return own_reported(self, attempt, orders, *rest)
+        return own_reports(self, attempt, orders, *rest)
 
     def watched(*arguments: Any) -> Any:
         sums.append(own_mean(*arguments))
         return sums[-1]
 
-    monkeypatch.setattr(relay, "_mean", watched)
+    monkeypatch.setattr(rounds, "sum_to_mean", watched)
     assert apps.train(config, fold).rounds == 1
     assert len(sums) == 1
-    monkeypatch.setattr(relay.Relay, "_reported", stilled)
+    monkeypatch.setattr(relay.Relay, "reports", stilled)
     with pytest.raises(RoundFailed, match="opened to an update of length"):
         apps.train(config, fold)
     opened = sums[1]

@@ -1,1 +1,1 @@
-"""Training one ranker across silos: strategies, engines, apps."""
+"""Training one ranker across silos: aggregation, rounds, apps, runtimes."""

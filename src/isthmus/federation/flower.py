@@ -4,7 +4,13 @@ Every module of this folder that carries messages needs it, and raises MissingEx
 Settings, weights, the judge and the tables of pairs across silos do without.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from isthmus.errors import MissingExtra
+from isthmus.federation.aggregation import Arrays, below
 
 # fmt: off
 # isort: off
@@ -19,8 +25,7 @@ try:
     from flwr.common.serde import message_from_proto as message_from_proto
     from flwr.common.serde import message_to_proto as message_to_proto
     from flwr.proto.message_pb2 import Context as ContextBytes, Message as MessageBytes
-    from flwr.serverapp import Grid as Grid, ServerApp as ServerApp, strategy as strategy
-    from flwr.serverapp.strategy.fedopt import FedOpt as FedOpt
+    from flwr.serverapp import Grid as Grid, ServerApp as ServerApp, strategy
     from flwr.supercore.run import Run as Run
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
 except ModuleNotFoundError as error:
@@ -28,4 +33,66 @@ except ModuleNotFoundError as error:
 # isort: on
 # fmt: on
 
-__all__ = ["ContextBytes", "MessageBytes"]  # the others are re-exported by their `as`
+__all__ = ["ContextBytes", "MessageBytes", "centre", "server_step"]  # the others are re-exported by `as`
+
+
+class _Adapter(strategy.FedAvg):
+    """Between Flower's classes and their FedAvg: answers are checked and counted already, no message is made,
+    and the mean may be known already."""
+
+    mean: ArrayRecord | None = None
+
+    def configure_train(self, *arguments: Any) -> list[Message]:
+        """Nothing: what is above it takes note of the model."""
+        return []
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        """The mean, unless it is there."""
+        return super().aggregate_train(server_round, replies) if self.mean is None else (self.mean, None)
+
+    def _check_and_log_replies(self, replies: Iterable[Message], *arguments: Any, **more: Any) -> Any:
+        return list(replies), []
+
+
+def _adapted(kind: type[Any]) -> type[Any]:
+    return type(kind.__name__, (kind, _Adapter), {})
+
+
+_CENTRES = {
+    "fedmedian": _adapted(strategy.FedMedian),
+    "fedtrimmedavg": _adapted(strategy.FedTrimmedAvg),
+}
+_OPTIMISERS = {
+    "momentum": _adapted(strategy.FedAvgM),
+    "adam": _adapted(strategy.FedAdam),
+    "yogi": _adapted(strategy.FedYogi),
+    "adagrad": _adapted(strategy.FedAdagrad),
+}
+
+
+def centre(name: str, replies: Iterable[Message], **options: float) -> Arrays:
+    """The strategy's mean, median or trimmed mean of the models in replies that were checked."""
+    record, _ = _CENTRES.get(name, _Adapter)(**options).aggregate_train(0, replies)
+    return {key: array.numpy() for key, array in record.items()}
+
+
+def server_step(
+    name: str, options: Mapping[str, float], old: Arrays, mean: Arrays, state: Arrays, *, number: int
+) -> tuple[Arrays, Arrays]:
+    """A step of one of Flower's server optimisers: the next model, and what the optimiser remembers."""
+    optimiser = _OPTIMISERS[name](**options)
+    for moment in ("m_t", "v_t"):
+        setattr(optimiser, moment, below(state, moment) or None)
+    if velocity := below(state, "momentum_vector"):
+        optimiser.momentum_vector = [velocity[str(at)] for at in range(len(velocity))]
+    optimiser.configure_train(number, ArrayRecord(_packed(old)), ConfigRecord(), None)
+    optimiser.mean = ArrayRecord(_packed(mean))
+    record, _ = optimiser.aggregate_train(number, [])
+    moments: dict[str, dict[Any, Any]] = {"m_t": optimiser.m_t or {}, "v_t": optimiser.v_t or {}}
+    moments["momentum_vector"] = dict(enumerate(getattr(optimiser, "momentum_vector", None) or []))
+    memory = {f"{key}/{at}": array for key, arrays in moments.items() for at, array in arrays.items()}
+    return {key: array.numpy() for key, array in record.items()}, memory
+
+
+def _packed(arrays: Arrays) -> dict[str, Array]:
+    return {key: Array(array) for key, array in arrays.items()}

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import DataError, FederationError
+from isthmus.federation.aggregation import Arrays as Arrays
 from isthmus.federation.flower import (
     Array,
     ArrayRecord,
@@ -31,8 +32,6 @@ from isthmus.federation.flower import (
 )
 from isthmus.federation.settings import Rounds
 from isthmus.tables.unpacking import PLAIN, Unpacker
-
-Arrays = dict[str, NDArray[Any]]
 
 ARRAYS = "arrays"
 CONFIG = "config"
@@ -199,14 +198,3 @@ def ask(grid: Grid, messages: Sequence[Message], *, rounds: Rounds, enough: int)
                 until = min(until, time.monotonic() + rounds.grace)
         time.sleep(_PAUSE if waiting else 0)
     return replies
-
-
-def combine(weights: Mapping[str, float], models: Mapping[str, Arrays]) -> Arrays:
-    """Σ_k w_k θ_k over the named models, in the order of their names, in the models' own type."""
-    names = sorted(weights)
-    first = models[names[0]]
-    total = {key: np.zeros(array.shape, np.float64) for key, array in first.items()}
-    for name in names:
-        for key in total:
-            total[key] += weights[name] * models[name][key].astype(np.float64)
-    return {key: total[key].astype(array.dtype) for key, array in first.items()}

@@ -20,9 +20,8 @@ from isthmus.errors import FederationError, PrivacyError, RoundFailed
 from isthmus.federation import members as silo
 from isthmus.federation.answers import Checked, Limits, check_alive, check_reports, sorted_out, update_length
 from isthmus.federation.flower import ConfigRecord, Grid, Message, MessageType, RecordDict
-from isthmus.federation.messages import EXAMPLES, METRICS, REPORT, Arrays, ask, order, unpack
+from isthmus.federation.messages import Arrays, ask, order
 from isthmus.federation.settings import LEAST, Rounds
-from isthmus.federation.strategies import Plan, Summed, Weighed
 from isthmus.private.secure_sum import Advert, FixedPoint, Revealed, Words, least_threshold, total
 
 T = TypeVar("T")
@@ -45,7 +44,12 @@ class Attempt:
     session: bytes
     trained: bytes = b""
     """The digest of the order to train."""
+    adverts: list[Advert] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
+
+    def name(self, reply: Message) -> str:
+        """The silo that a reply came from."""
+        return self.silos[reply.metadata.src_node_id]
 
     def nodes(self, names: Iterable[str]) -> dict[int, str]:
         """The nodes of these silos."""
@@ -54,45 +58,29 @@ class Attempt:
 
 
 class Relay:
-    """Runs secure sums over a grid for a strategy that plans their weights."""
+    """Runs secure sums over a grid: `begin`, `agree`, `reports`, and with everybody's weight `total`."""
 
     def __init__(
         self,
         grid: Grid,
-        strategy: Summed,
         rounds: Rounds,
         *,
         told: Mapping[str, Any],
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self.grid, self.strategy, self.rounds, self.told = grid, strategy, rounds, told
+        self.grid, self.rounds, self.told = grid, rounds, told
         self._entropy = entropy
         self.threshold, self.cure = LEAST, ""
         self.identified = False
         """Whether silos have signed their keys, so that they know each other; simulated ones do not."""
 
-    def gather(self, number: int, orders: Sequence[Message], model: Arrays, limits: Limits) -> Checked:
-        """The reports that went into the sum; the mean waits in the strategy. None if too few were left."""
-        silos = self.strategy.silos
+    def begin(self, number: int, silos: Mapping[int, str]) -> Attempt:
+        """A session of these silos, by node."""
         self.threshold = max(LEAST, self.rounds.minimum, least_threshold(len(silos)))
         self.cure = _cure(len(silos), self.threshold)
-        attempt = Attempt(number, silos, self.threshold, self._entropy(16))
-        reports = Checked([], {}, {})
-        try:
-            adverts = self._agreed(attempt)
-            reports = self._reported(attempt, orders, adverts, limits)
-            plan = self._planned(number, reports)
-            summed, weighed = self._summed(attempt, reports, plan.weighed, adverts, _size(model))
-        except TooFew as few:
-            rejected = attempt.rejected or {SUM: str(few)}
-            return Checked([], dict(sorted(rejected.items())), reports.capped)
-        self.strategy.weighed = weighed
-        self.strategy.aggregate = _mean(summed, weighed.weights, plan.own, model)
-        self._check_credible(attempt, model, limits)
-        usable = [reply for reply in reports.usable if self.strategy.name(reply) in weighed.weights]
-        return Checked(usable, dict(sorted(attempt.rejected.items())), reports.capped)
+        return Attempt(number, silos, self.threshold, self._entropy(16))
 
-    def _agreed(self, attempt: Attempt) -> list[Advert]:
+    def agree(self, attempt: Attempt) -> None:
         """Step 1: the keys of everybody who is there."""
         told = {silo.SESSION: attempt.session.hex(), silo.THRESHOLD: attempt.threshold}
         content = order(None, told, round=attempt.number)
@@ -105,25 +93,23 @@ class Relay:
 
         found = self._ask(attempt, silo.AGREE, dict.fromkeys(attempt.silos, content), read)
         self.identified = all(advert.signature for advert in found.values())
-        return [found[name] for name in sorted(found)]
+        attempt.adverts = [found[name] for name in sorted(found)]
 
-    def _reported(
-        self, attempt: Attempt, orders: Sequence[Message], adverts: Sequence[Advert], limits: Limits
-    ) -> Checked:
+    def reports(self, attempt: Attempt, orders: Sequence[Message], limits: Limits) -> Checked:
         """Step 2: they train, and tell of themselves."""
-        there = {advert.name for advert in adverts}
+        there = {advert.name for advert in attempt.adverts}
         sent = []
         for message in orders:
             if attempt.silos[message.metadata.dst_node_id] in there:
                 message.content[silo.SECURE] = ConfigRecord({silo.SESSION: attempt.session})
-                message.content[silo.ADVERTS] = silo.adverts_record(list(adverts))
+                message.content[silo.ADVERTS] = silo.adverts_record(attempt.adverts)
                 attempt.trained = silo.digest(message.content)  # the same for all of them
                 sent.append(message)
         deadline = self.rounds.deadline
         replies = ask(self.grid, sent, rounds=self.rounds, enough=attempt.threshold)
 
         def complete(reply: Message) -> None:
-            if _boxes(reply).keys() != there - {self.strategy.name(reply)}:
+            if _boxes(reply).keys() != there - {attempt.name(reply)}:
                 raise FederationError("did not share its secrets with everybody")
 
         checked = check_reports(replies, attempt.nodes(there), limits, complete, deadline=deadline)
@@ -131,32 +117,20 @@ class Relay:
         self._check_enough(attempt, len(checked.usable))
         return checked
 
-    def _planned(self, number: int, reports: Checked) -> Plan:
-        """What every silo shall weigh, from its report."""
-        sizes = {self.strategy.name(reply): _examples(reply) for reply in reports.usable}
-        errors = {
-            self.strategy.name(reply): unpack(reply.content.array_records[REPORT])["errors"]
-            for reply in reports.usable
-            if REPORT in reply.content
-        }
-        plan = self.strategy.plan(number, sizes, errors)
-        weights = {**plan.weighed.weights, **even(plan.weighed.weights, sizes)}
-        return Plan(Weighed(weights, plan.weighed.risks), plan.own)
-
-    def _summed(
-        self, attempt: Attempt, reports: Checked, weighed: Weighed, adverts: Sequence[Advert], size: int
-    ) -> tuple[np.ndarray[Any, Any], Weighed]:
-        """Steps 3 to 5: the sum over those who sent their part of it, and the weights that are in it."""
-        boxes = {self.strategy.name(reply): _boxes(reply) for reply in reports.usable}
-        weights = {name: weighed.weights[name] for name in sorted(boxes)}
-        masked = self._masked(attempt, weights, boxes, size)
+    def total(
+        self, attempt: Attempt, reports: Checked, weights: Mapping[str, float], model: Arrays
+    ) -> tuple[np.ndarray[Any, Any], set[str]]:
+        """Steps 3 to 5: the sum over those who sent their part of it, and who did not."""
+        boxes = {attempt.name(reply): _boxes(reply) for reply in reports.usable}
+        weights = {name: weights[name] for name in sorted(boxes)}
+        masked = self._masked(attempt, weights, boxes, _size(model))
         self._check_hiding({name: weights[name] for name in masked})
         signatures = self._confirmed(attempt, sorted(masked))
         revealed = self._revealed(attempt, masked, weights, signatures)
         try:
             words = total(
                 masked,
-                adverts,
+                attempt.adverts,
                 revealed,
                 session=attempt.session,
                 threshold=attempt.threshold,
@@ -165,9 +139,7 @@ class Relay:
             )
         except PrivacyError as error:
             raise RoundFailed(attempt.number, {SUM: str(error)}, attempt.threshold) from error
-        gone = boxes.keys() - masked.keys()
-        kept = {name: weight for name, weight in weighed.weights.items() if name not in gone}
-        return FixedPoint(len(weights)).decode(words), Weighed(kept, weighed.risks)
+        return FixedPoint(len(weights)).decode(words), boxes.keys() - masked.keys()
 
     def _masked(
         self,
@@ -252,9 +224,9 @@ class Relay:
         if not silo.is_hiding(weights):
             raise TooFew(f"too few of the {len(weights)} silos that are left weigh enough to hide each other")
 
-    def _check_credible(self, attempt: Attempt, model: Arrays, limits: Limits) -> None:
+    def check_credible(self, attempt: Attempt, mean: Arrays, model: Arrays, limits: Limits) -> None:
         """Refuse a mean that moved out of all proportion: single updates cannot be looked at."""
-        moved = update_length(self.strategy.aggregate, model)
+        moved = update_length(mean, model)
         whole = update_length(model, {name: np.zeros_like(array) for name, array in model.items()})
         if not moved <= limits.norm * max(1.0, whole, limits.noise):
             blamed = f"opened to an update of length {moved:.3g}, and whose it was cannot be told"
@@ -288,7 +260,7 @@ def _cure(silos: int, threshold: int) -> str:
     )
 
 
-def _mean(
+def sum_to_mean(
     summed: np.ndarray[Any, Any], weights: Mapping[str, float], own: Mapping[str, Arrays], model: Arrays
 ) -> Arrays:
     """The sum and the server's own candidates, over the weights that are in it."""
@@ -299,10 +271,6 @@ def _mean(
 def _boxes(reply: Message) -> dict[str, bytes]:
     record = reply.content.config_records[silo.BOXES]
     return {str(name): bytes(box) for name, box in record.items()}  # type: ignore[arg-type]
-
-
-def _examples(reply: Message) -> float:
-    return float(reply.content.metric_records[METRICS][EXAMPLES])  # type: ignore[arg-type]
 
 
 def _size(model: Arrays) -> int:

@@ -1,4 +1,9 @@
-"""The rounds of federated training: ask some silos, check, aggregate, evaluate, remember."""
+"""The rounds of federated training: ask some silos, check, weigh, add up, step, evaluate, remember.
+
+A round reads from top to bottom in `Coordinator`: `_round` calls `_outcome` for the weighted mean of the
+silos' models, which comes from `_open`, where the coordinator sees every model, or from `_masked`, where it
+sees reports and one sum; then the server steps, and FedRisk's probe may refuse the step.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +11,64 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from isthmus.config import to_mapping
 from isthmus.errors import RoundFailed
+from isthmus.federation.aggregation import (
+    MEMORY,
+    PROBE,
+    Errors,
+    Size,
+    Sizes,
+    Weighed,
+    combine,
+    control_variates,
+    correction,
+    forgotten,
+    norm,
+    refusal,
+    refused,
+    step,
+    weigh,
+    weighted_mean,
+)
 from isthmus.federation.answers import NOT_FINITE, Checked, Limits, check
 from isthmus.federation.census import Census
 from isthmus.federation.clients import QUANTILES, examples
-from isthmus.federation.flower import ConfigRecord, Grid, Message
+from isthmus.federation.flower import (
+    ArrayRecord,
+    ConfigRecord,
+    Grid,
+    Message,
+    MessageType,
+    RecordDict,
+    centre,
+)
 from isthmus.federation.judge import Judge
-from isthmus.federation.members import PROBE
 from isthmus.federation.messages import (
     ARRAYS,
     ATTEMPT,
+    CONFIG,
     EXAMPLES,
     METRICS,
+    PROXIMAL,
+    REPORT,
+    ROUND,
     SETTINGS,
+    STEPS,
     Arrays,
     ask,
-    combine,
     pack,
     unpack,
 )
 from isthmus.federation.noise import private, statement
-from isthmus.federation.relay import SUM, Relay
+from isthmus.federation.relay import SUM, Relay, TooFew, even, sum_to_mean
 from isthmus.federation.settings import Config
-from isthmus.federation.strategies import (
-    Chosen,
-    FedAvgProbe,
-    FedNova,
-    FedRisk,
-    Restrained,
-    Scaffold,
-    Summed,
-    build,
-    norm,
-)
 from isthmus.private.ledger import NO_GUARANTEE
 from isthmus.randomness import Streams
 from isthmus.rankers import Scaling, initial_parameters, train_epochs
@@ -56,6 +79,8 @@ logger = logging.getLogger(__name__)
 
 FEW = 20
 """Probe queries below which there is a warning."""
+BEST = "restraint/best"
+"""In what the server remembers: the best model's errors on the probe."""
 SIMULATED = " (simulated: silos without identities)"
 _POLYAK = 3
 """The averaging weight of round t is (p + 1)/(t + p): later rounds count more (Shamir & Zhang 2013)."""
@@ -135,12 +160,17 @@ class Held:
     probe: Letor | None = None
 
 
-class Asked(NamedTuple):
-    """The answers of a round: whom it took to get them, and how many attempts."""
+@dataclass(frozen=True)
+class Outcome:
+    """What asking silos came to: the usable answers, their weights, and the mean of the models."""
 
     checked: Checked
-    silos: tuple[str, ...]
-    attempts: int
+    weighed: Weighed = field(default_factory=Weighed)
+    mean: Arrays = field(default_factory=dict)
+    memory: Arrays = field(default_factory=dict)
+    """What the server remembers so far."""
+    asked: tuple[str, ...] = ()
+    attempts: int = 1
 
 
 class Coordinator:
@@ -150,13 +180,13 @@ class Coordinator:
         self.config, self.held, self.grid = config, held, grid
         self.streams = Streams(config.seed)
         self.census = Census(config.model.scaling, config.rounds)
-        self.strategy: Chosen = build(config.strategy, summed=config.secure)
         self.judge: Judge | None = None
-        self.relay: Relay | None = None
-        self._probed = 0
-        if isinstance(self.strategy, Summed):
-            told = {"seed": config.seed, "privacy": self._silo_noise()}
-            self.relay = Relay(grid, self.strategy, config.rounds, told=told)
+        self.probe: Judge | None = None
+        self._probe_rows: Letor | None = None
+        self.extras: dict[str, ArrayRecord] = {}
+        """What every order to train brings beside the model."""
+        told = {"seed": config.seed, "privacy": self._silo_noise()}
+        self.relay = Relay(grid, config.rounds, told=told) if config.secure else None
 
     def run(self, state: State | None, remember: Callable[[State], None]) -> State:
         """Train from `state`, or from the beginning; `remember` is called after every round."""
@@ -172,7 +202,7 @@ class Coordinator:
         return state
 
     def _prepared(self, state: State | None) -> State:
-        """Meet the silos, agree on a scaling, make the first model and what the strategy needs."""
+        """Meet the silos, agree on a scaling, make the first model and those who judge models."""
         self.census.gather(self.grid, self.config.dealing.silos)
         if not self.census.silos:
             raise RoundFailed(0, {}, self.config.rounds.minimum)
@@ -180,12 +210,17 @@ class Coordinator:
             state = self._first()
         for number, fault in self._faults().items():
             logger.warning("paper mode, known fault %s: %s", number, fault)
-        self.strategy.restore(state.strategy)
-        self.strategy.extras = {"scaling": pack(state.scaling.arrays())}
-        model = self.config.model
+        self.extras = {"scaling": pack(state.scaling.arrays())}
         if self.held.validation is not None:
-            self.judge = Judge(state.scaling(self.held.validation), scoring=model.scoring)
-        self._equip(state.scaling)
+            self.judge = Judge(state.scaling(self.held.validation), scoring=self.config.model.scoring)
+        if self.held.probe is not None and self.config.strategy.needs_probe:
+            self._probe_rows = state.scaling(self.held.probe)
+        if self._probe_rows is not None and self.config.strategy.name == "fedrisk":
+            self.probe = Judge(self._probe_rows, scoring=self.config.model.scoring)
+            if self.relay is not None:
+                self.extras[PROBE] = pack(self.probe.arrays())
+            if len(self.probe) < FEW:
+                logger.warning("a probe of %d judged queries can hardly tell silos apart", len(self.probe))
         return state
 
     def _first(self) -> State:
@@ -197,62 +232,140 @@ class Coordinator:
         return State(0, dict(parameters), scaling)
 
     def _faults(self) -> dict[str, str]:
-        return self.config.strategy.risk.faults() if isinstance(self.strategy, FedRisk) else {}
-
-    def _equip(self, scaling: Scaling) -> None:
-        """Give the strategy what only this run knows."""
-        strategy, local = self.strategy, self.config.local
-        if isinstance(strategy, Scaffold):
-            strategy.learning_rate, strategy.population = local.learning_rate, len(self.census.silos)
-        if isinstance(strategy, FedNova):
-            strategy.momentum = local.momentum if local.optimiser == "momentum" else 0.0
-        if self.held.probe is None or not self.config.strategy.needs_probe:
-            return
-        probe = scaling(self.held.probe)
-        if isinstance(strategy, FedRisk):
-            judge = Judge(probe, scoring=self.config.model.scoring)
-            strategy.judge = judge.errors
-            if isinstance(strategy, Restrained):
-                strategy.disorder = judge.disorder
-            if self.relay is not None:
-                strategy.extras = {**strategy.extras, PROBE: pack(judge.arrays())}
-                self._probed = len(judge)
-            if len(judge) < FEW:
-                logger.warning("a probe of %d judged queries can hardly tell silos apart", len(judge))
-        if isinstance(strategy, FedAvgProbe):
-            strategy.teacher = lambda at, start: (
-                dict(train_epochs(start, probe, local, self.streams("round", at, "probe")).parameters),
-                examples(probe, local),
-            )
+        strategy = self.config.strategy
+        return strategy.risk.faults() if strategy.name == "fedrisk" else {}
 
     def _round(self, state: State) -> State:
         """One round: another model, and the record of how it came about."""
-        began, number = time.perf_counter(), state.round + 1
+        began, number, old = time.perf_counter(), state.round + 1, state.parameters
         try:
-            checked, asked, attempts = self._answers(state, number)
+            outcome = self._outcome(state, number)
         except RoundFailed as failed:
             return self._failed(state, failed)
-        record, _ = self.strategy.aggregate_train(number, self._noised(checked.usable, state.parameters))
-        arrays = {} if record is None else unpack(record)
-        parameters = {key: arrays[key].astype(old.dtype) for key, old in state.parameters.items()}
-        weighed = self.strategy.weighed
+        new, memory = step(old, outcome.mean, outcome.memory, self.config.strategy, number=number)
+        weighed = outcome.weighed
+        if self.probe is not None and self.config.strategy.risk.remembers:
+            before, after = self.probe.disorder(old), self.probe.disorder(new)
+            why, best = refusal(before, after, memory.get(BEST))
+            if why:
+                new, memory, weighed = old, forgotten(memory), refused(weighed, why)
+            memory = {**memory, BEST: best}
+        parameters = {key: new[key].astype(array.dtype) for key, array in old.items()}
         done = RoundRecord(
             number,
-            asked=asked,
-            rejected={**checked.rejected, **weighed.rejected},
-            capped=checked.capped,
+            asked=outcome.asked,
+            rejected={**outcome.checked.rejected, **weighed.rejected},
+            capped=outcome.checked.capped,
             weights=weighed.weights,
             risks=weighed.risks,
             refused=weighed.refused,
-            loss=_mean_loss(checked),
+            loss=_mean_loss(outcome.checked),
             norm=norm(parameters),
-            cosine=_cosine(parameters, state.parameters),
-            attempts=attempts,
-            privacy=statement([*(past.asked for past in state.history), asked], self.config.privacy),
+            cosine=_cosine(parameters, old),
+            attempts=outcome.attempts,
+            privacy=self._statement(state, outcome.asked),
             protection=self._protection(),
             seconds=time.perf_counter() - began,
         )
-        return self._guarded(state, parameters, done)
+        return self._guarded(replace(state, strategy=memory), parameters, done)
+
+    def _outcome(self, state: State, number: int) -> Outcome:
+        """The weighted mean of enough silos' models, from as many attempts as it takes."""
+        rounds, rejected = self.config.rounds, dict[str, str]()
+        orders, limits = self._orders(state, number), self._limits(state.parameters)
+        aggregate = self._open if self.relay is None else self._masked
+        asked: tuple[str, ...] = ()
+        for attempt in range(1, rounds.attempts + 1):
+            silos = self._sample(number, attempt)
+            asked += tuple(silos.values())
+            outcome = aggregate(state, number, silos, orders(silos, attempt), limits)
+            usable = len(outcome.checked.usable)
+            rejected.update(outcome.checked.rejected)
+            if usable >= rounds.minimum:
+                checked = replace(outcome.checked, rejected=rejected)
+                return replace(outcome, checked=checked, asked=tuple(sorted(asked)), attempts=attempt)
+            logger.warning("round %d, attempt %d: %d usable answers", number, attempt, usable)
+        if self.relay is not None:
+            raise RoundFailed(number, rejected, self.relay.threshold, self.relay.cure)
+        raise RoundFailed(number, rejected, rounds.minimum)
+
+    def _open(
+        self, state: State, number: int, silos: Mapping[int, str], orders: list[Message], limits: Limits
+    ) -> Outcome:
+        """Every model is seen: those that pass the checks are judged on the probe, weighed, and averaged."""
+        rounds, strategy, model = self.config.rounds, self.config.strategy, state.parameters
+        replies = ask(self.grid, orders, rounds=rounds, enough=rounds.minimum)
+        checked = check(replies, silos, model, limits, deadline=rounds.deadline)
+        if len(checked.usable) < rounds.minimum:
+            return Outcome(checked)
+        named = _named(self._noised(checked.usable, model), silos)
+        sizes: Sizes = _sizes(named)
+        errors, memory = _errors(named), state.strategy
+        if strategy.centred:
+            trim = {"beta": strategy.trim} if strategy.name == "fedtrimmedavg" else {}
+            weighed = self._weighed(errors, sizes)
+            return Outcome(checked, weighed, centre(strategy.name, named.values(), **trim), memory)
+        models = {name: unpack(reply.content.array_records[ARRAYS]) for name, reply in named.items()}
+        if self.probe is not None:
+            errors = {name: self.probe.errors(arrays) for name, arrays in models.items()}
+        own, errors, sizes = self._own_candidates(number, model, errors, sizes)
+        weighed = self._weighed(errors, sizes)
+        if strategy.name == "scaffold":
+            rate, population = self.config.local.learning_rate, len(self.census.silos)
+            memory = control_variates(model, models, sizes, memory, learning_rate=rate, population=population)
+        return Outcome(checked, weighed, weighted_mean(weighed, {**models, **own}, strategy), memory)
+
+    def _masked(
+        self, state: State, number: int, silos: Mapping[int, str], orders: list[Message], limits: Limits
+    ) -> Outcome:
+        """No model is seen: silos report on their own, are told their weights, and send weighted models under
+        masks that cancel in the sum. Of a failed attempt nothing has been opened."""
+        assert self.relay is not None
+        attempt, reports = self.relay.begin(number, silos), Checked([], {}, {})
+        try:
+            self.relay.agree(attempt)
+            reports = self.relay.reports(attempt, orders, limits)
+            named = _named(reports.usable, silos)
+            sizes = _sizes(named)
+            own, errors, all_sizes = self._own_candidates(number, state.parameters, _errors(named), sizes)
+            weighed = self._weighed(errors, all_sizes)
+            weighed = replace(weighed, weights={**weighed.weights, **even(weighed.weights, sizes)})
+            summed, gone = self.relay.total(attempt, reports, weighed.weights, state.parameters)
+        except TooFew as few:
+            rejected = attempt.rejected or {SUM: str(few)}
+            return Outcome(Checked([], dict(sorted(rejected.items())), reports.capped))
+        weights = {name: weight for name, weight in weighed.weights.items() if name not in gone}
+        mean = sum_to_mean(summed, weights, own, state.parameters)
+        self.relay.check_credible(attempt, mean, state.parameters, limits)
+        usable = [reply for name, reply in named.items() if name in weights]
+        checked = Checked(usable, dict(sorted(attempt.rejected.items())), reports.capped)
+        return Outcome(checked, replace(weighed, weights=weights), mean, state.strategy)
+
+    def _weighed(self, errors: Errors, sizes: Sizes) -> Weighed:
+        local = self.config.local
+        momentum = local.momentum if local.optimiser == "momentum" else 0.0
+        reported = self.relay is not None
+        return weigh(errors, sizes, self.config.strategy, momentum=momentum, reported=reported)
+
+    def _own_candidates(
+        self, number: int, model: Arrays, errors: Errors, sizes: Sizes
+    ) -> tuple[dict[str, Arrays], Errors, Sizes]:
+        """The server's own models among the candidates, and errors and sizes with theirs.
+
+        The previous model stands among them where it has errors to be compared by, or is part of the formula;
+        under fedavg-probe a model that was trained on the probe does.
+        """
+        strategy, local = self.config.strategy, self.config.local
+        if strategy.name == "fedavg-probe" and self._probe_rows is not None:
+            rng = self.streams("round", number, "probe")
+            taught = dict(train_epochs(model, self._probe_rows, local, rng).parameters)
+            return {PROBE: taught}, errors, {**sizes, PROBE: Size(examples(self._probe_rows, local))}
+        if self.probe is not None and strategy.risk.remembers:
+            return {MEMORY: model}, {**errors, MEMORY: self.probe.errors(model)}, sizes
+        return {MEMORY: model} if strategy.mixes_memory else {}, errors, sizes
+
+    def _statement(self, state: State, asked: tuple[str, ...]) -> str:
+        return statement([*(past.asked for past in state.history), asked], self.config.privacy)
 
     def _protection(self) -> str:
         """What protects whom from whom; silos that believe the coordinator about who is who are none."""
@@ -268,7 +381,7 @@ class Coordinator:
             failed.silos,
             norm=norm(state.parameters),
             attempts=self.config.rounds.attempts,
-            privacy=statement([*(past.asked for past in state.history), asked], self.config.privacy),
+            privacy=self._statement(state, asked),
             protection=self._protection(),
         )
         if set(failed.silos.values()) == {NOT_FINITE}:
@@ -278,35 +391,27 @@ class Coordinator:
         logger.warning("the model stays as it was: %s", failed)
         return replace(state, round=done.round, history=(*state.history, done))
 
-    def _answers(self, state: State, number: int) -> Asked:
-        """The usable answers of a round, from as many attempts as it takes."""
-        rounds = self.config.rounds
-        record = pack(state.parameters)
-        settings = self._settings(state.scaling)
-        limits = self._limits(sum(array.size for array in state.parameters.values()))
-        asked: tuple[str, ...] = ()
-        rejected: dict[str, str] = {}
-        for attempt in range(1, rounds.attempts + 1):
-            self.strategy.choose(self._sample(number, attempt))
-            told = ConfigRecord({SETTINGS: settings, ATTEMPT: attempt})
-            messages = list(self.strategy.configure_train(number, record, told, self.grid))
-            asked += tuple(self.strategy.silos.values())
-            checked = self._checked(number, messages, state.parameters, limits)
-            rejected.update(checked.rejected)
-            if len(checked.usable) >= rounds.minimum:
-                return Asked(replace(checked, rejected=rejected), tuple(sorted(asked)), attempt)
-            logger.warning("round %d, attempt %d: %d usable answers", number, attempt, len(checked.usable))
-        if self.relay is not None:
-            raise RoundFailed(number, rejected, self.relay.threshold, self.relay.cure)
-        raise RoundFailed(number, rejected, rounds.minimum)
+    def _orders(self, state: State, number: int) -> Callable[[Mapping[int, str], int], list[Message]]:
+        """The round's orders to train: for silos by node, in an attempt."""
+        strategy, model, settings = (
+            self.config.strategy,
+            pack(state.parameters),
+            self._settings(state.scaling),
+        )
 
-    def _checked(self, number: int, messages: list[Message], model: Arrays, limits: Limits) -> Checked:
-        """The answers to an order, or of a secure round the reports behind its sum."""
-        if self.relay is not None:
-            return self.relay.gather(number, messages, model, limits)
-        rounds = self.config.rounds
-        replies = ask(self.grid, messages, rounds=rounds, enough=rounds.minimum)
-        return check(replies, self.strategy.silos, model, limits, deadline=rounds.deadline)
+        def orders(silos: Mapping[int, str], attempt: int) -> list[Message]:
+            told = ConfigRecord({SETTINGS: settings, ATTEMPT: attempt, ROUND: number})
+            if strategy.name == "fedprox":
+                told[PROXIMAL] = strategy.proximal
+            messages = []
+            for node, name in silos.items():
+                content = RecordDict({ARRAYS: model, CONFIG: told, **self.extras})
+                if strategy.name == "scaffold":
+                    content["correction"] = pack(correction(state.strategy, name, state.parameters))
+                messages.append(Message(content, node, MessageType.TRAIN))
+            return messages
+
+        return orders
 
     def _noised(self, answers: list[Message], start: Arrays) -> list[Message]:
         """The answers, clipped, noised and of equal weight where that is the server's part."""
@@ -343,23 +448,24 @@ class Coordinator:
     @property
     def _report(self) -> str:
         """What silos say of themselves beside, or under a secure sum before, their model."""
-        return self.config.strategy.report or ("probe" if self._probed else "")
+        return self.config.strategy.report or ("probe" if PROBE in self.extras else "")
 
     def _silo_noise(self) -> dict[str, Any] | None:
         privacy = self.config.privacy
         return to_mapping(privacy) if privacy is not None and privacy.where == "silo" else None
 
-    def _limits(self, size: int) -> Limits:
+    def _limits(self, model: Arrays) -> Limits:
         config = self.config
         highest = max(silo.highest for silo in self.census.silos.values())
         shapes = {
             "": (),
-            "probe": (self._probed,),
+            "probe": (0 if self.probe is None else len(self.probe),),
             "quantile": (QUANTILES,),
             "batch": (-1, config.local.batch_size()),
         }
         privacy, noise = config.privacy, 0.0
         if privacy is not None and privacy.where == "silo":
+            size = sum(array.size for array in model.values())
             noise = privacy.multiplier * privacy.clip * math.sqrt(size)
         return Limits(
             noise=noise,
@@ -382,7 +488,6 @@ class Coordinator:
             state,
             round=done.round,
             parameters=parameters,
-            strategy=self.strategy.state(),
             average=average,
             history=(*state.history, done),
         )
@@ -410,6 +515,26 @@ class Coordinator:
         if patience is not None and state.rounds_without_gain >= patience:
             return replace(state, stopped=f"validation has not improved for {patience} rounds")
         return state
+
+
+def _named(replies: Iterable[Message], silos: Mapping[int, str]) -> dict[str, Message]:
+    """The replies by silo."""
+    return {silos[reply.metadata.src_node_id]: reply for reply in replies}
+
+
+def _sizes(named: Mapping[str, Message]) -> dict[str, Size]:
+    """What the silos say that they trained on, as it counts."""
+    metrics = {name: reply.content.metric_records[METRICS] for name, reply in named.items()}
+    return {
+        name: Size(float(record[EXAMPLES]), float(record[STEPS]))  # type: ignore[arg-type]
+        for name, record in metrics.items()
+    }
+
+
+def _errors(named: Mapping[str, Message]) -> Errors:
+    """The errors that silos report of themselves, where they do."""
+    records = {name: reply.content.array_records for name, reply in named.items()}
+    return {name: unpack(record[REPORT])["errors"] for name, record in records.items() if REPORT in record}
 
 
 def _mean_loss(checked: Checked) -> float | None:

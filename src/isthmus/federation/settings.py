@@ -139,9 +139,32 @@ class StrategyOptions:
         return self.server or ("momentum" if sound else "average")
 
     @property
+    def optimiser(self) -> str:
+        """The server's optimiser: `average`, or one of Flower's, by the step it takes."""
+        own = {"fedavgm": "momentum", "fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
+        return own.get(self.name, self.step)
+
+    @property
+    def optimiser_options(self) -> dict[str, float]:
+        """What Flower's optimiser is told, in its words; its defaults stand unless given."""
+        momentum = self.optimiser == "momentum"
+        rate = {} if self.rate is None else {"server_learning_rate" if momentum else "eta": self.rate}
+        return {"server_momentum": self.momentum, **rate} if momentum else rate
+
+    @property
     def needs_probe(self) -> bool:
         """Whether the coordinator must hold judged queries."""
         return self.name == "fedavg-probe" or (self.name == "fedrisk" and self.risk.columns == "probe")
+
+    @property
+    def centred(self) -> bool:
+        """Whether Flower computes the mean (or median) of the models."""
+        return self.name in (*_MEANS, "fedmedian", "fedtrimmedavg")
+
+    @property
+    def mixes_memory(self) -> bool:
+        """Whether the previous model is a term of the strategy's own formula."""
+        return self.name == "fednova" or (self.name == "fedrisk" and self.risk.mode == "paper")
 
     @property
     def report(self) -> str:

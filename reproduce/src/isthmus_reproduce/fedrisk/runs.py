@@ -22,12 +22,12 @@ from isthmus.corpora import load_folds, synthetic
 from isthmus.corpora.catalogue import SYNTHETIC
 from isthmus.errors import MissingExtra
 from isthmus.evaluation import evaluate, evaluate_rows
+from isthmus.federation.aggregation import MEMORY
 from isthmus.federation.apps import Training, held_back, train
 from isthmus.federation.faults import afflicted
 from isthmus.federation.judge import Judge
 from isthmus.federation.rounds import RoundRecord, State
 from isthmus.federation.settings import Config, Fault
-from isthmus.federation.strategies import MEMORY
 from isthmus.partition import Dealing, deal, highest_grades
 from isthmus.randomness import Streams
 from isthmus.rankers import MLP, LambdaMART, Scaling

@@ -23,10 +23,11 @@ from isthmus.config import load, to_mapping
 from isthmus.errors import ConfigError, FederationError
 from isthmus.features import FIELDS, NAMES
 from isthmus.federation import members
+from isthmus.federation.aggregation import combine
 from isthmus.federation.clients import Book, client_app, no_book
 from isthmus.federation.engines import ENGINES
 from isthmus.federation.flower import ArrayRecord, ClientApp, Context, Grid, Message, MessageType, ServerApp
-from isthmus.federation.messages import ARRAYS, answer, combine, order, pack, settings_of, unpack
+from isthmus.federation.messages import ARRAYS, answer, order, pack, settings_of, unpack
 from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
 from isthmus.federation.semisupervised.labelling import Guesses, Labelling, SiloRows, guess, lesson_of, mixed
 from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions

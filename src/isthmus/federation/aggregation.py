@@ -1,0 +1,296 @@
+"""How the silos' models become the next global model: weights first, then a step of the server.
+
+    weigh(errors, sizes)       the weight of every candidate, from what may be known without seeing its model
+    step(old, mean, state)     the next global model and what the server remembers, from the weighted mean
+
+Both are pure, so that a round under a secure sum, which sees reports and a sum, is the same arithmetic as one
+that sees every model. What a server remembers from round to round is named arrays, for a checkpoint.
+
+    fedavg         Σ n_k θ_k / Σ n_k
+    fedavgm        fedavg, then server momentum
+    fedprox        fedavg; silos add μ (θ − θ_G) to their gradients
+    fedopt         Flower's base class of the next three: the same as fedavg
+    fedadam, fedyogi, fedadagrad    fedavg, then an adaptive server step
+    fedmedian, fedtrimmedavg        coordinate by coordinate, unweighted
+    scaffold       control variates (Karimireddy et al. 2020)
+    fednova        normalised averaging (Wang et al. 2020)
+    fedavg-probe   fedavg with the probe as one more silo: a control for fedrisk
+    fedrisk        weights from risk: sound, or as Rabbi et al. print it
+
+Means, medians and adaptive steps are computed by Flower's own classes (`flower`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.federation import risk as risks
+from isthmus.federation.settings import RiskOptions, StrategyOptions
+
+MEMORY = "memory"
+"""The name of the previous global model among a round's candidates."""
+PROBE = "probe"
+"""The name of the coordinator's own model among them, where it trains on the probe."""
+LIMIT = 3.0
+"""Standard errors by which a step may be worse than the best model before the probe refuses it."""
+COMMON = ""
+"""The name of SCAFFOLD's common control variate among those of the silos."""
+
+Arrays = dict[str, NDArray[Any]]
+Errors = Mapping[str, NDArray[Any]]
+
+
+class Size(NamedTuple):
+    """How much a silo trained: the examples that count for it, and its steps."""
+
+    examples: float
+    steps: float = 1.0
+
+
+Sizes = Mapping[str, Size]
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """The weight and the risk of every candidate of a round, by name."""
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    risks: Mapping[str, float] = field(default_factory=dict)
+    refused: str = ""
+    """Why the probe refused the round."""
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    """The silos of a round that was refused."""
+
+
+def weigh(
+    errors: Errors,
+    sizes: Sizes,
+    options: StrategyOptions,
+    *,
+    momentum: float = 0.0,
+    reported: bool = False,
+) -> Weighed:
+    """The weights of a round's candidates from their errors on common items and their (capped) sizes.
+
+    `momentum` is that of the silos' own optimiser, which FedNova undoes; `reported` says that the errors are
+    what silos tell of themselves.
+    """
+    if options.name == "fedrisk":
+        if options.risk.mode == "paper":
+            return _printed_weights(errors, options.risk)
+        return _risk_weights(errors, sizes, options.risk, reported=reported)
+    if options.name in ("fedmedian", "fedtrimmedavg"):
+        return Weighed()
+    if options.name == "scaffold":
+        return Weighed(dict.fromkeys(sizes, 1 / len(sizes)))
+    if options.name == "fednova":
+        return Weighed(_normalised_weights(sizes, momentum))
+    total = sum(size.examples for size in sizes.values())
+    return Weighed({name: size.examples / total for name, size in sizes.items()})
+
+
+def _risk_weights(errors: Errors, sizes: Sizes, options: RiskOptions, *, reported: bool) -> Weighed:
+    """FedRisk, sound: w_k ∝ softmax(−risk_k/τ) √n_k with M_kj = 1 − nDCG@10 of candidate k on query j.
+
+    The memory has the median √n of the others. What silos report of themselves can be a lie, so there no
+    silo's risk counts as less than the median.
+    """
+    names = sorted(errors)
+    roots = {name: np.sqrt(size.examples) for name, size in sizes.items()}
+    typical = float(np.median(list(roots.values())))
+    risk = _risk_of(np.stack([errors[name] for name in names]), options)
+    believed = risk
+    if reported and options.cap_reports:
+        own = np.array([name in sizes for name in names])
+        believed = np.where(own, np.maximum(risk, np.median(risk[own])), risk)
+    counts = [roots.get(name, typical) ** 2 for name in names] if options.by_size else None
+    weights = risks.softmax_weights(believed, temperature=options.temperature, sizes=counts)
+    return Weighed(
+        dict(zip(names, weights.tolist(), strict=True)), dict(zip(names, risk.tolist(), strict=True))
+    )
+
+
+def _risk_of(errors: NDArray[Any], options: RiskOptions) -> NDArray[np.float64]:
+    if options.formula == "mean":
+        return risks.mean_error(errors)
+    if options.formula == "flip":
+        printed = risks.risk_matrix(
+            errors, alpha_risk=options.alpha_risk, orientation="error", reference="mean"
+        )
+        return -printed.risk
+    if options.formula == "none":
+        return np.zeros(len(errors))
+    return risks.probe_risk(errors, alpha_risk=options.alpha_risk)
+
+
+def _printed_weights(errors: Errors, options: RiskOptions) -> Weighed:
+    """(1 − risk_k) / |S_t| of eq. (1), from the errors of every silo's batches."""
+    if options.formula == "none":
+        risk = np.zeros(len(errors))
+    else:
+        risk = risks.batch_risks(list(errors.values()), alpha_risk=options.alpha_risk)
+        risk = -risk if options.formula == "flip" else risk
+    weights = risks.paper_weights(risk)
+    return Weighed(
+        dict(zip(errors, weights.tolist(), strict=True)), dict(zip(errors, risk.tolist(), strict=True))
+    )
+
+
+def _normalised_weights(sizes: Sizes, momentum: float) -> dict[str, float]:
+    """FedNova: a silo that took more steps does not pull harder.
+
+    θ ← θ + τ_eff Σ_k p_k (θ_k − θ)/‖a_k‖₁ with p_k = n_k/n and τ_eff = Σ_k p_k ‖a_k‖₁, where ‖a_k‖₁ is the
+    number of local steps τ_k, or with local momentum ρ (τ_k − ρ (1 − ρ^τ_k)/(1 − ρ))/(1 − ρ).
+    """
+    examples, steps = np.array(list(sizes.values())).T
+    lengths = (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+    shares = examples / examples.sum()
+    weights = dict(zip(sizes, (shares * (shares @ lengths) / lengths).tolist(), strict=True))
+    return {**weights, MEMORY: 1 - sum(weights.values())}
+
+
+def weighted_mean(weighed: Weighed, models: Mapping[str, Arrays], options: StrategyOptions) -> Arrays:
+    """Σ_k w_k θ_k; in paper mode mixed with the previous model, α Σ_k w_k θ_k + β θ_G (5)."""
+    weights = weighed.weights
+    if options.name == "fedrisk" and options.risk.mode == "paper":
+        weights = {name: options.risk.alpha_mix * weight for name, weight in weights.items()}
+        weights[MEMORY] = options.risk.beta_mix
+    with np.errstate(over="ignore"):  # growth beyond float32 is for the coordinator's guard to report
+        return combine(weights, models)
+
+
+def step(
+    old: Arrays, mean: Arrays, state: Arrays, options: StrategyOptions, *, number: int
+) -> tuple[Arrays, Arrays]:
+    """The next model from the mean of round `number`, and what the server remembers."""
+    if options.name == "fedrisk" and options.risk.renormalise:
+        mean, state = _renormalised(old, mean, state)
+    if options.step in ("convex", "halving"):
+        share = 1 - options.momentum if options.step == "convex" else 2.0**-number
+        return combine({"new": share, "old": 1 - share}, {"new": mean, "old": old}), state
+    if options.optimiser == "average":
+        return mean, state
+    from isthmus.federation.flower import server_step
+
+    new, memory = server_step(options.optimiser, options.optimiser_options, old, mean, state, number=number)
+    return new, {**forgotten(state), **memory}
+
+
+def forgotten(state: Arrays) -> Arrays:
+    """The state without what the server's optimiser remembers."""
+    return {
+        name: array
+        for name, array in state.items()
+        if not name.startswith(("momentum_vector/", "m_t/", "v_t/"))
+    }
+
+
+def _renormalised(old: Arrays, mean: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
+    """The mean at the length of the first global model."""
+    length = float(state["length"]) if "length" in state else norm(old) or 1.0
+    scale = length / (norm(mean) or 1.0)
+    scaled = {key: (array * scale).astype(array.dtype) for key, array in mean.items()}
+    return scaled, {**state, "length": np.array(length)}
+
+
+def correction(state: Arrays, silo: str, model: Arrays) -> Arrays:
+    """SCAFFOLD's c − c_k, which a silo adds to its gradients so as not to drift apart."""
+    common, own = _control(state, COMMON, model), _control(state, silo, model)
+    return {key: common[key] - own[key] for key in common}
+
+
+def control_variates(
+    old: Arrays,
+    models: Mapping[str, Arrays],
+    sizes: Sizes,
+    state: Arrays,
+    *,
+    learning_rate: float,
+    population: int,
+) -> Arrays:
+    """The state with SCAFFOLD's control variates after a round.
+
+    After K steps of size η_l from x to y_k (option II, eqs. 4-5): c_k⁺ = c_k − c + (x − y_k)/(K η_l), and
+    c ← c + Σ_k (c_k⁺ − c_k)/N. All of it follows from y_k, so the server keeps every c_k and silos need no
+    state.
+    """
+    common, controls = _control(state, COMMON, old), {}
+    drift = {key: np.zeros_like(value) for key, value in common.items()}
+    for name, model in models.items():
+        own, scale = _control(state, name, old), np.float32(1 / (sizes[name].steps * learning_rate))
+        change = {key: (old[key] - model[key]) * scale - common[key] for key in old}
+        controls[name] = {key: own[key] + change[key] for key in own}
+        drift = {key: drift[key] + change[key] / np.float32(population) for key in drift}
+    controls[COMMON] = {key: common[key] + drift[key] for key in common}
+    named = {f"controls/{name}/{key}": control[key] for name, control in controls.items() for key in control}
+    return {**state, **named}
+
+
+def _control(state: Arrays, name: str, model: Arrays) -> Arrays:
+    """A silo's control variate, or the common one; 0 at first."""
+    return below(state, f"controls/{name}") or {key: np.zeros_like(value) for key, value in model.items()}
+
+
+def refusal(
+    before: NDArray[np.float64], after: NDArray[np.float64], best: NDArray[np.float64] | None
+) -> tuple[str, NDArray[np.float64]]:
+    """Why the probe refuses a step, empty where it does not; and the best model's errors so far.
+
+    One local epoch on bad data makes a model hardly worse, so weights from risk cannot keep all of it out
+    when every silo of a round is bad, and server momentum adds up what is left from round to round. A model
+    after a round that is worse than the best so far by more than `LIMIT` standard errors of the paired
+    difference is therefore refused: the previous model stands and momentum starts afresh. One that is better
+    than the model before it always stands, so a best that was merely lucky on the probe cannot end training.
+
+    The errors are shares of pairs in the wrong order, query by query, which have less noise than nDCG@10 and,
+    unlike a loss, do not depend on how large the scores are.
+    """
+    if best is None or len(best) != len(before):
+        best = before
+    if after.mean() > before.mean() and _worse(after, best):
+        shares = f"{after.mean():.3f} of the probe's pairs in the wrong order"
+        return f"the round: {shares}, at best {best.mean():.3f}", best
+    return "", after if after.mean() < best.mean() else best
+
+
+def _worse(errors: NDArray[np.float64], reference: NDArray[np.float64]) -> bool:
+    """Whether the mean error is higher than the reference's by more than `LIMIT` standard errors."""
+    difference = errors - reference
+    if len(difference) < 2:
+        return False
+    noise = difference.std(ddof=1) / np.sqrt(len(difference))
+    return bool(difference.mean() > LIMIT * noise)
+
+
+def refused(weighed: Weighed, why: str) -> Weighed:
+    """What a refused round comes to: the previous model alone."""
+    silos = (name for name in weighed.weights if name != MEMORY)
+    rejected = dict.fromkeys(silos, f"the probe refused {why}")
+    return replace(weighed, refused=why, weights={MEMORY: 1.0}, rejected=rejected)
+
+
+def combine(weights: Mapping[str, float], models: Mapping[str, Arrays]) -> Arrays:
+    """Σ_k w_k θ_k over the named models, in the order of their names, in the models' own type."""
+    names = sorted(weights)
+    first = models[names[0]]
+    total = {key: np.zeros(array.shape, np.float64) for key, array in first.items()}
+    for name in names:
+        for key in total:
+            total[key] += weights[name] * models[name][key].astype(np.float64)
+    return {key: total[key].astype(array.dtype) for key, array in first.items()}
+
+
+def norm(arrays: Arrays) -> float:
+    """‖θ‖ over all arrays."""
+    return float(np.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values())))
+
+
+def below(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
+    """The arrays whose names begin with `prefix/`, without it."""
+    start = f"{prefix}/"
+    return {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
