@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 from flwr.app import Message, MessageType
 
 from isthmus.config import load
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, DataError
 from isthmus.federation.deployment import client
 from isthmus.federation.engines import LocalGrid
+from isthmus.federation.messages import unpack
 from isthmus.federation.semisupervised.deployed import Cooperation, cooperate, cross_rows
-from isthmus.federation.semisupervised.labelling import Labelling, SiloRows
+from isthmus.federation.semisupervised.labelling import Labelling, SiloRows, guess
 from isthmus.federation.semisupervised.training import Anchor, CoTraining, cotrain
 from isthmus.private.exchange import Party, Relay, exchange_in_memory
 from isthmus.private.keys import GroupKey
@@ -53,7 +55,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 folder.keys.trust(card)
         own = CORPUS.silo(silo)
         folder.build(own.documents, budget=Budget(10.0), width=1 << 10)
-        parties[name] = Party(folder, own.queries, k=5, entropy=Streams(1)("entropy", name).bytes)
+        entropy = Streams(1)("entropy", name).bytes
+        parties[name] = Party(folder, own.queries, epsilon=1.0, k=5, entropy=entropy)  # with much noise
         write_letor(judged(name, own.queries.ids), path / f"{name}.txt")
     exchange_in_memory(parties, Relay(4, 1 << 12))
     return path
@@ -190,7 +193,43 @@ def test_a_cooperation_is_read_from_toml(tmp_path: Path) -> None:
     assert load(Cooperation, tmp_path / "on.toml").training.labelling == Labelling("soft", calibrated=True)
 
 
-def test_exchanged_pairs_cannot_be_weighed_by_noise(tmp_path: Path) -> None:
-    training = replace(TRAINING, labelling=Labelling("soft", by_noise=True))
-    with pytest.raises(ConfigError, match="error bars"):
-        Cooperation(tmp_path / "run", training=training)
+def test_exchanged_pairs_are_weighed_by_their_noise(site: Path, tmp_path: Path) -> None:
+    """The error bars of counts come through the exchange: real silos train as one process does with them."""
+    training = replace(TRAINING, labelling=Labelling("zero", beta=1.0, by_noise=True))
+    silos = [rows(site, name) for name in NAMES]
+    assert all((silo.errors > 0).all() and len(silo.errors) == silo.cross.rows for silo in silos)
+    nodes = grid(site, NAMES)
+    made = cooperate(Cooperation(tmp_path / "run", silos=4, grades=2, training=training), nodes)
+    expected = cotrain(silos, training, grades=2, names=NAMES)
+    for name, array in expected.parameters.items():
+        np.testing.assert_allclose(made.ranker.parameters_[name], array, atol=1e-6)
+    for context, silo in zip(nodes._contexts.values(), silos, strict=True):
+        weights = unpack(context.state.array_records["guesses"])["weights"]
+        np.testing.assert_allclose(weights, 1 / (1 + silo.errors**2), rtol=1e-6)
+        assert weights.max() > 1.1 * weights.min()
+
+
+def test_rows_of_an_older_exchange_have_no_error_bars(
+    site: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They train as ever; weighed by noise, they are left out, and the silo says why."""
+    copied = tmp_path / "east"
+    shutil.copytree(site / "east", copied)
+    (copied / "error-bars" / "south.txt").unlink()
+    labelled = read_letor(site / "east.txt")
+    silo = SiloRows(labelled, *cross_rows(labelled, str(copied)))
+    unknown = np.isnan(silo.errors)
+    assert 0 < unknown.sum() < silo.cross.rows
+    model = {"weight0": np.zeros((16, 2), np.float32), "bias0": np.zeros(2, np.float32)}
+    assert (guess(model, silo, Labelling("soft"), 2).weights == 1).all()
+    weights = guess(model, silo, Labelling("soft", by_noise=True), 2).weights
+    np.testing.assert_array_equal(weights == 0, unknown)
+    assert "exchange again" in caplog.text
+
+
+def test_error_bars_of_other_rows_are_refused(site: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "east"
+    shutil.copytree(site / "east", copied)
+    (copied / "error-bars" / "south.txt").write_text("0.5\n")
+    with pytest.raises(DataError, match="1 error bars for"):
+        cross_rows(read_letor(site / "east.txt"), str(copied))

@@ -18,14 +18,13 @@ from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn, exchan
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger
 from isthmus.private.letters import HeardHere, HeardInFolder, Letter, NumbersInFolder, Post, SessionKey
-from isthmus.private.lookup import Seeker
 from isthmus.private.secure_sum import as_signed
 from isthmus.private.store import SiloFolder
 from isthmus.private.summing import Adding, Agreed
 from isthmus.private.sums import SumPlan
 from isthmus.private.totals import Sums
+from isthmus.private.views import Seeker, read_cross_rows
 from isthmus.randomness import Streams
-from isthmus.tables import read_letor
 from isthmus.tables.ids import Ids
 from isthmus.text import tokenise
 from isthmus_reproduce import synthetic_text
@@ -75,15 +74,19 @@ def test_what_comes_through_the_relay_is_what_a_call_would_bring(tmp_path: Path,
         seeker = Seeker(keys.group_key(), own, keys.decoys(), totals)
         queries = tokenise(north.queries.texts)
         words, carrier = Ids.of(queries.terms.words), in_memory(desk, "north")
-        if form == "publish":
-            called = seeker.read(seeker.fetch(carrier, ["title", "body"]), words)
-        else:
-            called = seeker.read_answers(seeker.ask(carrier, ["title", "body"], words), words)
-    expected = called.letor(north.queries, queries, 5, name="south")
-    found = through.letor(north.queries, queries, 5, name="south")
+        fields = ["title", "body"]
+        published = form == "publish"
+        released = seeker.fetch(carrier, fields) if published else seeker.ask(carrier, fields, words)
+        called = seeker.read(released, words)
+    expected, found = (
+        view.letor(north.queries, queries, view.candidates(queries, 5), name="south")
+        for view in (called, through)
+    )
     np.testing.assert_array_equal(found.features, expected.features)
-    kept = read_letor(north.features("south"))
+    kept, errors = read_cross_rows(north.features("south"))
     np.testing.assert_allclose(kept.features, expected.features, rtol=1e-5)
+    np.testing.assert_array_equal(errors, called.errors(queries, called.candidates(queries, 5)))
+    assert (errors > 0).all()
     assert relay.done == set(NAMES)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +20,7 @@ from isthmus.federation.semisupervised.labelling import (
     shifted,
 )
 from isthmus.federation.semisupervised.selection import SELECTIONS, Chosen, Selection, choose, gather
+from isthmus.federation.semisupervised.silos import CrossSilos, Releasing
 from isthmus.federation.semisupervised.training import (
     MEAN,
     Anchor,
@@ -35,20 +35,8 @@ from isthmus.federation.semisupervised.training import (
     self_taught,
     simulated_names,
 )
-from isthmus.federation.semisupervised.views import (
-    Exchange,
-    Holding,
-    Shelf,
-    View,
-    bm25_scores,
-    features,
-    hash_families,
-    totals_families,
-    widths_for,
-)
 from isthmus.federation.settings import RiskOptions, StrategyOptions
 from isthmus.losses import cross_entropy
-from isthmus.private.counts import in_memory
 from isthmus.randomness import Streams
 from isthmus.rankers import network_scores, train_epochs
 from isthmus.tables import Letor
@@ -58,88 +46,66 @@ from isthmus_reproduce import synthetic_text
 SILOS = ("silo1", "silo2", "silo3")
 
 
-class Small:
+class Small(CrossSilos):
     """Three silos with a handful of documents each, and what each releases."""
 
-    def __init__(self, exchange: Exchange, seed: int = 0) -> None:
-        streams = Streams(seed)
-        corpus = synthetic_text.text(45, 9, 3, seed=1, words=60)
-        self.holdings = {name: Holding.of(corpus, name) for name in SILOS}
-        self.queries: Tokens = tokenise(corpus.queries.texts[:4])
-        lengths = {
-            at: np.concatenate([h.fields[at].lengths for h in self.holdings.values()]) for at in FIELDS
-        }
-        families = hash_families(b"hashes of a test", widths_for(lengths, exchange))
-        sums = [held.sums(totals_families(b"hashes of a test")) for held in self.holdings.values()]
-        self.totals = {
-            at: sum((part[at] for part in sums[1:]), sums[0][at]).noised(
-                epsilon_df=exchange.epsilon_totals,
-                epsilon_cf=exchange.epsilon_totals,
-                entropy=streams("totals", at).bytes,
-            )
-            for at in FIELDS
-        }
-        self.shelves = {
-            name: Shelf.fetched(
-                in_memory(held.desk(families, exchange, entropy=streams("noise", name).bytes), "peer"),
-                families,
-            )
-            for name, held in self.holdings.items()
-        }
-        self.view = View(self.holdings["silo1"], self.shelves, self.totals, exchange, streams)
+    def __init__(self, releasing: Releasing, seed: int = 0) -> None:
+        super().__init__(synthetic_text.text(45, 9, 3, seed=1, words=60), Streams(seed), releasing)
+        self.asked: Tokens = tokenise(self.corpus.queries.texts[:4])
+        self.seen = self.viewer("silo1", releasing.reader)
 
 
 @pytest.fixture(scope="module")
 def quiet() -> Small:
     """Without noise."""
-    return Small(Exchange(epsilon=float("inf"), epsilon_totals=float("inf"), reader="plain", width=1 << 16))
+    return Small(Releasing(epsilon=float("inf"), epsilon_totals=float("inf"), reader="plain", width=1 << 16))
 
 
 @pytest.fixture(scope="module")
 def noisy() -> Small:
-    return Small(Exchange(reader="shrink"))
+    return Small(Releasing(reader="shrink"))
 
 
 def test_any_query_and_any_silos_document_have_features(noisy: Small) -> None:
     """The paper's sharing property: no pair is out of reach."""
     for holder in SILOS:
-        every = Pairs.all(len(noisy.queries), noisy.view.size(holder))
-        table = features(noisy.view, noisy.queries, every, holder)
+        every = Pairs.all(len(noisy.asked), len(noisy.seen(holder)))
+        table = noisy.seen(holder).features(noisy.asked, every)
         assert table.shape == (len(every), len(NAMES))
         assert np.isfinite(table).all()
 
 
-def _whole(holdings: Mapping[str, Holding], name: str) -> Collection:
+def _whole(small: Small, name: str) -> Collection:
     """What nobody sees: the statistics of all silos' documents, exactly."""
-    first, *others = (Collection.of(holding.fields[name]) for holding in holdings.values())
+    first, *others = (Collection.of(tokens[name]) for tokens in small.tokens.values())
     return sum(others, first)
 
 
 @pytest.mark.parametrize("holder", SILOS)
 def test_without_noise_private_features_are_the_exact_ones(quiet: Small, holder: str) -> None:
-    every = Pairs.all(len(quiet.queries), quiet.view.size(holder))
-    mine = features(quiet.view, quiet.queries, every, holder)
-    counts = {
-        name: ExactCounts.of(quiet.holdings[holder].fields[name], _whole(quiet.holdings, name))
-        for name in FIELDS
-    }
-    true = compute(quiet.queries, every, **counts)
+    every = Pairs.all(len(quiet.asked), len(quiet.seen(holder)))
+    mine = quiet.seen(holder).features(quiet.asked, every)
+    counts = {name: ExactCounts.of(quiet.tokens[holder][name], _whole(quiet, name)) for name in FIELDS}
+    true = compute(quiet.asked, every, **counts)
     smoothed = [at for at, name in enumerate(NAMES) if "ABS" not in name]  # distinct words are not released
     assert np.abs(mine[:, smoothed] - true[:, smoothed]).max() < 0.05 * np.abs(true[:, smoothed]).max()
 
 
 def test_own_documents_are_exact_unless_asked_for_as_others_see_them(noisy: Small) -> None:
-    exact, seen = (bm25_scores(noisy.view, noisy.queries, "silo1", noised=noised) for noised in (False, True))
-    assert not np.allclose(exact, seen)
-    other = bm25_scores(noisy.view, noisy.queries, "silo2")
-    assert np.array_equal(other, bm25_scores(noisy.view, noisy.queries, "silo2", noised=True))
+    exact, seen = (noisy.seen("silo1", noised=noised) for noised in (False, True))
+    assert not np.allclose(exact.scores(noisy.asked, FIELDS), seen.scores(noisy.asked, FIELDS))
+    every = Pairs.all(len(noisy.asked), len(exact))
+    assert (exact.errors(noisy.asked, every) == 0).all()
+    assert (seen.errors(noisy.asked, every) > 0).any()
+    other, again = (noisy.seen("silo2", noised=noised) for noised in (False, True))
+    assert np.array_equal(other.scores(noisy.asked, FIELDS), again.scores(noisy.asked, FIELDS))
 
 
 @pytest.mark.parametrize("kind", SELECTIONS)
 def test_selections_keep_their_depth_and_origin(noisy: Small, kind: str) -> None:
     rng = Streams(5)("pairs")
     selection = Selection(kind, depth=6)  # type: ignore[arg-type]
-    chosen, ways = choose(noisy.view, noisy.queries, "silo2", selection, rng)
+    chosen, ways = choose(noisy.seen("silo2"), noisy.asked, selection, rng)
     assert chosen.shape == ways.shape == (4, 6)
     assert all(len(set(row)) == 6 for row in chosen.tolist())
     told = {SELECTIONS[way] for way in ways.ravel().tolist()}
@@ -148,26 +114,26 @@ def test_selections_keep_their_depth_and_origin(noisy: Small, kind: str) -> None
 
 def test_pairs_are_chosen_by_what_was_released() -> None:
     """Another draw of noise chooses other pairs: exact counts of others play no part."""
-    views = [Small(Exchange(epsilon=1.0, reader="plain"), seed).view for seed in (0, 1)]
-    queries = Small(Exchange(reader="plain")).queries
-    picks = [choose(view, queries, "silo2", Selection(depth=5), Streams(0)("pairs"))[0] for view in views]
+    small = [Small(Releasing(epsilon=1.0, reader="plain"), seed) for seed in (0, 1)]
+    views = [one.seen("silo2") for one in small]
+    queries = small[0].asked
+    picks = [choose(view, queries, Selection(depth=5), Streams(0)("pairs"))[0] for view in views]
     assert not np.array_equal(*picks)
-    assert not hasattr(views[0], "holdings")
+    assert set(small[0].seen.own) == set(FIELDS)  # words of its own documents, nobody else's
 
 
 def test_banned_pairs_are_left_out(noisy: Small) -> None:
-    banned = np.zeros((4, noisy.view.size("silo2")), np.bool_)
+    banned = np.zeros((4, len(noisy.seen("silo2"))), np.bool_)
     banned[:, :3] = True
-    chosen, _ = choose(
-        noisy.view, noisy.queries, "silo2", Selection(depth=50), Streams(0)("x"), banned=banned
-    )
+    selection, rng = Selection(depth=50), Streams(0)("x")
+    chosen, _ = choose(noisy.seen("silo2"), noisy.asked, selection, rng, banned=banned)
     assert not np.isin(chosen[chosen >= 0], [0, 1, 2]).any()
     assert (chosen == -1).sum() == 12
 
 
 def together(small: Small, holders: tuple[str, ...], kind: str = "random") -> Chosen:
     several = [(SILOS.index(holder), holder) for holder in holders]
-    return gather(small.view, small.queries, several, Selection(kind, depth=5), Streams(3))  # type: ignore[arg-type]
+    return gather(small.seen, small.asked, several, Selection(kind, depth=5), Streams(3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["bm25", "random", "mixed"])

@@ -25,9 +25,9 @@ from isthmus.private.counts import Desk, in_memory
 from isthmus.private.exchange import Exchange, Party, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger
-from isthmus.private.lookup import Seeker
 from isthmus.private.store import SiloFolder
 from isthmus.private.summing import Agreed
+from isthmus.private.views import Seeker
 from isthmus.rankers import load_ranker
 from isthmus.tables import Letor, read_letor, read_queries, write_letor
 from isthmus.tables.ids import Ids
@@ -223,8 +223,8 @@ def called(site, asking, holder):
     seeker = Seeker(mine.keys.group_key(), own, mine.keys.decoys(), through.totals)
     with theirs.ledger() as ledger:
         desk = Desk(*(theirs.owner(name, 8.0, ledger.charge_all) for name in theirs.fields()))
-        answers = seeker.read_answers(seeker.ask(in_memory(desk, asking), theirs.fields(), words), words)
-    return answers.letor(queries, tokens, 100, name=holder)
+        answers = seeker.read(seeker.ask(in_memory(desk, asking), theirs.fields(), words), words)
+    return answers.letor(queries, tokens, answers.candidates(tokens, 100), name=holder)
 
 
 def test_four_silos_train_on_pairs_across_them(site):

@@ -16,10 +16,10 @@ from isthmus.cli import main
 from isthmus.features import Collection, ExactCounts, Pairs, compute
 from isthmus.private.counts import Desk, in_memory
 from isthmus.private.ledger import Budget, Ledger
-from isthmus.private.lookup import Seeker
 from isthmus.private.messages import Question, kind_of
 from isthmus.private.sketch import CountMin
 from isthmus.private.store import SiloFolder, read_released, write_released
+from isthmus.private.views import Seeker
 from isthmus.tables import read_letor, write_corpus_beir
 from isthmus.tables.ids import Ids
 from isthmus.text import ENGLISH, tokenise
@@ -113,12 +113,12 @@ def test_features_without_noise_are_the_features(world: Path) -> None:
     with other.ledger() as ledger:
         carrier = in_memory(Desk(other.owner("body", 1e5, ledger.charge_all)), "north")
         words = Ids.of(queries.terms.words)
-        found = seeker.read_answers(seeker.ask(carrier, ["body"], words), words)
+        found = seeker.read(seeker.ask(carrier, ["body"], words), words)
     mine, theirs = (tokenise(CORPUS.silo(name).documents.bodies) for name in (NORTH, SOUTH))
     exact = ExactCounts.of(theirs, Collection.of(mine) + Collection.of(theirs))
     pairs = Pairs.all(1, len(theirs))
     truth = compute(queries, pairs, title=exact, body=exact)
-    private = compute(queries, pairs, title=exact, body=found.main)
+    private = compute(queries, pairs, title=exact, body=found.counts["body"])
     same = np.isclose(private[:, 7:11], truth[:, 7:11], rtol=0.05, atol=1e-6)
     assert same.mean() > 0.9  # now and then two words share a cell
 

@@ -10,7 +10,7 @@ from isthmus.cli.command import Command, add_json, print_json, say, whole
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
-    from isthmus.private.lookup import Lookup
+    from isthmus.private.views import View
     from isthmus.tables import Queries
     from isthmus.text import Tokens
 
@@ -199,10 +199,10 @@ def _queries(asked: argparse.Namespace) -> Queries:
     return read_queries(asked.queries)
 
 
-def _look_up(asked: argparse.Namespace, tokens: Tokens) -> Lookup:
+def _look_up(asked: argparse.Namespace, tokens: Tokens) -> View:
     from isthmus.private.counts import in_memory
-    from isthmus.private.lookup import Seeker
     from isthmus.private.store import SiloFolder, read_released
+    from isthmus.private.views import Seeker
     from isthmus.tables.ids import Ids
 
     own = SiloFolder.at(asked.own)
@@ -223,7 +223,7 @@ def _look_up(asked: argparse.Namespace, tokens: Tokens) -> Lookup:
         with own.ledger() as book:
             note = f"cells of words, each among {asked.decoys} decoys"
             book.record("query text", folder.path.resolve().name, items=len(words), note=note)
-        return seeker.read_answers(seeker.ask(carrier, fields, words, decoys=asked.decoys), words)
+        return seeker.read(seeker.ask(carrier, fields, words, decoys=asked.decoys), words)
 
 
 def _fields(asked: argparse.Namespace, there: tuple[str, ...]) -> tuple[str, ...]:
@@ -237,7 +237,7 @@ def _fields(asked: argparse.Namespace, there: tuple[str, ...]) -> tuple[str, ...
     return ("body",) if "body" in there else there[:1]
 
 
-def _show_hits(asked: argparse.Namespace, found: Lookup, query: Tokens) -> None:
+def _show_hits(asked: argparse.Namespace, found: View, query: Tokens) -> None:
     from isthmus.report import Table
 
     hits = list(found.search(query, asked.k))
@@ -252,11 +252,11 @@ def _show_hits(asked: argparse.Namespace, found: Lookup, query: Tokens) -> None:
     print(Table.of(records, digits=3))
 
 
-def _write_features(asked: argparse.Namespace, found: Lookup, queries: Queries, tokens: Tokens) -> None:
+def _write_features(asked: argparse.Namespace, found: View, queries: Queries, tokens: Tokens) -> None:
     from isthmus.report import summary
     from isthmus.tables import write_letor
 
-    letor = found.letor(queries, tokens, asked.k, name=Path(asked.source).stem)
+    letor = found.letor(queries, tokens, found.candidates(tokens, asked.k), name=Path(asked.source).stem)
     write_letor(letor, asked.out)
     done = {"file": asked.out, "queries": len(letor), "rows": letor.rows}
     if asked.json:

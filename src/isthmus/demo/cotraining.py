@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from isthmus.corpora import load
 from isthmus.evaluation import Interval, bootstrap
-from isthmus.federation.semisupervised.silos import CrossSilos, CrossTables
-from isthmus.federation.semisupervised.views import Exchange
+from isthmus.federation.semisupervised.silos import CrossSilos, CrossTables, Releasing
 from isthmus.federation.semisupervised.ways import ANCHORED, DEFAULT, Ways
 from isthmus.randomness import Streams
 from isthmus.report import Estimate, Table
@@ -52,8 +51,8 @@ class Story:
 def tell(*, seed: int = 0) -> Story:
     """Release, train every way, and compare on test queries."""
     streams = Streams(seed).under("cross-silo", "pydocs")
-    exchange = Exchange(reader="shrink", width=8192)
-    silos = CrossSilos(_sampled(load("pydocs"), streams), streams, exchange)
+    releasing = Releasing(reader="shrink", width=8192)
+    silos = CrossSilos(_sampled(load("pydocs"), streams), streams, releasing)
     values = _values(silos, seed)
     rows = tuple((row, what, _estimate(values[row]), _against(values, row)) for row, what in SHOWN.items())
     table = Table(("way", "what it learns from", "nDCG@10", "the default is better by"), rows, digits=3)

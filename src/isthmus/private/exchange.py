@@ -26,14 +26,14 @@ from isthmus.errors import BudgetExhausted, ConfigError, FederationError, Privac
 from isthmus.private.cost import Cost, Covered, no_charge
 from isthmus.private.ledger import Ledger
 from isthmus.private.letters import ANSWER, HeardInFolder, Letter, NumbersInFolder, Post, SessionKey, accepted
-from isthmus.private.lookup import Lookup, Seeker
 from isthmus.private.messages import Question, Refusal, kind_of
 from isthmus.private.noise import Entropy
 from isthmus.private.secure_sum import Parts
 from isthmus.private.store import SiloFolder
 from isthmus.private.summing import TURNS, Adding, Agreed, Contribution, Summing
 from isthmus.private.totals import WIDTH, Totals
-from isthmus.tables import Queries, write_letor
+from isthmus.private.views import Released, Seeker, View, write_cross_rows
+from isthmus.tables import Queries
 from isthmus.tables.files import replacing
 from isthmus.tables.ids import Ids
 from isthmus.text import Tokens, tokenise
@@ -378,7 +378,7 @@ class Exchange:
             words = len(Question.decode(message).columns)
             ledger.record("query text", peer, items=words, note="cells of words and decoys")
 
-    def _asked(self, carrier: Transcript, name: str) -> Mapping[str, Any]:
+    def _asked(self, carrier: Transcript, name: str) -> Released:
         """All that a silo releases of a field to this one, or Waiting."""
         if self.party.form == "publish":
             return self.seeker.fetch(carrier, [name])
@@ -389,22 +389,19 @@ class Exchange:
         for peer in self.peers:
             if peer in self.failed or (marker := self.path / peer / "done").exists():
                 continue
-            found = self.looked_up(peer)
-            target = self.party.features(peer)
-            target.parent.mkdir(exist_ok=True)
-            queries = self.party.queries
-            write_letor(found.letor(queries, self.tokens, self.party.k, name=peer), target)
+            view = self.looked_up(peer)
+            pairs = view.candidates(self.tokens, self.party.k)
+            letor = view.letor(self.party.queries, self.tokens, pairs, name=peer)
+            write_cross_rows(letor, view.errors(self.tokens, pairs), self.party.features(peer))
             marker.touch()
         return True
 
-    def looked_up(self, peer: str) -> Lookup:
+    def looked_up(self, peer: str) -> View:
         """What is known of a silo's documents; Waiting if that is not all yet."""
-        known: dict[str, Any] = {}
+        released: dict[str, Any] = {}
         for name, transcript in self._transcripts(peer).items():
-            known |= self._asked(transcript, name)
-        reader = replace(self.seeker, totals=self.totals)
-        read = reader.read if self.party.form == "publish" else reader.read_answers
-        return read(known, self.asked)
+            released |= self._asked(transcript, name)
+        return replace(self.seeker, totals=self.totals).read(released, self.asked)
 
     @cached_property
     def totals(self) -> dict[str, Totals]:

@@ -17,7 +17,6 @@ from isthmus.private.counts import (
     Desk,
     Owner,
     PrivateCounts,
-    PublishedCells,
     Release,
     fetch_catalogue,
     fetch_published,
@@ -27,16 +26,17 @@ from isthmus.private.ledger import Ledger, fingerprint
 from isthmus.private.mechanisms import Mechanism, OneShot
 from isthmus.private.messages import Enquiry
 from isthmus.private.noise import NoiseKey
-from isthmus.private.reading import Lexicon, Reader, Shrink
+from isthmus.private.reading import Lexicon
 from isthmus.private.sketch import HashFamily, width_for
 from isthmus.private.sums import SumPlan, totals_in_memory
 from isthmus.private.topics import Topics
 from isthmus.private.totals import WIDTH, Sums, Totals
+from isthmus.private.views import OwnCounts, read_counts
 from isthmus.randomness import Streams
 from isthmus.retrieval.retriever import rows_of
 from isthmus.tables import Corpus, Run
 from isthmus.tables.ids import FloatArray, Ids
-from isthmus.text import Tokens, tokenise
+from isthmus.text import tokenise
 
 DEPTH = 100
 EPSILON_TOTALS = 0.5
@@ -136,7 +136,7 @@ class PublishedCounts:
 
     def __init__(self, silos: ReleasingSilos, epsilon: float) -> None:
         kind = OneShot(epsilon)
-        self.silos, self.law = silos, kind.law
+        self.silos = silos
         family = HashFamily(silos.streams("hashes").bytes(32), 1, silos.width)
         self.catalogues, self.sketches = [], []
         for holder in silos.silos:
@@ -147,33 +147,21 @@ class PublishedCounts:
                 desk.serve(Enquiry("body", 0).encode(), peer)
         self.lexica = [silos.lexicon(asker, family) for asker in silos.silos]
         self.topics = [
-            Topics.learned(lexicon, self.law, silos.streams("topics", asker))
+            Topics.learned(lexicon, kind.law, silos.streams("topics", asker))
             for asker, lexicon in enumerate(self.lexica)
         ]
 
     def counts(self, reader: str, asker: int, holder: int) -> PrivateCounts:
-        """What one silo reads of another's documents; `publish` reads by topics, `ask` without."""
-        cells, lengths = PublishedCells(self.sketches[holder]), self.catalogues[holder].lengths
-        return PrivateCounts(cells, self.reader(reader, asker, holder), self.lexica[asker], lengths)
-
-    def reader(self, name: str, asker: int, holder: int) -> Reader:
-        """How one silo reads another's cells."""
-        lengths, learned = self.catalogues[holder].lengths, self.topics[asker]
-        known = name == "publish" and learned is not None
-        context = learned.placed(self.sketches[holder], lengths) if known and learned else None
-        return Shrink(self.law, self.lexica[asker], lengths, context)
+        """What one silo reads of another's documents; `publish` shrinks by topics, `ask` without, others do
+        not shrink (see `views.read_counts`)."""
+        return read_counts(
+            self.lexica[asker],
+            self.catalogues[holder],
+            self.sketches[holder],
+            topics=self.topics[asker] if reader == "publish" else None,
+            reader="shrink" if reader in ("publish", "ask") else reader,  # type: ignore[arg-type]
+        )
 
     def at_home(self, silo: int) -> TermCounts:
         """What a silo knows of its own documents: their counts, beside everybody's totals."""
-        return OwnCounts(self.counts("ask", silo, silo), self.silos.bodies[silo])
-
-
-class OwnCounts:
-    """A silo's exact counts of its own documents, beside the totals that all counts are read with."""
-
-    def __init__(self, totals: PrivateCounts, tokens: Tokens) -> None:
-        self._totals, self._own = totals, ExactCounts.of(tokens)
-        self.documents, self.length = totals.documents, totals.length
-        self.lengths, self.distinct = self._own.lengths, self._own.distinct
-        self.counts = self._own.counts
-        self.frequencies, self.occurrences = totals.frequencies, totals.occurrences
+        return OwnCounts(self.lexica[silo], self.silos.bodies[silo])

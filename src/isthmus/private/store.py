@@ -268,11 +268,7 @@ def _released(owner: Owner, peer: str) -> Iterator[bytes]:
         done += batch.documents
 
 
-Released = Mapping[str, tuple[Catalogue, CountMin]]
-"""What a peer published: of every field its catalogue and its noisy sketches."""
-
-
-def read_released(path: str | PathLike[str], key: GroupKey) -> Released:
+def read_released(path: str | PathLike[str], key: GroupKey) -> dict[str, tuple[Catalogue, CountMin]]:
     """What a peer published in a file."""
     found: dict[str, tuple[Catalogue, CountMin]] = {}
     try:

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from isthmus.corpora import load
 from isthmus.errors import DataError
-from isthmus.features import Collection, ExactCounts, TermCounts
-from isthmus.federation.semisupervised.selection import Chosen, Selection, judged_pairs
-from isthmus.federation.semisupervised.silos import CrossSilos, CrossTables
-from isthmus.federation.semisupervised.views import Exchange, Holding, Sight, bm25_scores, features
+from isthmus.features import FIELDS, Collection, ExactCounts, Pairs
+from isthmus.federation.semisupervised.selection import Chosen, Selection, Views
+from isthmus.federation.semisupervised.silos import CrossSilos, CrossTables, Releasing
 from isthmus.partition import move_share
+from isthmus.private.views import View
 from isthmus.randomness import Streams
 from isthmus.retrieval import BM25
 from isthmus.tables import Corpus, Letor, Qrels
-from isthmus.tables.ids import Ids
+from isthmus.tables.ids import FloatArray, Ids
 from isthmus_reproduce import synthetic_text
 from isthmus_reproduce.deals import deal_corpus
 
@@ -86,13 +86,21 @@ class DealtSilos(CrossSilos):
         self.case = case
         streams = Streams(case.seed).under("cross-silo", case.data)
         whole = _sampled(collection(case.data, case.small, case.circular), case, streams)
-        exchange = Exchange(epsilon=case.epsilon, reader=case.reader, width=case.width)
-        super().__init__(_dealt(whole, case, streams), streams, exchange)
+        releasing = Releasing(epsilon=case.epsilon, reader=case.reader, width=case.width)
+        super().__init__(_dealt(whole, case, streams), streams, releasing)
+
+    def exact(self, holder: str, *, noised: bool = False) -> View:
+        """What nobody sees: a silo's documents exactly, for comparison; there is no noise to ask for."""
+        fields = self.tokens[holder].items()
+        return View(
+            self.documents[holder], {name: ExactCounts.of(own, self._whole[name]) for name, own in fields}
+        )
 
     @cached_property
-    def exact(self) -> ExactView:
-        """What nobody sees."""
-        return ExactView(self.holdings)
+    def _whole(self) -> dict[str, Collection]:
+        parts = ({name: Collection.of(own) for name, own in part.items()} for part in self.tokens.values())
+        first, *others = parts
+        return {name: sum((other[name] for other in others), first[name]) for name in FIELDS}
 
     @cached_property
     def tables(self) -> Mapping[Variant, VariantTables]:
@@ -138,14 +146,14 @@ class VariantTables(CrossTables):
         self.world, self.variant = world, variant
         super().__init__(world, Selection(depth=world.case.depth))
 
-    def sights(self, name: str) -> tuple[Sight, Sight]:
+    def views(self, name: str) -> tuple[Views, Views]:
         """As the variant has it."""
         if self.variant == "exact":
             return self.world.exact, self.world.exact
         if self.variant == "clipped":
-            plain = self.world.view(name, "plain")
+            plain = self.world.viewer(name, "plain")
             return plain, plain
-        return super().sights(name)
+        return super().views(name)
 
     @cached_property
     def judged(self) -> dict[str, Letor]:
@@ -154,37 +162,19 @@ class VariantTables(CrossTables):
         for name, own in world.query_rows.items():
             if not len(own):
                 continue
-            sight, queries = self._sights[name][0], world.queries[name]
+            view, queries = self._views[name][0](name), world.queries[name]
             grades = world.truth[np.ix_(own, world.rows[name])]
-            pairs = judged_pairs(
-                bm25_scores(sight, queries, name), grades, 2 * int(grades.max(initial=1)) + 20
-            )
-            table = features(sight, queries, pairs, name)
+            depth = 2 * int(grades.max(initial=1)) + 20
+            pairs = judged_pairs(view.scores(queries, FIELDS), grades, depth)
+            table = view.features(queries, pairs)
             at = np.full(len(pairs), world.names.index(name))
             nothing: NDArray[np.float64] = np.zeros(len(pairs))
             tables[name] = world.letor(name, Chosen(pairs.queries, at, pairs.documents, at, table, nothing))
         return tables
 
 
-@dataclass(frozen=True, eq=False)
-class ExactView:
-    """The sight nobody has: all silos' documents exactly. For comparison."""
-
-    holdings: Mapping[str, Holding]
-
-    def size(self, holder: str) -> int:
-        """How many documents a silo has."""
-        return len(self.holdings[holder])
-
-    def counts(self, holder: str, name: str, *, noised: bool = False) -> TermCounts:
-        """The counts of one field of one silo's documents; there is no noise to ask for."""
-        return ExactCounts.of(self.holdings[holder].fields[name], self._whole[name])
-
-    @cached_property
-    def _whole(self) -> dict[str, Collection]:
-        whole: dict[str, Collection] = {}
-        for holding in self.holdings.values():
-            for name, tokens in holding.fields.items():
-                part = Collection.of(tokens)
-                whole[name] = whole[name] + part if name in whole else part
-        return whole
+def judged_pairs(scores: FloatArray, grades: NDArray[np.int32], depth: int) -> Pairs:
+    """The other sampling rule: relevant documents from any rank, and the best of the rest up to `depth`."""
+    ranked = np.where(grades > 0, np.inf, scores)
+    best = np.sort(np.argsort(-ranked, axis=1, kind="stable")[:, :depth], axis=1)
+    return Pairs(np.repeat(np.arange(len(scores)), best.shape[1]), best.ravel())

@@ -25,7 +25,7 @@ from isthmus.private.decoys import Decoys
 from isthmus.private.mechanisms import Mechanism, PerCell, Scalar, SharedNoise
 from isthmus.private.noise import Geometric
 from isthmus.private.reading import Shrink
-from isthmus.private.silos import EPSILON_TOTALS
+from isthmus.private.silos import EPSILON_TOTALS, PublishedCounts
 from isthmus.private.sketch import HashFamily
 from isthmus.randomness import Streams
 from isthmus.report import Line, Page, Plot, Section, line_plot
@@ -37,7 +37,7 @@ from isthmus_reproduce.deals import deal_corpus
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit, cells_table
 from isthmus_reproduce.private import attacks
 from isthmus_reproduce.private import plots as pictures
-from isthmus_reproduce.private.world import READERS, ComparedReaders, UnchargedSilos
+from isthmus_reproduce.private.world import READERS, UnchargedSilos
 from isthmus_reproduce.prose import Prose
 
 PROSE = Prose("private.j2")
@@ -135,7 +135,7 @@ def measure(
 
 def _one_shot(world: UnchargedSilos, epsilon: float) -> Iterator[tuple[str, FloatArray]]:
     """Scores from cells noised once, by every way to read them."""
-    released = ComparedReaders(world, epsilon)
+    released = PublishedCounts(world, epsilon)
     scores = {name: world.scored(partial(released.counts, name)) for name in READERS}
     yield from scores.items()
     yield "publish, own exact", world.at_home(released.at_home, scores["publish"])

@@ -10,8 +10,7 @@ import numpy as np
 from isthmus.evaluation import evaluate
 from isthmus.private.cost import ChargeAll, Covered, no_charge
 from isthmus.private.noise import fresh_nonces
-from isthmus.private.reading import Plain, Reader, Threshold
-from isthmus.private.silos import DEPTH, EPSILON_TOTALS, PublishedCounts, ReleasingSilos
+from isthmus.private.silos import DEPTH, EPSILON_TOTALS, ReleasingSilos
 from isthmus.private.sketch import HashFamily
 from isthmus.private.totals import WIDTH, Sums, Totals
 from isthmus.randomness import Streams
@@ -59,15 +58,3 @@ class UnchargedSilos(ReleasingSilos):
         family = HashFamily(rng.bytes(32), 1, WIDTH)
         sums = sum((Sums.of(tokens, family) for tokens in self.bodies[1:]), Sums.of(self.bodies[0], family))
         return sums.noised(epsilon_df=EPSILON_TOTALS, epsilon_cf=EPSILON_TOTALS, entropy=rng.bytes)
-
-
-class ComparedReaders(PublishedCounts):
-    """What was published, read in every way: as the product does, by a threshold, and as it stands."""
-
-    def reader(self, name: str, asker: int, holder: int) -> Reader:
-        """One of `READERS`."""
-        if name == "threshold":
-            return Threshold(max(1.0, 2 / self.law.rate), self.law.variance)
-        if name == "plain":
-            return Plain(self.law.variance)
-        return super().reader(name, asker, holder)

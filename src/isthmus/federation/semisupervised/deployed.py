@@ -22,8 +22,10 @@ from isthmus.federation.flower import Context, Grid
 from isthmus.federation.rounds import Held, State
 from isthmus.federation.semisupervised.labelling import SiloRows
 from isthmus.federation.semisupervised.training import Conductor, CoTraining
+from isthmus.private.views import read_cross_rows
 from isthmus.tables import Letor, read_letor
 from isthmus.tables.files import replacing
+from isthmus.tables.ids import FloatArray
 
 FEATURES = "features"
 """Where in a silo's folder an exchange puts features, a file for every other silo."""
@@ -62,18 +64,19 @@ class ExchangedRows:
         return SiloRows(labelled, *cross_rows(labelled, str(context.node_config.get("folder", ""))))
 
 
-def cross_rows(labelled: Letor, folder: str) -> tuple[Letor, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """The exchanged rows of queries that have judged rows too; none where there was no exchange."""
+def cross_rows(labelled: Letor, folder: str) -> tuple[Letor, FloatArray]:
+    """The exchanged rows of queries that have judged rows too, and their error bars; none where there was no
+    exchange."""
     files = sorted((Path(folder) / FEATURES).glob("*.txt")) if folder else []
-    asked = set(labelled.queries)
-    parts = [_of(read_letor(file), asked) for file in files]
-    known = [part.widened(labelled.width) for part in parts if part.rows]
-    cross = Letor.concat(known) if known else labelled.keep(np.zeros(labelled.rows, np.bool_))
-    return cross, np.zeros(cross.rows)
-
-
-def _of(letor: Letor, queries: set[str]) -> Letor:
-    return letor[np.array([query in queries for query in letor.queries], dtype=bool)]
+    judged = set(labelled.queries)
+    parts, errors = [], [np.zeros(0)]
+    for rows, bars in map(read_cross_rows, files):
+        known = np.array([query in judged for query in rows.queries], dtype=bool)
+        parts.append(rows[known].widened(labelled.width))
+        errors.append(bars[known[rows.query_of_row]])
+    filled = [part for part in parts if part.rows]
+    cross = Letor.concat(filled) if filled else labelled.keep(np.zeros(labelled.rows, np.bool_))
+    return cross, np.concatenate(errors)
 
 
 @dataclass(frozen=True)
@@ -86,15 +89,6 @@ class Cooperation:
     validation: Path | None = None
     test: Path | None = None
     training: CoTraining = field(default_factory=CoTraining)
-
-    def __post_init__(self) -> None:
-        labelling = self.training.labelling
-        if labelling is not None and labelling.by_noise:
-            raise ConfigError(
-                "exchanged features come without error bars, so pairs cannot be weighed by noise",
-                key="training.labelling.by_noise",
-                value=True,
-            )
 
 
 def _check_same(training: CoTraining, folder: Path) -> None:

@@ -15,6 +15,7 @@ expectation-maximisation of Saerens et al. (2002) for shifted priors.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,6 +31,8 @@ from isthmus.tables.ids import FloatArray
 LABELS = ("soft", "hard", "negatives", "confident", "zero", "oracle")
 Kind = Literal["soft", "hard", "negatives", "confident", "zero", "oracle"]
 _EDGE = 1e-6
+
+_log = logging.getLogger("isthmus.federation")
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class Guesses:
 class SiloRows:
     """What one silo learns from: its judged pairs, and pairs across silos whose grades nobody has.
 
-    `cross.grades` are 0 unless the rows are those of the oracle. `errors` are the cross pairs' error bars.
+    `cross.grades` are 0 unless the rows are those of the oracle. `errors` are the cross pairs' error bars,
+    NaN where nobody knows them.
     """
 
     labelled: Letor
@@ -148,7 +152,10 @@ def guess(labeller: Parameters, silo: SiloRows, labelling: Labelling, grades: in
 
 def _noise_weights(silo: SiloRows, labelling: Labelling) -> NDArray[np.float32]:
     spread = silo.errors if labelling.by_noise else np.zeros(silo.cross.rows)
-    return (1 / (1 + spread**2)).astype(np.float32)
+    unknown = np.isnan(spread)
+    if unknown.any():
+        _log.warning("%d cross pairs have no error bars and are left out: exchange again", unknown.sum())
+    return np.where(unknown, 0, 1 / (1 + spread**2)).astype(np.float32)
 
 
 def _calibrated(labeller: Parameters, silo: SiloRows, grades: int) -> FloatArray:

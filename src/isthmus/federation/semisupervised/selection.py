@@ -13,27 +13,31 @@ shows the learner pairs that it will not meet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError
-from isthmus.features import Pairs
-from isthmus.federation.semisupervised.views import Sight, View, bm25_scores, features
-from isthmus.private.counts import PrivateCounts
-from isthmus.private.reading import Shrink
+from isthmus.features import FIELDS, Pairs
+from isthmus.private.counts import PrivateCounts, PublishedCells
 from isthmus.private.rtk import ReverseTopK
+from isthmus.private.views import View
 from isthmus.randomness import Streams
 from isthmus.tables import Letor
-from isthmus.tables.grouped import rows_of
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import Tokens
 
 SELECTIONS = ("bm25", "rtk", "random", "mixed")
 Mask = NDArray[np.bool_]
+
+
+class Views(Protocol):
+    """Every silo's documents, as one silo has their counts; `noised` are its own as others see them."""
+
+    def __call__(self, holder: str, *, noised: bool = False) -> View: ...
 
 
 @dataclass(frozen=True)
@@ -91,30 +95,24 @@ class Chosen:
 
 
 def choose(
-    sight: Sight,
+    view: View,
     queries: Tokens,
-    holder: str,
     selection: Selection,
     rng: np.random.Generator,
     *,
-    noised: bool = False,
     banned: Mask | None = None,
 ) -> tuple[IntArray, IntArray]:
     """For every query the chosen documents of one silo, (queries, documents), and how each was chosen.
 
     `banned` (queries × documents) are pairs that may not stand; their place is taken by −1.
     """
-    count = sight.size(holder)
-    depth = min(selection.depth, count)
-    shape = len(queries), count
+    depth = min(selection.depth, len(view))
     if selection.kind == "rtk":
-        if not isinstance(sight, View):
-            raise ConfigError("a reverse top-K sketch is made of released cells", key="rtk")
-        scores = _rtk_scores(sight, queries, holder, depth)
+        scores = _rtk_scores(view, queries, depth)
     elif selection.kind == "random":
-        scores = rng.random(shape)
+        scores = rng.random((len(queries), len(view)))
     else:
-        scores = bm25_scores(sight, queries, holder, noised=noised)
+        scores = view.scores(queries, FIELDS)
     if banned is not None:
         scores = np.where(banned, -np.inf, scores)
     best = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
@@ -137,80 +135,48 @@ def _mixed(scores: FloatArray, best: IntArray, rng: np.random.Generator) -> tupl
     return np.concatenate((best[:, :kept], drawn), axis=1), ways
 
 
-def _rtk_scores(view: View, queries: Tokens, holder: str, depth: int) -> FloatArray:
+def _rtk_scores(view: View, queries: Tokens, depth: int) -> FloatArray:
     """A falling score for what the reverse top-K sketch of the bodies finds, 0 elsewhere."""
-    sketch = ReverseTopK.of(view.shelves[holder].cells["body"], k=depth)
-    counts = view.counts(holder, "body", noised=True)
+    counts = view.counts["body"]
+    if not isinstance(counts, PrivateCounts) or not isinstance(counts.noisy, PublishedCells):
+        raise ConfigError("a reverse top-K sketch is made of released cells", key="rtk")
+    sketch = ReverseTopK.of(counts.noisy.sketch, k=depth)
     total = counts.documents
-    having = np.clip(np.asarray(counts.frequencies(queries.terms), dtype=np.float64), 0, total)
+    having = np.clip(counts.frequencies(queries.terms), 0, total)
     weights = np.log1p((total - having + 0.5) / (having + 0.5))
-    scores = np.zeros((len(queries), view.size(holder)))
+    scores = np.zeros((len(queries), len(view)))
     for query in range(len(queries)):
         words = queries.terms[queries.offsets[query] : queries.offsets[query + 1]]
-        found = sketch.search(words, weights, k=depth)
-        scores[query, found] = np.arange(len(found), 0, -1)
+        hits = sketch.search(words, weights, k=depth)
+        scores[query, hits] = np.arange(len(hits), 0, -1)
     return scores
 
 
 def gather(
-    sight: Sight,
+    views: Views,
     queries: Tokens,
     holders: Sequence[tuple[int, str]],
     selection: Selection,
     streams: Streams,
     *,
     noised: bool = False,
-    banned: dict[str, Mask] | None = None,
-    selecting: Sight | None = None,
+    banned: Mapping[str, Mask] | None = None,
+    selecting: Views | None = None,
 ) -> Chosen:
     """The chosen pairs of own queries and the documents of some silos, with their features.
 
-    `selecting` may be a cheaper sight to choose by. What is drawn for one silo does not depend on which
-    others there are: a silo that leaves or joins costs its own pairs only.
+    `selecting` may be cheaper views to choose by. What is drawn for one silo does not depend on which others
+    there are: a silo that leaves or joins costs its own pairs only.
     """
     parts = []
     for at, holder in holders:
-        chosen, ways = choose(
-            selecting or sight,
-            queries,
-            holder,
-            selection,
-            streams("pairs", holder),
-            noised=noised,
-            banned=None if banned is None else banned.get(holder),
-        )
+        view = views(holder, noised=noised)
+        seen = (selecting or views)(holder, noised=noised or selection.kind == "rtk")
+        forbidden = None if banned is None else banned.get(holder)
+        chosen, ways = choose(seen, queries, selection, streams("pairs", holder), banned=forbidden)
         there = chosen >= 0
         query = np.repeat(np.arange(len(queries)), there.sum(axis=1))
         pairs = Pairs(query, chosen[there])
-        table = features(sight, queries, pairs, holder, noised=noised)
-        errors = uncertainty(sight, queries, pairs, holder, noised=noised)
+        table, errors = view.features(queries, pairs), view.errors(queries, pairs)
         parts.append(Chosen(query, np.full(len(pairs), at), pairs.documents, ways[there], table, errors))
     return Chosen.joined(parts)
-
-
-def judged_pairs(scores: FloatArray, grades: NDArray[np.int32], depth: int) -> Pairs:
-    """The other sampling rule: relevant documents from any rank, and the best of the rest up to `depth`."""
-    ranked = np.where(grades > 0, np.inf, scores)
-    best = np.sort(np.argsort(-ranked, axis=1, kind="stable")[:, :depth], axis=1)
-    return Pairs(np.repeat(np.arange(len(scores)), best.shape[1]), best.ravel())
-
-
-def uncertainty(
-    sight: Sight, queries: Tokens, pairs: Pairs, holder: str, *, noised: bool = False
-) -> FloatArray:
-    """The root mean square error bar of the counts of a query's words in the document's body."""
-    counts = sight.counts(holder, "body", noised=noised)
-    if not isinstance(counts, PrivateCounts) or not len(pairs):
-        return np.zeros(len(pairs))
-    table = queries.counts()
-    offsets = table.indptr.astype(np.int64)
-    entries = rows_of(offsets, pairs.queries)
-    rows = np.repeat(np.arange(len(pairs)), np.diff(offsets)[pairs.queries])
-    words = Ids(frozen(table.indices.astype(np.int64)), queries.terms.vocabulary)[entries]
-    reader = counts.reader
-    if isinstance(reader, Shrink) and reader.context is not None:
-        reader = replace(reader, context=None)  # a rough idea is enough, and topics take their time
-    variance = replace(counts, reader=reader).reading(pairs.documents[rows], words).error ** 2
-    sizes = np.maximum(np.bincount(rows, minlength=len(pairs)), 1)
-    spread: FloatArray = np.sqrt(np.bincount(rows, variance, len(pairs)) / sizes)
-    return spread

@@ -1,36 +1,48 @@
 """A collection in silos of one process, and the rows that cross-silo training learns from and is judged on.
 
-Every silo has its own documents exactly and all others through what they release. Judged pairs lie inside
-silos; test queries are ranked over the documents of all of them, and no query is in two parts.
+Every silo has its own documents exactly and all others through what they release:
+
+    tokens ── desk ──> published noisy cells ──> released ─┐
+    tokens ── sums ── noised ──> totals ───────────────────┴─> Viewer(holder) ──> View ──> features
+
+A silo also reads its own documents as others see them, from its own release: a ranker that is to be used on
+noisy counts can be trained on such. Judged pairs lie inside silos; test queries are ranked over the documents
+of all of them, and no query is in two parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.errors import ConfigError
 from isthmus.evaluation import Evaluation, evaluate
 from isthmus.features import FIELDS, NAMES
 from isthmus.federation.semisupervised.labelling import SiloRows
-from isthmus.federation.semisupervised.selection import Chosen, Selection, gather
-from isthmus.federation.semisupervised.views import (
-    Exchange,
-    Holding,
-    Shelf,
-    Sight,
-    View,
-    hash_families,
-    totals_families,
-    widths_for,
-)
+from isthmus.federation.semisupervised.selection import Chosen, Selection, Views, gather
 from isthmus.partition import divide, linked_queries
-from isthmus.private.counts import in_memory
-from isthmus.private.totals import Totals
+from isthmus.private.cost import Covered, no_charge
+from isthmus.private.counts import Desk, Owner, Release, in_memory
+from isthmus.private.mechanisms import OneShot
+from isthmus.private.noise import NoiseKey, fresh_nonces
+from isthmus.private.reading import Lexicon
+from isthmus.private.sketch import HashFamily, width_for
+from isthmus.private.topics import Topics
+from isthmus.private.totals import WIDTH, Sums, Totals
+from isthmus.private.views import (
+    OwnCounts,
+    Published,
+    View,
+    documents_of,
+    fetch_released,
+    law_of,
+    read_counts,
+)
 from isthmus.randomness import Streams
 from isthmus.tables import Corpus, Letor
 from isthmus.tables.ids import FloatArray
@@ -38,7 +50,72 @@ from isthmus.text import Tokens, tokenise
 
 SHARES = (0.5, 0.15, 0.35)
 """Of the queries: to learn from, to choose by, to test on."""
+READERS = ("topics", "shrink", "threshold", "plain")
+Reader = Literal["topics", "shrink", "threshold", "plain"]
 _BM25 = [NAMES.index(f"{field}.BM25") for field in FIELDS]
+
+
+@dataclass(frozen=True)
+class Releasing:
+    """How counts are released and read: ε of a field's cells, of each of its two totals, and the reader."""
+
+    epsilon: float = 8.0
+    epsilon_totals: float = 0.5
+    reader: Reader = "topics"
+    width: int | None = None
+    """Cells a document; by default as many as documents of that length need."""
+
+    def __post_init__(self) -> None:
+        if self.reader not in READERS:
+            raise ConfigError(f"no reader {self.reader!r}", key=self.reader, known=READERS)
+        if not (self.epsilon > 0 and self.epsilon_totals > 0):
+            raise ConfigError("ε must be above 0", key="epsilon", value=self.epsilon)
+
+
+@dataclass(frozen=True, eq=False)
+class Viewer:
+    """One silo's views of everybody's documents: its own exactly, the others' through what they released."""
+
+    name: str
+    own: Mapping[str, Tokens]
+    released: Mapping[str, Published]
+    totals: Mapping[str, Totals]
+    reader: Reader
+    streams: Streams
+    _views: dict[str, View] = field(default_factory=dict, init=False, repr=False)
+
+    def __call__(self, holder: str, *, noised: bool = False) -> View:
+        """A silo's documents; with `noised`, one's own too as others see them."""
+        released = self.released[holder]
+        if holder == self.name and not noised:
+            own = {name: OwnCounts(self._lexica[name], tokens) for name, tokens in self.own.items()}
+            return View(documents_of(released), own)
+        if holder not in self._views:
+            self._views[holder] = View(
+                documents_of(released),
+                {
+                    name: read_counts(
+                        self._lexica[name],
+                        *part,
+                        topics=self._topics if name == "body" else None,  # titles are too short to have any
+                        reader="shrink" if self.reader == "topics" else self.reader,
+                    )
+                    for name, part in released.items()
+                },
+            )
+        return self._views[holder]
+
+    @cached_property
+    def _lexica(self) -> dict[str, Lexicon]:
+        families = {name: cells.family for name, (_, cells) in self.released[self.name].items()}
+        return {name: Lexicon(families[name], self.totals[name], self.own[name]) for name in self.own}
+
+    @cached_property
+    def _topics(self) -> Topics | None:
+        if self.reader != "topics":
+            return None
+        law = law_of(self.released[self.name]["body"][0])
+        return Topics.learned(self._lexica["body"], law, self.streams("topics", self.name))
 
 
 class CrossSilos:
@@ -46,17 +123,26 @@ class CrossSilos:
 
     measures: tuple[str, ...] = ("nDCG@10",)
 
-    def __init__(self, corpus: Corpus, streams: Streams, exchange: Exchange) -> None:
-        self.corpus, self.streams, self.exchange = corpus, streams, exchange
+    def __init__(self, corpus: Corpus, streams: Streams, releasing: Releasing) -> None:
+        self.corpus, self.streams, self.releasing = corpus, streams, releasing
         self.names = corpus.silos
         self.grades = int(corpus.qrels.grades.max()) + 1
         groups = linked_queries(corpus)
         self.part = divide(len(corpus.queries), SHARES, streams("split"), groups=groups, strata=None)
 
     @cached_property
-    def holdings(self) -> dict[str, Holding]:
-        """Every silo's own documents."""
-        return {name: Holding.of(self.corpus, name) for name in self.names}
+    def documents(self) -> dict[str, tuple[str, ...]]:
+        """The names of every silo's documents."""
+        return {name: self.corpus.silo(name).documents.ids for name in self.names}
+
+    @cached_property
+    def tokens(self) -> dict[str, dict[str, Tokens]]:
+        """The words of every silo's own documents, field by field."""
+        parts = {name: self.corpus.silo(name).documents for name in self.names}
+        return {
+            name: {"title": tokenise(part.titles), "body": tokenise(part.bodies)}
+            for name, part in parts.items()
+        }
 
     @cached_property
     def queries(self) -> dict[str, Tokens]:
@@ -64,42 +150,48 @@ class CrossSilos:
         return {name: tokenise(self.corpus.silo(name).queries.texts) for name in self.names}
 
     @cached_property
-    def shelves(self) -> dict[str, Shelf]:
-        """What every silo has released."""
-        lengths = {
-            field: np.concatenate([holding.fields[field].lengths for holding in self.holdings.values()])
-            for field in FIELDS
+    def released(self) -> dict[str, Published]:
+        """What every silo has published: cells noised once and for all."""
+        key, families = self.streams("hashes").bytes(16), {}
+        for name in FIELDS:
+            lengths = np.concatenate([tokens[name].lengths for tokens in self.tokens.values()])
+            width = self.releasing.width or width_for(lengths)
+            families[name] = HashFamily(key + name.encode(), 1, width)
+        return {
+            name: fetch_released(in_memory(self._desk(name, families), "peer"), families)
+            for name in self.names
         }
-        families = hash_families(self.streams("hashes").bytes(16), widths_for(lengths, self.exchange))
-        shelves = {}
-        for name, holding in self.holdings.items():
-            desk = holding.desk(families, self.exchange, entropy=self.streams("noise", name).bytes)
-            shelves[name] = Shelf.fetched(in_memory(desk, "peer"), families)
-        return shelves
+
+    def _desk(self, silo: str, families: Mapping[str, HashFamily]) -> Desk:
+        entropy = self.streams("noise", silo).bytes
+        key, owners = NoiseKey.fresh(entropy), []
+        for name, tokens in self.tokens[silo].items():
+            nonces = fresh_nonces(len(tokens), entropy)
+            covered = Covered(self.documents[silo], tuple(nonce.tobytes().hex() for nonce in nonces))
+            release = Release(name, families[name], OneShot(self.releasing.epsilon), key, no_charge)
+            owners.append(Owner.of(tokens, covered, release))
+        return Desk(*owners)
 
     @cached_property
     def totals(self) -> dict[str, Totals]:
         """Noisy frequencies and counts of all silos together."""
-        families = totals_families(self.streams("hashes").bytes(16))
-        epsilon = self.exchange.epsilon_totals
-        sums = [holding.sums(families) for holding in self.holdings.values()]
-        return {
-            field: sum((part[field] for part in sums[1:]), sums[0][field]).noised(
-                epsilon_df=epsilon, epsilon_cf=epsilon, entropy=self.streams("totals", field).bytes
+        key, epsilon, totals = self.streams("hashes").bytes(16), self.releasing.epsilon_totals, {}
+        for name in FIELDS:
+            family = HashFamily(key + b"totals" + name.encode(), 1, WIDTH)
+            first, *others = (Sums.of(tokens[name], family) for tokens in self.tokens.values())
+            totals[name] = sum(others, first).noised(
+                epsilon_df=epsilon, epsilon_cf=epsilon, entropy=self.streams("totals", name).bytes
             )
-            for field in FIELDS
-        }
+        return totals
 
-    def view(self, name: str, reader: str) -> View:
+    def viewer(self, name: str, reader: Reader) -> Viewer:
         """What one silo sees of all documents."""
-        exchange = replace(self.exchange, reader=reader)  # type: ignore[arg-type]
-        return View(self.holdings[name], self.shelves, self.totals, exchange, self.streams)
+        return Viewer(name, self.tokens[name], self.released, self.totals, reader, self.streams)
 
-    def sights(self, name: str) -> tuple[Sight, Sight]:
-        """What a silo computes features from, and the cheaper sight it chooses pairs by."""
-        selecting = self.view(name, "shrink")
-        reader = self.exchange.reader
-        return selecting if reader == "shrink" else self.view(name, reader), selecting
+    def views(self, name: str) -> tuple[Views, Views]:
+        """What a silo computes features from, and the cheaper views it chooses pairs by."""
+        selecting, reader = self.viewer(name, "shrink"), self.releasing.reader
+        return selecting if reader == "shrink" else self.viewer(name, reader), selecting
 
     @cached_property
     def truth(self) -> NDArray[np.int32]:
@@ -147,7 +239,7 @@ class CrossSilos:
         document = np.concatenate(rows)[starts[chosen.holders] + chosen.documents]
         grades = self.truth[self.query_rows[name][chosen.queries], document]
         ids = [self.corpus.queries.ids[row] for row in self.query_rows[name]]
-        return chosen.letor(ids, [self.holdings[holder].documents for holder in self.names], grades)
+        return chosen.letor(ids, [self.documents[holder] for holder in self.names], grades)
 
     def parts(self, names: tuple[str, ...]) -> NDArray[np.int64]:
         """The part of queries by name: 0 to learn from, 1 to choose by, 2 to test on."""
@@ -171,18 +263,18 @@ class CrossTables:
     def __init__(self, world: CrossSilos, selection: Selection | None = None) -> None:
         self.world = world
         self.selection = selection or Selection()
-        self._sights = {name: self.sights(name) for name in world.names}
+        self._views = {name: self.views(name) for name in world.names}
 
-    def sights(self, name: str) -> tuple[Sight, Sight]:
+    def views(self, name: str) -> tuple[Views, Views]:
         """What a silo computes features from, and what it chooses pairs by."""
-        return self.world.sights(name)
+        return self.world.views(name)
 
     def _gather(
         self, name: str, holders: list[str], *, noised: bool = False, selection: Selection | None = None
     ) -> Chosen:
-        world, (sight, selecting) = self.world, self._sights[name]
+        world, (views, selecting) = self.world, self._views[name]
         return gather(
-            sight,
+            views,
             world.queries[name],
             [(world.names.index(holder), holder) for holder in holders],
             selection or self.selection,

@@ -1,0 +1,313 @@
+"""What one silo knows of another's documents, by the counts that were released: the one view of them.
+
+A `Seeker` has keys and documents of its own, which say what to make of a noisy value. What it reads is a
+`View`: every field's counts with their error bars. How common words are it knows from the totals of all
+silos or, where there are none, works out from the values themselves. A view of one's own documents has exact
+counts (`OwnCounts`) beside the same totals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from isthmus.errors import DataError, ProtocolError
+from isthmus.features import FIELDS, ExactCounts, Pairs, TermCounts, bm25, compute
+from isthmus.private.counts import (
+    AskedCells,
+    Asker,
+    Carrier,
+    PrivateCounts,
+    PublishedCells,
+    fetch_catalogue,
+    fetch_published,
+)
+from isthmus.private.decoys import Decoys
+from isthmus.private.keys import GroupKey
+from isthmus.private.mechanisms import OneShot
+from isthmus.private.messages import Catalogue
+from isthmus.private.noise import Geometric
+from isthmus.private.reading import Lexicon, Plain, Shrink, Threshold
+from isthmus.private.sketch import CountMin, HashFamily
+from isthmus.private.topics import Topics
+from isthmus.private.totals import WIDTH, Foreign, Sums, Totals
+from isthmus.randomness import Streams
+from isthmus.retrieval.retriever import best_rows
+from isthmus.tables import Letor, Queries, read_letor, write_letor
+from isthmus.tables.files import replacing
+from isthmus.tables.grouped import rows_of
+from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.text import Tokens
+
+Cells = CountMin | AskedCells
+Released = Mapping[str, tuple[Catalogue, Cells]]
+"""What a silo let another have: of every field its catalogue, and noisy sketches or answers."""
+Published = Mapping[str, tuple[Catalogue, CountMin]]
+"""The same where it published noisy sketches."""
+Reader = Literal["shrink", "threshold", "plain"]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A document of another silo: its score, and for every word of the query a count and its error bar."""
+
+    document: str
+    score: float
+    words: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A silo's documents as another silo, or the silo itself, has their counts, field by field."""
+
+    documents: tuple[str, ...]
+    counts: Mapping[str, TermCounts]
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return len(self.documents)
+
+    @property
+    def main(self) -> str:
+        """The field that documents are found by: the body, if there is one."""
+        return "body" if "body" in self.counts else next(iter(self.counts))
+
+    def scores(self, queries: Tokens, fields: Sequence[str] = ()) -> FloatArray:
+        """The BM25 of all queries and documents, of the main field or of several added up."""
+        pairs = Pairs.all(len(queries), len(self))
+        scores = np.zeros(len(pairs))
+        for counts in (self.counts[name] for name in fields or (self.main,)):
+            if counts.length:
+                scores += bm25(queries, pairs, counts)
+        return scores.reshape(len(queries), len(self))
+
+    def search(self, query: Tokens, k: int) -> Iterator[Hit]:
+        """The best k documents of one query, with what is known of each of its words."""
+        scores, counts = self.scores(query)[0], self.counts[self.main]
+        words = Ids.of(query.terms.words)
+        for row in best_rows(scores, k).tolist():
+            mean, error = _read(counts, np.full(len(words), row), words)
+            known = zip(words.tolist(), mean.tolist(), error.tolist(), strict=True)
+            yield Hit(self.documents[row], float(scores[row]), {word: (at, off) for word, at, off in known})
+
+    def candidates(self, queries: Tokens, k: int) -> Pairs:
+        """The best k documents of every query."""
+        best = [best_rows(scores, k) for scores in self.scores(queries)]
+        query = np.repeat(np.arange(len(best)), [len(rows) for rows in best])
+        return Pairs(query, np.concatenate([np.empty(0, np.int64), *best]).astype(np.int64))
+
+    def features(self, queries: Tokens, pairs: Pairs) -> FloatArray:
+        """The sixteen features of every pair."""
+        missing = next((name for name in FIELDS if name not in self.counts), None)
+        if missing is not None:
+            problem = f"features need the counts of title and body, and {missing} is not released"
+            raise DataError(problem, cure="ask that silo to release both: they cost no more than one")
+        return compute(queries, pairs, title=self.counts["title"], body=self.counts["body"])
+
+    def errors(self, queries: Tokens, pairs: Pairs) -> FloatArray:
+        """How uncertain the counts of every pair are: the root mean square error bar of the query's words in
+        the document's main field, 0 where counts are exact."""
+        table, counts = queries.counts(), self.counts[self.main]
+        offsets = table.indptr.astype(np.int64)
+        rows = np.repeat(np.arange(len(pairs)), np.diff(offsets)[pairs.queries])
+        words = Ids(frozen(table.indices.astype(np.int64)), queries.terms.vocabulary)
+        _, error = _read(counts, pairs.documents[rows], words[rows_of(offsets, pairs.queries)], rough=True)
+        sizes = np.maximum(np.bincount(rows, minlength=len(pairs)), 1)
+        spread: FloatArray = np.sqrt(np.bincount(rows, error**2, len(pairs)) / sizes)
+        return spread
+
+    def letor(self, queries: Queries, tokens: Tokens, pairs: Pairs, *, name: str) -> Letor:
+        """Feature rows of pairs; nobody knows their grades, so these are 0."""
+        asked = Ids.of(queries.ids)[pairs.queries]
+        documents = Ids.of(self.documents)[pairs.documents]
+        grades = np.zeros(len(pairs), dtype=np.int64)
+        return Letor.of(asked, self.features(tokens, pairs), grades, documents=documents, name=name)
+
+
+def _read(
+    counts: TermCounts, documents: IntArray, words: Ids, *, rough: bool = False
+) -> tuple[FloatArray, FloatArray]:
+    """Counts and error bars, pair by pair; a rough idea does without topics, which take their time."""
+    if not isinstance(counts, PrivateCounts) or not len(documents):
+        return np.asarray(counts.counts(documents, words), dtype=np.float64), np.zeros(len(documents))
+    if rough and isinstance(counts.reader, Shrink):
+        counts = replace(counts, reader=replace(counts.reader, context=None))
+    reading = counts.reading(documents, words)
+    return reading.mean, reading.error
+
+
+class OwnCounts:
+    """A silo's exact counts of its own documents, beside the totals that all counts are read with."""
+
+    def __init__(self, lexicon: Lexicon, tokens: Tokens) -> None:
+        own = ExactCounts.of(tokens)
+        self.documents, self.length = float(lexicon.totals.documents), float(lexicon.totals.length)
+        self.lengths, self.distinct, self.counts = own.lengths, own.distinct, own.counts
+        self._lexicon = lexicon
+
+    def frequencies(self, words: Ids) -> FloatArray:
+        """As in all counts of this reader."""
+        return self._lexicon.read(words).frequencies
+
+    def occurrences(self, words: Ids) -> FloatArray:
+        """As in all counts of this reader."""
+        return self._lexicon.read(words).occurrences
+
+
+def read_counts(
+    lexicon: Lexicon,
+    catalogue: Catalogue,
+    cells: Cells,
+    *,
+    topics: Topics | None = None,
+    reader: Reader = "shrink",
+) -> PrivateCounts:
+    """One released field as a silo reads it that knows these words and, of published cells, these topics."""
+    law, lengths = law_of(catalogue), catalogue.lengths
+    noisy = PublishedCells(cells) if isinstance(cells, CountMin) else cells
+    if reader == "plain":
+        return PrivateCounts(noisy, Plain(law.variance), lexicon, lengths)
+    if reader == "threshold":
+        level = max(1.0, 2 / law.rate)
+        return PrivateCounts(noisy, Threshold(level, law.variance), lexicon, lengths)
+    placed = topics.placed(cells, lengths) if topics is not None and isinstance(cells, CountMin) else None
+    return PrivateCounts(noisy, Shrink(law, lexicon, lengths, placed), lexicon, lengths)
+
+
+def law_of(catalogue: Catalogue) -> Geometric:
+    """The noise on every released cell."""
+    if catalogue.terms.mechanism != OneShot.name:
+        raise ProtocolError("counts released in another way than one_shot")
+    return OneShot(catalogue.terms.epsilon, catalogue.terms.rows).law
+
+
+def documents_of(released: Released) -> tuple[str, ...]:
+    """The documents of a silo, the same in every field, or a ProtocolError."""
+    first, *others = (catalogue.documents for catalogue, _ in released.values())
+    if any(other != first for other in others):
+        raise ProtocolError("catalogues of different documents for the fields of one silo")
+    return first
+
+
+def fetch_released(carrier: Carrier, families: Mapping[str, HashFamily]) -> Published:
+    """Everything that a silo publishes of some fields, under hash families that are known."""
+    catalogues = {name: fetch_catalogue(carrier, name) for name in families}
+    return {
+        name: (catalogue, fetch_published(carrier, catalogue, families[name]))
+        for name, catalogue in catalogues.items()
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Seeker:
+    """Who has queries: the group's key, words of documents of its own, and the secret behind its decoys.
+
+    `totals` are the released sums over all silos, field by field, where there are any.
+    """
+
+    key: GroupKey
+    own: Mapping[str, Tokens]
+    secret: bytes = field(repr=False)
+    totals: Mapping[str, Totals] = field(default_factory=dict)
+    seed: int = 0
+
+    def fetch(self, carrier: Carrier, fields: Sequence[str]) -> Published:
+        """What a silo publishes of some fields, brought by a carrier: that silo learns nothing."""
+        released = {}
+        for name in fields:
+            catalogue = fetch_catalogue(carrier, name)
+            released[name] = catalogue, fetch_published(carrier, catalogue, self._family(catalogue))
+        return released
+
+    def ask(
+        self,
+        carrier: Carrier,
+        fields: Sequence[str],
+        words: Ids,
+        *,
+        decoys: int = 2,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> Released:
+        """What a silo answers about words, each among decoys from the asker's own vocabulary."""
+        released, hiding = {}, self._decoys(decoys)
+        for name in fields:
+            catalogue = fetch_catalogue(carrier, name)
+            kind = OneShot(catalogue.terms.epsilon, catalogue.terms.rows)
+            asker = Asker(catalogue.terms, self._family(catalogue), kind, hiding, clock=clock)
+            cells = AskedCells.through(carrier, asker, words, len(catalogue.documents))
+            released[name] = catalogue, cells
+        return released
+
+    def read(self, released: Released, words: Ids) -> View:
+        """What a silo released, for questions about these words; topics help to read what was published."""
+        counts = {}
+        for name, (catalogue, cells) in released.items():
+            lexicon = self._lexicon(catalogue, cells, words)
+            topics = None
+            if isinstance(cells, CountMin):
+                topics = Topics.learned(lexicon, law_of(catalogue), Streams(self.seed)("topics", name))
+            counts[name] = read_counts(lexicon, catalogue, cells, topics=topics)
+        return View(documents_of(released), counts)
+
+    def _decoys(self, count: int) -> Decoys:
+        """From one field's words, whatever field is asked about: with other decoys in the title than in the
+        body, the word would be the one that is in both questions."""
+        words = self.own["body" if "body" in self.own else min(self.own)].terms
+        return Decoys(words, np.bincount(words.codes, minlength=len(words.vocabulary)), self.secret, count)
+
+    def _family(self, catalogue: Catalogue) -> HashFamily:
+        terms = catalogue.terms
+        return self.key.family(terms.field, rows=terms.rows, width=terms.width)
+
+    def _lexicon(self, catalogue: Catalogue, cells: Cells, words: Ids) -> Lexicon:
+        """What is known of words beforehand, from totals or from their noisy values in all documents."""
+        name, family = catalogue.terms.field, self._family(catalogue)
+        if name in self.totals:
+            return Lexicon(family, self.totals[name], self.own[name])
+        if isinstance(cells, CountMin):
+            values = cells.columns(family.of_vocabulary(words).cells[0])
+        else:
+            values = cells.table.toarray().T
+        positive: IntArray = (values > 0).sum(axis=1)
+        seen = Foreign(catalogue.lengths, words, positive, values.sum(axis=1))
+        totals = Totals.worked_out(self._sums[name], seen, law_of(catalogue))
+        return Lexicon(family, totals, self.own[name])
+
+    @cached_property
+    def _sums(self) -> Mapping[str, Sums]:
+        family = HashFamily(b"totals that stay here", 1, WIDTH)
+        return {name: Sums.of(tokens, family) for name, tokens in self.own.items()}
+
+
+def write_cross_rows(letor: Letor, errors: FloatArray, path: Path) -> None:
+    """Feature rows of pairs across silos, and in `error-bars` beside their folder those of their counts."""
+    for file in (path, _errors_file(path)):
+        file.parent.mkdir(exist_ok=True)
+    with replacing(_errors_file(path)) as stream:
+        np.savetxt(stream, errors, fmt="%.17g")
+    write_letor(letor, path)  # last: whoever sees it sees its error bars
+
+
+def read_cross_rows(path: Path) -> tuple[Letor, FloatArray]:
+    """Rows and their error bars; NaN where an older Isthmus wrote the rows alone."""
+    letor, file = read_letor(path), _errors_file(path)
+    if not file.exists():
+        return letor, np.full(letor.rows, np.nan)
+    try:
+        errors = np.loadtxt(file, ndmin=1)
+    except ValueError as error:
+        raise DataError(f"are no error bars: {error}", file=file, cure="exchange again") from error
+    if errors.shape != (letor.rows,):
+        raise DataError(f"{errors.size} error bars for {letor.rows} rows", file=file, cure="exchange again")
+    return letor, errors
+
+
+def _errors_file(path: Path) -> Path:
+    """One number a row of the table, in a file of the same name."""
+    return path.parent.parent / "error-bars" / path.name
