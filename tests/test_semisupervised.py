@@ -58,7 +58,7 @@ class Small(CrossSilos):
 @pytest.fixture(scope="module")
 def quiet() -> Small:
     """Without noise."""
-    return Small(Releasing(epsilon=float("inf"), epsilon_totals=float("inf"), reader="plain", width=1 << 16))
+    return Small(Releasing(epsilon=float("inf"), epsilon_totals=float("inf"), reader="plain", width=1 << 18))
 
 
 @pytest.fixture(scope="module")
