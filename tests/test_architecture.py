@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "isthmus"
 
 ORDER = """
-    __main__ cli demo service federation private features rankers losses
+    __main__ cli demo service federation asking private features rankers losses
     retrieval encoders fusion calibration logistic corpora partition evaluation report text config
     tables randomness workers errors
 """

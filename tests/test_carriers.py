@@ -10,6 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.serverapp import Grid, ServerApp
 
 from isthmus.errors import ConfigError, FederationError, ProtocolError
 from isthmus.federation.carriers import (
@@ -18,7 +19,6 @@ from isthmus.federation.carriers import (
     pass_on,
     read_reply,
     read_turn,
-    relay_app,
     take_part,
     written,
     written_reply,
@@ -80,8 +80,13 @@ def test_flower_carries_what_memory_carries(tmp_path: Path) -> None:
     def party(context: Context) -> Party:
         return there[int(context.node_config["partition-id"])]
 
-    passing = Passing(tmp_path / "out", 4, WIDTH)
-    in_process(relay_app(passing), take_part(ClientApp(), party), 4)
+    passing, relay = Passing(tmp_path / "out", 4, WIDTH), ServerApp()
+
+    @relay.main()
+    def main(grid: Grid, context: Context) -> None:
+        pass_on(passing, grid)
+
+    in_process(relay, take_part(ClientApp(), party), 4)
     assert (tmp_path / "out" / "exchange.json").exists()
     expected, found = features(here), features(there)
     assert set(found) == {(one, other) for one in NAMES for other in NAMES if one != other}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from scipy.special import expit, logit
 
+from isthmus.asking import Silos
 from isthmus.errors import DataError, ProtocolError, SiloUnavailable
 from isthmus.logistic import likelihood_sums, newton
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, Company, feedback, first_look
@@ -74,12 +76,10 @@ def lesson_of(queries, folds=5):
 
 
 def asking(pupils, lesson):
-    def ask(question):
-        if isinstance(question, Prepare):
-            return [pupil.prepare(lesson) for pupil in pupils]
-        return [pupil.answer(question) for pupil in pupils]
+    def answer(pupil, question):
+        return pupil.prepare(lesson) if isinstance(question, Prepare) else pupil.answer(question)
 
-    return ask
+    return Silos.in_memory({f"s{at}": partial(answer, pupil) for at, pupil in enumerate(pupils)})
 
 
 def taught(silos, pupils):

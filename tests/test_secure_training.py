@@ -148,9 +148,10 @@ def test_masks_are_new_every_time_and_leave_no_trace(wire):
     first, second = (train(replace(config(), workers=workers), FOLD) for workers in (1, 3))
     assert first.model_sha256 == second.model_sha256
     masked = [
-        unpack(reply.content.array_records["masked"])["vector"]
+        np.frombuffer(vector, np.uint64)
         for reply in wire.heard
-        if "masked" in reply.content
+        if reply.metadata.message_type == "query.mask"
+        for vector in members.parts_of(reply).values()
     ]
     assert len(masked) == 2 * 3 * 5
     assert not set(np.concatenate(masked[:15]).tolist()) & set(np.concatenate(masked[15:]).tolist())
@@ -213,9 +214,10 @@ def test_no_message_to_the_server_holds_a_model_or_a_difference(wire, models):
 def test_masked_models_look_like_noise(wire, models):
     train(config(rounds=Rounds(count=1, silos=5), workers=1), FOLD)
     masked = [
-        unpack(reply.content.array_records["masked"])["vector"]
+        np.frombuffer(vector, np.uint64)
         for reply in wire.heard
-        if "masked" in reply.content
+        if reply.metadata.message_type == "query.mask"
+        for vector in members.parts_of(reply).values()
     ]
     assert len(masked) == len(models) == 5
     start = flat(models.start)
@@ -256,15 +258,8 @@ def test_reports_are_small(wire):
 
 def cutting(step, places):
     """Lose the replies of these silos to one step."""
-    names = {
-        "agree": "adverts",
-        "train": "boxes",
-        "mask": "masked",
-        "confirm": "signatures",
-        "reveal": "seeds",
-    }
-    record = names[step]
-    return staticmethod(lambda reply, place: place in places and record in reply.content)
+    kind = step if step == "train" else f"query.{step}"
+    return staticmethod(lambda reply, place: place in places and reply.metadata.message_type == kind)
 
 
 @pytest.mark.parametrize("step", ["agree", "train", "mask", "confirm", "reveal"])
@@ -287,7 +282,7 @@ def test_drop_outs_at_every_step_are_survived_and_named(wire, models, step):
 @pytest.mark.parametrize("step", ["agree", "train", "mask", "confirm", "reveal"])
 def test_too_few_are_a_failed_round_that_opens_nothing(wire, step, monkeypatch):
     opened = []
-    monkeypatch.setattr(relay, "total", lambda *a, **k: opened.append(1))
+    monkeypatch.setattr(relay.Summation, "total", lambda *a, **k: opened.append(1))
     wire.cut = cutting(step, {1, 2, 3})
     with pytest.raises(
         RoundFailed, match=f"silo-1: no answer within 600 s{'' if step == 'train' else ' at'}"
@@ -478,16 +473,16 @@ def agreed(names, trusts):
     engines.give_identity()
     contexts = {name: Context(1, at + 2, {}, RecordDict(), {}) for at, name in enumerate(names)}
     content = order(None, {"session": "00ff", "threshold": max(3, least_threshold(len(names)))}, round=1)
-    adverts = []
+    adverts = {}
     for name, context in contexts.items():
         reply = members.agree(Message(content, context.node_id, "query.agree"), context, name, trusts[name])
-        adverts += members.adverts_of(reply.content.config_records["adverts"])
+        adverts |= members.parts_of(reply)
     return contexts, adverts
 
 
 def share(contexts, adverts, name, trust):
     content = RecordDict({"secure": ConfigRecord({"session": b"\x00\xff"})})
-    content["adverts"] = members.adverts_record(adverts)
+    content["parts"] = ConfigRecord(dict(adverts))
     return members.boxes_for_peers(Message(content, 2, "train"), contexts[name], trust)
 
 

@@ -29,6 +29,8 @@ from isthmus.partition import Dealing
 from isthmus.private import shamir
 from isthmus.private.secure_sum import (
     Member,
+    Parts,
+    Summation,
     Words,
     _stream,
     joined,
@@ -250,12 +252,12 @@ class Steps:
         self.contexts = {name: Context(1, at + 2, {}, RecordDict(), {}) for at, name in enumerate(keys)}
         self.weights, self.session = weights, "00ff"
         opening = {"session": self.session, "threshold": least_threshold(count)}
-        adverts = []
+        adverts: dict[str, bytes] = {}
         for name, context in self.contexts.items():
             reply = members.agree(self.message("agree", opening), context, name, self.trusts[name])
-            adverts += members.adverts_of(reply.content.config_records["adverts"])
+            adverts |= members.parts_of(reply)
         content = RecordDict({"secure": ConfigRecord({"session": b"\x00\xff"})})
-        content["adverts"] = members.adverts_record(adverts)
+        content["parts"] = ConfigRecord(dict(adverts))
         self.boxes = {
             name: members.boxes_for_peers(Message(content, 2, "train"), context, self.trusts[name])
             for name, context in self.contexts.items()
@@ -269,12 +271,13 @@ class Steps:
     def mask(self, name: str, *, session: str = "00ff") -> Message:
         message = self.message("mask", {"session": session, "weights": dict(self.weights), "seed": 0})
         boxes = {peer: self.boxes[peer][name] for peer in self.boxes if peer != name}
-        message.content[members.BOXES] = ConfigRecord(boxes)
+        message.content[members.PARTS] = ConfigRecord(boxes)
         return members.mask(message, self.contexts[name])
 
     def confirm(self, name: str, answered: Sequence[str], *, session: str = "00ff") -> dict[str, bytes]:
-        message = self.message("confirm", {"session": session, "answered": list(answered)})
-        return members.signatures_of(members.confirm(message, self.contexts[name], self.trusts[name]))
+        message = self.message("confirm", {"session": session})
+        message.content[members.PARTS] = ConfigRecord(dict.fromkeys(answered, b""))
+        return members.parts_of(members.confirm(message, self.contexts[name], self.trusts[name]))
 
 
 def test_weights_of_a_half_and_a_half_and_nothing_are_refused() -> None:
@@ -304,7 +307,7 @@ def test_weights_that_silos_do_not_share_have_no_signatures() -> None:
     for name in "abcd":
         signatures |= steps.confirm(name, "abcd")
     message = steps.message("reveal", {"session": "00ff"})
-    message.content[members.SIGNATURES] = ConfigRecord(dict(signatures))
+    message.content[members.PARTS] = ConfigRecord(dict(signatures))
     with pytest.raises(ProtocolError, match="too few members have signed"):
         members.reveal(message, steps.contexts[VICTIM], steps.trusts[VICTIM])
 
@@ -357,31 +360,25 @@ def test_a_lying_coordinator_opens_no_round_of_training(monkeypatch: pytest.Monk
     """Silos' own apps, told of different lists: none reveals, and no round comes about."""
     config, fold = small_round(monkeypatch)
 
-    def two_stories(self: relay.Relay, attempt: relay.Attempt, answered: Sequence[str]) -> dict[str, bytes]:
-        signatures: dict[str, bytes] = {}
-        for names, story in ((answered[:2], answered), (answered[2:], answered[1:])):
-            content = order(None, {"session": attempt.session.hex(), "answered": list(story)}, round=1)
-            kind = f"query.{members.CONFIRM}"
-            messages = [Message(content, node, kind) for node in attempt.nodes(names)]
-            for reply in self.grid.send_and_receive(messages):
-                signatures |= members.signatures_of(reply)
-        return signatures
+    def two_stories(sums: Summation, step: str, name: str) -> Parts:
+        handed = own_next(sums, step, name)
+        answered = sorted(handed)
+        return handed if step != "confirm" or name in answered[:2] else dict.fromkeys(answered[1:], b"")
 
-    revealed: list[object] = []
-    own = relay.Relay._revealed
+    revealed: list[str] = []
+    own_next, own_receive = Summation.next, Summation.receive
 
-    def watched(self: relay.Relay, *arguments: object) -> object:
-        found = own(self, *arguments)
-        revealed.append(found)
-        return found
+    def watched(sums: Summation, step: str, name: str, parts: Mapping[str, bytes]) -> None:
+        own_receive(sums, step, name, parts)
+        revealed.extend([name] if step == "reveal" else [])
 
-    monkeypatch.setattr(relay.Relay, "_revealed", watched)
+    monkeypatch.setattr(Summation, "receive", watched)
     assert apps.train(config, fold).rounds == 1
-    assert len(revealed) == 1
-    monkeypatch.setattr(relay.Relay, "_confirmed", two_stories)
+    assert len(revealed) == 5
+    monkeypatch.setattr(Summation, "next", two_stories)
     with pytest.raises(RoundFailed, match="too few members have signed"):
         apps.train(config, fold)
-    assert len(revealed) == 1
+    assert len(revealed) == 5
 
 
 def test_agreements_are_told_apart_by_every_part_of_them() -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.asking import Silos
 from isthmus.calibration import (
     CALIBRATORS,
     Beta,
@@ -18,7 +19,6 @@ from isthmus.calibration import (
     QueryFeature,
     Softmax,
     Temperature,
-    asking,
     list_features,
 )
 from isthmus.calibration.sums import extremes, order_statistics
@@ -68,11 +68,12 @@ def test_federated_and_pooled_calibrators_agree(
 ) -> None:
     values, labels = data
     deal = np.random.default_rng(seed).integers(0, parts, len(values))
-    silos = [Pairs(values[deal == part], labels[deal == part].astype(float)) for part in range(parts)]
+    held = [Pairs(values[deal == part], labels[deal == part].astype(float)) for part in range(parts)]
+    silos = Silos.in_memory({str(part): pairs.answer for part, pairs in enumerate(held)})
     grid = np.linspace(values.min(), values.max(), 51)
     for kind in (Platt, Beta, BinnedIsotonic, Gaussian, Gamma, Temperature):
         pooled = kind().fit(values, labels).probabilities(grid)
-        federated = kind().fit_sums(asking(silos)).probabilities(grid)
+        federated = kind().fit_sums(silos.sum).probabilities(grid)
         assert np.abs(pooled - federated).max() < 1e-6, kind.__name__
 
 
@@ -81,9 +82,10 @@ def test_federated_and_pooled_calibrators_agree(
 def test_order_statistics_from_counts_are_exact(values: list[float]) -> None:
     held = np.array(values)
     halves = [Pairs(part, np.zeros(len(part))) for part in np.array_split(held, 2)]
-    found = order_statistics(asking(halves), np.arange(1.0, len(held) + 1))
+    ask = Silos.in_memory(dict(zip("ab", (each.answer for each in halves), strict=True))).sum
+    found = order_statistics(ask, np.arange(1.0, len(held) + 1))
     assert np.array_equal(found, np.sort(held))
-    assert extremes(asking(halves)) == (held.min(), held.max())
+    assert extremes(ask) == (held.min(), held.max())
 
 
 @settings(deadline=None)

@@ -28,4 +28,4 @@ from isthmus.calibration.runs import (
 )
 from isthmus.calibration.saving import load_calibrator, save_calibrator
 from isthmus.calibration.softmax import Softmax
-from isthmus.calibration.sums import Ask, Pairs, Question, asking
+from isthmus.calibration.sums import Ask, Pairs, Question

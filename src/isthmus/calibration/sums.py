@@ -2,17 +2,16 @@
 
 A calibrator never needs the pairs themselves, only sums over them: how many scores lie below a
 threshold, how many relevant ones fall into a bin, a log-likelihood with its derivatives. So the same
-code fits on one silo or on many, each answering every question with a vector that the asker adds up,
-in the clear or under a secure sum.
+code fits on one silo or on many, each answering every question with a vector; whoever asks has them added
+up (`isthmus.asking`), in the clear or under a secure sum.
 
->>> silos = [Pairs(np.array([0.1, 0.9]), np.array([0.0, 1.0])), Pairs(np.array([0.4]), np.array([1.0]))]
->>> extremes(asking(silos))
+>>> extremes(Pairs(np.array([0.1, 0.9]), np.array([0.0, 1.0])).answer)
 (0.1, 0.9)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -20,7 +19,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.errors import DataError
 from isthmus.logistic import likelihood_sums
 from isthmus.tables.ids import FloatArray
 
@@ -62,6 +60,7 @@ class Likelihood:
 
 Question: TypeAlias = Totals | Below | Bins | Likelihood
 Ask: TypeAlias = Callable[[Question], FloatArray]
+"""Answers a question for all silos together: the total of their vectors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,21 +100,6 @@ class Pairs:
         low, high = asked.targets
         targets = low + (high - low) * self.relevant
         return likelihood_sums(self._features[key], targets, asked.theta)
-
-
-def asking(silos: Iterable[Pairs]) -> Ask:
-    """Put every question to all silos and add up their answers."""
-    held = list(silos)
-    if not held:
-        raise DataError("no silo to ask", cure="give at least one silo's pairs")
-
-    def ask(question: Question) -> FloatArray:
-        total = held[0].answer(question)
-        for silo in held[1:]:
-            total = total + silo.answer(question)
-        return total
-
-    return ask
 
 
 def extremes(ask: Ask) -> tuple[float, float]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
+from isthmus.asking import settle
 from isthmus.errors import FederationError, IncompatibleUpdate
-from isthmus.federation.flower import Message, MetricRecord, RecordDict
-from isthmus.federation.messages import ARRAYS, EXAMPLES, METRICS, REPORT, STEPS, Arrays, unpack
+from isthmus.federation.flower import Grid, Message, MetricRecord, RecordDict
+from isthmus.federation.messages import ARRAYS, EXAMPLES, METRICS, REPORT, STEPS, Arrays, ask, unpack
+from isthmus.federation.settings import Rounds
 
-T = TypeVar("T")
 NOT_FINITE = "sent parameters that are not finite"
 
 
@@ -53,19 +55,70 @@ class Checked:
     capped: dict[str, str]
 
 
+@dataclass(frozen=True)
+class GridCarrier:
+    """Questions as Flower messages of one kind, to silos by the nodes they are reached at."""
+
+    grid: Grid
+    kind: str
+    nodes: Mapping[Any, int]
+    rounds: Rounds
+
+    def __call__(
+        self, questions: Mapping[Any, RecordDict], *, deadline: float, enough: int
+    ) -> Iterator[tuple[Any, Message | FederationError]]:
+        messages = [Message(content, self.nodes[silo], self.kind) for silo, content in questions.items()]
+        names = {node: silo for silo, node in self.nodes.items()}
+        return by_silo(ask(self.grid, messages, rounds=self.rounds, enough=enough), names)
+
+
+def connected(grid: Grid, expected: int, deadline: float) -> list[int]:
+    """The nodes that are there, once there are so many or the deadline has passed."""
+    until = time.monotonic() + deadline
+    while len(nodes := sorted(set(grid.get_node_ids()))) < expected and time.monotonic() < until:
+        time.sleep(0.2)
+    return nodes
+
+
+def by_silo(
+    replies: Iterable[Message], names: Mapping[int, Any]
+) -> Iterator[tuple[Any, Message | FederationError]]:
+    """Whose each reply is, and the reply; an error where a silo sent one instead of an answer."""
+    for reply in replies:
+        silo = names.get(reply.metadata.src_node_id)
+        if reply.has_error():
+            reason = (reply.error.reason or "no reason given").strip().splitlines()[-1]
+            yield silo, FederationError(f"failed: {reason[:200]}")
+        else:
+            yield silo, reply
+
+
 def check(
-    replies: Iterable[Message], asked: Mapping[int, str], model: Arrays, limits: Limits, *, deadline: float
+    replies: Iterable[Message],
+    silos: Mapping[int, str],
+    limits: Limits,
+    *,
+    deadline: float,
+    model: Arrays | None = None,
+    complete: Callable[[str, Message], None] = lambda silo, reply: None,
 ) -> Checked:
-    """Sort the replies of the silos that were asked into usable ones and offences."""
-    capped: dict[str, str] = {}
+    """Sort the replies of the silos that were asked into usable ones and offences.
 
-    def read(reply: Message, silo: str) -> tuple[Message, float]:
+    They hold a model like `model`, if there is one; `complete` looks for whatever else they must have.
+    """
+
+    def read(silo: str, reply: Message) -> tuple[Message, float]:
         _check_report(reply, limits)
-        return _read(reply, silo, model)
+        length = 0.0 if model is None else _update_in(reply, silo, model)
+        _check_numbers(reply)
+        complete(silo, reply)
+        return reply, length
 
-    usable, rejected = sorted_out(replies, asked, read, deadline=deadline)
-    for silo in _too_long(usable, model, limits):
+    answers = settle(silos.values(), by_silo(replies, silos), read, deadline=deadline)
+    usable, rejected = dict(answers.by_silo), answers.reasons()
+    for silo in [] if model is None else _too_long(usable, model, limits):
         rejected[silo] = f"sent an update of length {usable.pop(silo)[1]:.3g}"
+    capped: dict[str, str] = {}
     for silo, (reply, _) in usable.items():
         told = _number(reply, EXAMPLES)
         counted = limits.examples(silo, told)
@@ -76,75 +129,14 @@ def check(
     return Checked(ordered, dict(sorted(rejected.items())), dict(sorted(capped.items())))
 
 
-def check_reports(
-    replies: Iterable[Message],
-    asked: Mapping[int, str],
-    limits: Limits,
-    complete: Callable[[Message], None],
-    *,
-    deadline: float,
-) -> Checked:
-    """As `check`, for replies without a model: the numbers, the errors if they were asked for, and whatever
-    `complete` looks for."""
-    capped: dict[str, str] = {}
-
-    def read(reply: Message, silo: str) -> Message:
-        check_alive(reply)
-        complete(reply)
-        _check_report(reply, limits)
-        _check_numbers(reply)
-        told = _number(reply, EXAMPLES)
-        counted = limits.examples(silo, told)
-        if counted != told:
-            capped[silo] = f"claims {told:,.0f} examples, counted as {counted:,}"
-        reply.content.metric_records[METRICS][EXAMPLES] = counted
-        return reply
-
-    usable, rejected = sorted_out(replies, asked, read, deadline=deadline)
-    return Checked([usable[silo] for silo in sorted(usable)], rejected, dict(sorted(capped.items())))
-
-
-def sorted_out(
-    replies: Iterable[Message],
-    asked: Mapping[int, str],
-    read: Callable[[Message, str], T],
-    *,
-    deadline: float,
-) -> tuple[dict[str, T], dict[str, str]]:
-    """What `read` makes of the replies, by silo, and of the other silos asked what was wrong."""
-    rejected = dict.fromkeys(asked.values(), f"no answer within {deadline:g} s")
-    usable: dict[str, T] = {}
-    for reply in replies:
-        silo = asked.get(reply.metadata.src_node_id)
-        if silo is None or silo in usable:
-            continue
-        try:
-            usable[silo] = read(reply, silo)
-            del rejected[silo]
-        except FederationError as error:
-            rejected[silo] = str(error)
-        except Exception as error:  # a hostile message may fail in any way while it is read
-            rejected[silo] = f"sent what cannot be read ({type(error).__name__})"
-    return usable, dict(sorted(rejected.items()))
-
-
-def check_alive(reply: Message) -> None:
-    """Raise if the silo sent an error instead of an answer."""
-    if reply.has_error():
-        reason = (reply.error.reason or "no reason given").strip().splitlines()[-1]
-        raise FederationError(f"failed: {reason[:200]}")
-
-
-def _read(reply: Message, silo: str, model: Arrays) -> tuple[Message, float]:
-    """The reply and the length of its update, if it is fit to be aggregated."""
-    check_alive(reply)
+def _update_in(reply: Message, silo: str, model: Arrays) -> float:
+    """The length of a reply's update, if it is fit to be aggregated."""
     room = 8 * sum(array.size for array in model.values())  # reals of any width, in the model's shapes
     arrays = unpack(reply.content.array_records[ARRAYS], most=room)
     check_fits(arrays, model, silo)
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise FederationError(NOT_FINITE)
-    _check_numbers(reply)
-    return reply, update_length(arrays, model)
+    return update_length(arrays, model)
 
 
 def _check_numbers(reply: Message) -> None:
@@ -188,7 +180,7 @@ def _too_long(usable: Mapping[str, tuple[Message, float]], model: Arrays, limits
 
 
 def _check_report(reply: Message, limits: Limits) -> None:
-    if not limits.report or reply.has_error():
+    if not limits.report:
         return
     errors = unpack(reply.content.array_records[REPORT])["errors"]
     fits = len(errors.shape) == len(limits.report) and all(
@@ -203,10 +195,8 @@ def _tidied(reply: Message, examples: int, *, report: bool) -> RecordDict:
     told = reply.content.metric_records[METRICS].get("loss")
     loss = float(told) if isinstance(told, (int, float)) else math.nan
     metrics = MetricRecord({EXAMPLES: examples, STEPS: int(_number(reply, STEPS)), "loss": loss})
-    content = RecordDict({ARRAYS: reply.content.array_records[ARRAYS], METRICS: metrics})
-    if report:
-        content[REPORT] = reply.content.array_records[REPORT]
-    return content
+    names = [name for name in (ARRAYS, REPORT) if name in reply.content and (report or name != REPORT)]
+    return RecordDict({METRICS: metrics, **{name: reply.content[name] for name in names}})
 
 
 def _number(reply: Message, key: str) -> float:

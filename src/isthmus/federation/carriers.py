@@ -16,15 +16,19 @@ and nothing that arrives over the network can name another path or another ε. W
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from isthmus.asking import Each, Silos
 from isthmus.errors import ConfigError, FederationError, ProtocolError
-from isthmus.federation.flower import ClientApp, ConfigRecord, Context, Grid, Message, RecordDict, ServerApp
+from isthmus.federation.answers import GridCarrier, connected
+from isthmus.federation.flower import ClientApp, ConfigRecord, Context, Grid, Message, RecordDict
 from isthmus.federation.remote import check_claim
+from isthmus.federation.settings import Rounds
 from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn
 from isthmus.private.store import SiloFolder
 from isthmus.private.summing import Agreed
@@ -36,6 +40,7 @@ from isthmus.tables.files import replacing
 ACTION = "exchange"
 TURN, SUMS, KEYS = "turn", "sums", "keys"
 
+F = TypeVar("F", bound=BaseModel)
 Parties = Callable[[Context], Party]
 """Which silo a node is."""
 
@@ -54,98 +59,77 @@ class Passing:
     """Seconds that silos have to appear, and for every turn."""
 
 
+class _Form(BaseModel):
+    """What a record must have, each value of its own kind and within bounds."""
+
+    model_config = ConfigDict(strict=True)
+    sums: dict[str, bytes]
+    letters: list[bytes]
+
+
+class _TurnForm(_Form):
+    keys: dict[str, bytes]
+    session: bytes = Field(min_length=16, max_length=16)
+    silos: list[str]
+    count: int = Field(ge=2, le=1000)
+    width: int = Field(ge=2, le=1 << 23)
+    colluding: int = Field(ge=1)
+    step: int = Field(ge=0, le=1 << 20)
+    over: bool
+
+
+class _ReplyForm(_Form):
+    silo: str = Field(min_length=1)
+    done: bool
+    refused: int = Field(ge=0, le=1 << 31)
+    failed: list[str]
+    key: bytes
+
+
 def written(turn: Turn) -> RecordDict:
     """A turn as Flower's records."""
-    agreed = turn.agreed
-    told: dict[str, Any] = {
-        "session": agreed.session,
-        "silos": list(agreed.silos),
-        "count": agreed.count,
-        "width": agreed.width,
-        "colluding": agreed.colluding,
-        "step": turn.step,
-        "letters": list(turn.letters),
-        "over": turn.over,
-    }
-    parts = {TURN: told, SUMS: dict(turn.sums), KEYS: dict(turn.keys)}
-    return RecordDict({name: ConfigRecord(part) for name, part in parts.items()})
+    values = {**vars(turn.agreed), **vars(turn)}
+    return _recorded({name: value for name, value in values.items() if name != "agreed"})
 
 
 def read_turn(content: RecordDict) -> Turn:
     """The turn that records are, or a ProtocolError."""
-    told = _Record(content, TURN)
-    count, width = told.number("count", 2, 1000), told.number("width", 2, 1 << 23)
-    session = told.octets("session")
-    if len(session) != 16:
-        raise ProtocolError("a session that is none")
-    agreed = Agreed(session, told.texts("silos"), count, width, told.number("colluding", 1, count))
-    over = told.values.get("over")
-    if not isinstance(over, bool):
-        raise ProtocolError("a turn that is none")
-    step, letters = told.number("step", 0, 1 << 20), told.parts("letters")
-    return Turn(agreed, step, letters, _named(content, SUMS), _named(content, KEYS), over)
+    told = _validated(_TurnForm, content)
+    if told.colluding > told.count:
+        raise ProtocolError("more silos that collude than there are")
+    agreed = Agreed(told.session, tuple(told.silos), told.count, told.width, told.colluding)
+    return Turn(agreed, told.step, tuple(told.letters), told.sums, told.keys, told.over)
 
 
 def written_reply(reply: Reply) -> RecordDict:
     """A reply as Flower's records."""
-    told: dict[str, Any] = {
-        "silo": reply.silo,
-        "done": reply.done,
-        "refused": reply.refused,
-        "failed": list(reply.failed),
-        "letters": list(reply.letters),
-        "key": reply.key,
-    }
-    return RecordDict({TURN: ConfigRecord(told), SUMS: ConfigRecord(dict(reply.sums))})
+    return _recorded(vars(reply))
 
 
 def read_reply(content: RecordDict) -> Reply:
     """The reply that records are, or a ProtocolError."""
-    told = _Record(content, TURN)
-    silo, done = told.values.get("silo"), told.values.get("done")
-    if not isinstance(silo, str) or not silo or not isinstance(done, bool):
-        raise ProtocolError("a reply that is none")
-    refused, failed = told.number("refused", 0, 1 << 31), told.texts("failed")
-    key = told.octets("key")
-    return Reply(silo, told.parts("letters"), _named(content, SUMS), done, refused, failed, key)
+    told = _validated(_ReplyForm, content)
+    failed = tuple(told.failed)
+    return Reply(told.silo, tuple(told.letters), told.sums, told.done, told.refused, failed, told.key)
 
 
-class _Record:
-    """The values of a record, each of the kind it must be."""
-
-    def __init__(self, content: RecordDict, name: str) -> None:
-        self.values: Mapping[str, Any] = content.config_records.get(name, ConfigRecord())
-
-    def number(self, key: str, low: int, high: int) -> int:
-        value = self.values.get(key)
-        if type(value) is not int or not low <= value <= high:
-            raise ProtocolError("a record with a number that cannot be")
-        return value
-
-    def octets(self, key: str) -> bytes:
-        value = self.values.get(key)
-        if not isinstance(value, bytes):
-            raise ProtocolError("a record without its bytes")
-        return value
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        return self._list(key, str)
-
-    def parts(self, key: str) -> tuple[bytes, ...]:
-        return self._list(key, bytes)
-
-    def _list(self, key: str, kind: type[Any]) -> tuple[Any, ...]:
-        value = self.values.get(key)
-        if not isinstance(value, list) or not all(isinstance(part, kind) for part in value):
-            raise ProtocolError("a record with a list that is none")
-        return tuple(value)
+def _recorded(values: Mapping[str, Any]) -> RecordDict:
+    """Named bytes in records of their own, and all else in one."""
+    named = {name: value for name, value in values.items() if isinstance(value, Mapping)}
+    told = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if name not in named
+    }
+    return RecordDict({name: ConfigRecord(dict(part)) for name, part in {TURN: told, **named}.items()})
 
 
-def _named(content: RecordDict, name: str) -> dict[str, bytes]:
-    entries = dict(content.config_records.get(name, ConfigRecord()))
-    if not all(isinstance(value, bytes) for value in entries.values()):
-        raise ProtocolError("a record of named bytes that is none")
-    return entries  # type: ignore[return-value]
+def _validated(form: type[F], content: RecordDict) -> F:
+    records = {name: dict(record) for name, record in content.config_records.items()}
+    try:
+        return form.model_validate({SUMS: {}, KEYS: {}, **records.pop(TURN, {}), **records})
+    except ValidationError:
+        raise ProtocolError("a record that no turn has") from None  # and nothing of what is in it
 
 
 def take_part(app: ClientApp, parties: Parties) -> ClientApp:
@@ -183,17 +167,6 @@ def own_party(context: Context) -> Party:
     )
 
 
-def relay_app(passing: Passing) -> ServerApp:
-    """The relay as a ServerApp."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        pass_on(passing, grid)
-
-    return app
-
-
 def pass_on(passing: Passing, grid: Grid) -> Relay:
     """Carry letters between a grid's silos until all are done; the record goes to `out`."""
     relay = Relay(passing.silos, passing.width, passing.colluding)
@@ -216,9 +189,7 @@ def pass_on(passing: Passing, grid: Grid) -> Relay:
 
 
 def _gathered(passing: Passing, grid: Grid) -> list[int]:
-    until = time.monotonic() + passing.deadline
-    while len(nodes := sorted(grid.get_node_ids())) < passing.silos and time.monotonic() < until:
-        time.sleep(0.2)
+    nodes = connected(grid, passing.silos, passing.deadline)
     if len(nodes) != passing.silos:
         raise FederationError(f"an exchange of {passing.silos} silos, but {len(nodes)} nodes are there")
     return nodes
@@ -226,20 +197,16 @@ def _gathered(passing: Passing, grid: Grid) -> list[int]:
 
 def _asked(passing: Passing, grid: Grid, turns: Mapping[int, Turn]) -> dict[int, Reply]:
     """Every node's reply; a node that fails is named by its number, with what it said."""
-    messages = [Message(written(turn), node, f"query.{ACTION}") for node, turn in turns.items()]
-    replies: dict[int, Reply] = {}
-    for message in grid.send_and_receive(messages, timeout=passing.deadline):
-        node = message.metadata.src_node_id
-        if message.has_error():
-            raise FederationError(f"node {node} cannot go on: {message.error.reason}")
-        replies[node] = read_reply(message.content)
-        check_claim(grid, node, replies[node].silo)
-    missing = sorted(set(turns) - set(replies))
-    if missing:
-        raise FederationError(
-            f"no reply within {passing.deadline:g} s from {len(missing)} of {len(turns)} nodes"
-        )
-    return replies
+
+    def read(node: int, message: Message) -> Reply:
+        reply = read_reply(message.content)
+        check_claim(grid, node, reply.silo)
+        return reply
+
+    nodes = {node: node for node in turns}
+    carrier = GridCarrier(grid, f"query.{ACTION}", nodes, Rounds(deadline=passing.deadline))
+    asker = Silos(tuple(nodes), carrier, passing.deadline)
+    return dict(asker.ask(Each({node: written(turn) for node, turn in turns.items()}), read).by_silo)
 
 
 def _told(relay: Relay, replies: Mapping[int, Reply]) -> dict[str, Any]:

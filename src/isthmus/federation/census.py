@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
+from isthmus.asking import Silos
 from isthmus.errors import FederationError
+from isthmus.federation.answers import GridCarrier, connected
 from isthmus.federation.flower import Grid, Message, MessageType
-from isthmus.federation.messages import METRICS, ask, order, unpack
+from isthmus.federation.messages import METRICS, order, unpack
 from isthmus.federation.remote import check_claim
 from isthmus.federation.settings import Rounds
 from isthmus.rankers import ScalingStats
@@ -40,11 +41,8 @@ class Census:
     def gather(self, grid: Grid, expected: int) -> dict[str, int]:
         """The node of every usable silo that is connected, by name and in the order of names, once there are
         so many nodes or the deadline has passed."""
-        until = time.monotonic() + self._rounds.deadline
-        while len(set(grid.get_node_ids())) < expected and time.monotonic() < until:
-            time.sleep(0.2)
-        nodes = set(grid.get_node_ids())
-        self._meet(grid, sorted(nodes - self._names.keys()), expected)
+        nodes = connected(grid, expected, self._rounds.deadline)
+        self._meet(grid, [node for node in nodes if node not in self._names], expected)
         reached = {self._names[node]: node for node in nodes if node in self._names}
         return {name: reached[name] for name in sorted(self.silos) if name in reached}
 
@@ -61,19 +59,27 @@ class Census:
         if not strangers:
             return
         content = order(None, {"scaling": self._scaling})
-        messages = [Message(content, node, f"{MessageType.QUERY}.describe") for node in strangers]
+        nodes = {node: node for node in strangers}
+        carrier = GridCarrier(grid, f"{MessageType.QUERY}.describe", nodes, self._rounds)
         enough = max(1, expected - len(self.silos))
-        answers = ask(grid, messages, rounds=self._rounds, enough=enough)
-        replies = {reply.metadata.src_node_id: reply for reply in answers}
-        for node in sorted(replies):
+        asker = Silos(tuple(strangers), carrier, self._rounds.deadline, least=0, enough=enough)
+
+        def read(node: int, reply: Message) -> tuple[str, Silo]:
+            name, silo = _described(reply)
+            check_claim(grid, node, name)
+            return name, silo
+
+        answers = asker.collect(content, read, shows="a silo's name, sizes and the sums of its features")
+        failed = {node: why for node, why in answers.failed.items() if not isinstance(why, TimeoutError)}
+        for node, (name, silo) in sorted(answers.by_silo.items()):
             try:
-                name, silo = _described(replies[node])
-                check_claim(grid, node, name)
                 self._welcome(name, silo)
                 self._names[node] = name
-            except Exception as error:  # whatever is wrong with one stranger, the others are still there
-                self._names[node] = None
-                logger.warning("node %s cannot take part: %s", node, error)
+            except FederationError as error:
+                failed[node] = error
+        for node, why in failed.items():  # whatever is wrong with one stranger, the others are still there
+            self._names[node] = None
+            logger.warning("node %s cannot take part: %s", node, why)
 
     def _welcome(self, name: str, silo: Silo) -> None:
         if name in self.silos:
@@ -85,8 +91,6 @@ class Census:
 
 
 def _described(reply: Message) -> tuple[str, Silo]:
-    if reply.has_error():
-        raise FederationError(str(reply.error.reason))
     records, told = reply.content.array_records, reply.content.metric_records[METRICS]
     name = bytes(unpack(records["silo"])["name"]).decode()
     sums = unpack(records["sums"])

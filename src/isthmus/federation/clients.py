@@ -84,7 +84,7 @@ def client_app(
             check_visible(context)
         reply = _train(message, context, holdings, privacy)
         if secure:
-            reply.content[members.BOXES] = boxes
+            reply.content[members.PARTS] = boxes
         if settings["report"]:
             book(context, "probe report", None if settings["report"] != "probe" else privacy, at)
         if not secure:

@@ -31,17 +31,12 @@ from isthmus.errors import ProtocolError
 from isthmus.federation.flower import Array, ConfigRecord, Context, Message, RecordDict
 from isthmus.federation.messages import Arrays, pack, round_of, settings_of, unpack
 from isthmus.federation.settings import LEAST, PrivateUpdates
-from isthmus.private.secure_sum import Advert, FixedPoint, Member, Words, joined
+from isthmus.private.secure_sum import FixedPoint, Member, Parts, joined
 from isthmus.randomness import Streams
 
 AGREE, MASK, CONFIRM, REVEAL = "agree", "mask", "confirm", "reveal"
 SECURE = "secure"
-ADVERTS = "adverts"
-BOXES = "boxes"
-MASKED = "masked"
-SIGNATURES = "signatures"
-SEEDS = "seeds"
-KEYS = "keys"
+PARTS = "parts"
 PROBE = "probe"
 SESSION = "session"
 THRESHOLD = "threshold"
@@ -49,7 +44,6 @@ LARGEST_SHARE = 0.5
 """The most that one silo may weigh among the silos of a sum."""
 SUBSTANTIAL = 0.25
 """What a silo must weigh, as a share of the heaviest one, to hide the others: three of a sum must."""
-_KEY = 32
 _STATE = "secure-round"
 _MODEL = "secure-model-"
 _NOISE = "secure-model-noise-"
@@ -87,16 +81,14 @@ def agree(message: Message, context: Context, name: str, trust: Trust) -> Messag
     member = Member(name, bytes.fromhex(told[SESSION]), threshold, trust.identity, trust.trusted)
     for left in [key for key in context.state if key.startswith(_MODEL)]:
         del context.state[left]
-    _keep(context, member)
-    return Message(RecordDict({ADVERTS: adverts_record([member.advertise()])}), reply_to=message)
+    return _reply(message, _step(context, member, AGREE, {}))
 
 
 def boxes_for_peers(message: Message, context: Context, trust: Trust) -> ConfigRecord:
     """The shares of this silo's secrets, sealed for every other member."""
     member = _member(context, session_of(message), trust)
-    boxes = member.share(adverts_of(message.content.config_records[ADVERTS]))
+    boxes = _step(context, member, "share", parts_of(message))
     context.state[_ORDER + member.session.hex()] = ConfigRecord({"digest": digest(message.content)})
-    _keep(context, member)
     return ConfigRecord(dict(boxes))
 
 
@@ -137,7 +129,7 @@ def mask(message: Message, context: Context) -> Message:
     """The model times its weight, in fixed point and under its masks. It is then forgotten."""
     told = settings_of(message)
     member = _member(context, bytes.fromhex(told[SESSION]))
-    boxes = {name: bytes(box) for name, box in message.content.config_records[BOXES].items()}  # type: ignore[arg-type]
+    boxes = parts_of(message)
     weights = {str(name): float(weight) for name, weight in told["weights"].items()}
     if weights.keys() != boxes.keys() | {member.name}:
         raise ProtocolError("the weights are not those of the members")
@@ -146,32 +138,29 @@ def mask(message: Message, context: Context) -> Message:
     rng = Streams(int(told["seed"]))("round", round_of(message), "silo", member.name, "fixed point")
     encoded = FixedPoint(len(weights)).encode(vector, rng)
     trained = bytes(context.state.config_records[_ORDER + member.session.hex()]["digest"])  # type: ignore[arg-type]
-    masked = member.mask(encoded, boxes, terms=terms(weights, trained))
+    masked = _step(context, member, MASK, boxes, vector=encoded, terms=terms(weights, trained))
     for prefix in (_MODEL, _NOISE, _ORDER):
         del context.state[prefix + member.session.hex()]
-    _keep(context, member)
-    return Message(RecordDict({MASKED: pack({"vector": masked})}), reply_to=message)
+    return _reply(message, masked)
 
 
 def confirm(message: Message, context: Context, trust: Trust) -> Message:
     """A signature over who answered, if the sum over these silos still hides each of them."""
-    settings = settings_of(message)
-    member = _member(context, bytes.fromhex(settings[SESSION]), trust)
-    answered = [str(name) for name in settings["answered"]]
-    signature = member.confirm(answered)
+    member = _member(context, bytes.fromhex(settings_of(message)[SESSION]), trust)
+    answered = parts_of(message)
+    signature = member.step(CONFIRM, answered)
     weights = json.loads(member.terms)["weights"]
     check_weights({name: weights[name] for name in answered})
     _keep(context, member)
-    return Message(RecordDict({SIGNATURES: ConfigRecord({member.name: signature})}), reply_to=message)
+    return _reply(message, signature)
 
 
 def reveal(message: Message, context: Context, trust: Trust) -> Message:
     """The shares that open the sum of those who answered; the session is then over."""
     member = _member(context, bytes.fromhex(settings_of(message)[SESSION]), trust)
-    shares = member.reveal(signatures_of(message))
+    shares = member.step(REVEAL, parts_of(message))
     del context.state[_STATE]
-    content = RecordDict({SEEDS: ConfigRecord(dict(shares.seeds)), KEYS: ConfigRecord(dict(shares.keys))})
-    return Message(content, reply_to=message)
+    return _reply(message, shares)
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
@@ -215,10 +204,14 @@ def _spelled(content: RecordDict) -> Iterator[bytes]:
                 yield value if isinstance(value, bytes) else repr(value).encode()
 
 
-def signatures_of(message: Message) -> dict[str, bytes]:
-    """Signatures in a message, by member."""
-    record = message.content.config_records[SIGNATURES]
-    return {str(name): bytes(signature) for name, signature in record.items()}  # type: ignore[arg-type]
+def parts_of(message: Message) -> Parts:
+    """What a message has of a step of the sum, by member."""
+    record = message.content.config_records[PARTS]
+    return {str(name): bytes(part) for name, part in record.items()}  # type: ignore[arg-type]
+
+
+def _reply(message: Message, parts: Parts) -> Message:
+    return Message(RecordDict({PARTS: ConfigRecord(dict(parts))}), reply_to=message)
 
 
 def flat(model: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
@@ -236,26 +229,11 @@ def shaped(vector: NDArray[np.float64], like: Arrays) -> Arrays:
     return {name: result[name] for name in like}
 
 
-def adverts_record(adverts: list[Advert]) -> ConfigRecord:
-    """Public keys as a record, by member."""
-    return ConfigRecord({a.name: a.sealing_key + a.mask_key + a.signature for a in adverts})
-
-
-def adverts_of(record: ConfigRecord) -> list[Advert]:
-    """The public keys in a record, in the order of names."""
-    keys = {str(name): bytes(told) for name, told in record.items()}  # type: ignore[arg-type]
-    return [
-        Advert(name, told[:_KEY], told[_KEY : 2 * _KEY], told[2 * _KEY :])
-        for name, told in sorted(keys.items())
-    ]
-
-
-def vector_of(message: Message, size: int) -> Words:
-    """The masked vector in a reply."""
-    vector = unpack(message.content.array_records[MASKED])["vector"]
-    if vector.dtype != np.uint64 or vector.shape != (size,):
-        raise ProtocolError("a masked vector of the wrong size")
-    return vector
+def _step(context: Context, member: Member, step: str, parts: Parts, **more: Any) -> Parts:
+    """A step of the sum; the member waits for the next in the node's state."""
+    result = member.step(step, parts, **more)
+    _keep(context, member)
+    return result
 
 
 def _keep(context: Context, member: Member) -> None:

@@ -12,26 +12,23 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from isthmus.errors import FederationError, PrivacyError, RoundFailed
+from isthmus.asking import Answers, Silos, TooFew
+from isthmus.errors import PrivacyError, RoundFailed
 from isthmus.federation import members as silo
-from isthmus.federation.answers import Checked, Limits, check_alive, check_reports, sorted_out, update_length
+from isthmus.federation.answers import Checked, GridCarrier, Limits, check, update_length
 from isthmus.federation.flower import ConfigRecord, Grid, Message, MessageType, RecordDict
 from isthmus.federation.messages import Arrays, ask, order
 from isthmus.federation.settings import LEAST, Rounds
-from isthmus.private.secure_sum import Advert, FixedPoint, Revealed, Words, least_threshold, total
+from isthmus.private.secure_sum import FixedPoint, Parts, Summation, least_threshold
 
-T = TypeVar("T")
 SUM = "the sum"
 """Who is to blame where nobody can be."""
 IN_SUM = " (its model is in the sum)"
-
-
-class TooFew(FederationError):
-    """Fewer silos than the threshold are left."""
 
 
 @dataclass
@@ -40,21 +37,10 @@ class Attempt:
 
     number: int
     silos: Mapping[int, str]
-    threshold: int
-    session: bytes
+    sums: Summation
     trained: bytes = b""
     """The digest of the order to train."""
-    adverts: list[Advert] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
-
-    def name(self, reply: Message) -> str:
-        """The silo that a reply came from."""
-        return self.silos[reply.metadata.src_node_id]
-
-    def nodes(self, names: Iterable[str]) -> dict[int, str]:
-        """The nodes of these silos."""
-        wanted = set(names)
-        return {node: name for node, name in self.silos.items() if name in wanted}
 
 
 class Relay:
@@ -74,155 +60,83 @@ class Relay:
         self.identified = False
         """Whether silos have signed their keys, so that they know each other; simulated ones do not."""
 
-    def begin(self, number: int, silos: Mapping[int, str]) -> Attempt:
-        """A session of these silos, by node."""
+    def begin(self, number: int, silos: Mapping[int, str], model: Arrays) -> Attempt:
+        """A session of these silos, by node, over models like this one."""
         self.threshold = max(LEAST, self.rounds.minimum, least_threshold(len(silos)))
         self.cure = _cure(len(silos), self.threshold)
-        return Attempt(number, silos, self.threshold, self._entropy(16))
+        size = sum(array.size for array in model.values())
+        return Attempt(number, silos, Summation(self._entropy(16), self.threshold, size))
 
     def agree(self, attempt: Attempt) -> None:
         """Step 1: the keys of everybody who is there."""
-        told = {silo.SESSION: attempt.session.hex(), silo.THRESHOLD: attempt.threshold}
-        content = order(None, told, round=attempt.number)
-
-        def read(reply: Message, name: str) -> Advert:
-            (advert,) = silo.adverts_of(reply.content.config_records[silo.ADVERTS])
-            if advert.name != name or not advert.sealing_key:
-                raise FederationError("sent keys in another's name")
-            return advert
-
-        found = self._ask(attempt, silo.AGREE, dict.fromkeys(attempt.silos, content), read)
-        self.identified = all(advert.signature for advert in found.values())
-        attempt.adverts = [found[name] for name in sorted(found)]
+        self._step(attempt, silo.AGREE, attempt.silos.values(), {silo.THRESHOLD: self.threshold})
+        self.identified = all(advert.signature for advert in attempt.sums.adverts.values())
 
     def reports(self, attempt: Attempt, orders: Sequence[Message], limits: Limits) -> Checked:
-        """Step 2: they train, and tell of themselves."""
-        there = {advert.name for advert in attempt.adverts}
-        sent = []
-        for message in orders:
-            if attempt.silos[message.metadata.dst_node_id] in there:
-                message.content[silo.SECURE] = ConfigRecord({silo.SESSION: attempt.session})
-                message.content[silo.ADVERTS] = silo.adverts_record(attempt.adverts)
-                attempt.trained = silo.digest(message.content)  # the same for all of them
-                sent.append(message)
-        deadline = self.rounds.deadline
-        replies = ask(self.grid, sent, rounds=self.rounds, enough=attempt.threshold)
+        """Step 2: they train, tell of themselves, and share their secrets with each other."""
+        sums = attempt.sums
+        sent = [each for each in orders if attempt.silos[each.metadata.dst_node_id] in sums.adverts]
+        for message in sent:
+            message.content[silo.SECURE] = ConfigRecord({silo.SESSION: sums.session})
+            message.content[silo.PARTS] = ConfigRecord(dict(sums.next("share", "")))
+            attempt.trained = silo.digest(message.content)  # the same for all of them
+        replies = ask(self.grid, sent, rounds=self.rounds, enough=self.threshold)
+        there = {node: name for node, name in attempt.silos.items() if name in sums.adverts}
 
-        def complete(reply: Message) -> None:
-            if _boxes(reply).keys() != there - {attempt.name(reply)}:
-                raise FederationError("did not share its secrets with everybody")
+        def complete(name: str, reply: Message) -> None:
+            sums.receive("share", name, silo.parts_of(reply))
 
-        checked = check_reports(replies, attempt.nodes(there), limits, complete, deadline=deadline)
+        checked = check(replies, there, limits, deadline=self.rounds.deadline, complete=complete)
         attempt.rejected.update(checked.rejected)
-        self._check_enough(attempt, len(checked.usable))
+        if len(checked.usable) < self.threshold:
+            raise TooFew(f"{len(checked.usable)} silos were left of the {self.threshold} that the sum needs")
         return checked
 
-    def total(
-        self, attempt: Attempt, reports: Checked, weights: Mapping[str, float], model: Arrays
-    ) -> tuple[np.ndarray[Any, Any], set[str]]:
+    def total(self, attempt: Attempt, weights: Mapping[str, float]) -> tuple[np.ndarray[Any, Any], set[str]]:
         """Steps 3 to 5: the sum over those who sent their part of it, and who did not."""
-        boxes = {attempt.name(reply): _boxes(reply) for reply in reports.usable}
-        weights = {name: weights[name] for name in sorted(boxes)}
-        masked = self._masked(attempt, weights, boxes, _size(model))
-        self._check_hiding({name: weights[name] for name in masked})
-        signatures = self._confirmed(attempt, sorted(masked))
-        revealed = self._revealed(attempt, masked, weights, signatures)
+        sums = attempt.sums
+        weights = {name: weights[name] for name in sorted(sums.boxes)}
+        self._step(attempt, silo.MASK, weights, {"weights": weights, **self.told})
+        if not silo.is_hiding({name: weights[name] for name in sums.masked}):
+            # give up before silos have to: they would not sign for such a sum
+            raise TooFew(f"too few of the {len(sums.masked)} silos left weigh enough to hide each other")
+        self._step(attempt, silo.CONFIRM, sorted(sums.masked), late=IN_SUM)
+        self._step(attempt, silo.REVEAL, sorted(sums.signatures), late=IN_SUM)
         try:
-            words = total(
-                masked,
-                attempt.adverts,
-                revealed,
-                session=attempt.session,
-                threshold=attempt.threshold,
-                shared=list(boxes),
-                terms=silo.terms(weights, attempt.trained),
-            )
+            words = sums.total(silo.terms(weights, attempt.trained))
         except PrivacyError as error:
-            raise RoundFailed(attempt.number, {SUM: str(error)}, attempt.threshold) from error
-        return FixedPoint(len(weights)).decode(words), boxes.keys() - masked.keys()
+            raise RoundFailed(attempt.number, {SUM: str(error)}, self.threshold) from error
+        return FixedPoint(len(weights)).decode(words), sums.boxes.keys() - sums.masked.keys()
 
-    def _masked(
-        self,
-        attempt: Attempt,
-        weights: Mapping[str, float],
-        boxes: Mapping[str, Mapping[str, bytes]],
-        size: int,
-    ) -> dict[str, Words]:
-        told = {silo.SESSION: attempt.session.hex(), "weights": dict(weights), **self.told}
-        contents = {}
-        for node, name in attempt.nodes(boxes).items():
-            contents[node] = order(None, told, round=attempt.number)
-            contents[node][silo.BOXES] = ConfigRecord(
-                {peer: boxes[peer][name] for peer in boxes if peer != name}
-            )
-        return self._ask(attempt, silo.MASK, contents, lambda reply, _: silo.vector_of(reply, size))
-
-    def _confirmed(self, attempt: Attempt, answered: Sequence[str]) -> dict[str, bytes]:
-        """Everybody's signature over who answered; those who are late now are in the sum all the same."""
-        settings = {silo.SESSION: attempt.session.hex(), "answered": list(answered)}
-        content = order(None, settings, round=attempt.number)
-        contents = dict.fromkeys(attempt.nodes(answered), content)
-        return self._ask(
-            attempt, silo.CONFIRM, contents, lambda reply, name: silo.signatures_of(reply)[name], late=IN_SUM
-        )
-
-    def _revealed(
-        self,
-        attempt: Attempt,
-        masked: Mapping[str, Words],
-        weights: Mapping[str, float],
-        signatures: Mapping[str, bytes],
-    ) -> dict[str, Revealed]:
-        content = order(None, {silo.SESSION: attempt.session.hex()}, round=attempt.number)
-        content[silo.SIGNATURES] = ConfigRecord(dict(signatures))
-        gone = weights.keys() - masked.keys()
-
-        def read(reply: Message, name: str) -> Revealed:
-            records = reply.content.config_records
-            seeds, keys = (
-                {str(peer): bytes(share) for peer, share in records[part].items()}  # type: ignore[arg-type]
-                for part in (silo.SEEDS, silo.KEYS)
-            )
-            if seeds.keys() != masked.keys() or keys.keys() != gone:
-                raise FederationError("revealed other shares than it was asked for")
-            return Revealed(seeds, keys)
-
-        contents = dict.fromkeys(attempt.nodes(signatures), content)
-        return self._ask(attempt, silo.REVEAL, contents, read, late=IN_SUM)
-
-    def _ask(
+    def _step(
         self,
         attempt: Attempt,
         step: str,
-        contents: Mapping[int, RecordDict],
-        read: Callable[[Message, str], T],
+        silos: Iterable[str],
+        settings: Mapping[str, Any] = MappingProxyType({}),
         *,
         late: str = "",
-    ) -> dict[str, T]:
-        """What silos answer to a step, if enough of them do."""
-        kind = f"{MessageType.QUERY}.{step}"
-        messages = [Message(content, node, kind) for node, content in contents.items()]
-        deadline = self.rounds.deadline
+    ) -> None:
+        """One step of the sum; `late` is what holds of silos that are lost in it."""
+        told = {silo.SESSION: attempt.sums.session.hex(), **settings}
 
-        def alive(reply: Message, name: str) -> T:
-            check_alive(reply)
-            return read(reply, name)
+        def written(parts: Parts) -> RecordDict:
+            content = order(None, told, round=attempt.number)
+            content[silo.PARTS] = ConfigRecord(dict(parts))
+            return content
 
-        replies = ask(self.grid, messages, rounds=self.rounds, enough=attempt.threshold)
-        asked = {node: attempt.silos[node] for node in contents}
-        found, rejected = sorted_out(replies, asked, alive, deadline=deadline)
-        attempt.rejected.update({name: f"{why} at the step {step!r}{late}" for name, why in rejected.items()})
-        self._check_enough(attempt, len(found))
-        return found
-
-    def _check_enough(self, attempt: Attempt, left: int) -> None:
-        if left < attempt.threshold:
-            raise TooFew(f"{left} silos were left of the {attempt.threshold} that the secure sum needs")
-
-    def _check_hiding(self, weights: Mapping[str, float]) -> None:
-        """Give up before silos have to: they would not sign for such a sum."""
-        if not silo.is_hiding(weights):
-            raise TooFew(f"too few of the {len(weights)} silos that are left weigh enough to hide each other")
+        nodes = {name: node for node, name in attempt.silos.items()}
+        carrier = GridCarrier(self.grid, f"{MessageType.QUERY}.{step}", nodes, self.rounds)
+        asker = Silos(tuple(nodes), carrier, self.rounds.deadline, self.threshold)
+        answers: Answers[None] = Answers({})
+        try:
+            answers = asker.pass_on(attempt.sums, step, silos, written, silo.parts_of)
+        except TooFew as few:
+            answers = few.answers
+            raise
+        finally:
+            lost = answers.reasons().items()
+            attempt.rejected |= {name: f"{why} at the step {step!r}{late}" for name, why in lost}
 
     def check_credible(self, attempt: Attempt, mean: Arrays, model: Arrays, limits: Limits) -> None:
         """Refuse a mean that moved out of all proportion: single updates cannot be looked at."""
@@ -230,7 +144,7 @@ class Relay:
         whole = update_length(model, {name: np.zeros_like(array) for name, array in model.items()})
         if not moved <= limits.norm * max(1.0, whole, limits.noise):
             blamed = f"opened to an update of length {moved:.3g}, and whose it was cannot be told"
-            raise RoundFailed(attempt.number, {SUM: blamed}, attempt.threshold)
+            raise RoundFailed(attempt.number, {SUM: blamed}, self.threshold)
 
 
 def even(weights: Mapping[str, float], silos: Iterable[str]) -> dict[str, float]:
@@ -266,12 +180,3 @@ def sum_to_mean(
     """The sum and the server's own candidates, over the weights that are in it."""
     whole = summed + sum(weights[name] * silo.flat(arrays) for name, arrays in own.items())
     return silo.shaped(whole / math.fsum(weights.values()), model)
-
-
-def _boxes(reply: Message) -> dict[str, bytes]:
-    record = reply.content.config_records[silo.BOXES]
-    return {str(name): bytes(box) for name, box in record.items()}  # type: ignore[arg-type]
-
-
-def _size(model: Arrays) -> int:
-    return sum(array.size for array in model.values())

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.asking import TooFew
 from isthmus.config import to_mapping
 from isthmus.errors import RoundFailed
 from isthmus.federation.aggregation import (
@@ -67,7 +68,7 @@ from isthmus.federation.messages import (
     unpack,
 )
 from isthmus.federation.noise import private, statement
-from isthmus.federation.relay import SUM, Relay, TooFew, even, sum_to_mean
+from isthmus.federation.relay import SUM, Relay, even, sum_to_mean
 from isthmus.federation.settings import Config
 from isthmus.private.ledger import NO_GUARANTEE
 from isthmus.randomness import Streams
@@ -295,7 +296,7 @@ class Coordinator:
         """Every model is seen: those that pass the checks are judged on the probe, weighed, and averaged."""
         rounds, strategy, model = self.config.rounds, self.config.strategy, state.parameters
         replies = ask(self.grid, orders, rounds=rounds, enough=rounds.minimum)
-        checked = check(replies, silos, model, limits, deadline=rounds.deadline)
+        checked = check(replies, silos, limits, deadline=rounds.deadline, model=model)
         if len(checked.usable) < rounds.minimum:
             return Outcome(checked)
         named = _named(self._noised(checked.usable, model), silos)
@@ -321,7 +322,7 @@ class Coordinator:
         """No model is seen: silos report on their own, are told their weights, and send weighted models under
         masks that cancel in the sum. Of a failed attempt nothing has been opened."""
         assert self.relay is not None
-        attempt, reports = self.relay.begin(number, silos), Checked([], {}, {})
+        attempt, reports = self.relay.begin(number, silos, state.parameters), Checked([], {}, {})
         try:
             self.relay.agree(attempt)
             reports = self.relay.reports(attempt, orders, limits)
@@ -330,7 +331,7 @@ class Coordinator:
             own, errors, all_sizes = self._own_candidates(number, state.parameters, _errors(named), sizes)
             weighed = self._weighed(errors, all_sizes)
             weighed = replace(weighed, weights={**weighed.weights, **even(weighed.weights, sizes)})
-            summed, gone = self.relay.total(attempt, reports, weighed.weights, state.parameters)
+            summed, gone = self.relay.total(attempt, weighed.weights)
         except TooFew as few:
             rejected = attempt.rejected or {SUM: str(few)}
             return Outcome(Checked([], dict(sorted(rejected.items())), reports.capped))

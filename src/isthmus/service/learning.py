@@ -17,12 +17,13 @@ True
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from isthmus.asking import Silos
 from isthmus.errors import DataError, ProtocolError
 from isthmus.logistic import newton
 from isthmus.service.evidence import FIRST, GROUPS, SECOND
@@ -141,8 +142,6 @@ class Kept(Question):
     theta: FloatArray
 
 
-Ask: TypeAlias = Callable[[Question], Sequence[FloatArray]]
-"""Puts a question to all silos; their answers, in one order."""
 _HEADER = {"format", "version", "kind"}
 _KINDS: Mapping[str, type[Question]] = {
     kind.__name__: kind for kind in (Prepare, Moments, Slopes, Think, Best, Show, Kept)
@@ -189,48 +188,50 @@ def answer_of(data: bytes) -> FloatArray:
     return told
 
 
-def learn(ask: Ask, queries: Sequence[str], *, folds: int, space: str) -> Learned:
+def learn(silos: Silos, queries: Sequence[str], *, folds: int, space: str) -> Learned:
     """Learn from all silos; a DataError where there is too little to learn from."""
-    rows, relevant, _ = _total(ask(Prepare(tuple(queries), folds)))
+    rows, relevant, _ = silos.sum(Prepare(tuple(queries), folds))
     if len(queries) < LEAST_QUERIES or relevant < LEAST_RELEVANT:
         raise DataError(
             f"{len(queries)} judged queries with {relevant:.0f} relevant documents are too few",
             cure=f"judge hits until there are {LEAST_QUERIES} and {LEAST_RELEVANT}",
         )
-    first = fit_look(ask, 1)
-    ask(Think(first))
+    first = fit_look(silos, 1)
+    silos.sum(Think(first))
     for fold in range(folds):
-        without = fit_look(ask, 2, fold=fold)
-        bars = _bars(ask(Best(without, fold)))
-        ask(Show(without, fold, bars))
-    shown = fit_line(ask, 0)
-    alone = {name: fit_line(ask, at) for at, name in enumerate(GROUPS, 1)}
+        without = fit_look(silos, 2, fold=fold)
+        best: Mapping[str, FloatArray]
+        best = silos.collect(Best(without, fold), shows="its best hits' margins, as any search does").by_silo
+        bars = _bars([best[name] for name in silos.names])
+        silos.sum(Show(without, fold, bars))
+    shown = fit_line(silos, 0)
+    alone = {name: fit_line(silos, at) for at, name in enumerate(GROUPS, 1)}
     about = {"queries": len(queries), "rows": int(rows), "relevant": int(relevant)}
-    return Learned(space, first, fit_look(ask, 2), shown, alone, about)
+    return Learned(space, first, fit_look(silos, 2), shown, alone, about)
 
 
-def fit_look(ask: Ask, look: int, *, fold: int = NOBODY) -> Look:
+def fit_look(silos: Silos, look: int, *, fold: int = NOBODY) -> Look:
     """A logistic regression over all silos' rows but those of a fold."""
     size = len(FIRST if look == 1 else SECOND)
-    told = _total(ask(Moments(look)))
+    told = silos.sum(Moments(look))
     centre = told[1 : 1 + size] / told[0]
     scale = np.sqrt(np.maximum(told[1 + size :] / told[0] - centre**2, 0.0))
     scale = np.where(scale > 1e-9, scale, 1.0)
 
     def sums(theta: FloatArray) -> FloatArray:
-        return _total(ask(Slopes(look, centre, scale, theta, fold)))
+        return silos.sum(Slopes(look, centre, scale, theta, fold))
 
     penalty = np.append(np.full(size, PENALTY), 1e-6)
     theta = newton(sums, np.zeros(size + 1), penalty, tolerance=TOLERANCE)
     return Look(centre, scale, theta[:-1], float(theta[-1]))
 
 
-def fit_line(ask: Ask, column: int) -> Line:
+def fit_line(silos: Silos, column: int) -> Line:
     """From margins to log-odds over the hits that were kept as shown; it never falls."""
-    theta = newton(lambda at: _total(ask(Kept(column, at))), np.array([1.0, 0.0]), np.full(2, 1e-3))
+    theta = newton(lambda at: silos.sum(Kept(column, at)), np.array([1.0, 0.0]), np.full(2, 1e-3))
     if theta[0] <= 0:
         flat = newton(
-            lambda at: _total(ask(Kept(column, np.array([0.0, at[0]]))))[[0, 2, 6]],
+            lambda at: silos.sum(Kept(column, np.array([0.0, at[0]])))[[0, 2, 6]],
             np.zeros(1),
             np.full(1, 1e-3),
         )
@@ -242,10 +243,3 @@ def _bars(answers: Sequence[FloatArray]) -> FloatArray:
     """The margin that a candidate of each query needs to be among the best of all silos."""
     best = np.concatenate([answer.reshape(-1, HITS) for answer in answers], axis=1)
     return -np.sort(-best, axis=1)[:, HITS - 1]
-
-
-def _total(answers: Sequence[FloatArray]) -> FloatArray:
-    if len({answer.shape for answer in answers}) != 1:
-        raise ProtocolError("answers of different lengths do not add up")
-    total: FloatArray = np.sum(answers, axis=0)
-    return total

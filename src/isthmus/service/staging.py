@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from isthmus import __version__
-from isthmus.calibration import Pairs, Platt, asking, save_calibrator
+from isthmus.asking import Silos
+from isthmus.calibration import Pairs, Platt, save_calibrator
 from isthmus.errors import ConfigError
 from isthmus.federation.apps import Training, train
 from isthmus.federation.settings import MODEL, Config
@@ -365,7 +366,8 @@ def _calibrate(world: Corpus, folder: Path, rows: Rows, training: Training) -> N
     shown = rows.shown(scores) & watched
     mine = [shown & (rows.silos == at) for at in range(len(world.silos))]
     pairs = [Pairs(scores[each], rows.relevant[each].astype(np.float64)) for each in mine]
-    pooled = Platt().fit_sums(asking(pairs))
+    silos = Silos.in_memory(dict(zip(world.silos, (own.answer for own in pairs), strict=True)))
+    pooled = Platt().fit_sums(silos.sum)
     for silo, own in zip(world.silos, pairs, strict=True):
         save_calibrator(bent(pooled, own), folder / silo / CALIBRATOR)
         (folder / silo / MODEL).write_bytes((folder / TRAINING / MODEL).read_bytes())

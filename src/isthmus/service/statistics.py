@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from isthmus.errors import IsthmusError, ProtocolError, Refused
+from isthmus.asking import Each, Silos
+from isthmus.errors import ProtocolError, Refused
 from isthmus.service.figures import Figures
 from isthmus.service.lines import Reply
 from isthmus.service.scoring import try_on_query
@@ -45,6 +46,52 @@ class Talks(Protocol):
         """Send one message; what is asked for may stay away if `unless` is its tag."""
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a node is asked over HTTPS."""
+
+    method: str
+    path: str
+    body: bytes = b""
+    kind: str = ""
+    unless: str = ""
+
+
+class Nodes:
+    """The nodes' HTTPS interface as a carrier of questions, for threads beside the loop that it is made in.
+
+    `write` makes a request of a question, `read` an answer of a reply.
+    """
+
+    def __init__(
+        self,
+        silos: Sequence[Talks],
+        *,
+        write: Callable[[Any], Request] = lambda request: request,
+        read: Callable[[Reply], Any] = lambda reply: reply,
+    ) -> None:
+        self._silos, self._write, self._read = {silo.name: silo for silo in silos}, write, read
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(
+        self, questions: Mapping[str, Any], *, deadline: float, enough: int
+    ) -> Iterable[tuple[str, Any]]:
+        asked = self._all(questions, deadline)
+        return zip(questions, asyncio.run_coroutine_threadsafe(asked, self._loop).result(), strict=True)
+
+    async def _all(self, questions: Mapping[str, Any], deadline: float) -> list[Any]:
+        asked = (self._one(self._silos[name], question, deadline) for name, question in questions.items())
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _one(self, silo: Talks, question: Any, deadline: float) -> Any:
+        request = self._write(question)
+        async with asyncio.timeout(deadline):
+            reply = await silo.ask(
+                request.method, request.path, request.body, request.kind, unless=request.unless
+            )
+        return self._read(reply)
+
+
 class Exchange:
     """Statistics by silo, their sum, and who holds it.
 
@@ -56,13 +103,14 @@ class Exchange:
         self, silos: Sequence[Talks], *, documents: Callable[[str], int | None] = lambda name: None
     ) -> None:
         self._silos, self._documents = silos, documents
+        self._names = tuple(silo.name for silo in silos)
         self._figures: dict[str, Figures] = {}
         self._tags: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._kind: tuple[Any, ...] = ()
         self._total: bytes = b""
         self._holders: set[str] = set()
-        self._sharing: set[str] = {silo.name for silo in silos}
+        self._sharing: set[str] = set(self._names)
         self._changed = False
         self.version = ""
         self.problem = ""
@@ -90,8 +138,7 @@ class Exchange:
 
     async def once(self) -> None:
         """Collect, sum, hand back. What is wrong with whose statistics is in the log, once a change."""
-        unpacking = asyncio.Lock()  # one at a time, so that hostile ones do not add up
-        await asyncio.gather(*(self._collect(silo, unpacking) for silo in self._silos))
+        await self._collect()
         if not any(figures.documents for figures in self._figures.values()):
             self._note(self._refused, "")
             return  # no silo has anything yet
@@ -105,7 +152,7 @@ class Exchange:
         except ProtocolError as error:  # the sum before it stays
             problem, left_out = f"the silos' statistics do not add up: {error}", {}
         if self._total:
-            await asyncio.gather(*(self._hand_out(silo) for silo in self._silos))
+            await self._hand_out()
             if missing := sorted(self._sharing - self._holders):
                 problem = problem or f"without shared statistics: {', '.join(missing)}"
         self._note({**left_out, **self._refused}, problem)
@@ -144,40 +191,40 @@ class Exchange:
             raise ProtocolError("they are of different forms, hash keys or tables")
         return common[0]
 
-    async def _collect(self, silo: Talks, unpacking: asyncio.Lock) -> None:
-        try:
-            async with asyncio.timeout(PATIENCE):
-                reply = await silo.ask("GET", "/statistics", unless=self._tags.get(silo.name, ""))
-            if reply.status in (401, 403, 404):  # it does not share, which is its right
-                self._sharing.discard(silo.name)
-                for known in (self._figures, self._tags, self._refused):
-                    known.pop(silo.name, None)
-                return
-            if reply.status != 200:
-                return
-            async with unpacking:
-                figures = await asyncio.to_thread(Figures.from_bytes, reply.body)
-            if figures.silos != (silo.name,):
-                raise ProtocolError("statistics of another silo")
-        except (ProtocolError, Refused) as error:  # the last good ones still count
-            self._refused[silo.name] = str(error)
-            return
-        except (TimeoutError, OSError, IsthmusError):
-            return
-        self._refused.pop(silo.name, None)
-        self._figures[silo.name], self._tags[silo.name] = figures, etag(reply.body)
-        self._sharing.add(silo.name)
+    async def _collect(self) -> None:
+        """Every silo's statistics that are new; the last good ones of the others still count."""
+        requests = {
+            name: Request("GET", "/statistics", unless=self._tags.get(name, "")) for name in self._names
+        }
+        nodes = Silos(self._names, Nodes(self._silos), PATIENCE, least=0)
+        shows = "its collection statistics, exact or noised as it has chosen"
+        answers = await asyncio.to_thread(nodes.collect, Each(requests), self._read, shows=shows)
+        for name, error in answers.failed.items():
+            if isinstance(error, (ProtocolError, Refused)):
+                self._refused[name] = str(error)
 
-    async def _hand_out(self, silo: Talks) -> None:
-        if silo.name in self._holders:
+    def _read(self, name: str, reply: Reply) -> None:
+        """Take in one silo's reply; they come one at a time, so that hostile ones do not add up."""
+        if reply.status in (401, 403, 404):  # it does not share, which is its right
+            self._sharing.discard(name)
+            for known in (self._figures, self._tags, self._refused):
+                known.pop(name, None)
+        if reply.status != 200:
             return
-        try:
-            async with asyncio.timeout(PATIENCE):
-                reply = await silo.ask("PUT", "/statistics", self._total, STATISTICS_TYPE)
-        except (TimeoutError, OSError, IsthmusError):
-            return
-        if reply.status in (200, 204):
-            self._holders.add(silo.name)
+        figures = Figures.from_bytes(reply.body)
+        if figures.silos != (name,):
+            raise ProtocolError("statistics of another silo")
+        self._refused.pop(name, None)
+        self._figures[name], self._tags[name] = figures, etag(reply.body)
+        self._sharing.add(name)
+
+    async def _hand_out(self) -> None:
+        """The sum, to whoever does not have it."""
+        missing = tuple(name for name in self._names if name not in self._holders)
+        request = Request("PUT", "/statistics", self._total, STATISTICS_TYPE)
+        nodes = Silos(missing, Nodes(self._silos), PATIENCE, least=0)
+        answers = await asyncio.to_thread(nodes.ask, request, lambda name, reply: reply.status in (200, 204))
+        self._holders |= {name for name, taken in answers.by_silo.items() if taken}
 
     def _note(self, problems: Mapping[str, str], problem: str) -> None:
         """What is wrong now, by silo and with all; the log hears what is new."""

@@ -12,20 +12,21 @@ Judgements never leave the silo that has them. Every silo must answer to the end
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from isthmus.errors import DataError, Refused, ServiceError, SiloUnavailable
+from isthmus.asking import Silos, TooFew
+from isthmus.errors import DataError, Refused, SiloUnavailable
 from isthmus.service.broker import Broker, failure_of, understood
 from isthmus.service.learned import Learned
 from isthmus.service.learning import Question, answer_of, learn
 from isthmus.service.lines import Reply
 from isthmus.service.settings import BrokerSettings
 from isthmus.service.space import Space, joined
-from isthmus.service.statistics import Talks
+from isthmus.service.statistics import Nodes, Request, Talks
 from isthmus.service.wire import BUNDLE_TYPE, Judged
-from isthmus.tables.ids import FloatArray
 
+T = TypeVar("T")
 MOST_BYTES = 192 << 20
 PATIENCE = 300.0
 """Seconds that silos have for one answer: directions and rows take their time."""
@@ -56,33 +57,39 @@ async def taught(silos: Sequence[Talks]) -> Learned:
             cure="judge hits of more queries: each half of them needs learning.least_queries of silo.toml",
         )
     queries = sorted({query for each in judged for query in each.queries})
-    loop = asyncio.get_running_loop()
 
-    def ask(question: Question) -> list[FloatArray]:
-        asked = _all(silos, "POST", "/learning", question.to_bytes())
-        return [answer_of(reply.body) for reply in asyncio.run_coroutine_threadsafe(asked, loop).result()]
+    def request(question: Question) -> Request:
+        return Request("POST", "/learning", question.to_bytes(), BUNDLE_TYPE)
 
+    asker = _asker(silos, Nodes(silos, write=request, read=lambda reply: answer_of(_accepted(reply).body)))
     name = Space.from_bytes(packed).fingerprint
-    learned = await asyncio.to_thread(learn, ask, queries, folds=folds, space=name)
+    learned = await _together(learn, asker, queries, folds=folds, space=name)
     await _all(silos, "PUT", "/learning", learned.to_bytes())
     return learned
 
 
 async def _all(silos: Sequence[Talks], method: str, path: str, body: bytes = b"") -> list[Reply]:
     """The same to every silo at once; whoever does not answer as it should ends the lesson."""
-    answers: list[Any] = await asyncio.gather(
-        *(_one(silo, method, path, body) for silo in silos), return_exceptions=True
-    )
-    failed = {silo.name: told for silo, told in zip(silos, answers, strict=True) if _is_failure(told)}
-    if failed:
-        why = "; ".join(f"{name}: {error or type(error).__name__}" for name, error in failed.items())
-        raise SiloUnavailable(f"the silos cannot learn together: {why}")
-    return answers
+    asker = _asker(silos, Nodes(silos, read=_accepted))
+    shows = f"what its policy lets {method} {path} tell"
+    answers = await _together(asker.collect, Request(method, path, body, BUNDLE_TYPE), shows=shows)
+    return [answers.by_silo[name] for name in asker.names]
 
 
-async def _one(silo: Talks, method: str, path: str, body: bytes) -> Reply:
-    async with asyncio.timeout(PATIENCE):
-        reply = await silo.ask(method, path, body, BUNDLE_TYPE)
+def _asker(silos: Sequence[Talks], nodes: Nodes) -> Silos:
+    return Silos(tuple(silo.name for silo in silos), nodes, PATIENCE)
+
+
+async def _together(work: Callable[..., T], *arguments: Any, **more: Any) -> T:
+    """What asking all silos comes to, in a thread; who has not answered is named."""
+    try:
+        return await asyncio.to_thread(work, *arguments, **more)
+    except TooFew as few:
+        why = "; ".join(f"{name}: {reason}" for name, reason in few.answers.reasons().items())
+        raise SiloUnavailable(f"the silos cannot learn together: {why}") from few
+
+
+def _accepted(reply: Reply) -> Reply:
     if reply.status == 403:
         raise Refused("its policy has no learning for this broker")
     if reply.status == 429:
@@ -90,9 +97,3 @@ async def _one(silo: Talks, method: str, path: str, body: bytes) -> Reply:
     if reply.status not in (200, 204):
         raise failure_of(reply)
     return reply
-
-
-def _is_failure(told: object) -> bool:
-    if isinstance(told, BaseException) and not isinstance(told, (ServiceError, OSError, TimeoutError)):
-        raise told
-    return isinstance(told, BaseException)

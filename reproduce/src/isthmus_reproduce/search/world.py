@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.asking import Silos
 from isthmus.corpora import load
 from isthmus.evaluation import evaluate
 from isthmus.fusion import fuse
@@ -272,8 +273,8 @@ def _round(
     world = silos.world
     for fold in np.unique(fold_of).tolist():
         lesson = world.lesson(np.flatnonzero(fold_of != fold))
-        asking = partial(_ask, pupils, lesson)
-        model = learn(asking, lesson.queries, folds=max(lesson.folds) + 1, space=space)
+        asked = {str(at): partial(_answer, pupil, lesson) for at, pupil in enumerate(pupils)}
+        model = learn(Silos.in_memory(asked), lesson.queries, folds=max(lesson.folds) + 1, space=space)
         ways = _ways(model, pupils)
         for at in np.flatnonzero(fold_of == fold).tolist():
             answers = _answers(silos, model, world.corpus.queries.texts[at], world.own[at])
@@ -281,11 +282,9 @@ def _round(
                 yield way, at, _fused(answers, lines)
 
 
-def _ask(pupils: Sequence[Pupil], lesson: Lesson, question: Question) -> list[FloatArray]:
-    """All silos' answers; groups are held out together, and no query finds what it was made from."""
-    if isinstance(question, Prepare):
-        return [pupil.prepare(lesson) for pupil in pupils]
-    return [pupil.answer(question) for pupil in pupils]
+def _answer(pupil: Pupil, lesson: Lesson, question: Question) -> FloatArray:
+    """A silo's answer; groups are held out together, and no query finds what it was made from."""
+    return pupil.prepare(lesson) if isinstance(question, Prepare) else pupil.answer(question)
 
 
 def _ways(model: Learned, pupils: Sequence[Pupil]) -> dict[str, list[Line]]:

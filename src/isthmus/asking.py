@@ -1,0 +1,228 @@
+"""Ask silos one question, and take what they answer as a sum or one by one.
+
+    silos = Silos.in_memory({"north": north.answer, "south": south.answer})
+    silos.sum(question)                                 a vector: the asker uses the total and nothing else
+    silos.collect(question, shows="how large it is")    every silo's own answer, by name
+
+*Sums* add: vectors of one length. They are plain, where the asker is trusted with each; masked, where it can
+open the total alone (`private.secure_sum`); or noised, where every silo has added its share of noise, and
+charged its own ledger, before it answers (`private.sums`). *Collections* are each silo's own. They are never
+masked, and whoever collects says what an answer shows of its silo.
+
+A *carrier* takes questions to silos and brings replies until the deadline: within one process (`in_memory`),
+over the nodes' HTTPS interface (`service.statistics.Nodes`), or as Flower messages
+(`federation.answers.GridCarrier`). It knows nothing of sums, and this module nothing of networks. What a silo
+refuses, what cannot be read and what never came is in `Answers.failed`, by silo; with fewer answers than
+`least` the question has failed (`TooFew`).
+
+>>> silos = Silos.in_memory({"north": lambda x: np.array([x, 1]), "south": lambda x: np.array([2 * x, 1])})
+>>> silos.sum(3).tolist()
+[9, 2]
+>>> silos.collect(3, shows="twice what it was asked").by_silo["south"].tolist()
+[6, 1]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import FederationError, IsthmusError, PrivacyError, ProtocolError
+from isthmus.private.secure_sum import STEPS, Member, Parts, Summation, as_signed
+
+T = TypeVar("T")
+DEADLINE = 600.0
+"""Seconds that a silo has to answer, where nobody says otherwise."""
+
+
+class Carrier(Protocol):
+    """Brings (silo, reply) as replies come, until the deadline in seconds has passed; errors are replies too.
+
+    Once `enough` silos have answered it may wait for the others less long.
+    """
+
+    def __call__(
+        self, questions: Mapping[Any, Any], *, deadline: float, enough: int
+    ) -> Iterable[tuple[Any, Any]]: ...
+
+
+@dataclass(frozen=True)
+class Answers(Generic[T]):
+    """What silos answered, and why others have no answer here."""
+
+    by_silo: Mapping[Any, T]
+    failed: Mapping[Any, Exception] = field(default_factory=dict)
+
+    def reasons(self) -> dict[str, str]:
+        """What was wrong, by silo and in the order of names."""
+        return {str(name): str(error) or type(error).__name__ for name, error in sorted(self.failed.items())}
+
+
+class TooFew(FederationError):
+    """Fewer silos have answered than a question needs; `answers` are those there were."""
+
+    def __init__(self, message: str, answers: Answers[Any] | None = None) -> None:
+        self.answers = answers or Answers({})
+        super().__init__(message)
+
+
+def settle(
+    silos: Iterable[Any],
+    replies: Iterable[tuple[Any, Any]],
+    read: Callable[[Any, Any], T],
+    *,
+    deadline: float = DEADLINE,
+) -> Answers[T]:
+    """What `read(silo, reply)` makes of replies, one at a time: one bad answer costs that answer alone.
+
+    Replies of strangers, and second ones, are ignored; an error that is no silo's is raised.
+    """
+    failed: dict[Any, Exception] = dict.fromkeys(silos, TimeoutError(f"no answer within {deadline:g} s"))
+    by_silo: dict[Any, T] = {}
+    for silo, reply in replies:
+        if silo not in failed:
+            continue
+        if isinstance(reply, Exception) and not isinstance(reply, (IsthmusError, OSError)):
+            raise reply
+        try:
+            if isinstance(reply, Exception):
+                raise reply
+            by_silo[silo] = read(silo, reply)
+            del failed[silo]
+        except (IsthmusError, OSError) as error:
+            failed[silo] = error
+        except Exception as error:  # a hostile reply may fail in any way while it is read
+            failed[silo] = FederationError(f"sent what cannot be read ({type(error).__name__})")
+    return Answers(by_silo, failed)
+
+
+class Each(dict[Any, Any]):
+    """A question of its own for every silo."""
+
+
+def _as_it_is(silo: Any, reply: Any) -> Any:
+    return reply
+
+
+@dataclass(frozen=True)
+class Silos:
+    """Silos by name, how they are reached, and what a question needs: `least` answers, None means all."""
+
+    names: tuple[Any, ...]
+    carrier: Carrier
+    deadline: float = DEADLINE
+    least: int | None = None
+    enough: int = 0
+    """Answers after which a carrier may hurry; 0: `least`."""
+
+    @classmethod
+    def in_memory(cls, answers: Mapping[str, Callable[[Any], Any]], **needs: Any) -> Silos:
+        """Silos within this process, each the function that answers."""
+        return cls(
+            tuple(answers), _Memory({name: Respondent(name, each) for name, each in answers.items()}), **needs
+        )
+
+    def ask(self, question: Any, read: Callable[[Any, Any], T]) -> Answers[T]:
+        """Ask all silos one question or `Each` its own; TooFew if fewer than `least` answer."""
+        questions = question if isinstance(question, Each) else dict.fromkeys(self.names, question)
+        least = len(self.names) if self.least is None else self.least
+        replies = self.carrier(questions, deadline=self.deadline, enough=max(1, self.enough or least))
+        answers = settle(questions, replies, read, deadline=self.deadline)
+        if (count := len(answers.by_silo)) < least:
+            why = "; ".join(f"{name}: {reason}" for name, reason in answers.reasons().items())
+            raise TooFew(f"{count} silos answered, {least} are needed ({why})", answers)
+        return answers
+
+    def collect(self, question: Any, read: Callable[[Any, Any], T] = _as_it_is, *, shows: str) -> Answers[T]:
+        """Every silo's own answer; `shows` says what it tells of a silo."""
+        if isinstance(question, Step) or not shows:
+            raise PrivacyError(
+                "a collection is every silo's own answer: never masked, and it says what it shows"
+            )
+        return self.ask(question, read)
+
+    def sum(self, question: Any, read: Callable[[Any, Any], Any] = _as_it_is) -> NDArray[Any]:
+        """The total of the vectors that silos answer with, in the order of their names here."""
+        vectors = self.ask(question, read).by_silo
+        if len({np.shape(vector) for vector in vectors.values()}) != 1:
+            raise ProtocolError("answers of different lengths do not add up")
+        first, *others = (vectors[name] for name in self.names if name in vectors)
+        return sum(others, start=np.asarray(first))
+
+    def masked_sum(self, question: Any, size: int, *, session: bytes, threshold: int) -> NDArray[np.int64]:
+        """The total of vectors of so many integers, of which the asker can open none."""
+        sums, silos = Summation(session, threshold, size), self.names
+        asker = replace(self, least=threshold)
+        for step in STEPS:
+            write = partial(Step, step, session, threshold, question)
+            silos = tuple(asker.pass_on(sums, step, silos, write).by_silo)
+        return as_signed(sums.total())
+
+    def pass_on(
+        self,
+        sums: Summation,
+        step: str,
+        silos: Iterable[str],
+        write: Callable[[Parts], Any],
+        read: Callable[[Any], Mapping[str, bytes]] = dict,
+    ) -> Answers[None]:
+        """One step of a secure sum: hand every silo what is for it, and take in what comes back."""
+        questions = Each({name: write(sums.next(step, name)) for name in silos})
+        return self.ask(questions, lambda name, reply: sums.receive(step, name, read(reply)))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a masked sum of what silos answer to a question."""
+
+    step: str
+    session: bytes
+    threshold: int
+    question: Any
+    parts: Parts
+
+
+@dataclass
+class Respondent:
+    """A silo of this process: it answers questions, and takes part in masked sums of its answers."""
+
+    name: str
+    answer: Callable[[Any], Any]
+    member: Member | None = None
+
+    def __call__(self, question: Any) -> Any:
+        """The answer, or the next step of a masked sum of such answers."""
+        if not isinstance(question, Step):
+            return self.answer(question)
+        if question.step == "agree":
+            self.member = Member(self.name, question.session, question.threshold)
+        if self.member is None or self.member.session != question.session:
+            raise ProtocolError("this silo takes no part in that session")
+        vector = self.answer(question.question) if question.step == "mask" else ()
+        return self.member.step(question.step, question.parts, vector=vector)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """A carrier within one process; whoever would be asked after the deadline is not."""
+
+    silos: Mapping[str, Callable[[Any], Any]]
+
+    def __call__(
+        self, questions: Mapping[str, Any], *, deadline: float, enough: int
+    ) -> Iterator[tuple[str, Any]]:
+        until = time.monotonic() + deadline
+        for name, question in questions.items():
+            try:
+                reply = self.silos[name](question)
+            except IsthmusError as error:
+                reply = error
+            if time.monotonic() > until:
+                return
+            yield name, reply
