@@ -46,8 +46,8 @@ class Core:
             command, capture_output=True, text=True, cwd=self.folder, env=self.environment, timeout=PATIENCE
         )
 
-    def works_on_files(self) -> None:
-        """Evaluate, calibrate and fuse."""
+    def write_runs(self) -> int:
+        """Judgements and two runs of as many rows as it returns."""
         pairs = [(f"q{q}", f"d{d}", (q + d) % 3 == 0) for q in range(30) for d in range(6)]
         (self.folder / "q.rels").write_text("".join(f"{q} 0 {d} {int(rel)}\n" for q, d, rel in pairs))
         for name, good in (("one", 2.0), ("two", 1.0)):
@@ -55,11 +55,16 @@ class Core:
                 f"{q} Q0 {d} 1 {good * rel + at % 7 / 7} {name}\n" for at, (q, d, rel) in enumerate(pairs)
             ]
             (self.folder / f"{name}.run").write_text("".join(lines))
+        return len(pairs)
+
+    def works_on_files(self) -> None:
+        """Evaluate, calibrate and fuse."""
+        count = self.write_runs()
         rows = json.loads(self.run("evaluate", "q.rels", "one.run", "-m", "MRR@10", "--json").stdout)
         assert [(row["measure"], row["value"], row["queries"]) for row in rows] == [("MRR@10", 1.0, 30)]
         self.run("calibrate", "one.run", "--qrels", "q.rels", "--method", "platt", "-o", "calibrated.run")
         self.run("fuse", "one.run", "two.run", "--qrels", "q.rels", "-o", "fused.run")
-        assert (self.folder / "fused.run").read_text().count("\n") == len(pairs)
+        assert (self.folder / "fused.run").read_text().count("\n") == count
 
     def adds_under_masks(self) -> None:
         """Silos add up, one of them gone."""

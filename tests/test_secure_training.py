@@ -159,10 +159,15 @@ def test_masks_are_new_every_time_and_leave_no_trace(wire):
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed")
 def test_ray_gives_the_same_result(monkeypatch, tmp_path):
+    """Masked training, which needs all that open training does of a runtime, and a silo's state besides."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     told = config(rounds=Rounds(count=2, silos=5), faults=(Fault("drop", 0.2, "round"),))
     here, there = train(told, FOLD), train(replace(told, engine="ray"), FOLD)
     assert there.model_sha256 == here.model_sha256
+    assert [record.measure for record in there.history] == [record.measure for record in here.history]
+    rejected = [set(record.rejected) for record in there.history]
+    assert rejected == [set(record.rejected) for record in here.history]
+    assert any(rejected)
 
 
 def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import random
@@ -84,19 +83,6 @@ def test_the_seed_matters_and_global_generators_do_not():
     assert facts(train(config(), FOLD)) == first
     assert facts(train(config(seed=1), FOLD))[0] != first[0]
     random.setstate(before)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed")
-def test_ray_gives_the_same_result(monkeypatch, tmp_path):
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    told = config(rounds=Rounds(count=2, silos=4), faults=(Fault("drop", 0.4, "round"),))
-    here, there = train(told, FOLD), train(replace(told, engine="ray"), FOLD)
-    assert there.model_sha256 == here.model_sha256
-    assert [record.measure for record in there.history] == [record.measure for record in here.history]
-    assert [set(record.rejected) for record in there.history] == [
-        set(record.rejected) for record in here.history
-    ]
-    assert any(record.rejected for record in there.history)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fednova"])

@@ -63,7 +63,7 @@ def test_what_needs_an_extra_says_so_before_it_begins(core: Core) -> None:
 
 
 def test_figures_are_refused_before_the_work(core: Core) -> None:
-    core.works_on_files()
+    core.write_runs()
     command = ["fuse", "one.run", "two.run", "--qrels", "q.rels", "-o", "late.run", "--figures", "plots"]
     assert core.run(*command, status=1).stderr.endswith("pip install 'isthmus[plots]'\n")
     assert not (core.folder / "late.run").exists()

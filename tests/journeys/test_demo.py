@@ -1,8 +1,7 @@
-"""`isthmus demo`, from outside: the story, and the federation that it leaves to be searched."""
+"""The search of `isthmus demo`, from outside: tried, ended in every way, started again and browsed."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -12,12 +11,13 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from browsing import opened
-from isthmus.service.local import running
+from demonstration import demonstrated
+from isthmus.service.local import Federation
+from isthmus.service.settings import read_broker
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -26,79 +26,10 @@ SILOS = {"arrays", "functions", "statistics", "signal"}
 QUESTION = "invert a matrix"
 
 
-def demonstrated(folder: Path, part: str) -> tuple[Any, str, Path]:
-    """What one part of the demonstration prints and says, and its folder; it ends by itself."""
-    command = [sys.executable, "-m", "isthmus", "demo", "--headless", "--json", "--only", part]
-    command += ["--out", str(folder / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=850)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr, folder
-
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory):
-    """The rows, the talk and the folder of the story."""
-    return demonstrated(tmp_path_factory.mktemp("story"), "story")
-
-
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory):
     """What was seen of the search, the talk and the folder."""
     return demonstrated(tmp_path_factory.mktemp("demo"), "search")
-
-
-def test_the_systems_come_in_the_order_the_story_says(told) -> None:
-    rows, _, _ = told
-    ndcg = {row["run"]: row["value"] for row in rows if row["measure"] == "nDCG@10"}
-    assert list(ndcg) == [
-        "home silo alone",
-        "merged by raw score",
-        "merged by RRF",
-        "one central index",
-        "fused by probability",
-    ]
-    home, raw, rrf, central, fused = ndcg.values()
-    assert home < rrf < raw < central < fused
-    assert all(row["low"] < row["value"] < row["high"] for row in rows)
-    assert {row["measure"] for row in rows} == {"nDCG@10", "MRR@10"}
-
-
-def test_it_owns_up_to_the_deal_and_names_the_report(told) -> None:
-    _, talk, folder = told
-    assert "The deal into silos is ours" in talk
-    assert str(folder / "out" / "report.html") in talk
-
-
-def test_the_silos_train_together_and_the_gain_is_measured(told) -> None:
-    _, talk, folder = told
-    said = " ".join(talk.split())
-    assert "Four silos train a ranker none of them could train alone: nDCG@10 0.4" in said
-    assert "Validation nDCG@10 over 20 rounds: ▁" in said
-    assert "only the weighted sum of the models" in said
-    assert "no DP guarantee" in said
-    page = (folder / "out" / "report.html").read_text(encoding="utf-8")
-    assert "After every round" in page
-
-
-def test_the_ways_to_train_stand_side_by_side_and_one_is_the_products(told) -> None:
-    _, talk, _ = told
-    said = " ".join(talk.split())
-    assert "Isthmus uses anchored Global training" in said
-    for way in ("Local+", "CS-F-LTR", "all-zero", "averaged labeller"):
-        assert way in said
-
-
-def test_the_report_needs_nothing_else(told) -> None:
-    _, _, folder = told
-    page = (folder / "out" / "report.html").read_text(encoding="utf-8")
-    assert "one central index" in page
-    assert "The deal into silos is ours" in page
-    assert "http" not in page.replace("http://www.w3.org", "")
-
-
-def test_nothing_is_written_elsewhere(told) -> None:
-    _, _, folder = told
-    assert [path.name for path in folder.iterdir()] == ["out"]
 
 
 def test_the_search_is_tried_and_ended(tried) -> None:
@@ -127,8 +58,8 @@ def alive(tried) -> list[int]:
 
 
 @contextmanager
-def serving(tried):
-    """The demonstration's search, started again, which takes no training; and the page's address."""
+def started(tried):
+    """The demonstration's search, started again, which takes no training; and the file of its talk."""
     command = [sys.executable, "-m", "isthmus", "demo", "--only", "search", "--serve", "--out"]
     talk = tried[2] / "talk"
     with open(talk, "wb") as stream:
@@ -136,15 +67,12 @@ def serving(tried):
             [*command, str(tried[2] / "out")], cwd=tried[2], stdin=subprocess.DEVNULL, stderr=stream
         )
     try:
-        until(lambda: "Ctrl-C" in talk.read_text() or process.poll() is not None)
-        assert process.poll() is None, talk.read_text()
-        assert "is still good" in " ".join(talk.read_text().split())
-        yield process
+        yield process, talk
     finally:
         process.kill()
         process.wait()
-        talk.unlink()
         until(lambda: not alive(tried))
+        talk.unlink()
 
 
 def until(what) -> None:
@@ -154,25 +82,45 @@ def until(what) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
-)
-def test_however_it_ends_all_end(tried, number, status) -> None:
-    with serving(tried) as process:
-        assert len(alive(tried)) == 5
-        process.send_signal(number)
-        assert process.wait(PATIENCE) == status
-        until(lambda: not alive(tried))
-    for log in (tried[2] / "out" / "federation").glob("*.log"):
-        assert "Traceback" not in log.read_text(encoding="utf-8")
+def ends_with_all(tried, process, number, status) -> None:
+    process.send_signal(number)
+    assert process.wait(PATIENCE) == status
+    until(lambda: not alive(tried))
+
+
+NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
+
+
+@NEEDS_PROC
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_ended_while_it_starts_all_end(tried, number, status) -> None:
+    with started(tried) as (process, talk):
+        until(lambda: len(alive(tried)) == 5 or process.poll() is not None)
+        assert process.poll() is None, talk.read_text()
+        ends_with_all(tried, process, number, status)
+    for log in logs_of(tried):
+        log.unlink()  # an import that a signal interrupts may complain
+
+
+def logs_of(tried) -> list[Path]:
+    return list((tried[2] / "out" / "federation").glob("*.log"))
 
 
 @pytest.fixture(scope="module")
-def federation(tried):
+def served(tried):
+    """The process that serves what the demonstration made, and its federation."""
+    with started(tried) as (process, talk):
+        until(lambda: "Ctrl-C" in talk.read_text() or process.poll() is not None)
+        assert process.poll() is None, talk.read_text()
+        assert "is still good" in " ".join(talk.read_text().split())
+        folder = tried[2] / "out" / "federation"
+        yield process, Federation(folder, read_broker(folder / "broker.toml"), {})
+
+
+@pytest.fixture(scope="module")
+def federation(served):
     """What the demonstration made, running."""
-    with running(tried[2] / "out" / "federation", patience=PATIENCE) as found:
-        yield found
+    return served[1]
 
 
 def test_a_hit_says_why(federation) -> None:
@@ -243,3 +191,11 @@ def test_every_view_shows_what_there_is(federation, browser, tmp_path, scheme, w
             seen = page.locator("main").inner_text()
             assert view in ("search", "training") or all(silo in seen for silo in SILOS)
             page.screenshot(path=folder / f"{view}-{scheme}-{width}.png")
+
+
+@NEEDS_PROC
+def test_ctrl_c_ends_all(tried, served) -> None:
+    assert len(alive(tried)) == 5
+    ends_with_all(tried, served[0], signal.SIGINT, 0)
+    assert len(logs_of(tried)) == 5
+    assert not any("Traceback" in log.read_text(encoding="utf-8") for log in logs_of(tried))

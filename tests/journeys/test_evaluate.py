@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import command_line
 from isthmus.cli import main
 
 QRELS = "q1 0 a 2\nq1 0 b 0\nq1 0 c 1\nq2 0 a 1\n"
@@ -27,10 +28,18 @@ def folder(tmp_path: Path) -> Path:
 
 def isthmus(folder: Path, *arguments: str, status: int = 0) -> tuple[str, str]:
     """What the program writes to stdout and to stderr."""
-    command = [sys.executable, "-m", "isthmus", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=60)
+    done = command_line.isthmus(*arguments, folder=folder, check=False)
     assert done.returncode == status, done.stderr
     return done.stdout, done.stderr
+
+
+def test_a_process_of_its_own_prints_the_same(folder: Path) -> None:
+    words = ["evaluate", "qrels", "good.run", "bad.run", "-m", "MRR@10", "P@1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "isthmus", *words], capture_output=True, text=True, cwd=folder, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, done.stderr) == isthmus(folder, *words)
 
 
 def test_json_has_the_promised_form(folder: Path) -> None:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from command_line import isthmus
 from isthmus.rankers import load_ranker
 from isthmus.tables import Letor, write_letor
 
-ROUNDS = 30
-
-
-def isthmus(*arguments, check=True, **more):
-    command = [sys.executable, "-m", "isthmus", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=check, timeout=120, **more)
+ROUNDS = 12
+TRAIN = (sys.executable, "-m", "isthmus", "train")
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +34,15 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def options(data):
-    return [data, "--silos", 8, "--per-round", 4, "--rounds", ROUNDS, "--server", "momentum", "--seed", 5]
+    words = (data, "--silos", 8, "--per-round", 4, "--rounds", ROUNDS, "--server", "momentum", "--seed", 5)
+    return [str(word) for word in words]
 
 
 @pytest.fixture(scope="module")
 def whole(options, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "run"
     began = time.perf_counter()
-    done = isthmus("train", *options, "--out", out, "--json")
+    done = subprocess.run([*TRAIN, *options, "--out", out, "--json"], capture_output=True, check=True)
     return out, json.loads(done.stdout), time.perf_counter() - began
 
 
@@ -66,11 +66,11 @@ def test_the_result_is_the_same_on_one_worker(options, whole, tmp_path):
 def test_kill_at_any_moment_and_resume(options, whole, tmp_path, soak_count):
     reference, told, seconds = whole
     rng = np.random.default_rng(int.from_bytes(os.urandom(8), "little"))
-    for trial in range(soak_count(3, 20)):
+    for trial in range(soak_count(2, 20)):
         out = tmp_path / f"run{trial}"
         moment = float(rng.uniform(0.3, seconds))
         running = subprocess.Popen(
-            [sys.executable, "-m", "isthmus", "train", *map(str, options), "--out", str(out)],
+            [*TRAIN, *options, "--out", str(out)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -100,9 +100,8 @@ def test_a_secure_run_says_what_holds_and_its_silos_write_down_what_leaves(data,
     assert "one of these protections" in refused.stderr
 
 
-def test_resuming_before_the_first_checkpoint_starts_over(options, whole, tmp_path):
-    out = tmp_path / "run"
-    isthmus("train", *options, "--out", out)
+def test_resuming_before_the_first_checkpoint_starts_over(whole, tmp_path):
+    out = Path(shutil.copytree(whole[0], tmp_path / "run"))
     for name in ("checkpoint", "model", "metrics.json", "rounds.json", "environment.json"):
         (out / name).unlink()
     resumed = json.loads(isthmus("train", "--resume", out, "--json").stdout)
@@ -118,7 +117,7 @@ def test_resuming_before_the_first_checkpoint_starts_over(options, whole, tmp_pa
     ],
 )
 def test_a_foreseen_failure_is_one_line(arguments, said, tmp_path):
-    done = isthmus("train", *arguments, check=False, cwd=tmp_path)
+    done = isthmus("train", *arguments, check=False, folder=tmp_path)
     assert done.returncode == 1
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
