@@ -103,42 +103,47 @@ def nested(values):
     return "[" + "[]," * values + "[]]"
 
 
-def bombs():
-    """What is read, and a message of at most half a megabyte for it."""
-    lists = json.loads(nested(3 << 20))
-    eye = {"words": npy("<u8", (1 << 23,)), "rarity": npy("|i1", (1 << 23,))}
-    yield "statistics, a table of bytes", Figures.from_bytes, statistics()
-    yield "statistics, too many terms", Figures.from_bytes, statistics("<i8", 1 << 24)
-    yield (
-        "statistics, words for nothing",
+def lists():
+    return json.loads(nested(3 << 20))
+
+
+def directions():
+    arrays = {"words": npy("<u8", (1 << 23,)), "rarity": npy("|i1", (1 << 23,))}
+    return packed("space", {"hashing": "x"}, arrays={**arrays, "components": npy("|i1", (1 << 23, 8))})
+
+
+BOMBS = {
+    "statistics, a table of bytes": (Figures.from_bytes, statistics),
+    "statistics, too many terms": (Figures.from_bytes, lambda: statistics("<i8", 1 << 24)),
+    "statistics, words for nothing": (
         Figures.from_bytes,
-        statistics("<i4", 1, words="ab\n" * (5 << 20)),
-    )
-    yield "statistics, lists in the header", Figures.from_bytes, statistics("<i4", 1, about={"x": lists})
-    yield (
-        "a lesson's answer",
+        lambda: statistics("<i4", 1, words="ab\n" * (5 << 20)),
+    ),
+    "statistics, lists in the header": (
+        Figures.from_bytes,
+        lambda: statistics("<i4", 1, about={"x": lists()}),
+    ),
+    "a lesson's answer": (
         answer_of,
-        packed("lesson", {"kind": "answer"}, arrays={"sums": npy("|i1", (60 * MEGABYTE,))}),
-    )
-    yield (
-        "a lesson's question",
+        lambda: packed("lesson", {"kind": "answer"}, arrays={"sums": npy("|i1", (60 * MEGABYTE,))}),
+    ),
+    "a lesson's question": (
         question_of,
-        packed("lesson", {"kind": "Prepare", "queries": lists, "folds": [], "own": []}),
-    )
-    yield (
-        "directions",
-        Space.from_bytes,
-        packed("space", {"hashing": "x"}, arrays={**eye, "components": npy("|i1", (1 << 23, 8))}),
-    )
-    yield (
-        "a ranker",
+        lambda: packed("lesson", {"kind": "Prepare", "queries": lists(), "folds": [], "own": []}),
+    ),
+    "directions": (Space.from_bytes, directions),
+    "a ranker": (
         Learned.from_bytes,
-        packed("search model", {}, arrays={"first.centre": npy("|i1", (200 * MEGABYTE,))}),
-    )
+        lambda: packed("search model", {}, arrays={"first.centre": npy("|i1", (200 * MEGABYTE,))}),
+    ),
+}
+"""What is read, and how a message of at most a megabyte for it is written, which takes a second."""
 
 
-@pytest.mark.parametrize(("read", "message"), [each[1:] for each in bombs()], ids=[b[0] for b in bombs()])
-def test_a_small_message_takes_little_memory(read, message):
+@pytest.mark.parametrize("what", BOMBS)
+def test_a_small_message_takes_little_memory(what):
+    read, write = BOMBS[what]
+    message = write()
     assert len(message) < MEGABYTE
     with memory(), pytest.raises(IsthmusError):
         read(message)
