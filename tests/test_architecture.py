@@ -27,8 +27,8 @@ HOMES = {
     "fastapi": ("isthmus.service",),
     "starlette": ("isthmus.service",),
     "uvicorn": ("isthmus.service",),
-    "xgboost": ("isthmus.federation", "isthmus.rankers"),
-    "lightgbm": ("isthmus.federation", "isthmus.rankers"),
+    "xgboost": ("isthmus.rankers",),
+    "lightgbm": ("isthmus.rankers",),
     "matplotlib": ("isthmus.report",),
     # never: global random state, code in data files, a second parser, gigabytes
     "random": (),

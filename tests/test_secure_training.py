@@ -17,15 +17,11 @@ from easy_rows import easy
 from isthmus.errors import ProtocolError, RoundFailed
 from isthmus.federation import apps, clients, engines, members, relay, rounds
 from isthmus.federation.aggregation import combine
-from isthmus.federation.apps import train
-from isthmus.federation.faults import afflicted
 from isthmus.federation.holdings import silo_name
 from isthmus.federation.members import check_weights, flat
 from isthmus.federation.messages import order, unpack
 from isthmus.federation.relay import even
 from isthmus.federation.settings import (
-    Config,
-    Fault,
     Model,
     PrivateUpdates,
     RiskOptions,
@@ -37,6 +33,7 @@ from isthmus.private.ledger import Ledger
 from isthmus.private.secure_sum import least_threshold
 from isthmus.rankers import LocalTraining
 from isthmus.tables import Fold
+from isthmus_reproduce.faults import Fault, FaultyConfig, afflicted, train
 
 BELIEVED = RiskOptions(cap_reports=False)
 FOLD = Fold("small", easy("train", 90), easy("validation", 20), easy("test", 20))
@@ -53,7 +50,7 @@ def config(**more):
         "secure": True,
         **more,
     }
-    return Config(**settings)
+    return FaultyConfig(**settings)
 
 
 def parameters(training):

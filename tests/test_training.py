@@ -16,14 +16,12 @@ from isthmus.errors import ConfigError, DataError, RoundFailed
 from isthmus.evaluation import evaluate
 from isthmus.federation import apps
 from isthmus.federation.answers import Limits
-from isthmus.federation.apps import held_back, train
+from isthmus.federation.apps import held_back
 from isthmus.federation.checkpoints import RunFolder
-from isthmus.federation.faults import afflicted
 from isthmus.federation.judge import Judge
 from isthmus.federation.rounds import Coordinator
 from isthmus.federation.settings import (
     Config,
-    Fault,
     Model,
     PrivateUpdates,
     RiskOptions,
@@ -33,6 +31,7 @@ from isthmus.federation.settings import (
 from isthmus.partition import Dealing
 from isthmus.rankers import MLP, LocalTraining, Scaling, load_ranker, scores_of
 from isthmus.tables import Fold, write_letor
+from isthmus_reproduce.faults import Fault, FaultyConfig, afflicted, train
 
 FOLD = Fold("small", easy("train", 90), easy("validation", 20), easy("test", 20))
 
@@ -47,7 +46,7 @@ def config(**more):
         "local": LocalTraining(batch=4),
         **more,
     }
-    return Config(**settings)
+    return FaultyConfig(**settings)
 
 
 def facts(training):
@@ -473,7 +472,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
 @pytest.mark.realdata
 def test_mq2008_federated_beside_central_and_under_attack(data_dir, monkeypatch):
     monkeypatch.setenv("ISTHMUS_DATA", str(data_dir))
-    told = Config(
+    told = FaultyConfig(
         data="mq2008",
         dealing=Dealing("dirichlet-query", silos=20, concentration=0.3),
         rounds=Rounds(count=60, silos=5),

@@ -94,7 +94,6 @@ def _training() -> Iterator[Golden]:
         "softmax": ("--loss", "softmax", "--epochs", "2"),
         "dirichlet": ("--dealing", "dirichlet-query"),
         "secure": ("--secure",),
-        "faulty": ("--set", 'faults=[{kind = "invert", share = 0.3}]'),
     }
     for name, more in ways.items():
         # masks and their quantised sum come from live keys, the model's bits from the sum alone

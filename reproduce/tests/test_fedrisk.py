@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.federation.faults import afflicted
 from isthmus.partition import deal
 from isthmus.randomness import Streams
 from isthmus.tables import Fold, Letor, write_letor
+from isthmus_reproduce.faults import afflicted
 from isthmus_reproduce.fedrisk import experiment as fedrisk
 from isthmus_reproduce.fedrisk import printed as printed_fedrisk
 from isthmus_reproduce.fedrisk import runs as fedrisk_runs

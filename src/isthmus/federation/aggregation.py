@@ -22,7 +22,7 @@ Means, medians and adaptive steps are computed by Flower's own classes (`flower`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ COMMON = ""
 
 Arrays = dict[str, NDArray[Any]]
 Errors = Mapping[str, NDArray[Any]]
+Optimise = Callable[..., tuple[Arrays, Arrays]]
 
 
 class Size(NamedTuple):
@@ -165,9 +166,18 @@ def weighted_mean(weighed: Weighed, models: Mapping[str, Arrays], options: Strat
 
 
 def step(
-    old: Arrays, mean: Arrays, state: Arrays, options: StrategyOptions, *, number: int
+    old: Arrays,
+    mean: Arrays,
+    state: Arrays,
+    options: StrategyOptions,
+    *,
+    number: int,
+    optimise: Optimise,
 ) -> tuple[Arrays, Arrays]:
-    """The next model from the mean of round `number`, and what the server remembers."""
+    """The next model from the mean of round `number`, and what the server remembers.
+
+    `optimise` takes the steps of the optimisers that remember something.
+    """
     if options.name == "fedrisk" and options.risk.renormalise:
         mean, state = _renormalised(old, mean, state)
     if options.step in ("convex", "halving"):
@@ -175,9 +185,7 @@ def step(
         return combine({"new": share, "old": 1 - share}, {"new": mean, "old": old}), state
     if options.optimiser == "average":
         return mean, state
-    from isthmus.federation.flower import server_step
-
-    new, memory = server_step(options.optimiser, options.optimiser_options, old, mean, state, number=number)
+    new, memory = optimise(options.optimiser, options.optimiser_options, old, mean, state, number=number)
     return new, {**forgotten(state), **memory}
 
 

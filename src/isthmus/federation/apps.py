@@ -7,7 +7,7 @@ data ── deal ──> silos ──> ClientApp ─┐
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,8 +25,7 @@ from isthmus.federation.books import simulated_book
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.clients import client_app, no_book
 from isthmus.federation.engines import ENGINES
-from isthmus.federation.faults import spoil_grades
-from isthmus.federation.flower import Context, Grid, ServerApp
+from isthmus.federation.flower import Context, Grid, Mod, ServerApp
 from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
 from isthmus.federation.settings import MODEL, Config
 from isthmus.partition import Holdings, deal
@@ -62,13 +61,16 @@ def train(
     resume: bool = False,
     start: State | None = None,
     watch: Callable[[State], None] | None = None,
+    spoil: Callable[[list[Letor]], list[Letor]] = list,
+    mods: Sequence[Mod] = (),
 ) -> Training:
     """Train one ranker across silos.
 
     `data` stands in for what `config.data` names. With `out` the run keeps a folder; with `resume` it goes on
     from that folder's last checkpoint, or starts over where there is none, and ends bit-identical to a run
     that was never interrupted. `watch` sees the state after every round; training may `start` from such a
-    state, under another configuration too, as long as the model is the same.
+    state, under another configuration too, as long as the model is the same. For trials, `spoil` changes the
+    tables of the silos, and Flower `mods` what they answer.
     """
     check_dealable(config)
     folder = None if out is None else RunFolder(out)
@@ -88,8 +90,8 @@ def train(
             watch(state)
 
     dealt = deal(fold.train, config.dealing, Streams(config.seed))
-    tables = spoil_grades(dealt.parts(fold.train), config.faults, config.seed)
-    state = simulate(config, tables, Held(fold.validation, probe), start=start, remember=remember)
+    tables, held = spoil(dealt.parts(fold.train)), Held(fold.validation, probe)
+    state = simulate(config, tables, held, start=start, remember=remember, mods=mods)
     trained = finished(config, state, fold.test if len(fold.test) else fold.validation, folder)
     return replace(trained, holdings=dealt.holdings(fold.train.grades))
 
@@ -101,13 +103,14 @@ def simulate(
     *,
     start: State | None = None,
     remember: Callable[[State], None],
+    mods: Sequence[Mod] = (),
 ) -> State:
     """Train over silos with these tables, from a state or from the beginning; the list is emptied."""
     outcome: list[State] = []
     server = server_app(config, held, start, remember, outcome.append)
     with _reachable(tables, config) as holdings:
         book = no_book if config.ledgers is None else partial(simulated_book, folder=config.ledgers)
-        client = client_app(holdings, book=book, faults=config.faults, seed=config.seed)
+        client = client_app(holdings, book=book, mods=mods)
         ENGINES[config.engine](server, client, config.dealing.silos, workers=config.workers)
     if not outcome:
         raise FederationError("the engine ended before training did")

@@ -7,7 +7,7 @@ a silo may stop and come back, and any worker may serve it. Only the steps of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from isthmus.config import load
 from isthmus.errors import ConfigError, FederationError
 from isthmus.federation import members
-from isthmus.federation.faults import fault_mod
-from isthmus.federation.flower import ClientApp, Context, Message
+from isthmus.federation.flower import ClientApp, Context, Message, Mod
 from isthmus.federation.holdings import Holdings
 from isthmus.federation.judge import Judge
 from isthmus.federation.messages import (
@@ -38,7 +37,7 @@ from isthmus.federation.messages import (
     unpack,
 )
 from isthmus.federation.noise import private
-from isthmus.federation.settings import Fault, NoiseFloor, PrivateUpdates
+from isthmus.federation.settings import NoiseFloor, PrivateUpdates
 from isthmus.randomness import Streams
 from isthmus.rankers import LocalTraining, Scaling, ScalingStats, Scoring, train_epochs
 from isthmus.tables import Letor
@@ -62,11 +61,10 @@ def client_app(
     *,
     book: Book = no_book,
     trusts: members.Trusts = members.anybody,
-    faults: Iterable[Fault] = (),
-    seed: int = 0,
+    mods: Sequence[Mod] = (),
 ) -> ClientApp:
-    """The ClientApp of silos with these holdings; `faults` are for trials."""
-    app = ClientApp(mods=[fault_mod(fault, at, seed) for at, fault in enumerate(faults)])
+    """The ClientApp of silos with these holdings; `mods` stand around it, as Flower's do."""
+    app = ClientApp(mods=list(mods))
 
     @app.query("describe")
     def describe(message: Message, context: Context) -> Message:

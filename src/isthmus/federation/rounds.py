@@ -49,6 +49,7 @@ from isthmus.federation.flower import (
     MessageType,
     RecordDict,
     centre,
+    server_step,
 )
 from isthmus.federation.judge import Judge
 from isthmus.federation.messages import (
@@ -243,7 +244,9 @@ class Coordinator:
             outcome = self._outcome(state, number)
         except RoundFailed as failed:
             return self._failed(state, failed)
-        new, memory = step(old, outcome.mean, outcome.memory, self.config.strategy, number=number)
+        new, memory = step(
+            old, outcome.mean, outcome.memory, self.config.strategy, number=number, optimise=server_step
+        )
         weighed = outcome.weighed
         if self.probe is not None and self.config.strategy.risk.remembers:
             before, after = self.probe.disorder(old), self.probe.disorder(new)

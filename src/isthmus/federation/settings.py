@@ -191,27 +191,6 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """Silos made to misbehave, for trials: a share of them, the same `always` or drawn anew each `round`.
-
-    `drop` fails, `late` sleeps `size` seconds, `nan`, `shape` and `norm` (times `size`) spoil the model,
-    `count` multiplies the example count by `size`; `invert` and `shuffle` spoil the grades; `lie` inverts
-    them and reports that its model makes no errors.
-    """
-
-    kind: Literal["drop", "late", "nan", "shape", "norm", "count", "lie", "invert", "shuffle"]
-    share: float = 0.3
-    when: Literal["round", "always"] = "always"
-    size: float = 1e6
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"share = {self.share} (from 0 to 1)")
-        if self.when == "round" and self.kind in ("invert", "shuffle", "lie"):
-            raise ValueError(f"{self.kind} spoils a silo's data: when = 'always'")
-
-
-@dataclass(frozen=True)
 class PrivateUpdates:
     """Every update clipped to length `clip`, with Gaussian noise of `multiplier` × `clip`.
 
@@ -315,7 +294,6 @@ class Config:
     """Who scores models on the probe: the server, which must see them, or under `secure` the silos."""
     ledgers: Path | None = None
     """Where simulated silos keep ledgers of what leaves them, as real ones do; by default nowhere."""
-    faults: tuple[Fault, ...] = ()
     engine: Literal["in-process", "ray"] = "in-process"
     workers: int | None = None
     measures: tuple[str, ...] = MEASURES

@@ -14,8 +14,6 @@ from functools import cache
 from typing import Literal
 
 from isthmus.federation.settings import (
-    Config,
-    Fault,
     Local,
     Model,
     RiskOptions,
@@ -25,6 +23,7 @@ from isthmus.federation.settings import (
 from isthmus.partition import Dealing
 from isthmus.rankers import LocalTraining
 from isthmus.tables import Fold
+from isthmus_reproduce.faults import Fault, FaultyConfig
 
 Mode = Literal["paper", "sound"]
 MODES: tuple[Mode, Mode] = ("paper", "sound")
@@ -107,7 +106,7 @@ class Plan:
     """One training run."""
 
     mode: Mode
-    config: Config
+    config: FaultyConfig
     seeds: int = 1
     """With how many seeds it is run."""
     honest: bool = False
@@ -139,12 +138,12 @@ def plans(protocol: Protocol) -> Mapping[RunName, Plan]:
     return found | _ours(protocol) | _ablations(protocol) | _attacked(protocol)
 
 
-def _config(protocol: Protocol, mode: Mode, strategy: StrategyOptions) -> Config:
+def _config(protocol: Protocol, mode: Mode, strategy: StrategyOptions) -> FaultyConfig:
     return _paper(protocol, strategy) if mode == "paper" else _sound(protocol, strategy)
 
 
-def _sound(protocol: Protocol, strategy: StrategyOptions) -> Config:
-    return Config(
+def _sound(protocol: Protocol, strategy: StrategyOptions) -> FaultyConfig:
+    return FaultyConfig(
         dealing=Dealing("dirichlet-query", silos=protocol.silos, concentration=0.3),
         rounds=Rounds(count=protocol.rounds, silos=protocol.per_round),
         strategy=strategy,
@@ -153,8 +152,8 @@ def _sound(protocol: Protocol, strategy: StrategyOptions) -> Config:
     )
 
 
-def _paper(protocol: Protocol, strategy: StrategyOptions, hidden: tuple[int, ...] = ()) -> Config:
-    return Config(
+def _paper(protocol: Protocol, strategy: StrategyOptions, hidden: tuple[int, ...] = ()) -> FaultyConfig:
+    return FaultyConfig(
         dealing=Dealing(
             "dirichlet-pair",
             silos=protocol.silos,
@@ -244,7 +243,7 @@ def _figure_2(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
     return {RunName("fig2", mode, "FedAvg", "IID"): Plan(mode, _alike(config, mode), cuts=True)}
 
 
-def _alike(config: Config, mode: Mode) -> Config:
+def _alike(config: FaultyConfig, mode: Mode) -> FaultyConfig:
     kind: Literal["iid", "query"] = "iid" if mode == "paper" else "query"
     return replace(config, dealing=Dealing(kind, silos=config.dealing.silos))
 
@@ -255,7 +254,7 @@ def _figure_5(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
     What (1, 1) was meant to be, a memory that grows no parameters, is the server's momentum.
     """
     fewer = replace(protocol, per_round=(protocol.per_round + 1) // 2)
-    rows: dict[str, Config] = {}
+    rows: dict[str, FaultyConfig] = {}
     for alpha, beta in PAIRS:
         if mode == "paper":
             strategy = StrategyOptions(risk=RiskOptions.paper(alpha, beta))
@@ -317,7 +316,7 @@ def _attacked(protocol: Protocol) -> dict[RunName, Plan]:
     return found
 
 
-def all_bad(protocol: Protocol) -> Mapping[str, Config]:
+def all_bad(protocol: Protocol) -> Mapping[str, FaultyConfig]:
     """Who goes on when every silo of a round is bad: the first half of the rounds, which are good."""
     rows = {
         "FedAvg": StrategyOptions("fedavg"),

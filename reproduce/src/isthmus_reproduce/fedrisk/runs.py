@@ -23,15 +23,14 @@ from isthmus.corpora.catalogue import SYNTHETIC
 from isthmus.errors import MissingExtra
 from isthmus.evaluation import evaluate, evaluate_rows
 from isthmus.federation.aggregation import MEMORY
-from isthmus.federation.apps import Training, held_back, train
-from isthmus.federation.faults import afflicted
+from isthmus.federation.apps import Training, held_back
 from isthmus.federation.judge import Judge
 from isthmus.federation.rounds import RoundRecord, State
-from isthmus.federation.settings import Config, Fault
 from isthmus.partition import Dealing, deal, highest_grades
 from isthmus.randomness import Streams
 from isthmus.rankers import MLP, LambdaMART, Scaling
 from isthmus.tables import Fold, Letor
+from isthmus_reproduce.faults import Fault, FaultyConfig, afflicted, train
 from isthmus_reproduce.fedrisk.plans import (
     ATTACK,
     MEASURES,
@@ -191,7 +190,7 @@ def by_query(test: Letor, scores: NDArray[np.float64]) -> dict[str, list[float |
 class _Cuts:
     """nDCG@1 and nDCG@5 on test queries after every round."""
 
-    def __init__(self, test: Letor, config: Config) -> None:
+    def __init__(self, test: Letor, config: FaultyConfig) -> None:
         self.curves: dict[str, list[float]] = {"nDCG@1": [], "nDCG@5": []}
         self._test, self._config = test, config
         self._judges: dict[str, Judge] = {}
@@ -206,7 +205,7 @@ class _Cuts:
             self.curves[name].append(round(judge.measure(parameters), 6))
 
 
-def honest_only(tables: Fold, config: Config) -> tuple[Fold, Config]:
+def honest_only(tables: Fold, config: FaultyConfig) -> tuple[Fold, FaultyConfig]:
     """What the silos hold that the attack would not strike, and a deal that gives each its own again."""
     silos = config.dealing.silos
     dealt = deal(tables.train, config.dealing, Streams(config.seed))
@@ -222,7 +221,7 @@ def honest_only(tables: Fold, config: Config) -> tuple[Fold, Config]:
     return kept, replace(config, dealing=Dealing("site", silos=left), rounds=rounds)
 
 
-def _weight_of_bad(history: Sequence[RoundRecord], config: Config) -> float:
+def _weight_of_bad(history: Sequence[RoundRecord], config: FaultyConfig) -> float:
     """The share of all weight that silos with spoiled grades had."""
     silos = config.dealing.silos
     struck = np.flatnonzero(afflicted(config.faults[0], 0, config.seed, silos)).tolist()
@@ -314,7 +313,7 @@ TREE_SILOS = 4
 @timed
 def trees(*, data: str, protocol: Protocol, fold: int) -> Result:
     """LightGBM on all rows; XGBoost on all rows and across silos. Empty without the extra."""
-    from isthmus.federation.trees import train_silos
+    from isthmus_reproduce.trees import train_silos
 
     tables = fold_of(data, fold, protocol.queries)
     try:

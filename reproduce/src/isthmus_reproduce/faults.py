@@ -1,15 +1,22 @@
-"""Silos made to misbehave, so that trials can show what training survives."""
+"""Silos made to misbehave, so that trials can show what training survives.
+
+config = FaultyConfig(faults=(Fault("invert", 0.3),))
+trained = train(config, fold)          # as `isthmus.federation.apps.train`, with these silos struck
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import FederationError
+from isthmus.federation import apps
 from isthmus.federation.flower import ClientAppCallable, Context, Message, Mod
 from isthmus.federation.members import keep_model, kept_model, session_of
 from isthmus.federation.messages import (
@@ -24,10 +31,50 @@ from isthmus.federation.messages import (
     round_of,
     unpack,
 )
-from isthmus.federation.settings import Fault
+from isthmus.federation.settings import Config
 from isthmus.randomness import Streams
-from isthmus.tables import Letor
+from isthmus.tables import Fold, Letor
 from isthmus.tables.ids import frozen
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Silos made to misbehave, for trials: a share of them, the same `always` or drawn anew each `round`.
+
+    `drop` fails, `late` sleeps `size` seconds, `nan`, `shape` and `norm` (times `size`) spoil the model,
+    `count` multiplies the example count by `size`; `invert` and `shuffle` spoil the grades; `lie` inverts
+    them and reports that its model makes no errors.
+    """
+
+    kind: Literal["drop", "late", "nan", "shape", "norm", "count", "lie", "invert", "shuffle"]
+    share: float = 0.3
+    when: Literal["round", "always"] = "always"
+    size: float = 1e6
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share = {self.share} (from 0 to 1)")
+        if self.when == "round" and self.kind in ("invert", "shuffle", "lie"):
+            raise ValueError(f"{self.kind} spoils a silo's data: when = 'always'")
+
+
+@dataclass(frozen=True)
+class FaultyConfig(Config):
+    """A training run in which silos misbehave."""
+
+    faults: tuple[Fault, ...] = ()
+
+
+def train(config: Config, data: Fold | None = None, **more: Any) -> apps.Training:
+    """Train across silos, some of which misbehave where the configuration says so."""
+    faults = config.faults if isinstance(config, FaultyConfig) else ()
+    return apps.train(
+        config,
+        data,
+        spoil=partial(spoil_grades, faults=faults, seed=config.seed),
+        mods=[fault_mod(fault, at, config.seed) for at, fault in enumerate(faults)],
+        **more,
+    )
 
 
 def afflicted(

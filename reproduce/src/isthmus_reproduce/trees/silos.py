@@ -18,10 +18,10 @@ import numpy as np
 
 from isthmus.errors import ConfigError, DataError, FederationError, MissingExtra, check_extra
 from isthmus.evaluation import evaluate
-from isthmus.federation.trees.exchange import Exchange
-from isthmus.federation.trees.papers import Seat, make_papers
 from isthmus.rankers.trees import LambdaMART, check_trainable, tree_library
 from isthmus.tables import Letor
+from isthmus_reproduce.trees.certificates import Seat, make_papers
+from isthmus_reproduce.trees.exchange import Exchange
 
 
 def train_silos(silos: Mapping[str, Letor], model: LambdaMART, *, deadline: float = 600) -> LambdaMART:
@@ -95,7 +95,7 @@ class _Part:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "no_grpc_proxy": seat.address.rpartition(":")[0]}
         with open(folder / "log", "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "isthmus.federation.trees", str(folder)],
+                [sys.executable, "-m", "isthmus_reproduce.trees", str(folder)],
                 stdin=subprocess.PIPE,  # never written to: it closes when this process dies, however it dies
                 stdout=log,
                 stderr=log,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import FederationError
-from isthmus.federation.trees.papers import Papers, seat_name
+from isthmus_reproduce.trees.certificates import Papers, seat_name
 
 LARGEST_MESSAGE = 1 << 30
 """Bytes of one histogram or summary that the exchange accepts."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.federation.trees.papers import Seat
 from isthmus.rankers.trees import tree_library, xgboost_matrix
 from isthmus.tables import Letor
 from isthmus.tables.files import replacing
+from isthmus_reproduce.trees.certificates import Seat
 
 
 def main(folder: Path) -> None:

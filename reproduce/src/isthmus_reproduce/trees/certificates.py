@@ -1,0 +1,70 @@
+"""The TLS files of a federation of trees: who may sit where."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from isthmus.service.certificates import Authority, files
+
+EXCHANGE = "exchange"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A silo's place at the exchange: the address, its number, and the paths of its TLS files."""
+
+    address: str
+    rank: int
+    silos: int
+    authority: str
+    certificate: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Papers:
+    """The TLS files of a federation, in one folder: a folder for the exchange and each seat."""
+
+    folder: Path
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that all others are checked against."""
+        return files(self.folder / EXCHANGE).authority
+
+    def certificate(self, name: str) -> Path:
+        """The certificate of `exchange` or of a seat."""
+        return files(self.folder / name).certificate
+
+    def key(self, name: str) -> Path:
+        """The private key that belongs to it."""
+        return files(self.folder / name).key
+
+    def seat(self, rank: int, silos: int, address: str) -> Seat:
+        """What the silo with that number is given: of the keys only its own."""
+        name = seat_name(rank)
+        paths = (self.authority, self.certificate(name), self.key(name))
+        return Seat(address, rank, silos, *map(str, paths))
+
+
+def make_papers(
+    folder: Path, silos: int, *, hosts: Sequence[str] = ("127.0.0.1", "localhost"), days: int = 30
+) -> Papers:
+    """Keys and certificates for an exchange reachable under `hosts` and for so many silos.
+
+    The authority's key is forgotten at once: nobody can add a silo later.
+    """
+    authority = Authority.at(folder)
+    authority.issue(EXCHANGE, clients=False, hosts=hosts, days=days)
+    for name in map(seat_name, range(silos)):
+        authority.issue(name, clients=True, hosts=(), days=days)
+    shutil.rmtree(folder / "authority")
+    return Papers(folder)
+
+
+def seat_name(rank: int) -> str:
+    """How a seat is called in its certificate and its files."""
+    return f"seat{rank}"
