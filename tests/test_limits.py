@@ -9,18 +9,17 @@ import time
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from isthmus.service import limits as layer
-from isthmus.service.limits import Buckets, Protect, Surface, explain_problems, message_header, too_deep
+from isthmus.service.apps import new_app
+from isthmus.service.limits import Buckets, Protect, Surface, message_header, too_deep
 from isthmus.service.security import PEER, ApiKeys, Gate, Once, Peer
 from isthmus.service.settings import Limits, Policy
 from isthmus.service.wire import Search
 
 
 def app():
-    made = FastAPI(openapi_url=None)
-    explain_problems(made)
+    made = new_app("limits", ())
 
     @made.post("/v1/search")
     async def search(asked: Search):

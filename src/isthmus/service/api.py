@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,21 +22,10 @@ from starlette.types import ASGIApp
 
 from isthmus import __version__
 from isthmus.service import pages, wire
+from isthmus.service.apps import METRICS, PROBLEMS, new_app, reference
 from isthmus.service.broker import Broker
-from isthmus.service.describing import PROBLEMS, describe_problems
-from isthmus.service.limits import (
-    CALLER,
-    NOTE,
-    WRONG_KEY,
-    Problem,
-    Protect,
-    Surface,
-    explain_problems,
-    moment,
-    names_of,
-)
+from isthmus.service.limits import CALLER, NOTE, WRONG_KEY, Problem, Protect, Surface, moment, names_of
 from isthmus.service.metrics import CONTENT_TYPE
-from isthmus.service.reference import reference
 from isthmus.service.security import SCOPES, ApiKeys, Caller, Gate
 from isthmus.service.sessions import COOKIE, FORMER_COOKIE, LONGEST, SECURE_COOKIE, Sessions, session_in
 from isthmus.service.settings import BrokerSettings
@@ -60,22 +49,13 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
         yield
         await broker.stop()
 
-    app = FastAPI(
-        title=TITLE,
-        description=ABOUT,
-        version=__version__,
-        lifespan=life,
-        openapi_url="/v1/openapi.json",
-        docs_url=None,
-        redoc_url=None,
-        generate_unique_id_function=lambda route: route.name,
+    app = new_app(
+        TITLE, OPEN, description=ABOUT, lifespan=life, generate_unique_id_function=lambda route: route.name
     )
     app.state.broker = broker
     app.state.gate = gate = gate or gate_of(broker.settings)
-    explain_problems(app)
     app.include_router(_router)
     opened = pages.mount(app)
-    describe_problems(app, OPEN)
     requests = broker.metrics.counter("isthmus_requests_total", "Requests.", "path", "status")
     times = broker.metrics.histogram("isthmus_request_seconds", "Times of requests.", "path")
 
@@ -107,26 +87,18 @@ def hosts_of(settings: BrokerSettings) -> frozenset[str] | None:
     return names_of(settings.host, settings.hosts)
 
 
-def needs(scope: str) -> Callable[[Request], Caller[Any]]:
-    """The caller, who must have this scope."""
-
-    def caller(request: Request) -> Caller[Any]:
-        found: Caller[Any] = request.scope[CALLER]
-        if not found.may(scope):
-            raise Problem(403, f"this needs a key with the scope {scope}")
-        return found
-
-    return caller
-
-
-_may_search, _may_judge, _may_count = needs("search"), needs("feedback"), needs("metrics")
+def _broker(request: Request, scope: str) -> Broker:
+    """The broker, for a caller who has this scope."""
+    if not request.scope[CALLER].may(scope):
+        raise Problem(403, f"this needs a key with the scope {scope}")
+    broker: Broker = request.app.state.broker
+    return broker
 
 
 @_router.post("/v1/search", response_model=wire.Answer)
 async def search(asked: wire.Search, request: Request) -> Response:
     """Search all silos, or those named, for at most `deadline_ms`."""
-    _may_search(request)
-    broker: Broker = request.app.state.broker
+    broker = _broker(request, "search")
     answer = await broker.search(asked)
     note = request.scope[NOTE]
     note["silos"] = {status.silo: status.status for status in answer.silos}
@@ -139,18 +111,16 @@ async def search(asked: wire.Search, request: Request) -> Response:
 @_router.post("/v1/feedback", status_code=204, response_model=None)
 async def feedback(said: wire.Feedback, request: Request) -> Response:
     """Say whether a hit was right. The silo that owns it keeps the judgement; the broker keeps nothing."""
-    caller = _may_judge(request)
-    await request.app.state.broker.feedback(said, caller.name)
+    await _broker(request, "feedback").feedback(said, request.scope[CALLER].name)
     return Response(status_code=204)
 
 
 @_router.get("/v1/silos")
 async def silos(request: Request) -> wire.Silos:
     """Every silo's health, what it has released, and what is left of its budgets; addresses for admins."""
-    caller = _may_search(request)
-    broker: Broker = request.app.state.broker
+    broker = _broker(request, "search")
     view = await broker.shown("silos", broker.view_silos)
-    if caller.may("admin"):
+    if request.scope[CALLER].may("admin"):
         return view
     return view.model_copy(update={"silos": [each.model_copy(update={"url": ""}) for each in view.silos]})
 
@@ -158,16 +128,14 @@ async def silos(request: Request) -> wire.Silos:
 @_router.get("/v1/calibration")
 async def calibration(request: Request) -> wire.Calibration:
     """How honest the probabilities are, by silo and retriever, and what thresholds keep."""
-    _may_search(request)
-    broker: Broker = request.app.state.broker
+    broker = _broker(request, "search")
     return await broker.shown("calibration", broker.view_calibration)
 
 
 @_router.get("/v1/training")
 async def training(request: Request) -> wire.Training:
     """The training run as far as it has come: measure, weights, risks and rejected updates by round."""
-    _may_search(request)
-    broker: Broker = request.app.state.broker
+    broker = _broker(request, "search")
     return await broker.shown("training", broker.view_training)
 
 
@@ -229,24 +197,22 @@ async def ready(request: Request, response: Response) -> wire.Ready:
     """Whether at least one silo is believed to answer; which ones, only to those who may search."""
     state: wire.Ready = request.app.state.broker.ready()
     response.status_code = 200 if state.ready else 503
-    caller: Caller[Any] = request.scope[CALLER]
-    return state if caller.may("search") else wire.Ready(ready=state.ready)
+    return state if request.scope[CALLER].may("search") else wire.Ready(ready=state.ready)
 
 
-@_router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+@_router.get("/metrics", **METRICS)
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
-    _may_count(request)
-    return Response(request.app.state.broker.metrics.text(), media_type=CONTENT_TYPE)
+    return Response(_broker(request, "metrics").metrics.text(), media_type=CONTENT_TYPE)
 
 
 @_router.get("/v1/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
     """This API as a page."""
-    return HTMLResponse(reference(request.app.openapi()))
+    return HTMLResponse(reference(request.app))
 
 
 @_router.get("/v1/docs.css", include_in_schema=False)
 async def docs_style() -> Response:
-    """Its looks."""
+    """The style sheet of that page."""
     return Response(template("docs.css"), media_type="text/css")

@@ -15,7 +15,6 @@ import asyncio
 import hashlib
 import socket
 import ssl
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -59,18 +58,16 @@ class Door:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._all: OrderedDict[Visitor, None] = OrderedDict()
-        self._by_address: dict[str, OrderedDict[Visitor, None]] = {}
+        self._all: dict[Visitor, None] = {}
 
     def enter(self, visitor: Visitor) -> bool:
         """Whether there is room for one more, if need be in place of another."""
-        limits, own = self.limits, self._by_address.get(visitor.address, OrderedDict())
-        if len(own) >= limits.connections_per_address and not self._make_room(own):
+        own = [each for each in self._all if each.address == visitor.address]
+        if len(own) >= self.limits.connections_per_address and not self._make_room(own):
             return False
-        if len(self._all) >= limits.connections and not self._make_room(self._all):
+        if len(self._all) >= self.limits.connections and not self._make_room(self._all):
             return False
         self._all[visitor] = None
-        self._by_address.setdefault(visitor.address, OrderedDict())[visitor] = None
         return True
 
     def _make_room(self, among: Iterable[Visitor]) -> bool:
@@ -86,17 +83,12 @@ class Door:
     def answered(self, visitor: Visitor) -> None:
         """A request of this visitor is done: it waits anew."""
         if visitor in self._all:
-            self._all.move_to_end(visitor)
-            self._by_address[visitor.address].move_to_end(visitor)
+            self.left(visitor)
+            self._all[visitor] = None  # last in the dict: the one that has waited least
 
     def left(self, visitor: Visitor) -> None:
         """The connection is gone."""
-        if visitor in self._all:
-            del self._all[visitor]
-            own = self._by_address[visitor.address]
-            del own[visitor]
-            if not own:
-                del self._by_address[visitor.address]
+        self._all.pop(visitor, None)
 
 
 class TooLarge(Exception):

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from isthmus.errors import DataError, Refused
 from isthmus.service.reliability import curves_of, save_curves
 from isthmus.service.settings import Learning, NodeSettings
@@ -173,14 +175,9 @@ def _read(path: Path) -> JudgedSet:
         saved: dict[str, Any] = json.loads(path.read_bytes())
         if saved.pop("format") != 1:
             raise DataError("was written by a newer Isthmus", file=path, cure="update this one")
-        saved["sessions"] = [(str(peer), float(at)) for peer, at in saved["sessions"]]
-        saved["voters"] = {
-            query: [(str(peer), str(person)) for peer, person in who]
-            for query, who in saved["voters"].items()
-        }
-        return JudgedSet(**saved)
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, DataError):
-            raise
+        return TypeAdapter(JudgedSet).validate_python(saved)
+    except DataError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         cure = "go back to a copy: without it a peer could compare answers about two sets"
         raise DataError("is not a set of judgements", file=path, cure=cure) from error

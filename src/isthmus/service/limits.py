@@ -25,7 +25,6 @@ from collections.abc import (
     Collection,
     Iterable,
     Iterator,
-    Mapping,
     MutableMapping,
 )
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -34,7 +33,6 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -97,16 +95,6 @@ class Problem(ServiceError):
         return Response(json.dumps(told), self.status, dict(self.headers), PROBLEM_TYPE)
 
 
-def explain_problems(app: FastAPI) -> None:
-    """Make an app tell its own failures (404, 405, 422, …) as problem details."""
-
-    async def told(request: Request, error: Exception) -> Response:
-        return problem_of(error).response()
-
-    for kind in (HTTPException, RequestValidationError, ServiceError, Exception):
-        app.add_exception_handler(kind, told)
-
-
 def problem_of(error: Exception) -> Problem:
     """The problem that an exception is for the other side; what was sent is never echoed."""
     if isinstance(error, Problem):
@@ -117,19 +105,15 @@ def problem_of(error: Exception) -> Problem:
         return Problem(error.status_code, "" if error.detail == standard else str(error.detail), **headers)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        where = ".".join(
-            str(part) for part in first["loc"][1:2]
-        )  # deeper parts may be the sender's own words
+        # parts after the first may be the sender's own words
+        where = ".".join(str(part) for part in first["loc"][1:2])
         known = where if where.isidentifier() and first["type"] != "extra_forbidden" else ""
-        return Problem(422, f"{known}: {first['msg']}" if known else _plain(first))
+        plain = {"extra_forbidden": "a key that is not known", "json_invalid": "the body is not JSON"}
+        other = plain.get(first["type"], "the request is not of the documented form")
+        return Problem(422, f"{known}: {first['msg']}" if known else other)
     if isinstance(error, Refused):
         return Problem(403, str(error))
     return Problem(500, "this failure was not foreseen; the server's log has it")
-
-
-def _plain(first: Mapping[str, Any]) -> str:
-    kinds = {"extra_forbidden": "a key that is not known", "json_invalid": "the body is not JSON"}
-    return kinds.get(first["type"], "the request is not of the documented form")
 
 
 class Buckets:

@@ -20,8 +20,8 @@ from starlette.types import ASGIApp
 from isthmus import __version__
 from isthmus.errors import BudgetExhausted, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
-from isthmus.service.describing import PROBLEMS, describe_problems
-from isthmus.service.limits import CALLER, GONE, NOTE, Problem, Protect, Surface, explain_problems, names_of
+from isthmus.service.apps import METRICS, PROBLEMS, Answers, new_app, problems
+from isthmus.service.limits import CALLER, GONE, NOTE, Problem, Protect, Surface, names_of
 from isthmus.service.metrics import CONTENT_TYPE, Metrics
 from isthmus.service.node import Node
 from isthmus.service.security import ApiKeys, Gate, Once
@@ -34,13 +34,9 @@ ANONYMOUS = "anonymous"
 OPEN = ("/v1/health", "/v1/ready")
 UNKNOWN_HIT = "this hit was not shown to you within a day: search again"
 LARGE = ("/v1/documents", "/v1/statistics", "/v1/directions", "/v1/learning")
-OWN_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": wire.Problem, "description": told, "content": {wire.PROBLEM_TYPE: {}}}
-    for status, told in (
-        (409, "The message was sent before, or its time stamp is off."),
-        (504, "The deadline passed."),
-    )
-}
+OWN_PROBLEMS = problems(
+    {409: "The message was sent before, or its time stamp is off.", 504: "The deadline passed."}
+)
 _FIGURES = {"content": {wire.STATISTICS_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 _BUNDLE = {"content": {wire.BUNDLE_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 BODIES = {
@@ -50,7 +46,7 @@ BODIES = {
     ("PUT", "/learning"): _BUNDLE,
 }
 """What is sent and is not JSON."""
-ANSWERS: dict[tuple[str, str], dict[int | str, dict[str, Any]]] = {
+ANSWERS: dict[tuple[str, str], Answers] = {
     ("GET", "/statistics"): {
         200: {"content": _FIGURES["content"], "description": "The silo's figures."},
         304: {"description": "They are those that If-None-Match names."},
@@ -76,13 +72,10 @@ class NodeApi:
         self._seconds = self.metrics.histogram("isthmus_search_seconds", "Times of searches.")
         self._hits = self.metrics.counter("isthmus_hits_total", "Hits that left, by peer.", "peer")
         self._asked = self.metrics.counter("isthmus_requests_total", "Requests, by path.", "path", "status")
-        self.metrics.gauge(
-            "isthmus_documents", "Documents in the index.", lambda: {(): len(node.index.snapshot)}
-        )
-        self.metrics.gauge("isthmus_behind", "Changes not in the index.", lambda: {(): node.index.behind})
-        self.metrics.gauge(
-            "isthmus_segments", "Parts of the index.", lambda: {(): len(node.index.snapshot.parts)}
-        )
+        index, gauge = node.index, self.metrics.gauge
+        gauge("isthmus_documents", "Documents in the index.", lambda: {(): len(index.snapshot)})
+        gauge("isthmus_behind", "Changes not in the index.", lambda: {(): index.behind})
+        gauge("isthmus_segments", "Parts of the index.", lambda: {(): len(index.snapshot.parts)})
 
     @cached_property
     def _processors(self) -> anyio.CapacityLimiter:
@@ -178,8 +171,7 @@ class NodeApi:
     async def statistics(self, request: Request) -> Response:
         """The silo's own figures, exact or private; not of half a collection, which would be charged too."""
         peer, _ = self._allowed(request, "counts")
-        if (await self._apart(self.node.ready)).detail:
-            raise Problem(503, "still indexing", Retry_After="5")
+        await self._check_indexed()
         try:
             figures = await self._apart(self.node.statistics, peer)
         except BudgetExhausted:
@@ -192,23 +184,24 @@ class NodeApi:
     async def share(self, request: Request) -> Response:
         """Take the sum of all silos' figures."""
         self._allowed(request, "counts")
-        try:
-            await self._apart(self.node.share, await request.body())
-        except PrivacyError as error:
-            raise Problem(400, str(error)) from None
+        await self._taken(self.node.share, await request.body())
         return Response(status_code=204)
+
+    async def _check_indexed(self) -> None:
+        if (await self._apart(self.node.ready)).detail:
+            raise Problem(503, "still indexing", Retry_After="5")
 
     async def directions(self, request: Request) -> Response:
         """The silo's part of directions that all silos share."""
         peer, _ = self._allowed(request, "learning")
-        if (await self._apart(self.node.ready)).detail:
-            raise Problem(503, "still indexing", Retry_After="5")
+        await self._check_indexed()
         return Response(await self._apart(self.node.directions, peer), media_type=wire.BUNDLE_TYPE)
 
     async def adopt_directions(self, request: Request) -> Response:
         """Take the directions of all silos."""
         self._allowed(request, "learning")
-        return await self._taken(self.node.adopt_directions, await request.body())
+        await self._taken(self.node.adopt_directions, await request.body())
+        return Response(status_code=204)
 
     async def judged(self, request: Request) -> Response:
         """The queries that somebody judged here."""
@@ -218,25 +211,26 @@ class NodeApi:
     async def learn(self, request: Request) -> Response:
         """Answer a question about the rows of judged queries with sums."""
         peer, _ = self._allowed(request, "learning")
-        try:
-            answer = await self._apart(self.node.answer, await request.body(), peer)
-        except Refused as error:
-            raise Problem(429, str(error), Retry_After="3600") from None
-        except (PrivacyError, DataError) as error:
-            raise _problem(error) from None
+        answer = await self._taken(self.node.answer, await request.body(), peer)
         return Response(answer, media_type=wire.BUNDLE_TYPE)
 
     async def adopt(self, request: Request) -> Response:
         """Search with what was learned."""
         peer, _ = self._allowed(request, "learning")
-        return await self._taken(partial(self.node.adopt, peer=peer), await request.body())
-
-    async def _taken(self, work: Callable[[bytes], None], body: bytes) -> Response:
-        try:
-            await self._apart(work, body)
-        except (PrivacyError, DataError) as error:
-            raise _problem(error) from None
+        await self._taken(self.node.adopt, await request.body(), peer)
         return Response(status_code=204)
+
+    async def _taken(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Work on what a peer sent; what is wrong with it is the peer's to mend."""
+        try:
+            return await self._apart(work, *arguments, **named)
+        except Refused as error:
+            raise Problem(429, str(error), Retry_After="3600") from None
+        except (PrivacyError, DataError) as error:
+            if isinstance(error, DataError) and error.file is not None:
+                _log.error("%s", error)  # the peer need not know which file
+                raise Problem(503, "the silo cannot use a file of its own; its log says which") from None
+            raise Problem(400, str(error)) from None
 
     async def put_documents(self, request: Request, given: wire.Documents) -> Response:
         """Add or change documents."""
@@ -298,14 +292,6 @@ class NodeApi:
         return Response(await self._apart(self.metrics.text), media_type=CONTENT_TYPE)
 
 
-def _problem(error: PrivacyError | DataError) -> Problem:
-    """What was wrong with a peer's message; where a file of the silo's own was, the log alone says which."""
-    if isinstance(error, DataError) and error.file is not None:
-        _log.error("%s", error)
-        return Problem(503, "the silo cannot use a file of its own; its log says which")
-    return Problem(400, str(error))
-
-
 def _json(told: BaseModel, status: int = 200) -> Response:
     """Written once: FastAPI would validate and convert it again."""
     return Response(told.model_dump_json(), status, media_type="application/json")
@@ -314,16 +300,8 @@ def _json(told: BaseModel, status: int = 200) -> Response:
 def node_app(node: Node) -> ASGIApp:
     """The app of a node, with everything that stands before it."""
     api, settings = NodeApi(node), node.settings
-    app = FastAPI(
-        title=f"Isthmus node {settings.silo}",
-        version=__version__,
-        openapi_url=f"{wire.PREFIX}/openapi.json",
-        docs_url=None,
-        redoc_url=None,
-    )
+    app = new_app(f"Isthmus node {settings.silo}", OPEN)
     _routes(app, api)
-    explain_problems(app)
-    describe_problems(app, OPEN)
     return Protect(
         app,
         gate=gate_of(settings),
@@ -365,10 +343,7 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
             responses=PROBLEMS | OWN_PROBLEMS | ANSWERS.get((method, path), {}),
             openapi_extra={"requestBody": BODIES[method, path]} if (method, path) in BODIES else None,
         )
-    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
-    app.add_api_route(
-        "/metrics", api.count, methods=["GET"], response_class=Response, responses=PROBLEMS | text
-    )
+    app.add_api_route("/metrics", api.count, methods=["GET"], **METRICS)
 
 
 def hosts_of(settings: NodeSettings) -> frozenset[str] | None:

@@ -135,12 +135,14 @@ class ApiKeys:
     def find(self, token: str) -> Caller[Any] | None:
         """Whose token this is; None for one that is unknown, revoked or expired."""
         key = self.key_of(token)
-        return None if key is None else _caller(key)
+        return None if key is None else self.caller(key.id)
 
     def caller(self, number: str) -> Caller[Any] | None:
         """Whose key has this id; None for one that is unknown, revoked or expired."""
         key = self._read().get(number)
-        return _caller(key) if key is not None and self._holds(key) else None
+        if key is None or not self._holds(key):
+            return None
+        return Caller(key.name, frozenset(key.scopes), expires=key.expires)
 
     def key_of(self, token: str) -> ApiKey | None:
         """The key that a token is for; None for one that is unknown, revoked or expired."""
@@ -184,19 +186,15 @@ class ApiKeys:
 def _parsed(path: Path) -> dict[str, ApiKey]:
     cure = "isthmus keys api add makes a new file once this one is gone"
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if told["format"] != 1:
-            raise DataError(f"format {told['format']} of API keys", file=path, cure="upgrade isthmus")
-        keys = [ApiKey(**{**row, "scopes": tuple(row["scopes"])}) for row in told["keys"]]
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        if saved["format"] != 1:
+            raise DataError(f"format {saved['format']} of API keys", file=path, cure="upgrade isthmus")
+        keys = [ApiKey(**{**row, "scopes": tuple(row["scopes"])}) for row in saved["keys"]]
+    except DataError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError("not a file of API keys", file=path, cure=cure) from error
     return {key.id: key for key in keys}
-
-
-def _caller(key: ApiKey) -> Caller[Any]:
-    return Caller(key.name, frozenset(key.scopes), expires=key.expires)
 
 
 def _digest(salt: str, secret: str) -> str:

@@ -30,16 +30,22 @@ from isthmus.service.wire import LONGEST_ID
 from isthmus.tables.beir import records
 
 Tell = Callable[[DataError], None]
+Read = tuple[Path, Draft | DataError]
+"""A document, or what is wrong with it, and where it stands."""
 
 _log = logging.getLogger("isthmus.service")
 
 
 def read(source: Source, tell: Tell, limits: Reading | None = None) -> Iterator[Draft]:
     """The documents of a source; what is wrong with single ones is told."""
-    if source.kind == "folder":
-        yield from _folder(source, tell, limits)
-    else:
-        yield from (_beir if source.kind == "beir" else _sql)(source, tell)
+    kinds = {"folder": _folder, "beir": _beir, "sql": _sql}
+    for file, document in kinds[source.kind](source, tell, limits or Reading()):
+        try:
+            if isinstance(document, DataError):
+                raise document
+            yield _checked(document, file)
+        except DataError as error:
+            tell(error)
 
 
 def load_all(sources: tuple[Source, ...], store: Store, tell: Tell, limits: Reading | None = None) -> Counts:
@@ -163,18 +169,13 @@ def check_sources(settings: NodeSettings, store: Store) -> None:
         )
 
 
-def _folder(source: Source, tell: Tell, limits: Reading | None) -> Iterator[Draft]:
+def _folder(source: Source, tell: Tell, limits: Reading) -> Iterator[Read]:
     root = _path(source)
     if not root.is_dir():
         raise DataError("is not a folder", file=root, cure="check the source's path")
     with Parser(limits, within=root) as parser:
         for path, parsed in parser.parse_all(_files(root, tell)):
-            try:
-                if isinstance(parsed, DataError):
-                    raise parsed
-                yield _checked(Draft(_id(path, root), *parsed), path)
-            except DataError as error:
-                tell(error)
+            yield path, parsed if isinstance(parsed, DataError) else Draft(_id(path, root), *parsed)
 
 
 def _files(root: Path, tell: Tell) -> Iterator[Path]:
@@ -213,31 +214,26 @@ def _checked(draft: Draft, file: Path) -> Draft:
     return draft
 
 
-def _beir(source: Source, tell: Tell) -> Iterator[Draft]:
+def _beir(source: Source, tell: Tell, limits: Reading) -> Iterator[Read]:
     path = _path(source)
     file = next((at for name in ("corpus.jsonl", "corpus.jsonl.gz") if (at := path / name).exists()), path)
     for record in records(file):
         if source.part is None or record.silo == source.part:
-            try:
-                yield _checked(Draft(record.id, record.title, record.text), file)
-            except DataError as error:
-                tell(error)
+            yield file, Draft(record.id, record.title, record.text)
 
 
-def _sql(source: Source, tell: Tell) -> Iterator[Draft]:
+def _sql(source: Source, tell: Tell, limits: Reading) -> Iterator[Read]:
     url = secret(source.url, "sources.url")
     rows = _sqlite_rows(url, source.query) if url.startswith("sqlite:") else _postgres_rows(url, source.query)
     for number, row in enumerate(rows, 1):
+        where = Path(f"row {number}")
         if len(row) not in (2, 3):
             raise DataError("rows are not id, title, body or id, body", cure="change sources.query")
         if row[0] is None:
-            tell(DataError(f"row {number} has no id", cure="change sources.query"))
+            yield where, DataError(f"row {number} has no id", cure="change sources.query")
             continue
         *title, body = ("" if value is None else str(value) for value in row[1:])
-        try:
-            yield _checked(Draft(str(row[0]), title[0] if title else "", body), Path(f"row {number}"))
-        except DataError as error:
-            tell(error)
+        yield where, Draft(str(row[0]), title[0] if title else "", body)
 
 
 def _sqlite_rows(url: str, query: str) -> Iterator[tuple[Any, ...]]:
