@@ -37,7 +37,7 @@ from isthmus.service.node import Node
 from isthmus.service.pupil import Lesson, Pupil, own_directions
 from isthmus.service.reliability import sampling_floor
 from isthmus.service.searching import Searcher
-from isthmus.service.segments import LEAD_WORDS, Text
+from isthmus.service.segments import LEAD_WORDS, lead
 from isthmus.service.settings import Encoder, Policy
 from isthmus.service.space import Space, joined
 from isthmus.service.stores import Draft, Judgement, SqliteStore
@@ -172,8 +172,8 @@ class TestEvidence:
         assert Company.of(vectors[:1]).mean(np.array([2.0])).tolist() == [2.0]
 
     def test_a_lead_is_the_first_paragraph_and_short(self):
-        assert Text("a", "t", "\n\nOne two.\n \nThree.", 1).lead() == "One two."
-        long = Text("a", "t", "word " * 5000, 1).lead()
+        assert lead("\n\nOne two.\n \nThree.") == "One two."
+        long = lead("word " * 5000)
         assert len(long.split()) == LEAD_WORDS
 
 

@@ -11,24 +11,22 @@
 
     load(Training, "run.toml", ["local.epochs=5"])   # Training(rounds=20, local=Local(epochs=5))
 
-The dataclass is the schema. Its fields may be bool, int, float, str, Path, `Literal`, enums (by
-value), tuples, `Mapping[str, …]`, other dataclasses, and unions of these; its `__post_init__` may
-refuse a value with a ValueError. TOML has no null, so where None is allowed the word "none" stands
-for it.
+The dataclass is the schema. Its fields may be bool, int, float, str, Path, `Literal`, tuples,
+`Mapping[str, …]`, other dataclasses, and unions of these; its `__post_init__` may refuse a value with a
+ValueError. TOML has no null, so where None is allowed the word "none" stands for it.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import Enum
 from functools import cache
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from isthmus.errors import ConfigError
 
@@ -49,6 +47,12 @@ def load(cls: type[T], source: Source = None, overrides: Iterable[str] = ()) -> 
         _override(table, override)
     built: T = _Reader(origin).build(cls, table, "")
     return built
+
+
+def require(holds: object, message: str) -> None:
+    """What `__post_init__` refuses a configuration with, unless this holds: a ValueError."""
+    if not holds:
+        raise ValueError(message)
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
@@ -152,14 +156,12 @@ class _Reader:
 
     def _convert(self, kind: Any, value: Any, at: str) -> Any:
         origin, arguments = get_origin(kind), get_args(kind)
-        if origin is Annotated:
-            return self._convert(arguments[0], value, at)
         if origin in (Union, UnionType):
             return self._one_of(kind, arguments, value, at)
         if origin is Literal:
-            return self._choice(kind, arguments, arguments, value, at)
-        if isinstance(kind, type) and issubclass(kind, Enum):
-            return self._choice(kind, [member.value for member in kind], list(kind), value, at)
+            if any(type(choice) is type(value) and choice == value for choice in arguments):
+                return value
+            raise self._wrong(at, value, _told(kind))
         if is_dataclass(kind):
             return self.build(kind, value, at)
         if origin is tuple:
@@ -187,12 +189,6 @@ class _Reader:
                 return value
         else:
             raise TypeError(f"{at}: configuration fields cannot be of type {kind}")
-        raise self._wrong(at, value, _told(kind))
-
-    def _choice(self, kind: Any, names: Sequence[Any], values: Sequence[Any], value: Any, at: str) -> Any:
-        for name, meant in zip(names, values, strict=True):
-            if (type(name) is type(value) and name == value) or meant is value:
-                return meant
         raise self._wrong(at, value, _told(kind))
 
     def _one_of(self, kind: Any, kinds: tuple[Any, ...], value: Any, at: str) -> Any:
@@ -226,7 +222,7 @@ class _Reader:
 
 @cache
 def _hints(cls: Any) -> dict[str, Any]:
-    hints = get_type_hints(cls, include_extras=True)
+    hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cls) if field.init}
 
 
@@ -251,14 +247,10 @@ def _told(kind: Any) -> str:
     if kind in plain:
         return plain[kind]
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _told(arguments[0])
     if origin in (Union, UnionType):
         return " or ".join(_told(choice) for choice in arguments)
     if origin is Literal:
         return "one of " + ", ".join(_value(choice) for choice in arguments)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return "one of " + ", ".join(_value(member.value) for member in kind)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return f"a list, each {_told(arguments[0])}"
     if origin is tuple:
@@ -277,8 +269,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    if isinstance(value, Enum):
-        return value.value
     if isinstance(value, PathLike):
         return str(value)
     return NONE if value is None else value

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from isthmus.encoders import Vectors
 from isthmus.errors import DataError, ProtocolError
@@ -35,7 +34,7 @@ from isthmus.service.encoding import (
     save_lsa,
 )
 from isthmus.service.figures import Figures
-from isthmus.service.segments import Segment, Text, build, merge
+from isthmus.service.segments import Segment, build, merge
 from isthmus.service.snapshot import Part, Snapshot
 from isthmus.service.space import Space, SpaceQueries
 from isthmus.service.stores import Change, Store
@@ -86,10 +85,7 @@ class Index:
         try:
             manifest = Manifest.read(self.folder / "manifest")
             encoder = named or self._fitted(manifest.header["encoder"])
-        except (
-            DataError,
-            ProtocolError,
-        ):  # absent or damaged: there is nothing in it that the store does not have
+        except (DataError, ProtocolError):  # absent or damaged: all that is in it the store has too
             return None
         parts = self._parts(manifest)
         if parts is None or manifest.header["encoder"] != encoder.fingerprint:
@@ -140,9 +136,7 @@ class Index:
             raise ProtocolError("shared directions need the federation's hash key")
         encoder = SpaceQueries(space, self.snapshot.family)
         with self._writing:
-            parts = tuple(self._recoded(part, encoder) for part in self.snapshot.parts)
-            space.save(self.folder / "space")
-            self._swap(replace(self.snapshot, parts=parts, encoder=encoder))
+            self._recode(encoder, lambda: space.save(self.folder / "space"))
 
     def catch_up(self, tell: Callable[[int], None] = lambda done: None) -> int:
         """Bring in everything the store has; `tell` hears the number of changes after every batch."""
@@ -167,9 +161,7 @@ class Index:
         """Whether the encoder is to be fitted on the silo's own texts, for the first time or again."""
         if self.settings.kind != "lsa" or self.settings.path is not None:
             return False
-        if isinstance(
-            self.snapshot.encoder, SpaceQueries
-        ):  # the silos' together: learned anew, or not at all
+        if isinstance(self.snapshot.encoder, SpaceQueries):  # the silos': learned together, or not at all
             return False
         held = self.store.count()
         return held > 0 and held > GROWN * self._fitted_on
@@ -182,9 +174,12 @@ class Index:
             after = changes[-1].change
         fitted = fit_lsa(texts, dimensions=self.settings.dimensions)
         self._fitted_on = max(1, len(texts))
-        encoder = LsaQueries(fitted)
+        self._recode(LsaQueries(fitted), lambda: save_lsa(fitted, self.folder / "encoder"))
+
+    def _recode(self, encoder: QueryEncoder, save: Callable[[], None]) -> None:
+        """Give every document its vector of another encoder, which is saved before anything needs it."""
         parts = tuple(self._recoded(part, encoder) for part in self.snapshot.parts)
-        save_lsa(fitted, self.folder / "encoder")
+        save()
         self._swap(replace(self.snapshot, parts=parts, encoder=encoder))
 
     def _recoded(self, part: Part, encoder: QueryEncoder) -> Part:
@@ -206,9 +201,8 @@ class Index:
         parts = [_without(part, touched) for part in old.parts]
         added = [change for change in changes if not change.removed]
         if added:
-            texts = [Text(change.id, change.title, change.body, change.change) for change in added]
             vectors = self._vectors(old.encoder, added)
-            parts.append(Part(self._saved(build(self._next(), texts, vectors))))
+            parts.append(Part(self._saved(build(self._next(), added, vectors))))
         kept = tuple(part for part in parts if part.documents)
         return replace(old, parts=kept, change=changes[-1].change)
 
@@ -267,7 +261,11 @@ class Index:
 
     def _swap(self, snapshot: Snapshot) -> None:
         """Name the new parts on disk, then show them to readers, then let go of the old ones."""
-        gone = {f"gone/{part.segment.name}": _dead(part) for part in snapshot.parts if part.alive is not None}
+        gone = {
+            f"gone/{part.segment.name}": np.flatnonzero(~part.alive)
+            for part in snapshot.parts
+            if part.alive is not None
+        }
         header = {
             "encoder": snapshot.encoder.fingerprint,
             "segments": [part.segment.name for part in snapshot.parts],
@@ -278,10 +276,6 @@ class Index:
         Manifest(header, gone).write(self.folder / "manifest")
         self.snapshot = snapshot
         self._forget_others(snapshot.parts)
-
-
-def _dead(part: Part) -> NDArray[np.int64]:
-    return np.flatnonzero(~part.kept)
 
 
 def _without(part: Part, touched: set[str]) -> Part:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from html import unescape
 from pathlib import Path
 
+from isthmus.config import require
 from isthmus.errors import DataError
 
 LARGEST = 50 << 20
@@ -44,8 +45,7 @@ class Reading:
 
     def __post_init__(self) -> None:
         for name, least in (("seconds", 1), ("memory_mb", 256), ("pages", 1), ("characters", 1_000)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least {least}")
+            require(getattr(self, name) >= least, f"{name} = {getattr(self, name)} must be at least {least}")
 
     def beyond(self, name: str, what: str, file: Path) -> DataError:
         """That a file needs more than one of these allows."""

@@ -11,8 +11,9 @@ from isthmus.errors import ProtocolError
 from isthmus.private.sketch import HashFamily
 from isthmus.service.encoding import NoQueries
 from isthmus.service.figures import TEXT, Figures, family_of, hashing_of
-from isthmus.service.segments import Text, build
+from isthmus.service.segments import build
 from isthmus.service.snapshot import Found, Part, Snapshot
+from isthmus.service.stores import Change
 from isthmus.service.wire import Evidence
 from isthmus.tables.ids import FloatArray, Ids, IntArray
 
@@ -83,5 +84,6 @@ def try_on_query(figures: Figures, family: HashFamily | None = None) -> None:
     if figures.form == "private" and family is None:
         family = family_of("", len(figures.tables[TEXT]))
         figures = replace(figures, hashing=hashing_of(family))
-    segment = build("probe", [Text("probe", "moon", "moon tide", 1)], np.zeros((1, 0), dtype=np.float32))
+    probe = Change("probe", 1, False, "moon", "moon tide")
+    segment = build("probe", [probe], np.zeros((1, 0), dtype=np.float32))
     check_scores(Snapshot((Part(segment),), NoQueries(), shared=figures, family=family), "moon tide sun")

@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from isthmus.encoders import Vectors
+from isthmus.service.stores import Change
 from isthmus.tables.cache import Column, open_columns, write_columns
 from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import ENGLISH, Tokeniser
@@ -188,37 +189,22 @@ class Segment:
         return cls(name=name, **columns)
 
 
-@dataclass(frozen=True)
-class Text:
-    """A document to be indexed."""
-
-    id: str
-    title: str
-    body: str
-    change: int
-
-    def titled(self) -> str:
-        """What it is called."""
-        return self.title
-
-    def told(self) -> str:
-        """What it says."""
-        return self.body
-
-    def lead(self) -> str:
-        """How it begins."""
-        read = self.body if len(self.body) <= LEAD_READ else self.body[:LEAD_READ].rpartition(" ")[0]
-        first = next((part for part in _PARAGRAPHS.split(read) if part.strip()), "")
-        return " ".join(first.split()[:LEAD_WORDS])
+def lead(body: str) -> str:
+    """How a document begins."""
+    read = body if len(body) <= LEAD_READ else body[:LEAD_READ].rpartition(" ")[0]
+    first = next((part for part in _PARAGRAPHS.split(read) if part.strip()), "")
+    return " ".join(first.split()[:LEAD_WORDS])
 
 
-def build(name: str, texts: Sequence[Text], vectors: Vectors, *, tokeniser: Tokeniser = ENGLISH) -> Segment:
+def build(name: str, texts: Sequence[Change], vectors: Vectors, *, tokeniser: Tokeniser = ENGLISH) -> Segment:
     """Index documents with distinct ids; `vectors[i]` belongs to `texts[i]`."""
     names = Ids.of([text.id for text in texts])
     order = np.argsort(-names.codes).tolist()
     count = len(order)
-    fields = (Text.titled, Text.told, Text.lead)
-    tokens = tokeniser([field(texts[at]) for field in fields for at in order])
+    ordered = [texts[at] for at in order]
+    columns = [[text.title for text in ordered], [text.body for text in ordered]]
+    fields = [*columns, list(map(lead, columns[1]))]
+    tokens = tokeniser([text for field in fields for text in field])
     table = tokens.counts()
     text_of = np.repeat(np.arange(len(fields) * count), np.diff(table.indptr))
     keys = table.indices.astype(np.int64) * count + text_of % max(count, 1)
@@ -232,7 +218,7 @@ def build(name: str, texts: Sequence[Text], vectors: Vectors, *, tokeniser: Toke
         name=name,
         documents=Words.of(names.vocabulary.take(pa.array(names.codes[order]))),
         terms=Words.of(tokens.terms.vocabulary),
-        changes=np.array([texts[at].change for at in order], dtype=np.int64),
+        changes=np.array([text.change for text in ordered], dtype=np.int64),
         starts=_starts(held // max(count, 1), len(tokens.terms.vocabulary)),
         rows=(held % max(count, 1)).astype(np.int32),
         title_counts=counted[0],

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from isthmus.config import load
+from isthmus.config import load, require
 from isthmus.errors import ConfigError
 from isthmus.service.parsing import Reading
 from isthmus.service.wire import LONGEST_QUERY, MOST_HITS
@@ -59,10 +59,8 @@ class Policy:
     budget: float | None = None
 
     def __post_init__(self) -> None:
-        if self.budget is not None and not self.budget > 0:
-            raise ValueError(f"budget = {self.budget:g} must be an ε above 0")
-        if self.snippets and not self.search:
-            raise ValueError("snippets come with hits: snippets needs search")
+        require(self.budget is None or self.budget > 0, f"budget = {self.budget:g} must be an ε above 0")
+        require(self.search or not self.snippets, "snippets come with hits: snippets needs search")
 
 
 @dataclass(frozen=True)
@@ -111,8 +109,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if not getattr(self, each.name) > 0:
-                raise ValueError(f"{each.name} = {getattr(self, each.name)} must be above 0")
+            require(getattr(self, each.name) > 0, f"{each.name} = {getattr(self, each.name)} must be above 0")
 
 
 PEER_LIMITS = Limits(per_second=500.0, burst=1_000, body_bytes=32 << 20, connections_per_address=512)
@@ -153,10 +150,8 @@ class Source:
             _check_name("name", self.name)
         if self.name == OPERATOR:
             raise ValueError(f"name = {self.name!r} is that of documents which the operator has put")
-        if self.kind == "sql" and not (self.url and self.query):
-            raise ValueError("a source of kind sql needs url and query")
-        if self.kind != "sql" and self.path is None:
-            raise ValueError(f"a source of kind {self.kind} needs a path")
+        require(self.kind != "sql" or (self.url and self.query), "a source of kind sql needs url and query")
+        require(self.kind == "sql" or self.path is not None, f"a source of kind {self.kind} needs a path")
 
     @property
     def unnamed(self) -> str:
@@ -186,8 +181,7 @@ class Encoder:
     dimensions: int = 128
 
     def __post_init__(self) -> None:
-        if self.dimensions < 1:
-            raise ValueError(f"dimensions = {self.dimensions} must be at least 1")
+        require(self.dimensions >= 1, f"dimensions = {self.dimensions} must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -205,8 +199,7 @@ class Models:
     reliability: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.ranker and self.fuser:
-            raise ValueError("name a ranker or a fuser, not both")
+        require(not (self.ranker and self.fuser), "name a ranker or a fuser, not both")
 
 
 @dataclass(frozen=True)
@@ -226,10 +219,8 @@ class SharedStatistics:
     hash_key: SecretText = "isthmus"
 
     def __post_init__(self) -> None:
-        if not self.epsilon > 0:
-            raise ValueError(f"epsilon = {self.epsilon:g} must be above 0")
-        if not 0 < self.renew <= 1:
-            raise ValueError(f"renew = {self.renew:g} must lie in (0, 1]")
+        require(self.epsilon > 0, f"epsilon = {self.epsilon:g} must be above 0")
+        require(0 < self.renew <= 1, f"renew = {self.renew:g} must lie in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -268,8 +259,7 @@ class SiloTraining:
         host, colon, port = self.coordinator.rpartition(":")
         if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
             raise ValueError(f"coordinator = {self.coordinator!r} must be host:port")
-        if (self.private is None) != (self.queries is None):
-            raise ValueError("private and queries belong together")
+        require((self.private is None) == (self.queries is None), "private and queries belong together")
         if (self.most_clip is None) != (self.least_noise is None):
             raise ValueError("most_clip and least_noise belong together")
         floors = (self.most_clip, self.least_noise, self.least_colluding, self.most_width)
@@ -314,14 +304,11 @@ class NodeSettings:
     def __post_init__(self) -> None:
         _check_name("silo", self.silo)
         _check_address(self.host, self.port, self.tls)
-        if not 1 <= self.depth <= 10_000:
-            raise ValueError(f"depth = {self.depth} must lie in 1..10000")
-        if not self.budget > 0:
-            raise ValueError(f"budget = {self.budget:g} must be above 0")
+        require(1 <= self.depth <= 10_000, f"depth = {self.depth} must lie in 1..10000")
+        require(self.budget > 0, f"budget = {self.budget:g} must be above 0")
         labels = [source.label for source in self.sources]
         for label in labels:
-            if labels.count(label) > 1:
-                raise ValueError(f"two sources are {label}: give each a name")
+            require(labels.count(label) == 1, f"two sources are {label}: give each a name")
 
     @property
     def ledger(self) -> Path:
@@ -395,10 +382,8 @@ class BrokerSettings:
         _check_address(self.host, self.port, self.tls if self.https else None, "https = true and [tls]")
         for silo in self.silos:
             _check_name("silos", silo)
-        if not 10 <= self.deadline_ms <= 60_000:
-            raise ValueError(f"deadline_ms = {self.deadline_ms} must lie in 10..60000")
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold = {self.threshold:g} must lie in 0..1")
+        require(10 <= self.deadline_ms <= 60_000, f"deadline_ms = {self.deadline_ms} must lie in 10..60000")
+        require(0 <= self.threshold <= 1, f"threshold = {self.threshold:g} must lie in 0..1")
         if self.keys is None and self.host not in LOOPBACK:
             raise ValueError(f"host = {self.host!r} needs keys: whoever reaches it could search")
 
@@ -419,24 +404,28 @@ class CoordinatorSettings:
             _check_name("silos", silo)
         if len(set(self.silos)) != len(self.silos) or not self.silos:
             raise ValueError("silos must be one or more different names")
-        if not 0 < self.body_bytes <= 1 << 30:
-            raise ValueError(f"body_bytes = {self.body_bytes} must lie in 1..{1 << 30}")
+        require(0 < self.body_bytes <= 1 << 30, f"body_bytes = {self.body_bytes} must lie in 1..{1 << 30}")
         _check_address(self.host, self.port, self.tls)
 
 
 def read_node(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> NodeSettings:
     """A node's configuration from a file, with `key=value` overrides."""
-    return _rooted(load(NodeSettings, path, overrides), Path(path).resolve().parent)
+    return _read(NodeSettings, path, overrides)
 
 
 def read_broker(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> BrokerSettings:
     """The broker's configuration from a file, with `key=value` overrides."""
-    return _rooted(load(BrokerSettings, path, overrides), Path(path).resolve().parent)
+    return _read(BrokerSettings, path, overrides)
 
 
 def read_coordinator(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> CoordinatorSettings:
     """The coordinator's configuration from a file, with `key=value` overrides."""
-    return _rooted(load(CoordinatorSettings, path, overrides), Path(path).resolve().parent)
+    return _read(CoordinatorSettings, path, overrides)
+
+
+def _read(kind: type[T], path: str | os.PathLike[str], overrides: Iterable[str]) -> T:
+    settings: T = _moved(load(kind, path, overrides), Path(path).resolve().parent)
+    return settings
 
 
 def secret(text: SecretText, key: str) -> str:
@@ -468,12 +457,8 @@ def literal_secrets(settings: Any) -> list[str]:
     return keys
 
 
-def _rooted(value: T, root: Path) -> T:
-    """The same configuration with every relative path meant from `root`."""
-    return _moved(value, root)  # type: ignore[no-any-return]
-
-
 def _moved(value: Any, root: Path) -> Any:
+    """The same configuration with every relative path meant from `root`."""
     if isinstance(value, Path):
         return root / value
     if is_dataclass(value) and not isinstance(value, type):
@@ -508,5 +493,4 @@ def _check_name(key: str, name: str) -> None:
 def _check_address(host: str, port: int, tls: Tls | None, needed: str = "[tls]") -> None:
     if host not in LOOPBACK and tls is None:
         raise ValueError(f"host = {host!r} needs {needed}: only loopback may go without")
-    if not 0 <= port <= 65_535:
-        raise ValueError(f"port = {port} must lie in 0..65535")
+    require(0 <= port <= 65_535, f"port = {port} must lie in 0..65535")
