@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -26,35 +27,51 @@ class Command:
     run: Callable[[argparse.Namespace], int | None]
 
 
+def add(parser: argparse.ArgumentParser, names: str, about: str, **settings: Any) -> None:
+    """An argument under its names as the help shows them: `-o --out FILE`, or `runs RUN` without a dash.
+
+    One with neither a metavar nor settings is a switch.
+    """
+    words = names.split()
+    flags = [word for word in words if word.startswith("-")] or words[:1]
+    if len(words) > len(flags):
+        settings["metavar"] = words[-1]
+    elif not settings:
+        settings["action"] = "store_true"
+    parser.add_argument(*flags, help=about, **settings)
+
+
 def add_json(parser: argparse.ArgumentParser, shape: str) -> None:
     """The switch every command has; `shape` says what its JSON looks like."""
-    parser.add_argument("--json", action="store_true", help=f"print JSON instead: {shape}")
+    add(parser, "--json", f"print JSON instead: {shape}")
 
 
 def add_settings(parser: argparse.ArgumentParser, about: str, *, example: str, required: bool) -> None:
     """A TOML file, and changes to it on the command line."""
-    parser.add_argument("--config", metavar="FILE", required=required, help=about)
-    parser.add_argument(
-        "--set",
-        dest="changes",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help=f"{example}, and so on",
-    )
+    add(parser, "--config FILE", about, required=required)
+    add(parser, "--set KEY=VALUE", f"{example}, and so on", dest="changes", action="append", default=[])
 
 
 def add_serving(parser: argparse.ArgumentParser) -> None:
     """How a command that serves is run by people and by programs."""
-    parser.add_argument("--quiet", action="store_true", help="no line for every request in the log")
-    parser.add_argument(
-        "--until-eof", action="store_true", help="end when stdin ends too, that is with the program behind it"
-    )
+    add(parser, "--quiet", "no line for every request in the log")
+    add(parser, "--until-eof", "end when stdin ends too, that is with the program behind it")
 
 
 def print_json(value: object) -> None:
     """Data for a program, on stdout. NaN has no JSON form and becomes null."""
     print(json.dumps(finite(value), indent=2, ensure_ascii=False))
+
+
+def close(options: argparse.Namespace, title: str, result: dict[str, Any], wrote: Sequence[object]) -> None:
+    """The end of a command that wrote a run: JSON if so asked, and a summary of all but its first entry."""
+    from isthmus.report import summary
+
+    if options.json:
+        print_json(result)
+    facts = {name: value if isinstance(value, str) else f"{value:,}" for name, value in result.items()}
+    facts.pop(next(iter(facts)))
+    summary(title, facts, wrote=[str(path) for path in wrote if path])
 
 
 def say(text: str) -> None:

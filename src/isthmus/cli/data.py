@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add_json, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, close, print_json, say, whole
 from isthmus.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -22,31 +22,22 @@ OWN_QUERIES = ("all", "train", "validation", "test")
 
 
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    usual = ", ".join(MEASURES)
-    parser.add_argument("qrels", metavar="QRELS", help="judgements, a TREC or BEIR file")
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="ranked lists, TREC run files")
-    parser.add_argument(
-        "-m",
-        "--measure",
-        dest="measures",
-        metavar="MEASURE",
-        nargs="+",
-        action="extend",
-        help=f"what to measure: nDCG@10, 'MRR@5(rel=2)', trec_eval's ndcg_cut_10 … (default: {usual}); "
-        "before the files, end them with --",
-    )
-    parser.add_argument("--profile", choices=PROFILES, help="follow that tool's conventions")
-    parser.add_argument(
-        "--propensity", metavar="TRAIN_QRELS", help="training judgements, which psP and psnDCG learn from"
-    )
-    parser.add_argument("--baseline", metavar="RUN", help="test every run against this one only")
-    parser.add_argument("--by-query", action="store_true", help="values of every query instead of means")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="of the table (%(default)s)")
+    usual = f"(default: {', '.join(MEASURES)}); before the files, end them with --"
+    measures = f"what to measure: nDCG@10, 'MRR@5(rel=2)', trec_eval's ndcg_cut_10 … {usual}"
+    add(parser, "qrels QRELS", "judgements, a TREC or BEIR file")
+    add(parser, "runs RUN", "ranked lists, TREC run files", nargs="+")
+    add(parser, "-m --measure MEASURE", measures, dest="measures", nargs="+", action="extend")
+    add(parser, "--profile", "follow that tool's conventions", choices=PROFILES)
+    add(parser, "--propensity TRAIN_QRELS", "training judgements, which psP and psnDCG learn from")
+    add(parser, "--baseline RUN", "test every run against this one only")
+    add(parser, "--by-query", "values of every query instead of means")
+    add(parser, "--format", "of the table (%(default)s)", choices=FORMATS, default="text")
     add_json(parser, "a list of {run, measure, value, queries}, or {run, measure, query, value} by query")
 
 
 def _evaluate(asked: argparse.Namespace) -> None:
-    from isthmus.evaluation import Propensity, evaluate
+    from isthmus.evaluation import Comparison, Propensity, evaluate
+    from isthmus.report import FORMS, Table
     from isthmus.tables import read_qrels, read_run
 
     qrels = read_qrels(asked.qrels)
@@ -59,10 +50,12 @@ def _evaluate(asked: argparse.Namespace) -> None:
     ]
     if asked.by_query or asked.json:
         rows = [row for one in found for row in (_by_query(one) if asked.by_query else one.rows())]
-        _print_rows(rows, asked)
+        print_json(rows) if asked.json else print(FORMS[asked.format](Table.of(rows)))
     else:
         baseline = dict(zip(asked.runs, names, strict=True)).get(asked.baseline, asked.baseline)
-        _print_comparison(found, baseline, asked.format)
+        table = Comparison(tuple(found), baseline).table()
+        bold = asked.format == "text" and sys.stdout.isatty()
+        print(table.text(bold=True) if bold else FORMS[asked.format](table))
     for remark in (remark for one in found for remark in one.remarks()):
         say(remark)
 
@@ -81,36 +74,16 @@ def _by_query(found: Evaluation) -> list[dict[str, Any]]:
     ]
 
 
-def _print_rows(rows: list[dict[str, Any]], asked: argparse.Namespace) -> None:
-    if asked.json:
-        print_json(rows)
-        return
-    from isthmus.report import FORMS, Table
-
-    print(FORMS[asked.format](Table.of(rows)))
-
-
-def _print_comparison(found: list[Evaluation], baseline: str | None, form: str) -> None:
-    from isthmus.evaluation import Comparison
-    from isthmus.report import FORMS
-
-    table = Comparison(tuple(found), baseline).table()
-    print(table.text(bold=True) if form == "text" and sys.stdout.isatty() else FORMS[form](table))
-
-
 def _retrieve_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("corpus", metavar="CORPUS", help="a collection by name (pydocs, cran, …) or folder")
-    parser.add_argument(
-        "queries",
-        metavar="QUERIES",
-        help="train, validation, test or all of the collection's own, or a file: .jsonl, or qid<TAB>text",
-    )
-    parser.add_argument("-o", "--out", metavar="RUN", required=True, help="the TREC run to write")
-    parser.add_argument("-k", type=whole(1), default=1000, help="documents per query (%(default)s)")
-    parser.add_argument("--qrels", metavar="FILE", help="also write these queries' judgements there")
-    parser.add_argument("--silo", metavar="NAME", help="search the documents of one silo only")
-    parser.add_argument("--k1", type=float, default=1.5, help="BM25's term saturation (%(default)s)")
-    parser.add_argument("--b", type=float, default=0.75, help="BM25's length normalisation (%(default)s)")
+    own = "train, validation, test or all of the collection's own, or a file: .jsonl, or qid<TAB>text"
+    add(parser, "corpus CORPUS", "a collection by name (pydocs, cran, …) or folder")
+    add(parser, "queries QUERIES", own)
+    add(parser, "-o --out RUN", "the TREC run to write", required=True)
+    add(parser, "-k", "documents per query (%(default)s)", type=whole(1), default=1000)
+    add(parser, "--qrels FILE", "also write these queries' judgements there")
+    add(parser, "--silo NAME", "search the documents of one silo only")
+    add(parser, "--k1", "BM25's term saturation (%(default)s)", type=float, default=1.5)
+    add(parser, "--b", "BM25's length normalisation (%(default)s)", type=float, default=0.75)
     add_json(parser, "one object {run, documents, queries, rows, seconds}")
 
 
@@ -118,7 +91,6 @@ def _retrieve(asked: argparse.Namespace) -> None:
     import time
 
     from isthmus.corpora import load
-    from isthmus.report import summary
     from isthmus.retrieval import BM25
     from isthmus.tables import write_qrels, write_run
 
@@ -146,10 +118,7 @@ def _retrieve(asked: argparse.Namespace) -> None:
         "rows": run.rows,
         "seconds": round(time.perf_counter() - began, 3),
     }
-    if asked.json:
-        print_json(done)
-    facts = {name: f"{value:,}" for name, value in list(done.items())[1:]}
-    summary(f"{run.name} on {corpus.name}", facts, wrote=[asked.out, *([asked.qrels] if asked.qrels else [])])
+    close(asked, f"{run.name} on {corpus.name}", done, [asked.out, asked.qrels])
 
 
 def _with_queries(corpus: Corpus, queries: str) -> Corpus:

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add_json, output, print_json, whole
+from isthmus.cli.command import Command, add, add_json, output, print_json, whole
+from isthmus.errors import ConfigError, DataError, check_extra
 
 if TYPE_CHECKING:
     from isthmus.calibration import ThresholdCurve
@@ -16,19 +17,15 @@ if TYPE_CHECKING:
 
 
 def _shared(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--qrels", metavar="FILE", help="judgements to learn from")
-    parser.add_argument("-o", "--out", type=output, metavar="FILE", help="the TREC run to write; - is stdout")
-    parser.add_argument("--save", metavar="FILE", help="keep what was learned")
-    parser.add_argument("--model", metavar="FILE", help="use what was kept with --save")
-    parser.add_argument(
-        "--relevant", type=int, default=1, metavar="GRADE", help="relevant from this grade (1)"
-    )
-    parser.add_argument(
-        "--unjudged", choices=("irrelevant", "skip"), default="irrelevant", help="documents nobody judged"
-    )
-    parser.add_argument("--folds", type=whole(2), default=5, help="folds of queries for cross-fitting (5)")
-    parser.add_argument("--precision", type=float, metavar="P", help="keep only what has this precision")
-    parser.add_argument("--figures", metavar="DIR", help="write reliability, scores and thresholds there")
+    add(parser, "--qrels FILE", "judgements to learn from")
+    add(parser, "-o --out FILE", "the TREC run to write; - is stdout", type=output)
+    add(parser, "--save FILE", "keep what was learned")
+    add(parser, "--model FILE", "use what was kept with --save")
+    add(parser, "--relevant GRADE", "relevant from this grade (1)", type=int, default=1)
+    add(parser, "--unjudged", "documents nobody judged", choices=("irrelevant", "skip"), default="irrelevant")
+    add(parser, "--folds", "folds of queries for cross-fitting (5)", type=whole(2), default=5)
+    add(parser, "--precision P", "keep only what has this precision", type=float)
+    add(parser, "--figures DIR", "write reliability, scores and thresholds there")
 
 
 CALIBRATE_MORE = """
@@ -43,24 +40,28 @@ FUSE_MORE = """
   isthmus fuse bm25-test.run dense-test.run --model hybrid.fuser --precision 0.9 -o sure.run"""
 
 
+CALIBRATE_METHODS = (
+    "auto, platt, isotonic, isotonic-binned, temperature, gaussian, gamma, beta, beta-cdf, softmax, "
+    "query-feature, query-feature-unconstrained (auto)"
+)
+FUSE_METHODS = (
+    "auto: stacked with judgements, else rrf (log-odds with --calibrated). Also weighted, convex, borda, "
+    "isr, log-isr, rbc, comb-sum, -mnz, -gmnz, -anz, -min, -max, -med, -mnz-conf, -mult-conf, -mnz-variant, "
+    "rl-sim, rlsim-eq15"
+)
+
+
 def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (parser.epilog or "") + CALIBRATE_MORE
-    parser.add_argument("ranking", metavar="RUN", help="a TREC run")
+    add(parser, "ranking RUN", "a TREC run")
     _shared(parser)
-    parser.add_argument(
-        "-m",
-        "--method",
-        default="auto",
-        help="auto, platt, isotonic, isotonic-binned, temperature, gaussian, gamma, beta, beta-cdf, softmax, "
-        "query-feature, query-feature-unconstrained (auto)",
-    )
+    add(parser, "-m --method", CALIBRATE_METHODS, default="auto")
     add_json(parser, "one object {run, out, method, queries, rows, calibration, threshold}")
 
 
-def _calibrate(asked: argparse.Namespace) -> int | None:
+def _calibrate(asked: argparse.Namespace) -> None:
     from isthmus.calibration import (
         ThresholdCurve,
-        abstain,
         cross_fit,
         load_calibrator,
         probabilities_of,
@@ -73,73 +74,47 @@ def _calibrate(asked: argparse.Namespace) -> int | None:
     _check_stdout(asked.out, asked.json)
     _needs(asked.qrels or asked.model, "--qrels FILE to learn from, or --model FILE")
     _check_model(asked, {"method": "auto"})
-    _check_figures(asked)
     run = read_run(asked.ranking)
     qrels = read_qrels(asked.qrels) if asked.qrels else None
-    if asked.model:
+    if qrels is None or asked.model:
         calibrator = load_calibrator(asked.model)
-        chances = probabilities_of(run, calibrator)
+        probabilities = probabilities_of(run, calibrator)
     else:
-        calibrator, chances = cross_fit(
-            run, read_qrels(asked.qrels), asked.method, judging=_judging(asked), folds=asked.folds
+        calibrator, probabilities = cross_fit(
+            run, qrels, asked.method, judging=_judging(asked), folds=asked.folds
         )
-    told = run.with_probabilities(chances)
-    curve = None if qrels is None else ThresholdCurve.of(*_outcomes(asked, qrels, told))
-    threshold = _threshold(asked, curve)
-    kept = told if threshold is None else abstain(told, threshold)
-    wrote = _write_figures(asked, qrels, [run], told, curve)
+    calibrated = run.with_probabilities(probabilities)
+    curve = None if qrels is None else ThresholdCurve.of(*_outcomes(asked, qrels, calibrated))
+    selected, threshold = _selected(asked, calibrated, curve)
+    plots = _write_figures(asked, qrels, [run], calibrated, curve)
     if asked.out:
-        write_run(kept, asked.out, probabilities=True)
+        write_run(selected, asked.out, probabilities=True)
     if asked.save:
         save_calibrator(calibrator, asked.save)
-    done = {
-        "run": asked.ranking,
-        "out": asked.out,
-        "method": type(calibrator).__name__,
-        "queries": _answered(kept),
-        "rows": kept.rows,
-        "calibration": _quality(asked, qrels, told),
-        "threshold": threshold,
-    }
+    told = _result(asked, type(calibrator).__name__, selected, _quality(asked, qrels, calibrated), threshold)
     if asked.json:
-        print_json(done)
-    summary(f"calibrated {run.name}", _facts(done), wrote=[*filter(None, (asked.out, asked.save)), *wrote])
-    return None
+        print_json({"run": asked.ranking, **told})
+    summary(f"calibrated {run.name}", _facts(told), wrote=[*filter(None, (asked.out, asked.save)), *plots])
 
 
 def _fuse_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (parser.epilog or "") + FUSE_MORE
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="TREC runs, one per retriever")
+    add(parser, "runs RUN", "TREC runs, one per retriever", nargs="+")
     _shared(parser)
-    parser.add_argument(
-        "-m",
-        "--method",
-        default="auto",
-        help="auto: stacked with judgements, else rrf (log-odds with --calibrated). Also weighted, convex, "
-        "borda, isr, log-isr, rbc, comb-sum, -mnz, -gmnz, -anz, -min, -max, -med, -mnz-conf, -mult-conf, "
-        "-mnz-variant, rl-sim, rlsim-eq15",
-    )
-    parser.add_argument("--norm", help="none, min-max, z-score, sum, max, rank, borda, softmax")
-    parser.add_argument(
-        "--missing", default="learned", help="what an absent document gets: learned, lowest or a number"
-    )
-    parser.add_argument(
-        "--calibrated",
-        action="store_true",
-        help="the scores are probabilities, as isthmus calibrate writes them",
-    )
-    parser.add_argument("--weights", metavar="W,W…", help="given weights, for weighted and convex")
-    parser.add_argument(
-        "--set", metavar="NAME=VALUE", action="append", default=[], help="an option of the method, k=20"
-    )
-    parser.add_argument("--explain", metavar="QID", help="print why the query's best stand where they do")
-    parser.add_argument("--document", metavar="ID", help="with --explain: this document only")
-    parser.add_argument("--top", type=whole(1), metavar="K", help="write only the best K of every query")
-    parser.add_argument("--probabilities", action="store_true", help="probabilities in the score column")
+    add(parser, "-m --method", FUSE_METHODS, default="auto")
+    add(parser, "--norm", "none, min-max, z-score, sum, max, rank, borda, softmax", default=None)
+    add(parser, "--missing", "what an absent document gets: learned, lowest or a number", default="learned")
+    add(parser, "--calibrated", "the scores are probabilities, as isthmus calibrate writes them")
+    add(parser, "--weights W,W…", "given weights, for weighted and convex")
+    add(parser, "--set NAME=VALUE", "an option of the method, k=20", action="append", default=[])
+    add(parser, "--explain QID", "print why the query's best stand where they do")
+    add(parser, "--document ID", "with --explain: this document only")
+    add(parser, "--top K", "write only the best K of every query", type=whole(1))
+    add(parser, "--probabilities", "probabilities in the score column")
     add_json(parser, "one object {runs, out, method, queries, rows, calibration, threshold, explanations}")
 
 
-def _fuse(asked: argparse.Namespace) -> int | None:
+def _fuse(asked: argparse.Namespace) -> None:
     from isthmus.report import summary
     from isthmus.tables import read_qrels, write_run
 
@@ -147,38 +122,25 @@ def _fuse(asked: argparse.Namespace) -> int | None:
     _needs(asked.explain or not asked.document, "--explain QID beside --document")
     _check_stdout(asked.out, asked.json or asked.explain)
     _check_model(asked, {"method": "auto", "norm": None, "missing": "learned", "weights": None, "set": []})
-    _check_figures(asked)
     runs = _told_apart([_read(asked, path) for path in asked.runs], asked.runs)
     qrels = read_qrels(asked.qrels) if asked.qrels else None
     model, fused = _fused(asked, runs, qrels)
     curve = getattr(model, "curve_", None)
-    threshold = _threshold(asked, curve)
-    kept = fused if threshold is None else _abstained(fused, threshold)
-    kept = kept if asked.top is None else kept.top(asked.top)
-    wrote = _write_figures(asked, qrels, runs, fused, curve)
+    selected, threshold = _selected(asked, fused, curve)
+    selected = selected if asked.top is None else selected.top(asked.top)
+    plots = _write_figures(asked, qrels, runs, fused, curve)
     if asked.out:
-        write_run(kept, asked.out, probabilities=asked.probabilities)
+        write_run(selected, asked.out, probabilities=asked.probabilities)
     if asked.save:
-        from isthmus.fusion import save_fuser
-
-        save_fuser(_learned(model), asked.save)
-    told = [] if asked.explain is None else _explained(asked, runs, model, fused.name)
-    done = {
-        "runs": asked.runs,
-        "out": asked.out,
-        "method": fused.name,
-        "queries": _answered(kept),
-        "rows": kept.rows,
-        "calibration": _quality(asked, qrels, fused),
-        "threshold": threshold,
-        "explanations": [each.to_dict() for each in told],
-    }
+        _save(model, asked.save)
+    reasons = [] if asked.explain is None else _explained(asked, runs, model, fused.name)
+    told = _result(asked, fused.name, selected, _quality(asked, qrels, fused), threshold)
     if asked.json:
-        print_json(done)
-    elif told:
-        print("\n\n".join(map(str, told)))
-    summary(f"fused {len(runs)} runs", _facts(done), wrote=[*filter(None, (asked.out, asked.save)), *wrote])
-    return None
+        explanations = [each.to_dict() for each in reasons]
+        print_json({"runs": asked.runs, **told, "explanations": explanations})
+    elif reasons:
+        print("\n\n".join(map(str, reasons)))
+    summary(f"fused {len(runs)} runs", _facts(told), wrote=[*filter(None, (asked.out, asked.save)), *plots])
 
 
 def _fused(asked: argparse.Namespace, runs: list[Run], qrels: Qrels | None) -> tuple[Fuser | None, Run]:
@@ -209,7 +171,6 @@ def _explained(asked: argparse.Namespace, runs: list[Run], model: Fuser | None, 
 
 def _read(asked: argparse.Namespace, path: str) -> Run:
     """A run, its scores being probabilities if so told."""
-    from isthmus.errors import DataError
     from isthmus.tables import read_run
 
     run = read_run(path)
@@ -226,8 +187,6 @@ def _read(asked: argparse.Namespace, path: str) -> Run:
 
 
 def _options(asked: argparse.Namespace) -> dict[str, Any]:
-    from isthmus.errors import ConfigError
-
     options: dict[str, Any] = {"norm": asked.norm, "missing": _number(asked.missing)}
     if asked.weights:
         options["weights"] = [_number(weight) for weight in asked.weights.split(",")]
@@ -258,12 +217,12 @@ def _told_apart(runs: list[Run], paths: list[str]) -> list[Run]:
     return [run.named(Path(path).name) for run, path in zip(runs, paths, strict=True)]
 
 
-def _learned(model: Fuser | None) -> Fuser:
-    from isthmus.errors import ConfigError
+def _save(model: Fuser | None, path: str) -> None:
+    from isthmus.fusion import save_fuser
 
     if model is None:
         raise ConfigError("--save keeps what was learned: give --qrels to learn from", key="save")
-    return model
+    save_fuser(model, path)
 
 
 def _judging(asked: argparse.Namespace) -> Any:
@@ -272,20 +231,16 @@ def _judging(asked: argparse.Namespace) -> Any:
     return Judging(asked.relevant, asked.unjudged)
 
 
-def _threshold(asked: argparse.Namespace, curve: ThresholdCurve | None) -> float | None:
-    from isthmus.errors import ConfigError
-
+def _selected(asked: argparse.Namespace, run: Run, curve: ThresholdCurve | None) -> tuple[Run, float | None]:
+    """What has the precision asked for, and the threshold that promises it; all rows where none is asked."""
     if asked.precision is None:
-        return None
+        return run, None
     if curve is None:
         raise ConfigError("--precision needs --qrels to learn a threshold from", key="precision")
-    return curve.threshold_for(asked.precision)
-
-
-def _abstained(run: Run, threshold: float) -> Run:
     from isthmus.calibration import abstain
 
-    return abstain(run, threshold)
+    threshold = curve.threshold_for(asked.precision)
+    return abstain(run, threshold), threshold
 
 
 def _outcomes(asked: argparse.Namespace, qrels: Qrels, run: Run) -> Any:
@@ -311,7 +266,6 @@ def _write_figures(
     if asked.figures is None:
         return []
     from isthmus.calibration import score_histogram, threshold_plot
-    from isthmus.errors import ConfigError
     from isthmus.evaluation import reliability, reliability_diagram
 
     if qrels is None or curve is None:
@@ -328,48 +282,45 @@ def _write_figures(
     return [plot.save(folder / f"{name}.{form}") for name, plot in plots.items() for form in ("svg", "png")]
 
 
-def _answered(run: Run) -> int:
-    """How many queries have a line in the file."""
-    return int((run.offsets[1:] > run.offsets[:-1]).sum())
+def _result(
+    asked: argparse.Namespace,
+    method: str,
+    run: Run,
+    quality: dict[str, float] | None,
+    threshold: float | None,
+) -> dict[str, Any]:
+    """What calibrating and fusing have to tell; a query counts if it has a line in the file."""
+    answered = int((run.offsets[1:] > run.offsets[:-1]).sum())
+    counts = {"queries": answered, "rows": run.rows}
+    return {"out": asked.out, "method": method, **counts, "calibration": quality, "threshold": threshold}
 
 
-def _facts(done: dict[str, Any]) -> dict[str, object]:
+def _facts(told: dict[str, Any]) -> dict[str, object]:
     """What the closing summary says."""
-    facts = {"method": done["method"], "queries": f"{done['queries']:,}", "rows": f"{done['rows']:,}"}
-    if done["calibration"] is not None:
-        found = done["calibration"]
+    facts = {"method": told["method"], "queries": f"{told['queries']:,}", "rows": f"{told['rows']:,}"}
+    if told["calibration"] is not None:
+        found = told["calibration"]
         facts["honesty"] = f"ECE {found['ECE']:.4f}, log-loss {found['log-loss']:.4f} on the judgements given"
-    if done["threshold"] is not None:
-        facts["kept from"] = f"probability {done['threshold']:.4f}"
+    if told["threshold"] is not None:
+        facts["kept from"] = f"probability {told['threshold']:.4f}"
     return facts
 
 
 def _needs(there: object, what: str) -> None:
-    from isthmus.errors import ConfigError
-
     if not there:
         raise ConfigError(f"nothing to do without {what}")
 
 
 def _check_model(asked: argparse.Namespace, usual: dict[str, object]) -> None:
-    """What a saved model has settled cannot be asked for beside it."""
-    from isthmus.errors import ConfigError
-
+    """What a saved model has settled cannot be asked for beside it, nor figures without matplotlib."""
     for name, value in usual.items():
         if asked.model and getattr(asked, name) != value:
             raise ConfigError(f"--{name} is settled by the model {asked.model}: leave it out", key=name)
-
-
-def _check_figures(asked: argparse.Namespace) -> None:
-    from isthmus.errors import check_extra
-
     if asked.figures is not None:
         check_extra("plots", "--figures", "matplotlib")
 
 
 def _check_stdout(out: str | None, told: object) -> None:
-    from isthmus.errors import ConfigError
-
     if out == output("-") and told:
         raise ConfigError("-o - and --json or --explain both write to stdout: name a file", key="out")
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from isthmus.cli.command import Command, add_json, print_json
+from isthmus.cli.command import Command, add, add_json, close
 
 SPLITS = ("train", "validation", "test")
 
 
 def _rank_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a saved ranker, or the folder of a training run")
-    parser.add_argument("data", metavar="DATA", help="feature rows: a name, a LETOR file or a folder")
-    parser.add_argument("-o", "--out", metavar="RUN", required=True, help="the TREC run to write")
-    parser.add_argument("--split", choices=SPLITS, help="rank this part of the data only (all rows)")
-    parser.add_argument("--qrels", metavar="FILE", help="also write the rows' grades there, as judgements")
+    add(parser, "model MODEL", "a saved ranker, or the folder of a training run")
+    add(parser, "data DATA", "feature rows: a name, a LETOR file or a folder")
+    add(parser, "-o --out RUN", "the TREC run to write", required=True)
+    add(parser, "--split", "rank this part of the data only (all rows)", choices=SPLITS)
+    add(parser, "--qrels FILE", "also write the rows' grades there, as judgements")
     add_json(parser, "one object {run, model, queries, rows, seconds}")
 
 
@@ -24,7 +24,6 @@ def _rank(asked: argparse.Namespace) -> None:
 
     from isthmus.corpora import load_letor
     from isthmus.rankers import load_ranker
-    from isthmus.report import summary
     from isthmus.tables import write_qrels, write_run
 
     began = time.perf_counter()
@@ -41,12 +40,7 @@ def _rank(asked: argparse.Namespace) -> None:
         "rows": run.rows,
         "seconds": round(time.perf_counter() - began, 3),
     }
-    if asked.json:
-        print_json(done)
-    facts = {
-        name: f"{value:,}" if isinstance(value, int) else value for name, value in list(done.items())[1:]
-    }
-    summary(f"{run.name} on {letor.name}", facts, wrote=[asked.out, *([asked.qrels] if asked.qrels else [])])
+    close(asked, f"{run.name} on {letor.name}", done, [asked.out, asked.qrels])
 
 
 def _model_file(named: str) -> Path:

@@ -22,12 +22,14 @@ import inspect
 import json
 import re
 import sys
+import tomllib
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,34 +47,12 @@ from isthmus.text import STOP_WORDS, tokenise
 FORMAT = 1
 """Goes up whenever the same packages would give another world."""
 
-MODULES: Mapping[str, str] = {
-    "numpy": """char ctypeslib dtypes exceptions fft lib lib.array_utils lib.format lib.introspect lib.mixins
-        lib.npyio lib.recfunctions lib.scimath lib.stride_tricks linalg ma ma.extras ma.mrecords matlib
-        polynomial polynomial.chebyshev polynomial.hermite polynomial.hermite_e polynomial.laguerre
-        polynomial.legendre polynomial.polynomial polynomial.polyutils random rec strings testing typing""",
-    "scipy": """cluster cluster.hierarchy cluster.vq constants datasets differentiate fft fftpack integrate
-        interpolate io io.arff io.matlab io.wavfile linalg linalg.blas linalg.interpolative linalg.lapack
-        ndimage odr optimize optimize.elementwise signal signal.windows sparse sparse.csgraph sparse.linalg
-        spatial spatial.distance spatial.transform special stats stats.contingency stats.distributions
-        stats.mstats stats.qmc stats.sampling""",
-    "sklearn": """base calibration cluster compose covariance cross_decomposition datasets decomposition
-        discriminant_analysis dummy ensemble exceptions feature_extraction feature_extraction.image
-        feature_extraction.text feature_selection frozen gaussian_process gaussian_process.kernels impute
-        inspection isotonic kernel_approximation kernel_ridge linear_model manifold metrics metrics.cluster
-        metrics.pairwise mixture model_selection multiclass multioutput naive_bayes neighbors neural_network
-        pipeline preprocessing random_projection semi_supervised svm tree utils utils.arrayfuncs
-        utils.class_weight utils.deprecation utils.discovery utils.estimator_checks utils.extmath utils.graph
-        utils.metadata_routing utils.metaestimators utils.multiclass utils.murmurhash utils.parallel
-        utils.random utils.sparsefuncs utils.validation""",
-}
-"""The public modules, named one by one: walking the packages would run whatever else lies in them."""
+_NAMED = tomllib.loads(files("isthmus.corpora").joinpath("pydocs.toml").read_text(encoding="utf-8"))
+MODULES: Mapping[str, str] = {package: _NAMED[package] for package in ("numpy", "scipy", "sklearn")}
+"""The public modules of each package."""
 
-STANDARD_LIBRARY = """argparse array ast base64 bisect calendar codecs collections concurrent.futures
-    configparser contextlib copy csv dataclasses datetime decimal difflib email.message enum fractions
-    functools gzip hashlib heapq html inspect io ipaddress itertools json logging math operator pathlib pickle
-    pprint random re sched shelve shlex shutil statistics string struct tarfile tempfile textwrap threading
-    timeit traceback types unittest urllib.parse uuid weakref xml.etree.ElementTree zipfile"""
-"""The modules whose docstrings may serve as distractors: those that import everywhere and quietly."""
+STANDARD_LIBRARY: str = _NAMED["python"]
+"""The modules whose docstrings may serve as distractors."""
 
 EXPERIMENTAL = {"HalvingGridSearchCV", "HalvingRandomSearchCV", "IterativeImputer"}
 """Classes that appear once anybody in the process has asked for them; the world must not depend on that."""

@@ -172,15 +172,9 @@ FAMILIES: dict[str, Family] = {
     "NumRel": Family("relevant documents", _REL, aggregate="sum"),
     "NumRelRet": Family("relevant documents in the list", _REL, aggregate="sum"),
     "NumNonrelRet": Family("judged worthless ones in the list", _REL, aggregate="sum"),
-    "psP": Family(
-        "P@k weighted by inverse propensity, over the ideal: a ratio of means",
-        _REL,
-        "required",
-    ),
+    "psP": Family("P@k weighted by inverse propensity, over the ideal: a ratio of means", _REL, "required"),
     "psnDCG": Family(
-        "nDCG@k weighted by inverse propensity, over the ideal: a ratio of means",
-        _REL,
-        "required",
+        "nDCG@k weighted by inverse propensity, over the ideal: a ratio of means", _REL, "required"
     ),
     # What the cross-silo paper prints, and what its code computes, where these are not the measures above.
     "map_printed": Family("as printed, not MAP: mean of (rank by grade / rank in the list); unbounded"),
@@ -196,36 +190,14 @@ _ALIASES = {
     "AP": "MAP", "RR": "MRR", "Hit": "Success", "HitRate": "Success", "Recall": "R", "Precision": "P",
 }  # fmt: skip
 
-_LINEAR = (("gain", "linear"),)
-_TREC_EVAL: dict[str, tuple[str, tuple[tuple[str, Value], ...]]] = {
-    "map": ("MAP", ()),
-    "map_cut": ("MAP", ()),
-    "gm_map": ("GMAP", ()),
-    "P": ("P", ()),
-    "recall": ("R", ()),
-    "relative_P": ("RelP", ()),
-    "success": ("Success", ()),
-    "ndcg": ("nDCG", _LINEAR),
-    "ndcg_cut": ("nDCG", _LINEAR),
-    "ndcg_rel": ("nDCGrel", ()),
-    "Rndcg": ("RnDCG", ()),
-    "recip_rank": ("MRR", ()),
-    "Rprec_mult": ("RprecMult", ()),
-    "iprec_at_recall": ("iprec", ()),
-    "11pt_avg": ("iprec11", ()),
-    "gm_bpref": ("Gbpref", ()),
-    "set_P": ("SetP", ()),
-    "set_recall": ("SetR", ()),
-    "set_F": ("SetF", ()),
-    "set_map": ("SetAP", ()),
-    "set_relative_P": ("SetRelP", ()),
-    "utility": ("Utility", ()),
-    "num_q": ("NumQ", ()),
-    "num_ret": ("NumRet", ()),
-    "num_rel": ("NumRel", ()),
-    "num_rel_ret": ("NumRelRet", ()),
-    "num_nonrel_judged_ret": ("NumNonrelRet", ()),
-}
+_TREC_EVAL = {
+    "map": "MAP", "map_cut": "MAP", "gm_map": "GMAP", "P": "P", "recall": "R", "relative_P": "RelP",
+    "success": "Success", "ndcg": "nDCG", "ndcg_cut": "nDCG", "ndcg_rel": "nDCGrel", "Rndcg": "RnDCG",
+    "recip_rank": "MRR", "Rprec_mult": "RprecMult", "iprec_at_recall": "iprec", "11pt_avg": "iprec11",
+    "gm_bpref": "Gbpref", "set_P": "SetP", "set_recall": "SetR", "set_F": "SetF", "set_map": "SetAP",
+    "set_relative_P": "SetRelP", "utility": "Utility", "num_q": "NumQ", "num_ret": "NumRet",
+    "num_rel": "NumRel", "num_rel_ret": "NumRelRet", "num_nonrel_judged_ret": "NumNonrelRet",
+}  # fmt: skip
 
 PROFILES: dict[str, dict[str, tuple[str, ...]]] = {
     "trec_eval": {"gain": ("linear",), "ties": ("trec32",), "missing": ("skip",)},
@@ -263,8 +235,8 @@ class Measure:
         compact = re.sub(r"\s+", "", text)
         trec = _TREC_FORM.fullmatch(compact)
         if trec and trec["name"] in _TREC_EVAL:
-            name, parameters = _TREC_EVAL[trec["name"]]
-            return cls(name, _number(trec["cut"]), parameters)
+            name = _TREC_EVAL[trec["name"]]  # whose nDCG has linear gain
+            return cls(name, _number(trec["cut"]), (("gain", "linear"),) if name == "nDCG" else ())
         form = _FORM.fullmatch(compact)
         if form is None or (form["cut"] and form["late"]):
             raise ConfigError(f"{text!r} is not a measure; one is written nDCG@10(gain=linear)", key=text)
@@ -318,15 +290,16 @@ class Measure:
         return f"{self.family.about} ({told})"
 
     def _default(self, name: str) -> Value:
+        return self._parameter(name).default
+
+    def _parameter(self, name: str) -> Choice | Number:
         parameter = self.family.parameter(name)
         if parameter is None:
             raise _unknown(f"parameter of {self.name}", name, self.family.names)
-        return parameter.default
+        return parameter
 
     def _read(self, name: str, value: Value) -> Value:
-        parameter = self.family.parameter(name)
-        if parameter is None:
-            raise _unknown(f"parameter of {self.name}", name, self.family.names)
+        parameter = self._parameter(name)
         try:
             return parameter.read(value)
         except ValueError as wanted:

@@ -73,56 +73,9 @@ class Page:
 
 @cache
 def _template() -> Template:
-    from jinja2 import Environment
+    from jinja2 import Environment, PackageLoader
 
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_PAGE)
-
-
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{{ title }}</title>
-<style>
-:root { --ink: #1c2024; --paper: #fff; --faint: #5f6b76; --line: #d8dee4; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ec; --paper: #14171a; --faint: #9aa5b1; --line: #343b42; }
-  figure svg { filter: invert(1) hue-rotate(180deg); }
-}
-body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: var(--ink); background: var(--paper);
-       font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; }
-caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
-th, td { padding: .25rem .75rem; border-bottom: 1px solid var(--line); text-align: left; }
-th.number, td.number { text-align: right; }
-.interval, .note, figcaption { color: var(--faint); font-size: .85rem; }
-figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
-</style>
-</head>
-<body>
-<h1>{{ title }}</h1>
-{% if lead %}
-<p>{{ lead }}</p>
-{% endif %}
-{% for heading, parts in sections %}
-<section>
-<h2>{{ heading }}</h2>
-{% for kind, part in parts %}
-{% if kind == "text" %}
-<p>{{ part }}</p>
-{% elif kind == "table" %}
-<div class="scroll">{{ part }}</div>
-{% else %}
-<figure>{{ part[0] }}{% if part[1] %}<figcaption>{{ part[1] }}</figcaption>{% endif %}</figure>
-{% endif %}
-{% endfor %}
-</section>
-{% endfor %}
-</body>
-</html>
-"""
+    loader = PackageLoader("isthmus.report", "")
+    return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True).get_template(
+        "page.html"
+    )
