@@ -30,6 +30,7 @@ from isthmus.evaluation import (
 )
 from isthmus.fusion import (
     FUSERS,
+    LEARNED,
     METHODS,
     NORMALISERS,
     Candidates,
@@ -43,7 +44,6 @@ from isthmus.fusion import (
     load_fuser,
     save_fuser,
 )
-from isthmus.fusion.methods import LEARNED
 from isthmus.tables import Qrels, Run, read_qrels, read_run
 
 FIRST = Run.from_dict({"q1": {"a": 4.0, "b": 3.0, "c": 2.0}, "q2": {"a": 9.0}}, name="first")

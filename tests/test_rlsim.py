@@ -9,8 +9,18 @@ import pytest
 
 from isthmus.errors import ConfigError, DataError
 from isthmus.fusion import fuse
-from isthmus.fusion.rl_sim import LARGEST, aggregate, distances, intersections, object_distances, rerank
+from isthmus.fusion.rl_sim import LARGEST, aggregate, intersections, object_distances, rerank
 from isthmus.tables import Run
+
+
+def distances(lists: np.ndarray, objects: int) -> np.ndarray:
+    """D(i, j): the position of j in i's list from 0, the list's length where j is absent (−1 pads a list)."""
+    length = lists.shape[1]
+    found = np.full((objects, objects + 1), float(length))
+    np.put_along_axis(
+        found, np.where(lists < 0, objects, lists), np.arange(length, dtype=np.float64)[None], 1
+    )
+    return found[:, :objects]
 
 
 def table(text: str) -> np.ndarray:

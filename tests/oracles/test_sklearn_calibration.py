@@ -16,8 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
 from isthmus.calibration import Beta, Gaussian, Isotonic, Platt, QueryFeature, list_features
-from isthmus.calibration.query_feature import DIRECTIONS
-from isthmus.calibration.trees import Forest
+from isthmus.calibration.query_feature import DIRECTIONS, Forest
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -87,12 +86,10 @@ def test_exported_trees_answer_as_scikit_learns(depth: int) -> None:
     histogram = HistGradientBoostingClassifier(
         max_iter=30, max_depth=depth, monotonic_cst=list(DIRECTIONS), early_stopping=False
     ).fit(rows, y)
-    assert Forest.of_histogram(histogram).margins(fresh) == pytest.approx(
-        histogram.decision_function(fresh), abs=1e-10
-    )
+    assert Forest.of(histogram).margins(fresh) == pytest.approx(histogram.decision_function(fresh), abs=1e-10)
     exact = GradientBoostingClassifier(n_estimators=20, max_depth=depth, subsample=0.8, random_state=0)
     exact.fit(rows, y)
-    assert Forest.of_exact(exact).margins(fresh) == pytest.approx(exact.decision_function(fresh), abs=1e-10)
+    assert Forest.of(exact).margins(fresh) == pytest.approx(exact.decision_function(fresh), abs=1e-10)
 
 
 def test_query_feature_is_boosting_on_its_features(pairs: tuple[np.ndarray, np.ndarray]) -> None:

@@ -11,14 +11,20 @@ from isthmus.calibration.curves import (
     SumCalibrator,
     Temperature,
 )
-from isthmus.calibration.decisions import ThresholdCurve, abstain, expected_relevant, threshold_for
+from isthmus.calibration.decisions import (
+    ThresholdCurve,
+    abstain,
+    expected_relevant,
+    score_histogram,
+    threshold_for,
+    threshold_plot,
+)
 from isthmus.calibration.estimator import Calibrator
-from isthmus.calibration.figures import score_histogram, threshold_plot
-from isthmus.calibration.parts import PerPart
 from isthmus.calibration.query_feature import FEATURES, QueryFeature, list_features
 from isthmus.calibration.runs import (
     CALIBRATORS,
     Judging,
+    PerPart,
     calibrate,
     calibrator_named,
     cross_fit,

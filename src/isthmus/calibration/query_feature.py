@@ -4,37 +4,31 @@ The same raw score means different things in different lists. Fourteen features 
 list's distribution of scores and the score's place in it; boosted trees turn them into a probability.
 With monotone constraints on the four features that move with the score inside a list, no list is
 reordered; without them (the paper's form) a worse score may get the higher probability.
+
+What scikit-learn fitted is stored as plain arrays, without pickle, and evaluated by NumPy: every tree is
+laid out as a full binary tree of the same depth, node i above nodes 2i+1 and 2i+2, so that walking it is
+arithmetic on node numbers; a leaf that stands higher up is repeated below.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
 from isthmus.calibration.estimator import Calibrator
-from isthmus.calibration.trees import Forest
 from isthmus.errors import ConfigError
 from isthmus.tables.ids import FloatArray, IntArray
 
+BLOCK = 1 << 15
 FEATURES = (
-    "score",
-    "mean",
-    "std",
-    "min",
-    "max",
-    "median",
-    "skewness",
-    "kurtosis",
-    "range",
-    "entropy",
-    "gini",
-    "rank",
-    "z",
-    "percentile",
-)
+    "score", "mean", "std", "min", "max", "median", "skewness", "kurtosis", "range", "entropy", "gini",
+    "rank", "z", "percentile",
+)  # fmt: skip
 DIRECTIONS = tuple({"score": 1, "z": 1, "percentile": 1, "rank": -1}.get(name, 0) for name in FEATURES)
 """The sign of each feature's effect: inside a list these four move together, the rest stand still."""
 
@@ -92,6 +86,99 @@ def _concentration(
     return -np.add.reduceat(share * logs, starts), 1 - np.add.reduceat(share**2, starts)
 
 
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Σ over trees of the leaf a row falls into, plus `base`; rows go left where feature ≤ threshold."""
+
+    features: IntArray  # trees × inner nodes
+    thresholds: FloatArray  # trees × inner nodes
+    leaves: FloatArray  # trees × leaves
+    base: float
+    single: bool  # whether rows are rounded to single precision first, as scikit-learn's exact trees do
+
+    def margins(self, rows: FloatArray) -> FloatArray:
+        """The forest's value for every row (a log-odds, where it was fitted as a classifier)."""
+        total = np.full(len(rows), self.base)
+        for start in range(0, len(rows), BLOCK):
+            self._add(rows[start : start + BLOCK], total[start : start + BLOCK])
+        return total
+
+    def _add(self, rows: FloatArray, total: FloatArray) -> None:
+        if self.single:
+            rows = rows.astype(np.float32)
+        columns, count = np.ascontiguousarray(rows.T).reshape(-1), len(rows)
+        within = np.arange(count)
+        inner = self.features.shape[1]
+        depth = inner.bit_length()
+        for features, thresholds, leaves in zip(
+            self.features * count, self.thresholds, self.leaves, strict=True
+        ):
+            node = np.zeros(count, dtype=np.intp)
+            for _ in range(depth):
+                right = columns.take(features.take(node) + within) > thresholds.take(node)
+                node = 2 * node + 1
+                node += right
+            total += leaves.take(node - inner)
+
+    @classmethod
+    def of(cls, model: Any) -> Forest:
+        """From a fitted booster of two classes: histogram boosting without missing values, or exact gradient
+        boosting with its default start."""
+        is_exact = hasattr(model, "estimators_")
+        prior = model.init_.class_prior_[1] if is_exact else 0.5
+        base = np.log(prior / (1 - prior)) if is_exact else model._baseline_prediction[0, 0]
+        trees = list(_trees(model))
+        depth = max(level for tree in trees for _, _, level in tree.walk())
+        inner = (1 << depth) - 1
+        features = np.zeros((len(trees), inner), dtype=np.int64)
+        thresholds = np.full((len(trees), inner), np.inf)
+        leaves = np.zeros((len(trees), inner + 1))
+        for at, tree in enumerate(trees):
+            for node, place, level in tree.walk():
+                if tree.left[node]:
+                    features[at, place] = tree.feature[node]
+                    thresholds[at, place] = tree.threshold[node]
+                else:
+                    below = 1 << (depth - level)
+                    first = (place + 1) * below - 1 - inner
+                    leaves[at, first : first + below] = tree.value[node]
+        return cls(features, thresholds, leaves, float(base), is_exact)
+
+
+class _Tree(NamedTuple):
+    """One tree as its library stores it, leaves marked by a left child of 0."""
+
+    left: IntArray
+    right: IntArray
+    feature: IntArray
+    threshold: FloatArray
+    value: FloatArray
+
+    def walk(self) -> Iterator[tuple[int, int, int]]:
+        """Every node with its place in the full tree and its level."""
+        waiting = [(0, 0, 0)]
+        while waiting:
+            node, place, level = waiting.pop()
+            yield node, place, level
+            if self.left[node]:
+                waiting.append((int(self.left[node]), 2 * place + 1, level + 1))
+                waiting.append((int(self.right[node]), 2 * place + 2, level + 1))
+
+
+def _trees(model: Any) -> Iterator[_Tree]:
+    """The trees of a fitted booster, histogram or exact."""
+    if hasattr(model, "_predictors"):
+        for (predictor,) in model._predictors:
+            nodes, inner = predictor.nodes, predictor.nodes["is_leaf"] == 0
+            left, right = (np.where(inner, nodes[side], 0) for side in ("left", "right"))
+            yield _Tree(left, right, nodes["feature_idx"], nodes["num_threshold"], nodes["value"])
+        return
+    for (fitted,) in model.estimators_:
+        tree, inner = fitted.tree_, fitted.tree_.children_left >= 0
+        left, right = (np.where(inner, side, 0) for side in (tree.children_left, tree.children_right))
+        yield _Tree(left, right, tree.feature, tree.threshold, model.learning_rate * tree.value[:, 0, 0])
+
+
 class QueryFeature(Calibrator):
     """P(relevant | score, its list) by boosted trees on `list_features`.
 
@@ -127,11 +214,8 @@ class QueryFeature(Calibrator):
         judged: NDArray[np.bool_],
     ) -> None:
         if self.boosting not in BOOSTINGS:
-            raise ConfigError(
-                f"boosting {self.boosting!r} is not one of {', '.join(BOOSTINGS)}",
-                key=self.boosting,
-                known=BOOSTINGS,
-            )
+            problem = f"boosting {self.boosting!r} is not one of {', '.join(BOOSTINGS)}"
+            raise ConfigError(problem, key=self.boosting, known=BOOSTINGS)
         rows, relevant = list_features(scores, groups)[judged], relevant[judged]
         chosen = {"trees": self.trees, "depth": self.depth, "learning_rate": self.learning_rate}
         with _one_thread():
@@ -146,8 +230,7 @@ class QueryFeature(Calibrator):
         self, rows: FloatArray, relevant: FloatArray, *, trees: float, depth: float, learning_rate: float
     ) -> Forest:
         shape = {"max_depth": int(depth), "learning_rate": learning_rate, "random_state": self.random_state}
-        model = _booster(self.boosting, int(trees), shape).fit(rows, relevant)
-        return Forest.of_histogram(model) if self.boosting == "monotone" else Forest.of_exact(model)
+        return Forest.of(_booster(self.boosting, int(trees), shape).fit(rows, relevant))
 
     def _chances_lists(self, scores: FloatArray, groups: IntArray | None) -> FloatArray:
         self._check_lists(groups is not None)

@@ -10,43 +10,18 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.calibration.curves import (
-    Beta,
-    BetaCDF,
-    BinnedIsotonic,
-    Gamma,
-    Gaussian,
-    Isotonic,
-    Platt,
-    Temperature,
-)
 from isthmus.calibration.estimator import Calibrator
-from isthmus.calibration.parts import PerPart
-from isthmus.calibration.query_feature import QueryFeature
-from isthmus.calibration.softmax import Choice, Softmax
-from isthmus.calibration.trees import Forest
+from isthmus.calibration.query_feature import Forest
+from isthmus.calibration.runs import CALIBRATORS, PerPart
+from isthmus.calibration.softmax import Choice
 from isthmus.errors import DataError
 from isthmus.tables.bundles import Bundle
 
 T = TypeVar("T")
 Arrays = dict[str, NDArray[Any]]
 
-KINDS: dict[str, type[Calibrator]] = {
-    kind.__name__: kind
-    for kind in (
-        Platt,
-        Temperature,
-        Gaussian,
-        Gamma,
-        Beta,
-        BetaCDF,
-        Isotonic,
-        BinnedIsotonic,
-        QueryFeature,
-        Softmax,
-        PerPart,
-    )
-}
+_KNOWN: list[type[Calibrator]] = [PerPart, *(type(make()) for make in CALIBRATORS.values())]
+KINDS = {kind.__name__: kind for kind in _KNOWN}
 _RECORDS: dict[str, type[Forest | Choice]] = {"Forest": Forest, "Choice": Choice}
 
 

@@ -18,7 +18,7 @@ from isthmus.errors import ConfigError
 from isthmus.fusion.normalisers import NORMALISERS, min_max, nonnegative
 from isthmus.fusion.rl_sim import aggregate, object_distances, positions, rerank
 from isthmus.fusion.union import Union
-from isthmus.tables import Run
+from isthmus.tables import Qrels, Run
 from isthmus.tables.ids import FloatArray, IntArray
 
 BLOCK = 1 << 22
@@ -303,3 +303,24 @@ FUSERS: dict[str, Callable[..., FloatArray]] = {
 
 RANK_BASED = ("rrf", "isr", "log-isr", "rbc", "borda", "rl-sim", "rlsim-eq15")
 """The fusers that look at ranks alone; they are not normalised."""
+
+LEARNED = ("stacked", "log-odds", "weighted", "convex")
+"""The methods that learn from judgements."""
+
+METHODS = (*LEARNED, *FUSERS)
+
+
+def choose(runs: Sequence[Run], method: str, qrels: Qrels | None) -> str:
+    """The method's name as `METHODS` spells it; `auto` by what there is to learn from."""
+    if method == "auto":
+        calibrated = bool(runs) and all(run.probabilities is not None for run in runs)
+        return "stacked" if qrels is not None else "log-odds" if calibrated else "rrf"
+    spelt = method.replace("_", "-")
+    if spelt not in METHODS:
+        raise ConfigError(f"no way of fusing {method!r}", key=spelt, known=("auto", *METHODS))
+    return spelt
+
+
+def default_norm(formula: str) -> str:
+    """Formulae that add scores need a common scale; those that read ranks do not."""
+    return "none" if formula in RANK_BASED else "min-max"

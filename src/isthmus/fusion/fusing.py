@@ -10,8 +10,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import ConfigError, nearest
-from isthmus.fusion.fusers import FUSERS, Candidates
-from isthmus.fusion.methods import LEARNED, choose, default_norm
+from isthmus.fusion.fusers import FUSERS, LEARNED, Candidates, choose, default_norm
 from isthmus.tables import Qrels, Run
 
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ def fuser(
     method: str = "stacked", *, norm: str | None = None, missing: float | str = "learned", **options: Any
 ) -> Fuser:
     """An unfitted fuser by name, to be fitted, kept and used on other runs."""
-    from isthmus.fusion.learned import Formula
-    from isthmus.fusion.stacking import LogOdds, Stacked, Weighted
+    from isthmus.fusion.learned import Formula, LogOdds, Stacked, Weighted
 
     chosen = choose((), method, None)
     _check_missing(missing)

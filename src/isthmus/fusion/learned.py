@@ -1,4 +1,7 @@
-"""What every fuser with judgements behind it does, and the simplest: a formula whose score is calibrated.
+"""Fusers with judgements behind them: a formula whose score is calibrated, log-odds, stacked, tuned weights.
+
+Probabilities are not added up, log-odds are: independent evidence adds in log-odds, and where retrievers
+are correlated, stacking learns how much of each one's evidence is new.
 
 Fitting is cross-fitted over queries throughout. A judged query's evidence comes from calibrators that did not
 see it, and weights are applied to queries they were not fitted on; so the run that `fit_fuse` returns can be
@@ -7,23 +10,79 @@ evaluated on the same judgements, and its probabilities and thresholds are hones
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, logit
 
-from isthmus.calibration import Judging, Platt, ThresholdCurve, query_folds
+from isthmus.calibration import (
+    Calibrator,
+    Judging,
+    Platt,
+    ThresholdCurve,
+    cross_fit,
+    probabilities_of,
+    query_folds,
+)
+from isthmus.calibration.softmax import Choice, choice_probabilities, fit_choice
 from isthmus.errors import ConfigError, DataError
-from isthmus.fusion.explanations import Explanation, Part
-from isthmus.fusion.fusers import FUSERS, Candidates
-from isthmus.fusion.methods import choose, default_norm
+from isthmus.fusion.fusers import FUSERS, Candidates, choose, default_norm
 from isthmus.fusion.union import Union
+from isthmus.logistic import likelihood_sums, newton
+from isthmus.report import progress
 from isthmus.tables import Qrels, Run
 from isthmus.tables.ids import FloatArray, IntArray
 
 Mask = NDArray[np.bool_]
+
+SURE = 1e-6
+"""Evidence stays between these odds: no retriever alone may be certain."""
+
+PENALTY = 1.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one retriever had to say about a document; a document it did not return has no score."""
+
+    retriever: str
+    score: float | None
+    rank: int | None
+    probability: float | None
+    weight: float | None
+    contribution: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a fused score came about: `score` = `start` + the contributions, where the fuser adds."""
+
+    query: str
+    document: str
+    rank: int
+    score: float
+    probability: float | None
+    start: float
+    parts: Sequence[Part]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        chance = "" if self.probability is None else f", probability {self.probability:.3f}"
+        lines = [f"{self.query} → {self.document}: rank {self.rank}, score {self.score:.4f}{chance}"]
+        for part in self.parts:
+            raw = "absent" if part.score is None else f"score {part.score:.4f} at rank {part.rank}"
+            told = "" if part.probability is None else f", probability {part.probability:.3f}"
+            weight = "" if part.weight is None else f", weight {part.weight:.3f}"
+            lines.append(f"  {part.retriever}: {raw}{told}{weight}, contributes {part.contribution:+.4f}")
+        return "\n".join([*lines, f"  start {self.start:+.4f}"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +199,7 @@ class Fuser:
         rows = union.best_first(scores)[union.offsets[at] : union.offsets[at + 1]].tolist()
         account = self._account(union, evidence)
         told = [
-            self._explained(union, account, row, rank, _found(scores, chances, row))
+            self._explained(union, account, (row, rank), float(scores[row]), chances)
             for rank, row in enumerate(rows, 1)
             if (document is None and rank <= depth) or document == union.documents.word(row)
         ]
@@ -149,25 +208,19 @@ class Fuser:
         return told
 
     def _explained(
-        self, union: Union, account: Account, row: int, rank: int, found: tuple[float, float | None]
+        self, union: Union, account: Account, at: tuple[int, int], score: float, chances: FloatArray | None
     ) -> Explanation:
+        row, rank = at
         parts = []
-        for at, name in enumerate(self.retrievers_):
-            here = np.flatnonzero(union.places[at] == row)
-            run = union.runs[at]
-            parts.append(
-                Part(
-                    name,
-                    float(run.scores[here[0]]) if len(here) else None,
-                    int(run.ranks[here[0]]) if len(here) else None,
-                    None if account.chances is None else float(account.chances[at, row]),
-                    None if account.weights is None else float(account.weights[at]),
-                    float(account.contributions[at, row]),
-                )
-            )
-        query = union.queries[union.query_of_row[row]]
-        start = float(account.start[row])
-        return Explanation(query, union.documents.word(row), rank, *found, start, tuple(parts))
+        for of, (name, run) in enumerate(zip(self.retrievers_, union.runs, strict=True)):
+            here = np.flatnonzero(union.places[of] == row)
+            raw, place = (float(run.scores[here[0]]), int(run.ranks[here[0]])) if len(here) else (None, None)
+            own = None if account.chances is None else float(account.chances[of, row])
+            weight = None if account.weights is None else float(account.weights[of])
+            parts.append(Part(name, raw, place, own, weight, float(account.contributions[of, row])))
+        query, document = union.queries[union.query_of_row[row]], union.documents.word(row)
+        probability = None if chances is None else float(chances[row])
+        return Explanation(query, document, rank, score, probability, float(account.start[row]), tuple(parts))
 
     def _matched(self, runs: Sequence[Run]) -> list[Run]:
         if not hasattr(self, "retrievers_"):
@@ -231,8 +284,8 @@ class Fuser:
 
     def parameters(self) -> dict[str, Any]:
         """The constructor's arguments, as JSON can hold them."""
-        judging = {"threshold": self.judging.threshold, "unjudged": self.judging.unjudged}
-        return {"judging": judging, "folds": self.folds}
+        values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return {**values, "judging": asdict(self.judging)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,14 +349,299 @@ class Formula(Fuser):
                 contributions[at, place] -= self._evidence(fewer)[0]
         return Account(contributions, evidence[0] - contributions.sum(axis=0))
 
+
+class LogOdds(Fuser):
+    """logit p = Σᵢ logit cᵢ − (m − 1)·logit π: Bayes' rule for independent retrievers.
+
+    cᵢ is retriever i's calibrated probability, or, for a document it did not return, what `missing` says:
+    "learned" is P(relevant | a candidate, absent from list i) on validation, "lowest" the lowest probability
+    of the list, a number that probability. π is the share of candidates that are relevant. `calibrator` is
+    fitted per retriever, or "given": the runs' own probabilities. `silos` names each run's silo where silos
+    hold different documents; absence from another silo's list is then no evidence.
+    """
+
+    method = "log-odds"
+
+    def __init__(
+        self,
+        *,
+        calibrator: str | Calibrator = "auto",
+        missing: float | str = "learned",
+        silos: Sequence[str] | None = None,
+        judging: Judging | None = None,
+        folds: int = 5,
+    ) -> None:
+        super().__init__(judging=judging, folds=folds)
+        if isinstance(missing, str) and missing not in ("learned", "lowest"):
+            raise ConfigError(
+                f"missing = {missing!r}: say 'learned', 'lowest' or a probability", key="missing"
+            )
+        self.calibrator = calibrator
+        self.missing = missing
+        self.silos = None if silos is None else tuple(silos)
+
+    def _gather(self, lesson: Lesson) -> FloatArray:
+        union, known = lesson.union, lesson.known
+        self.prior_ = float(lesson.relevant[known].mean())
+        absent = self._absent(union)
+        hits = ((absent & known) * lesson.relevant).sum(axis=1)
+        self.absent_ = (hits + self.prior_) / ((absent & known).sum(axis=1) + 1.0)
+        self.calibrators_: list[Calibrator] = []
+        if self.calibrator == "given":
+            return self._evidence(union)
+        chances = []
+        for run in progress(union.runs, label="calibrating"):
+            folds = min(self.folds, sum(query in lesson.qrels for query in run.queries))
+            fitted, found = cross_fit(run, lesson.qrels, self.calibrator, judging=self.judging, folds=folds)
+            self.calibrators_.append(fitted)
+            chances.append(found)
+        return self._logits(union, chances)
+
+    def _evidence(self, union: Union) -> FloatArray:
+        if self.calibrator != "given":
+            pairs = zip(union.runs, self.calibrators_, strict=True)
+            return self._logits(union, [probabilities_of(run, fitted) for run, fitted in pairs])
+        return self._logits(union, [run.chances for run in union.runs])
+
+    def _logits(self, union: Union, chances: Sequence[FloatArray]) -> FloatArray:
+        """Runs × rows of calibrated log-odds, absent documents filled in."""
+        matrix = union.spread(chances)
+        absent = self._absent(union)
+        floor = Candidates(union, tuple(chances), "lowest").matrix() if self.missing == "lowest" else matrix
+        for at, row in enumerate(matrix):
+            row[np.isnan(row) & ~absent[at]] = self.prior_  # structurally absent: no evidence
+            if self.missing == "lowest":
+                row[absent[at]] = floor[at, absent[at]]
+            else:
+                row[absent[at]] = self.absent_[at] if self.missing == "learned" else self.missing
+        return np.asarray(logit(np.clip(matrix, SURE, 1 - SURE)))
+
+    def _absent(self, union: Union) -> Mask:
+        """Runs × rows: whether the run could have returned the document and did not.
+
+        A run without any list for the query said nothing about it.
+        """
+        asked = np.zeros((len(union.runs), len(union.queries)), dtype=bool)
+        for row, run, home in zip(asked, union.runs, union.homes, strict=True):
+            row[home] = np.diff(run.offsets) > 0
+        missing: Mask = ~union.present & asked[:, union.query_of_row]
+        if self.silos is None:
+            return missing
+        if len(self.silos) != len(union.runs):
+            raise DataError(f"{len(self.silos)} silos named for {len(union.runs)} runs")
+        for silo in set(self.silos):
+            mine = np.array([name == silo for name in self.silos])
+            missing[mine] &= ~missing[mine].all(axis=0)
+        return missing
+
+    def unjudged(self, runs: Sequence[Run]) -> Self:
+        """From runs that carry probabilities: π is their mean, absence the lowest probability of the list."""
+        if self.method != LogOdds.method:
+            return super().unjudged(runs)
+        self.calibrator, self.calibrators_ = "given", []
+        self.missing = "lowest" if self.missing == "learned" else self.missing
+        self.retrievers_, self.weights_, self.absent_ = names_of(runs), np.empty(0), np.empty(0)
+        candidates = Candidates.of(runs, "none", probabilities=True, missing="lowest")
+        self.prior_ = float(np.clip(candidates.matrix().mean(), SURE, 0.5))
+        return self
+
+    def _chances(self, scores: FloatArray, union: Union) -> FloatArray | None:
+        learned = super()._chances(scores, union)
+        return np.asarray(expit(scores)) if learned is None else learned
+
+    def _scores(self, evidence: FloatArray, weights: FloatArray, union: Union) -> FloatArray:
+        prior = float(logit(self.prior_))
+        return np.asarray(np.sort(evidence, axis=0).sum(axis=0) - (len(evidence) - 1) * prior)
+
+    def _account(self, union: Union, evidence: FloatArray) -> Account:
+        prior = float(logit(self.prior_))
+        ones, start = np.ones(len(evidence)), np.full(union.rows, prior)
+        return Account(evidence - prior, start, ones, expit(evidence))
+
     def parameters(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        own = {"formula": self.formula, "norm": self.norm, "missing": self.missing, "options": self.options}
-        return {**own, **super().parameters()}
+        """The constructor's arguments; a calibrator given as an object is named by its class."""
+        named = self.calibrator if isinstance(self.calibrator, str) else type(self.calibrator).__name__
+        return {**super().parameters(), "calibrator": named}
 
 
-def _found(scores: FloatArray, chances: FloatArray | None, row: int) -> tuple[float, float | None]:
-    return float(scores[row]), None if chances is None else float(chances[row])
+class Stacked(LogOdds):
+    """Logistic regression on the calibrated log-odds and one absence indicator per retriever, cross-fitted.
+
+    With `single_label` a softmax across each query's candidates takes the sigmoid's place (one weight per
+    retriever, a bias per label), for tasks where one answer is right.
+    """
+
+    method = "stacked"
+
+    def __init__(
+        self,
+        *,
+        calibrator: str | Calibrator = "auto",
+        missing: float | str = "learned",
+        single_label: bool = False,
+        silos: Sequence[str] | None = None,
+        judging: Judging | None = None,
+        folds: int = 5,
+    ) -> None:
+        super().__init__(calibrator=calibrator, missing=missing, silos=silos, judging=judging, folds=folds)
+        self.single_label = single_label
+
+    def _gather(self, lesson: Lesson) -> FloatArray:
+        used = np.unique(lesson.union.documents.codes[lesson.known])
+        words = lesson.union.documents.words
+        self.labels_ = np.array([words[code] for code in used] if self.single_label else [], dtype=np.str_)
+        return super()._gather(lesson)
+
+    def _logits(self, union: Union, chances: Sequence[FloatArray]) -> FloatArray:
+        return np.vstack((super()._logits(union, chances), self._absent(union).astype(np.float64)))
+
+    def _weigh(self, evidence: FloatArray, lesson: Lesson, queries: Mask) -> FloatArray:
+        rows = queries[lesson.union.query_of_row] & lesson.known
+        relevant = lesson.relevant[rows].astype(np.float64)
+        if self.single_label:
+            lists = np.unique(lesson.union.query_of_row[rows], return_inverse=True)[1]
+            items = self._items(lesson.union)[rows]
+            choice = fit_choice(evidence[:, rows], relevant, lists, items=items)
+            biases = np.zeros(len(self.labels_))
+            biases[: len(choice.biases)] = choice.biases
+            return np.concatenate((choice.weights, [choice.intercept], biases))
+        design = np.vstack((evidence[:, rows], np.ones(int(rows.sum()))))
+        penalty = np.append(np.full(len(evidence), PENALTY), 0.0)
+        start = np.append(np.zeros(len(evidence)), logit(np.clip(relevant.mean(), SURE, 1 - SURE)))
+        return newton(lambda theta: likelihood_sums(design, relevant, theta), start, penalty)
+
+    def _scores(self, evidence: FloatArray, weights: FloatArray, union: Union) -> FloatArray:
+        size = len(evidence)
+        choice = Choice(weights[:size], float(weights[size]), weights[size + 1 :])
+        return choice.margins(evidence, self._items(union) if self.single_label else None)
+
+    def _items(self, union: Union) -> IntArray:
+        """The label of every row as fitted, −1 for one that was not seen."""
+        place = {word: at for at, word in enumerate(self.labels_.tolist())}
+        codes = np.array([place.get(word, -1) for word in union.documents.words], dtype=np.int64)
+        return codes[union.documents.codes]
+
+    def _learn_chances(self, held: FloatArray, lesson: Lesson) -> FloatArray:
+        return self._chances(held, lesson.union)  # the margins are log-odds already
+
+    def _chances(self, scores: FloatArray, union: Union) -> FloatArray:
+        if self.single_label:
+            return choice_probabilities(scores, union.query_of_row)
+        return np.asarray(expit(scores))
+
+    def _account(self, union: Union, evidence: FloatArray) -> Account:
+        count = len(self.retrievers_)
+        weights = self.weights_[:count]
+        contributions = (self.weights_[: 2 * count, None] * evidence).reshape(2, count, -1).sum(axis=0)
+        start = self._scores(evidence, self.weights_, union) - contributions.sum(axis=0)
+        return Account(contributions, start, weights, expit(evidence[:count]))
+
+
+class Weighted(Fuser):
+    """Σᵢ wᵢ·sᵢ over normalised scores, the weights given or tuned for a measure on validation.
+
+    `convex` weights are non-negative and add up to one. Absent documents get the lowest score of the list, or
+    the number `missing`.
+    """
+
+    method = "weighted"
+
+    def __init__(
+        self,
+        *,
+        norm: str = "z-score",
+        weights: Sequence[float] | None = None,
+        measure: str = "nDCG@10",
+        missing: float | str = "lowest",
+        judging: Judging | None = None,
+        folds: int = 5,
+    ) -> None:
+        super().__init__(judging=judging, folds=folds)
+        self.norm = norm
+        self.weights = None if weights is None else tuple(float(weight) for weight in weights)
+        self.measure = measure
+        self.missing = "lowest" if missing == "learned" else missing
+
+    def _evidence(self, union: Union) -> FloatArray:
+        return Candidates.of(union, self.norm, missing=self.missing).matrix()
+
+    def _weigh_folds(self, evidence: FloatArray, lesson: Lesson) -> list[FloatArray]:
+        if self.weights is not None:
+            self._check_weights(len(evidence))
+            return [np.array(self.weights)] * (lesson.folds + 1)
+        judge = self._judge(evidence, lesson)
+        order = np.argsort(np.array(self.retrievers_, dtype=np.str_))  # so that theirs does not matter
+        place = np.argsort(order)
+
+        def best(inside: Mask) -> FloatArray:
+            def value(weights: tuple[float, ...]) -> float:
+                return float(np.nanmean(judge(tuple(weights[at] for at in place.tolist()))[inside]))
+
+            return tuned(len(evidence), value)[place]
+
+        return [best(lesson.outside(fold)) for fold in range(-1, lesson.folds)]
+
+    def _judge(self, evidence: FloatArray, lesson: Lesson) -> Callable[[tuple[float, ...]], FloatArray]:
+        """The measure of every query under any weights, each measured once."""
+        from isthmus.evaluation import evaluate
+
+        union = lesson.union
+        judged = [query for query, fold in zip(union.queries, lesson.fold_of_query, strict=True) if fold >= 0]
+        qrels = lesson.qrels[judged]
+
+        @cache
+        def judge(weights: tuple[float, ...]) -> FloatArray:
+            found = evaluate(qrels, union.ranked(np.array(weights) @ evidence), [self.measure])
+            values = np.full(len(union.queries), np.nan)
+            values[lesson.fold_of_query >= 0] = found.values[found.resolve(self.measure)]
+            return values
+
+        return judge
+
+    def unjudged(self, runs: Sequence[Run]) -> Self:
+        """With weights that were given, and so without probabilities."""
+        if self.weights is None:
+            return super().unjudged(runs)
+        self._check_weights(len(runs))
+        self.retrievers_, self.weights_ = names_of(runs), np.array(self.weights)
+        return self
+
+    def _check_weights(self, count: int) -> None:
+        if self.weights is not None and len(self.weights) != count:
+            raise DataError(f"{len(self.weights)} weights for {count} runs", cure="give one weight per run")
+
+    def _scores(self, evidence: FloatArray, weights: FloatArray, union: Union) -> FloatArray:
+        return np.asarray(np.sort(weights[:, None] * evidence, axis=0).sum(axis=0))
+
+    def _account(self, union: Union, evidence: FloatArray) -> Account:
+        return Account(self.weights_[:, None] * evidence, np.zeros(union.rows), self.weights_)
+
+
+def tuned(count: int, judge: Callable[[tuple[float, ...]], float]) -> FloatArray:
+    """Convex weights with the best judgement: a grid for two runs, rounds of one weight at a time for more.
+
+    Ties go to the more even weights, so that noise does not silence a retriever.
+    """
+
+    def value(weights: tuple[float, ...]) -> tuple[float, float]:
+        return round(judge(weights), 10), -float(np.square(weights).sum())
+
+    if count == 2:
+        return np.array(max(((1 - step / 20, step / 20) for step in range(21)), key=value))
+    best = tuple([1.0 / count] * count)
+    found = value(best)
+    for _ in range(3):
+        before = best
+        for at in range(count):
+            for factor in (0.0, 0.25, 0.5, 2.0, 4.0):
+                raised = [*best[:at], best[at] * factor if best[at] else factor / count, *best[at + 1 :]]
+                whole = sum(raised)
+                tried = tuple(weight / whole for weight in raised) if whole > 0 else best
+                if (now := value(tried)) > found:
+                    best, found = tried, now
+        if best == before:
+            break
+    return np.array(best)
 
 
 def names_of(runs: Sequence[Run]) -> tuple[str, ...]:

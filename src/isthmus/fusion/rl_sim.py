@@ -21,16 +21,6 @@ LARGEST = 10_000
 """More objects than this would need gigabytes for every distance matrix."""
 
 
-def distances(lists: IntArray, objects: int) -> FloatArray:
-    """D(i, j): the position of j in i's list from 0, the list's length where j is absent (−1 pads a list)."""
-    length = lists.shape[1]
-    found = np.full((objects, objects + 1), float(length))
-    np.put_along_axis(
-        found, np.where(lists < 0, objects, lists), np.arange(length, dtype=np.float64)[None], 1
-    )
-    return found[:, :objects]
-
-
 def aggregate(matrices: Sequence[FloatArray]) -> FloatArray:
     """D(i, j) = (Π_f (1 + D_f(i, j)))^(1/F)."""
     product = np.ones_like(matrices[0])

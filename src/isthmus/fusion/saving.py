@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from isthmus.calibration import Calibrator, Judging, ThresholdCurve
 from isthmus.calibration.saving import pack, record_arrays, record_of, unpack
 from isthmus.errors import DataError
-from isthmus.fusion.learned import Formula, Fuser
-from isthmus.fusion.stacking import LogOdds, Stacked, Weighted
+from isthmus.fusion.learned import Formula, Fuser, LogOdds, Stacked, Weighted
 from isthmus.tables.bundles import Bundle
 
 KINDS: dict[str, type[Fuser]] = {kind.method: kind for kind in (Stacked, LogOdds, Weighted, Formula)}
