@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from unittest import SkipTest
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from scipy.special import expit
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
+from isthmus.asking import Silos
 from isthmus.calibration import (
     CALIBRATORS,
     FEATURES,
@@ -30,7 +32,6 @@ from isthmus.calibration import (
     QueryFeature,
     Softmax,
     Temperature,
-    asking,
     calibrate,
     fit_calibrator,
     list_features,
@@ -42,6 +43,11 @@ from isthmus.errors import ConfigError, DataError
 from isthmus.tables import Qrels, Run
 
 CURVES = ("platt", "isotonic", "isotonic-binned", "temperature", "gaussian", "gamma", "beta", "beta-cdf")
+
+
+def summed(silos: list[Pairs]) -> Callable[[Any], Any]:
+    """A question put to all silos, their answers added up."""
+    return Silos.in_memory({f"silo{at}": silo.answer for at, silo in enumerate(silos)}).sum
 
 
 def scored(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -158,14 +164,14 @@ def test_fitting_from_many_silos_sums_is_fitting_on_the_pool(kind: Callable[[], 
     pooled = kind().fit(scores, y)
     deal = np.random.default_rng(5).integers(0, 7, len(scores))
     silos = [Pairs(scores[deal == silo], y[deal == silo].astype(float)) for silo in range(7)]
-    federated = kind().fit_sums(asking(silos))
+    federated = kind().fit_sums(summed(silos))
     grid = np.linspace(scores.min() - 1, scores.max() + 1, 1_001)
     assert np.abs(federated.probabilities(grid) - pooled.probabilities(grid)).max() < 1e-9
 
 
 def test_federated_fitting_refuses_one_class() -> None:
     with pytest.raises(DataError, match="one class"):
-        Platt().fit_sums(asking([Pairs(np.arange(3.0), np.zeros(3))]))
+        Platt().fit_sums(summed([Pairs(np.arange(3.0), np.zeros(3))]))
 
 
 def test_query_features_are_their_definitions() -> None:
