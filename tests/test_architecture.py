@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "isthmus"
 ORDER = """
     __main__ cli demo service federation asking private features rankers losses
     retrieval encoders fusion calibration logistic corpora partition evaluation report text config
-    tables randomness workers errors
+    tables files randomness workers errors
 """
 LEVEL = {part: level for level, tier in enumerate(ORDER.split()) for part in tier.split("|")}
 

@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid, ServerApp
 
+from exchanges import exchange_in_memory
 from isthmus.errors import ConfigError, FederationError, ProtocolError
 from isthmus.federation.carriers import (
     Passing,
@@ -24,7 +25,7 @@ from isthmus.federation.carriers import (
     written_reply,
 )
 from isthmus.federation.engines import LocalGrid, in_process
-from isthmus.private.exchange import Party, Relay, Reply, Turn, exchange_in_memory
+from isthmus.private.exchange import Party, Relay, Reply, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger, fingerprint
 from isthmus.private.store import LEDGER, SiloFolder

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Message, MessageType
 
+from exchanges import exchange_in_memory
 from isthmus.config import load
 from isthmus.errors import ConfigError, DataError
 from isthmus.federation.deployment import client
@@ -20,7 +21,7 @@ from isthmus.federation.messages import unpack
 from isthmus.federation.semisupervised.deployed import Cooperation, cooperate, cross_rows
 from isthmus.federation.semisupervised.labelling import Labelling, SiloRows, guess
 from isthmus.federation.semisupervised.training import Anchor, CoTraining, cotrain
-from isthmus.private.exchange import Party, Relay, exchange_in_memory
+from isthmus.private.exchange import Party, Relay
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget
 from isthmus.private.store import SiloFolder

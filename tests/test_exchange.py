@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from exchanges import HeardHere, exchange_in_memory
 from isthmus.errors import FederationError, ProtocolError
 from isthmus.features import Collection
 from isthmus.private.counts import Desk, in_memory
-from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn, exchange_in_memory
+from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger
-from isthmus.private.letters import HeardHere, HeardInFolder, Letter, NumbersInFolder, Post, SessionKey
+from isthmus.private.letters import HeardInFolder, Letter, NumbersInFolder, Post, SessionKey
 from isthmus.private.secure_sum import as_signed
 from isthmus.private.store import SiloFolder
 from isthmus.private.summing import Adding, Agreed

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from isthmus.errors import ConfigError, DataError, Refused
+from isthmus.files import private_file
 from isthmus.service import certificates, connections, security
 from isthmus.service.certificates import Authority
 from isthmus.service.security import ApiKeys, Caller, Gate, Once
@@ -132,7 +133,7 @@ def test_keys_are_for_their_owner_only(folder, tmp_path):
     copied.write_bytes(key.read_bytes())
     copied.chmod(0o644)
     with pytest.raises(DataError, match="chmod 600"):
-        certificates.private(copied)
+        private_file(copied)
 
 
 @pytest.mark.parametrize("name", ["", "../north", "a/b", "-a", "a b", "ä", "a" * 41, "a\n"])

@@ -50,6 +50,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/evaluation": 1_510,
     "src/isthmus/features.py": 280,
     "src/isthmus/federation": 4_600,
+    "src/isthmus/files.py": 75,  # was in tables/files.py; the service starts without NumPy
     "src/isthmus/fusion": 1_165,
     "src/isthmus/logistic.py": 50,
     "src/isthmus/losses.py": 180,

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from exchanges import exchange_in_memory
 from isthmus.cli import main
 from isthmus.errors import PrivacyError, ProtocolError
-from isthmus.private.exchange import Exchange, Party, Relay, Turn, exchange_in_memory
+from isthmus.private.exchange import Exchange, Party, Relay, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget
 from isthmus.private.store import SiloFolder

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from exchanges import HeardHere
 from isthmus.errors import ProtocolError
 from isthmus.private.exchange import LETTERS_KEY, Exchange, Party, Relay, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget
-from isthmus.private.letters import ANSWER, HeardHere, Letter, Post, SessionKey, accepted
+from isthmus.private.letters import ANSWER, Letter, Post, SessionKey, accepted
 from isthmus.private.store import SiloFolder
 from isthmus_reproduce import synthetic_text
 

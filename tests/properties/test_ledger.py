@@ -107,16 +107,6 @@ class Model(RuleBasedStateMachine):
             with pytest.raises(BudgetExhausted):
                 self.ledger.charge_all(asked)
 
-    @rule(cost=COSTS, documents=SOME, peer=st.sampled_from(PEERS))
-    def affordable(self, cost: Cost, documents: list[str], peer: str) -> None:
-        covered = self.covering(documents)
-        pairs = list(zip(covered.documents, covered.versions, strict=True))
-        after = self.shown | {(name, version, cost, peer) for name, version in pairs}
-        for told, (_, version) in zip(
-            self.ledger.affordable(cost, covered, peer).tolist(), pairs, strict=True
-        ):
-            assert told == self.fits(after, sorted(self.payers[version]))
-
     @rule(documents=SOME)
     def copies(self, documents: list[str]) -> None:
         covered = self.covering(list(dict.fromkeys(documents)))

@@ -96,12 +96,6 @@ class Covered:
         return Covered(tuple(self.documents), tuple(self.versions))
 
 
-class Charge(Protocol):
-    """Books a release before it leaves; returns once the charge is durable, or raises BudgetExhausted."""
-
-    def __call__(self, cost: Cost, covered: Covered, peer: str) -> None: ...
-
-
 class ChargeAll(Protocol):
     """Books several releases (cost, documents, peer) before they leave: all of them, or none."""
 

@@ -496,12 +496,3 @@ class Relay:
                     self.letters += 1
                     self.carried += len(data)
         return post
-
-
-def exchange_in_memory(parties: Mapping[str, Party], relay: Relay | None = None) -> Relay:
-    """A whole exchange in one process; the same bytes as over a network."""
-    relay = relay or Relay(len(parties))
-    turns = {name: relay.first() for name in parties}
-    while turns:
-        turns = relay.next({name: Exchange(parties[name], turn).reply() for name, turn in turns.items()})
-    return relay

@@ -20,15 +20,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from threading import get_ident
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from isthmus.errors import ConfigError, DataError
+from isthmus.files import locked, private_file, replacing, write_private
 from isthmus.private.keys import Card, GroupKey, Identity
 from isthmus.private.noise import KEY, NoiseKey
-from isthmus.tables.files import locked, replacing
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
@@ -131,7 +130,7 @@ class Keyring:
             if not file.exists():
                 _keep(file, {"secret": os.urandom(KEY).hex()})
 
-    def _alone(self) -> AbstractContextManager[None]:
+    def _alone(self) -> AbstractContextManager[int]:
         return locked(self.path / ".lock")
 
 
@@ -152,23 +151,12 @@ def read_card(path: str | PathLike[str]) -> Card:
 
 def _keep(file: Path, told: Mapping[str, str | int]) -> None:
     """Write a secret in the place of the one there is, if any, which its reader has until then."""
-    temporary = file.with_name(f".{file.name}-{os.getpid()}-{get_ident()}")
-    temporary.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-            json.dump({"format": f"isthmus {file.name}", "epoch": 0, **told}, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_private(file, json.dumps({"format": f"isthmus {file.name}", "epoch": 0, **told}).encode())
 
 
 def _secret(file: Path, keys: tuple[str, ...], cure: str) -> dict[str, str]:
     """A secret of one's own, which others cannot read."""
-    if os.name == "posix" and file.exists() and file.stat().st_mode & 0o077:
-        raise DataError("can be read by others", file=file, cure=f"chmod 600 {file}, if it is still a secret")
-    return _read(file, f"isthmus {file.name}", keys, cure)
+    return _read(private_file(file) if file.exists() else file, f"isthmus {file.name}", keys, cure)
 
 
 def _read(file: Path, form: str, keys: tuple[str, ...], cure: str) -> dict[str, str]:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -32,6 +31,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from isthmus.errors import ProtocolError
+from isthmus.files import locked
 from isthmus.private.keys import Card, GroupKey, Identity
 from isthmus.private.messages import LARGEST
 from isthmus.private.noise import Entropy
@@ -88,23 +88,8 @@ class Letter:
         return cls(kind, number, about, sender, receiver, data[end:])
 
 
-class Heard(Protocol):
-    """Remembers the last question of every silo."""
-
-    def __call__(self, sender: str, number: int) -> None:
-        """Take note of a question's number; one that is not above the last is a ProtocolError."""
-
-
-class HeardHere:
-    """Remembers as long as the process lives."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, int] = {}
-
-    def __call__(self, sender: str, number: int) -> None:
-        if number <= self._last.get(sender, -1):
-            raise ProtocolError("a letter that was heard before")
-        self._last[sender] = number
+Heard = Callable[[str, int], None]
+"""Takes note of the number of a silo's question; one that is not above the last is a ProtocolError."""
 
 
 @dataclass(frozen=True)
@@ -140,19 +125,13 @@ class _Kept:
 @contextmanager
 def _number(file: Path) -> Iterator[_Kept]:
     """A number in a file, for one process at a time; on disk when the block ends without an error."""
-    import fcntl
-
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        told = os.pread(opened, 8, 0)
-        kept = _Kept(struct.unpack("<Q", told)[0] if len(told) == 8 else -1)
+    with locked(file) as opened:
+        raw = os.pread(opened, 8, 0)
+        kept = _Kept(struct.unpack("<Q", raw)[0] if len(raw) == 8 else -1)
         yield kept
         os.pwrite(opened, struct.pack("<Q", kept.value), 0)
         os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 @dataclass(frozen=True, repr=False)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from isthmus.errors import ConfigError, PrivacyError
 from isthmus.report import progress
 from isthmus.tables.grouped import offsets_of, rows_of
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.tables.ids import Ids, IntArray, frozen
 from isthmus.tables.postings import Postings
 from isthmus.text import Tokens
 
@@ -245,12 +245,6 @@ class CountSketch(Sketch):
         shown = signs.reshape(*signs.shape, *(1,) * (values.ndim - signs.ndim))
         middle: NDArray[Any] = np.median(shown * values, axis=0)
         return middle
-
-    def second_moments(self) -> FloatArray:
-        """F₂ of every document: Σ_t f_t², estimated by the mean over rows of Σ cell²."""
-        squares = self.values.astype(np.float64) ** 2
-        documents = np.repeat(np.arange(len(self)), np.diff(self.offsets))
-        return np.bincount(documents, squares, len(self)) / self.family.rows
 
 
 def document_frequencies(tokens: Tokens, family: HashFamily) -> CountMin:

@@ -14,7 +14,6 @@ import ipaddress
 import os
 import re
 import ssl
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from isthmus.errors import ConfigError, DataError
+from isthmus.files import private_file, write_private
 from isthmus.service.settings import Tls
 
 DAYS, AUTHORITY_DAYS = 397, 3650
@@ -55,7 +55,7 @@ def client_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _context(tls: Tls, protocol: int) -> ssl.SSLContext:
-    private(tls.key)
+    private_file(tls.key)
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -94,35 +94,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def private(path: str | os.PathLike[str]) -> Path:
-    """A file with a secret that nobody but its owner can read, or a DataError with the cure."""
-    found = Path(path)
-    try:
-        mode = found.stat().st_mode
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", file=found, cure="check the path") from error
-    if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
-        raise DataError(
-            f"a secret that others can read (mode {stat.S_IMODE(mode):o})",
-            file=found,
-            cure=f"chmod 600 {found}",
-        )
-    return found
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """A file that only its owner can read, from its first byte on; it is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def private_folder(path: Path) -> Path:
     """A folder, made for its owner alone where it is not there yet."""
     if not path.is_dir():
@@ -152,7 +123,7 @@ class Authority:
             write_private(own / "ca.key", _pem(key))
             (own / AUTHORITY).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         try:
-            key_bytes = private(own / "ca.key").read_bytes()
+            key_bytes = private_file(own / "ca.key").read_bytes()
             loaded = serialization.load_pem_private_key(key_bytes, None)
             certificate = x509.load_pem_x509_certificate((own / AUTHORITY).read_bytes())
         except ValueError as error:

@@ -18,8 +18,9 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from isthmus.errors import Refused, ServiceError, SiloUnavailable
+from isthmus.files import private_file
 from isthmus.service import wire
-from isthmus.service.certificates import private, trusting
+from isthmus.service.certificates import trusting
 from isthmus.service.lines import Reply
 
 KEY_VARIABLE, AUTHORITY_VARIABLE = "ISTHMUS_API_KEY", "ISTHMUS_AUTHORITY"
@@ -46,7 +47,7 @@ class Client:
         authority: str | os.PathLike[str] | None = None,
         timeout: float = 30.0,
     ) -> None:
-        token = private(key).read_text(encoding="utf-8").strip() if isinstance(key, Path) else key
+        token = private_file(key).read_text(encoding="utf-8").strip() if isinstance(key, Path) else key
         token = token or os.environ.get(KEY_VARIABLE, "")
         headers = {"authorization": f"Bearer {token}"} if token else {}
         trusted = authority or os.environ.get(AUTHORITY_VARIABLE)

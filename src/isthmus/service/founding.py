@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from isthmus.errors import ConfigError
-from isthmus.service.certificates import DAYS, LOOPBACK, TRAINING, Authority, check_name, write_private
+from isthmus.files import write_private
+from isthmus.service.certificates import DAYS, LOOPBACK, TRAINING, Authority, check_name
 from isthmus.service.security import SCOPES, ApiKeys
 from isthmus.service.templates import template
 

@@ -24,7 +24,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from isthmus.errors import DataError
-from isthmus.service.certificates import private, write_private
+from isthmus.files import private_file, write_private
 
 KEY_BYTES = 64
 LIFETIME = 26 * 3600.0
@@ -40,7 +40,7 @@ def local_secret(path: Path) -> bytes:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(path, secrets.token_hex(KEY_BYTES).encode() + b"\n")
     try:
-        key = bytes.fromhex(private(path).read_text(encoding="ascii"))
+        key = bytes.fromhex(private_file(path).read_text(encoding="ascii"))
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:

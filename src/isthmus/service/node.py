@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -43,7 +43,7 @@ from isthmus.service.sources import check_sources, load_all
 from isthmus.service.space import Space
 from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store
 from isthmus.tables import Documents
-from isthmus.tables.files import replacing
+from isthmus.tables.files import locked, replacing
 from isthmus.tables.ids import frozen
 
 TICK = 5.0
@@ -67,14 +67,12 @@ def alone(folder: Path) -> Iterator[None]:
     The lock is the system's and ends with the process, however that ends. What the process writes meanwhile
     is its owner's alone; so is what an older Isthmus has left there.
     """
-    import fcntl
-
     before = os.umask(0o077)
     folder.mkdir(parents=True, exist_ok=True)
-    opened = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
+    with ExitStack() as stack:
+        stack.callback(os.umask, before)
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(folder / "lock", wait=False))
         except BlockingIOError:
             raise ConfigError(
                 f"{folder} is in use by another isthmus node",
@@ -84,9 +82,6 @@ def alone(folder: Path) -> Iterator[None]:
         for path in (path for pattern in OWN for path in folder.glob(pattern)):
             os.chmod(path, path.stat().st_mode & 0o700)
         yield
-    finally:
-        os.close(opened)
-        os.umask(before)
 
 
 class Node:

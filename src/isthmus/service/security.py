@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from isthmus.errors import ConfigError, DataError, Refused
-from isthmus.service.certificates import private, private_folder, write_private
+from isthmus.files import locked, private_file, write_private
+from isthmus.service.certificates import private_folder
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -170,12 +171,10 @@ class ApiKeys:
             return {}
         seen = (found.st_mtime_ns, found.st_size, found.st_ino)
         if seen != self._seen:
-            self._keys, self._seen = _parsed(private(self.path)), seen
+            self._keys, self._seen = _parsed(private_file(self.path)), seen
         return self._keys
 
-    def _alone(self) -> AbstractContextManager[None]:
-        from isthmus.tables.files import locked  # here, because it loads NumPy, which callers need not
-
+    def _alone(self) -> AbstractContextManager[int]:
         return locked(private_folder(self.path.parent) / f".{self.path.name}.lock")
 
     def _write(self, keys: Mapping[str, ApiKey]) -> None:

@@ -14,17 +14,17 @@ import gzip
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from threading import get_ident
 from typing import IO
 from zlib import error as ZlibError
 
 import numpy as np
 
 from isthmus.errors import DataError
+from isthmus.files import locked as locked
+from isthmus.files import replacing as replacing
 
 BLOCK = 1 << 24
 LONGEST_LINE = 1 << 26
@@ -154,57 +154,6 @@ def single_spaced(data: bytes) -> bytes:
     symbols = symbols[(symbols != _SPACE) | ~before_blank]
     after_feed = np.insert(symbols[:-1] == _FEED, 0, True)
     return bytes(symbols[(symbols != _SPACE) | ~after_feed])
-
-
-@contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A stream whose content takes the file's place once it is complete and on disk.
-
-    A reader sees the old file or the new one, never half of it, whatever happens in between. A name that
-    ends in `.gz` is compressed. Through a link its file is replaced; what is not a regular file (a pipe, a
-    terminal, /dev/stdout) is written to directly, behind what is there.
-    """
-    target = Path(path)
-    packed = target.suffix == ".gz"
-    if (target.is_absolute() and target.parts[1:2] in (("dev",), ("proc",))) or _is_special(target):
-        with open(target, "ab") as stream:
-            yield stream
-        return
-    target = target.resolve()
-    temporary = target.with_name(f".{os.getpid()}-{get_ident()}.part")
-    try:
-        with open(temporary, "wb") as raw:
-            if packed:
-                with gzip.GzipFile(target.stem, "wb", fileobj=raw, mtime=0) as squeezed:
-                    yield squeezed  # type: ignore[misc]
-            else:
-                yield raw
-            raw.flush()
-            os.fsync(raw.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        if error.filename == str(temporary):  # a name that nobody asked for
-            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """One thread of one process at a time: others wait for the file's lock, which ends with its process."""
-    import fcntl
-
-    opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(opened)
-
-
-def _is_special(path: Path) -> bool:
-    return path.exists() and not path.is_file()
 
 
 def cache_folder() -> Path:

@@ -27,7 +27,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from isthmus.errors import ConfigError, DataError, PrivacyError
-from isthmus.private.composition import Loss
 from isthmus.private.cost import Cost, Covered
 from isthmus.private.ledger import charging, lineage, reading, tally
 from isthmus.private.ledger.budget import Budget
@@ -252,23 +251,6 @@ class Ledger:
         # replaced as a whole, so that other threads never see it half done
         self._paid = dict([*others[1 - REMEMBERED :], ((cost, peer), covered.frozen())])
 
-    def affordable(self, cost: Cost, covered: Covered, peer: str) -> NDArray[np.bool_]:
-        """Which of the documents the release would not overspend, if each were released as it is now.
-
-        Only `charge` decides: another process may come between.
-        """
-        import numpy as np
-
-        with self._store.reading() as db:
-            budget = self._budget(db)
-            lineage.load(db, covered)
-            over = set(charging.overspent_documents(db, cost, peer, budget=budget))
-            payers = list(db.execute("SELECT owner, origin FROM batch ORDER BY row"))
-        alone = Loss.of(cost.epsilon)
-        first = alone.within(budget.ceiling) and alone.within(budget.limit(peer))
-        fits = [first if owner is None else over.isdisjoint((owner, origin)) for owner, origin in payers]
-        return np.array(fits, dtype=bool)
-
     def record(
         self,
         kind: str,
@@ -291,7 +273,7 @@ class Ledger:
 
     def _record(self, db: sqlite3.Connection, kind: str, peer: str, **more: Any) -> int:
         values = {"epsilon": None, "unit": "", "items": 1, "note": "", **more}
-        values |= {"at": self._clock(), "kind": kind, "peer": charging.peer_of(db, peer, create=True)}
+        values |= {"at": self._clock(), "kind": kind, "peer": charging.peer_of(db, peer)}
         return int(
             db.execute(
                 """INSERT INTO departure (at, kind, peer, items, charged, epsilon, unit, note)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from isthmus.errors import BudgetExhausted, PrivacyError
@@ -74,7 +73,7 @@ class Purse:
 
 def charge(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget, kind: str, at: float) -> None:
     """Charge what is on the workbench, or raise BudgetExhausted. What was charged before costs nothing."""
-    release, who = release_of(db, cost, create=True), peer_of(db, peer, create=True)
+    release, who = release_of(db, cost), peer_of(db, peer)
     if not collect_fresh(db, release, who, shared=cost.shared):
         return
     loss, fields = Loss.of(cost.epsilon), sorted(set(cost.fields))
@@ -105,18 +104,8 @@ def purses(budget: Budget, who: int, peer: str) -> list[Purse]:
     return [Purse(EVERYBODY, budget.ceiling, 1), Purse(who, budget.limit(peer), 0)]
 
 
-def overspent_documents(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget) -> Iterator[int]:
-    """The numbers of those documents on the workbench for which the release is too much."""
-    release, who = release_of(db, cost), peer_of(db, peer)
-    collect_fresh(db, release, who, shared=cost.shared)
-    for purse in purses(budget, who, peer):
-        for field in set(cost.fields):
-            parameters = _parameters(purse, field, Loss.of(cost.epsilon))
-            yield from (owner for owner, *_ in db.execute(OVERSPENT, parameters))
-
-
-def release_of(db: sqlite3.Connection, cost: Cost, *, create: bool = False) -> int:
-    """The number of a noise; 0 if it is new and is to stay so."""
+def release_of(db: sqlite3.Connection, cost: Cost) -> int:
+    """The number of a noise, entered if it is new."""
     told = {
         "name": cost.release,
         "mechanism": cost.mechanism,
@@ -131,18 +120,14 @@ def release_of(db: sqlite3.Connection, cost: Cost, *, create: bool = False) -> i
     same = " AND ".join(f"{key} = :{key}" for key in told)
     for (number,) in db.execute(f"SELECT id FROM release WHERE {same}", told):
         return int(number)
-    if not create:
-        return 0
     columns, values = ", ".join(told), ", ".join(f":{key}" for key in told)
     return int(db.execute(f"INSERT INTO release ({columns}) VALUES ({values})", told).lastrowid or 0)
 
 
-def peer_of(db: sqlite3.Connection, name: str, *, create: bool = False) -> int:
-    """The number of a peer; −1 if it is new and is to stay so."""
+def peer_of(db: sqlite3.Connection, name: str) -> int:
+    """The number of a peer, entered if it is new."""
     for (number,) in db.execute("SELECT id FROM peer WHERE name = ?", (name,)):
         return int(number)
-    if not create:
-        return -1
     if not name:
         raise PrivacyError("what leaves a silo goes to somebody: name the peer")
     return int(db.execute("INSERT INTO peer (name) VALUES (?)", (name,)).lastrowid or 0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.errors import DataError
-from isthmus.tables.files import replacing
+from isthmus.files import lock, write_private
 
 _LINE = re.compile(rb"isthmus ledger ([0-9a-f]{32}) ([0-9]{20})\n")
 CURE = "put its newest copy back, or tell what may have been spent since: isthmus ledger lost"
@@ -52,9 +52,7 @@ class TallyFile:
 
     def write(self, tally: Tally) -> None:
         """Begin the file, or replace it on purpose."""
-        with replacing(self.path) as stream:
-            os.chmod(stream.fileno(), 0o600)
-            stream.write(bytes(tally))
+        write_private(self.path, bytes(tally))
         self._reached = tally.number
 
     def advance(self, tally: Tally) -> None:
@@ -62,7 +60,7 @@ class TallyFile:
         if tally.number <= self._reached:
             return
         with open(self.path, "r+b", buffering=0) as stream:
-            _lock(stream.fileno())  # ends with the file
+            lock(stream.fileno())
             line = _LINE.fullmatch(stream.read())
             if line is None or line[1].decode() != tally.ledger:
                 raise DataError("is no tally of this ledger", file=self.path, cure=CURE)
@@ -88,10 +86,3 @@ def check(reached: int, file: str | os.PathLike[str], *, expected: int, by: str 
 def lost(file: str | os.PathLike[str], by: str | os.PathLike[str]) -> DataError:
     """For a ledger that is not there, while something is that was written after it."""
     return DataError(f"the ledger is lost: {os.fspath(by)} is there, and it is not", file=file, cure=CURE)
-
-
-def _lock(number: int) -> None:
-    if os.name == "posix":
-        import fcntl
-
-        fcntl.flock(number, fcntl.LOCK_EX)

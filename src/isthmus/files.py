@@ -1,0 +1,96 @@
+"""Files that are there whole or not at all, files with secrets, and locks between processes.."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from threading import get_ident
+from typing import IO
+
+from isthmus.errors import DataError
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[IO[bytes]]:
+    """A stream whose content takes the file's place once it is complete and on disk.
+
+    A reader sees the old file or the new one, never half of it, whatever happens in between. A name that
+    ends in `.gz` is compressed. Through a link its file is replaced; what is not a regular file (a pipe, a
+    terminal, /dev/stdout) is written to directly, behind what is there. What is `private` nobody but its
+    owner can read, from its first byte on.
+    """
+    target = Path(path)
+    packed = target.suffix == ".gz"
+    if (target.is_absolute() and target.parts[1:2] in (("dev",), ("proc",))) or _is_special(target):
+        with open(target, "ab") as stream:
+            yield stream
+        return
+    target = target.resolve()
+    temporary = target.with_name(f".{os.getpid()}-{get_ident()}.part")
+    try:
+        opener = partial(os.open, mode=0o600) if private else None
+        with open(temporary, "wb", opener=opener) as raw:
+            if packed:
+                with gzip.GzipFile(target.stem, "wb", fileobj=raw, mtime=0) as squeezed:
+                    yield squeezed  # type: ignore[misc]
+            else:
+                yield raw
+            raw.flush()
+            os.fsync(raw.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        if error.filename == str(temporary):  # a name that nobody asked for
+            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """A file that only its owner can read; it is there whole or not at all."""
+    with replacing(path, private=True) as stream:
+        stream.write(content)
+
+
+@contextmanager
+def locked(path: str | os.PathLike[str], *, wait: bool = True) -> Iterator[int]:
+    """One thread of one process at a time has the file's lock, which ends with its process.
+
+    Yields the open file's number. Others wait, or get a BlockingIOError.
+    """
+    opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        lock(opened, wait=wait)
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def lock(opened: int, *, wait: bool = True) -> None:
+    """The lock of an open file, until it is closed; nothing where the system has no such locks."""
+    if os.name == "posix":
+        import fcntl
+
+        fcntl.flock(opened, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def private_file(path: str | os.PathLike[str]) -> Path:
+    """A file with a secret that nobody but its owner can read, or a DataError with the cure."""
+    file = Path(path)
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", file=file, cure="check the path") from error
+    if os.name == "posix" and mode & 0o077:
+        problem = f"a secret that can be read by others (mode {mode:o})"
+        raise DataError(problem, file=file, cure=f"chmod 600 {file}, if it is still a secret")
+    return file
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
