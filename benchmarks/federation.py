@@ -214,8 +214,8 @@ def _idle(silos: int, *, repeats: int = 15) -> float:
     from flwr.clientapp import ClientApp
 
     from isthmus.federation.aggregation import combine
-    from isthmus.federation.engines import LocalGrid
     from isthmus.federation.messages import answer, order, pack, unpack
+    from isthmus.federation.runtimes import LocalGrid
 
     app = ClientApp()
 

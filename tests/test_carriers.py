@@ -24,7 +24,7 @@ from isthmus.federation.carriers import (
     written,
     written_reply,
 )
-from isthmus.federation.engines import LocalGrid, in_process
+from isthmus.federation.runtimes import LocalGrid, in_process
 from isthmus.private.exchange import Party, Relay, Reply, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger, fingerprint

@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 
 from easy_rows import easy
 from isthmus.errors import ProtocolError, RoundFailed
-from isthmus.federation import apps, clients, engines, members, relay, rounds
+from isthmus.federation import apps, clients, members, relay, rounds, runtimes
 from isthmus.federation.aggregation import combine
 from isthmus.federation.holdings import silo_name
 from isthmus.federation.members import check_weights, flat
@@ -57,7 +57,7 @@ def parameters(training):
     return flat(training.ranker.parameters_)
 
 
-class Wire(engines.LocalGrid):
+class Wire(runtimes.LocalGrid):
     """The grid with somebody listening, who may also cut the line."""
 
     heard: list[Message]
@@ -83,7 +83,7 @@ def wire(monkeypatch):
         pass
 
     Own.heard = []
-    monkeypatch.setattr(engines, "LocalGrid", Own)
+    monkeypatch.setattr(runtimes, "LocalGrid", Own)
     return Own
 
 
@@ -159,7 +159,7 @@ def test_ray_gives_the_same_result(monkeypatch, tmp_path):
     """Masked training, which needs all that open training does of a runtime, and a silo's state besides."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     told = config(rounds=Rounds(count=2, silos=5), faults=(Fault("drop", 0.2, "round"),))
-    here, there = train(told, FOLD), train(replace(told, engine="ray"), FOLD)
+    here, there = train(told, FOLD), train(replace(told, runtime="ray"), FOLD)
     assert there.model_sha256 == here.model_sha256
     assert [record.measure for record in there.history] == [record.measure for record in here.history]
     rejected = [set(record.rejected) for record in there.history]
@@ -446,14 +446,14 @@ def test_a_silo_too_heavy_is_brought_down_to_half_and_three_are_substantial():
 
 
 def test_a_silo_that_insists_on_masks_shows_its_model_to_nobody(monkeypatch):
-    own = engines._context
+    own = runtimes._context
 
     def insisting(partition, partitions):
         context = own(partition, partitions)
         context.node_config["masked-only"] = True
         return context
 
-    monkeypatch.setattr(engines, "_context", insisting)
+    monkeypatch.setattr(runtimes, "_context", insisting)
     with pytest.raises(RoundFailed, match="without the other silos' cards"):
         train(config(), FOLD)
     with pytest.raises(RoundFailed, match="secure sum only"):
@@ -472,7 +472,7 @@ def test_a_silo_that_insists_on_masks_shows_its_model_to_nobody(monkeypatch):
 
 def agreed(names, trusts):
     """Contexts of silos that have agreed on a session, and their keys."""
-    engines.give_identity()
+    runtimes.give_identity()
     contexts = {name: Context(1, at + 2, {}, RecordDict(), {}) for at, name in enumerate(names)}
     content = order(None, {"session": "00ff", "threshold": max(3, least_threshold(len(names)))}, round=1)
     adverts = {}

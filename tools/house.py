@@ -114,12 +114,7 @@ NO_FACADE = frozenset(
 )
 """Folders that have no facade yet: all their modules may be imported. This list only shrinks."""
 
-CYCLES = frozenset(
-    {
-        # a silo's training process logs as the node does
-        frozenset({"isthmus.service.running", "isthmus.service.silo_training"}),
-    }
-)
+CYCLES: frozenset[frozenset[str]] = frozenset()
 """Cycles that are still there. This list only shrinks."""
 
 DISTRIBUTIONS = {

@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 
 from easy_rows import easy
 from isthmus.errors import FederationError, RoundFailed
-from isthmus.federation import clients, engines, rounds
+from isthmus.federation import clients, rounds, runtimes
 from isthmus.federation.answers import update_length
 from isthmus.federation.apps import train
 from isthmus.federation.noise import spent
@@ -49,14 +49,14 @@ def config(**more: object) -> Config:
 @pytest.fixture
 def insisting(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Silos whose own configuration has a floor."""
-    own, floor = engines._context, {"most-clip": 0.5, "least-noise": 3.0}
+    own, floor = runtimes._context, {"most-clip": 0.5, "least-noise": 3.0}
 
     def context(partition: int, partitions: int) -> object:
         node = own(partition, partitions)
         node.node_config.update(floor)
         return node
 
-    monkeypatch.setattr(engines, "_context", context)
+    monkeypatch.setattr(runtimes, "_context", context)
     return floor
 
 

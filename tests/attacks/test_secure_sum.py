@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from easy_rows import easy
 from isthmus.errors import ConfigError, ProtocolError, RoundFailed
-from isthmus.federation import apps, clients, engines, members, relay, rounds
+from isthmus.federation import apps, clients, members, relay, rounds, runtimes
 from isthmus.federation.deployment import own_trust
 from isthmus.federation.holdings import silo_name
 from isthmus.federation.messages import Arrays, order, pack, unpack
@@ -245,7 +245,7 @@ class Steps:
     """Sends silos the steps of a secure round, as a coordinator would, with whatever it likes in them."""
 
     def __init__(self, count: int, weights: Mapping[str, float]) -> None:
-        engines.give_identity()
+        runtimes.give_identity()
         keys = identities(count)
         known = {name: key.public_key() for name, key in keys.items()}
         self.trusts = {name: members.Trust(key, known) for name, key in keys.items()}
@@ -323,7 +323,7 @@ def test_a_step_of_another_session_is_refused() -> None:
 
 def test_a_silo_that_insists_on_masks_needs_the_others_cards() -> None:
     """Else all the others may be the coordinator's invention."""
-    engines.give_identity()
+    runtimes.give_identity()
     context = Context(1, 2, {"masked-only": True}, RecordDict(), {})
     message = Message(order(None, {"session": "00ff", "threshold": 3}, round=1), 2, "query.agree")
     with pytest.raises(ProtocolError, match="without the other silos' cards"):

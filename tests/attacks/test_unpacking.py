@@ -22,8 +22,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import Message as MessageBytes
 
 from isthmus.errors import DataError, IsthmusError, ProtocolError, ServiceError
-from isthmus.federation import engines, remote
 from isthmus.federation import messages as flower
+from isthmus.federation import remote, runtimes
 from isthmus.private import messages as private
 from isthmus.rankers.files import Saved
 from isthmus.service import wire
@@ -254,7 +254,7 @@ def test_settings_of_an_order_are_bounded():
 
 def hostile_messages():
     """Flower messages of a few megabytes that are very many objects once parsed."""
-    engines.give_identity()
+    runtimes.give_identity()
     for value in ([0] * (9 * MEGABYTE), [str(number) for number in range(200_000)]):
         content = RecordDict({"config": ConfigRecord({"v": value})})
         yield remote.encode(Message(content, dst_node_id=1, message_type="query"))

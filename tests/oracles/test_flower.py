@@ -10,9 +10,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy.fedopt import FedOpt
 
-from isthmus.federation.engines import LocalGrid
 from isthmus.federation.messages import answer, order, pack, unpack
 from isthmus.federation.rounds import State
+from isthmus.federation.runtimes import LocalGrid
 from isthmus.federation.settings import StrategyOptions
 from rounds_by_hand import SCALING, coordinator
 

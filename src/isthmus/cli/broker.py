@@ -34,7 +34,8 @@ def _broker_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _broker(asked: argparse.Namespace) -> None:
-    from isthmus.service.running import end_with_stdin, log_to_stderr, run_broker, warn_of_open_files
+    from isthmus.service.logs import end_with_stdin, log_to_stderr
+    from isthmus.service.running import run_broker, warn_of_open_files
     from isthmus.service.settings import read_broker
 
     settings = read_broker(asked.config, asked.changes)

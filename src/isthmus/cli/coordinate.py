@@ -26,7 +26,7 @@ def _run(asked: argparse.Namespace) -> None:
     from isthmus.federation.deployment import read_run
     from isthmus.report import summary
     from isthmus.service.coordination import coordinating
-    from isthmus.service.running import log_to_stderr
+    from isthmus.service.logs import log_to_stderr
     from isthmus.service.settings import read_coordinator
 
     settings = read_coordinator(asked.config, asked.changes)

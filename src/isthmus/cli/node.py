@@ -37,13 +37,8 @@ def _run(asked: argparse.Namespace) -> None:
     if asked.index_only or asked.export_judgements:
         _offline(asked, settings)
         return
-    from isthmus.service.running import (
-        end_with_stdin,
-        log_to_stderr,
-        run_node,
-        run_training,
-        warn_of_open_files,
-    )
+    from isthmus.service.logs import end_with_stdin, log_to_stderr
+    from isthmus.service.running import run_node, run_training, warn_of_open_files
 
     log_to_stderr(access=not asked.quiet)
     warn_of_open_files(Path(asked.config), settings)

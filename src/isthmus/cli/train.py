@@ -12,51 +12,41 @@ if TYPE_CHECKING:
     from isthmus.federation.settings import Config
 
 PER_ROUND = 10
-SETTINGS = {
-    "data": "data",
-    "fold": "fold",
-    "silos": "dealing.silos",
-    "dealing": "dealing.kind",
-    "per_round": "rounds.silos",
-    "rounds": "rounds.count",
-    "strategy": "strategy.name",
-    "server": "strategy.server",
-    "loss": "local.loss",
-    "epochs": "local.epochs",
-    "probe": "probe",
-    "patience": "rounds.patience",
-    "secure": "secure",
-    "ledgers": "ledgers",
-    "engine": "engine",
-    "workers": "workers",
-    "seed": "seed",
-}
-"""Where in the configuration an option of the command line goes."""
+OPTIONS: tuple[tuple[str, str, str | None, int | None, str], ...] = (
+    ("silos", "dealing.silos", None, 1, "silos the training queries are dealt to (100)"),
+    ("dealing", "dealing.kind", "KIND", None, "how: query, size, dirichlet-query, site … (query)"),
+    ("per_round", "rounds.silos", None, 1, f"silos asked in a round ({PER_ROUND})"),
+    ("rounds", "rounds.count", None, 1, "rounds (100)"),
+    ("strategy", "strategy.name", "NAME", None, "fedrisk, fedavg, fedprox, scaffold … (fedrisk)"),
+    ("server", "strategy.server", "STEP", None, "average, momentum, adam, convex …"),
+    ("loss", "local.loss", "NAME", None, "lambdarank, softmax, ranknet … (lambdarank)"),
+    ("epochs", "local.epochs", None, 1, "local epochs a round (1)"),
+    ("probe", "probe", "N|FILE|none", None, "the coordinator's judged queries (40)"),
+    ("ledgers", "ledgers", "DIR", None, "where silos write down what leaves them (nowhere)"),
+    ("patience", "rounds.patience", None, 1, "stop so many rounds after the best one (never)"),
+    ("fold", "fold", None, 0, "fold of the data, from 0 (0)"),
+    ("runtime", "runtime", "NAME", None, "in-process or ray (in-process)"),
+    ("workers", "workers", None, 1, "silos at work at once (one a core)"),
+    ("seed", "seed", None, 0, "of every random draw (0)"),
+)
+"""Options of the command line: the name, where in the configuration it goes, a word for its value or the
+least whole number that it may be, and what it says."""
+SETTINGS = {name: key for name, key, *_ in OPTIONS} | {"data": "data", "secure": "secure", "engine": "engine"}
+"""Where in the configuration an option goes."""
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", nargs="?", help="feature rows: a name, a file or a folder")
-    parser.add_argument("--silos", type=whole(1), help="silos the training queries are dealt to (100)")
-    parser.add_argument("--dealing", metavar="KIND", help="how: query, size, dirichlet-query, site … (query)")
-    parser.add_argument("--per-round", type=whole(1), help=f"silos asked in a round ({PER_ROUND})")
-    parser.add_argument("--rounds", type=whole(1), help="rounds (100)")
-    parser.add_argument("--strategy", metavar="NAME", help="fedrisk, fedavg, fedprox, scaffold … (fedrisk)")
-    parser.add_argument("--server", metavar="STEP", help="average, momentum, adam, convex …")
-    parser.add_argument("--loss", metavar="NAME", help="lambdarank, softmax, ranknet … (lambdarank)")
-    parser.add_argument("--epochs", type=whole(1), help="local epochs a round (1)")
-    parser.add_argument("--probe", metavar="N|FILE|none", help="the coordinator's judged queries (40)")
+    for name, _, word, least, text in OPTIONS:
+        kind = str if least is None else whole(least)
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=word, type=kind, help=text)
     parser.add_argument(
         "--secure",
         action="store_const",
         const="true",
         help="the coordinator sees the weighted sum of the models only",
     )
-    parser.add_argument("--ledgers", metavar="DIR", help="where silos write down what leaves them (nowhere)")
-    parser.add_argument("--patience", type=whole(1), help="stop so many rounds after the best one (never)")
-    parser.add_argument("--fold", type=whole(0), help="fold of the data, from 0 (0)")
-    parser.add_argument("--engine", metavar="NAME", help="in-process or ray (in-process)")
-    parser.add_argument("--workers", type=whole(1), help="silos at work at once (one a core)")
-    parser.add_argument("--seed", type=whole(0), help="of every random draw (0)")
+    parser.add_argument("--engine", help=argparse.SUPPRESS)  # what --runtime was called
     add_settings(parser, "a TOML file with any of these and more", example="local.epochs=5", required=False)
     parser.add_argument("--out", metavar="DIR", help="the run's folder (runs/DATA-STRATEGY-SEED)")
     parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
@@ -77,14 +67,8 @@ def _train(asked: argparse.Namespace) -> None:
         out = asked.out or f"runs/{_short(config.data)}-{config.strategy.name}-{config.seed}"
     trained = train(config, out=out, resume=bool(asked.resume))
     if asked.json:
-        print_json(
-            {
-                "out": str(out),
-                "rounds": trained.rounds,
-                "final": dict(trained.final),
-                "model_sha256": trained.model_sha256,
-            }
-        )
+        result = {"out": str(out), "rounds": trained.rounds, "final": dict(trained.final)}
+        print_json({**result, "model_sha256": trained.model_sha256})
     else:
         for measure, value in trained.final.items():
             print(f"{measure}\t{value:.4f}")

@@ -1,7 +1,7 @@
 """`train(config) -> Training`: the apps, put together and run.
 
 data ── deal ──> silos ──> ClientApp ─┐
-  └── probe, validation ──> ServerApp ─┴─ engine ──> Training
+  └── probe, validation ──> ServerApp ─┴─ runtime ─> Training
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from isthmus.federation import holdings as places
 from isthmus.federation.books import simulated_book
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.clients import client_app, no_book
-from isthmus.federation.engines import ENGINES
 from isthmus.federation.flower import Context, Grid, Mod, ServerApp
 from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
+from isthmus.federation.runtimes import RUNTIMES
 from isthmus.federation.settings import MODEL, Config
 from isthmus.partition import Holdings, deal
 from isthmus.randomness import Streams
@@ -111,16 +111,16 @@ def simulate(
     with _reachable(tables, config) as holdings:
         book = no_book if config.ledgers is None else partial(simulated_book, folder=config.ledgers)
         client = client_app(holdings, book=book, mods=mods)
-        ENGINES[config.engine](server, client, config.dealing.silos, workers=config.workers)
+        RUNTIMES[config.runtime](server, client, config.dealing.silos, workers=config.workers)
     if not outcome:
-        raise FederationError("the engine ended before training did")
+        raise FederationError("the runtime ended before training did")
     return outcome[0]
 
 
 @contextmanager
 def _reachable(tables: list[Letor], config: Config) -> Iterator[places.Holdings]:
-    """The silos' tables where the engine's workers find them; the caller's list is emptied."""
-    if config.engine == "in-process":
+    """The silos' tables where the runtime's workers find them; the caller's list is emptied."""
+    if config.runtime == "in-process":
         holdings = places.Tables(tables, scaling=config.model.scaling)
         tables.clear()
         yield holdings
@@ -136,7 +136,7 @@ def server_app(
     remember: Callable[[State], None],
     done: Callable[[State], None],
 ) -> ServerApp:
-    """The ServerApp: a coordinator over whatever grid the engine gives it."""
+    """The ServerApp: a coordinator over whatever grid the runtime gives it."""
     app = ServerApp()
 
     @app.main()

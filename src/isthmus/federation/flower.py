@@ -24,7 +24,7 @@ try:
     from flwr.common.serde import context_to_proto as context_to_proto
     from flwr.common.serde import message_from_proto as message_from_proto
     from flwr.common.serde import message_to_proto as message_to_proto
-    from flwr.proto.message_pb2 import Context as ContextBytes, Message as MessageBytes
+    from flwr.proto.message_pb2 import Context as ContextBytes, Message as MessageBytes  # noqa: F401
     from flwr.serverapp import Grid as Grid, ServerApp as ServerApp, strategy
     from flwr.supercore.run import Run as Run
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
@@ -33,7 +33,48 @@ except ModuleNotFoundError as error:
 # isort: on
 # fmt: on
 
-__all__ = ["ContextBytes", "MessageBytes", "centre", "server_step"]  # the others are re-exported by `as`
+
+RUN_ID = COORDINATOR = 1
+"""The run, and the node of the coordinator, where nobody else numbers them."""
+
+
+def give_identity() -> None:
+    """Flower's messages name the task that makes them; a process outside its runtimes has none yet."""
+    if TaskIdentity._run_id is None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, COORDINATOR, RUN_ID
+
+
+def stamp(message: Message, **details: str | int) -> None:
+    """Write details into a message's metadata, as Flower's own grids do: they have no setter."""
+    message.metadata.__dict__.update({f"_{name}": detail for name, detail in details.items()})
+
+
+class NodeGrid(Grid):
+    """What our grids have in common: a run, and messages to nodes."""
+
+    def __init__(self, run_id: int) -> None:
+        give_identity()
+        self._run = Run.create_empty(run_id)
+
+    def set_run(self, run: Run) -> None:
+        """Take another run's details."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run's details."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """A message to a node."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
 
 class _Adapter(strategy.FedAvg):

@@ -7,7 +7,7 @@
     reveal    everybody's signature                               out: shares that open the sum, and no model
 
 Between steps the trained model and the keys wait in the node's own state, which Flower keeps from message to
-message on every engine, and never leave it. The silo refuses weights, of all silos and again of those who
+message in every runtime, and never leave it. The silo refuses weights, of all silos and again of those who
 answered, under which the sum would speak for one or two of them. What everybody is to weigh, and the order to
 train, are part of the masks and of the signatures: where silos hear of different weights, or train from
 different models, no sum opens. Else a coordinator could have all but one learn nothing.

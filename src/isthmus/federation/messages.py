@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.errors import DataError, FederationError
+from isthmus.errors import DataError, FederationError, ProtocolError
 from isthmus.federation.aggregation import Arrays as Arrays
 from isthmus.federation.flower import (
     Array,
@@ -29,6 +29,8 @@ from isthmus.federation.flower import (
     MessageBytes,
     MetricRecord,
     RecordDict,
+    message_from_proto,
+    message_to_proto,
 )
 from isthmus.federation.settings import Rounds
 from isthmus.tables.unpacking import PLAIN, Unpacker
@@ -97,6 +99,20 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     told = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, told)
     return buffer.getvalue()
+
+
+def encode(message: Message) -> bytes:
+    """A message as bytes."""
+    return bytes(message_to_proto(message).SerializeToString())
+
+
+def decode(data: bytes) -> Message:
+    """The message that bytes are, or a ProtocolError."""
+    try:
+        weigh(data)
+        return message_from_proto(MessageBytes.FromString(data))
+    except Exception as error:  # bytes from elsewhere may fail in any way
+        raise ProtocolError(f"not a message ({type(error).__name__})") from error
 
 
 def weigh(data: bytes) -> None:

@@ -20,22 +20,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from isthmus.errors import FederationError, PrivacyError, ProtocolError
-from isthmus.federation.crew import App
-from isthmus.federation.engines import COORDINATOR, give_identity
+from isthmus.errors import FederationError, PrivacyError
 from isthmus.federation.flower import (
+    COORDINATOR,
     Context,
     Error,
     Grid,
     Message,
-    MessageBytes,
+    NodeGrid,
     RecordDict,
-    Run,
     UserConfig,
-    message_from_proto,
-    message_to_proto,
+    give_identity,
+    stamp,
 )
-from isthmus.federation.messages import weigh
+from isthmus.federation.messages import decode, encode
+from isthmus.federation.runtimes import App
 from isthmus.rankers import one_blas_thread
 
 PATIENCE = 15.0
@@ -50,20 +49,6 @@ _FAILED, _GONE = 2, 3
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-def encode(message: Message) -> bytes:
-    """A message as bytes."""
-    return bytes(message_to_proto(message).SerializeToString())
-
-
-def decode(data: bytes) -> Message:
-    """The message that bytes are, or a ProtocolError."""
-    try:
-        weigh(data)
-        return message_from_proto(MessageBytes.FromString(data))
-    except Exception as error:  # bytes from elsewhere may fail in any way
-        raise ProtocolError(f"not a message ({type(error).__name__})") from error
 
 
 def check_claim(grid: Grid, node: int, name: str) -> None:
@@ -94,7 +79,7 @@ class _Silo:
     orders: dict[str, _Order] = field(default_factory=dict)
 
 
-class RemoteGrid(Grid):
+class RemoteGrid(NodeGrid):
     """Flower's grid over silos that fetch their messages.
 
     A silo's node number follows from the names, so it stays when the silo or the coordinator starts again.
@@ -102,13 +87,12 @@ class RemoteGrid(Grid):
     """
 
     def __init__(self, silos: Sequence[str], *, clock: Callable[[], float] = time.monotonic) -> None:
-        give_identity()
+        super().__init__(secrets.randbits(62) | 1)  # drawn anew for every coordinator
         names = sorted(set(silos))
         self._silos = {name: _Silo(COORDINATOR + 1 + at) for at, name in enumerate(names)}
         self._names = {silo.node: name for name, silo in self._silos.items()}
         self._clock = clock
         self._changed = threading.Condition()
-        self._run = Run.create_empty(secrets.randbits(62) | 1)
 
     def name(self, node: int) -> str:
         """The silo with this number."""
@@ -143,7 +127,7 @@ class RemoteGrid(Grid):
             order = silo.orders.get(number)
             if order is None or order.reply is not None:
                 return False
-            reply.metadata.__dict__["_src_node_id"] = silo.node  # as Flower's own grids do: it has no setter
+            stamp(reply, src_node_id=silo.node)
             order.reply = reply
             self._changed.notify_all()
         return True
@@ -196,30 +180,9 @@ class RemoteGrid(Grid):
                 silo.orders = {key: order for key, order in silo.orders.items() if key not in waiting}
         return replies
 
-    def set_run(self, run: Run) -> None:
-        """Take another run's details."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run's details; its number is drawn anew for every coordinator."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """A message to a node."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
     def _submit(self, message: Message) -> str:
         known = secrets.token_hex(16)
-        details = message.metadata.__dict__  # as above
-        details["_message_id"], details["_run_id"] = known, self._run.run_id
+        stamp(message, message_id=known, run_id=self._run.run_id)
         silo = self._silos[self._names[message.metadata.dst_node_id]]
         silo.orders[known] = _Order(message, encode(message), self._clock())
         return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -294,11 +295,17 @@ class Config:
     """Who scores models on the probe: the server, which must see them, or under `secure` the silos."""
     ledgers: Path | None = None
     """Where simulated silos keep ledgers of what leaves them, as real ones do; by default nowhere."""
-    engine: Literal["in-process", "ray"] = "in-process"
+    runtime: Literal["in-process", "ray"] = "in-process"
+    engine: Literal["in-process", "ray"] | None = None
+    """The old name of `runtime`, read until the next release."""
     workers: int | None = None
     measures: tuple[str, ...] = MEASURES
 
     def __post_init__(self) -> None:
+        if self.engine is not None:
+            warnings.warn("engine is called runtime now; change the key", FutureWarning, stacklevel=2)
+            object.__setattr__(self, "runtime", self.engine)
+            object.__setattr__(self, "engine", None)
         if self.rounds.silos > self.dealing.silos:
             raise ValueError(f"rounds.silos = {self.rounds.silos} of dealing.silos = {self.dealing.silos}")
         if self.strategy.needs_probe and self.probe is None:

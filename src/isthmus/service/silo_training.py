@@ -23,6 +23,7 @@ from typing import Any
 from isthmus.errors import ConfigError, ServiceError
 from isthmus.service.certificates import client_context, server_name
 from isthmus.service.coordination import BUSY, FETCH, MESSAGE_TYPE, REPLY, WAIT
+from isthmus.service.logs import end_with_stdin, log_to_stderr
 from isthmus.service.settings import NodeSettings, SiloTraining, Tls
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -252,8 +253,6 @@ def confine(user: str = "") -> None:
 
 def main() -> None:
     """The process that a node starts: its part is a line on stdin, which is open as long as the node runs."""
-    from isthmus.service.running import end_with_stdin, log_to_stderr
-
     log_to_stderr()
     try:
         part = Part.loaded(sys.stdin.buffer.readline())

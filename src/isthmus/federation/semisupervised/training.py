@@ -6,7 +6,7 @@
     CS-F-LTR   the average of the local models labels everybody's cross pairs and is where federated training
                on judged and labelled pairs starts
 
-Federated training is the same as anywhere else in Isthmus: the same rounds, strategies, engines, checks and
+Federated training is the same as anywhere else in Isthmus: the same rounds, strategies, runtimes, checks and
 checkpoints. A silo's labels are made in the silo, when the coordinator sends it a labeller, and stay there.
 """
 
@@ -25,10 +25,10 @@ from isthmus.features import FIELDS, NAMES
 from isthmus.federation import members
 from isthmus.federation.aggregation import combine
 from isthmus.federation.clients import Book, client_app, no_book
-from isthmus.federation.engines import ENGINES
 from isthmus.federation.flower import ArrayRecord, ClientApp, Context, Grid, Message, MessageType, ServerApp
 from isthmus.federation.messages import ARRAYS, answer, order, pack, settings_of, unpack
 from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
+from isthmus.federation.runtimes import RUNTIMES
 from isthmus.federation.semisupervised.labelling import Guesses, Labelling, SiloRows, guess, lesson_of, mixed
 from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
 from isthmus.partition import Dealing
@@ -484,15 +484,15 @@ def cotrain(
     remember: Remember = lambda state: None,
     names: Sequence[str] | None = None,
 ) -> Trained:
-    """`Global` (without a labelling) or `CS-F-LTR` (with one), over an engine.
+    """`Global` (without a labelling) or `CS-F-LTR` (with one), over a runtime.
 
     `start` may bring a first model, for instance the average of local ones that exist already.
     """
     outcome: list[State] = []
     conductor = Conductor(config, grades, held or Held())
     server = conductor_app(conductor, start, remember, outcome.append)
-    ENGINES[config.engine](server, studying_app(InMemory(silos, names)), len(silos), workers=1)
+    RUNTIMES[config.engine](server, studying_app(InMemory(silos, names)), len(silos), workers=1)
     if not outcome:
-        raise FederationError("the engine ended before training did")
+        raise FederationError("the runtime ended before training did")
     state = outcome[0]
     return Trained(dict(state.parameters), state.scaling, config.local(config.epochs), state.history)

@@ -16,9 +16,8 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType
 from flwr.clientapp import ClientApp
 
-from isthmus.federation.crew import Crew, can_fork
-from isthmus.federation.engines import LocalGrid
 from isthmus.federation.messages import answer, order, pack, unpack
+from isthmus.federation.runtimes import LocalGrid, WorkerPool, can_fork
 
 
 @pytest.fixture
@@ -134,7 +133,7 @@ def crew():
     def end(message, context):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    grid = LocalGrid(Crew(app, 2), 4, workers=2)
+    grid = LocalGrid(WorkerPool(app, 2), 4, workers=2)
     yield grid
     grid.close()
     grid._app.close()
@@ -185,8 +184,8 @@ def test_a_daemon_does_not_fork():
 @pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
 def test_workers_do_not_outlive_a_killed_parent():
     script = (
-        "from isthmus.federation.crew import Crew\n"
-        "crew = Crew(lambda message, context: message, 2)\n"
+        "from isthmus.federation.runtimes import WorkerPool\n"
+        "crew = WorkerPool(lambda message, context: message, 2)\n"
         "print(*(worker.process.pid for worker in crew._workers), flush=True)\n"
         "input()\n"
     )

@@ -8,35 +8,51 @@ nodes the silos fetch their messages (`remote`) and answer with the same ClientA
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
+import signal
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from multiprocessing import current_process, get_context
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from isthmus.errors import MissingExtra
-from isthmus.federation.crew import App, Crew, answered, can_fork
+from isthmus.errors import FederationError, MissingExtra
 from isthmus.federation.flower import (
+    COORDINATOR,
+    RUN_ID,
     ClientApp,
     Context,
-    Grid,
+    ContextBytes,
+    Error,
     Message,
+    MessageBytes,
+    NodeGrid,
     RecordDict,
-    Run,
     ServerApp,
-    TaskIdentity,
     UserConfig,
+    context_from_proto,
+    context_to_proto,
+    give_identity,
+    message_from_proto,
+    stamp,
 )
+from isthmus.federation.messages import encode
 from isthmus.rankers import one_blas_thread
 
-RUN_ID = 1
-COORDINATOR = 1
+App = Callable[[Message, Context], Message]
+_RAISED = 2  # Flower's code for "the ClientApp raised an exception"
+_LOOK = 1.0  # seconds between two looks whether the parent still lives
 
 
-class LocalGrid(Grid):
+class LocalGrid(NodeGrid):
     """Flower's grid over a ClientApp in this process.
 
     Every node has a Context of its own and is given its place among the partitions, as Flower's simulation
@@ -44,33 +60,12 @@ class LocalGrid(Grid):
     """
 
     def __init__(self, app: App, nodes: int, *, workers: int | None = None) -> None:
-        give_identity()
+        super().__init__(RUN_ID)
         self._app = app
         self._contexts = {COORDINATOR + 1 + at: _context(at, nodes) for at in range(nodes)}
         self._pool = ThreadPoolExecutor(workers or available_cores(), thread_name_prefix="silo")
         self._pending: dict[str, Future[Message]] = {}
         self._numbers = itertools.count(1)
-        self._run = Run.create_empty(RUN_ID)
-
-    def set_run(self, run: Run) -> None:
-        """Take another run's details."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run's details."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """A message to a node."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Every node, in the order of partitions."""
@@ -98,12 +93,12 @@ class LocalGrid(Grid):
         return replies
 
     def close(self) -> None:
-        """Let the threads go; a silo still at work finishes for nobody."""
+        """Let the threads go; the result of a silo still at work is discarded."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, message: Message) -> str:
         known = str(next(self._numbers))
-        message.metadata.__dict__["_message_id"] = known  # as Flower's own grids do: it has no setter
+        stamp(message, message_id=known)
         context = self._contexts[message.metadata.dst_node_id]
         self._pending[known] = self._pool.submit(answered, self._app, message, context)
         return known
@@ -111,16 +106,16 @@ class LocalGrid(Grid):
 
 def on_cores(server: ServerApp, client: ClientApp, silos: int, *, workers: int | None = None) -> None:
     """Run the apps here, silos in forked processes where there is more than one worker and forks are safe."""
-    crew = min(workers or available_cores(), silos)
-    if crew < 2 or not can_fork():
+    count = min(workers or available_cores(), silos)
+    if count < 2 or not can_fork():
         in_process(server, client, silos, workers=workers)
         return
     give_identity()
-    forked = Crew(client, crew)
+    pool = WorkerPool(client, count)
     try:
-        in_process(server, forked, silos, workers=crew)
+        in_process(server, pool, silos, workers=count)
     finally:
-        forked.close()
+        pool.close()
 
 
 def in_process(server: ServerApp, client: App, silos: int, *, workers: int | None = None) -> None:
@@ -138,7 +133,7 @@ def ray(server: ServerApp, client: ClientApp, silos: int, *, workers: int | None
     try:
         import ray as _  # noqa: F401
     except ImportError as error:
-        raise MissingExtra("ray", "the Ray engine") from error
+        raise MissingExtra("ray", "the Ray runtime") from error
     from flwr.simulation import run_simulation
 
     resources: dict[str, Any] = {
@@ -170,8 +165,7 @@ def _telling_nobody() -> Iterator[None]:
             os.environ["RAY_USAGE_STATS_ENABLED"] = usage
 
 
-Engine = Callable[..., None]
-ENGINES = MappingProxyType({"in-process": on_cores, "ray": ray})
+RUNTIMES = MappingProxyType({"in-process": on_cores, "ray": ray})
 
 
 def available_cores() -> int:
@@ -184,7 +178,106 @@ def _context(partition: int, partitions: int) -> Context:
     return Context(RUN_ID, COORDINATOR + 1 + partition, place, RecordDict(), {})
 
 
-def give_identity() -> None:
-    """Flower's messages name the task that makes them; a process outside its runtimes has none yet."""
-    if TaskIdentity._run_id is None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, COORDINATOR, RUN_ID
+class Worker(NamedTuple):
+    """A forked process and the line to it."""
+
+    process: Any
+    line: Connection
+
+
+class WorkerPool:
+    """An app whose calls are answered by forked processes: as many at once as there are workers.
+
+    Threads cannot train at the same time: a mini-batch is some twenty short NumPy calls, and between any two
+    of them a thread needs Python's lock. A worker serves any silo: what a silo keeps from message to message
+    travels with the message, and its rows lie in memory that all of them share (`holdings.Tables`). Where a
+    process ends before its time the silo it served has failed, and its place is taken by the thread that
+    calls.
+    """
+
+    def __init__(self, app: App, workers: int) -> None:
+        self._app = app
+        self._workers = [_forked(app) for _ in range(workers)]
+        self._idle: SimpleQueue[Worker | None] = SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """The app's reply; the context's state is then what the app left behind."""
+        worker = self._idle.get()
+        try:
+            if worker is None:
+                return self._app(message, context)
+            try:
+                return _asked(worker, message, context)
+            except (EOFError, OSError) as error:
+                worker = None
+                raise FederationError("the process that served the silo ended") from error
+        finally:
+            self._idle.put(worker)
+
+    def close(self) -> None:
+        """End the processes; what one is still at work on is discarded."""
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+
+
+def can_fork() -> bool:
+    """Whether processes can be forked safely: elsewhere the system's own libraries forbid it, and Python
+    lets no daemon have children."""
+    return sys.platform == "linux" and not current_process().daemon
+
+
+def answered(app: App, message: Message, context: Context) -> Message:
+    """The app's reply; whatever it raises is that silo's failure, not the round's."""
+    try:
+        return app(message, context)
+    except Exception as error:
+        return Message(Error(_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+def _asked(worker: Worker, message: Message, context: Context) -> Message:
+    _send(worker.line, message, context)
+    reply, left = _receive(worker.line)
+    context.state = left.state
+    return reply
+
+
+def _forked(app: App) -> Worker:
+    fork = get_context("fork")
+    here, there = fork.Pipe()
+    process = fork.Process(target=_serve, args=(app, there, os.getpid()), daemon=True)
+    with warnings.catch_warnings():  # newer Pythons warn of the parent's other threads; the child needs none
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    there.close()
+    return Worker(process, here)
+
+
+def _serve(app: App, line: Connection, parent: int) -> None:
+    """Answer until the parent has gone."""
+    gc.freeze()  # looking for garbage among what the parent left would copy all of it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to deal with
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with one_blas_thread():
+        while os.getppid() == parent:
+            if line.poll(_LOOK):
+                message, context = _receive(line)
+                _send(line, answered(app, message, context), context)
+
+
+def _send(line: Connection, message: Message, context: Context) -> None:
+    """Both or none: half of it would be taken for the beginning of the next."""
+    parts = encode(message), context_to_proto(context).SerializeToString()
+    for part in parts:
+        line.send_bytes(part)
+
+
+def _receive(line: Connection) -> tuple[Message, Context]:
+    message, context = line.recv_bytes(), line.recv_bytes()
+    return (
+        message_from_proto(MessageBytes.FromString(message)),
+        context_from_proto(ContextBytes.FromString(context)),
+    )
