@@ -6,7 +6,7 @@ import argparse
 import datetime
 from pathlib import Path
 
-from isthmus.cli.command import add_json, print_json, say
+from isthmus.cli.command import add, add_json, print_json, say
 from isthmus.errors import DataError
 
 MAKE = "isthmus keys make keys --silos north,south --broker"
@@ -15,31 +15,15 @@ API = "isthmus keys api add keys/broker/api-keys.json ada --scopes search,feedba
 
 def make_arguments(parser: argparse.ArgumentParser) -> None:
     """`keys make DIR`."""
-    parser.add_argument("folder", metavar="DIR", help="where to: one folder a party, and the authority's")
-    parser.add_argument("--silos", metavar="A,B", default="", help="the silos' names")
-    parser.add_argument(
-        "--broker", metavar="NAME", nargs="?", const="broker", help="a broker too (broker), with an API key"
-    )
-    parser.add_argument(
-        "--coordinator",
-        metavar="NAME",
-        nargs="?",
-        const="coordinator",
-        help="a coordinator of training too (coordinator)",
-    )
-    parser.add_argument(
-        "--training", metavar="A,B", default="", help="silos that train: a key to call the coordinator with"
-    )
-    parser.add_argument(
-        "--host",
-        dest="hosts",
-        metavar="HOST",
-        action="append",
-        default=[],
-        help="a name or address they have",
-    )
-    parser.add_argument("--days", type=float, default=397, help="how long certificates hold (%(default)s)")
-    parser.add_argument("--renew", action="store_true", help="replace certificates that are there")
+    add(parser, "folder DIR", "where to: one folder a party, and the authority's")
+    add(parser, "--silos A,B", "the silos' names", default="")
+    add(parser, "--broker NAME", "a broker too (broker), with an API key", nargs="?", const="broker")
+    about = "a coordinator of training too (coordinator)"
+    add(parser, "--coordinator NAME", about, nargs="?", const="coordinator")
+    add(parser, "--training A,B", "silos that train: a key to call the coordinator with", default="")
+    add(parser, "--host HOST", "a name or address they have", dest="hosts", action="append", default=[])
+    add(parser, "--days", "how long certificates hold (%(default)s)", type=float, default=397)
+    add(parser, "--renew", "replace certificates that are there")
     add_json(parser, "{authority, parties: [{name, folder}]}")
 
 
@@ -71,29 +55,24 @@ def _names(text: str) -> list[str]:
 def api_arguments(parser: argparse.ArgumentParser) -> None:
     """`keys api add | list | revoke`."""
     verbs = parser.add_subparsers(dest="deed", metavar="VERB", required=True, help="what to do with API keys")
-    add = verbs.add_parser("add", help="a new key, shown once", description="A new key, shown once.")
-    add.add_argument("file", metavar="FILE", help="the broker's or node's API keys")
-    add.add_argument("name", metavar="NAME", help="whose key it is")
-    add.add_argument(
-        "--scopes",
-        metavar="A,B",
-        default="search,feedback",
-        help="search, feedback, metrics, admin (%(default)s)",
+    new, listed, revoke = (
+        verbs.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        for name, about in (
+            ("add", "a new key, shown once"),
+            ("list", "all keys, without secrets"),
+            ("revoke", "refuse a key from now on"),
+        )
     )
-    ends = add.add_mutually_exclusive_group()
+    for verb in (new, listed, revoke):
+        add(verb, "file FILE", "the broker's or node's API keys")
+    add(new, "name NAME", "whose key it is")
+    add(new, "--scopes A,B", "search, feedback, metrics, admin (%(default)s)", default="search,feedback")
+    ends = new.add_mutually_exclusive_group()
     ends.add_argument("--days", type=float, default=90, help="how long it holds (%(default)s)")
     ends.add_argument("--forever", action="store_true", help="until it is revoked")
-    add_json(add, "{id, key}")
-    listed = verbs.add_parser(
-        "list", help="all keys, without secrets", description="All keys, without secrets."
-    )
-    listed.add_argument("file", metavar="FILE", help="the broker's or node's API keys")
+    add_json(new, "{id, key}")
     add_json(listed, "a list of {id, name, scopes, created, expires}")
-    revoke = verbs.add_parser(
-        "revoke", help="refuse a key from now on", description="Refuse a key from now on."
-    )
-    revoke.add_argument("file", metavar="FILE", help="the broker's or node's API keys")
-    revoke.add_argument("id", metavar="ID", help="the key's id, as list shows it")
+    add(revoke, "id ID", "the key's id, as list shows it")
     add_json(revoke, "{id, name}")
 
 
@@ -105,9 +84,8 @@ def api(asked: argparse.Namespace) -> None:
 def _add(asked: argparse.Namespace) -> None:
     from isthmus.service.security import ApiKeys
 
-    scopes = [scope.strip() for scope in asked.scopes.split(",") if scope.strip()]
-    keys, days = ApiKeys(asked.file), None if asked.forever else asked.days
-    token = keys.add(asked.name, scopes=scopes, days=days)
+    days = None if asked.forever else asked.days
+    token = ApiKeys(asked.file).add(asked.name, scopes=_names(asked.scopes), days=days)
     print_json({"id": token.split("_")[1], "key": token}) if asked.json else print(token)
     ends = "until it is revoked" if days is None else f"for {days:g} days"
     say(f"this key is shown once and stored hashed; it holds {ends}")
@@ -120,17 +98,13 @@ def _list(asked: argparse.Namespace) -> None:
     if not Path(asked.file).exists():
         raise DataError("there are no API keys", file=asked.file, cure="isthmus keys api add begins the file")
     keys = ApiKeys(asked.file).all()
-    dates = [(_day(key.created), None if key.expires is None else _day(key.expires)) for key in keys]
+    columns = ("id", "name", "scopes", "created", "expires")
+    rows = [(key.id, key.name, list(key.scopes), _day(key.created), _day(key.expires)) for key in keys]
     if asked.json:
-        columns = ("id", "name", "scopes", "created", "expires")
-        rows = ((key.id, key.name, list(key.scopes), *when) for key, when in zip(keys, dates, strict=True))
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
-    lines = (
-        (key.id, key.name, " ".join(key.scopes), created, expires or "never")
-        for key, (created, expires) in zip(keys, dates, strict=True)
-    )
-    print(Table(("id", "name", "scopes", "created", "expires"), tuple(lines)))
+    lines = [(*row[:2], " ".join(row[2]), row[3], row[4] or "never") for row in rows]
+    print(Table(columns, tuple(lines)))
     for key in ApiKeys(asked.file).ending():
         say(f"isthmus: the key {key.id} of {key.name} ends soon; add a new one, then revoke it")
 
@@ -142,5 +116,6 @@ def _revoke(asked: argparse.Namespace) -> None:
     print_json({"id": gone.id, "name": gone.name}) if asked.json else print(f"{gone.id}  {gone.name}")
 
 
-def _day(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
+def _day(seconds: float | None) -> str | None:
+    when = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return None if when is None else when.isoformat(timespec="seconds")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add_json, add_serving, add_settings, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, add_serving, add_settings, print_json, say, whole
 from isthmus.errors import several
 
 if TYPE_CHECKING:
@@ -24,28 +24,22 @@ BAR = 10
 
 def _broker_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, "the broker's settings, TOML", example="port=8110, deadline_ms=500", required=True)
-    parser.add_argument(
-        "--learn",
-        action="store_true",
-        help="let the silos learn a ranker and its probabilities from their judgements, and end",
+    add(
+        parser, "--learn", "let the silos learn a ranker and its probabilities from their judgements, and end"
     )
     add_serving(parser)
     add_json(parser, "{url, silos} once it serves; with --learn {queries, rows, relevant}")
 
 
 def _broker(asked: argparse.Namespace) -> None:
-    from isthmus.service.logs import end_with_stdin, log_to_stderr
-    from isthmus.service.running import run_broker, warn_of_open_files
+    from isthmus.service.running import begin, run_broker
     from isthmus.service.settings import read_broker
 
     settings = read_broker(asked.config, asked.changes)
-    log_to_stderr(access=not asked.quiet)
-    warn_of_open_files(Path(asked.config), settings)
+    begin(asked.config, settings, quiet=asked.quiet, until_eof=asked.until_eof and not asked.learn)
     if asked.learn:
         _learn(asked, settings)
         return
-    if asked.until_eof:
-        end_with_stdin()
 
     def started(url: str) -> None:
         say(f"isthmus: broker of {', '.join(settings.silos)} at {url}")
@@ -80,21 +74,15 @@ _probability.__name__ = "probability"
 
 
 def _search_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("query", metavar="QUERY", help="what to look for")
-    parser.add_argument(
-        "--broker", metavar="URL", help=f"the broker's address ({URL_VARIABLE}, else http://127.0.0.1:8100)"
-    )
-    parser.add_argument(
-        "--threshold", type=_probability, default=0.0, help="only hits at least this probable"
-    )
-    parser.add_argument("-k", type=whole(1), default=10, help="hits to show, up to 100 (%(default)s)")
-    parser.add_argument("--silos", metavar="A,B", help="only these silos")
-    parser.add_argument("--explain", action="store_true", help="why each hit stands where it does")
-    parser.add_argument("--deadline", metavar="MS", type=whole(10), help="milliseconds to wait for silos")
-    parser.add_argument("--key", metavar="FILE", help="the file of an API key (or ISTHMUS_API_KEY)")
-    parser.add_argument(
-        "--authority", metavar="FILE", help="the certificate the broker's comes from (or ISTHMUS_AUTHORITY)"
-    )
+    add(parser, "query QUERY", "what to look for")
+    add(parser, "--broker URL", f"the broker's address ({URL_VARIABLE}, else http://127.0.0.1:8100)")
+    add(parser, "--threshold", "only hits at least this probable", type=_probability, default=0.0)
+    add(parser, "-k", "hits to show, up to 100 (%(default)s)", type=whole(1), default=10)
+    add(parser, "--silos A,B", "only these silos")
+    add(parser, "--explain", "why each hit stands where it does")
+    add(parser, "--deadline MS", "milliseconds to wait for silos", type=whole(10))
+    add(parser, "--key FILE", "the file of an API key (or ISTHMUS_API_KEY)")
+    add(parser, "--authority FILE", "the certificate the broker's comes from (or ISTHMUS_AUTHORITY)")
     add_json(
         parser, "{hits: [{document, silo, probability, score, title, snippet, explanation}], silos, below, …}"
     )
@@ -199,12 +187,10 @@ def plain(text: str) -> str:
 
 
 def _new_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="a new folder")
-    parser.add_argument(
-        "--silos", metavar="A,B", default="north,south", help="the silos' names (%(default)s)"
-    )
-    parser.add_argument(
-        "--port", type=whole(1), default=8100, help="the broker's; silos have those after it (%(default)s)"
+    add(parser, "folder DIR", "a new folder")
+    add(parser, "--silos A,B", "the silos' names (%(default)s)", default="north,south")
+    add(
+        parser, "--port", "the broker's; silos have those after it (%(default)s)", type=whole(1), default=8100
     )
     add_json(parser, "a list of the files to open")
 

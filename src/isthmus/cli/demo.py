@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add_json, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, print_json, say, whole
 from isthmus.errors import check_extra
 
 if TYPE_CHECKING:
@@ -28,14 +28,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="serve the search until interrupted (only in a terminal, unless this is given)",
     )
-    parser.add_argument("--only", choices=("story", "search"), help="the one part alone")
-    parser.add_argument(
-        "--port", type=whole(1), help="the broker's; silos have those after it (some that are free)"
-    )
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, default=where, help="where report and federation go (%(default)s)"
-    )
-    parser.add_argument("--seed", type=whole(0), default=0, help="of all that is drawn (%(default)s)")
+    add(parser, "--only", "the one part alone", choices=("story", "search"))
+    add(parser, "--port", "the broker's; silos have those after it (some that are free)", type=whole(1))
+    add(parser, "--out DIR", "where report and federation go (%(default)s)", type=Path, default=where)
+    add(parser, "--seed", "of all that is drawn (%(default)s)", type=whole(0), default=0)
     add_json(
         parser,
         "a list of {run, measure, value, queries, low, high, better_than}; with --only search {url, checks}",

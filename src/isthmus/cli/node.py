@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus.cli.command import Command, add_json, add_serving, add_settings, print_json, say
@@ -18,14 +17,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--index-only", action="store_true", help="read the sources, index them, and end")
-    what.add_argument(
-        "--export-judgements",
-        metavar="DIR",
-        help="write what people said about hits as qrels, runs and feature rows, and end",
-    )
-    what.add_argument(
-        "--training-only", action="store_true", help="take part in training alone, and serve no searches"
-    )
+    about = "write what people said about hits as qrels, runs and feature rows, and end"
+    what.add_argument("--export-judgements", metavar="DIR", help=about)
+    about = "take part in training alone, and serve no searches"
+    what.add_argument("--training-only", action="store_true", help=about)
     add_serving(parser)
     add_json(parser, "{documents, added, changed, removed, errors} or {queries, judgements, rows}")
 
@@ -37,13 +32,9 @@ def _run(asked: argparse.Namespace) -> None:
     if asked.index_only or asked.export_judgements:
         _offline(asked, settings)
         return
-    from isthmus.service.logs import end_with_stdin, log_to_stderr
-    from isthmus.service.running import run_node, run_training, warn_of_open_files
+    from isthmus.service.running import begin, run_node, run_training
 
-    log_to_stderr(access=not asked.quiet)
-    warn_of_open_files(Path(asked.config), settings)
-    if asked.until_eof:
-        end_with_stdin()
+    begin(asked.config, settings, quiet=asked.quiet, until_eof=asked.until_eof)
     if asked.training_only:
         run_training(settings)
         return
@@ -70,7 +61,7 @@ def _offline(asked: argparse.Namespace, settings: NodeSettings) -> None:
                 say(f"isthmus: {error}")
             with Progress("indexing", node.index.behind) as bar:
                 node.index.catch_up(bar.advance)
-            node.compact()
+            node.index.compact()
             counted = {"added": done.added, "changed": done.changed, "removed": done.removed}
             told = {"documents": len(node.index.snapshot), **counted, "errors": len(errors)}
             wrote = [str(node.settings.folder)]

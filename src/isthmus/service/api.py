@@ -24,7 +24,7 @@ from isthmus import __version__
 from isthmus.service import pages, wire
 from isthmus.service.apps import METRICS, PROBLEMS, new_app, reference
 from isthmus.service.broker import Broker
-from isthmus.service.limits import CALLER, NOTE, WRONG_KEY, Problem, Protect, Surface, moment, names_of
+from isthmus.service.limits import CALLER, NOTE, WRONG_KEY, Problem, Protect, Surface, names_of
 from isthmus.service.metrics import CONTENT_TYPE
 from isthmus.service.security import SCOPES, ApiKeys, Caller, Gate
 from isthmus.service.sessions import COOKIE, FORMER_COOKIE, LONGEST, SECURE_COOKIE, Sessions, session_in
@@ -143,7 +143,7 @@ async def training(request: Request) -> wire.Training:
 async def me(request: Request) -> wire.Me:
     """Who is asking, and what they may do."""
     caller: Caller[Any] = request.scope[CALLER]
-    ends = None if caller.expires is None else moment(caller.expires)
+    ends = None if caller.expires is None else wire.moment(caller.expires)
     return wire.Me(name=caller.name, scopes=sorted(caller.scopes), expires=ends)
 
 

@@ -211,14 +211,11 @@ class Broker:
 
     def _count(self) -> None:
         self.metrics = Metrics()
-        counted = self.metrics.counter
-        self._searches = counted(
-            "isthmus_searches_total", "Searches, by whether they found anything.", "found"
-        )
-        self._answers = counted("isthmus_silo_answers_total", "What silos did.", "silo", "status")
-        self._seconds = self.metrics.histogram(
-            "isthmus_silo_seconds", "Times of silos that answered.", "silo"
-        )
+        counter, histogram = self.metrics.counter, self.metrics.histogram
+        meaning = "Searches, by whether they found anything."
+        self._searches = counter("isthmus_searches_total", meaning, "found")
+        self._answers = counter("isthmus_silo_answers_total", "What silos did.", "silo", "status")
+        self._seconds = histogram("isthmus_silo_seconds", "Times of silos that answered.", "silo")
         self.metrics.gauge(
             "isthmus_silo_open",
             "1 for a silo that is left alone for now.",
@@ -345,28 +342,23 @@ class Broker:
         return wire.Silos(silos=views, statistics=self.exchange.version)
 
     async def _view(self, silo: SiloLine) -> wire.SiloView:
-        detail = self.exchange.problems.get(silo.name, "")
-        told = wire.SiloView(
-            silo=silo.name,
-            url=silo.url,
-            status="answered",
-            detail=f"its statistics are left out of the sum: {detail}" if detail else "",
-        )
+        problem = self.exchange.problems.get(silo.name, "")
+        told: dict[str, Any] = {"silo": silo.name, "url": silo.url, "status": "answered"}
+        told["detail"] = f"its statistics are left out of the sum: {problem}" if problem else ""
         try:
             async with asyncio.timeout(VIEW_SECONDS):
                 reply = await silo.ask("GET", "/ready")
                 if reply.status == 503:  # it says why itself
                     reply = Reply(200, reply.kind, reply.body)
-                told = told.model_copy(update={"ready": understood(reply, wire.Ready)})
-                told = told.model_copy(update={"release": await silo.read("/release", wire.Release)})
+                told["ready"] = understood(reply, wire.Ready)
+                told["release"] = await silo.read("/release", wire.Release)
         except Refused as error:
-            return told.model_copy(update={"status": "refused", "detail": str(error)})
+            told |= {"status": "refused", "detail": str(error)}
         except TimeoutError:
-            return told.model_copy(update={"status": "late", "detail": "no answer in time"})
+            told |= {"status": "late", "detail": "no answer in time"}
         except (SiloUnavailable, OSError) as error:
-            status = "broken" if isinstance(error, BrokenReply) else "down"
-            return told.model_copy(update={"status": status, "detail": str(error)})
-        return told
+            told |= {"status": "broken" if isinstance(error, BrokenReply) else "down", "detail": str(error)}
+        return wire.SiloView(**told)
 
     async def view_calibration(self) -> wire.Calibration:
         """The reliability curves of all silos that tell them."""

@@ -168,10 +168,7 @@ class Index:
 
     def _refit(self) -> None:
         """Fit the encoder anew and give every document its new vector; searches go on with the old ones."""
-        texts, after = [], 0
-        while changes := self.store.changes(after, BATCH):
-            texts += [_whole(change) for change in changes if not change.removed]
-            after = changes[-1].change
+        texts = [_whole(change) for change in self.store.living()]
         fitted = fit_lsa(texts, dimensions=self.settings.dimensions)
         self._fitted_on = max(1, len(texts))
         self._recode(LsaQueries(fitted), lambda: save_lsa(fitted, self.folder / "encoder"))

@@ -22,7 +22,7 @@ import numpy as np
 
 from isthmus.errors import DataError, ProtocolError
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, first_look, second_look
-from isthmus.service.scoring import Raw, Scored, best_first
+from isthmus.service.scoring import Raw, Scored, best_first, evidence, raw_score
 from isthmus.service.snapshot import Found, Snapshot
 from isthmus.service.wire import Evidence
 from isthmus.tables.bundles import Bundle
@@ -175,17 +175,16 @@ class Learned:
 
         parts = self.second.parts(self.table(snapshot, found)[best])
         told = {name: self._told(name, parts[:, columns].sum(axis=1)) for name, columns in GROUPS.items()}
-        listed = {name: found.listed.get(name) for name in GROUPS}
         return [
             [
-                Evidence(
-                    retriever=name,
-                    raw=_raw(found, name, listed[name], at),
-                    probability=None if line is None else float(expit(line(evidence[row]))),
-                    weight=None if line is None else self.shown.slope / line.slope,
-                    contribution=float(added[row]),
+                evidence(
+                    name,
+                    raw_score(found, name, at),
+                    None if line is None else float(expit(line(own[row]))),
+                    None if line is None else self.shown.slope / line.slope,
+                    float(added[row]),
                 )
-                for name, (line, evidence, added) in told.items()
+                for name, (line, own, added) in told.items()
             ]
             for row, at in enumerate(best.tolist())
         ]
@@ -218,7 +217,3 @@ def _real(number: object) -> float:
     if not isinstance(number, (int, float)) or not abs(number) <= LARGEST:
         raise ValueError("a number that is none")
     return float(number)
-
-
-def _raw(found: Found, name: str, listed: Any, at: int) -> float | None:
-    return float(found.scores[name][at]) if listed is not None and listed[at] else None

@@ -41,7 +41,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from isthmus.errors import Refused, ServiceError
 from isthmus.service.security import CONNECTION, PEER, WARN_DAYS, Caller, Gate, Once, WrongKey
 from isthmus.service.settings import LOOPBACK, Limits
-from isthmus.service.wire import KEY_EXPIRES, PROBLEM_TYPE
+from isthmus.service.wire import KEY_EXPIRES, PROBLEM_TYPE, moment
 
 CALLER, NOTE = "isthmus.caller", "isthmus.note"
 """Where in a scope the caller is, and a dict whose entries go into the access log."""
@@ -182,11 +182,6 @@ def too_deep(body: bytes, limit: int) -> bool:
 def names_of(host: str, hosts: Iterable[str] = ()) -> frozenset[str]:
     """The names in a Host header of a server on this machine: loopback's, its own, and further ones."""
     return frozenset({*LOOPBACK, "[::1]", host.lower(), *(name.lower() for name in hosts)})
-
-
-def moment(seconds: float) -> str:
-    """Seconds since 1970 as ISO 8601."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def message_header(nonce: str | None = None) -> dict[str, str]:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -119,9 +118,7 @@ class Node:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stopped.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -136,7 +133,7 @@ class Node:
         try:
             yield self
         finally:
-            self.__exit__(None, None, None)
+            self.__exit__()
 
     # what goes on behind
 
@@ -200,10 +197,6 @@ class Node:
         if self._sketched is None or snapshot.change - self._sketched > allowed:
             SiloFolder.at(wanted.private, create=True).build(all_documents(self.store))
             self._sketched = snapshot.change
-
-    def compact(self) -> None:
-        """Nothing of removed documents stays in the index."""
-        self.index.compact()
 
     def _stamps(self) -> dict[Path, int]:
         models = self.settings.models
@@ -450,12 +443,10 @@ class Node:
             silo=self.settings.silo,
             documents=len(self.index.snapshot),
             budget=str(self.ledger.budget),
-            most_spent=told["most_spent"],
-            least_left=told["least_left"],
-            meaning=told["meaning"],
+            **{name: told[name] for name in ("most_spent", "least_left", "meaning")},
             departures=[wire.Departure(**row) for row in told["departures"]],
             peers=list(self._peers()),
-            last_training=None if trained is None else _moment(trained),
+            last_training=None if trained is None else wire.moment(trained),
         )
 
     def _peers(self) -> Iterator[wire.PeerBudget]:
@@ -463,14 +454,8 @@ class Node:
         for name, policy in sorted(self.settings.peers.items()):
             limit = policy.budget if policy.budget is not None else self.settings.budget
             left = limit if dearest is None else self.ledger.left(dearest.document, peer=name)
-            yield wire.PeerBudget(
-                peer=name,
-                search=policy.search,
-                snippets=policy.snippets,
-                counts=policy.counts,
-                budget=limit,
-                left=left,
-            )
+            rights = {right: getattr(policy, right) for right in ("search", "snippets", "counts")}
+            yield wire.PeerBudget(peer=name, budget=limit, left=left, **rights)
 
 
 def open_store(settings: NodeSettings) -> Store:
@@ -484,10 +469,7 @@ def open_store(settings: NodeSettings) -> Store:
 
 def all_documents(store: Store) -> Documents:
     """Everything a store has, as a table."""
-    found, after = [], 0
-    while changes := store.changes(after, 1000):
-        found += [each for each in changes if not each.removed]
-        after = changes[-1].change
+    found = list(store.living())
     return Documents(
         tuple(each.id for each in found),
         tuple(each.title for each in found),
@@ -522,7 +504,3 @@ def open_ledger(settings: NodeSettings) -> Ledger:
 def _opened(settings: NodeSettings, budget: Budget | None = None) -> Ledger:
     private = None if settings.training is None else settings.training.private
     return Ledger(settings.ledger, budget) if private is None else SiloFolder(private).ledger(budget)
-
-
-def _moment(at: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

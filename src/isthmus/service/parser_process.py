@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from isthmus.errors import DataError
@@ -53,9 +52,7 @@ class Parser:
     def __enter__(self) -> Parser:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end()
 
     def parse_all(self, paths: Iterable[Path]) -> Iterator[tuple[Path, tuple[str, str] | DataError]]:

@@ -16,8 +16,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from isthmus.errors import ConfigError, ServiceError, check_extra
+from isthmus.service import wire
 from isthmus.service.connections import Server, server
-from isthmus.service.limits import moment
+from isthmus.service.logs import end_with_stdin, log_to_stderr
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import BrokerSettings, NodeSettings, SiloTraining, literal_secrets
 from isthmus.service.silo_training import ENVIRONMENT, LONGEST, SHORTEST, Part, take_part
@@ -26,6 +27,16 @@ PATIENCE = 10.0
 """Seconds that training is given to end."""
 
 _log = logging.getLogger("isthmus.service")
+
+
+def begin(
+    config: str, settings: NodeSettings | BrokerSettings, *, quiet: bool = False, until_eof: bool = False
+) -> None:
+    """What comes before a server: its log, what should not lie open, and who it ends with."""
+    log_to_stderr(access=not quiet)
+    warn_of_open_files(Path(config), settings)
+    if until_eof:
+        end_with_stdin()
 
 
 def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda url: None) -> None:
@@ -95,20 +106,17 @@ def warn_of_open_files(config: Path, settings: NodeSettings | BrokerSettings) ->
 def _warn_of_endings(keys: Path | None) -> None:
     """Say which API keys end soon, while somebody may still do something about it."""
     for key in ApiKeys(keys).ending() if keys is not None else ():
-        ends = moment(key.expires or 0.0)
+        ends = wire.moment(key.expires or 0.0)
         _log.warning("the API key %s of %s ends on %s: isthmus keys api add", key.id, key.name, ends)
 
 
 def _serve(serving: Server, host: str, started: Callable[[str], None]) -> None:
-    with suppress(KeyboardInterrupt, SystemExit), asyncio.Runner(loop_factory=_loop(serving)) as runner:
+    loop = serving.config.get_loop_factory()
+    with suppress(KeyboardInterrupt, SystemExit), asyncio.Runner(loop_factory=loop) as runner:
         runner.run(_served(serving, host, started))  # uvicorn raises again what has stopped it
     if not serving.started:
         raise ServiceError("the server could not start; its log says why")
     _log.info("stopped")
-
-
-def _loop(serving: Server) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    return serving.config.get_loop_factory()
 
 
 async def _served(serving: Server, host: str, started: Callable[[str], None]) -> None:

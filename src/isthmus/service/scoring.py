@@ -27,6 +27,12 @@ class Scored:
     probabilities: FloatArray | None
 
 
+def raw_score(found: Found, retriever: str, at: int) -> float | None:
+    """What a retriever gave a candidate, if that is in its list."""
+    listed = found.listed.get(retriever)
+    return float(found.scores[retriever][at]) if listed is not None and listed[at] else None
+
+
 class Scorer(Protocol):
     """Puts candidates in order and says why."""
 
@@ -49,9 +55,18 @@ class Raw:
     def explain(self, snapshot: Snapshot, found: Found, scored: Scored, depth: int) -> list[list[Evidence]]:
         """The score is the whole explanation."""
         return [
-            [Evidence(retriever="bm25", raw=value, probability=None, weight=1.0, contribution=value)]
+            [evidence("bm25", value, None, 1.0, value)]
             for value in scored.scores[scored.order[:depth]].tolist()
         ]
+
+
+def evidence(
+    retriever: str, raw: float | None, probability: float | None, weight: float | None, contribution: float
+) -> Evidence:
+    """What one retriever had to say about a hit."""
+    return Evidence(
+        retriever=retriever, raw=raw, probability=probability, weight=weight, contribution=contribution
+    )
 
 
 def best_first(found: Found, scores: FloatArray) -> IntArray:

@@ -26,7 +26,7 @@ from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned
-from isthmus.service.scoring import Raw, Scored, Scorer, best_first
+from isthmus.service.scoring import Raw, Scored, Scorer, best_first, evidence, raw_score
 from isthmus.service.settings import Models
 from isthmus.service.snapshot import Found, Snapshot
 from isthmus.service.stores import Draft, Store, majority
@@ -78,16 +78,10 @@ class Fused:
             return []
         return [
             [
-                Evidence(
-                    retriever=part.retriever,
-                    raw=part.score,
-                    probability=part.probability,
-                    weight=part.weight,
-                    contribution=part.contribution,
-                )
-                for part in told.parts
+                evidence(part.retriever, part.score, part.probability, part.weight, part.contribution)
+                for part in explained.parts
             ]
-            for told in self.fuser.explain(_runs(found), _QUERY, depth=depth)
+            for explained in self.fuser.explain(_runs(found), _QUERY, depth=depth)
         ]
 
 
@@ -144,13 +138,7 @@ class Ranked:
             added[name] = (whole - self._margin(without) + self._margin(alone) - start) / 2
         return [
             [
-                Evidence(
-                    retriever=name,
-                    raw=float(found.scores[name][at]) if found.listed[name][at] else None,
-                    probability=None,
-                    weight=None,
-                    contribution=float(added[name][at]),
-                )
+                evidence(name, raw_score(found, name, at), None, None, float(added[name][at]))
                 for name in groups
                 if name in found.scores
             ]
@@ -208,16 +196,8 @@ def _runs(found: Found) -> list[Run]:
         rows = np.flatnonzero(found.listed[retriever]) if retriever in found.listed else np.empty(0, np.int64)
         scores = found.scores[retriever][rows] if len(rows) else np.empty(0)
         order = np.lexsort((-names.codes[rows], -scores))
-        runs.append(
-            Run(
-                (_QUERY,),
-                np.array([0, len(rows)]),
-                names[rows[order]],
-                frozen(scores[order]),
-                None,
-                retriever,
-            )
-        )
+        listed = (names[rows[order]], frozen(scores[order]))
+        runs.append(Run((_QUERY,), np.array([0, len(rows)]), *listed, None, retriever))
     return runs
 
 

@@ -59,7 +59,7 @@ class Policy:
     budget: float | None = None
 
     def __post_init__(self) -> None:
-        require(self.budget is None or self.budget > 0, f"budget = {self.budget:g} must be an ε above 0")
+        require(self.budget is None or self.budget > 0, f"budget = {self.budget} must be an ε above 0")
         require(self.search or not self.snippets, "snippets come with hits: snippets needs search")
 
 

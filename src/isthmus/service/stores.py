@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 APPLICATION = 0x49534E44  # "ISND", in the header of a SQLite file
 BATCH = 500
+READ = 1_000
+"""Documents that are read at once where all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +271,13 @@ class Store(ABC):
         with self._transaction() as db:
             rows = self._rows(db, sql, (after, limit))
         return [Change(id, change, bool(removed), title, body) for id, change, removed, title, body in rows]
+
+    def living(self) -> Iterator[Change]:
+        """Every document there is, in the order of its last change."""
+        after = 0
+        while changes := self.changes(after, READ):
+            yield from (change for change in changes if not change.removed)
+            after = changes[-1].change
 
     def get(self, ids: Sequence[str]) -> dict[str, Draft]:
         """Those of the documents that are there."""

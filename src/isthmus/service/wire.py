@@ -18,6 +18,7 @@ problem details (RFC 9457) under `application/problem+json` and never echo a que
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -46,6 +47,11 @@ DocumentId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, pattern=r
 HitToken = Annotated[str, Field(max_length=LONGEST_TOKEN, pattern=r"^[A-Za-z0-9_-]*$")]
 QueryText = Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY, pattern=r"\S")]
 Status = Literal["answered", "late", "refused", "down", "broken"]
+
+
+def moment(seconds: float) -> str:
+    """Seconds since 1970 as ISO 8601."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 class Said(BaseModel):
