@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import DataError
-from isthmus.tables.queries import read_queries
+from isthmus.tables import read_queries
 
 
 def test_tab_separated_queries(tmp_path: Path) -> None:

@@ -58,6 +58,11 @@ class DataError(IsthmusError, ValueError):
         hint = "" if cure is None else f" ({cure})"
         super().__init__(f"{where}{problem}{shown}{hint}")
 
+    @classmethod
+    def unreadable(cls, file: str | PathLike[str], error: OSError) -> DataError:
+        """The error for a file that cannot be opened or read."""
+        return cls(f"cannot be read: {error.strerror or error}", file=file, cure="check the path")
+
 
 class ConfigError(IsthmusError, ValueError):
     """A configuration key or value that Isthmus does not know.

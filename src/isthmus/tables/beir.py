@@ -10,6 +10,10 @@ does. A query judged in two splits, a judged query without a text, an id twice o
 line that is not such an object are a DataError. A judged document need not be in the corpus: trec_eval
 counts it too. Any file may be compressed (`corpus.jsonl.gz`). Silos, which BEIR does not know, go into
 `metadata`.
+
+Query texts alone, to be asked of a collection that somebody else holds, are such a `.jsonl` file, or
+`qid <TAB> text` as TREC's topics are handed out. An id twice, an id with white space, and a line without a
+tab or without a text are a DataError.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from isthmus.tables.trec import read_qrels
 
 _FILE_OF_SPLIT = {"train": "train", "validation": "dev", "test": "test"}
 _EXAMPLE = '{"_id": "d1", "title": "…", "text": "…"}'
+_TOPIC_EXAMPLE = "q1<TAB>what is asked"
 _NO_SILO = "all"
 
 
@@ -62,7 +67,7 @@ def read_corpus_beir(folder: str | os.PathLike[str], *, name: str | None = None)
             tuple(record.text for record in queries),
             frozen(np.array([at[record.silo] for record in queries], dtype=np.int64)),
             tuple(splits[record.id] for record in queries),
-            tuple(record.own for record in queries) if any(record.own for record in queries) else (),
+            tuple(record.own for record in queries),
         ),
         qrels,
         silos,
@@ -75,21 +80,20 @@ def write_corpus_beir(corpus: Corpus, folder: str | os.PathLike[str]) -> None:
     (root / "qrels").mkdir(parents=True, exist_ok=True)
     documents, queries = corpus.documents, corpus.queries
     checked((*documents.ids, *queries.ids, *corpus.qrels.documents.words))
+    rows = zip(documents.ids, documents.titles, documents.bodies, documents.silos, strict=True)
     _write_records(
         root / "corpus.jsonl",
         (
             {"_id": id, "title": title, "text": body, "metadata": {"silo": corpus.silos[silo]}}
-            for id, title, body, silo in zip(
-                documents.ids, documents.titles, documents.bodies, documents.silos, strict=True
-            )
+            for id, title, body, silo in rows
         ),
     )
-    own = queries.own or (None,) * len(queries)
+    asked = zip(queries.ids, queries.texts, queries.silos, queries.own or (None,) * len(queries), strict=True)
     _write_records(
         root / "queries.jsonl",
         (
             {"_id": id, "text": text, "metadata": {"silo": corpus.silos[silo], "own": document}}
-            for id, text, silo, document in zip(queries.ids, queries.texts, queries.silos, own, strict=True)
+            for id, text, silo, document in asked
         ),
     )
     for split, stem in _FILE_OF_SPLIT.items():
@@ -117,7 +121,7 @@ def records(file: Path) -> Iterator[_Record]:
     lines: dict[str, int] = {}
     for block in read_blocks(file):
         for number, line in block.lines():
-            record = _Line(block, number, line).record()
+            record = _record(block, number, line)
             if record.id in lines:
                 problem = f"id {record.id!r} appears twice, first in line {lines[record.id]}"
                 raise block.error(problem, number, line, "every id stands once")
@@ -127,54 +131,39 @@ def records(file: Path) -> Iterator[_Record]:
         raise DataError("no rows", file=file, cure=f"a line is: {_EXAMPLE}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One line of JSON, for reading it and for saying what is wrong with it."""
+def _record(block: Block, number: int, line: bytes) -> _Record:
+    """One line of JSON, each of its fields checked."""
 
-    block: Block
-    number: int
-    line: bytes
+    def error(problem: str) -> DataError:
+        return block.error(problem, number, line, f"a line is: {_EXAMPLE}")
 
-    def error(self, problem: str) -> DataError:
-        return self.block.error(problem, self.number, self.line, f"a line is: {_EXAMPLE}")
-
-    def record(self) -> _Record:
-        try:
-            told = json.loads(self.line)
-        except (ValueError, RecursionError) as error:
-            if self.block.is_cut and self.block.data.endswith(self.line):
-                raise self.error("the file ends in the middle of a line") from error
-            raise self.error("this is not JSON") from error
-        if not isinstance(told, dict):
-            raise self.error("this is not a JSON object")
-        number = told.get("_id")
-        if isinstance(number, int) and not isinstance(number, bool):
-            told["_id"] = str(number)
-        id = self.text(told, "_id")
-        if not id or any(symbol.isspace() or symbol == "\0" for symbol in id):
-            raise self.error("the _id is empty or has white space in it")
-        metadata = told.get("metadata")
-        metadata = metadata if isinstance(metadata, dict) else {}
-        return _Record(
-            id,
-            self.text(told, "text"),
-            self.text(told, "title", default=""),
-            self.text(metadata, "silo", default=_NO_SILO),
-            self.text(metadata, "own", default="") or None,
-        )
-
-    def text(self, told: Mapping[str, Any], field: str, *, default: str | None = None) -> str:
-        """A field's text; half of a surrogate pair, which JSON can hold but UTF-8 cannot, is an error."""
-        value = told.get(field)
+    def text(fields: Mapping[str, Any], name: str, *, default: str | None = None) -> str:
+        value = fields.get(name)
         if value is None and default is not None:
             return default
         if not isinstance(value, str):
-            raise self.error(f"{field} is not a text")
+            raise error(f"{name} is not a text")
         try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise self.error(f"{field} holds half a character") from error
+            value.encode()  # half of a surrogate pair, which JSON can hold, UTF-8 cannot
+        except UnicodeEncodeError as half:
+            raise error(f"{name} holds half a character") from half
         return value
+
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as cause:
+        cut = block.is_cut and block.data.endswith(line)
+        raise error("the file ends in the middle of a line" if cut else "this is not JSON") from cause
+    if not isinstance(fields, dict):
+        raise error("this is not a JSON object")
+    if isinstance(fields.get("_id"), int) and not isinstance(fields["_id"], bool):
+        fields["_id"] = str(fields["_id"])
+    id = text(fields, "_id")
+    if not id or any(symbol.isspace() or symbol == "\0" for symbol in id):
+        raise error("the _id is empty or has white space in it")
+    metadata = fields["metadata"] if isinstance(fields.get("metadata"), dict) else {}
+    silo, own = text(metadata, "silo", default=_NO_SILO), text(metadata, "own", default="") or None
+    return _Record(id, text(fields, "text"), text(fields, "title", default=""), silo, own)
 
 
 def _judgements(root: Path) -> tuple[dict[str, str], Qrels]:
@@ -212,3 +201,35 @@ def _write_judgements(file: Path, qrels: Qrels) -> None:
             stream.writelines(
                 f"{query}\t{document}\t{grade}\n".encode() for document, grade in judged.items()
             )
+
+
+def read_queries(path: str | os.PathLike[str]) -> Queries:
+    """The queries of a file, in one silo and all of the test split."""
+    file = Path(path)
+    packed = file.suffix == ".gz"
+    kind = file.with_suffix("").suffix if packed else file.suffix
+    if kind == ".jsonl":
+        pairs = [(record.id, record.text) for record in records(file)]
+    else:
+        pairs = _tab_separated(file)
+    ids, texts = zip(*pairs, strict=True)
+    return Queries(ids, texts, frozen(np.zeros(len(ids), dtype=np.int64)), ("test",) * len(ids))
+
+
+def _tab_separated(file: Path) -> list[tuple[str, str]]:
+    line_of: dict[str, int] = {}
+    pairs = []
+    for block in read_blocks(file):
+        for number, line in block.lines():
+            query, tab, text = line.decode().partition("\t")
+            query, text = query.strip(), text.strip()
+            if not (tab and query and text) or len(query.split()) > 1:
+                raise block.error("not a query", number, line, f"a line is: {_TOPIC_EXAMPLE}")
+            if query in line_of:
+                problem = f"query {query!r} appears twice, first in line {line_of[query]}"
+                raise block.error(problem, number, line, "every id stands once")
+            line_of[query] = number
+            pairs.append((query, text))
+    if not pairs:
+        raise DataError("no rows", file=file, cure=f"a line is: {_TOPIC_EXAMPLE}")
+    return pairs

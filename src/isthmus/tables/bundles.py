@@ -13,10 +13,11 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike, fspath
-from typing import IO, Any, ClassVar, Self
+from typing import IO, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from isthmus.errors import DataError
 from isthmus.tables.files import replacing
 from isthmus.tables.unpacking import PLAIN, Declared, Unpacker, check_directory, read_declared
 
+T = TypeVar("T")
 _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError),
     *(NotImplementedError, RuntimeError, MemoryError),  # what a zip or an array may claim and nobody can do
@@ -84,9 +86,7 @@ class Bundle:
             with open(path, "rb") if not isinstance(path, io.BytesIO) else path as stream:
                 return cls._unpacked(stream, Unpacker(cls.most if most is None else most), file)
         except OSError as error:
-            raise DataError(
-                f"cannot be read: {error.strerror or error}", file=file, cure="check the path"
-            ) from error
+            raise DataError.unreadable(file, error) from error
         except _DAMAGED as error:
             if isinstance(error, DataError) and error.file is not None:
                 raise
@@ -102,17 +102,15 @@ class Bundle:
             entries = {entry.filename: entry for entry in bundle.infolist()}
             if any(entry.compress_type not in _METHODS for entry in entries.values()):
                 raise DataError("is packed in a way that nobody here packs")
-            header = unpacker.json(_whole(bundle, entries.pop("header.json"), unpacker))
+            header = unpacker.json(_read(bundle, entries.pop("header.json"), unpacker.whole))
             cls._check_header(header, file)
             files = {name: entry for name, entry in entries.items() if name.endswith(".npy")}
-            declared = {name.removesuffix(".npy"): _declared(bundle, files[name]) for name in files}
+            declare, load = partial(read_declared, kinds=_KINDS), partial(unpacker.array, kinds=_KINDS)
+            declared = {name.removesuffix(".npy"): _read(bundle, files[name], declare) for name in files}
             cls.check(header, declared)
-            arrays = {name: _array(bundle, files[f"{name}.npy"], unpacker) for name in declared}
-            texts = {
-                name: _whole(bundle, entry, unpacker).decode()
-                for name, entry in entries.items()
-                if name not in files
-            }
+            arrays = {name: _read(bundle, files[f"{name}.npy"], load) for name in declared}
+            others = {name: entry for name, entry in entries.items() if name not in files}
+            texts = {name: _read(bundle, entry, unpacker.whole).decode() for name, entry in others.items()}
         return cls(header, arrays, texts)
 
     @classmethod
@@ -134,19 +132,9 @@ class Bundle:
             )
 
 
-def _whole(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, unpacker: Unpacker) -> bytes:
+def _read(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, read: Callable[[IO[bytes], int], T]) -> T:
     with bundle.open(entry) as stream:
-        return unpacker.whole(stream, entry.file_size)
-
-
-def _declared(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Declared:
-    with bundle.open(entry) as stream:
-        return read_declared(stream, entry.file_size, kinds=_KINDS)
-
-
-def _array(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, unpacker: Unpacker) -> NDArray[Any]:
-    with bundle.open(entry) as stream:
-        return unpacker.array(stream, entry.file_size, kinds=_KINDS)
+        return read(stream, entry.file_size)
 
 
 def _add(bundle: zipfile.ZipFile, name: str, content: bytes) -> None:

@@ -121,14 +121,17 @@ def remembered_checksum(files: Sequence[Path], memory: Path) -> str:
     `memory` is a small JSON file. A time is not trusted while it is so young that a change soon after
     might not show in it.
     """
-    stats = [_stat(file) for file in files]
-    facts = [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)]
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads(memory.read_bytes())
-        if known["settled"] and known["files"] == facts:
-            return str(known["checksum"])
-    started = time.time_ns()
-    checksum = _checksum(files)
+    try:
+        stats = [file.stat() for file in files]
+        facts = [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)]
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known = json.loads(memory.read_bytes())
+            if known["settled"] and known["files"] == facts:
+                return str(known["checksum"])
+        started = time.time_ns()
+        checksum = _checksum(files)
+    except OSError as error:
+        raise DataError.unreadable(error.filename, error) from error
     settled = all(stat.st_mtime_ns < started - _SETTLED_AFTER for stat in stats)
     with suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True)
@@ -137,23 +140,9 @@ def remembered_checksum(files: Sequence[Path], memory: Path) -> str:
     return checksum
 
 
-def _stat(file: Path) -> os.stat_result:
-    try:
-        return file.stat()
-    except OSError as error:
-        raise DataError(
-            f"cannot be read: {error.strerror or error}", file=file, cure="check the path"
-        ) from error
-
-
 def _checksum(files: Sequence[Path]) -> str:
     whole = hashlib.sha256()
     for file in files:
-        try:
-            with open(file, "rb") as stream:
-                whole.update(hashlib.file_digest(stream, "sha256").digest())
-        except OSError as error:
-            raise DataError(
-                f"cannot be read: {error.strerror or error}", file=file, cure="check the path"
-            ) from error
+        with open(file, "rb") as stream:
+            whole.update(hashlib.file_digest(stream, "sha256").digest())
     return whole.hexdigest()

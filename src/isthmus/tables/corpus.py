@@ -7,9 +7,9 @@ every way of dealing; outside the federation a document is addressed as `silo/id
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +21,49 @@ from isthmus.tables.rankings import Qrels
 SPLITS = ("train", "validation", "test")
 
 
-@dataclass(frozen=True, eq=False)
-class Documents:
-    """Titles and bodies in parallel columns; `silos[i]` is a position in `Corpus.silos`."""
+@dataclass(frozen=True, eq=False, repr=False)
+class _Columns:
+    """Parallel columns, each a tuple or an array; an optional one may be empty."""
 
     ids: tuple[str, ...]
-    titles: tuple[str, ...]
-    bodies: tuple[str, ...]
-    silos: IntArray
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def _columns(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def take(self, rows: NDArray[Any]) -> Self:
+        """What stands at these positions (integers or a mask)."""
+        chosen = np.arange(len(self))[rows].tolist()
+        return replace(self, **{name: _at(column, chosen) for name, column in self._columns().items()})
+
+    def __eq__(self, other: object) -> bool:
+        """The same rows in the same order, silos included."""
+        if type(self) is not type(other):
+            return NotImplemented
+        pairs = zip(self._columns().values(), other._columns().values(), strict=True)
+        return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
+
+    __hash__ = None  # type: ignore[assignment]  # equality is by content
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self):,})"
+
+
+def _at(column: Any, rows: list[int]) -> Any:
+    if isinstance(column, np.ndarray):
+        return frozen(column[rows])
+    return tuple(column[row] for row in rows) if column else ()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Documents(_Columns):
+    """Titles and bodies in parallel columns; `silos[i]` is a position in `Corpus.silos`."""
+
+    titles: tuple[str, ...]
+    bodies: tuple[str, ...]
+    silos: IntArray
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
@@ -39,66 +71,20 @@ class Documents:
         pairs = zip(self.titles, self.bodies, strict=True)
         return tuple(f"{title}\n{body}" if title else body for title, body in pairs)
 
-    def take(self, rows: NDArray[Any]) -> Documents:
-        """The documents at these positions (integers or a mask)."""
-        chosen = np.arange(len(self))[rows].tolist()
-        return Documents(
-            tuple(self.ids[row] for row in chosen),
-            tuple(self.titles[row] for row in chosen),
-            tuple(self.bodies[row] for row in chosen),
-            frozen(self.silos[chosen]),
-        )
 
-    def __eq__(self, other: object) -> bool:
-        """The same documents in the same order and silos."""
-        if not isinstance(other, Documents):
-            return NotImplemented
-        return (
-            (self.ids, self.titles, self.bodies) == (other.ids, other.titles, other.bodies)
-        ) and np.array_equal(self.silos, other.silos)
-
-    __hash__ = None  # type: ignore[assignment]  # equality is by content
-
-    def __repr__(self) -> str:
-        return f"Documents({len(self):,})"
-
-
-@dataclass(frozen=True, eq=False)
-class Queries:
+@dataclass(frozen=True, eq=False, repr=False)
+class Queries(_Columns):
     """Query texts in parallel columns; `splits[i]` is one of `SPLITS`, `own` the document (if any)
-    a query was made from, which is never a candidate for it."""
+    a query was made from, which is never a candidate for it; empty where no query has one."""
 
-    ids: tuple[str, ...]
     texts: tuple[str, ...]
     silos: IntArray
     splits: tuple[str, ...]
     own: tuple[str | None, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, rows: NDArray[Any]) -> Queries:
-        """The queries at these positions (integers or a mask)."""
-        chosen = np.arange(len(self))[rows].tolist()
-        return Queries(
-            tuple(self.ids[row] for row in chosen),
-            tuple(self.texts[row] for row in chosen),
-            frozen(self.silos[chosen]),
-            tuple(self.splits[row] for row in chosen),
-            tuple(self.own[row] for row in chosen) if self.own else (),
-        )
-
-    def __eq__(self, other: object) -> bool:
-        """The same queries in the same order, silos and splits."""
-        if not isinstance(other, Queries):
-            return NotImplemented
-        mine, theirs = ((q.ids, q.texts, q.splits, q.own or (None,) * len(q)) for q in (self, other))
-        return mine == theirs and np.array_equal(self.silos, other.silos)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Queries({len(self):,})"
+    def __post_init__(self) -> None:
+        if not any(self.own):
+            object.__setattr__(self, "own", ())
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -104,9 +104,7 @@ def _chunks(file: str, size: int) -> Iterator[bytes]:
             f"the compressed data are cut or damaged: {error}", file=file, cure="copy the file again"
         ) from error
     except OSError as error:
-        raise DataError(
-            f"cannot be read: {error.strerror or error}", file=file, cure="check the path"
-        ) from error
+        raise DataError.unreadable(file, error) from error
 
 
 def _whole_lines(chunks: Iterator[bytes], file: str) -> Iterator[bytes]:

@@ -26,6 +26,7 @@ PLAIN = "biuf"
 A_VALUE = 100
 """Bytes that a list, a mapping or a text of JSON takes at most beside its characters."""
 _CHUNK = 1 << 20
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _END = struct.Struct("<4s4H2LH")
 _LOCATOR, _LONGEST_DIRECTORY = 20, 1 << 20
 
@@ -77,11 +78,9 @@ class Unpacker:
         except RecursionError:
             raise DataError("is nested too deeply") from None
 
-    def array(
-        self, stream: IO[bytes], size: int, declared: Declared | None = None, *, kinds: str = PLAIN
-    ) -> NDArray[Any]:
-        """The array in an npy file of this size; `declared`, where its header was read already."""
-        known = declared or read_declared(stream, size, kinds=kinds)
+    def array(self, stream: IO[bytes], size: int, *, kinds: str = PLAIN) -> NDArray[Any]:
+        """The array in an npy file of this size."""
+        known = read_declared(stream, size, kinds=kinds)
         self.spend(known.size)
         array = np.empty(math.prod(known.shape), known.dtype)
         octets = array.view(np.uint8)
@@ -97,12 +96,9 @@ def read_declared(stream: IO[bytes], size: int, *, kinds: str = PLAIN) -> Declar
     """The header of an npy file of this size, read up to where the values begin."""
     start = stream.tell()
     version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    elif version == (2, 0):
-        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(stream)
-    else:
+    if version not in _HEADERS:
         raise DataError(f"has an array of version {version}")
+    shape, is_fortran, dtype = _HEADERS[version](stream)
     if dtype.kind not in kinds or not dtype.itemsize or any(side < 0 for side in shape):
         raise DataError(f"has an array of {dtype}")
     values = math.prod(shape) * dtype.itemsize
