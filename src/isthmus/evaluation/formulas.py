@@ -214,13 +214,9 @@ def set_precision(view: View, measure: Measure) -> FloatArray:
     return _share(_found(view, measure), view.length)
 
 
-def set_recall(view: View, measure: Measure) -> FloatArray:
-    return _share(_found(view, measure), relevant(view, measure))
-
-
 def set_f(view: View, measure: Measure) -> FloatArray:
     beta = float(measure["beta"])
-    p, r = set_precision(view, measure), set_recall(view, measure)
+    p, r = set_precision(view, measure), recall(view, measure)
     return _share((beta + 1) * p * r, beta * p + r)
 
 
@@ -244,22 +240,6 @@ def utility(view: View, measure: Measure) -> FloatArray:
 def judged(view: View, measure: Measure) -> FloatArray:
     seen = view.length if measure.cutoff is None else np.minimum(view.length, int(measure.cutoff))
     return _share(view.judged.to(measure.cutoff).count, seen)
-
-
-def queries(view: View, measure: Measure) -> FloatArray:
-    return np.ones(view.ranking.size)
-
-
-def retrieved(view: View, measure: Measure) -> FloatArray:
-    return view.length.astype(np.float64)
-
-
-def relevant_documents(view: View, measure: Measure) -> FloatArray:
-    return relevant(view, measure).astype(np.float64)
-
-
-def relevant_retrieved(view: View, measure: Measure) -> FloatArray:
-    return _found(view, measure).astype(np.float64)
 
 
 def worthless_retrieved(view: View, measure: Measure) -> FloatArray:
@@ -324,14 +304,19 @@ def _discounted(hits: Hits, gains: NDArray[Any], cutoff: int | float | None) -> 
     return hits.total(values if cutoff is None else np.where(hits.rank <= cutoff, values, 0.0))
 
 
+def _discounts_to(depth: int, cutoff: int | float | None) -> FloatArray:
+    """The sum of discounts down to every rank from 0 to `depth`; ranks beyond the cut-off add nothing."""
+    discounts = 1.0 / np.log2(np.arange(2, depth + 2))
+    if cutoff is not None:
+        discounts[int(cutoff) :] = 0.0
+    return np.concatenate(([0.0], np.cumsum(discounts)))
+
+
 def _ideal_dcg(view: View, measure: Measure, cutoff: int | float | None) -> FloatArray:
     """IDCG@k from the number of documents of each grade: a grade's documents take consecutive ranks."""
     grades, counts = view.ranking.grade_counts
     last = np.cumsum(counts, axis=1)
-    discounts = 1.0 / np.log2(np.arange(2, last.max(initial=0) + 2))
-    if cutoff is not None:
-        discounts[int(cutoff) :] = 0.0
-    to = np.concatenate(([0.0], np.cumsum(discounts)))
+    to = _discounts_to(last.max(initial=0), cutoff)
     ideal: FloatArray = (to[last] - to[last - counts]) @ _gain(grades, measure)
     return ideal
 
@@ -341,10 +326,7 @@ def _mean_discount(view: View, rows: IntArray, cutoff: int | float | None) -> Fl
     if view.first is None or view.last is None:
         raise ConfigError("ties=average needs a view with tie groups", key="ties", value="average")
     first, last = view.first[rows], view.last[rows]
-    discounts = 1.0 / np.log2(np.arange(2, last.max(initial=1) + 2))
-    if cutoff is not None:
-        discounts[int(cutoff) :] = 0.0
-    to = np.concatenate(([0.0], np.cumsum(discounts)))
+    to = _discounts_to(last.max(initial=1), cutoff)
     mean: FloatArray = (to[last] - to[first - 1]) / (last - first + 1)
     return mean
 
@@ -407,16 +389,16 @@ FORMULAS: dict[str, Formula] = {
     "binG": binary_gain,
     "RBP": rank_biased_precision,
     "SetP": set_precision,
-    "SetR": set_recall,
+    "SetR": recall,
     "SetF": set_f,
     "SetAP": set_average_precision,
     "SetRelP": set_relative_precision,
     "Utility": utility,
     "Judged": judged,
-    "NumQ": queries,
-    "NumRet": retrieved,
-    "NumRel": relevant_documents,
-    "NumRelRet": relevant_retrieved,
+    "NumQ": lambda view, measure: np.ones(view.ranking.size),
+    "NumRet": lambda view, measure: view.length.astype(np.float64),
+    "NumRel": lambda view, measure: relevant(view, measure).astype(np.float64),
+    "NumRelRet": lambda view, measure: _found(view, measure).astype(np.float64),
     "NumNonrelRet": worthless_retrieved,
     "map_printed": map_printed,
     "map_code": map_code,

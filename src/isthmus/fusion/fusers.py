@@ -87,13 +87,8 @@ class Candidates:
 
     def _lowest(self, run: int) -> FloatArray:
         """For every union row, the lowest score of this run's list for the query; 0 without a list."""
-        held = self.union.runs[run]
         floors = np.zeros(len(self.union.queries))
-        filled = np.flatnonzero(np.diff(held.offsets))
-        if len(filled):
-            floors[self.union.homes[run][filled]] = np.minimum.reduceat(
-                self.scores[run], held.offsets[filled]
-            )
+        floors[self.union.homes[run]] = self.union.lists(run, self.scores[run]).per_list(np.minimum)
         return floors[self.union.query_of_row]
 
 

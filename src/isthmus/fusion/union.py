@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from isthmus.errors import DataError
 from isthmus.tables import Run
-from isthmus.tables.grouped import offsets_of
+from isthmus.tables.grouped import falling, offsets_of
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 
 
@@ -51,14 +51,17 @@ class Lists:
         """The highest score of every list, for every row."""
         return self.per_row(np.maximum)
 
-    def per_row(self, reduce: np.ufunc, values: FloatArray | None = None) -> FloatArray:
-        """A sum, minimum or maximum over every list, repeated for its rows."""
-        column = self.scores if values is None else values
+    def per_list(self, reduce: np.ufunc, values: FloatArray | None = None) -> FloatArray:
+        """A sum, minimum or maximum over every list; 0 for an empty one."""
         filled = np.flatnonzero(self.lengths)
         reduced = np.zeros(len(self.lengths))
         if len(filled):
-            reduced[filled] = reduce.reduceat(column, self.offsets[filled])
-        return reduced[self.list_of_row]
+            reduced[filled] = reduce.reduceat(self.scores if values is None else values, self.offsets[filled])
+        return reduced
+
+    def per_row(self, reduce: np.ufunc, values: FloatArray | None = None) -> FloatArray:
+        """The same, repeated for the rows of the list."""
+        return self.per_list(reduce, values)[self.list_of_row]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +160,7 @@ class Union:
         Rows of equal score come out of the sort in no order and are then put in order of their ids, which
         is the order of row numbers; that is several times faster than sorting by two keys.
         """
-        order = self._by_score(scores)
+        order = falling(scores, self.offsets)
         ranked = scores[order]
         tied = ranked[1:] == ranked[:-1]
         bounds = self.offsets[(self.offsets > 0) & (self.offsets < self.rows)]
@@ -167,19 +170,6 @@ class Union:
             among = np.flatnonzero(np.concatenate(([False], tied)) | np.concatenate((tied, [False])))
             order[among] = order[among][np.argsort(block[among] * self.rows - order[among])]
         return order
-
-    def _by_score(self, scores: FloatArray) -> IntArray:
-        """Rows by query and score, lists of equal scores in any order."""
-        lengths = np.diff(self.offsets)
-        widest = int(lengths.max(initial=0))
-        if widest * len(lengths) > 4 * self.rows + 4096:  # lists of very different lengths
-            return np.lexsort((-scores, self.query_of_row))
-        inside = np.arange(widest) < lengths[:, None]
-        padded = np.full(inside.shape, np.inf)
-        padded[inside] = -scores
-        within = np.argsort(padded, axis=1)
-        within += self.offsets[:-1, None]
-        return np.asarray(within[inside])
 
     def rows_of(self, other: Union) -> IntArray:
         """Where the rows of a union of some of the same runs stand in this one."""

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.tables.ids import Ids, IntArray, frozen
+from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -120,3 +120,20 @@ def rows_of(offsets: IntArray, groups: IntArray) -> IntArray:
     shift: IntArray = np.repeat(offsets[groups] - (ends - lengths), lengths)
     rows: IntArray = np.arange(len(shift)) + shift
     return rows
+
+
+def falling(scores: FloatArray, offsets: IntArray, *, stable: bool = False) -> IntArray:
+    """The rows by group and falling score; equal scores in their order if `stable`, else in any.
+
+    Lists of similar length are sorted as the rows of a matrix, several times faster than by two keys.
+    """
+    lengths = np.diff(offsets)
+    width = int(lengths.max(initial=0))
+    if width * len(lengths) > 4 * len(scores) + 4096:
+        return np.lexsort((-scores, np.repeat(np.arange(len(lengths)), lengths)))
+    inside = np.arange(width) < lengths[:, None]
+    padded = np.full(inside.shape, np.inf)
+    padded[inside] = -scores
+    within = np.argsort(padded, axis=1, kind="stable" if stable else None)
+    within += offsets[:-1, None]
+    return np.asarray(within[inside])

@@ -323,17 +323,16 @@ def _is_row(line: bytes) -> bool:
     return bool(line.partition(b"#")[0].strip())
 
 
+def _error_at(file: Path, row: int, problem: str, cure: str) -> DataError:
+    line, text = line_of_row(file, row, is_row=_is_row)
+    return DataError(problem, file=file, line=line, text=text, cure=cure)
+
+
 def _check_end(file: Path, last: IntArray) -> None:
     """The last line has no line feed: was it cut off?"""
     if len(last) > 1 and (last[:-1] == last[0]).all() and last[-1] < last[0]:
-        line, text = line_of_row(file, len(last) - 1, is_row=_is_row)
-        raise DataError(
-            f"the file ends in the middle of a line, after feature {last[-1]} of {last[0]}",
-            file=file,
-            line=line,
-            text=text,
-            cure="copy the file again, or end it with a line feed",
-        )
+        problem = f"the file ends in the middle of a line, after feature {last[-1]} of {last[0]}"
+        raise _error_at(file, len(last) - 1, problem, "copy the file again, or end it with a line feed")
 
 
 def _grouped(file: Path, parts: Sequence[Rows]) -> tuple[tuple[str, ...], IntArray]:
@@ -345,11 +344,8 @@ def _grouped(file: Path, parts: Sequence[Rows]) -> tuple[tuple[str, ...], IntArr
     rows = [len(part.grades) for part in parts]
     if any(named):
         odd = named.index(not named[0])
-        line, text = line_of_row(file, sum(rows[:odd]), is_row=_is_row)
         problem = "no query" if named[0] else "a query where earlier lines have none"
-        raise DataError(
-            problem, file=file, line=line, text=text, cure=f"all lines name their query, or none: {EXAMPLE}"
-        )
+        raise _error_at(file, sum(rows[:odd]), problem, f"all lines name their query, or none: {EXAMPLE}")
     sizes = _group_sizes(file, sum(rows))
     return tuple(map(str, range(1, len(sizes) + 1))), np.repeat(np.arange(len(sizes)), sizes)
 
@@ -363,9 +359,8 @@ def _sidecar(file: Path) -> Path | None:
 def _group_sizes(file: Path, rows: int) -> IntArray:
     sidecar = _sidecar(file)
     if sidecar is None:
-        first, text = line_of_row(file, 0, is_row=_is_row)
         cure = f"write it after the grade, as in {EXAMPLE}, or put group sizes into {file.name}{SIDECARS[0]}"
-        raise DataError("no query", file=file, line=first, text=text, cure=cure)
+        raise _error_at(file, 0, "no query", cure)
     block = read_all(sidecar)
     sizes = []
     for number, line in block.lines():
@@ -395,13 +390,7 @@ def _documents(
     twice = duplicate_rows(groups, documents)
     if twice is not None:
         first, second = sorted(twice if order is None else order[list(twice)].tolist())
-        line, text = line_of_row(file, second, is_row=_is_row)
-        raise DataError(
-            f"document {documents.word(twice[1])!r} appears twice for query {queries[groups[twice[1]]]!r},"
-            f" first in line {line_of_row(file, first, is_row=_is_row)[0]}",
-            file=file,
-            line=line,
-            text=text,
-            cure="keep one row per query and document",
-        )
+        what = f"document {documents.word(twice[1])!r} appears twice for query {queries[groups[twice[1]]]!r}"
+        problem = f"{what}, first in line {line_of_row(file, first, is_row=_is_row)[0]}"
+        raise _error_at(file, second, problem, "keep one row per query and document")
     return documents

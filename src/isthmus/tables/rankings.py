@@ -48,6 +48,11 @@ class _Rankings(ByQuery):
         )
         return other if same else None
 
+    def _nested(self, values: NDArray[Any]) -> dict[str, dict[str, Any]]:
+        """`{query: {document: value}}`."""
+        rows = list(zip(self.documents.tolist(), values.tolist(), strict=True))
+        return {query: dict(rows[start:end]) for query, start, end in self.spans()}
+
     def _show(self, title: str, extra: str, values: NDArray[Any]) -> str:
         counts = f"{several(len(self), 'query', 'queries')}, {several(self.rows, 'row')}"
         lines = [f"{title}{counts}{extra}"]
@@ -130,11 +135,7 @@ class Run(_Rankings):
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """`{query: {document: score}}`, best first."""
-        documents, scores = self.documents.tolist(), self.scores.tolist()
-        return {
-            query: dict(zip(documents[start:end], scores[start:end], strict=True))
-            for query, start, end in self.spans()
-        }
+        return self._nested(self.scores)
 
     def lists(self) -> Iterator[tuple[str, list[str], FloatArray]]:
         """Query by query: its id, its documents best first, their scores."""
@@ -273,11 +274,7 @@ class Qrels(_Rankings):
 
     def to_dict(self) -> dict[str, dict[str, int]]:
         """`{query: {document: grade}}`."""
-        documents, grades = self.documents.tolist(), self.grades.tolist()
-        return {
-            query: dict(zip(documents[start:end], grades[start:end], strict=True))
-            for query, start, end in self.spans()
-        }
+        return self._nested(self.grades)
 
     def rows_for(self, table: _Rankings) -> IntArray:
         """For every row of another table, the row here with the same query and document; -1 if none."""
