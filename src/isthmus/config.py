@@ -19,7 +19,7 @@ ValueError. TOML has no null, so where None is allowed the word "none" stands fo
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -115,6 +115,21 @@ def _as_toml(text: str) -> Any:
     return parsed["value"] if len(parsed) == 1 else text
 
 
+def _number(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
+
+
+_SCALARS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
+    bool: ("true or false", lambda value: isinstance(value, bool), bool),
+    int: ("a whole number", _number(int), lambda value: value),
+    float: ("a number", _number(int, float), float),
+    str: ("a string", lambda value: isinstance(value, str), lambda value: value),
+    Path: ("a path", lambda value: isinstance(value, (str, PathLike)), Path),
+    NoneType: (f'"{NONE}"', lambda value: value is None or value == NONE, lambda value: None),
+}
+"""What a field of each type is called, which values suit it, and how they become one."""
+
+
 class _Reader:
     """Builds typed values and says where a wrong one came from."""
 
@@ -123,7 +138,7 @@ class _Reader:
 
     def build(self, cls: Any, table: Any, at: str) -> Any:
         if not isinstance(table, Mapping):
-            raise self._wrong(at, table, "a table")
+            raise self._wrong(at, table, cls)
         hints = _hints(cls)
         for key in table:
             if key not in hints:
@@ -161,35 +176,26 @@ class _Reader:
         if origin is Literal:
             if any(type(choice) is type(value) and choice == value for choice in arguments):
                 return value
-            raise self._wrong(at, value, _told(kind))
+            raise self._wrong(at, value, kind)
         if is_dataclass(kind):
             return self.build(kind, value, at)
         if origin is tuple:
             return self._tuple(kind, arguments, value, at)
         if origin in (dict, Mapping):
             if not isinstance(value, Mapping):
-                raise self._wrong(at, value, _told(kind))
+                raise self._wrong(at, value, kind)
             return {key: self.convert(arguments[1], item, _join(at, key)) for key, item in value.items()}
         return self._scalar(kind, value, at)
 
     def _scalar(self, kind: Any, value: Any, at: str) -> Any:
         if kind is Any:
             return value
-        if kind is NoneType:
-            if value is None or value == NONE:
-                return None
-        elif kind is float:
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                return float(value)
-        elif kind is Path:
-            if isinstance(value, (str, PathLike)):
-                return Path(value)
-        elif kind in (bool, int, str):
-            if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-                return value
-        else:
+        if kind not in _SCALARS:
             raise TypeError(f"{at}: configuration fields cannot be of type {kind}")
-        raise self._wrong(at, value, _told(kind))
+        _, suits, convert = _SCALARS[kind]
+        if not suits(value):
+            raise self._wrong(at, value, kind)
+        return convert(value)
 
     def _one_of(self, kind: Any, kinds: tuple[Any, ...], value: Any, at: str) -> Any:
         if NoneType in kinds and (value is None or value == NONE):
@@ -202,22 +208,21 @@ class _Reader:
                 return self._convert(choice, value, at)
             except ConfigError:
                 continue
-        raise self._wrong(at, value, _told(kind))
+        raise self._wrong(at, value, kind)
 
     def _tuple(self, kind: Any, kinds: tuple[Any, ...], value: Any, at: str) -> tuple[Any, ...]:
         if not isinstance(value, (list, tuple)):
-            raise self._wrong(at, value, _told(kind))
+            raise self._wrong(at, value, kind)
         if len(kinds) == 2 and kinds[1] is Ellipsis:
             kinds = (kinds[0],) * len(value)
         if len(kinds) != len(value):
-            raise self._wrong(at, value, _told(kind))
+            raise self._wrong(at, value, kind)
         pairs = zip(kinds, value, strict=True)
         return tuple(self.convert(each, item, f"{at}[{row}]") for row, (each, item) in enumerate(pairs))
 
-    def _wrong(self, at: str, value: Any, expected: str) -> ConfigError:
-        return ConfigError(
-            f"{self.origin}{at or 'the configuration'} = {value!r}", key=at, value=value, expected=expected
-        )
+    def _wrong(self, at: str, value: Any, kind: Any) -> ConfigError:
+        problem = f"{self.origin}{at or 'the configuration'} = {value!r}"
+        return ConfigError(problem, key=at, value=value, expected=_told(kind))
 
 
 @cache
@@ -236,16 +241,8 @@ def _required(cls: Any) -> list[str]:
 
 def _told(kind: Any) -> str:
     """A type in the words of a person who writes TOML."""
-    plain = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "a string",
-        Path: "a path",
-        NoneType: f'"{NONE}"',
-    }
-    if kind in plain:
-        return plain[kind]
+    if kind in _SCALARS:
+        return _SCALARS[kind][0]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(_told(choice) for choice in arguments)
