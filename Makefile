@@ -74,7 +74,7 @@ bench: $(EXTRAS) $(REPRODUCE) $(PEERS)
 
 soak: $(EXTRAS) $(REPRODUCE)
 	@echo "· the long trials at full count"
-	@ISTHMUS_SOAK=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m soak --timeout 3600 $(TEST_ARGS)
+	@ISTHMUS_SOAK=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "soak or hypothesis" --timeout 3600 $(TEST_ARGS)
 
 docs: $(DEV) $(REPRODUCE)
 	@$(BIN)/python docs/cli_page.py

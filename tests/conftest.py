@@ -17,8 +17,10 @@ from uuid import uuid4
 import pytest
 from hypothesis import settings
 
+SOAKING = os.environ.get("ISTHMUS_SOAK") == "1"
+
 # A busy machine is not a failure.
-settings.register_profile("isthmus", deadline=None)
+settings.register_profile("isthmus", deadline=None, max_examples=500 if SOAKING else 40)
 settings.load_profile("isthmus")
 
 
@@ -37,8 +39,7 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def soak_count() -> Callable[[int, int], int]:
     """`soak_count(small, full)`: how often a long trial repeats; `full` only with ISTHMUS_SOAK=1."""
-    soaking = os.environ.get("ISTHMUS_SOAK") == "1"
-    return lambda small, full: full if soaking else small
+    return lambda small, full: full if SOAKING else small
 
 
 @pytest.fixture(autouse=True)

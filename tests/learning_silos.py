@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from functools import cache
 
 import httpx
 import numpy as np
@@ -39,6 +40,7 @@ QUERIES = tuple(
 )
 
 
+@cache
 def judged():
     """Right is a document of the query's topic whose title is one of its words."""
     found = {}

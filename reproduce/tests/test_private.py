@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from isthmus.private.silos import PublishedCounts
 from isthmus.randomness import Streams
 from isthmus.tables import Corpus
 from isthmus_reproduce import synthetic_text
@@ -17,7 +18,7 @@ from isthmus_reproduce.private import attacks
 from isthmus_reproduce.private import experiment as private_features
 from isthmus_reproduce.private.attacks import Audit, Differencing
 from isthmus_reproduce.private.experiment import EPSILONS, Config, reproduce
-from isthmus_reproduce.private.world import READERS, ComparedReaders, UnchargedSilos
+from isthmus_reproduce.private.world import READERS, UnchargedSilos
 
 MECHANISMS = ("insecure_shared_noise", "scalar", "per_cell")
 
@@ -30,7 +31,7 @@ def corpus() -> Corpus:
 def kept(corpus: Corpus, epsilon: float, reader: str) -> float:
     """Kendall's τ between exact scores and those of a reader."""
     world = UnchargedSilos(corpus, Streams(0))
-    return world.judged(world.scored(partial(ComparedReaders(world, epsilon).counts, reader)))["Kendall tau"]
+    return world.judged(world.scored(partial(PublishedCounts(world, epsilon).counts, reader)))["Kendall tau"]
 
 
 def test_counts_without_noise_rank_as_exact_ones(corpus: Corpus) -> None:
@@ -43,7 +44,7 @@ def test_a_smaller_epsilon_ranks_worse(corpus: Corpus) -> None:
 
 def test_own_documents_need_no_release(corpus: Corpus) -> None:
     world = UnchargedSilos(corpus, Streams(0))
-    seen = ComparedReaders(world, 1.0)
+    seen = PublishedCounts(world, 1.0)
     scores = world.at_home(seen.at_home, world.scored(partial(seen.counts, "ask")))
     home = corpus.queries.silos[:, None] == corpus.documents.silos
     agreed = np.corrcoef(scores[home], world.exact[home])[0, 1]

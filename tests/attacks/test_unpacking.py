@@ -255,9 +255,12 @@ def test_settings_of_an_order_are_bounded():
 def hostile_messages():
     """Flower messages of a few megabytes that are very many objects once parsed."""
     runtimes.give_identity()
-    for value in ([0] * (9 * MEGABYTE), [str(number) for number in range(200_000)]):
-        content = RecordDict({"config": ConfigRecord({"v": value})})
-        yield remote.encode(Message(content, dst_node_id=1, message_type="query"))
+    words = RecordDict({"config": ConfigRecord({"v": [str(number) for number in range(200_000)]})})
+    yield remote.encode(Message(words, dst_node_id=1, message_type="query"))
+    numbers = MessageBytes()  # Flower itself would look at each of them
+    config = numbers.content.items.add(key="config").config_record
+    config.items.add(key="v").value.sint_list.vals.extend(bytes(9 * MEGABYTE))
+    yield numbers.SerializeToString()
     records = MessageBytes()
     for number in range(200_000):
         records.content.items.add(key=str(number))

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from command_line import isthmus
 from isthmus.config import load
 from isthmus.federation.semisupervised.deployed import Cooperation
 from isthmus.federation.semisupervised.labelling import SiloRows
@@ -82,10 +83,7 @@ class Site:
         self.running = []
 
     def do(self, *command):
-        words = [sys.executable, "-m", "isthmus", *(str(part) for part in command)]
-        done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True, timeout=3 * STEP)
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-        return done.stdout
+        return isthmus(*command, folder=self.folder).stdout
 
     def start(self, name, *command):
         with open(self.folder / f"{name}.log", "ab") as log:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +59,10 @@ def random_pair(random: np.random.Generator) -> tuple[Judgements, Lists]:
     return qrels, run
 
 
-def test_a_thousand_random_runs_with_ties() -> None:
+@pytest.mark.soak
+def test_random_runs_with_ties(soak_count: Callable[[int, int], int]) -> None:
     random = np.random.default_rng(20)
-    for trial in range(1000):
+    for trial in range(soak_count(250, 1000)):
         qrels, run = random_pair(random)
         assert worst_difference(qrels, run, rel=1 + trial % 2) < 1e-12
 
