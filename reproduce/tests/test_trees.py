@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,7 @@ def _alive(pid: int) -> bool:
 
 
 def _until(look: Callable[[], list[int]], enough: Callable[[list[int]], bool]) -> list[int]:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     found = look()
     while not enough(found) and time.monotonic() < end:
         time.sleep(0.1)
@@ -278,19 +279,22 @@ def test_silos_out_of_step_are_told() -> None:
 
 
 @pytest.mark.realdata
-def test_on_mq2008_skewed_silos_reach_the_central_model(data_dir: Path) -> None:
-    """Five official folds, four silos of queries sorted by grade; exponential gain, empty queries skipped."""
+@pytest.mark.soak
+def test_on_mq2008_skewed_silos_reach_the_central_model(
+    data_dir: Path, soak_count: Callable[[int, int], int]
+) -> None:
+    """Official folds, four silos of queries sorted by grade; exponential gain, empty queries skipped."""
     from isthmus.corpora import load_folds
 
     model = LambdaMART(library="xgboost", trees=100, depth=5, learning_rate=0.1)
     found = []
-    for fold in load_folds("mq2008"):
+    for fold in islice(load_folds("mq2008"), soak_count(1, 5)):
         train = fold.train
         worth = np.bincount(train.query_of_row, train.grades, minlength=len(train)) / np.diff(train.offsets)
         parts = np.array_split(np.argsort(worth, kind="stable"), 4)
         silos = {f"silo {rank}": train[np.sort(part)] for rank, part in enumerate(parts)}
         found.append(compare_with_central(silos, fold.test, model))
     means = {name: np.mean([one[name] for one in found]) for name in found[0]}
-    assert means["federated"] >= 0.99 * means["central"]
+    assert means["federated"] >= (0.99 if len(found) == 5 else 0.97) * means["central"]  # a fold is small
     assert means["central"] > 0.69
     assert means["alone"] < 0.66
