@@ -31,7 +31,7 @@ from isthmus.private.cost import Cost, Covered
 from isthmus.private.ledger import charging, lineage, reading, tally
 from isthmus.private.ledger.budget import Budget
 from isthmus.private.ledger.reading import Account
-from isthmus.private.ledger.schema import KINDS, Store
+from isthmus.private.ledger.schema import KINDS, SQL, Store
 
 if TYPE_CHECKING:
     import sqlite3
@@ -274,14 +274,7 @@ class Ledger:
     def _record(self, db: sqlite3.Connection, kind: str, peer: str, **more: Any) -> int:
         values = {"epsilon": None, "unit": "", "items": 1, "note": "", **more}
         values |= {"at": self._clock(), "kind": kind, "peer": charging.peer_of(db, peer)}
-        return int(
-            db.execute(
-                """INSERT INTO departure (at, kind, peer, items, charged, epsilon, unit, note)
-                VALUES (:at, :kind, :peer, :items, 0, :epsilon, :unit, :note)""",
-                values,
-            ).lastrowid
-            or 0
-        )
+        return int(db.execute(SQL["departure"], values).lastrowid or 0)
 
     def lower(self, items: Mapping[int, int]) -> None:
         """Fewer things left than entries say that were written ahead; by number, and never more."""

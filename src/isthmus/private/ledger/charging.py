@@ -15,48 +15,10 @@ from isthmus.errors import BudgetExhausted, PrivacyError
 from isthmus.private.composition import Loss, room
 from isthmus.private.cost import Cost
 from isthmus.private.ledger.budget import Budget
-from isthmus.private.ledger.schema import EVERYBODY
+from isthmus.private.ledger.schema import EVERYBODY, SQL
 
 SLACK = 1e-9
 """Sums of ε are compared up to this share, so that ten tenths make one."""
-
-FRESH = """
-    INSERT OR IGNORE INTO fresh
-    SELECT coalesce(version, -row), owner,
-        NOT :shared
-        OR NOT EXISTS (SELECT 1 FROM charge c WHERE c.version = b.version AND c.release = :release)
-    FROM batch b
-    WHERE NOT EXISTS (
-        SELECT 1 FROM charge c WHERE c.version = b.version AND c.release = :release AND c.peer = :peer
-    )
-"""
-
-# the text is another lineage's too, which has it released once more
-FRESH_ELSEWHERE = """
-    INSERT OR IGNORE INTO fresh
-    SELECT f.version, b.origin, f.counted FROM batch b JOIN fresh f ON f.version = coalesce(b.version, -b.row)
-    WHERE b.origin IS NOT NULL
-"""
-
-OVERSPENT = """
-    SELECT asked.owner, asked.times, coalesce(s.epsilon, 0.0), coalesce(s.square, 0.0), coalesce(s.rho, 0.0)
-    FROM (SELECT owner, count(*) AS times FROM fresh WHERE counted >= :least GROUP BY owner) asked
-    LEFT JOIN spent s ON s.document = asked.owner AND s.peer = :peer AND s.field = :field
-    WHERE NOT (
-        coalesce(s.epsilon, 0.0) + asked.times * :epsilon <= :most_epsilon
-        OR coalesce(s.square, 0.0) + asked.times * :square <= :most_square
-        OR coalesce(s.rho, 0.0) + asked.times * :rho <= :most_rho
-    )
-    ORDER BY coalesce(s.epsilon, 0.0) + asked.times * :epsilon DESC
-"""
-
-ADD = """
-    INSERT INTO spent (document, peer, field, epsilon, square, rho)
-    SELECT owner, :peer, :field, count(*) * :epsilon, count(*) * :square, count(*) * :rho
-    FROM fresh WHERE counted >= :least GROUP BY owner
-    ON CONFLICT (document, peer, field) DO UPDATE SET
-        epsilon = epsilon + excluded.epsilon, square = square + excluded.square, rho = rho + excluded.rho
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +43,21 @@ def charge(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget, kin
         (purse, _parameters(purse, field, loss)) for purse in purses(budget, who, peer) for field in fields
     ]
     for purse, parameters in bound:
-        found = db.execute(OVERSPENT, parameters).fetchone()
+        found = db.execute(SQL["overspent"], parameters).fetchone()
         if found is not None:
             _, times, *sums = found
             raise BudgetExhausted(peer, times * cost.epsilon, room(Loss(*sums), purse.most))
     _write(db, release, who, kind=kind, at=at)
     for _, parameters in bound:
-        db.execute(ADD, parameters)
+        db.execute(SQL["add"], parameters)
 
 
 def collect_fresh(db: sqlite3.Connection, release: int, peer: int, *, shared: bool) -> bool:
     """Gather those on the workbench that this peer has not had under this name; whether there are any."""
     db.execute("DELETE FROM fresh")
-    found = db.execute(FRESH, {"shared": shared, "release": release, "peer": peer})
+    found = db.execute(SQL["fresh"], {"shared": shared, "release": release, "peer": peer})
     if found.rowcount > 0:
-        db.execute(FRESH_ELSEWHERE)
+        db.execute(SQL["fresh elsewhere"])
     return found.rowcount > 0
 
 
@@ -148,11 +110,5 @@ def _parameters(purse: Purse, field: str, loss: Loss) -> dict[str, object]:
 
 
 def _write(db: sqlite3.Connection, release: int, peer: int, *, kind: str, at: float) -> None:
-    departure = db.execute(
-        """INSERT INTO departure (at, kind, peer, release, items, charged, epsilon, unit, note)
-        SELECT ?, ?, ?, r.id, (SELECT count(DISTINCT version) FROM fresh),
-            (SELECT count(DISTINCT version) FROM fresh WHERE counted), r.epsilon, r.adjacency, ''
-        FROM release r WHERE r.id = ?""",
-        (at, kind, peer, release),
-    ).lastrowid
+    departure = db.execute(SQL["charged departure"], (at, kind, peer, release)).lastrowid
     db.execute("INSERT INTO charge SELECT DISTINCT ?, version, ?, ? FROM fresh", (release, peer, departure))

@@ -14,32 +14,13 @@ from typing import Any
 
 from isthmus.errors import PrivacyError
 from isthmus.private.cost import Covered
-
-LOAD = """
-    INSERT INTO batch (document, name, version, owner, origin, fits)
-    SELECT ?1, ?2, v.id,
-        coalesce(d.lineage, d.id, (SELECT coalesce(lineage, id) FROM document WHERE name = ?1)),
-        (SELECT coalesce(lineage, id) FROM document WHERE id = v.origin), d.name = ?1
-    FROM (SELECT 1) LEFT JOIN version v ON v.name = ?2 LEFT JOIN document d ON d.id = v.document
-"""
-
-RESOLVE = """
-    UPDATE batch SET version = v.id, owner = coalesce(d.lineage, d.id)
-    FROM version v JOIN document d ON d.id = v.document
-    WHERE v.name = batch.name AND batch.version IS NULL
-"""
-
-# the lineage that has had a text longest; versions of an older Isthmus are known by the whole content alone
-FIRST = """
-    SELECT coalesce(d.lineage, d.id) FROM version v JOIN document d ON d.id = v.document
-    WHERE v.text = :text OR (v.text IS NULL AND v.content = :content) ORDER BY v.id LIMIT 1
-"""
+from isthmus.private.ledger.schema import SQL
 
 
 def load(db: sqlite3.Connection, covered: Covered) -> None:
     """Put documents on the workbench, with the numbers of those the ledger has met."""
     db.execute("DELETE FROM batch")
-    db.executemany(LOAD, zip(covered.documents, covered.versions, strict=True))
+    db.executemany(SQL["load"], zip(covered.documents, covered.versions, strict=True))
     if db.execute("SELECT 1 FROM batch WHERE fits = 0 LIMIT 1").fetchone():
         raise PrivacyError("a version belongs to one document: its noise may not be used for another")
 
@@ -50,13 +31,10 @@ def admit(db: sqlite3.Connection) -> None:
         return
     db.execute("INSERT OR IGNORE INTO document (name) SELECT document FROM batch WHERE version IS NULL")
     try:
-        db.execute(
-            """INSERT INTO version (document, name) SELECT DISTINCT d.id, b.name
-            FROM batch b JOIN document d ON d.name = b.document WHERE b.version IS NULL"""
-        )
+        db.execute(SQL["admit"])
     except sqlite3.IntegrityError:
         raise PrivacyError("two documents of one release share a version, hence their noise") from None
-    db.execute(RESOLVE)
+    db.execute(SQL["resolve"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +51,7 @@ def current(
     """The name of each document's newest version where that has this content."""
     db.execute("DELETE FROM batch")
     db.executemany("INSERT INTO batch (document) VALUES (?)", ((name,) for name in documents))
-    rows = db.execute(
-        """SELECT v.name, v.content, v.text FROM batch b
-        LEFT JOIN document d ON d.name = b.document LEFT JOIN version v ON v.id = d.current ORDER BY b.row"""
-    )
+    rows = db.execute(SQL["current"])
     return [
         name if exact == content.exact and text is not None else None
         for (name, exact, text), content in zip(rows, contents, strict=True)
@@ -94,23 +69,13 @@ def enter(db: sqlite3.Connection, document: str, content: Content, nonce: str) -
         "text": content.text,
         "name": nonce,
     }
-    known = db.execute(
-        """UPDATE version SET text = :text FROM document d
-        WHERE d.name = :document AND version.id = d.current AND version.content = :content
-            AND version.text IS NULL RETURNING version.name""",
-        values,
-    ).fetchall()
+    known = db.execute(SQL["adopt"], values).fetchall()
     for (name,) in known:
         return str(name)
-    row = db.execute(FIRST, values).fetchone() if content.text else None
+    row = db.execute(SQL["first with a text"], values).fetchone() if content.text else None
     values["first"] = None if row is None else row[0]
     db.execute("INSERT OR IGNORE INTO document (name, lineage) VALUES (:document, :first)", values)
-    number = db.execute(
-        """INSERT INTO version (document, name, content, text, origin)
-        SELECT id, :name, :content, :text, nullif(:first, coalesce(lineage, id))
-        FROM document WHERE name = :document""",
-        values,
-    ).lastrowid
+    number = db.execute(SQL["enter"], values).lastrowid
     db.execute("UPDATE document SET current = ? WHERE name = ?", (number, document))
     return nonce
 

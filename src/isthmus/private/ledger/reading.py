@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -15,69 +15,9 @@ from isthmus.errors import DataError
 from isthmus.private.composition import Loss, pure_to_zcdp, room
 from isthmus.private.cost import explain
 from isthmus.private.ledger.budget import Budget
-from isthmus.private.ledger.schema import EVERYBODY, INCIDENT, NO_GUARANTEE
-
-SUMS = """
-    SELECT d.name, coalesce(p.name, ''), s.field, s.epsilon, s.square, s.rho,
-        (SELECT count(*) FROM version v JOIN document o ON o.id = v.document
-            WHERE o.id = d.id OR o.lineage = d.id)
-    FROM spent s JOIN document d ON d.id = s.document LEFT JOIN peer p ON p.id = s.peer
-"""
-
-LAST_INCIDENTS = f"SELECT note FROM departure WHERE kind = '{INCIDENT}' ORDER BY id DESC LIMIT 3"
-
-DEPARTURES = """
-    SELECT d.id, d.at, d.kind, p.name, coalesce(r.mechanism, ''), coalesce(r.name, ''),
-        coalesce(r.fields, '[]'), d.epsilon, d.unit, d.items, d.charged, d.note
-    FROM departure d JOIN peer p ON p.id = d.peer LEFT JOIN release r ON r.id = d.release ORDER BY d.id
-"""
-
-CHARGES = """
-    SELECT d.name, (SELECT count(*) FROM version w WHERE w.document = d.id AND w.id <= v.id),
-        p.name, r.mechanism, r.name, r.fields, r.epsilon, r.shared, gone.at, gone.kind
-    FROM {joined} JOIN peer p ON p.id = c.peer JOIN departure gone ON gone.id = c.departure
-"""
-
-ALL_CHARGES = CHARGES.format(
-    joined="""charge c JOIN version v ON v.id = c.version JOIN document d ON d.id = v.document
-    JOIN release r ON r.id = c.release"""
-)
+from isthmus.private.ledger.schema import EVERYBODY, INCIDENT, NO_GUARANTEE, SQL
 
 LINEAGE = "(SELECT coalesce(lineage, id) FROM document WHERE name = :document)"
-
-# the table is ordered by release: a document's charges are found by asking for each of them
-CHARGES_OF = (
-    CHARGES.format(
-        joined="""document d JOIN version v ON v.document = d.id CROSS JOIN release r
-    JOIN charge c ON c.release = r.id AND c.version = v.id"""
-    )
-    + f"WHERE d.id = {LINEAGE} OR d.lineage = {LINEAGE} ORDER BY v.id, c.departure"
-)
-
-WORKED_OUT = """
-    WITH part AS (
-        SELECT version, release, 0 AS peer, CASE WHEN r.shared THEN 1 ELSE count(*) END AS times
-        FROM charge JOIN release r ON r.id = release GROUP BY version, release
-        UNION ALL SELECT version, release, peer, 1 FROM charge
-    ), total AS (
-        SELECT w.document, part.peer, f.value AS field,
-            sum(part.times * r.epsilon) AS epsilon, sum(part.times * r.epsilon * r.epsilon) AS square,
-            sum(part.times * rho_of(r.epsilon)) AS rho
-        FROM part JOIN payer w ON w.version = part.version
-        JOIN release r ON r.id = part.release JOIN json_each(r.fields) f
-        GROUP BY w.document, part.peer, f.value
-    )
-"""
-
-DIFFERENT = (
-    WORKED_OUT
-    + """
-    SELECT count(*) FROM total t LEFT JOIN spent s USING (document, peer, field)
-    WHERE s.epsilon IS NULL OR abs(s.epsilon - t.epsilon) > 1e-6 * max(1, t.epsilon)
-        OR abs(s.square - t.square) > 1e-6 * max(1, t.square)
-        OR abs(s.rho - t.rho) > 1e-6 * max(1, t.rho)
-"""
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +37,7 @@ def losses(
 ) -> list[Loss]:
     """The sums of a document's lineage, one for each field, towards everybody or one peer."""
     wanted = f"s.document = {LINEAGE} AND " + ("s.peer = 0" if peer is None else "p.name = :peer")
-    found = db.execute(f"{SUMS} WHERE {wanted}", {"document": document, "peer": peer})
+    found = db.execute(f"{SQL['sums']} WHERE {wanted}", {"document": document, "peer": peer})
     return [Loss(*sums) for _, _, about, *sums, _ in found if field is None or about == field]
 
 
@@ -113,12 +53,7 @@ def left(losses: Iterable[Loss], ceiling: Loss) -> float:
 
 def accounts(db: sqlite3.Connection, budget: Budget, most: int | None = None) -> Iterator[Account]:
     """The documents that spent most, dearest first, or all of them."""
-    order = f"""
-        JOIN (SELECT document, max(epsilon) AS most FROM spent WHERE peer = {EVERYBODY}
-            GROUP BY document ORDER BY 2 DESC LIMIT ?) dear USING (document)
-        ORDER BY dear.most DESC, d.name
-    """
-    rows = db.execute(SUMS + order, (-1 if most is None else most,))
+    rows = db.execute(SQL["sums"] + SQL["dearest"], (-1 if most is None else most,))
     for name, sums in groupby(rows, key=lambda row: row[0]):
         yield _account(name, list(sums), budget)
 
@@ -141,42 +76,30 @@ def _account(document: str, rows: list[tuple[Any, ...]], budget: Budget) -> Acco
 
 def departures(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
     """Everything that left, in order."""
-    for number, at, kind, peer, mechanism, release, fields, epsilon, unit, items, charged, note in db.execute(
-        DEPARTURES
-    ):
-        yield {
-            "number": number,
-            "at": moment(at),
-            "kind": kind,
-            "peer": peer,
-            "mechanism": mechanism,
-            "release": release,
-            "fields": json.loads(fields),
-            "epsilon": epsilon,
-            "guarantee": guarantee(epsilon, kind),
-            "unit": unit,
-            "items": items,
-            "charged": charged,
-            "note": note,
-        }
+    return _rows(db, "departures")
 
 
 def charges(db: sqlite3.Connection, document: str | None) -> Iterator[dict[str, Any]]:
     """Every charge. Nonces and digests stay inside."""
-    rows = db.execute(ALL_CHARGES) if document is None else db.execute(CHARGES_OF, {"document": document})
-    for name, version, peer, mechanism, release, fields, epsilon, shared, at, kind in rows:
-        yield {
-            "document": name,
-            "version": version,
-            "peer": peer,
-            "kind": kind,
-            "mechanism": mechanism,
-            "release": release,
-            "fields": json.loads(fields),
-            "epsilon": epsilon,
-            "shared": bool(shared),
-            "at": moment(at),
-        }
+    if document is None:
+        return _rows(db, "charges")
+    return _rows(db, "charges of a document", {"document": document})
+
+
+def _rows(db: sqlite3.Connection, statement: str, about: Mapping[str, Any] = {}) -> Iterator[dict[str, Any]]:
+    """What a statement finds, ready for JSON."""
+    told: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "at": lambda row: moment(row["at"]),
+        "last": lambda row: moment(row["last"]),
+        "fields": lambda row: json.loads(row["fields"]),
+        "shared": lambda row: bool(row["shared"]),
+        "guarantee": lambda row: guarantee(row["epsilon"], row["kind"]),
+    }
+    found = db.execute(SQL[statement], about)
+    names = [column[0] for column in found.description]
+    for values in found:
+        row = dict(zip(names, values, strict=True))
+        yield row | {name: told[name](row) for name in names if name in told}
 
 
 def summary(db: sqlite3.Connection, budget: Budget) -> dict[str, Any]:
@@ -188,20 +111,13 @@ def summary(db: sqlite3.Connection, budget: Budget) -> dict[str, Any]:
     sums = db.execute(f"SELECT DISTINCT epsilon, square, rho FROM spent WHERE peer = {EVERYBODY}")
     totals = [Loss(*row) for row in sums]
     return {
-        "budget": {
-            "epsilon": budget.epsilon,
-            "delta": budget.delta,
-            "rule": budget.rule,
-            "per_peer": budget.per_peer,
-            "peers": dict(budget.peers),
-            "forgotten": budget.forgotten,
-        },
+        "budget": asdict(budget),
         **counted,
         "most_spent": spent(totals, budget),
         "meaning": _meaning(db, spent(totals, budget)),
         "least_left": left(totals, budget.ceiling),
-        "departures": list(_grouped(db)),
-        "incidents": [note for (note,) in db.execute(LAST_INCIDENTS)],
+        "departures": list(_rows(db, "departures by kind")),
+        "incidents": [note for (note,) in db.execute(SQL["last incidents"])],
     }
 
 
@@ -214,37 +130,13 @@ def _meaning(db: sqlite3.Connection, epsilon: float) -> str:
     return explain(epsilon, halves=not whole)
 
 
-def _grouped(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
-    rows = db.execute(
-        """SELECT d.kind, p.name, coalesce(r.mechanism, ''), coalesce(r.fields, '[]'), d.epsilon, d.unit,
-            count(*), sum(d.items), sum(d.charged), max(d.at)
-        FROM departure d JOIN peer p ON p.id = d.peer LEFT JOIN release r ON r.id = d.release
-        GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY min(d.id)"""
-    )
-    for kind, peer, mechanism, fields, epsilon, unit, times, items, charged, last in rows:
-        yield {
-            "kind": kind,
-            "peer": peer,
-            "mechanism": mechanism,
-            "fields": json.loads(fields),
-            "epsilon": epsilon,
-            "guarantee": guarantee(epsilon, kind),
-            "unit": unit,
-            "times": times,
-            "items": items,
-            "charged": charged,
-            "last": moment(last),
-        }
-
-
 def audit(db: sqlite3.Connection, path: str) -> None:
     """Compare the running sums with the charges they stand for."""
     (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if state != "ok":
         raise DataError(f"the ledger is damaged: {state}", file=path)
     db.create_function("rho_of", 1, pure_to_zcdp, deterministic=True)
-    (different,) = db.execute(DIFFERENT).fetchone()
-    (counted,) = db.execute(WORKED_OUT + "SELECT count(*) FROM total").fetchone()
+    counted, different = db.execute(SQL["worked out"]).fetchone()
     (kept,) = db.execute("SELECT count(*) FROM spent").fetchone()
     if different or counted != kept:
         raise DataError(

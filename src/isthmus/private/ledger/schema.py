@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from os import PathLike
 
 from isthmus.errors import DataError, PrivacyError
@@ -42,101 +43,22 @@ NO_GUARANTEE = "no DP guarantee"
 EVERYBODY = 0
 """The peer under whose number `spent` holds what a document gave to all peers together."""
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-        # `current` is its newest version
-        "CREATE TABLE document (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, current INTEGER)",
-        # `name` is the noise nonce in hexadecimal, `content` a digest that shows whether the document changed
-        """CREATE TABLE version (
-            id INTEGER PRIMARY KEY,
-            document INTEGER NOT NULL REFERENCES document,
-            name TEXT NOT NULL UNIQUE,
-            content BLOB
-        )""",
-        "CREATE INDEX version_of ON version (document)",
-        "CREATE TABLE peer (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
-        # the name of a noise, with all that its cost says: another ε is another release
-        """CREATE TABLE release (
-            id INTEGER PRIMARY KEY,
-            name TEXT NOT NULL,
-            mechanism TEXT NOT NULL,
-            fields TEXT NOT NULL,
-            epsilon REAL NOT NULL,
-            sensitivity REAL NOT NULL,
-            scale REAL NOT NULL,
-            shared INTEGER NOT NULL,
-            halves INTEGER NOT NULL,
-            adjacency TEXT NOT NULL,
-            UNIQUE (name, mechanism, fields, epsilon, sensitivity, scale, shared, halves, adjacency)
-        )""",
-        # something left: a charged release, or anything else with its ε, null meaning no DP guarantee
-        """CREATE TABLE departure (
-            id INTEGER PRIMARY KEY,
-            at REAL NOT NULL,
-            kind TEXT NOT NULL,
-            peer INTEGER NOT NULL REFERENCES peer,
-            release INTEGER REFERENCES release,
-            items INTEGER NOT NULL,
-            charged INTEGER NOT NULL,
-            epsilon REAL,
-            unit TEXT NOT NULL,
-            note TEXT NOT NULL
-        )""",
-        # a version's noise was shown to a peer; ordered so that a batch lands on neighbouring pages
-        """CREATE TABLE charge (
-            release INTEGER NOT NULL REFERENCES release,
-            version INTEGER NOT NULL REFERENCES version,
-            peer INTEGER NOT NULL REFERENCES peer,
-            departure INTEGER NOT NULL REFERENCES departure,
-            PRIMARY KEY (release, version, peer)
-        ) WITHOUT ROWID""",
-        # running sums, so that a charge looks at a few rows however long the history is
-        """CREATE TABLE spent (
-            document INTEGER NOT NULL REFERENCES document,
-            peer INTEGER NOT NULL,
-            field TEXT NOT NULL,
-            epsilon REAL NOT NULL,
-            square REAL NOT NULL,
-            rho REAL NOT NULL,
-            PRIMARY KEY (document, peer, field)
-        ) WITHOUT ROWID""",
-    ),
-    (
-        # whose budget a document spends that had another name before; null means its own
-        "ALTER TABLE document ADD COLUMN lineage INTEGER REFERENCES document",
-        "CREATE INDEX document_lineage ON document (lineage) WHERE lineage IS NOT NULL",
-        # `text` is a digest of the words alone; `origin` the document that had them first, if another
-        "ALTER TABLE version ADD COLUMN text BLOB",
-        "ALTER TABLE version ADD COLUMN origin INTEGER REFERENCES document",
-        "CREATE INDEX version_text ON version (text)",
-        "CREATE INDEX version_content ON version (content) WHERE text IS NULL",
-        # who pays for a version: the document's lineage, and that of whoever had the text first
-        """CREATE VIEW payer AS
-            SELECT v.id AS version, coalesce(d.lineage, d.id) AS document
-            FROM version v JOIN document d ON d.id = v.document
-            UNION SELECT v.id, coalesce(d.lineage, d.id)
-            FROM version v JOIN document d ON d.id = v.origin""",
-    ),
+_FOLDER = resources.files("isthmus.private.ledger")
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = tuple(
+    tuple(statement for statement in step.partition("\n")[2].split(";\n") if statement.strip())
+    for step in _FOLDER.joinpath("schema.sql").read_text("utf-8").split("-- step ")[1:]
 )
 """The steps that lead from one version of the schema to the next; the file counts those it has seen."""
 
-NUMBER = """
-    SELECT coalesce((SELECT value FROM setting WHERE name = 'beginning'), 0)
-        + coalesce((SELECT max(id) FROM version), 0) + coalesce((SELECT max(id) FROM departure), 0)
-"""
-
-WORKBENCH = """
-    CREATE TEMP TABLE batch (
-        row INTEGER PRIMARY KEY, document TEXT NOT NULL, name TEXT,
-        version INTEGER, owner INTEGER, origin INTEGER, fits INTEGER
-    );
-    CREATE TEMP TABLE fresh (
-        version INTEGER NOT NULL, owner INTEGER NOT NULL, counted INTEGER NOT NULL,
-        PRIMARY KEY (version, owner)
-    ) WITHOUT ROWID;
-"""
-"""Tables of one connection, in memory: the documents at hand, and who pays for those that cost something."""
+SQL: dict[str, str] = {
+    name: statement
+    for name, _, statement in (
+        part.partition("\n")
+        for part in _FOLDER.joinpath("statements.sql").read_text("utf-8").split("-- name: ")[1:]
+    )
+}
+"""Every longer statement by its name."""
 
 
 class Store:
@@ -166,7 +88,7 @@ class Store:
             for setting in ("synchronous=FULL", "fullfsync=1", "temp_store=MEMORY", "cache_size=-65536"):
                 db.execute(f"PRAGMA {setting}")
             self._migrate(db)
-            db.executescript(WORKBENCH)
+            db.executescript(SQL["workbench"])
         except BaseException:
             db.close()
             raise
@@ -257,7 +179,7 @@ class Store:
 
     def number(self, db: sqlite3.Connection) -> int:
         """Entries that count: versions, and what left; and where it began after a loss."""
-        return int(db.execute(NUMBER).fetchone()[0])
+        return int(db.execute(SQL["number"]).fetchone()[0])
 
     def recognise(self, name: str) -> None:
         """See that this is the ledger whose tally is beside it and that it is not an older one; or DataError.

@@ -1,0 +1,160 @@
+-- What the ledger asks its file, by name.
+
+-- name: number
+-- entries that count: versions, and what left; and where it began after a loss
+SELECT coalesce((SELECT value FROM setting WHERE name = 'beginning'), 0)
+    + coalesce((SELECT max(id) FROM version), 0) + coalesce((SELECT max(id) FROM departure), 0)
+
+-- name: workbench
+-- tables of one connection, in memory: the documents at hand, and who pays for those that cost something
+CREATE TEMP TABLE batch (
+    row INTEGER PRIMARY KEY, document TEXT NOT NULL, name TEXT,
+    version INTEGER, owner INTEGER, origin INTEGER, fits INTEGER
+);
+CREATE TEMP TABLE fresh (
+    version INTEGER NOT NULL, owner INTEGER NOT NULL, counted INTEGER NOT NULL,
+    PRIMARY KEY (version, owner)
+) WITHOUT ROWID;
+
+-- name: load
+INSERT INTO batch (document, name, version, owner, origin, fits)
+SELECT ?1, ?2, v.id,
+    coalesce(d.lineage, d.id, (SELECT coalesce(lineage, id) FROM document WHERE name = ?1)),
+    (SELECT coalesce(lineage, id) FROM document WHERE id = v.origin), d.name = ?1
+FROM (SELECT 1) LEFT JOIN version v ON v.name = ?2 LEFT JOIN document d ON d.id = v.document
+
+-- name: resolve
+UPDATE batch SET version = v.id, owner = coalesce(d.lineage, d.id)
+FROM version v JOIN document d ON d.id = v.document
+WHERE v.name = batch.name AND batch.version IS NULL
+
+-- name: first with a text
+-- the lineage that has had a text longest; versions of an older Isthmus are known by the whole content alone
+SELECT coalesce(d.lineage, d.id) FROM version v JOIN document d ON d.id = v.document
+WHERE v.text = :text OR (v.text IS NULL AND v.content = :content) ORDER BY v.id LIMIT 1
+
+-- name: fresh
+INSERT OR IGNORE INTO fresh
+SELECT coalesce(version, -row), owner,
+    NOT :shared
+    OR NOT EXISTS (SELECT 1 FROM charge c WHERE c.version = b.version AND c.release = :release)
+FROM batch b
+WHERE NOT EXISTS (
+    SELECT 1 FROM charge c WHERE c.version = b.version AND c.release = :release AND c.peer = :peer
+)
+
+-- name: fresh elsewhere
+-- the text is another lineage's too, which has it released once more
+INSERT OR IGNORE INTO fresh
+SELECT f.version, b.origin, f.counted FROM batch b JOIN fresh f ON f.version = coalesce(b.version, -b.row)
+WHERE b.origin IS NOT NULL
+
+-- name: overspent
+SELECT asked.owner, asked.times, coalesce(s.epsilon, 0.0), coalesce(s.square, 0.0), coalesce(s.rho, 0.0)
+FROM (SELECT owner, count(*) AS times FROM fresh WHERE counted >= :least GROUP BY owner) asked
+LEFT JOIN spent s ON s.document = asked.owner AND s.peer = :peer AND s.field = :field
+WHERE NOT (
+    coalesce(s.epsilon, 0.0) + asked.times * :epsilon <= :most_epsilon
+    OR coalesce(s.square, 0.0) + asked.times * :square <= :most_square
+    OR coalesce(s.rho, 0.0) + asked.times * :rho <= :most_rho
+)
+ORDER BY coalesce(s.epsilon, 0.0) + asked.times * :epsilon DESC
+
+-- name: add
+INSERT INTO spent (document, peer, field, epsilon, square, rho)
+SELECT owner, :peer, :field, count(*) * :epsilon, count(*) * :square, count(*) * :rho
+FROM fresh WHERE counted >= :least GROUP BY owner
+ON CONFLICT (document, peer, field) DO UPDATE SET
+    epsilon = epsilon + excluded.epsilon, square = square + excluded.square, rho = rho + excluded.rho
+
+-- name: sums
+SELECT d.name, coalesce(p.name, ''), s.field, s.epsilon, s.square, s.rho,
+    (SELECT count(*) FROM version v JOIN document o ON o.id = v.document
+        WHERE o.id = d.id OR o.lineage = d.id)
+FROM spent s JOIN document d ON d.id = s.document LEFT JOIN peer p ON p.id = s.peer
+
+-- name: admit
+INSERT INTO version (document, name) SELECT DISTINCT d.id, b.name
+FROM batch b JOIN document d ON d.name = b.document WHERE b.version IS NULL
+
+-- name: current
+SELECT v.name, v.content, v.text FROM batch b
+LEFT JOIN document d ON d.name = b.document LEFT JOIN version v ON v.id = d.current ORDER BY b.row
+
+-- name: adopt
+-- give a version of an older Isthmus, which knew nothing of texts, its text
+UPDATE version SET text = :text FROM document d
+WHERE d.name = :document AND version.id = d.current AND version.content = :content
+    AND version.text IS NULL RETURNING version.name
+
+-- name: enter
+INSERT INTO version (document, name, content, text, origin)
+SELECT id, :name, :content, :text, nullif(:first, coalesce(lineage, id)) FROM document WHERE name = :document
+
+-- name: departure
+INSERT INTO departure (at, kind, peer, items, charged, epsilon, unit, note)
+VALUES (:at, :kind, :peer, :items, 0, :epsilon, :unit, :note)
+
+-- name: charged departure
+INSERT INTO departure (at, kind, peer, release, items, charged, epsilon, unit, note)
+SELECT ?, ?, ?, r.id, (SELECT count(DISTINCT version) FROM fresh),
+    (SELECT count(DISTINCT version) FROM fresh WHERE counted), r.epsilon, r.adjacency, ''
+FROM release r WHERE r.id = ?
+
+-- name: dearest
+JOIN (SELECT document, max(epsilon) AS most FROM spent WHERE peer = 0
+    GROUP BY document ORDER BY 2 DESC LIMIT ?) dear USING (document)
+ORDER BY dear.most DESC, d.name
+
+-- name: departures
+SELECT d.id AS number, d.at, d.kind, p.name AS peer, coalesce(r.mechanism, '') AS mechanism,
+    coalesce(r.name, '') AS release, coalesce(r.fields, '[]') AS fields, d.epsilon, NULL AS guarantee, d.unit,
+    d.items, d.charged, d.note
+FROM departure d JOIN peer p ON p.id = d.peer LEFT JOIN release r ON r.id = d.release ORDER BY d.id
+
+-- name: departures by kind
+SELECT d.kind, p.name AS peer, coalesce(r.mechanism, '') AS mechanism, coalesce(r.fields, '[]') AS fields,
+    d.epsilon, NULL AS guarantee, d.unit, count(*) AS times, sum(d.items) AS items, sum(d.charged) AS charged,
+    max(d.at) AS last
+FROM departure d JOIN peer p ON p.id = d.peer LEFT JOIN release r ON r.id = d.release
+GROUP BY d.kind, p.name, 3, 4, d.epsilon, d.unit ORDER BY min(d.id)
+
+-- name: last incidents
+SELECT note FROM departure WHERE kind = 'incident' ORDER BY id DESC LIMIT 3
+
+-- name: charges
+SELECT d.name AS document, (SELECT count(*) FROM version w WHERE w.document = d.id AND w.id <= v.id) AS version,
+    p.name AS peer, gone.kind, r.mechanism, r.name AS release, r.fields, r.epsilon, r.shared, gone.at
+FROM charge c JOIN version v ON v.id = c.version JOIN document d ON d.id = v.document
+JOIN release r ON r.id = c.release JOIN peer p ON p.id = c.peer JOIN departure gone ON gone.id = c.departure
+
+-- name: charges of a document
+-- the table is ordered by release: a document's charges are found by asking for each of them
+SELECT d.name AS document, (SELECT count(*) FROM version w WHERE w.document = d.id AND w.id <= v.id) AS version,
+    p.name AS peer, gone.kind, r.mechanism, r.name AS release, r.fields, r.epsilon, r.shared, gone.at
+FROM document d JOIN version v ON v.document = d.id CROSS JOIN release r
+JOIN charge c ON c.release = r.id AND c.version = v.id
+JOIN peer p ON p.id = c.peer JOIN departure gone ON gone.id = c.departure
+WHERE d.id = (SELECT coalesce(lineage, id) FROM document WHERE name = :document)
+    OR d.lineage = (SELECT coalesce(lineage, id) FROM document WHERE name = :document)
+ORDER BY v.id, c.departure
+
+-- name: worked out
+-- how many sums the charges make, and how many of them are not those that the ledger keeps
+WITH part AS (
+    SELECT version, release, 0 AS peer, CASE WHEN r.shared THEN 1 ELSE count(*) END AS times
+    FROM charge JOIN release r ON r.id = release GROUP BY version, release
+    UNION ALL SELECT version, release, peer, 1 FROM charge
+), total AS (
+    SELECT w.document, part.peer, f.value AS field,
+        sum(part.times * r.epsilon) AS epsilon, sum(part.times * r.epsilon * r.epsilon) AS square,
+        sum(part.times * rho_of(r.epsilon)) AS rho
+    FROM part JOIN payer w ON w.version = part.version
+    JOIN release r ON r.id = part.release JOIN json_each(r.fields) f
+    GROUP BY w.document, part.peer, f.value
+)
+SELECT count(*), count(*) FILTER (
+    WHERE s.epsilon IS NULL OR abs(s.epsilon - t.epsilon) > 1e-6 * max(1, t.epsilon)
+        OR abs(s.square - t.square) > 1e-6 * max(1, t.square)
+        OR abs(s.rho - t.rho) > 1e-6 * max(1, t.rho)
+) FROM total t LEFT JOIN spent s USING (document, peer, field)
