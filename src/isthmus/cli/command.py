@@ -27,7 +27,7 @@ class Command:
     run: Callable[[argparse.Namespace], int | None]
 
 
-def add(parser: argparse.ArgumentParser, names: str, about: str, **settings: Any) -> None:
+def add(parser: argparse._ActionsContainer, names: str, about: str, **settings: Any) -> None:
     """An argument under its names as the help shows them: `-o --out FILE`, or `runs RUN` without a dash.
 
     One with neither a metavar nor settings is a switch.
@@ -39,6 +39,24 @@ def add(parser: argparse.ArgumentParser, names: str, about: str, **settings: Any
     elif not settings:
         settings["action"] = "store_true"
     parser.add_argument(*flags, help=about, **settings)
+
+
+Verb = tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]
+"""A command's own verb: its name, what it does, an example, and what fills its parser."""
+
+
+def add_verbs(parser: argparse.ArgumentParser, verbs: Sequence[Verb], dest: str = "verb") -> None:
+    """The verbs of a command, each with a help of its own."""
+    table = parser.add_subparsers(dest=dest, metavar="VERB", required=True, help="what to do")
+    for name, about, example, fill in verbs:
+        verb = table.add_parser(
+            name,
+            help=about,
+            description=about[0].upper() + about[1:] + ".",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        fill(verb)
 
 
 def add_json(parser: argparse.ArgumentParser, shape: str) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from isthmus.cli import access
-from isthmus.cli.command import Command, add_json, print_json, say
+from isthmus.cli.command import Command, add, add_json, add_verbs, print_json, say
 from isthmus.errors import ConfigError
 
 _NEW = "isthmus keys new north north"
@@ -17,52 +16,41 @@ _UNWRAP = "isthmus keys unwrap south boxes/south.box"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help="what to do")
-    fill: Callable[[argparse.ArgumentParser], None]
-    for name, told, example, fill in (
-        ("new", "draw a silo's own keys and write its card", _NEW, _new_arguments),
-        ("trust", "believe other silos' cards", _TRUST, _trust_arguments),
-        ("wrap", "seal the group key for every silo that is trusted", _WRAP, _wrap_arguments),
-        ("unwrap", "take the group key out of a box", _UNWRAP, _unwrap_arguments),
-        ("make", "certificates for silos and a broker", access.MAKE, access.make_arguments),
-        ("api", "API keys for people and programs", access.API, access.api_arguments),
-    ):
-        verb = verbs.add_parser(
-            name,
-            help=told,
-            description=told[0].upper() + told[1:] + ".",
-            epilog=f"example:\n  {example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        fill(verb)
-
-
-def _add_folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="the silo's folder")
+    add_verbs(
+        parser,
+        (
+            ("new", "draw a silo's own keys and write its card", _NEW, _new_arguments),
+            ("trust", "believe other silos' cards", _TRUST, _trust_arguments),
+            ("wrap", "seal the group key for every silo that is trusted", _WRAP, _wrap_arguments),
+            ("unwrap", "take the group key out of a box", _UNWRAP, _unwrap_arguments),
+            ("make", "certificates for silos and a broker", access.MAKE, access.make_arguments),
+            ("api", "API keys for people and programs", access.API, access.api_arguments),
+        ),
+    )
 
 
 def _new_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_folder(parser)
-    parser.add_argument("name", metavar="NAME", help="what the silo is called in the federation")
+    add(parser, "folder DIR", "the silo's folder")
+    add(parser, "name NAME", "what the silo is called in the federation")
     add_json(parser, "{silo, card, fingerprint}")
 
 
 def _trust_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_folder(parser)
-    parser.add_argument("cards", metavar="CARD", nargs="+", help="cards that came past the relay")
+    add(parser, "folder DIR", "the silo's folder")
+    add(parser, "cards CARD", "cards that came past the relay", nargs="+")
     add_json(parser, "a list of {silo, fingerprint}")
 
 
 def _wrap_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_folder(parser)
-    parser.add_argument("-o", "--out", metavar="BOXES", required=True, help="the folder for the boxes")
+    add(parser, "folder DIR", "the silo's folder")
+    add(parser, "-o --out BOXES", "the folder for the boxes", required=True)
     add_json(parser, "{epoch, boxes}")
 
 
 def _unwrap_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_folder(parser)
-    parser.add_argument("box", metavar="BOX", help="what a trusted silo has sealed for this one")
-    parser.add_argument("--from", dest="sender", metavar="NAME", help="accept it from this silo only")
+    add(parser, "folder DIR", "the silo's folder")
+    add(parser, "box BOX", "what a trusted silo has sealed for this one")
+    add(parser, "--from NAME", "accept it from this silo only", dest="sender")
     add_json(parser, "{silo, epoch}")
 
 
@@ -133,12 +121,5 @@ def _unwrap(asked: argparse.Namespace) -> None:
     print_json({"silo": told, "epoch": key.epoch}) if asked.json else print(f"{told}  epoch {key.epoch}")
 
 
-COMMANDS = (
-    Command(
-        "keys",
-        "make keys and certificates, trust other silos, and share the group's key past the relay",
-        f"{_NEW} && {_TRUST} && {_WRAP}",
-        _arguments,
-        _run,
-    ),
-)
+_ABOUT = "make keys and certificates, trust other silos, and share the group's key past the relay"
+COMMANDS = (Command("keys", _ABOUT, f"{_NEW} && {_TRUST} && {_WRAP}", _arguments, _run),)

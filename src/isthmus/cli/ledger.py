@@ -8,13 +8,14 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add_json, finite, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, add_verbs, finite, print_json, say, whole
 
 if TYPE_CHECKING:
-    from isthmus.private.ledger import Account, Ledger
+    from isthmus.private.ledger import Ledger
     from isthmus.report import Table
 
 PARTS = ("charges", "departures", "documents")
@@ -26,53 +27,51 @@ _EXPORT = "isthmus ledger export silo.ledger --part departures -o left.csv"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help="what to do")
-    show = verbs.add_parser(
-        "show",
-        help="what left and what it cost",
-        description="What left the silo by kind, peer and mechanism; or one document; or the dearest ones.",
-        epilog=f"example:\n  {_SHOW}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    add_verbs(
+        parser,
+        (
+            ("show", "what left and what it cost", _SHOW, _show_arguments),
+            ("export", "the whole history, as CSV or JSON", _EXPORT, _export_arguments),
+            ("lost", "go on after a ledger was lost, or an old copy put back", _LOST, _lost_arguments),
+        ),
     )
-    show.add_argument("ledger", metavar="LEDGER", help="the silo's ledger file, or its folder")
-    which = show.add_mutually_exclusive_group()
-    which.add_argument("--document", metavar="ID", help="every charge of this document")
-    which.add_argument("--top", metavar="N", type=whole(1), help="the N documents that spent most")
-    show.add_argument("--audit", action="store_true", help="first work all sums out again from the charges")
+
+
+def _show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "What left the silo by kind, peer and mechanism; or one document; or the dearest ones."
+    )
+    add(parser, "ledger LEDGER", "the silo's ledger file, or its folder")
+    which = parser.add_mutually_exclusive_group()
+    add(which, "--document ID", "every charge of this document")
+    add(which, "--top N", "the N documents that spent most", type=whole(1))
+    add(parser, "--audit", "first work all sums out again from the charges")
     add_json(
-        show,
+        parser,
         "{budget, documents, versions, charges, most_spent, meaning, least_left, departures, incidents};"
         " with --document {document, spent, left, charges};"
         " with --top a list of {document, versions, spent, left, fields, peers}",
     )
-    export = verbs.add_parser(
-        "export",
-        help="the whole history, as CSV or JSON",
-        description="The whole history. Nonces and digests of texts stay in the ledger.",
-        epilog=f"example:\n  {_EXPORT}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    export.add_argument("ledger", metavar="LEDGER", help="the silo's ledger file, or its folder")
-    export.add_argument("--part", choices=PARTS, default=PARTS[0], help="which part (%(default)s)")
-    export.add_argument("-o", "--out", metavar="FILE", help="where to (default: stdout)")
-    add_json(export, "a list of objects with the names of the CSV's columns")
-    _lost_arguments(verbs.add_parser("lost", help="go on after a ledger was lost, or an old copy put back"))
 
 
-def _lost_arguments(lost: argparse.ArgumentParser) -> None:
-    lost.description = (
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "The whole history. Nonces and digests of texts stay in the ledger."
+    add(parser, "ledger LEDGER", "the silo's ledger file, or its folder")
+    add(parser, "--part", "which part (%(default)s)", choices=PARTS, default=PARTS[0])
+    add(parser, "-o --out FILE", "where to (default: stdout)")
+    add_json(parser, "a list of objects with the names of the CSV's columns")
+
+
+def _lost_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
         "Go on after a loss: with the old copy that was put back, or with a new ledger where there is none."
         " Every document, known or to come, then counts as having spent --spent more than the ledger says."
         " Stop the node first."
     )
-    lost.epilog = f"example:\n  {_LOST}"
-    lost.formatter_class = argparse.RawDescriptionHelpFormatter
-    lost.add_argument("ledger", metavar="LEDGER", help="the silo's ledger file, or its folder")
-    lost.add_argument(
-        "--spent", type=float, metavar="EPSILON", help="ε that may be missing in it (all of the budget)"
-    )
-    lost.add_argument("--budget", type=float, default=9.0, help="ε of a new ledger (%(default)s)")
-    add_json(lost, "{ledger, budget, forgotten}")
+    add(parser, "ledger LEDGER", "the silo's ledger file, or its folder")
+    add(parser, "--spent EPSILON", "ε that may be missing in it (all of the budget)", type=float)
+    add(parser, "--budget", "ε of a new ledger (%(default)s)", type=float, default=9.0)
+    add_json(parser, "{ledger, budget, forgotten}")
 
 
 def _run(asked: argparse.Namespace) -> None:
@@ -117,7 +116,7 @@ def _show(ledger: Ledger, asked: argparse.Namespace) -> None:
             say(f"nothing was ever charged to {asked.document}")
         print_json(told) if asked.json else print(_history_table(told))
     elif asked.top is not None:
-        rows = [_account(one) for one in ledger.accounts(asked.top)]
+        rows = [asdict(one) for one in ledger.accounts(asked.top)]
         print_json(rows) if asked.json else print(_accounts_table(rows))
     else:
         told = ledger.summary()
@@ -142,17 +141,6 @@ def _history_table(told: Mapping[str, Any]) -> Table:
     return Table(columns, tuple(rows), f"{told['document']}: every charge", notes, 2)
 
 
-def _account(account: Account) -> dict[str, Any]:
-    return {
-        "document": account.document,
-        "versions": account.versions,
-        "spent": account.spent,
-        "left": account.left,
-        "fields": dict(account.fields),
-        "peers": dict(account.peers),
-    }
-
-
 def _accounts_table(rows: list[dict[str, Any]]) -> Table:
     from isthmus.report import Table
 
@@ -174,7 +162,7 @@ def _export(ledger: Ledger, asked: argparse.Namespace) -> None:
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "charges": ledger.charges,
         "departures": ledger.departures,
-        "documents": lambda: map(_account, ledger.accounts()),
+        "documents": lambda: map(asdict, ledger.accounts()),
     }
     rows = parts[asked.part]()
     written = _json_lines(rows) if asked.json else _csv_lines(rows)
@@ -224,12 +212,5 @@ def _cell(name: str, value: object) -> Any:
     return str(value)[:19].replace("T", " ") if name in ("at", "last") else _flat(value)
 
 
-COMMANDS = (
-    Command(
-        "ledger",
-        "show what left a silo, what it cost, and what may still leave",
-        _SHOW,
-        _arguments,
-        _run,
-    ),
-)
+_ABOUT = "show what left a silo, what it cost, and what may still leave"
+COMMANDS = (Command("ledger", _ABOUT, _SHOW, _arguments, _run),)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add_json, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, add_verbs, print_json, say, whole
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,53 +24,42 @@ _ASK = """isthmus sketch ask north south.released "supersonic flow over a wing"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help="what to do")
-    for name, told, example, fill in (
-        ("build", "sketch a silo's documents into its folder", _BUILD, _build_arguments),
-        ("publish", "write noisy sketches for a peer, and book them", _PUBLISH, _publish_arguments),
-        ("ask", "search another silo's documents by their private counts", _ASK, _ask_arguments),
-    ):
-        verb = verbs.add_parser(
-            name,
-            help=told,
-            epilog=f"example:\n  {example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        fill(verb)
+    add_verbs(
+        parser,
+        (
+            ("build", "sketch a silo's documents into its folder", _BUILD, _build_arguments),
+            ("publish", "write noisy sketches for a peer, and book them", _PUBLISH, _publish_arguments),
+            ("ask", "search another silo's documents by their private counts", _ASK, _ask_arguments),
+        ),
+    )
 
 
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Sketch documents into a silo's folder, with keys and a ledger. Nothing leaves."
-    parser.add_argument("corpus", metavar="CORPUS", help="a collection by name (pydocs, cran, …) or folder")
-    parser.add_argument("folder", metavar="DIR", help="the silo's folder; made if it is not there")
-    parser.add_argument("--silo", metavar="NAME", help="the documents of one silo of the collection only")
-    parser.add_argument(
-        "--group", metavar="DIR", help="the folder of another silo on this machine, whose group.key to share"
-    )
-    parser.add_argument("--width", type=whole(2), help="cells of a sketch (by the documents' length)")
-    parser.add_argument("--budget", type=float, help="ε of a new ledger, over a document's life (9)")
+    add(parser, "corpus CORPUS", "a collection by name (pydocs, cran, …) or folder")
+    add(parser, "folder DIR", "the silo's folder; made if it is not there")
+    add(parser, "--silo NAME", "the documents of one silo of the collection only")
+    add(parser, "--group DIR", "the folder of another silo on this machine, whose group.key to share")
+    add(parser, "--width", "cells of a sketch (by the documents' length)", type=whole(2))
+    add(parser, "--budget", "ε of a new ledger, over a document's life (9)", type=float)
     shape = "{folder, documents, copies, seconds, tokens_per_second, fields: [{field, tokens, cells, width}]}"
     add_json(parser, shape)
 
 
 def _publish_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Noise every cell once and write the result for a peer, after booking what it costs."
-    parser.add_argument("folder", metavar="DIR", help="the silo's folder, as build has left it")
-    parser.add_argument("peer", metavar="PEER", help="who gets the file")
-    parser.add_argument("-o", "--out", metavar="FILE", required=True, help="the file to hand over")
+    add(parser, "folder DIR", "the silo's folder, as build has left it")
+    add(parser, "peer PEER", "who gets the file")
+    add(parser, "-o --out FILE", "the file to hand over", required=True)
     _release_arguments(parser)
     add_json(parser, "{file, peer, fields, documents, bytes, epsilon, certainty, surest, meaning}")
 
 
 def _release_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--field",
-        dest="fields",
-        choices=FIELDS,
-        nargs="+",
-        help="which fields (both; a search, the body)",
+    add(
+        parser, "--field", "which fields (both; a search, the body)", dest="fields", choices=FIELDS, nargs="+"
     )
-    parser.add_argument("--epsilon", type=float, default=EPSILON, help="ε of one replaced word (%(default)s)")
+    add(parser, "--epsilon", "ε of one replaced word (%(default)s)", type=float, default=EPSILON)
 
 
 def _ask_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,15 +69,15 @@ def _ask_arguments(parser: argparse.ArgumentParser) -> None:
         " --queries writes the sixteen features of each query's best documents as LETOR rows (their grades"
         " are not known and stand as 0)."
     )
-    parser.add_argument("own", metavar="DIR", help="the asker's own silo folder: keys, and words to read by")
-    parser.add_argument("source", metavar="SOURCE", help="a published file, or a silo's folder to ask")
-    parser.add_argument("query", metavar="QUERY", nargs="?", help="what to look for")
-    parser.add_argument("--queries", metavar="FILE", help="many queries: .jsonl, or qid<TAB>text")
-    parser.add_argument("-o", "--out", metavar="FILE", help="where the features of --queries go")
-    parser.add_argument("-k", type=whole(1), default=10, help="documents of a query (%(default)s)")
-    parser.add_argument("--peer", help="who asks a folder, for its ledger (the asker's folder's name)")
+    add(parser, "own DIR", "the asker's own silo folder: keys, and words to read by")
+    add(parser, "source SOURCE", "a published file, or a silo's folder to ask")
+    add(parser, "query QUERY", "what to look for", nargs="?")
+    add(parser, "--queries FILE", "many queries: .jsonl, or qid<TAB>text")
+    add(parser, "-o --out FILE", "where the features of --queries go")
+    add(parser, "-k", "documents of a query (%(default)s)", type=whole(1), default=10)
+    add(parser, "--peer PEER", "who asks a folder, for its ledger (the asker's folder's name)")
     _release_arguments(parser)
-    parser.add_argument("--decoys", type=whole(0), default=2, help="for each word asked about (%(default)s)")
+    add(parser, "--decoys", "for each word asked about (%(default)s)", type=whole(0), default=2)
     shape = "a list of {document, score, words: {word: [count, error]}}; with --queries"
     add_json(parser, f"{shape} {{file, queries, rows}}")
 
@@ -116,16 +105,14 @@ def _build(asked: argparse.Namespace) -> None:
     began = time.perf_counter()
     built = folder.build(corpus.documents, width=asked.width, budget=budget)
     seconds = time.perf_counter() - began
+    columns = ("tokens", "cells", "width")
     done: dict[str, Any] = {
         "folder": str(folder.path),
         "documents": built[0].documents,
         "copies": len(corpus.documents) - built[0].documents,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(sum(part.tokens for part in built) / seconds),
-        "fields": [
-            {"field": part.field, "tokens": part.tokens, "cells": part.cells, "width": part.width}
-            for part in built
-        ],
+        "fields": [{name: getattr(part, name) for name in ("field", *columns)} for part in built],
     }
     if asked.json:
         print_json(done)
@@ -265,12 +252,5 @@ def _write_features(asked: argparse.Namespace, found: View, queries: Queries, to
     summary(f"features over {len(found.documents):,} documents of {letor.name}", facts, wrote=[asked.out])
 
 
-COMMANDS = (
-    Command(
-        "sketch",
-        "build, publish and ask about word counts that may leave a silo",
-        f"{_BUILD} && {_PUBLISH}",
-        _arguments,
-        _run,
-    ),
-)
+_ABOUT = "build, publish and ask about word counts that may leave a silo"
+COMMANDS = (Command("sketch", _ABOUT, f"{_BUILD} && {_PUBLISH}", _arguments, _run),)
