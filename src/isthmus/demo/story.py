@@ -129,7 +129,7 @@ def searched(out: Path, *, seed: int = 0, port: int | None = None) -> Iterator[F
 
 def tried(federation: Federation) -> dict[str, str]:
     """What a stranger finds, asked over HTTP; a ServiceError if that is not what was promised."""
-    from isthmus.service.trial import examine
+    from isthmus.service.local import examine
 
     return examine(federation, QUESTIONS)
 

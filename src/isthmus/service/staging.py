@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,15 +76,8 @@ class Staged:
     curves: tuple[Reliability, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Proposed:
-    """A silo's candidates for the world's queries, row by row; queries by number."""
-
-    queries: IntArray
-    documents: NDArray[np.str_]
-    features: NDArray[np.float32]
-    scores: FloatArray
-    """By BM25, with the statistics of all silos."""
+Proposed = tuple[IntArray, NDArray[np.str_], NDArray[np.float32], FloatArray]
+"""A silo's candidates row by row: query by number, document, features, BM25 with all silos' statistics."""
 
 
 def kept(folder: Path, world: Corpus, seed: int, port: int | None) -> bool:
@@ -196,7 +189,8 @@ def _propose(own: Path, total: bytes, texts: Sequence[str], own_documents: Seque
             documents.append(names[kept])
             tables.append(snapshot.features(candidates)[kept].astype(np.float32))
             scores.append(candidates.scores["bm25"][kept])
-    return Proposed(*(np.concatenate(column) for column in (queries, documents, tables, scores)))
+    join = np.concatenate
+    return join(queries), join(documents), join(tables), join(scores)
 
 
 def _answer(own: Path, texts: Sequence[str], own_documents: Sequence[str | None]) -> list[list[Hit]]:
@@ -277,25 +271,16 @@ class Rows:
 
     @classmethod
     def of(cls, world: Corpus, found: Sequence[Proposed]) -> Rows:
-        queries = np.concatenate([each.queries for each in found])
-        silos = np.repeat(np.arange(len(found)), [len(each.queries) for each in found])
-        documents = np.concatenate([each.documents for each in found])
+        queries, documents, features, scores = (np.concatenate(column) for column in zip(*found, strict=True))
+        silos = np.repeat(np.arange(len(found)), [len(each[0]) for each in found])
         judged = world.qrels.to_dict()
         grades = [judged.get(query, {}) for query in world.queries.ids]
-        relevant = [
-            grades[query].get(document, 0) > 0
-            for query, document in zip(queries.tolist(), documents.tolist(), strict=True)
-        ]
+        pairs = zip(queries.tolist(), documents.tolist(), strict=True)
+        relevant = np.array([grades[query].get(document, 0) > 0 for query, document in pairs])
+        parts = np.array(world.queries.splits)[queries]
         order = np.argsort(queries, kind="stable")
-        return cls(
-            queries[order],
-            silos[order],
-            documents[order],
-            np.concatenate([each.features for each in found])[order],
-            np.concatenate([each.scores for each in found])[order],
-            np.array(relevant)[order],
-            np.array(world.queries.splits)[queries[order]],
-        )
+        columns: tuple[NDArray[Any], ...] = (queries, silos, documents, features, scores, relevant, parts)
+        return cls(*(each[order] for each in columns))
 
     def shown(self, scores: FloatArray) -> NDArray[np.bool_]:
         """Which rows are among the hits shown if all silos' candidates are ordered by these scores."""
@@ -318,25 +303,18 @@ class Rows:
 
 def _judge(world: Corpus, folder: Path, rows: Rows) -> int:
     """People look at ten hits of each query, and know the right ones further down: their silos keep it."""
-    said = (rows.shown(rows.scores) | rows.relevant) & (rows.parts != "test")
+    chosen = (rows.shown(rows.scores) | rows.relevant) & (rows.parts != "test")
     now = time.time()
     for at, silo in enumerate(world.silos):
-        mine = np.flatnonzero(said & (rows.silos == at)).tolist()
+        mine = np.flatnonzero(chosen & (rows.silos == at)).tolist()
         store = open_store(read_node(folder / silo / "silo.toml"))
-        store.judge(
-            *(
-                Judgement(
-                    query=world.queries.texts[rows.queries[row]],
-                    document=str(rows.documents[row]),
-                    relevant=bool(rows.relevant[row]),
-                    peer=BROKER,
-                    at=now,
-                )
-                for row in mine
-            )
+        said_here = (
+            (world.queries.texts[rows.queries[row]], str(rows.documents[row]), bool(rows.relevant[row]))
+            for row in mine
         )
+        store.judge(*(Judgement(*said, peer=BROKER, at=now) for said in said_here))
         store.close()
-    return int(said.sum())
+    return int(chosen.sum())
 
 
 def _fold(world: Corpus, rows: Rows) -> Fold:
