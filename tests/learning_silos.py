@@ -8,7 +8,7 @@ from functools import cache
 import httpx
 import numpy as np
 
-from isthmus.service.figures import family_of
+from isthmus.private.totals import family_of
 from isthmus.service.limits import message_header
 from isthmus.service.lines import Reply
 from isthmus.service.node import Node

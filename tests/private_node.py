@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isthmus.service.figures import Figures
+from isthmus.retrieval import Statistics
 from isthmus.service.node import Node
 from isthmus.service.settings import Encoder, NodeSettings, Policy, SharedStatistics
 from isthmus.service.stores import Draft
@@ -47,5 +47,5 @@ def node(settings: NodeSettings, *drafts: Draft) -> Iterator[Node]:
         yield opened
 
 
-def released(opened: Node) -> Figures:
-    return Figures.from_bytes(opened.statistics(PEER))
+def released(opened: Node) -> Statistics:
+    return Statistics.from_bytes(opened.statistics(PEER))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from isthmus.errors import BudgetExhausted, ConfigError, PrivacyError, ProtocolError
-from isthmus.features import Collection, ExactCounts, Pairs, compute
+from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private import counts
 from isthmus.private.cost import Cost, Covered, no_charge, together
 from isthmus.private.counts import (
@@ -42,8 +42,9 @@ from isthmus.private.noise import NoiseKey, fresh_nonces
 from isthmus.private.reading import Cells, Lexicon, Plain, Shrink, Threshold
 from isthmus.private.sketch import CountMin, HashFamily
 from isthmus.private.topics import Topics
-from isthmus.private.totals import Foreign, Sums, Totals
+from isthmus.private.totals import Foreign, hashed, noised, read_totals, totals_costs, worked_out
 from isthmus.randomness import Streams
+from isthmus.retrieval import TEXT, TIMES, Statistics
 from isthmus.tables.ids import Ids
 from isthmus.text import Tokeniser, Tokens
 
@@ -442,10 +443,10 @@ def test_mechanisms_go_by_name_and_state_what_they_are() -> None:
 # ---------------------------------------------------------------- reading
 
 
-def silos() -> tuple[Tokens, Tokens, Sums]:
+def silos() -> tuple[Tokens, Tokens, Statistics]:
     own, foreign = texts(200, seed=1), texts(200, seed=2)
     family = HashFamily(b"t" * 32, 1, 1 << 16)
-    return own, foreign, Sums.of(own, family) + Sums.of(foreign, family)
+    return own, foreign, hashed(Statistics.of(own), family) + hashed(Statistics.of(foreign), family)
 
 
 def private(
@@ -453,7 +454,7 @@ def private(
 ) -> tuple[PrivateCounts, Tokens, Lexicon]:
     own, foreign, sums = silos()
     of = release(OneShot(epsilon), width=width)
-    totals = sums.noised(epsilon_df=1.0, epsilon_cf=1.0, entropy=Streams(0)("totals").bytes)
+    totals = noised(sums, {TEXT: 1.0, TIMES: 1.0}, Streams(0)("totals").bytes)
     lexicon = Lexicon(of.family, totals, own)
     carrier: Carrier = in_memory(Desk(Owner.of(foreign, versions(200), of)), "north")
     catalogue = fetch_catalogue(carrier, "body")
@@ -515,7 +516,7 @@ def test_features_cannot_tell_exact_from_private() -> None:
     own, _, _ = silos()
     queries = PLAIN(["c1 c2 t1x1", "t3x2", "nowhere"])
     pairs = Pairs.all(3, len(foreign))
-    exact = ExactCounts.of(foreign, Collection.of(own) + Collection.of(foreign))
+    exact = ExactCounts.of(foreign, Statistics.of(own) + Statistics.of(foreign))
     truth = compute(queries, pairs, title=exact, body=exact)
     found = compute(queries, pairs, title=exact, body=counts)
     bm25 = 10
@@ -527,27 +528,27 @@ def test_features_cannot_tell_exact_from_private() -> None:
 def test_totals_are_read_better_by_who_has_documents() -> None:
     own, foreign, sums = silos()
     words = vocabulary(PLAIN([" ".join(own.terms.words + foreign.terms.words)]))
-    both = Collection.of(own) + Collection.of(foreign)
-    truth = both.having.frequencies_of(words)
-    totals = sums.noised(epsilon_df=0.5, epsilon_cf=0.5, entropy=Streams(1)("totals").bytes)
-    read = totals.read(words, Collection.of(own))
-    raw = np.maximum(totals.having[totals.family.of_vocabulary(words).cells[0]], 0)
+    both = Statistics.of(own) + Statistics.of(foreign)
+    truth = both.counts_of(words)
+    totals = noised(sums, {TEXT: 0.5, TIMES: 0.5}, Streams(1)("totals").bytes)
+    read = read_totals(totals, words, Statistics.of(own))
+    raw = np.maximum(totals.counts_of(words), 0)
     off = [np.abs(np.log((found + 0.5) / (truth + 0.5))).mean() for found in (read.frequencies, raw)]
     assert off[0] < 0.6 * off[1]  # in logarithms, as idf reads frequencies
     assert ((read.frequencies - truth) ** 2).mean() < 0.75 * ((raw - truth) ** 2).mean()
-    assert (read.frequencies >= Collection.of(own).having.frequencies_of(words)).all()
+    assert (read.frequencies >= Statistics.of(own).counts_of(words)).all()
     assert (read.occurrences >= read.frequencies - 1e-9).all()
     of = release(OneShot(8.0))
-    costs = totals.costs("body", epsilon_df=0.5, epsilon_cf=0.5, draw="refresh 0")
+    costs = totals_costs("body", epsilon_df=0.5, epsilon_cf=0.5, draw="refresh 0")
     assert together([*costs, *of.mechanism.costs(of.terms, np.empty((0, 1), np.uint32))]) == 9.0
 
 
 def test_a_topic_that_only_others_have_is_believed() -> None:
     own, foreign = PLAIN(["c1 c2"] * 100), PLAIN(["c1 elsewhere"] * 100)
     family = HashFamily(b"t" * 32, 1, 1 << 16)
-    sums = Sums.of(own, family) + Sums.of(foreign, family)
-    totals = sums.noised(epsilon_df=0.5, epsilon_cf=0.5, entropy=Streams(2)("totals").bytes)
-    read = totals.read(Ids.of(["elsewhere", "nowhere"]), Collection.of(own))
+    sums = hashed(Statistics.of(own), family) + hashed(Statistics.of(foreign), family)
+    totals = noised(sums, {TEXT: 0.5, TIMES: 0.5}, Streams(2)("totals").bytes)
+    read = read_totals(totals, Ids.of(["elsewhere", "nowhere"]), Statistics.of(own))
     assert read.frequencies[0] == pytest.approx(100, abs=15)
     assert read.frequencies[1] < 5
 
@@ -555,15 +556,15 @@ def test_a_topic_that_only_others_have_is_believed() -> None:
 def test_totals_are_worked_out_from_the_values_themselves() -> None:
     """Where no totals were released, frequencies come out right on the average, and without noise exactly."""
     own, foreign, sums = silos()
-    words, truth = vocabulary(foreign), Collection.of(own) + Collection.of(foreign)
+    words, truth = vocabulary(foreign), Statistics.of(own) + Statistics.of(foreign)
     for epsilon, allowed in ((np.inf, 0.0), (6.0, 8.0)):
         of = release(OneShot(epsilon), width=1 << 16)
         owner = Owner.of(foreign, versions(200), of)
         values = owner.answer(Question(of.terms, 0, of.family.of_vocabulary(words).cells.T), "north").table()
         seen = Foreign(foreign.lengths, words, (values[:, 0] > 0).sum(axis=1), values[:, 0].sum(axis=1))
-        found = Totals.worked_out(Sums.of(own, sums.family), seen, of.mechanism.law)
+        found = worked_out(hashed(Statistics.of(own), sums.family), seen, of.mechanism.law)
         at = found.family.of_vocabulary(words).cells[0]
-        off = found.having[at] - truth.having.frequencies_of(words)
+        off = found.tables[TEXT][at] - truth.counts_of(words)
         assert np.median(np.abs(off)) <= allowed
         assert abs(np.median(off)) <= 1.0
         assert (found.documents, found.length) == (400, len(own.terms) + len(foreign.terms))

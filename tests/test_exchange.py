@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from exchanges import HeardHere, exchange_in_memory
 from isthmus.errors import FederationError, ProtocolError
-from isthmus.features import Collection
 from isthmus.private.counts import Desk, in_memory
 from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn
 from isthmus.private.keys import GroupKey
@@ -23,9 +22,10 @@ from isthmus.private.secure_sum import as_signed
 from isthmus.private.store import SiloFolder
 from isthmus.private.summing import Adding, Agreed
 from isthmus.private.sums import SumPlan
-from isthmus.private.totals import Sums
+from isthmus.private.totals import hashed
 from isthmus.private.views import Seeker, read_cross_rows
 from isthmus.randomness import Streams
+from isthmus.retrieval import Statistics
 from isthmus.tables.ids import Ids
 from isthmus.text import tokenise
 from isthmus_reproduce import synthetic_text
@@ -99,17 +99,17 @@ def test_totals_are_the_sum_of_what_silos_added(done: tuple[dict[str, Party], Re
     for name, party in made.items():
         with warnings.catch_warnings(), party.folder.ledger() as ledger:
             covered = party.folder.owner("title", 8.0, ledger.charge_all).covered
-        sums = Sums.of(party.folder.words("title"), plan.family)
+        sums = hashed(Statistics.of(party.folder.words("title")), plan.family)
         entropy = Streams(1)("entropy", name).bytes
         expected += plan.contribute(name, sums, covered, charge=lambda asked: None, entropy=entropy)
     np.testing.assert_array_equal(as_signed(relay.adding.totals["title"]), expected)
     agreed = Agreed(relay.session, relay.silos, 3, WIDTH)
     totals = Exchange(made["east"], Turn(agreed, 9)).totals["body"]
     truth = sum(
-        (Collection.of(made[name].folder.words("body")) for name in NAMES[1:]),
-        Collection.of(made["east"].folder.words("body")),
+        (Statistics.of(made[name].folder.words("body")) for name in NAMES[1:]),
+        Statistics.of(made["east"].folder.words("body")),
     )
-    assert (totals.documents, totals.length) == (truth.having.documents, truth.having.length)
+    assert (totals.documents, totals.length) == (truth.documents, truth.length)
 
 
 def test_everything_is_charged_once_for_all(done: tuple[dict[str, Party], Relay]) -> None:

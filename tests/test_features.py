@@ -10,8 +10,9 @@ import pytest
 
 from isthmus import features
 from isthmus.errors import ConfigError, DataError
-from isthmus.features import NAMES, PROFILES, Collection, ExactCounts, Pairs, Settings, compute
+from isthmus.features import NAMES, PROFILES, ExactCounts, Pairs, Settings, compute
 from isthmus.randomness import Streams
+from isthmus.retrieval import Statistics
 from isthmus.tables import Corpus, Documents, Qrels, Queries, Run
 from isthmus.tables.ids import Ids
 from isthmus.text import tokenise
@@ -106,7 +107,7 @@ def test_silos_with_summed_statistics_score_as_one_collection() -> None:
     ).reshape(len(asked), len(bodies), -1)
     halves = [slice(0, 11), slice(11, None)]
     parts = [[tokenise(texts[half]) for texts in (titles, bodies)] for half in halves]
-    title, body = (Collection.of(parts[0][at]) + Collection.of(parts[1][at]) for at in (0, 1))
+    title, body = (Statistics.of(parts[0][at]) + Statistics.of(parts[1][at]) for at in (0, 1))
     for half, (headings, texts) in zip(halves, parts, strict=True):
         mine = compute(
             tokenise(asked),

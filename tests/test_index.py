@@ -15,14 +15,15 @@ from isthmus.encoders import Lsa
 from isthmus.errors import ProtocolError
 from isthmus.features import NAMES, ExactCounts, Pairs, compute
 from isthmus.private.noise import Geometric
-from isthmus.retrieval import BM25, Dense
+from isthmus.private.totals import family_of, read_alone, released
+from isthmus.retrieval import BM25, FIELD_TABLES, TEXT, Dense, Statistics, summed
 from isthmus.service import index as indexing
 from isthmus.service.encoding import LsaQueries, load_lsa, save_lsa
-from isthmus.service.figures import FIELD_TABLES, TEXT, Figures, family_of, posterior_means, summed
 from isthmus.service.index import Index
 from isthmus.service.settings import Encoder
 from isthmus.service.stores import Draft, SqliteStore
 from isthmus.tables import Documents, Queries
+from isthmus.tables.ids import Ids
 from isthmus.text import tokenise
 
 TOPICS = ("red apples and green pears", "waves of the sea", "iron bridges over rivers", "pears by the sea")
@@ -98,7 +99,7 @@ def test_a_node_alone_is_the_central_index(tmp_path):
 def test_with_exact_figures_merged_silos_are_one_index_to_the_last_bit(tmp_path):
     drafts = world(300, seed=1)
     silos = [made(tmp_path / f"s{at}", drafts[at::3], encoder=Encoder("none")) for at in range(3)]
-    figures = summed(silo.snapshot.exact_figures(f"s{at}", [TEXT]) for at, silo in enumerate(silos))
+    figures = summed(silo.snapshot.exact_statistics(f"s{at}", [TEXT]) for at, silo in enumerate(silos))
     for silo in silos:
         silo.share(figures)
     for query in QUERIES:
@@ -136,7 +137,7 @@ def test_features_with_shared_figures_are_those_of_all_silos(tmp_path):
     drafts = world(120, seed=4)
     silos = [made(tmp_path / f"s{at}", drafts[at::2]) for at in range(2)]
     tables = (TEXT, *FIELD_TABLES)
-    figures = summed(silo.snapshot.exact_figures("s", tables) for silo in silos)
+    figures = summed(silo.snapshot.exact_statistics("s", tables) for silo in silos)
     silos[0].share(figures)
     found = silos[0].snapshot.find("green pears", 15)
     title, body = (
@@ -155,8 +156,8 @@ def test_private_figures_have_noise_once_and_add(tmp_path):
     silos = [
         made(tmp_path / f"s{at}", drafts[at::2], encoder=Encoder("none"), family=family) for at in range(2)
     ]
-    exact = [silo.snapshot.exact_figures(f"s{at}", [TEXT]) for at, silo in enumerate(silos)]
-    total = summed(each.noised(family, epsilon=50.0) for each in exact)
+    exact = [silo.snapshot.exact_statistics(f"s{at}", [TEXT]) for at, silo in enumerate(silos)]
+    total = summed(released(each, family, 50.0) for each in exact)
     assert total.documents == 200
     words = list(summed(exact).words)
     np.testing.assert_allclose(total.counts(TEXT, words, family), summed(exact).counts(TEXT, words), atol=0.2)
@@ -168,7 +169,7 @@ def test_private_figures_have_noise_once_and_add(tmp_path):
 def test_a_noisy_count_becomes_its_posterior_mean():
     law = Geometric(0.5)
     seen = np.array([-100, -3, 0, 3, 40, 5000])
-    means = posterior_means(seen, law)
+    means = read_alone(seen, law.rate)
     assert (np.diff(means) > -1e-9).all()
     assert means[0] == pytest.approx(means[2]), "whatever is below 0 says the same"
     assert 0 < means[0] < means[3] < 3
@@ -179,39 +180,39 @@ def test_a_noisy_count_becomes_its_posterior_mean():
     assert means[3] == pytest.approx((posterior @ count) / posterior.sum())
     exact = np.repeat([0, 1, 2, 5, 20], 4000)
     noisy = exact + law.draw(len(exact))
-    assert np.mean((posterior_means(noisy, law) - exact) ** 2) < 0.6 * np.mean((noisy - exact) ** 2)
+    assert np.mean((read_alone(noisy, law.rate) - exact) ** 2) < 0.6 * np.mean((noisy - exact) ** 2)
 
 
 def test_figures_from_elsewhere_are_whole_or_refused():
     words = ("apple", "pear")
     tables = {TEXT: np.array([3, 1])}
-    exact = Figures("exact", ("north",), 5, {"title": 2, "body": 9}, tables, words)
-    assert Figures.from_bytes(exact.to_bytes()).version == exact.version
+    exact = Statistics(5, {"title": 2, "body": 9}, tables, Ids.of(words), ("north",))
+    assert Statistics.from_bytes(exact.to_bytes()).version == exact.version
     family = family_of("federation", 64)
-    private = exact.noised(family, 1.0)
+    private = released(exact, family, 1.0)
     with pytest.raises(ProtocolError, match="another hash key"):
         private.counts(TEXT, ["pear"], family_of("others", 64))
     short = replace(private, tables={TEXT: np.zeros(3, np.int64)})
     with pytest.raises(ProtocolError, match="out of bounds: cells"):
-        Figures.from_bytes(short.to_bytes()).counts(TEXT, ["pear"], family)
+        Statistics.from_bytes(short.to_bytes()).counts(TEXT, ["pear"], family)
     with pytest.raises(ProtocolError, match="do not add up"):
         summed([exact, private])
     for wrong in (
         replace(exact, documents=-1),
         replace(exact, lengths={"body": -9}),
-        replace(exact, words=("pear", "apple")),
-        replace(exact, words=("pear",)),
+        replace(exact, terms=Ids.of(("pear", "apple"))),
+        replace(exact, terms=Ids.of(("pear",))),
         replace(exact, tables={"other": tables[TEXT]}),
     ):
         with pytest.raises(ProtocolError, match=r"known form|belong together"):
-            Figures.from_bytes(wrong.to_bytes())
+            Statistics.from_bytes(wrong.to_bytes())
     rng, whole = np.random.default_rng(0), exact.to_bytes()
     for _ in range(500):
         damaged = bytearray(whole)
         for at in rng.integers(len(damaged), size=3):
             damaged[at] = rng.integers(256)
         with contextlib.suppress(ProtocolError):
-            Figures.from_bytes(bytes(damaged)[: rng.integers(1, 2 * len(damaged))])
+            Statistics.from_bytes(bytes(damaged)[: rng.integers(1, 2 * len(damaged))])
 
 
 batches = st.lists(
@@ -251,13 +252,11 @@ def test_an_index_grown_by_changes_equals_one_built_at_once(batches, reopen, tmp
             cosines = [[score for score, _ in listed(each, "dense")] for each in (mine, other)]
             np.testing.assert_allclose(*cosines, atol=1e-6)
     tables = (TEXT, *FIELD_TABLES)
-    assert (
-        index.snapshot.exact_figures("n", tables).version == fresh.snapshot.exact_figures("n", tables).version
-    )
+    own, afresh = (each.snapshot.exact_statistics("n", tables) for each in (index, fresh))
+    assert own.version == afresh.version
     index.compact()
-    assert (
-        index.snapshot.exact_figures("n", tables).version == fresh.snapshot.exact_figures("n", tables).version
-    )
+    own, afresh = (each.snapshot.exact_statistics("n", tables) for each in (index, fresh))
+    assert own.version == afresh.version
     store.close()
 
 

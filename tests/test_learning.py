@@ -13,8 +13,8 @@ from scipy.special import expit, logit
 from isthmus.asking import Silos
 from isthmus.errors import DataError, ProtocolError, SiloUnavailable
 from isthmus.logistic import likelihood_sums, newton
+from isthmus.retrieval import TEXT, Statistics, summed
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, Company, feedback, first_look
-from isthmus.service.figures import TEXT, Figures, summed
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned, Line, Look
 from isthmus.service.learning import (
@@ -55,7 +55,7 @@ def silos(tmp_path):
         index = Index(tmp_path / str(seed), store, encoder=Encoder("none"), family=FAMILY)
         index.catch_up()
         made.append((f"silo{seed}", store, index))
-    total = summed(index.snapshot.exact_figures(name, (TEXT,)) for name, _, index in made)
+    total = summed(index.snapshot.exact_statistics(name, (TEXT,)) for name, _, index in made)
     for _, _, index in made:
         index.share(total)
     space = joined([own_directions(index.snapshot) for *_, index in made])
@@ -309,7 +309,7 @@ def test_nodes_learn_over_their_api_from_what_people_said(tmp_path):
                 for draft in texts(int(node.settings.silo[-1])):
                     if said[draft.id]:
                         node.store.judge(Judgement(query, draft.id, True, "ada", 1.0))
-        total = summed(Figures.from_bytes(node.statistics("broker")) for node in held).to_bytes()
+        total = summed(Statistics.from_bytes(node.statistics("broker")) for node in held).to_bytes()
         for node in held:
             node.share(total)
         learned = asyncio.run(taught_over([AtHand(node) for node in held]))
@@ -331,7 +331,7 @@ def test_a_silo_with_few_judged_queries_takes_no_part_and_learns_all_the_same(tm
     policy = Policy(search=True, counts=True, feedback=True, learning=True)
     with nodes(tmp_path, policy, least_queries=4) as held:
         hands = [AtHand(node) for node in held]
-        total = summed(Figures.from_bytes(node.statistics("broker")) for node in held).to_bytes()
+        total = summed(Statistics.from_bytes(node.statistics("broker")) for node in held).to_bytes()
         for node in held:
             node.share(total)
         with pytest.raises(DataError, match="no silo has judged queries enough"):

@@ -24,10 +24,10 @@ from isthmus.private.counts import fetch_catalogue, in_memory
 from isthmus.private.messages import Enquiry
 from isthmus.private.store import SiloFolder
 from isthmus.rankers import Linear
+from isthmus.retrieval import Statistics, summed
 from isthmus.service.certificates import Authority, client_context, files, server_name
 from isthmus.service.connections import server
 from isthmus.service.export import export_judgements
-from isthmus.service.figures import Figures, summed
 from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
@@ -189,7 +189,7 @@ def test_private_statistics_are_drawn_and_charged_once(settings):
     with serving(settings) as client:
         first = client.get("/statistics")
         assert first.headers["content-type"] == "application/vnd.isthmus.statistics"
-        figures = Figures.from_bytes(first.content)
+        figures = Statistics.from_bytes(first.content)
         assert (figures.form, figures.silos, figures.documents, figures.epsilon) == (
             "private",
             ("north",),
@@ -206,7 +206,7 @@ def test_private_statistics_are_drawn_and_charged_once(settings):
     with serving(settings) as client:
         assert client.get("/statistics").content == first.content, "the noise outlives the process"
         client.put("/documents", json={"documents": [{"id": f"x{at}", "body": "more"} for at in range(30)]})
-        second = Figures.from_bytes(client.get("/statistics").content)
+        second = Statistics.from_bytes(client.get("/statistics").content)
         assert second.documents == 90
         assert client.get("/release").json()["most_spent"] == 2.0
         client.node.ledger.audit()
@@ -230,7 +230,7 @@ def test_a_spent_budget_shows_nothing_new(settings):
 
 def test_exact_and_no_statistics(settings):
     with serving(replace(settings, statistics=SharedStatistics("exact", fields=True))) as client:
-        figures = Figures.from_bytes(client.get("/statistics").content)
+        figures = Statistics.from_bytes(client.get("/statistics").content)
         client.get("/statistics")
         assert figures.counts("text.having", ["number7", "nothing"]).tolist() == [1, 0]
         assert figures.counts("title.having", ["tide"]).tolist() == [6]
@@ -243,7 +243,7 @@ def test_exact_and_no_statistics(settings):
 def test_the_sum_of_all_silos_is_scored_with_and_survives_a_restart(settings):
     exact = replace(settings, statistics=SharedStatistics("exact"))
     with serving(exact) as client:
-        own = Figures.from_bytes(client.get("/statistics").content)
+        own = Statistics.from_bytes(client.get("/statistics").content)
         before = hits(client, "tide")[0]["score"]
         total = summed([own, replace(own, silos=("south",), documents=600)])
         kind = {"content-type": "application/vnd.isthmus.statistics"}

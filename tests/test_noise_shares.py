@@ -14,7 +14,8 @@ from isthmus.private.ledger import Budget, Ledger, fingerprint
 from isthmus.private.noise import Geometric
 from isthmus.private.sketch import HashFamily
 from isthmus.private.sums import NoiseShares, SumPlan, totals_in_memory
-from isthmus.private.totals import Sums
+from isthmus.private.totals import hashed
+from isthmus.retrieval import TEXT, TIMES, Statistics
 from isthmus.text import tokenise
 
 FAMILY = HashFamily(b"\x07" * 32, rows=1, width=256)
@@ -131,16 +132,19 @@ def corpus(name: str) -> list[str]:
 
 
 @pytest.fixture
-def silos() -> dict[str, tuple[Sums, Covered]]:
+def silos() -> dict[str, tuple[Statistics, Covered]]:
     made = {}
     for name in SILOS:
         texts = corpus(name)
         names = [f"{name}/{number}" for number in range(len(texts))]
-        made[name] = Sums.of(tokenise(texts), FAMILY), Covered(names, [f"{one}#1" for one in names])
+        made[name] = (
+            hashed(Statistics.of(tokenise(texts)), FAMILY),
+            Covered(names, [f"{one}#1" for one in names]),
+        )
     return made
 
 
-def exact(silos: dict[str, tuple[Sums, Covered]], absent: tuple[str, ...] = ()) -> Sums:
+def exact(silos: dict[str, tuple[Statistics, Covered]], absent: tuple[str, ...] = ()) -> Statistics:
     first, *rest = (sums for name, (sums, _) in silos.items() if name not in absent)
     return sum(rest, first)
 
@@ -148,8 +152,8 @@ def exact(silos: dict[str, tuple[Sums, Covered]], absent: tuple[str, ...] = ()) 
 def test_without_noise_the_totals_are_the_sums(silos) -> None:
     plan = SumPlan("body", FAMILY, SILOS, epsilon_df=np.inf, epsilon_cf=np.inf)
     totals, sums = totals_in_memory(plan, silos), exact(silos)
-    np.testing.assert_array_equal(totals.having, sums.having)
-    np.testing.assert_array_equal(totals.standing, sums.standing)
+    np.testing.assert_array_equal(totals.tables[TEXT], sums.tables[TEXT])
+    np.testing.assert_array_equal(totals.tables[TIMES], sums.tables[TIMES])
     assert (totals.documents, totals.length) == (sums.documents, sums.length) == (20, sums.length)
 
 
@@ -157,9 +161,9 @@ def test_the_totals_carry_the_noise_they_say(silos) -> None:
     plan = SumPlan("body", FAMILY, SILOS)
     sums, entropy = exact(silos), secret_stream(b"sums")
     errors = np.stack(
-        [totals_in_memory(plan, silos, entropy=entropy).having - sums.having for _ in range(12)]
+        [totals_in_memory(plan, silos, entropy=entropy).tables[TEXT] - sums.tables[TEXT] for _ in range(12)]
     )
-    law = totals_in_memory(plan, silos).having_law
+    law = Geometric(totals_in_memory(plan, silos).rates[TEXT])
     assert law.variance == pytest.approx(Geometric(0.25).variance * 4 / 3)
     assert errors.var() == pytest.approx(law.variance, rel=0.15)
     assert abs(errors.mean()) < 5 * np.sqrt(law.variance / errors.size)
@@ -168,7 +172,7 @@ def test_the_totals_carry_the_noise_they_say(silos) -> None:
 def test_silos_may_drop_out_as_agreed_and_no_further(silos) -> None:
     plan = SumPlan("body", FAMILY, SILOS, epsilon_df=np.inf, epsilon_cf=np.inf, dropped=1)
     totals = totals_in_memory(plan, silos, absent=["west"])
-    np.testing.assert_array_equal(totals.having, exact(silos, ("west",)).having)
+    np.testing.assert_array_equal(totals.tables[TEXT], exact(silos, ("west",)).tables[TEXT])
     assert totals.documents == 15
     with pytest.raises(ProtocolError):
         totals_in_memory(plan, silos, absent=["west", "east"])
@@ -207,7 +211,7 @@ def test_every_attempt_charges_every_document_before_noise_is_drawn(silos, tmp_p
 def test_a_summand_must_fit_the_plan(silos) -> None:
     plan = SumPlan("body", FAMILY, SILOS)
     sums, covered = silos["north"]
-    other = Sums.of(tokenise(["x"]), HashFamily(b"\x08" * 32, rows=1, width=256))
+    other = hashed(Statistics.of(tokenise(["x"])), HashFamily(b"\x08" * 32, rows=1, width=256))
     with pytest.raises(PrivacyError, match="another silo"):
         plan.contribute("centre", sums, covered, charge=no_charge)
     with pytest.raises(PrivacyError, match="hash family"):

@@ -13,7 +13,7 @@ import pytest
 
 from isthmus.errors import ConfigError, DataError
 from isthmus.fusion import Stacked, fuse
-from isthmus.retrieval import BM25, Fused, Retriever, Statistics
+from isthmus.retrieval import BM25, TEXT, Fused, Retriever, Statistics
 from isthmus.tables import Documents, Qrels, Queries, Run
 from isthmus.text import tokenise
 
@@ -125,7 +125,7 @@ def test_statistics_add() -> None:
     whole = Statistics.of(tokenise(left + right))
     assert (both.documents, both.length, both.average_length) == (4, 6, 1.5)
     assert both.terms.words == whole.terms.words == ["appl", "green", "pie", "red"]
-    assert both.frequencies.tolist() == whole.frequencies.tolist() == [3, 1, 1, 1]
+    assert both.tables[TEXT].tolist() == whole.tables[TEXT].tolist() == [3, 1, 1, 1]
 
 
 def test_statistics_from_elsewhere_may_lack_a_term() -> None:

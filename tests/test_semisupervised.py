@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.features import FIELDS, NAMES, Collection, ExactCounts, Pairs, compute
+from isthmus.features import FIELDS, NAMES, ExactCounts, Pairs, compute
 from isthmus.federation.rounds import Held, State
 from isthmus.federation.semisupervised.labelling import (
     Guesses,
@@ -39,6 +39,7 @@ from isthmus.federation.settings import RiskOptions, StrategyOptions
 from isthmus.losses import cross_entropy
 from isthmus.randomness import Streams
 from isthmus.rankers import network_scores, train_epochs
+from isthmus.retrieval import Statistics
 from isthmus.tables import Letor
 from isthmus.text import Tokens, tokenise
 from isthmus_reproduce import synthetic_text
@@ -75,9 +76,9 @@ def test_any_query_and_any_silos_document_have_features(noisy: Small) -> None:
         assert np.isfinite(table).all()
 
 
-def _whole(small: Small, name: str) -> Collection:
+def _whole(small: Small, name: str) -> Statistics:
     """What nobody sees: the statistics of all silos' documents, exactly."""
-    first, *others = (Collection.of(tokens[name]) for tokens in small.tokens.values())
+    first, *others = (Statistics.of(tokens[name]) for tokens in small.tokens.values())
     return sum(others, first)
 
 

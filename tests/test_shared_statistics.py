@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 
 from isthmus.errors import SiloUnavailable
-from isthmus.service.figures import TEXT, Figures, family_of
+from isthmus.private.totals import family_of, released
+from isthmus.retrieval import TEXT, Statistics
 from isthmus.service.lines import Reply
 from isthmus.service.statistics import Exchange, etag
 from isthmus.service.training import training_of
 from isthmus.service.wire import STATISTICS_TYPE
+from isthmus.tables.ids import Ids
 
 
 def figures(silo, documents=10, words=("moon", "tide"), counts=(3, 4)):
-    return Figures(
-        "exact", (silo,), documents, {"body": 40}, {TEXT: np.array(counts, dtype=np.int64)}, tuple(words)
+    return Statistics(
+        documents, {"body": 40}, {TEXT: np.array(counts, dtype=np.int64)}, Ids.of(words), (silo,)
     )
 
 
@@ -36,7 +38,7 @@ class Talker:
         assert path == "/statistics"
         if method == "PUT":
             assert kind == STATISTICS_TYPE
-            self.taken.append(Figures.from_bytes(body))
+            self.taken.append(Statistics.from_bytes(body))
             return Reply(204, "", b"")
         if isinstance(self.gives, int):
             return Reply(self.gives, "", b"")
@@ -113,7 +115,7 @@ def test_nonsense_is_left_out(gives):
 
 
 def test_forms_that_do_not_mix_are_told():
-    private = replace(figures("west").noised(family_of("key", 64), 1.0), silos=("west",))
+    private = replace(released(figures("west"), family_of("key", 64), 1.0), silos=("west",))
     east = Talker("east", figures("east"))
     exchange = Exchange([east, Talker("west", private)])
     exchanged(exchange)

@@ -48,7 +48,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/encoders": 325,
     "src/isthmus/errors.py": 95,  # an extra is checked without importing it
     "src/isthmus/evaluation": 1_510,
-    "src/isthmus/features.py": 280,
+    "src/isthmus/features.py": 270,
     "src/isthmus/federation": 4_230,
     "src/isthmus/files.py": 75,  # was in tables/files.py; the service starts without NumPy
     "src/isthmus/fusion": 1_165,
@@ -59,7 +59,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/randomness.py": 30,
     "src/isthmus/rankers": 880,
     "src/isthmus/report": 385,
-    "src/isthmus/retrieval": 270,
+    "src/isthmus/retrieval": 490,  # collection statistics of service, private and features in one place
     "src/isthmus/service": 8_780,  # libraries that starting does not need are imported later
     "src/isthmus/tables": 2_180,
     "src/isthmus/text.py": 130,
@@ -82,7 +82,7 @@ PAST_FACADES: Mapping[str, int] = {
     "isthmus.report.pages": 1,
     "isthmus.report.progress": 9,  # one of them in reproduce, by its facade
     "isthmus.report.tables": 2,
-    "isthmus.retrieval.bm25": 3,
+    "isthmus.retrieval.bm25": 2,
     "isthmus.retrieval.dense": 2,
     "isthmus.retrieval.retriever": 6,
     "isthmus.tables.beir": 2,

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isthmus.errors import ConfigError, DataError
-from isthmus.retrieval import Statistics
+from isthmus.retrieval import TIMES, Statistics, idf
 from isthmus.tables import Corpus, Letor, Queries, Run
 from isthmus.tables.grouped import rows_of
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
@@ -141,42 +141,24 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False)
-class Collection:
-    """Document frequencies and collection counts of a field; those of several silos add."""
-
-    having: Statistics
-    standing: Statistics
-
-    @classmethod
-    def of(cls, tokens: Tokens) -> Collection:
-        """Counted from the documents themselves."""
-        having = Statistics.of(tokens)
-        totals = np.bincount(tokens.terms.codes, minlength=len(tokens.terms.vocabulary))
-        return cls(having, Statistics(having.documents, having.length, having.terms, frozen(totals)))
-
-    def __add__(self, other: Collection) -> Collection:
-        return Collection(self.having + other.having, self.standing + other.standing)
-
-
-@dataclass(frozen=True, eq=False)
 class ExactCounts:
     """Counts of documents one may read. `collection` is what they are a part of, by default themselves."""
 
     tokens: Tokens
-    collection: Collection
+    collection: Statistics
 
     @classmethod
-    def of(cls, tokens: Tokens, collection: Collection | None = None) -> ExactCounts:
+    def of(cls, tokens: Tokens, collection: Statistics | None = None) -> ExactCounts:
         """The counts of one field of documents."""
-        return cls(tokens, Collection.of(tokens) if collection is None else collection)
+        return cls(tokens, Statistics.of(tokens) if collection is None else collection)
 
     @property
     def documents(self) -> float:
-        return self.collection.having.documents
+        return self.collection.documents
 
     @property
     def length(self) -> float:
-        return self.collection.having.length
+        return self.collection.length
 
     @property
     def lengths(self) -> IntArray:
@@ -197,11 +179,11 @@ class ExactCounts:
 
     def frequencies(self, words: Ids) -> IntArray:
         """The number of documents that have each word of the vocabulary."""
-        return self.collection.having.frequencies_of(words)
+        return self.collection.counts_of(words)
 
     def occurrences(self, words: Ids) -> IntArray:
         """How often the collection has each word of the vocabulary."""
-        return self.collection.standing.frequencies_of(words)
+        return self.collection.counts_of(words, TIMES)
 
     @cached_property
     def _table(self) -> Any:
@@ -308,17 +290,17 @@ class _Formulae:
         total = float(self.field.documents)
         having = np.clip(np.asarray(self.field.frequencies(self.asked.words), dtype=np.float64), 0, total)
         if self.settings.idf == "log":
-            rarity = np.log1p((total - having + 0.5) / (having + 0.5))
+            rarity = idf(having, total)
             return rarity[self.asked.words.codes], self.asked.sums(rarity)
         words = self.asked.sums(np.ones(len(having)))
         summed = self.asked.sums(having)
         if self.settings.idf == "ratio":
-            idf = total / np.maximum(summed, 1.0)
+            weights = total / np.maximum(summed, 1.0)
         else:
             mean = summed / np.maximum(words, 1.0)
-            idf = np.maximum(np.log2((total - mean + 0.5) / (mean + 0.5)), 0.0)
-        idf = np.where(words > 0, idf, 0.0)
-        return np.repeat(idf, self.asked.sizes), idf
+            weights = np.maximum(np.log2((total - mean + 0.5) / (mean + 0.5)), 0.0)
+        weights = np.where(words > 0, weights, 0.0)
+        return np.repeat(weights, self.asked.sizes), weights
 
     def of(self, queries: IntArray, documents: IntArray) -> FloatArray:
         """The features of some pairs, of shape (pairs, 7)."""

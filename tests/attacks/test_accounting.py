@@ -20,7 +20,8 @@ from isthmus.private.cost import Cost, Covered
 from isthmus.private.counts import fetch_catalogue, fetch_published, in_memory
 from isthmus.private.ledger import Ahead, Budget, Ledger, fingerprint, schema
 from isthmus.private.store import SiloFolder, SketchBundle
-from isthmus.service.figures import TEXT, family_of
+from isthmus.private.totals import family_of
+from isthmus.retrieval import TEXT
 from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app

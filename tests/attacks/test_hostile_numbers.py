@@ -15,16 +15,11 @@ import numpy as np
 import pytest
 
 from isthmus.errors import ProtocolError
+from isthmus.private.totals import family_of, released
+from isthmus.retrieval import FIELD_TABLES, TEXT, Statistics
+from isthmus.retrieval.statistics import MOST_DOCUMENTS, MOST_TERMS
 from isthmus.service import statistics
 from isthmus.service.evidence import FIRST, SECOND
-from isthmus.service.figures import (
-    FIELD_TABLES,
-    MOST_DOCUMENTS,
-    MOST_TERMS,
-    TEXT,
-    Figures,
-    family_of,
-)
 from isthmus.service.learned import Learned, Line, Look
 from isthmus.service.lines import Reply
 from isthmus.service.node import Node
@@ -32,6 +27,7 @@ from isthmus.service.settings import Encoder, NodeSettings, SharedStatistics, So
 from isthmus.service.space import Space
 from isthmus.service.statistics import Exchange, etag
 from isthmus.service.wire import STATISTICS_TYPE, Search
+from isthmus.tables.ids import Ids
 
 HUGE = 10**400
 
@@ -39,7 +35,7 @@ HUGE = 10**400
 def honest(silo, *, documents=10, fields=False):
     names = (TEXT, *FIELD_TABLES) if fields else (TEXT,)
     tables = {name: np.array([3, 4], dtype=np.int64) for name in names}
-    return Figures("exact", (silo,), documents, {"title": 20, "body": 40}, tables, ("moon", "tide"))
+    return Statistics(documents, {"title": 20, "body": 40}, tables, Ids.of(("moon", "tide")), (silo,))
 
 
 def forged(figures, *, arrays=None, texts=None, **header):
@@ -110,19 +106,19 @@ def test_statistics_with_an_impossible_number_are_refused(what):
         honest("west"), arrays=header.pop("arrays", None), texts=header.pop("texts", None), **header
     )
     with pytest.raises(ProtocolError):
-        Figures.from_bytes(content)
+        Statistics.from_bytes(content)
 
 
 def test_private_statistics_are_bounded_by_their_own_length_and_noise():
     family = family_of("key", 64)
-    private = honest("west").noised(family, 1.0)
-    assert Figures.from_bytes(private.to_bytes()).version == private.version
+    private = released(honest("west"), family, 1.0)
+    assert Statistics.from_bytes(private.to_bytes()).version == private.version
     for cells in (np.full(64, 2**60), np.full(64, -5), np.full(64, 16 * 10**6)):
         with pytest.raises(ProtocolError):
-            Figures.from_bytes(forged(private, arrays={TEXT: cells}))
+            Statistics.from_bytes(forged(private, arrays={TEXT: cells}))
     for epsilon in (0, -1.0, HUGE, None):
         with pytest.raises(ProtocolError):
-            Figures.from_bytes(forged(private, epsilon=epsilon))
+            Statistics.from_bytes(forged(private, epsilon=epsilon))
 
 
 class Talker:
@@ -133,7 +129,7 @@ class Talker:
 
     async def ask(self, method, path, body=b"", kind="", *, unless=""):
         if method == "PUT":
-            self.sums.append(Figures.from_bytes(body))
+            self.sums.append(Statistics.from_bytes(body))
             return Reply(204, "", b"")
         content = self.gives if isinstance(self.gives, bytes) else self.gives.to_bytes()
         status = 304 if unless == etag(content) else 200
@@ -200,9 +196,9 @@ def test_a_silo_of_another_form_does_not_stop_the_others():
 @pytest.mark.parametrize("cells", [0, 63, 65])
 def test_private_statistics_of_other_cells_than_they_declare_are_left_out(cells):
     family = family_of("a key that is long enough", 64)
-    east, north = (Talker(name, honest(name).noised(family, 1.0)) for name in ("east", "north"))
+    east, north = (Talker(name, released(honest(name), family, 1.0)) for name in ("east", "north"))
     other = {TEXT: np.ones(cells, np.int64)}
-    west = Talker("west", forged(honest("west").noised(family, 1.0), arrays=other))
+    west = Talker("west", forged(released(honest("west"), family, 1.0), arrays=other))
     exchange = exchanged(west, east, north)
     assert east.sums[-1].silos == ("east", "north")
     assert set(exchange.problems) == {"west"}
@@ -243,15 +239,16 @@ def test_statistics_of_far_more_documents_than_the_silo_says_elsewhere_are_left_
 
 
 def test_a_silo_with_terms_for_all_does_not_push_others_out_of_the_sum(monkeypatch):
-    monkeypatch.setattr("isthmus.service.figures.MOST_TERMS", 4)
+    monkeypatch.setattr("isthmus.retrieval.statistics.MOST_TERMS", 4)
     words = tuple("abcd")
-    many = replace(honest("a"), tables={TEXT: np.ones(4, np.int64)}, words=words)
+    many = replace(honest("a"), tables={TEXT: np.ones(4, np.int64)}, terms=Ids.of(words))
     east = Talker("east", honest("east"))
     north = Talker(
-        "north", replace(honest("north"), words=("sun", "tide", "wave"), tables={TEXT: np.ones(3, np.int64)})
+        "north",
+        replace(honest("north"), terms=Ids.of(("sun", "tide", "wave")), tables={TEXT: np.ones(3, np.int64)}),
     )
     other = Talker(
-        "other", replace(honest("other"), words=tuple("efgh"), tables={TEXT: np.ones(4, np.int64)})
+        "other", replace(honest("other"), terms=Ids.of(tuple("efgh")), tables={TEXT: np.ones(4, np.int64)})
     )
     exchange = exchanged(Talker("a", many), other, east, north)
     assert {"east", "north"} <= set(east.sums[-1].silos)
@@ -347,7 +344,7 @@ def test_a_sum_that_fails_a_nodes_own_search_does_not_replace_the_old_one(settin
         version = node.share(honest("west").to_bytes())
         before = scores(node)
         with monkeypatch.context() as patch:
-            patch.setattr(Figures, "average_length", property(lambda self: float("nan")))
+            patch.setattr(Statistics, "average_length", property(lambda self: float("nan")))
             with pytest.raises(ProtocolError):
                 node.share(honest("west", documents=12).to_bytes())
         assert scores(node) == before

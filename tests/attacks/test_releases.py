@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from isthmus.errors import BudgetExhausted
-from isthmus.service.figures import TEXT, Figures, family_of
+from isthmus.private.totals import family_of
+from isthmus.retrieval import TEXT, Statistics
 from isthmus.service.settings import NodeSettings
 from isthmus.service.stores import Draft
 from private_node import BUDGET, PEER, WORDS, node, private_settings, released, texts
@@ -25,7 +26,7 @@ def settings(tmp_path: Path) -> NodeSettings:
 def attack(settings: NodeSettings, times: int, lose) -> tuple[list[np.ndarray], np.ndarray]:
     """Every release that leaves while `lose` goes at the node's folder between two of them."""
     with node(settings, *texts()) as opened:
-        exact = opened.index.snapshot.exact_figures("north", (TEXT,)).counts(TEXT, WORDS)
+        exact = opened.index.snapshot.exact_statistics("north", (TEXT,)).counts(TEXT, WORDS)
     shown, family = [], family_of(settings.statistics.hash_key, settings.statistics.width)
     for _ in range(times):
         with node(settings) as opened:
@@ -79,12 +80,12 @@ def test_a_damaged_release_is_a_lost_one(settings: NodeSettings) -> None:
 def test_a_release_of_an_older_isthmus_is_shown_again_for_nothing(settings: NodeSettings) -> None:
     """Its noise was named by the number of the refresh; under that name it is paid."""
     from isthmus.private.cost import Covered
-    from isthmus.service.figures import costs
+    from isthmus.private.totals import release_costs as costs
 
     with node(settings, *texts()) as opened:
         first = opened.statistics(PEER)
         file = settings.folder / "released.statistics"
-        kept = Figures.from_bytes(file.read_bytes())
+        kept = Statistics.from_bytes(file.read_bytes())
         about = {name: kept.about[name] for name in ("change", "documents", "versions")} | {"refresh": 0}
         file.write_bytes(replace(kept, about=about).to_bytes())
         covered = Covered(tuple(about["documents"]), tuple(about["versions"]))

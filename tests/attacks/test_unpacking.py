@@ -26,10 +26,11 @@ from isthmus.federation import messages as flower
 from isthmus.federation import remote, runtimes
 from isthmus.private import messages as private
 from isthmus.rankers.files import Saved
+from isthmus.retrieval import TEXT, Statistics
+from isthmus.retrieval.statistics import MOST_TERMS
 from isthmus.service import wire
 from isthmus.service.broker import understood
 from isthmus.service.client import Client
-from isthmus.service.figures import MOST_TERMS, TEXT, Figures
 from isthmus.service.learned import Learned
 from isthmus.service.learning import answer_of, question_of
 from isthmus.service.lines import BrokenReply, Line, Reply
@@ -113,14 +114,14 @@ def directions():
 
 
 BOMBS = {
-    "statistics, a table of bytes": (Figures.from_bytes, statistics),
-    "statistics, too many terms": (Figures.from_bytes, lambda: statistics("<i8", 1 << 24)),
+    "statistics, a table of bytes": (Statistics.from_bytes, statistics),
+    "statistics, too many terms": (Statistics.from_bytes, lambda: statistics("<i8", 1 << 24)),
     "statistics, words for nothing": (
-        Figures.from_bytes,
+        Statistics.from_bytes,
         lambda: statistics("<i4", 1, words="ab\n" * (5 << 20)),
     ),
     "statistics, lists in the header": (
-        Figures.from_bytes,
+        Statistics.from_bytes,
         lambda: statistics("<i4", 1, about={"x": lists()}),
     ),
     "a lesson's answer": (
@@ -157,14 +158,14 @@ def test_the_whole_process_stays_small(tmp_path):
     script = """
 import sys
 from isthmus.errors import ProtocolError
-from isthmus.service.figures import Figures
+from isthmus.retrieval import Statistics
 content = open(sys.argv[1], "rb").read()
 def highest():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 before = highest()
 try:
-    Figures.from_bytes(content)
+    Statistics.from_bytes(content)
 except ProtocolError:
     pass
 print(highest() - before)
@@ -177,7 +178,7 @@ def test_the_largest_statistics_that_are_read_are_bounded():
     words = "\n".join(f"{number:07d}" for number in range(MOST_TERMS // 4))
     content = statistics("<i8", MOST_TERMS // 4, words)
     with memory(200 * MEGABYTE):
-        assert len(Figures.from_bytes(content).words) == MOST_TERMS // 4
+        assert len(Statistics.from_bytes(content).words) == MOST_TERMS // 4
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from isthmus.cli import main
-from isthmus.features import Collection, ExactCounts, Pairs, compute
+from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private.counts import Desk, in_memory
 from isthmus.private.ledger import Budget, Ledger
 from isthmus.private.messages import Question, kind_of
 from isthmus.private.sketch import CountMin
 from isthmus.private.store import SiloFolder, read_released, write_released
 from isthmus.private.views import Seeker
+from isthmus.retrieval import Statistics
 from isthmus.tables import read_letor, write_corpus_beir
 from isthmus.tables.ids import Ids
 from isthmus.text import ENGLISH, tokenise
@@ -115,7 +116,7 @@ def test_features_without_noise_are_the_features(world: Path) -> None:
         words = Ids.of(queries.terms.words)
         found = seeker.read(seeker.ask(carrier, ["body"], words), words)
     mine, theirs = (tokenise(CORPUS.silo(name).documents.bodies) for name in (NORTH, SOUTH))
-    exact = ExactCounts.of(theirs, Collection.of(mine) + Collection.of(theirs))
+    exact = ExactCounts.of(theirs, Statistics.of(mine) + Statistics.of(theirs))
     pairs = Pairs.all(1, len(theirs))
     truth = compute(queries, pairs, title=exact, body=exact)
     private = compute(queries, pairs, title=exact, body=found.counts["body"])

@@ -31,8 +31,9 @@ from isthmus.private.noise import Entropy
 from isthmus.private.secure_sum import Parts
 from isthmus.private.store import SiloFolder
 from isthmus.private.summing import TURNS, Adding, Agreed, Contribution, Summing
-from isthmus.private.totals import WIDTH, Totals
+from isthmus.private.totals import WIDTH
 from isthmus.private.views import Released, Seeker, View, write_cross_rows
+from isthmus.retrieval import Statistics
 from isthmus.tables import Queries
 from isthmus.tables.files import replacing
 from isthmus.tables.ids import Ids
@@ -404,7 +405,7 @@ class Exchange:
         return replace(self.seeker, totals=self.totals).read(released, self.asked)
 
     @cached_property
-    def totals(self) -> dict[str, Totals]:
+    def totals(self) -> dict[str, Statistics]:
         """How common words are in all silos."""
         found = {name: self.summing.totals(name, self._adding(name)) for name in self.fields}
         return {name: totals for name, totals in found.items() if totals is not None}

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.features import Collection
 from isthmus.private.noise import Geometric
 from isthmus.private.sketch import HashFamily
-from isthmus.private.totals import Totals, TotalsRead
+from isthmus.private.totals import TotalsRead, read_totals
+from isthmus.retrieval import Statistics
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 from isthmus.text import Tokens
 
@@ -94,14 +94,14 @@ class Lexicon:
     """What a reader knows of words before it looks at anybody's document."""
 
     family: HashFamily
-    totals: Totals
+    totals: Statistics
     own: Tokens
     _kept: dict[int, tuple[Any, WordPriors]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
-    def collection(self) -> Collection:
+    def collection(self) -> Statistics:
         """Frequencies in the reader's own documents."""
-        return Collection.of(self.own)
+        return Statistics.of(self.own)
 
     @cached_property
     def average(self) -> float:
@@ -142,7 +142,7 @@ class Lexicon:
 
     def read(self, words: Ids) -> TotalsRead:
         """The released totals of any vocabulary, shrunk towards what own documents foretell."""
-        return self.totals.read(words, self.collection)
+        return read_totals(self.totals, words, self.collection)
 
     def _presence(self, read: TotalsRead) -> FloatArray:
         documents = max(self.totals.documents, 1)  # a word that is asked for is somewhere, or may be

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from isthmus.features import Collection, ExactCounts, Pairs, TermCounts, bm25
+from isthmus.features import ExactCounts, Pairs, TermCounts, bm25
 from isthmus.private.cost import ChargeAll, Covered
 from isthmus.private.counts import (
     Desk,
@@ -30,9 +30,10 @@ from isthmus.private.reading import Lexicon
 from isthmus.private.sketch import HashFamily, width_for
 from isthmus.private.sums import SumPlan, totals_in_memory
 from isthmus.private.topics import Topics
-from isthmus.private.totals import WIDTH, Sums, Totals
+from isthmus.private.totals import WIDTH, hashed
 from isthmus.private.views import OwnCounts, read_counts
 from isthmus.randomness import Streams
+from isthmus.retrieval import Statistics
 from isthmus.retrieval.retriever import rows_of
 from isthmus.tables import Corpus, Run
 from isthmus.tables.ids import FloatArray, Ids
@@ -60,7 +61,7 @@ class ReleasingSilos:
     @cached_property
     def exact(self) -> FloatArray:
         """Exact BM25 with everybody's statistics, queries × documents."""
-        whole = sum((Collection.of(tokens) for tokens in self.bodies[1:]), Collection.of(self.bodies[0]))
+        whole = sum((Statistics.of(tokens) for tokens in self.bodies[1:]), Statistics.of(self.bodies[0]))
         return self.scored(lambda asker, holder: ExactCounts.of(self.bodies[holder], whole))
 
     def scored(self, counts: Callable[[int, int], TermCounts]) -> FloatArray:
@@ -107,13 +108,13 @@ class ReleasingSilos:
         return ledger.versions(names, [fingerprint(text) for text in texts]), ledger.charge_all
 
     @cached_property
-    def totals(self) -> Totals:
+    def totals(self) -> Statistics:
         """Frequencies and counts of all silos, summed in secret, with a share of the noise from each."""
         rng = self.streams("totals")
         family = HashFamily(rng.bytes(32), 1, WIDTH)
         plan = SumPlan("body", family, self.corpus.silos, EPSILON_TOTALS, EPSILON_TOTALS)
         silos = {
-            name: (Sums.of(self.bodies[holder], family), self.covered(holder, rng)[0])
+            name: (hashed(Statistics.of(self.bodies[holder]), family), self.covered(holder, rng)[0])
             for holder, name in enumerate(self.corpus.silos)
         }
         charge = dict(zip(self.corpus.silos, (ledger.charge_all for ledger in self.ledgers), strict=True))

@@ -79,6 +79,12 @@ class HashFamily:
         return self.rows * self.width
 
     @property
+    def public_name(self) -> str:
+        """A name of the family that does not tell its key."""
+        digest = hashlib.blake2b(b"name", key=self.key, digest_size=8).hexdigest()
+        return f"{digest}-{self.rows}x{self.width}"
+
+    @property
     def name(self) -> str:
         """What tells these hash functions from others and nothing else about them."""
         told = f"{self.rows} {self.width} {self.epoch}".encode()
@@ -245,18 +251,6 @@ class CountSketch(Sketch):
         shown = signs.reshape(*signs.shape, *(1,) * (values.ndim - signs.ndim))
         middle: NDArray[Any] = np.median(shown * values, axis=0)
         return middle
-
-
-def document_frequencies(tokens: Tokens, family: HashFamily) -> CountMin:
-    """One sketch of how many texts have each word."""
-    having = np.bincount(tokens.counts().indices, minlength=len(tokens.terms.vocabulary))
-    return CountMin.of_totals(tokens.terms, having, family)
-
-
-def collection_counts(tokens: Tokens, family: HashFamily) -> CountMin:
-    """One sketch of how often each word stands in all texts together."""
-    totals = np.bincount(tokens.terms.codes, minlength=len(tokens.terms.vocabulary))
-    return CountMin.of_totals(tokens.terms, totals, family)
 
 
 def _chunks(tokens: Tokens, family: HashFamily) -> list[tuple[int, int]]:

@@ -32,7 +32,8 @@ from isthmus.private.keyring import Keyring
 from isthmus.private.noise import Entropy
 from isthmus.private.secure_sum import STEPS, Member, Parts, Summation, Words, joined
 from isthmus.private.sums import SumPlan
-from isthmus.private.totals import Sums, Totals
+from isthmus.private.totals import hashed
+from isthmus.retrieval import Statistics
 from isthmus.tables.files import replacing
 from isthmus.tables.ids import IntArray
 from isthmus.text import Tokens
@@ -117,7 +118,7 @@ class Summing:
         plan = self._plan(name, adding[name])
         if member.peers != set(plan.silos) or member.threshold != plan.threshold:
             raise ProtocolError("a sum of other silos than those that have begun it")  # or less noise
-        own, sums = adding[name], Sums.of(adding[name].words, plan.family)
+        own, sums = adding[name], hashed(Statistics.of(adding[name].words), plan.family)
         return plan.contribute(self.identity.name, sums, own.covered, charge=no_charge, entropy=own.entropy)
 
     def charges(self, name: str, adding: Contribution) -> list[tuple[Cost, Covered, str]]:
@@ -141,7 +142,7 @@ class Summing:
                 stream.write(told)
             self._file(name).unlink()
 
-    def totals(self, name: str, adding: Contribution) -> Totals | None:
+    def totals(self, name: str, adding: Contribution) -> Statistics | None:
         """The noisy totals of a field, once they are there."""
         if not self._total(name).exists():
             return None

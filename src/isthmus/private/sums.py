@@ -29,7 +29,8 @@ from isthmus.private.cost import ChargeAll, Cost, Covered, no_charge
 from isthmus.private.noise import Entropy, Geometric
 from isthmus.private.secure_sum import Words, as_signed, least_threshold, sum_in_memory
 from isthmus.private.sketch import HashFamily
-from isthmus.private.totals import Sums, Totals
+from isthmus.private.totals import totals_costs
+from isthmus.retrieval import TEXT, TIMES, Statistics
 from isthmus.tables.ids import FloatArray, IntArray
 
 SENSITIVITY = 2.0
@@ -143,10 +144,16 @@ class SumPlan:
     def costs(self, attempt: str) -> list[Cost]:
         """What an attempt costs every document of a silo."""
         draw = f"refresh {self.refresh}, attempt {attempt}"
-        return Totals.costs(self.field, epsilon_df=self.epsilon_df, epsilon_cf=self.epsilon_cf, draw=draw)
+        return totals_costs(self.field, epsilon_df=self.epsilon_df, epsilon_cf=self.epsilon_cf, draw=draw)
 
     def contribute(
-        self, name: str, sums: Sums, covered: Covered, *, charge: ChargeAll, entropy: Entropy = os.urandom
+        self,
+        name: str,
+        sums: Statistics,
+        covered: Covered,
+        *,
+        charge: ChargeAll,
+        entropy: Entropy = os.urandom,
     ) -> IntArray:
         """One silo's vector for the secure sum, charged to all its documents before noise is drawn.
 
@@ -160,27 +167,31 @@ class SumPlan:
         costs, peers = self.costs(entropy(8).hex()), [peer for peer in self.silos if peer != name]
         charge([(cost, covered, peer) for cost in costs for peer in peers])
         noise = [share.draw(self.family.size, entropy) for share in self.shares]
-        public = [sums.documents, sums.length]
-        return np.concatenate((sums.having + noise[0], sums.standing + noise[1], public)).astype(np.int64)
+        cells = [sums.tables[table] + share for table, share in zip((TEXT, TIMES), noise, strict=True)]
+        return np.concatenate((*cells, [sums.documents, sums.length])).astype(np.int64)
 
-    def totals(self, total: Words, *, answered: int) -> Totals:
+    def totals(self, total: Words, *, answered: int) -> Statistics:
         """What everybody learns, from the sum over those who answered."""
         if answered < self.threshold or len(total) != 2 * self.family.size + 2:
             raise PrivacyError("a sum of fewer silos, or of other cells, than the plan's")
         values, size = as_signed(total), self.family.size
-        laws = [share.law(answered) for share in self.shares]
         documents, length = (int(number) for number in values[2 * size :])
-        return Totals(self.family, documents, length, values[:size], values[size : 2 * size], *laws)
+        tables = {TEXT: values[:size], TIMES: values[size : 2 * size]}
+        rates = {name: each.law(answered).rate for name, each in zip(tables, self.shares, strict=True)}
+        hashing = self.family.public_name
+        return Statistics(
+            documents, {"text": length}, tables, hashing=hashing, family=self.family, rates=rates
+        )
 
 
 def totals_in_memory(
     plan: SumPlan,
-    silos: Mapping[str, tuple[Sums, Covered]],
+    silos: Mapping[str, tuple[Statistics, Covered]],
     *,
     charge: Mapping[str, ChargeAll] | None = None,
     absent: Collection[str] = (),
     entropy: Entropy = os.urandom,
-) -> Totals:
+) -> Statistics:
     """The whole protocol in one process, for simulation; `absent` silos drop out after they agreed."""
     vectors = {
         name: plan.contribute(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from isthmus.private.noise import Geometric
 from isthmus.private.reading import Cells, Lexicon, WordPriors
 from isthmus.private.sketch import CountMin, Sketch
+from isthmus.retrieval import TEXT, idf
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 
 DIMENSIONS = 40
@@ -76,7 +77,7 @@ class Topics:
         chosen = np.sort(rng.permutation(len(own))[:_DOCUMENTS])
         exact = CountMin.of(own, family).take(chosen)
         noisy = noised(exact, self.law, rng)
-        having = self.lexicon.collection.having.frequencies.astype(np.float64)
+        having = self.lexicon.collection.tables[TEXT].astype(np.float64)
         size = min(_WORDS, int((having > 1).sum()))
         if not size:
             return self
@@ -152,9 +153,9 @@ def _directions(counts: Any, lexicon: Lexicon, rng: np.random.Generator) -> Sing
     """Word vectors: the right singular vectors of unit rows of idf, each word's row times its idf."""
     from scipy.sparse.linalg import svds
 
-    idf = _idf(lexicon)
+    weights = idf(lexicon.known.frequencies, lexicon.totals.documents)
     table = counts.astype(np.float64)
-    table.data = idf[table.indices]
+    table.data = weights[table.indices]
     rows = np.repeat(np.arange(table.shape[0]), np.diff(table.indptr))
     norms = np.sqrt(np.bincount(rows, table.data**2, table.shape[0]))
     table.data /= np.maximum(norms, 1e-9)[rows]
@@ -162,12 +163,6 @@ def _directions(counts: Any, lexicon: Lexicon, rng: np.random.Generator) -> Sing
     _, _, axes = svds(table, k=DIMENSIONS, v0=start)
     found: Single = axes.T.astype(np.float32)
     return found
-
-
-def _idf(lexicon: Lexicon) -> FloatArray:
-    total, having = lexicon.totals.documents, lexicon.known.frequencies
-    idf: FloatArray = np.log1p((total - having + 0.5) / (having + 0.5))
-    return idf
 
 
 def _cell_parts(directions: Single, lexicon: Lexicon, law: Geometric) -> Single:
@@ -180,13 +175,13 @@ def _cell_parts(directions: Single, lexicon: Lexicon, law: Geometric) -> Single:
     loads = np.bincount(cells, priors.presence, lexicon.family.width)
     counts = np.arange(1, 40)
     tail = 0.75 * 0.25 ** (counts - 1)
-    idf = _idf(lexicon)
+    weights = idf(lexicon.known.frequencies, lexicon.totals.documents)
     parts = np.zeros((len(_STEPS), lexicon.family.width, directions.shape[1]), dtype=np.float32)
     for at, step in enumerate(_STEPS):
         value = np.array(step)
         absent, there = float(law.chances(value)), float(tail @ law.chances(value - counts))
         blame = priors.presence * there / (absent + loads[cells] * there + 1e-300)
-        np.add.at(parts[at], cells, (blame * idf)[:, None].astype(np.float32) * directions)
+        np.add.at(parts[at], cells, (blame * weights)[:, None].astype(np.float32) * directions)
     return parts
 
 

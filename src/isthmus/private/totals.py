@@ -1,71 +1,109 @@
-"""What everybody may know of a field of all silos together: noisy document frequencies and collection counts.
+"""Collection statistics of silos under noise: how they are released, what that costs, and how they are read.
 
-The cells are sums over silos with two-sided geometric noise of rate ε/2 in total (one replaced word moves a
-document from one cell to another: sensitivity 2). A reader who has documents of its own knows their share of
-every sum exactly and shrinks the rest towards what that share foretells.
+Terms are counted in cells with two-sided geometric noise of rate ε/2 in total (one replaced word moves a
+document from one cell to another: sensitivity 2). There are two kinds:
+
+    totals      the sum over all silos of one field, noised (`noised`, or by shares in `sums`). A reader with
+                documents of its own knows their share exactly and shrinks the rest towards what they foretell
+    a release   one silo's statistics for a broker, noised and at once read without anybody's documents
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.errors import PrivacyError
-from isthmus.features import Collection
 from isthmus.private.cost import Cost
 from isthmus.private.noise import Entropy, Geometric
-from isthmus.private.sketch import HashFamily, collection_counts, document_frequencies
+from isthmus.private.sketch import CountMin, HashFamily
+from isthmus.retrieval import NO_TERMS, TEXT, TIMES, Statistics, posterior_means
 from isthmus.tables.ids import FloatArray, Ids, IntArray
-from isthmus.text import Tokens
 
 WIDTH = 1 << 18
 """Cells of a sketch of totals: there is one a field, so it can be wide enough to have few collisions."""
+UNIT = 16
+"""A release is told in sixteenths: a posterior mean is no whole number."""
+ABSENT, POWER = 0.2, 1.5
+"""The prior of a release's count: 0 with this chance, else x with a chance that falls like x^−1.5."""
 
 _GRID = 512  # sums up to here are shrunk; above, the noise is small beside them
 _FEW = 0.1  # documents that a word nobody has seen is worth
 _TRUST = 0.5  # how much of its own documents' evidence a silo believes about the others
 
 
-@dataclass(frozen=True, eq=False)
-class Sums:
-    """The cells one silo adds to the totals of a field, or all silos together; they add."""
+def hashed(statistics: Statistics, family: HashFamily) -> Statistics:
+    """Exact statistics in cells; not to be shown to anybody."""
+    tables = {
+        name: CountMin.of_totals(statistics.terms, counts, family).dense()[0]
+        for name, counts in statistics.tables.items()
+    }
+    return replace(statistics, tables=tables, terms=NO_TERMS, hashing=family.public_name, family=family)
 
-    family: HashFamily
-    documents: int
-    length: int
-    having: IntArray
-    standing: IntArray
 
-    @classmethod
-    def of(cls, tokens: Tokens, family: HashFamily) -> Sums:
-        """Counted from the documents themselves; not to be shown to anybody."""
-        having = document_frequencies(tokens, family).dense()[0]
-        standing = collection_counts(tokens, family).dense()[0]
-        return cls(family, len(tokens), len(tokens.terms), having, standing)
+def noised(cells: Statistics, epsilons: Mapping[str, float], entropy: Entropy = os.urandom) -> Statistics:
+    """Cells with all the noise they need from one hand, table by table."""
+    laws = {name: Geometric(epsilon / 2) for name, epsilon in epsilons.items()}
+    tables = {
+        name: cells.tables[name] + law.draw(len(cells.tables[name]), entropy) for name, law in laws.items()
+    }
+    return replace(cells, tables=tables, rates={name: law.rate for name, law in laws.items()})
 
-    def __add__(self, other: Sums) -> Sums:
-        if self.family != other.family:
-            raise PrivacyError("totals of different hash families do not add up")
-        return Sums(
-            self.family,
-            self.documents + other.documents,
-            self.length + other.length,
-            self.having + other.having,
-            self.standing + other.standing,
-        )
 
-    def noised(self, *, epsilon_df: float, epsilon_cf: float, entropy: Entropy = os.urandom) -> Totals:
-        """The sums with all the noise they need from one hand, as where somebody trusted adds them up."""
-        laws = Geometric(epsilon_df / 2), Geometric(epsilon_cf / 2)
-        having, standing = (
-            cells + law.draw(len(cells), entropy)
-            for cells, law in zip((self.having, self.standing), laws, strict=True)
-        )
-        return Totals(self.family, self.documents, self.length, having, standing, *laws)
+def released(exact: Statistics, family: HashFamily, epsilon: float) -> Statistics:
+    """One silo's statistics with fresh noise, as a broker gets them: to be drawn once and kept."""
+    drawn = noised(hashed(exact, family), {name: rate_of(name, epsilon) for name in exact.tables})
+    tables = {
+        name: np.rint(UNIT * read_alone(cells, drawn.rates[name])).astype(np.int64)
+        for name, cells in drawn.tables.items()
+    }
+    return replace(drawn, tables=tables, epsilon=epsilon, unit=UNIT, family=None, rates={})
+
+
+def read_alone(noisy: IntArray, rate: float) -> FloatArray:
+    """E[x | x + noise] under the prior; a large value, beside which the noise is small, stays as it is."""
+    count = np.arange(_GRID)
+    tail = np.where(count > 0, np.maximum(count, 1.0) ** -POWER, 0.0)
+    prior = np.where(count == 0, ABSENT, (1 - ABSENT) * tail / tail.sum())
+    width = min(int(np.ceil(20 / rate)), _GRID // 2)  # below −width all is noise, above the rest no grid
+    seen = np.arange(-width, _GRID - width)
+    means = posterior_means(seen, prior, rate)
+    return np.where(noisy < seen[-1], means[np.clip(noisy, seen[0], seen[-1]) + width], noisy)
+
+
+def rate_of(table: str, epsilon: float) -> float:
+    """The ε of one table of a release: all of it for the text, half of it for each table of a field."""
+    return epsilon if table == TEXT else epsilon / 2
+
+
+def totals_costs(field: str, *, epsilon_df: float, epsilon_cf: float, draw: str) -> list[Cost]:
+    """What a field's totals cost every document they cover; every draw of noise costs again."""
+    parts = (("document frequencies", epsilon_df), ("collection counts", epsilon_cf))
+    return [
+        Cost("totals", (field,), epsilon, 2.0, 2 / epsilon, f"{field} {what}, {draw}")
+        for what, epsilon in parts
+    ]
+
+
+def release_costs(tables: Iterable[str], epsilon: float, draw: str) -> list[Cost]:
+    """What a release costs every document; `draw` names the noise, which is drawn once."""
+    costs = [Cost("totals", ("title", "body"), epsilon, 2.0, 2 / epsilon, f"{TEXT}, {draw}")]
+    if set(tables) > {TEXT}:
+        for name in ("title", "body"):
+            half = rate_of(f"{name}.having", epsilon)
+            costs += totals_costs(name, epsilon_df=half, epsilon_cf=half, draw=draw)
+    return costs
+
+
+def family_of(key: str, width: int) -> HashFamily:
+    """The hash family that silos share by sharing a text."""
+    digest = hashlib.blake2b(key.encode(), digest_size=32, person=b"isthmus figures").digest()
+    return HashFamily(digest, 1, width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,71 +117,33 @@ class Foreign:
     summed: IntArray
 
 
-@dataclass(frozen=True, eq=False)
-class Totals:
-    """Noisy sums over all silos, and the laws of their noise; an infinite rate is no noise."""
+def worked_out(own: Statistics, foreign: Foreign, law: Geometric) -> Statistics:
+    """Totals from another silo's noisy values themselves, where none were released; free, but with noise that
+    grows with the root of its documents. Words not looked at are taken to be as in own documents (in cells).
 
-    family: HashFamily
-    documents: int
-    length: int
-    having: IntArray
-    standing: IntArray
-    having_law: Geometric
-    standing_law: Geometric
-
-    @classmethod
-    def worked_out(cls, own: Sums, foreign: Foreign, law: Geometric) -> Totals:
-        """From another silo's noisy values themselves, where no totals were released; free, but with noise
-        that grows with the root of its documents. Words not looked at are taken to be as in own documents.
-
-        A cell that is empty shows 1 or more with chance q = a/(1 + a), any other with 1/(1 + a) or more.
-        """
-        ratio, count = law.ratio, len(foreign.lengths)
-        false = ratio / (1 + ratio)
-        more = 1 + count / max(own.documents, 1)
-        having, standing = (np.rint(part * more).astype(np.int64) for part in (own.having, own.standing))
-        scale = (1 + ratio) / (1 - ratio)
-        found = np.rint((foreign.positive - count * false) * scale).astype(np.int64)
-        cells = own.family.of_vocabulary(foreign.words).cells[0]
-        for part, mine, more_of_it in ((having, own.having, found), (standing, own.standing, foreign.summed)):
-            part[cells] = mine[cells]
-            np.add.at(part, cells, more_of_it)  # words may share a cell
-        noises = scale * (count * false * (1 - false)) ** 0.5, (count * law.variance) ** 0.5
-        laws = (Geometric(max(2**0.5 / noise, 1e-4) if noise else np.inf) for noise in noises)
-        documents, length = own.documents + count, own.length + int(foreign.lengths.sum())
-        return cls(own.family, documents, length, having, standing, *laws)
-
-    @staticmethod
-    def costs(field: str, *, epsilon_df: float, epsilon_cf: float, draw: str) -> list[Cost]:
-        """What a release of the totals costs every document it covers; every draw of noise costs again."""
-        parts = (("document frequencies", epsilon_df), ("collection counts", epsilon_cf))
-        return [
-            Cost("totals", (field,), epsilon, 2.0, 2 / epsilon, f"{field} {what}, {draw}")
-            for what, epsilon in parts
-        ]
-
-    def read(self, words: Ids, own: Collection) -> TotalsRead:
-        """Frequencies and occurrences of the words of a vocabulary, by somebody with documents of its own."""
-        cells = self.family.of_vocabulary(words).cells[0]
-        mine, mine_all = (
-            part.frequencies_of(words).astype(np.float64) for part in (own.having, own.standing)
-        )
-        ours = own.having.documents
-        others = max(self.documents - ours, 0)
-        prior = (mine + _FEW) * others / (ours + 1)
-        rest = _shrunk(self.having[cells] - mine, prior, _FEW + _TRUST * mine, self.having_law)
-        having = mine + np.minimum(rest, others)
-        repeats = (mine_all + 2 * _mean_repeat(own)) / (mine + 2)
-        return TotalsRead(having, self._occurrences(cells, having, mine_all, repeats), repeats)
-
-    def _occurrences(
-        self, cells: IntArray, having: FloatArray, mine: FloatArray, repeats: FloatArray
-    ) -> FloatArray:
-        """What frequency and repetition foretell and what was released, each by its precision."""
-        foretold = having * np.maximum(repeats, 1.0)
-        doubt, noise = (0.25 * foretold) ** 2 + 1.0, self.standing_law.variance
-        blended = (foretold * noise + self.standing[cells] * doubt) / (doubt + noise)
-        return np.maximum(blended, np.maximum(having, mine))
+    A cell that is empty shows 1 or more with chance q = a/(1 + a), any other with 1/(1 + a) or more.
+    """
+    ratio, count = law.ratio, len(foreign.lengths)
+    false = ratio / (1 + ratio)
+    more = 1 + count / max(own.documents, 1)
+    scale = (1 + ratio) / (1 - ratio)
+    found = np.rint((foreign.positive - count * false) * scale).astype(np.int64)
+    assert own.family is not None
+    cells = own.family.of_vocabulary(foreign.words).cells[0]
+    tables = {}
+    for name, more_of_it in ((TEXT, found), (TIMES, foreign.summed)):
+        mine = own.tables[name]
+        tables[name] = np.rint(mine * more).astype(np.int64)
+        tables[name][cells] = mine[cells]
+        np.add.at(tables[name], cells, more_of_it)  # words may share a cell
+    noises = {TEXT: scale * (count * false * (1 - false)) ** 0.5, TIMES: (count * law.variance) ** 0.5}
+    return replace(
+        own,
+        documents=own.documents + count,
+        lengths={"text": own.length + int(foreign.lengths.sum())},
+        tables=tables,
+        rates={name: max(2**0.5 / noise, 1e-4) if noise else np.inf for name, noise in noises.items()},
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,27 +155,45 @@ class TotalsRead:
     repeats: FloatArray
 
 
-def _mean_repeat(own: Collection) -> float:
-    having = float(own.having.frequencies.sum())
-    return own.standing.frequencies.sum() / having if having else 1.0
+def read_totals(totals: Statistics, words: Ids, own: Statistics) -> TotalsRead:
+    """Frequencies and occurrences of the words of a vocabulary, by somebody with documents of its own."""
+    mine, mine_all = (own.counts_of(words, table).astype(np.float64) for table in (TEXT, TIMES))
+    laws = {name: Geometric(rate) for name, rate in totals.rates.items()}
+    others = max(totals.documents - own.documents, 0)
+    prior = (mine + _FEW) * others / (own.documents + 1)
+    rest = _shrunk(totals.counts_of(words) - mine, prior, _FEW + _TRUST * mine, laws[TEXT].rate)
+    having = mine + np.minimum(rest, others)
+    repeats = (mine_all + 2 * _mean_repeat(own)) / (mine + 2)
+    # what frequency and repetition foretell and what was released, each by its precision
+    foretold = having * np.maximum(repeats, 1.0)
+    doubt, noise = (0.25 * foretold) ** 2 + 1.0, laws[TIMES].variance
+    blended = (foretold * noise + totals.counts_of(words, TIMES) * doubt) / (doubt + noise)
+    occurrences = np.maximum(blended, np.maximum(having, mine_all))
+    return TotalsRead(having, occurrences, repeats)
 
 
-def _shrunk(noisy: NDArray[Any], mean: FloatArray, shape: FloatArray, law: Geometric) -> FloatArray:
+def _mean_repeat(own: Statistics) -> float:
+    having = float(own.tables[TEXT].sum())
+    return own.tables[TIMES].sum() / having if having else 1.0
+
+
+def _shrunk(noisy: NDArray[Any], mean: FloatArray, shape: FloatArray, rate: float) -> FloatArray:
     """E[x | x + noise], word by word, for x as own documents foretell or, now and then, of any frequency.
 
     The prior is a negative binomial of this mean and shape and, one time in ten, 1/(x + 1)^1.5: silos on
     other topics have other words. Sums are over a grid; large ones, whose noise is small, are left alone.
     """
     found = np.maximum(noisy.astype(np.float64), 0.0)
-    if np.isinf(law.rate):
+    if np.isinf(rate):
         return found
-    small = np.flatnonzero(noisy < _GRID - 20 / law.rate)
+    small = np.flatnonzero(noisy < _GRID - 20 / rate)
     for rows in np.array_split(small, max(1, len(small) * _GRID // (1 << 22))):
-        found[rows] = _posterior_means(noisy[rows], mean[rows], shape[rows], law)
+        found[rows] = posterior_means(noisy[rows], _foretold(mean[rows], shape[rows]), rate)
     return found
 
 
-def _posterior_means(noisy: NDArray[Any], mean: FloatArray, shape: FloatArray, law: Geometric) -> FloatArray:
+def _foretold(mean: FloatArray, shape: FloatArray) -> FloatArray:
+    """The chance of every count of the grid, word by word."""
     from scipy.special import gammaln
 
     x = np.arange(_GRID)
@@ -183,8 +201,5 @@ def _posterior_means(noisy: NDArray[Any], mean: FloatArray, shape: FloatArray, l
     foretold = gammaln(x + size) - gammaln(x + 1) - gammaln(size) + size * np.log1p(-odds)
     foretold = foretold + x * np.log(np.maximum(odds, 1e-12))
     anything = (x + 1) ** -1.5
-    prior = 0.9 * np.exp(foretold) + 0.1 * anything / anything.sum()
-    weight = np.log(prior) - law.rate * np.abs(noisy[:, None] - x)
-    weight = np.exp(weight - weight.max(axis=1, keepdims=True))
-    means: FloatArray = (weight @ x) / weight.sum(axis=1)
-    return means
+    chances: FloatArray = 0.9 * np.exp(foretold) + 0.1 * anything / anything.sum()
+    return chances

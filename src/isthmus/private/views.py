@@ -36,8 +36,9 @@ from isthmus.private.noise import Geometric
 from isthmus.private.reading import Lexicon, Plain, Shrink, Threshold
 from isthmus.private.sketch import CountMin, HashFamily
 from isthmus.private.topics import Topics
-from isthmus.private.totals import WIDTH, Foreign, Sums, Totals
+from isthmus.private.totals import WIDTH, Foreign, hashed, worked_out
 from isthmus.randomness import Streams
+from isthmus.retrieval import Statistics
 from isthmus.retrieval.retriever import best_rows
 from isthmus.tables import Letor, Queries, read_letor, write_letor
 from isthmus.tables.files import replacing
@@ -214,7 +215,7 @@ class Seeker:
     key: GroupKey
     own: Mapping[str, Tokens]
     secret: bytes = field(repr=False)
-    totals: Mapping[str, Totals] = field(default_factory=dict)
+    totals: Mapping[str, Statistics] = field(default_factory=dict)
     seed: int = 0
 
     def fetch(self, carrier: Carrier, fields: Sequence[str]) -> Published:
@@ -276,13 +277,13 @@ class Seeker:
             values = cells.table.toarray().T
         positive: IntArray = (values > 0).sum(axis=1)
         seen = Foreign(catalogue.lengths, words, positive, values.sum(axis=1))
-        totals = Totals.worked_out(self._sums[name], seen, law_of(catalogue))
+        totals = worked_out(self._sums[name], seen, law_of(catalogue))
         return Lexicon(family, totals, self.own[name])
 
     @cached_property
-    def _sums(self) -> Mapping[str, Sums]:
+    def _sums(self) -> Mapping[str, Statistics]:
         family = HashFamily(b"totals that stay here", 1, WIDTH)
-        return {name: Sums.of(tokens, family) for name, tokens in self.own.items()}
+        return {name: hashed(Statistics.of(tokens), family) for name, tokens in self.own.items()}
 
 
 def write_cross_rows(letor: Letor, errors: FloatArray, path: Path) -> None:

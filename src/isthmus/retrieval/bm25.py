@@ -16,57 +16,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError
 from isthmus.retrieval.retriever import best_rows, check_depth, check_unique, collect, rows_of
+from isthmus.retrieval.statistics import Statistics, idf
 from isthmus.tables import Documents, Queries, Run
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import ENGLISH, Tokeniser, Tokens
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Statistics:
-    """What BM25 must know of a whole collection; those of several silos add.
-
-    `frequencies[i]` is the number of documents that have the term `terms[i]`.
-    """
-
-    documents: int
-    length: int
-    terms: Ids
-    frequencies: IntArray
-
-    @classmethod
-    def of(cls, tokens: Tokens) -> Statistics:
-        """Counted from the documents themselves."""
-        counts = tokens.counts()
-        size = len(tokens.terms.vocabulary)
-        frequencies = np.bincount(counts.indices, minlength=size)
-        terms = Ids(frozen(np.arange(size)), tokens.terms.vocabulary)
-        return cls(len(tokens), len(tokens.terms), terms, frozen(frequencies))
-
-    def __add__(self, other: Statistics) -> Statistics:
-        both = Ids.concat([self.terms, other.terms])
-        counted = np.concatenate([self.frequencies, other.frequencies])
-        frequencies = np.bincount(both.codes, counted, len(both.vocabulary)).astype(np.int64)
-        terms = Ids(frozen(np.arange(len(both.vocabulary))), both.vocabulary)
-        documents, length = self.documents + other.documents, self.length + other.length
-        return Statistics(documents, length, terms, frozen(frequencies))
-
-    @property
-    def average_length(self) -> float:
-        """Terms per document; 1 for a collection without any term."""
-        return self.length / self.documents if self.length else 1.0
-
-    def frequencies_of(self, terms: Ids) -> IntArray:
-        """The document frequency of every word of a vocabulary; 0 where it is unknown here."""
-        at = terms.translation(self.terms)
-        known = np.append(self.frequencies, 0)
-        return known[at]
-
-    def __repr__(self) -> str:
-        size = len(self.terms.vocabulary)
-        return f"Statistics: {self.documents:,} documents of {self.average_length:.4g} terms, {size:,} terms"
 
 
 @dataclass(frozen=True)
@@ -102,14 +59,21 @@ class BM25:
         known = Statistics.of(tokens) if statistics is None else statistics
         return BM25Index(self, names[order], tokens.terms, self._weights(tokens, known))
 
+    def spread(self, lengths: FloatArray) -> FloatArray:
+        """k1·(1 − b + b·|d|/avg|d|) of documents of these lengths, each over the average."""
+        return self.k1 * (1 - self.b + self.b * lengths)
+
+    @staticmethod
+    def saturation(counts: NDArray[Any], spread: FloatArray) -> FloatArray:
+        """tf / (tf + spread)."""
+        return np.asarray(counts / (counts + spread))
+
     def _weights(self, tokens: Tokens, known: Statistics) -> Any:
         """The score that every term adds to every document it is in: SciPy CSC, documents × terms."""
         counts = tokens.counts()
-        having = np.clip(known.frequencies_of(tokens.terms), 0, known.documents)
-        rarity = np.log1p((known.documents - having + 0.5) / (having + 0.5))
+        weights = idf(known.counts_of(tokens.terms), known.documents)
         lengths = np.repeat(tokens.lengths, np.diff(counts.indptr)) / known.average_length
-        saturated = counts.data / (counts.data + self.k1 * (1 - self.b + self.b * lengths))
-        counts.data = rarity[counts.indices] * saturated
+        counts.data = weights[counts.indices] * self.saturation(counts.data, self.spread(lengths))
         return counts.tocsc()
 
 

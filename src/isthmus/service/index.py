@@ -22,6 +22,7 @@ import numpy as np
 from isthmus.encoders import Vectors
 from isthmus.errors import DataError, ProtocolError
 from isthmus.private.sketch import HashFamily
+from isthmus.retrieval import Statistics
 from isthmus.service import settings
 from isthmus.service.encoding import (
     AnyQueries,
@@ -33,7 +34,6 @@ from isthmus.service.encoding import (
     ready_encoder,
     save_lsa,
 )
-from isthmus.service.figures import Figures
 from isthmus.service.segments import Segment, build, merge
 from isthmus.service.snapshot import Part, Snapshot
 from isthmus.service.space import Space, SpaceQueries
@@ -125,7 +125,7 @@ class Index:
         """How many changes of the store are not in the index, at most."""
         return max(0, self.store.latest() - self.snapshot.change)
 
-    def share(self, figures: Figures | None) -> None:
+    def share(self, figures: Statistics | None) -> None:
         """Score with these figures from the next search on."""
         with self._writing:
             self.snapshot = replace(self.snapshot, shared=figures)

@@ -23,9 +23,10 @@ import numpy as np
 from isthmus.errors import ConfigError, DataError, IsthmusError, PrivacyError, ProtocolError, ServiceError
 from isthmus.private.ledger import Ahead, Budget, Ledger, lost
 from isthmus.private.store import SiloFolder
+from isthmus.private.totals import family_of
 from isthmus.report.progress import Progress
+from isthmus.retrieval import TEXT, Statistics
 from isthmus.service import wire
-from isthmus.service.figures import TEXT, Figures, family_of
 from isthmus.service.hit_tokens import HitTokens, local_secret
 from isthmus.service.index import Index
 from isthmus.service.judged import FOLDS, JudgedQueries
@@ -299,8 +300,8 @@ class Node:
             self.index.share(figures)
         return figures.version
 
-    def _checked(self, data: bytes) -> Figures:
-        figures = Figures.from_bytes(data)
+    def _checked(self, data: bytes) -> Statistics:
+        figures = Statistics.from_bytes(data)
         if figures.documents < 1:
             raise ProtocolError("statistics of no documents")
         figures.counts(TEXT, ["a"], self.family)  # under this silo's hash key, or refused in its own words

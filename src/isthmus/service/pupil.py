@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from isthmus.encoders import Vectors
 from isthmus.errors import ProtocolError
 from isthmus.logistic import likelihood_sums, newton
+from isthmus.retrieval import TEXT
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, Company, feedback, first_look
-from isthmus.service.figures import TEXT
 from isthmus.service.judged import Grades, JudgedSet
 from isthmus.service.learned import Learned, Line, Look
 from isthmus.service.learning import HITS, Best, Kept, Moments, Question, Show, Slopes, Think

@@ -21,7 +21,8 @@ from isthmus.errors import BudgetExhausted, ProtocolError, Refused
 from isthmus.private.cost import Covered
 from isthmus.private.ledger import Ledger, fingerprint
 from isthmus.private.sketch import HashFamily
-from isthmus.service.figures import FIELD_TABLES, TEXT, Figures, costs, hashing_of
+from isthmus.private.totals import release_costs, released
+from isthmus.retrieval import FIELD_TABLES, TEXT, Statistics
 from isthmus.service.index import Index
 from isthmus.service.settings import NodeSettings
 from isthmus.service.snapshot import Part, Snapshot
@@ -42,7 +43,7 @@ class Releases:
         self._lock = threading.Lock()
         self._told: set[tuple[str, str]] = set()
         self._charged: set[tuple[str, str]] = set()
-        self._kept: Figures | None = None
+        self._kept: Statistics | None = None
         self._packed: tuple[object, bytes] | None = None
         last = self._last()
         if last is not None:
@@ -59,7 +60,7 @@ class Releases:
     def _tables(self) -> tuple[str, ...]:
         return (TEXT, *FIELD_TABLES) if self.settings.fields else (TEXT,)
 
-    def _packed_as(self, source: object, figures: Callable[[], Figures]) -> bytes:
+    def _packed_as(self, source: object, figures: Callable[[], Statistics]) -> bytes:
         """A broker asks again and again: what has not changed is packed once."""
         if self._packed is None or self._packed[0] is not source:
             self._packed = (source, figures().to_bytes())
@@ -67,7 +68,7 @@ class Releases:
 
     def _exact(self, peer: str) -> bytes:
         snapshot = self.index.snapshot
-        packed = self._packed_as(snapshot.parts, lambda: snapshot.exact_figures(self.silo, self._tables))
+        packed = self._packed_as(snapshot.parts, lambda: snapshot.exact_statistics(self.silo, self._tables))
         if (peer, etag(packed)) not in self._told:
             self.ledger.record("sums", peer, note="exact term statistics")
             self._told.add((peer, etag(packed)))
@@ -85,30 +86,30 @@ class Releases:
         shown = replace(kept, about={})
         return self._packed_as(kept, lambda: shown)
 
-    def _last(self) -> Figures | None:
+    def _last(self) -> Statistics | None:
         """The release on disk; one that cannot be read is lost."""
         if self._kept is None and self._file.exists():
             try:
-                self._kept = Figures.from_bytes(self._file.read_bytes(), most=OWN)
+                self._kept = Statistics.from_bytes(self._file.read_bytes(), most=OWN)
             except ProtocolError as error:
                 _log.warning("%s cannot be read and is drawn and charged anew: %s", self._file, error)
         return self._kept
 
-    def _is_stale(self, kept: Figures) -> bool:
+    def _is_stale(self, kept: Statistics) -> bool:
         """Whether it is of other terms than the silo's now, or too many documents are not as they were.
 
         Documents count, not changes: one that is edited every day spends nobody else's budget.
         """
         if set(kept.tables) != set(self._tables) or kept.epsilon != self.settings.epsilon:
             return True
-        if kept.hashing != hashing_of(self.family):
+        if kept.hashing != self.family.public_name:
             return True
         snapshot, since = self.index.snapshot, int(kept.about["change"])
         same = sum(int((part.segment.changes[part.kept] <= since).sum()) for part in snapshot.parts)
         other = max(len(snapshot), kept.documents) - same  # new, changed or gone
         return other > max(1.0, self.settings.renew * kept.documents)
 
-    def _drawn(self, peer: str) -> Figures:
+    def _drawn(self, peer: str) -> Statistics:
         """Draw, charge, keep. Which documents the figures are of is in the file, and stays here."""
         snapshot = self.index.snapshot
         covered = self._covered(snapshot)
@@ -119,9 +120,9 @@ class Releases:
             "versions": list(covered.versions),
         }
         # how many documents there are and how long is public; what stands in them is counted where it is paid
-        counted = snapshot.only(frozenset(covered.documents)).exact_figures(self.silo, self._tables)
+        counted = snapshot.only(frozenset(covered.documents)).exact_statistics(self.silo, self._tables)
         exact = replace(counted, documents=len(snapshot), lengths=snapshot.lengths)
-        drawn = replace(exact.noised(self.family, self.settings.epsilon), about=about)
+        drawn = replace(released(exact, self.family, self.settings.epsilon), about=about)
         self._charge(drawn, peer)
         drawn = replace(drawn, about={**about, "ledger": self.ledger.number})
         with replacing(self._file) as stream:
@@ -138,12 +139,12 @@ class Releases:
         covered = self.ledger.versions(names, digests)
         return covered.take(np.flatnonzero(~self.ledger.copies(covered)).tolist())
 
-    def _charge(self, figures: Figures, peer: str) -> None:
+    def _charge(self, figures: Statistics, peer: str) -> None:
         """Charged again it costs nothing, but a peer that comes later has its own sums."""
         draw = _draw_of(figures)
         if (peer, draw) not in self._charged:
             covered = Covered(tuple(figures.about["documents"]), tuple(figures.about["versions"]))
-            charges = costs(figures.tables, figures.epsilon or 0.0, draw)
+            charges = release_costs(figures.tables, figures.epsilon or 0.0, draw)
             self.ledger.charge_all([(cost, covered, peer) for cost in charges], kind="sums")
             self._charged.add((peer, draw))
 
@@ -153,7 +154,7 @@ def released_file(settings: NodeSettings) -> Path:
     return settings.folder / "released.statistics"
 
 
-def _draw_of(figures: Figures) -> str:
+def _draw_of(figures: Statistics) -> str:
     """The name of a release's noise; older files have the number of a refresh."""
     about = figures.about
     return f"draw {about['draw']}" if "draw" in about else f"refresh {int(about['refresh'])}"

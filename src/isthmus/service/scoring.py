@@ -9,8 +9,9 @@ import numpy as np
 
 from isthmus.errors import ProtocolError
 from isthmus.private.sketch import HashFamily
+from isthmus.private.totals import family_of
+from isthmus.retrieval import TEXT, Statistics
 from isthmus.service.encoding import NoQueries
-from isthmus.service.figures import TEXT, Figures, family_of, hashing_of
 from isthmus.service.segments import build
 from isthmus.service.snapshot import Found, Part, Snapshot
 from isthmus.service.stores import Change
@@ -91,14 +92,14 @@ def check_scores(snapshot: Snapshot, query: str, scorer: Scorer | None = None) -
         raise ProtocolError("numbers that give scores which are not finite")
 
 
-def try_on_query(figures: Figures, family: HashFamily | None = None) -> None:
+def try_on_query(figures: Statistics, family: HashFamily | None = None) -> None:
     """Score one document with these statistics, before anybody relies on them; a ProtocolError if that fails.
 
     Who adds up private statistics has no hash key: any key finds cells of a table of that width.
     """
     if figures.form == "private" and family is None:
         family = family_of("", len(figures.tables[TEXT]))
-        figures = replace(figures, hashing=hashing_of(family))
+        figures = replace(figures, hashing=family.public_name)
     probe = Change("probe", 1, False, "moon", "moon tide")
     segment = build("probe", [probe], np.zeros((1, 0), dtype=np.float32))
     check_scores(Snapshot((Part(segment),), NoQueries(), shared=figures, family=family), "moon tide sun")

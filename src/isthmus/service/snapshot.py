@@ -17,15 +17,15 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from isthmus.encoders import Vectors
 from isthmus.features import Pairs, compute
 from isthmus.private.sketch import HashFamily
-from isthmus.retrieval.bm25 import BM25
+from isthmus.retrieval import BM25, TEXT, Statistics, idf
 from isthmus.retrieval.retriever import best_rows
 from isthmus.service.encoding import QueryEncoder
-from isthmus.service.figures import TEXT, Figures
 from isthmus.service.segments import Counted, Postings, Segment
 from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import ENGLISH, Tokens
@@ -92,7 +92,7 @@ class Snapshot:
     parts: tuple[Part, ...]
     encoder: QueryEncoder
     change: int = 0
-    shared: Figures | None = None
+    shared: Statistics | None = None
     family: HashFamily | None = None
     settings: BM25 = field(default_factory=BM25)
 
@@ -115,8 +115,7 @@ class Snapshot:
         total = sum(self.lengths.values())
         own = total / len(self) if total else 1.0
         average = own if self.shared is None else self.shared.average_length
-        k1, b = self.settings.k1, self.settings.b
-        return [k1 * (1 - b + b * (part.segment.total_lengths / average)) for part in self.parts]
+        return [self.settings.spread(part.segment.total_lengths / average) for part in self.parts]
 
     def find(self, text: str, depth: int) -> Found:
         """The best `depth` documents of each retriever."""
@@ -143,8 +142,7 @@ class Snapshot:
         for word in words:
             for held, norms, found in zip(scores, self._norms, postings[word], strict=True):
                 if found is not None:
-                    counted = found.both
-                    held[found.rows] += rarity[word] * (counted / (counted + norms[found.rows]))
+                    held[found.rows] += rarity[word] * self.settings.saturation(found.both, norms[found.rows])
         for part, held in zip(self.parts, scores, strict=True):
             if part.alive is not None:
                 held[~part.alive] = 0
@@ -158,8 +156,7 @@ class Snapshot:
         else:
             total = self.shared.documents
             having = self.shared.counts(TEXT, words, self.family)
-        having = np.clip(having, 0, total)
-        return dict(zip(words, np.log1p((total - having + 0.5) / (having + 0.5)).tolist(), strict=True))
+        return dict(zip(words, idf(having, total).tolist(), strict=True))
 
     def _having(self, found: Sequence[Postings | None]) -> int:
         return sum(part.having(each) for part, each in zip(self.parts, found, strict=True))
@@ -261,7 +258,7 @@ class Snapshot:
             parts.append(replace(part, alive=part.kept & wanted))
         return replace(self, parts=tuple(parts))
 
-    def exact_figures(self, silo: str, tables: Sequence[str]) -> Figures:
+    def exact_statistics(self, silo: str, tables: Sequence[str]) -> Statistics:
         """The silo's own figures, counted; not to be shown to anybody without leave."""
         counted = [_counted(part, tables) for part in self.parts]
         words = Ids.of([word for names, _ in counted for word in names])
@@ -273,14 +270,12 @@ class Snapshot:
             for name in tables
         }
         some = np.flatnonzero(np.any([table > 0 for table in summed.values()], axis=0))
-        spelled = words.words
-        return Figures(
-            form="exact",
+        return Statistics(
             silos=(silo,),
             documents=len(self),
             lengths=self.lengths,
             tables={name: table[some] for name, table in summed.items()},
-            words=tuple(spelled[at] for at in some.tolist()),
+            terms=Ids.of(words.vocabulary.take(pa.array(some))),
         )
 
 
@@ -334,7 +329,7 @@ class _FieldCounts:
         return cls(snapshot, field, words, lengths, distinct, table, (own[0], own[1]))
 
     @property
-    def _shared(self) -> Figures | None:
+    def _shared(self) -> Statistics | None:
         shared = self.snapshot.shared
         return shared if shared is not None and f"{self.field}.having" in shared.tables else None
 

@@ -26,7 +26,6 @@ from isthmus.encoders.vectors import unit
 from isthmus.errors import DataError, ProtocolError
 from isthmus.private.sketch import HashFamily
 from isthmus.randomness import Streams
-from isthmus.service.figures import hashing_of
 from isthmus.service.segments import Counted, Segment
 from isthmus.tables.bundles import Bundle
 from isthmus.tables.ids import FloatArray, IntArray
@@ -178,7 +177,7 @@ def directions(counted: Counted, rarity: FloatArray, family: HashFamily) -> Spac
         components = np.zeros((len(known), 0), dtype=np.float32)
     names = named([counted.words[at] for at in known.tolist()], family)
     order = np.argsort(names)
-    return Space(names[order], rarity[known][order], components[order], hashing_of(family))
+    return Space(names[order], rarity[known][order], components[order], family.public_name)
 
 
 def joined(parts: Sequence[Space], dimensions: int = DIMENSIONS) -> Space:
@@ -207,7 +206,7 @@ class SpaceQueries:
     """The shared directions as a node's encoder; a query costs as many rows as it has words."""
 
     def __init__(self, space: Space, family: HashFamily) -> None:
-        if space.hashing != hashing_of(family):
+        if space.hashing != family.public_name:
             raise ProtocolError("directions under another hash key than this silo's")
         self.space, self.family = space, family
         self._weighed: WeakKeyDictionary[Segment, tuple[FloatArray, FloatArray]] = WeakKeyDictionary()

@@ -36,8 +36,8 @@ from isthmus.errors import ConfigError
 from isthmus.federation.apps import Training, train
 from isthmus.federation.settings import MODEL, Config
 from isthmus.report import Progress
+from isthmus.retrieval import Statistics, summed
 from isthmus.service.broker import fused
-from isthmus.service.figures import Figures, summed
 from isthmus.service.founding import BROKER, found
 from isthmus.service.local import is_free
 from isthmus.service.node import Node, open_store
@@ -225,7 +225,7 @@ class _Silos:
 
     def proposed(self) -> Rows:
         """Candidates of every silo for all queries, scored with the sum of all silos' statistics."""
-        total = summed(Figures.from_bytes(told) for told in self.each(_index)).to_bytes()
+        total = summed(Statistics.from_bytes(told) for told in self.each(_index)).to_bytes()
         queries = self.world.queries
         found = self.each(_propose, total, queries.texts, queries.own or (None,) * len(queries))
         return Rows.of(self.world, found)

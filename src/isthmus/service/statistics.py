@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from isthmus.asking import Each, Silos
 from isthmus.errors import ProtocolError, Refused
-from isthmus.service.figures import Figures
+from isthmus.retrieval import Statistics
 from isthmus.service.lines import Reply
 from isthmus.service.scoring import try_on_query
 from isthmus.service.wire import STATISTICS_TYPE
@@ -104,7 +104,7 @@ class Exchange:
     ) -> None:
         self._silos, self._documents = silos, documents
         self._names = tuple(silo.name for silo in silos)
-        self._figures: dict[str, Figures] = {}
+        self._figures: dict[str, Statistics] = {}
         self._tags: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._kind: tuple[Any, ...] = ()
@@ -157,13 +157,13 @@ class Exchange:
                 problem = problem or f"without shared statistics: {', '.join(missing)}"
         self._note({**left_out, **self._refused}, problem)
 
-    def _sum(self) -> tuple[Figures, dict[str, str]]:
+    def _sum(self) -> tuple[Statistics, dict[str, str]]:
         """The sum, and whose statistics are not in it and why.
 
         Whoever has fewest terms comes first: one with more than a sum can take leaves itself out.
         """
         kind = self._prevailing()
-        total: Figures | None = None
+        total: Statistics | None = None
         left_out: dict[str, str] = {}
         for name in sorted(self._figures, key=lambda name: (len(self._figures[name].words), name)):
             figures, stated = self._figures[name], self._documents(name)
@@ -211,7 +211,7 @@ class Exchange:
                 known.pop(name, None)
         if reply.status != 200:
             return
-        figures = Figures.from_bytes(reply.body)
+        figures = Statistics.from_bytes(reply.body)
         if figures.silos != (name,):
             raise ProtocolError("statistics of another silo")
         self._refused.pop(name, None)
@@ -238,14 +238,14 @@ class Exchange:
         self.problem = "; ".join([*lines, problem] if problem else lines)
 
 
-def _checked_sum(total: Figures, figures: Figures) -> Figures:
+def _checked_sum(total: Statistics, figures: Statistics) -> Statistics:
     both = total + figures
     both.check()
     return both
 
 
-def _packed(total: Figures) -> bytes:
+def _packed(total: Statistics) -> bytes:
     """The sum for the wire, read back and tried as its readers will."""
     content = total.to_bytes()
-    try_on_query(Figures.from_bytes(content))
+    try_on_query(Statistics.from_bytes(content))
     return content

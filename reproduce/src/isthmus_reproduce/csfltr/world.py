@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from isthmus.corpora import load
 from isthmus.errors import DataError
-from isthmus.features import FIELDS, Collection, ExactCounts, Pairs
+from isthmus.features import FIELDS, ExactCounts, Pairs
 from isthmus.federation.semisupervised.selection import Chosen, Selection, Views
 from isthmus.federation.semisupervised.silos import CrossSilos, CrossTables, Releasing
 from isthmus.partition import move_share
 from isthmus.private.views import View
 from isthmus.randomness import Streams
-from isthmus.retrieval import BM25
+from isthmus.retrieval import BM25, Statistics
 from isthmus.tables import Corpus, Letor, Qrels
 from isthmus.tables.ids import FloatArray, Ids
 from isthmus_reproduce import synthetic_text
@@ -97,8 +97,8 @@ class DealtSilos(CrossSilos):
         )
 
     @cached_property
-    def _whole(self) -> dict[str, Collection]:
-        parts = ({name: Collection.of(own) for name, own in part.items()} for part in self.tokens.values())
+    def _whole(self) -> dict[str, Statistics]:
+        parts = ({name: Statistics.of(own) for name, own in part.items()} for part in self.tokens.values())
         first, *others = parts
         return {name: sum((other[name] for other in others), first[name]) for name in FIELDS}
 

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.corpora import available, load
-from isthmus.features import NAMES, Collection, ExactCounts, Pairs
+from isthmus.features import NAMES, ExactCounts, Pairs
 from isthmus.features import compute as features
 from isthmus.private.sketch import CountMin, CountSketch, HashFamily, Sketch
 from isthmus.randomness import Streams
 from isthmus.report import Line, Plot, Section, line_plot
+from isthmus.retrieval import Statistics
 from isthmus.tables import Corpus
 from isthmus.tables.ids import Ids, IntArray
 from isthmus.text import Tokens, tokenise
@@ -54,7 +55,7 @@ class SketchedCounts(ExactCounts):
     @classmethod
     def through(cls, tokens: Tokens, kind: type[Sketch], family: HashFamily) -> SketchedCounts:
         """Of these texts, as a sketch of that kind has them."""
-        return cls(tokens, Collection.of(tokens), kind.of(tokens, family))
+        return cls(tokens, Statistics.of(tokens), kind.of(tokens, family))
 
     def counts(self, documents: IntArray, words: Ids) -> NDArray[Any]:
         """What the sketch says, negative estimates as 0."""

@@ -12,8 +12,9 @@ from isthmus.private.cost import ChargeAll, Covered, no_charge
 from isthmus.private.noise import fresh_nonces
 from isthmus.private.silos import DEPTH, EPSILON_TOTALS, ReleasingSilos
 from isthmus.private.sketch import HashFamily
-from isthmus.private.totals import WIDTH, Sums, Totals
+from isthmus.private.totals import WIDTH, hashed, noised
 from isthmus.randomness import Streams
+from isthmus.retrieval import TEXT, TIMES, Statistics, summed
 from isthmus.retrieval.retriever import best_rows
 from isthmus.tables import Corpus
 from isthmus.tables.ids import FloatArray
@@ -52,9 +53,9 @@ class UnchargedSilos(ReleasingSilos):
         return Covered(names, tuple(nonce.tobytes().hex() for nonce in nonces)), no_charge
 
     @cached_property
-    def totals(self) -> Totals:
+    def totals(self) -> Statistics:
         """Noisy frequencies and counts of all silos."""
         rng = self.streams("totals")
         family = HashFamily(rng.bytes(32), 1, WIDTH)
-        sums = sum((Sums.of(tokens, family) for tokens in self.bodies[1:]), Sums.of(self.bodies[0], family))
-        return sums.noised(epsilon_df=EPSILON_TOTALS, epsilon_cf=EPSILON_TOTALS, entropy=rng.bytes)
+        sums = hashed(summed(Statistics.of(tokens) for tokens in self.bodies), family)
+        return noised(sums, dict.fromkeys((TEXT, TIMES), EPSILON_TOTALS), rng.bytes)

@@ -23,10 +23,10 @@ from isthmus.evaluation import evaluate
 from isthmus.fusion import fuse
 from isthmus.partition import folds, linked_queries
 from isthmus.private.sketch import HashFamily
+from isthmus.private.totals import family_of, released
 from isthmus.randomness import Streams
-from isthmus.retrieval import BM25
+from isthmus.retrieval import BM25, TEXT, Statistics, summed
 from isthmus.service.broker import fused
-from isthmus.service.figures import TEXT, Figures, family_of, summed
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned, Line
 from isthmus.service.learning import Prepare, Question, learn
@@ -171,9 +171,9 @@ class Federation:
         for silo in self.silos:
             silo.index.share(total)
 
-    def _figures(self, silo: Silo, form: str) -> Figures:
-        exact = silo.index.snapshot.exact_figures(silo.name, (TEXT,))
-        return exact if form == "exact" else exact.noised(self.family, SharedStatistics().epsilon)
+    def _figures(self, silo: Silo, form: str) -> Statistics:
+        exact = silo.index.snapshot.exact_statistics(silo.name, (TEXT,))
+        return exact if form == "exact" else released(exact, self.family, SharedStatistics().epsilon)
 
     def lists(self) -> list[Run]:
         """Every silo's BM25 lists with the figures it has now."""

@@ -26,6 +26,7 @@ from isthmus.private.counts import PrivateCounts, PublishedCells
 from isthmus.private.rtk import ReverseTopK
 from isthmus.private.views import View
 from isthmus.randomness import Streams
+from isthmus.retrieval import idf
 from isthmus.tables import Letor
 from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import Tokens
@@ -141,9 +142,7 @@ def _rtk_scores(view: View, queries: Tokens, depth: int) -> FloatArray:
     if not isinstance(counts, PrivateCounts) or not isinstance(counts.noisy, PublishedCells):
         raise ConfigError("a reverse top-K sketch is made of released cells", key="rtk")
     sketch = ReverseTopK.of(counts.noisy.sketch, k=depth)
-    total = counts.documents
-    having = np.clip(counts.frequencies(queries.terms), 0, total)
-    weights = np.log1p((total - having + 0.5) / (having + 0.5))
+    weights = idf(counts.frequencies(queries.terms), counts.documents)
     scores = np.zeros((len(queries), len(view)))
     for query in range(len(queries)):
         words = queries.terms[queries.offsets[query] : queries.offsets[query + 1]]

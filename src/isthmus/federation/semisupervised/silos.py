@@ -33,7 +33,7 @@ from isthmus.private.noise import NoiseKey, fresh_nonces
 from isthmus.private.reading import Lexicon
 from isthmus.private.sketch import HashFamily, width_for
 from isthmus.private.topics import Topics
-from isthmus.private.totals import WIDTH, Sums, Totals
+from isthmus.private.totals import WIDTH, hashed, noised
 from isthmus.private.views import (
     OwnCounts,
     Published,
@@ -44,6 +44,7 @@ from isthmus.private.views import (
     read_counts,
 )
 from isthmus.randomness import Streams
+from isthmus.retrieval import TEXT, TIMES, Statistics
 from isthmus.tables import Corpus, Letor
 from isthmus.tables.ids import FloatArray
 from isthmus.text import Tokens, tokenise
@@ -79,7 +80,7 @@ class Viewer:
     name: str
     own: Mapping[str, Tokens]
     released: Mapping[str, Published]
-    totals: Mapping[str, Totals]
+    totals: Mapping[str, Statistics]
     reader: Reader
     streams: Streams
     _views: dict[str, View] = field(default_factory=dict, init=False, repr=False)
@@ -173,15 +174,14 @@ class CrossSilos:
         return Desk(*owners)
 
     @cached_property
-    def totals(self) -> dict[str, Totals]:
+    def totals(self) -> dict[str, Statistics]:
         """Noisy frequencies and counts of all silos together."""
         key, epsilon, totals = self.streams("hashes").bytes(16), self.releasing.epsilon_totals, {}
         for name in FIELDS:
             family = HashFamily(key + b"totals" + name.encode(), 1, WIDTH)
-            first, *others = (Sums.of(tokens[name], family) for tokens in self.tokens.values())
-            totals[name] = sum(others, first).noised(
-                epsilon_df=epsilon, epsilon_cf=epsilon, entropy=self.streams("totals", name).bytes
-            )
+            first, *others = (hashed(Statistics.of(tokens[name]), family) for tokens in self.tokens.values())
+            entropy = self.streams("totals", name).bytes
+            totals[name] = noised(sum(others, first), {TEXT: epsilon, TIMES: epsilon}, entropy)
         return totals
 
     def viewer(self, name: str, reader: Reader) -> Viewer:

@@ -1,0 +1,332 @@
+"""What is known of a collection: its documents, their lengths, and for every term how many have it and how
+often. Statistics of several silos add, and with their sum every silo scores as one index would.
+
+Exact ones count terms by their words. Private ones count in cells that terms are hashed to under a key that
+silos share, and know what their noise cost (`epsilon`, and the draw in `about`): see `private.totals`.
+
+>>> from isthmus.text import tokenise
+>>> both = Statistics.of(tokenise(["red apple"])) + Statistics.of(tokenise(["red pear", "pear"]))
+>>> both
+Statistics: 3 documents of 1.667 terms, 3 terms
+>>> both.counts(TEXT, ["pear", "plum"]).tolist(), both.counts(TIMES, ["pear"]).tolist()
+([2.0, 0.0], [2.0])
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from operator import add
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from isthmus.errors import DataError, ProtocolError
+from isthmus.tables.bundles import Bundle
+from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.tables.unpacking import Declared
+from isthmus.text import Tokens
+
+TEXT, TIMES = "text.having", "text.standing"
+"""Documents that have a term in their text, title and body together, which is what BM25 reads; and times it
+stands there."""
+FIELD_TABLES = ("title.having", "title.standing", "body.having", "body.standing")
+"""The same of single fields: what a ranker's features read."""
+
+NO_TERMS = Ids.of(())
+MOST_BYTES = 1 << 28
+"""Of a message unpacked."""
+MOST_TERMS = 1 << 21
+"""Of one silo, or cells; a sum has twice as many at most."""
+MOST_DOCUMENTS, MOST_TOKENS = 10**8, 10**12
+"""Of one silo; a sum has as many times more as it has silos."""
+MOST_SILOS, MOST_UNIT, LONGEST_NAME = 1_000, 1 << 10, 100
+NOISE = 160.0
+"""A cell's noise is more than this over ε in one of 10¹⁷ draws, and more rarely in the table of the text."""
+
+
+def idf(having: ArrayLike, documents: float) -> FloatArray:
+    """ln(1 + (N − df + ½)/(df + ½)), BM25's weight of a term that so many of N documents have."""
+    known = np.clip(having, 0, documents)
+    weights: FloatArray = np.log1p((documents - known + 0.5) / (known + 0.5))
+    return weights
+
+
+class Hashing(Protocol):
+    """The cells of terms under a key, and a name of both that does not tell the key."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def public_name(self) -> str: ...
+
+    def of_vocabulary(self, words: Ids) -> Any: ...
+
+
+@dataclass(frozen=True)
+class StatisticsFile(Bundle):
+    """Statistics on disk or on the wire."""
+
+    noun = "collection statistics"
+    most = MOST_BYTES
+
+    @classmethod
+    def check(cls, header: Mapping[str, Any], declared: Mapping[str, Declared]) -> None:
+        """One column of whole numbers a table, all of the same length."""
+        if set(declared) not in ({TEXT}, {TEXT, *FIELD_TABLES}):
+            raise DataError("has other tables than statistics have")
+        length = declared[TEXT].shape
+        for table in declared.values():
+            if table.dtype not in (np.dtype("<i4"), np.dtype("<i8")) or table.shape != length:
+                raise DataError("has tables that are no columns of whole numbers")
+        if len(length) != 1 or length[0] > 2 * MOST_TERMS:
+            raise DataError("has more terms or cells than statistics may have")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Statistics:
+    """Tables of one count a term, or of one count a cell.
+
+    `lengths` are the terms of all documents together, by field. `hashing` names the cells, if there are any;
+    those of different hash keys do not mix, and nothing tells the key. A count of 1 is told as `unit`. Where
+    the key is known, `family` may have it, and `rates` those of the noise on tables that nobody has read yet.
+    """
+
+    documents: int
+    lengths: Mapping[str, int]
+    tables: Mapping[str, IntArray]
+    terms: Ids = NO_TERMS
+    silos: tuple[str, ...] = ()
+    hashing: str = ""
+    epsilon: float | None = None
+    unit: int = 1
+    about: Mapping[str, Any] = field(default_factory=dict)
+    family: Hashing | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> Statistics:
+        """Counted from documents themselves, of one field or of a whole text."""
+        size = len(tokens.terms.vocabulary)
+        having = np.bincount(tokens.counts().indices, minlength=size)
+        times = np.bincount(tokens.terms.codes, minlength=size)
+        terms = Ids(frozen(np.arange(size)), tokens.terms.vocabulary)
+        tables = {TEXT: frozen(having), TIMES: frozen(times)}
+        return cls(len(tokens), {"text": len(tokens.terms)}, tables, terms)
+
+    @property
+    def form(self) -> Literal["exact", "private"]:
+        """Exact ones count terms by their words, private ones by cells."""
+        return "private" if self.hashing else "exact"
+
+    @property
+    def words(self) -> list[str]:
+        """The terms of exact ones, in order."""
+        return self.terms.tolist()
+
+    @property
+    def length(self) -> int:
+        """Terms of all documents and fields."""
+        return sum(self.lengths.values())
+
+    @property
+    def average_length(self) -> float:
+        """Terms per document; 1 where there are none."""
+        return self.length / self.documents if self.length and self.documents else 1.0
+
+    @cached_property
+    def version(self) -> str:
+        """Changes whenever a score would."""
+        digest = hashlib.sha256(
+            repr((self.form, self.unit, self.documents, sorted(self.lengths.items()))).encode()
+        )
+        digest.update("\n".join(self.words).encode() + self.hashing.encode())
+        for name in sorted(self.tables):
+            digest.update(name.encode() + self.tables[name].astype("<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What must be the same of statistics that add up."""
+        return self.unit, self.hashing, sorted(self.lengths), sorted(self.tables)
+
+    @cached_property
+    def _place(self) -> dict[str, int]:
+        return {word: at for at, word in enumerate(self.words)}
+
+    def counts(self, table: str, words: Sequence[str], family: Hashing | None = None) -> FloatArray:
+        """One table's counts of some words, 0 at least; noised ones need the federation's hash family."""
+        column = self.tables[table]
+        if self.form == "exact":
+            places = [self._place.get(word, -1) for word in words]
+            return np.array([column[at] if at >= 0 else 0 for at in places], dtype=np.float64)
+        if family is None or family.public_name != self.hashing or len(column) != family.size:
+            raise ProtocolError("statistics under another hash key than this silo's")
+        named = Ids.of(list(words))
+        cells: IntArray = family.of_vocabulary(named).cells[0][named.codes]
+        return np.maximum(column[cells], 0) / self.unit
+
+    def counts_of(self, words: Ids, table: str = TEXT) -> IntArray:
+        """One table's counts of every word of a vocabulary; those of cells with whatever noise is on them."""
+        if self.family is not None:
+            cells: IntArray = self.family.of_vocabulary(words).cells[0]
+            return self.tables[table][cells]
+        return np.append(self.tables[table], 0)[words.translation(self.terms)]
+
+    def __add__(self, other: Statistics) -> Statistics:
+        if self.kind != other.kind:
+            raise ProtocolError("statistics of different forms, hash keys or tables do not add up")
+        terms, tables = self._added(other)
+        return replace(
+            self,
+            documents=self.documents + other.documents,
+            lengths={name: self.lengths[name] + other.lengths[name] for name in self.lengths},
+            tables=tables,
+            terms=terms,
+            silos=(*self.silos, *other.silos),
+            epsilon=None if self.epsilon is None else min(self.epsilon, other.epsilon or self.epsilon),
+            about={},
+        )
+
+    def _added(self, other: Statistics) -> tuple[Ids, dict[str, IntArray]]:
+        if self.form == "private":
+            return self.terms, {name: table + other.tables[name] for name, table in self.tables.items()}
+        both = Ids.concat([self.terms, other.terms])
+        size = len(both.vocabulary)
+        tables = {
+            name: np.bincount(both.codes, np.concatenate((table, other.tables[name])), size).astype(np.int64)
+            for name, table in self.tables.items()
+        }
+        return Ids(frozen(np.arange(size)), both.vocabulary), tables
+
+    def __repr__(self) -> str:
+        size = f"{len(self.terms):,} terms" if self.form == "exact" else f"{len(self.tables[TEXT]):,} cells"
+        return f"Statistics: {self.documents:,} documents of {self.average_length:.4g} terms, {size}"
+
+    def to_bytes(self) -> bytes:
+        """For the wire and for the disk."""
+        header = {
+            "form": self.form,
+            "silos": list(self.silos),
+            "documents": self.documents,
+            "lengths": dict(self.lengths),
+            "hashing": self.hashing,
+            "epsilon": self.epsilon,
+            "unit": self.unit,
+            "about": dict(self.about),
+        }
+        arrays = {
+            name: table.astype(np.int32) if np.abs(table).max(initial=0) < 2**31 else table
+            for name, table in self.tables.items()
+        }
+        return StatisticsFile(header, arrays, {"words": "\n".join(self.words)}).to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, most: int = MOST_BYTES) -> Statistics:
+        """What `to_bytes` wrote; anything else is a ProtocolError. It unpacks to `most` bytes."""
+        try:
+            statistics = cls._parsed(StatisticsFile.read(io.BytesIO(data), most=most))
+        except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError("not collection statistics of a known form") from error
+        statistics.check()
+        return statistics
+
+    @classmethod
+    def _parsed(cls, saved: StatisticsFile) -> Statistics:
+        header, words = saved.header, saved.texts["words"]
+        if header["form"] != ("private" if header["hashing"] else "exact"):
+            raise ValueError("another form than its hashing has")
+        if words and words.count("\n") + 1 != len(saved.arrays[TEXT]):
+            raise ValueError("another number of terms than of counts")
+        epsilon = header["epsilon"]
+        if not (epsilon is None or (type(epsilon) in (int, float) and 0 < epsilon <= MOST_TOKENS)):
+            raise ValueError("an ε that is none")
+        return cls(
+            documents=_whole(header["documents"]),
+            lengths={str(name): _whole(count) for name, count in header["lengths"].items()},
+            tables={name: array.astype(np.int64, copy=False) for name, array in saved.arrays.items()},
+            terms=Ids.of(words.split("\n") if words else ()),
+            silos=tuple(_name(silo) for silo in header["silos"]),
+            hashing=_name(header["hashing"]),
+            epsilon=None if epsilon is None else float(epsilon),
+            unit=_whole(header["unit"]),
+            about=dict(header["about"]),
+        )
+
+    def check(self) -> None:
+        """Raise a ProtocolError unless every number is one that some collection could have.
+
+        What adds up of silos that pass, passes too, as long as it has no more terms than a sum may have.
+        """
+        silos, tokens = len(self.silos), self.length
+        sizes = {len(table) for table in self.tables.values()}
+        rules = {
+            "their silos": 0 < silos <= MOST_SILOS and len(set(self.silos)) == silos,
+            "their unit": self.unit == 1 if self.form == "exact" else self.unit <= MOST_UNIT,
+            "documents": self.documents <= silos * MOST_DOCUMENTS,
+            "lengths": self._has_lengths() and tokens <= silos * MOST_TOKENS,
+            "ε": (self.epsilon is None) == (self.form == "exact"),
+            "tables": set(self.tables) in ({TEXT}, {TEXT, *FIELD_TABLES}) and len(sizes) == 1,
+            "terms": max(sizes, default=0) <= (MOST_TERMS if silos == 1 else 2 * MOST_TERMS),
+            "cells": self.form == "exact" or all(self.hashing.endswith(f"-1x{size}") for size in sizes),
+        }
+        if broken := [name for name, holds in rules.items() if not holds]:
+            raise ProtocolError(f"collection statistics out of bounds: {', '.join(broken)}")
+        ascending = np.array_equal(self.terms.codes, np.arange(len(self.terms.vocabulary)))
+        if self.form == "exact" and not (sizes == {len(self.terms)} and ascending):
+            raise ProtocolError("collection statistics whose terms and counts do not belong together")
+        for name, table in self.tables.items():
+            if table.min(initial=0) < 0 or table.max(initial=0) > self._highest(name):
+                raise ProtocolError(f"collection statistics out of bounds: {name}")
+        if self.form == "exact" and self.tables[TEXT].sum() > tokens:
+            raise ProtocolError("collection statistics with fewer terms than documents that have them")
+
+    def _has_lengths(self) -> bool:
+        """Features read the length of both fields; what has no tables of fields may leave one out."""
+        known = set(self.lengths) <= {"title", "body"} and bool(self.lengths)
+        return known and (len(self.lengths) == 2 or set(self.tables) == {TEXT})
+
+    def _highest(self, table: str) -> float:
+        """The largest count there can be: documents or terms; a cell has those of many terms, and noise."""
+        field_name, _, counted = table.partition(".")
+        tokens = self.lengths.get(field_name, self.length)
+        if self.form == "exact":
+            return self.documents if counted == "having" else tokens
+        noise = len(self.silos) * NOISE / (self.epsilon or 1.0)
+        return min(self.unit * (tokens + noise), len(self.silos) * MOST_UNIT * MOST_TOKENS)
+
+
+def summed(parts: Iterable[Statistics]) -> Statistics:
+    """The statistics of all silos together."""
+    every = list(parts)
+    if not every:
+        raise ProtocolError("no statistics to add up")
+    return replace(reduce(add, every), about={})
+
+
+def posterior_means(noisy: NDArray[Any], prior: FloatArray, rate: float) -> FloatArray:
+    """E[x | x + noise] for two-sided geometric noise of this rate, where x is 0, 1, … with the chances in
+    `prior`: one row for all values, or one for each."""
+    x = np.arange(prior.shape[-1])
+    weight = np.log(prior) - rate * np.abs(noisy[:, None] - x)
+    weight = np.exp(weight - weight.max(axis=1, keepdims=True))
+    means: FloatArray = (weight @ x) / weight.sum(axis=1)
+    return means
+
+
+def _whole(number: object) -> int:
+    """A count: no truth, no fraction, no text, not negative, and of a size that arithmetic takes."""
+    if type(number) is not int or not 0 <= number <= MOST_SILOS * MOST_TOKENS:
+        raise ValueError("a count that is none")
+    return number
+
+
+def _name(text: object) -> str:
+    if not isinstance(text, str) or len(text) > LONGEST_NAME:
+        raise ValueError("a name that is none")
+    return text
