@@ -43,7 +43,6 @@ def test_texts_that_touch_stay_apart() -> None:
     tokens = PLAIN(["ab", "cd", "", " ef", "gh "])
     assert [tokens.words(text) for text in range(len(tokens))] == [["ab"], ["cd"], [], ["ef"], ["gh"]]
     assert tokens.lengths.tolist() == [1, 1, 0, 1, 1]
-    assert tokens.text_of_token.tolist() == [0, 1, 3, 4]
 
 
 def test_stop_words_go_before_stems_are_made() -> None:

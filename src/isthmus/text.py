@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,11 +67,6 @@ class Tokens:
     def lengths(self) -> IntArray:
         """The number of terms of every text."""
         return np.diff(self.offsets)
-
-    @cached_property
-    def text_of_token(self) -> IntArray:
-        """The text that every token belongs to."""
-        return np.repeat(np.arange(len(self)), self.lengths)
 
     def words(self, text: int) -> list[str]:
         """The terms of one text as strings."""

@@ -7,6 +7,5 @@ An encoder has a `fingerprint` that changes whenever its vectors would, so `enco
 vectors on disk.
 """
 
-from isthmus.encoders.latent import Lsa
 from isthmus.encoders.transformer import MINILM_SHA256, Transformer
-from isthmus.encoders.vectors import Encoder, Vectors, encode_cached, unit
+from isthmus.encoders.vectors import Encoder, Lsa, Vectors, encode_cached, unit

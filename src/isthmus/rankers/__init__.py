@@ -16,26 +16,3 @@ from isthmus.rankers.training import (
     train_epochs,
 )
 from isthmus.rankers.trees import LambdaMART
-
-__all__ = [
-    "CENTRAL",
-    "MLP",
-    "SCALINGS",
-    "Descent",
-    "LambdaMART",
-    "Lesson",
-    "Linear",
-    "LocalTraining",
-    "Parameters",
-    "Ranker",
-    "Scaling",
-    "ScalingStats",
-    "Scoring",
-    "Trained",
-    "initial_parameters",
-    "load_ranker",
-    "network_scores",
-    "one_blas_thread",
-    "scores_of",
-    "train_epochs",
-]

@@ -14,8 +14,3 @@ from isthmus.retrieval.statistics import (
     posterior_means,
     summed,
 )
-
-__all__ = [
-    *("BM25", "BM25Index", "Dense", "DenseIndex", "Fused", "Retriever"),
-    *("FIELD_TABLES", "NO_TERMS", "TEXT", "TIMES", "Statistics", "idf", "posterior_means", "summed"),
-]

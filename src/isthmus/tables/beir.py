@@ -29,9 +29,8 @@ import numpy as np
 
 from isthmus.errors import DataError
 from isthmus.tables.corpus import Corpus, Documents, Queries
-from isthmus.tables.files import Block, read_blocks, replacing
+from isthmus.tables.files import Block, checked, read_blocks, replacing
 from isthmus.tables.ids import frozen
-from isthmus.tables.lines import checked
 from isthmus.tables.rankings import Qrels
 from isthmus.tables.trec import read_qrels
 

@@ -31,12 +31,20 @@ from numpy.typing import NDArray
 
 from isthmus.errors import DataError
 from isthmus.tables.cache import Column, open_columns, remembered_checksum, write_columns
-from isthmus.tables.files import cache_folder, line_of_row, read_all, read_blocks, replacing
+from isthmus.tables.files import (
+    cache_folder,
+    checked,
+    joined_lines,
+    line_of_row,
+    prefixed,
+    read_all,
+    read_blocks,
+    replacing,
+)
 from isthmus.tables.grouped import group, offsets_of
 from isthmus.tables.ids import Ids, IntArray, frozen
 from isthmus.tables.letor import Letor, in_order, row_names
 from isthmus.tables.letor_blocks import EXAMPLE, Rows, parse
-from isthmus.tables.lines import checked, joined_lines, prefixed
 from isthmus.tables.rankings import duplicate_rows
 
 BLOCK = 1 << 21

@@ -25,10 +25,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from isthmus.errors import DataError
-from isthmus.tables.files import NUMBER, Block, line_of_row, read_blocks, replacing, single_spaced
+from isthmus.tables.files import (
+    NUMBER,
+    Block,
+    checked,
+    joined_lines,
+    line_of_row,
+    read_blocks,
+    read_columns,
+    replacing,
+    single_spaced,
+)
 from isthmus.tables.grouped import group
 from isthmus.tables.ids import FloatArray, Ids
-from isthmus.tables.lines import checked, joined_lines, read_columns
 from isthmus.tables.rankings import UNJUDGED, Qrels, Run, duplicate_rows
 
 _Table = TypeVar("_Table")
