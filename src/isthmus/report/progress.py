@@ -1,7 +1,7 @@
 """Talk while work goes on: progress bars and the closing summary, all on stderr.
 
 stdout is data only. A bar appears when stderr is a terminal and the work has lasted two seconds; a bar
-opened inside another one is drawn below it.
+opened while another is shown is drawn below it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from contextvars import ContextVar, Token
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -23,7 +22,8 @@ T = TypeVar("T")
 PATIENCE = 2.0
 """Seconds of work before a bar appears."""
 
-_outer: ContextVar[Progress | None] = ContextVar("outer_progress", default=None)
+_display: Bars | None = None  # all bars of the process stand in one display, while there are any
+_lock = threading.RLock()
 
 
 def progress(items: Iterable[T], *, total: int | None = None, label: str) -> Iterator[T]:
@@ -47,19 +47,12 @@ class Progress:
     def __init__(self, label: str, total: int | None = None) -> None:
         self.label, self.total = label, total
         self._done, self._note = 0, ""
-        self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._parent: Progress | None = None
-        self._token: Token[Progress | None] | None = None
-        self._bars: Bars | None = None
         self._task: TaskID | None = None
 
     def __enter__(self) -> Progress:
-        self._parent = _outer.get()
-        self._token = _outer.set(self)
-        # Inside a bar stderr is rich's own stream, which does not say that it is a terminal.
-        outside = sys.stderr.isatty() if self._parent is None else self._parent._timer is not None
-        if outside:
+        # While there is a display stderr is rich's own stream, which does not say that it is a terminal.
+        if _display is not None or sys.stderr.isatty():
             self._timer = threading.Timer(PATIENCE, self._appear)
             self._timer.daemon = True
             self._timer.start()
@@ -67,40 +60,38 @@ class Progress:
 
     def advance(self, steps: int = 1, *, note: str | None = None) -> None:
         """Some steps are done; the note stands beside the bar until the next one."""
-        with self._lock:
+        with _lock:
             self._done += steps
             self._note = self._note if note is None else note
-            if self._bars is not None and self._task is not None:
-                self._bars.update(self._task, completed=self._done, note=self._note)
+            if _display is not None and self._task is not None:
+                _display.update(self._task, completed=self._done, note=self._note)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._token is not None and _outer.get() is self:  # a generator may end in another context
-            _outer.reset(self._token)
+        global _display
         if self._timer is not None:
             self._timer.cancel()
+        with _lock:
             self._timer = None
-        with self._lock:
-            if self._bars is not None and self._task is not None:
-                self._bars.remove_task(self._task)
-                if not self._bars.tasks:
-                    self._bars.stop()
-            self._bars = None
+            if _display is not None and self._task is not None:
+                _display.remove_task(self._task)
+                self._task = None
+                if not _display.tasks:
+                    _display.stop()
+                    _display = None
 
-    def _appear(self) -> Bars | None:
-        """Draw the bar, below the outer one if there is one; runs in the timer's thread."""
-        outer = self._parent._appear() if self._parent is not None else None
-        with self._lock:
+    def _appear(self) -> None:
+        """Draw the bar, below those that are there; runs in the timer's thread."""
+        global _display
+        with _lock:
             if self._timer is None:  # closed in the meantime
-                return None
-            if self._bars is None:
-                self._bars = _new_bars() if outer is None else outer
-                self._task = self._bars.add_task(
-                    self.label, total=self.total, completed=self._done, note=self._note
-                )
-                self._bars.start()
-            return self._bars
+                return
+            _display = _display or _new_bars()
+            self._task = _display.add_task(
+                self.label, total=self.total, completed=self._done, note=self._note
+            )
+            _display.start()
 
 
 def summary(title: str, facts: Mapping[str, object], *, wrote: Iterable[str | PathLike[str]] = ()) -> None:
