@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from isthmus.cli.command import Command, add_json, add_settings, print_json, say
+from isthmus.cli.command import Command, add, add_json, add_settings, print_json, say
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,13 +12,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         parser, "where to listen, and which silos may call, TOML", example="port=9093", required=True
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--train", metavar="FILE", help="train one ranker over the silos; the run, TOML")
-    what.add_argument(
-        "--exchange", metavar="FILE", help="pass private features between them; the exchange, TOML"
-    )
-    what.add_argument(
-        "--cotrain", metavar="FILE", help="train on pairs across silos too, after an exchange; the run, TOML"
-    )
+    add(what, "--train FILE", "train one ranker over the silos; the run, TOML")
+    add(what, "--exchange FILE", "pass private features between them; the exchange, TOML")
+    add(what, "--cotrain FILE", "train on pairs across silos too, after an exchange; the run, TOML")
     add_json(parser, "{kind, out, silos}")
 
 

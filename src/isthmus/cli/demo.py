@@ -20,14 +20,8 @@ if TYPE_CHECKING:
 def _arguments(parser: argparse.ArgumentParser) -> None:
     where = Path("out/demo")
     end = parser.add_mutually_exclusive_group()
-    end.add_argument(
-        "--headless", action="store_true", help="open no browser; try the search, end all, say how it went"
-    )
-    end.add_argument(
-        "--serve",
-        action="store_true",
-        help="serve the search until interrupted (only in a terminal, unless this is given)",
-    )
+    add(end, "--headless", "open no browser; try the search, end all, say how it went")
+    add(end, "--serve", "serve the search until interrupted (only in a terminal, unless this is given)")
     add(parser, "--only", "the one part alone", choices=("story", "search"))
     add(parser, "--port", "the broker's; silos have those after it (some that are free)", type=whole(1))
     add(parser, "--out DIR", "where report and federation go (%(default)s)", type=Path, default=where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add_json, add_serving, add_settings, print_json, say
+from isthmus.cli.command import Command, add, add_json, add_serving, add_settings, print_json, say
 
 if TYPE_CHECKING:
     from isthmus.service.settings import NodeSettings
@@ -16,11 +16,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         parser, "the silo's settings, TOML", example="port=8102, statistics.epsilon=0.5", required=True
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--index-only", action="store_true", help="read the sources, index them, and end")
+    add(what, "--index-only", "read the sources, index them, and end")
     about = "write what people said about hits as qrels, runs and feature rows, and end"
-    what.add_argument("--export-judgements", metavar="DIR", help=about)
+    add(what, "--export-judgements DIR", about)
     about = "take part in training alone, and serve no searches"
-    what.add_argument("--training-only", action="store_true", help=about)
+    add(what, "--training-only", about)
     add_serving(parser)
     add_json(parser, "{documents, added, changed, removed, errors} or {queries, judgements, rows}")
 

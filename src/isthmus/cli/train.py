@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add_json, add_settings, print_json, whole
+from isthmus.cli.command import Command, add, add_json, add_settings, print_json, whole
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,20 +36,21 @@ SETTINGS = {name: key for name, key, *_ in OPTIONS} | {"data": "data", "secure":
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", nargs="?", help="feature rows: a name, a file or a folder")
+    add(parser, "data DATA", "feature rows: a name, a file or a folder", nargs="?")
     for name, _, word, least, text in OPTIONS:
         kind = str if least is None else whole(least)
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=word, type=kind, help=text)
-    parser.add_argument(
+    add(
+        parser,
         "--secure",
+        "the coordinator sees the weighted sum of the models only",
         action="store_const",
         const="true",
-        help="the coordinator sees the weighted sum of the models only",
     )
     parser.add_argument("--engine", help=argparse.SUPPRESS)  # what --runtime was called
     add_settings(parser, "a TOML file with any of these and more", example="local.epochs=5", required=False)
-    parser.add_argument("--out", metavar="DIR", help="the run's folder (runs/DATA-STRATEGY-SEED)")
-    parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
+    add(parser, "--out DIR", "the run's folder (runs/DATA-STRATEGY-SEED)")
+    add(parser, "--resume DIR", "go on with the run in this folder")
     add_json(parser, "{out, rounds, final: {measure: value}, model_sha256}")
 
 
