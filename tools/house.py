@@ -46,7 +46,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/corpora": 1_020,
     "src/isthmus/demo": 440,
     "src/isthmus/encoders": 325,
-    "src/isthmus/errors.py": 95,  # an extra is checked without importing it
+    "src/isthmus/errors.py": 100,  # one error for what cannot be read
     "src/isthmus/evaluation": 1_510,
     "src/isthmus/features.py": 270,
     "src/isthmus/federation": 4_230,
@@ -89,7 +89,7 @@ PAST_FACADES: Mapping[str, int] = {
     "isthmus.tables.bundles": 13,
     "isthmus.tables.cache": 3,
     "isthmus.tables.files": 26,
-    "isthmus.tables.grouped": 10,
+    "isthmus.tables.grouped": 11,
     "isthmus.tables.ids": 89,
     "isthmus.tables.letor_files": 1,
     "isthmus.tables.postings": 2,
