@@ -8,7 +8,7 @@ from flwr.app import Context, Message, RecordDict
 
 from isthmus.config import load
 from isthmus.errors import ConfigError
-from isthmus.federation.books import own_book
+from isthmus.federation.clients import own_book
 from isthmus.federation.deployment import Deployment, client
 from isthmus.federation.messages import order, unpack
 from isthmus.federation.runtimes import give_identity

@@ -8,7 +8,6 @@ import pytest
 from isthmus.federation.risk import (
     batch_risks,
     effectiveness,
-    linear_weights,
     mean_error,
     paper_weights,
     probe_risk,
@@ -41,7 +40,6 @@ def test_the_paper_formula_step_by_step():
 def test_the_sound_risk_on_the_same_two_clients():
     risk = probe_risk(TWO_BY_TWO, worst=16)
     np.testing.assert_allclose(risk, [0.02001, 0.04283], atol=5e-6)
-    np.testing.assert_allclose(linear_weights(risk), [0.50589, 0.49411], atol=5e-6)
 
 
 def test_the_wrong_scale_flattens_the_weights():
@@ -60,7 +58,7 @@ def test_the_printed_sign_favours_the_worst_client():
     printed = paper_weights(paper_risk(errors).risk)
     assert (np.diff(printed) > 0).all()
     assert printed[0] < 0, "the best client is subtracted"
-    sound = linear_weights(probe_risk(errors, worst=errors.max()))
+    sound = softmax_weights(probe_risk(errors, worst=errors.max()))
     assert (np.diff(sound) < 0).all()
 
 

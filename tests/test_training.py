@@ -428,7 +428,7 @@ def test_a_run_folder_is_begun_before_data_are_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(apps, "load_fold", broken)
     with pytest.raises(DataError):
         train(config(data="nowhere"), out=tmp_path / "run")
-    assert RunFolder(tmp_path / "run").config() == config(data="nowhere")
+    assert RunFolder(tmp_path / "run").config(FaultyConfig) == config(data="nowhere")
     monkeypatch.undo()
     again = train(config(data="nowhere"), FOLD, out=tmp_path / "run", resume=True)
     assert facts(again) == facts(train(config(data="nowhere"), FOLD)), "without a checkpoint it starts over"

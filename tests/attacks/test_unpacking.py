@@ -25,7 +25,7 @@ from isthmus.errors import DataError, IsthmusError, ProtocolError, ServiceError
 from isthmus.federation import messages as flower
 from isthmus.federation import remote, runtimes
 from isthmus.private import messages as private
-from isthmus.rankers.files import Saved
+from isthmus.rankers import Saved
 from isthmus.retrieval import TEXT, Statistics
 from isthmus.retrieval.statistics import MOST_TERMS
 from isthmus.service import wire

@@ -18,15 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.corpora import load_folds
-from isthmus.errors import ConfigError, DataError, FederationError
+from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation import evaluate
 from isthmus.federation import holdings as places
-from isthmus.federation.books import simulated_book
 from isthmus.federation.checkpoints import RunFolder
-from isthmus.federation.clients import client_app, no_book
-from isthmus.federation.flower import Context, Grid, Mod, ServerApp
+from isthmus.federation.clients import client_app, no_book, simulated_book
+from isthmus.federation.flower import Grid, Mod
 from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
-from isthmus.federation.runtimes import RUNTIMES
+from isthmus.federation.runtimes import run_in
 from isthmus.federation.settings import MODEL, Config
 from isthmus.partition import Holdings, deal
 from isthmus.randomness import Streams
@@ -106,15 +105,14 @@ def simulate(
     mods: Sequence[Mod] = (),
 ) -> State:
     """Train over silos with these tables, from a state or from the beginning; the list is emptied."""
-    outcome: list[State] = []
-    server = server_app(config, held, start, remember, outcome.append)
+
+    def rounds(grid: Grid) -> State:
+        return Coordinator(config, held, grid).run(start, remember)
+
     with _reachable(tables, config) as holdings:
         book = no_book if config.ledgers is None else partial(simulated_book, folder=config.ledgers)
         client = client_app(holdings, book=book, mods=mods)
-        RUNTIMES[config.runtime](server, client, config.dealing.silos, workers=config.workers)
-    if not outcome:
-        raise FederationError("the runtime ended before training did")
-    return outcome[0]
+        return run_in(config.runtime, rounds, client, config.dealing.silos, workers=config.workers)
 
 
 @contextmanager
@@ -127,23 +125,6 @@ def _reachable(tables: list[Letor], config: Config) -> Iterator[places.Holdings]
         return
     with TemporaryDirectory(prefix="isthmus-silos-") as folder:
         yield places.Files.write(tables, Path(folder))
-
-
-def server_app(
-    config: Config,
-    held: Held,
-    start: State | None,
-    remember: Callable[[State], None],
-    done: Callable[[State], None],
-) -> ServerApp:
-    """The ServerApp: a coordinator over whatever grid the runtime gives it."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        done(Coordinator(config, held, grid).run(start, remember))
-
-    return app
 
 
 def check_dealable(config: Config) -> None:
@@ -204,6 +185,24 @@ def _drawn(
     taken = np.zeros(len(table), np.bool_)
     taken[rng.choice(candidates, size=count, replace=False)] = True
     return table[~taken], table[taken]
+
+
+def train_in_folder(
+    folder: RunFolder,
+    config: Config,
+    files: Mapping[str, Path | None],
+    rounds: Callable[[Mapping[str, Letor], State | None, Callable[[State], None]], State],
+) -> Training:
+    """Train over real silos, from the folder's last checkpoint if it has one.
+
+    `files` are the coordinator's own judged queries by part; `rounds` trains with those that there are, from
+    a state or from the beginning, and remembers a state after every round.
+    """
+    folder.begin(config)
+    tables = {name: read_letor(path) for name, path in files.items() if path is not None}
+    folder.environment(tables)
+    state = rounds(tables, folder.state(config), lambda state: folder.save(state, config))
+    return finished(config, state, tables.get("test", tables.get("validation")), folder)
 
 
 def finished(config: Config, state: State, tested: Letor | None, folder: RunFolder | None) -> Training:

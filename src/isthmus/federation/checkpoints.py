@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from importlib.metadata import version
@@ -25,6 +26,7 @@ import numpy as np
 
 from isthmus.config import load, to_toml
 from isthmus.errors import ConfigError, DataError
+from isthmus.federation.aggregation import below
 from isthmus.federation.rounds import RoundRecord, State
 from isthmus.federation.settings import Config
 from isthmus.rankers import Scaling
@@ -32,6 +34,7 @@ from isthmus.tables import Letor
 from isthmus.tables.bundles import Bundle
 from isthmus.tables.files import replacing
 
+GROUPS = ("parameters", "strategy", "average", "best", "scaling")
 PACKAGES = ("isthmus", "numpy", "scipy", "flwr")
 
 
@@ -44,18 +47,11 @@ class Checkpoint(Bundle):
     @classmethod
     def of(cls, state: State, config: Config) -> Checkpoint:
         """The bundle that holds a state."""
-        groups = {
-            "parameters": state.parameters,
-            "strategy": state.strategy,
-            "average": state.average,
-            "best": state.best,
-            "scaling": state.scaling.arrays(),
-        }
+        groups = {group: getattr(state, group) for group in GROUPS} | {"scaling": state.scaling.arrays()}
         header = {
             "round": state.round,
             "stopped": state.stopped,
             "scaling": {"kind": state.scaling.kind, "width": state.scaling.width},
-            "names": {group: list(arrays) for group, arrays in groups.items()},
             "config": to_toml(config),
             "history": [record.told() for record in state.history],
         }
@@ -64,10 +60,7 @@ class Checkpoint(Bundle):
 
     def state(self) -> State:
         """The state that the bundle holds."""
-        groups = {
-            group: {name: self.arrays[f"{group}/{name}"] for name in names}
-            for group, names in self.header["names"].items()
-        }
+        groups = {group: below(self.arrays, group) for group in GROUPS}
         kind, width = self.header["scaling"]["kind"], self.header["scaling"]["width"]
         scaling = Scaling.from_arrays(kind, width, groups.pop("scaling"))
         history = tuple(_record(told) for told in self.header["history"])
@@ -91,17 +84,17 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for left in self.path.glob(".*.part"):  # by a run that was killed while it wrote
             left.unlink(missing_ok=True)
-        if (self.path / "checkpoint").exists() and to_toml(self.config()) != to_toml(config):
+        if (self.path / "checkpoint").exists() and _differ(self.config(type(config)), config):
             raise ConfigError(
                 f"{self.path} holds a run with another configuration", expected="another --out, or --resume"
             )
         self._write("config.toml", to_toml(config))
 
-    def config(self) -> Config:
+    def config(self, kind: type[Config] = Config) -> Config:
         """The configuration of the run in this folder."""
         if not (self.path / "config.toml").exists():
             raise DataError("no run to resume", file=self.path, cure="name the folder that --out named")
-        return load(Config, self.path / "config.toml")
+        return load(kind, self.path / "config.toml")
 
     def environment(self, tables: Mapping[str, Letor]) -> None:
         """Write down what the run is run with and on."""
@@ -122,7 +115,7 @@ class RunFolder:
         if not path.exists():
             return None
         found = Checkpoint.read(path)
-        if found.header["config"] != to_toml(config):
+        if _differ(load(type(config), tomllib.loads(found.header["config"])), config):
             raise ConfigError(f"{path} belongs to another configuration", expected="another --out")
         return found.state()
 
@@ -134,6 +127,10 @@ class RunFolder:
     def _write(self, name: str, text: str) -> None:
         with replacing(self.path / name) as stream:
             stream.write(text.encode())
+
+
+def _differ(first: Config, second: Config) -> bool:
+    return to_toml(first) != to_toml(second)
 
 
 def checksum(table: Letor) -> str:

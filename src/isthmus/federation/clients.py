@@ -2,15 +2,22 @@
 
 The ClientApp keeps nothing from round to round but its own table: everything else comes with the message, so
 a silo may stop and come back, and any worker may serve it. Only the steps of a secure round share a state.
+
+What leaves a silo is written into its own ledger before it leaves: sizes and feature sums, reports about its
+model, and model updates, seen or masked, each with its ε or as what it is, something that leaves without a DP
+guarantee. A mask is no such guarantee either: the sum that it opens to is exact.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from os import PathLike
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +26,7 @@ from isthmus.config import load
 from isthmus.errors import ConfigError, FederationError
 from isthmus.federation import members
 from isthmus.federation.flower import ClientApp, Context, Message, Mod
-from isthmus.federation.holdings import Holdings
+from isthmus.federation.holdings import Holdings, silo_name
 from isthmus.federation.judge import Judge
 from isthmus.federation.messages import (
     ARRAYS,
@@ -36,24 +43,54 @@ from isthmus.federation.messages import (
     settings_of,
     unpack,
 )
-from isthmus.federation.noise import private
+from isthmus.federation.noise import private, spent
 from isthmus.federation.settings import NoiseFloor, PrivateUpdates
+from isthmus.private.ledger import Budget, Ledger
 from isthmus.randomness import Streams
 from isthmus.rankers import LocalTraining, Scaling, ScalingStats, Scoring, train_epochs
 from isthmus.tables import Letor
 
 QUANTILES = 20
 """How many order statistics of its per-query errors a silo reports."""
+PEER = "coordinator"
+"""The name of the coordinator in a silo's ledger."""
+_first = threading.Lock()  # one thread makes the file, the others find it
 
 
-class Book(Protocol):
-    """Writes down what is about to leave a silo."""
-
-    def __call__(self, context: Context, kind: str, privacy: PrivateUpdates | None, note: str) -> None: ...
+Book = Callable[[Context, str, PrivateUpdates | None, str], None]
+"""Writes down what is about to leave a silo: its kind, the noise in it, and a note."""
 
 
 def no_book(context: Context, kind: str, privacy: PrivateUpdates | None, note: str) -> None:
     """For simulations, where nothing leaves anything."""
+
+
+def own_book(context: Context, kind: str, privacy: PrivateUpdates | None, note: str) -> None:
+    """Write into the ledger that the silo's own node configuration names, if it names one."""
+    if "ledger" in context.node_config:
+        with Ledger(str(context.node_config["ledger"])) as ledger:
+            _enter(ledger, kind, privacy, note)
+
+
+def simulated_book(
+    context: Context, kind: str, privacy: PrivateUpdates | None, note: str, *, folder: str | PathLike[str]
+) -> None:
+    """Write into the ledger of a simulated silo, in a folder with one for each."""
+    path = Path(folder) / f"{silo_name(context)}.ledger"
+    with _first:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ledger = Ledger(path, None if path.exists() else Budget())
+    with ledger:
+        _enter(ledger, kind, privacy, note)
+
+
+def _enter(ledger: Ledger, kind: str, privacy: PrivateUpdates | None, note: str) -> None:
+    if privacy is None:
+        ledger.record(kind, PEER, note=note)
+        return
+    once = spent([("silo",)], privacy)
+    unit = f"all data of the silo replaced, δ = {privacy.delta:g}"
+    ledger.record(kind, PEER, epsilon=once, unit=unit, note=note)
 
 
 def client_app(

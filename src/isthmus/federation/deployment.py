@@ -12,7 +12,7 @@ as it is and goes on from its last checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -23,10 +23,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from isthmus.config import load
 from isthmus.corpora import load_letor
 from isthmus.errors import ConfigError
-from isthmus.federation.apps import finished
-from isthmus.federation.books import own_book
+from isthmus.federation.apps import train_in_folder
 from isthmus.federation.carriers import Passing, own_party, pass_on, take_part
 from isthmus.federation.checkpoints import RunFolder
+from isthmus.federation.clients import own_book
 from isthmus.federation.flower import ClientApp, Context, Grid
 from isthmus.federation.members import Trust
 from isthmus.federation.rounds import Coordinator, Held, State
@@ -35,7 +35,7 @@ from isthmus.federation.semisupervised.training import studying_app
 from isthmus.federation.settings import Config
 from isthmus.private.store import SiloFolder
 from isthmus.rankers import Scaling
-from isthmus.tables import Letor, read_letor
+from isthmus.tables import Letor
 
 
 @dataclass(frozen=True)
@@ -120,22 +120,15 @@ def read_run(kind: str, path: str) -> Run:
 
 def coordinate(deployment: Deployment, grid: Grid) -> None:
     """Train over the grid's silos, from the folder's last checkpoint if it has one."""
-    config, folder = deployment.training, RunFolder(deployment.out)
-    folder.begin(config)
-    parts = {"validation": deployment.validation, "test": deployment.test, "probe": _probe(config)}
-    tables = {name: read_letor(path) for name, path in parts.items() if path is not None}
-    folder.environment(tables)
+    config = deployment.training
+    probe = config.probe if isinstance(config.probe, Path) and config.strategy.needs_probe else None
+    files = {"validation": deployment.validation, "test": deployment.test, "probe": probe}
 
-    def remember(state: State) -> None:
-        folder.save(state, config)
+    def rounds(tables: Mapping[str, Letor], start: State | None, remember: Callable[[State], None]) -> State:
+        held = Held(tables.get("validation"), tables.get("probe"))
+        return Coordinator(config, held, grid).run(start, remember)
 
-    held = Held(tables.get("validation"), tables.get("probe"))
-    state = Coordinator(config, held, grid).run(folder.state(config), remember)
-    finished(config, state, tables.get("test", tables.get("validation")), folder)
-
-
-def _probe(config: Config) -> Path | None:
-    return config.probe if isinstance(config.probe, Path) and config.strategy.needs_probe else None
+    train_in_folder(RunFolder(deployment.out), config, files, rounds)
 
 
 client: ClientApp = take_part(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from mmap import mmap
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ class Tables:
         for at, features in enumerate(self._shared):
             self._tables[at] = replace(self._tables[at], features=frozen(features))
         self._stages = np.frombuffer(mmap(-1, max(1, len(self._tables))), np.uint8)
-        self._scaling: ScalingKey | None = None
+        self._scaling: Scaling | None = None
 
     def name(self, context: Context) -> str:
         """`silo-07`: the partition's number, with zeros so that names sort like numbers."""
@@ -62,9 +62,10 @@ class Tables:
         """The rows of the partition, scaled at the first call."""
         if scaling.kind == "none":
             return self.table(context)
-        at, key = _place(context), scaling_key(scaling)
-        self._scaling = self._scaling or key
-        if self._scaling != key:
+        at, known = _place(context), self._scaling or scaling
+        self._scaling = known
+        same = (np.array_equal(array, known.arrays()[name]) for name, array in scaling.arrays().items())
+        if (scaling.kind, scaling.width) != (known.kind, known.width) or not all(same):
             raise FederationError("the feature scaling changed during training")
         if self._stages[at] == _RAW:
             features = scaling(self._tables[at]).features
@@ -103,22 +104,8 @@ class Files:
         return _mapped(self._folder / str(_place(context)))
 
     def scaled(self, context: Context, scaling: Scaling) -> Letor:
-        """The rows of the partition, scaled once per process."""
-        return _mapped_and_scaled(self._folder / str(_place(context)), scaling_key(scaling))
-
-
-class ScalingKey(NamedTuple):
-    """A fitted scaling, as a value that can be compared and remembered."""
-
-    kind: str
-    width: int
-    arrays: tuple[tuple[str, bytes], ...]
-
-
-def scaling_key(scaling: Scaling) -> ScalingKey:
-    """The scaling as a value."""
-    arrays = tuple((name, array.tobytes()) for name, array in scaling.arrays().items())
-    return ScalingKey(scaling.kind, scaling.width, arrays)
+        """The rows of the partition, scaled."""
+        return scaling(self.table(context))
 
 
 @lru_cache(maxsize=256)
@@ -134,12 +121,6 @@ def _mapped(path: Path) -> Letor:
         grades=columns["grades"],
         torn=about["torn"],
     )
-
-
-@lru_cache(maxsize=256)
-def _mapped_and_scaled(path: Path, key: ScalingKey) -> Letor:
-    arrays = {name: np.frombuffer(content, np.float32) for name, content in key.arrays}
-    return Scaling.from_arrays(key.kind, key.width, arrays)(_mapped(path))
 
 
 def _shared(array: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -118,12 +118,6 @@ def paper_weights(risk: ArrayLike) -> FloatArray:
     return (1.0 - values) / len(values)
 
 
-def linear_weights(risk: ArrayLike, *, floor: float = 0.01) -> FloatArray:
-    """max(1 − risk_k, floor), normalised."""
-    shares = np.maximum(1.0 - np.asarray(risk, dtype=np.float64), floor)
-    return _normalised(shares)
-
-
 def softmax_weights(
     risk: ArrayLike, *, temperature: float = 0.03, sizes: ArrayLike | None = None
 ) -> FloatArray:
@@ -132,9 +126,5 @@ def softmax_weights(
     shares = np.exp(-(values - values.min()) / temperature)
     if sizes is not None:
         shares = shares * np.sqrt(np.asarray(sizes, dtype=np.float64))
-    return _normalised(shares)
-
-
-def _normalised(shares: FloatArray) -> FloatArray:
     weights: FloatArray = shares / shares.sum()
     return weights

@@ -22,7 +22,7 @@ from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from isthmus.errors import FederationError, MissingExtra
 from isthmus.federation.flower import (
@@ -32,6 +32,7 @@ from isthmus.federation.flower import (
     Context,
     ContextBytes,
     Error,
+    Grid,
     Message,
     MessageBytes,
     NodeGrid,
@@ -47,6 +48,7 @@ from isthmus.federation.flower import (
 from isthmus.federation.messages import encode
 from isthmus.rankers import one_blas_thread
 
+T = TypeVar("T")
 App = Callable[[Message, Context], Message]
 _RAISED = 2  # Flower's code for "the ClientApp raised an exception"
 _LOOK = 1.0  # seconds between two looks whether the parent still lives
@@ -163,6 +165,22 @@ def _telling_nobody() -> Iterator[None]:
             del os.environ["RAY_USAGE_STATS_ENABLED"]
         else:
             os.environ["RAY_USAGE_STATS_ENABLED"] = usage
+
+
+def run_in(
+    runtime: str, main: Callable[[Grid], T], client: ClientApp, silos: int, *, workers: int | None = None
+) -> T:
+    """What `main` makes of a grid of silos that answer with the ClientApp."""
+    server, results = ServerApp(), list[T]()
+
+    @server.main()
+    def serve(grid: Grid, context: Context) -> None:
+        results.append(main(grid))
+
+    RUNTIMES[runtime](server, client, silos, workers=workers)
+    if not results:
+        raise FederationError("the runtime ended before training did")
+    return results[0]
 
 
 RUNTIMES = MappingProxyType({"in-process": on_cores, "ray": ray})

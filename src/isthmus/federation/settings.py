@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from isthmus.partition import Dealing
 from isthmus.rankers import LocalTraining, Scoring
@@ -75,24 +75,12 @@ class RiskOptions:
         return dict(sorted(told.items()))
 
 
-Name = Literal[
-    "fedavg",
-    "fedavgm",
-    "fedprox",
-    "fedopt",
-    "fedadam",
-    "fedyogi",
-    "fedadagrad",
-    "fedmedian",
-    "fedtrimmedavg",
-    "scaffold",
-    "fednova",
-    "fedavg-probe",
-    "fedrisk",
-]
+Mean = Literal["fedavg", "fedavgm", "fedprox", "fedopt", "fedadam", "fedyogi", "fedadagrad"]
+"""Strategies whose aggregate is the mean by examples; some step from it."""
+Name = Mean | Literal["fedmedian", "fedtrimmedavg", "scaffold", "fednova", "fedavg-probe", "fedrisk"]
 Server = Literal["average", "momentum", "adam", "yogi", "adagrad", "convex", "halving"]
-_OWN_STEP = ("fedavgm", "fedopt", "fedadam", "fedyogi", "fedadagrad", "fedmedian", "fedtrimmedavg", "fedprox")
-_MEANS = ("fedavg", "fedavgm", "fedprox", "fedopt", "fedadam", "fedyogi", "fedadagrad")
+_MEANS = get_args(Mean)
+_OWN_STEP = (*_MEANS[1:], "fedmedian", "fedtrimmedavg")
 _SUMMED = (*_MEANS, "fedavg-probe", "fedrisk")
 LEAST = 3
 """Silos in a secure sum: of two, each could take its own model off the next global one."""
@@ -265,13 +253,8 @@ class Rounds:
             raise ValueError(f"minimum = {self.minimum} is more than the {self.silos} silos of a round")
 
 
-MEASURES = (
-    "nDCG@10",
-    "nDCG@1(empty=skip)",
-    "nDCG@5(empty=skip)",
-    "nDCG@10(empty=skip)",
-    "MRR@10(empty=skip)",
-)
+_SKIPPING = ("nDCG@1", "nDCG@5", "nDCG@10", "MRR@10")
+MEASURES = ("nDCG@10", *(f"{name}(empty=skip)" for name in _SKIPPING))
 
 
 @dataclass(frozen=True)

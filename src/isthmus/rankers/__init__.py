@@ -1,9 +1,8 @@
 """Rankers: linear and MLP in NumPy, their losses' training, feature scaling, and gradient-boosted trees."""
 
 from isthmus.rankers.lessons import Lesson
-from isthmus.rankers.loading import load_ranker
 from isthmus.rankers.networks import CENTRAL, MLP, Linear, Scoring, scores_of
-from isthmus.rankers.ranker import Ranker
+from isthmus.rankers.ranker import Ranker, Saved, load_ranker
 from isthmus.rankers.scaling import SCALINGS, Scaling, ScalingStats
 from isthmus.rankers.training import (
     Descent,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from isthmus.errors import ConfigError, DataError
 from isthmus.randomness import Streams
-from isthmus.rankers.files import Saved
-from isthmus.rankers.ranker import Ranker, Scores, validation_ndcg
+from isthmus.rankers.ranker import Ranker, Saved, Scores, validation_ndcg
 from isthmus.rankers.scaling import Scaling
 from isthmus.rankers.training import (
     Array,
@@ -141,18 +140,8 @@ class MLP(Ranker):
 class Linear(MLP):
     """A linear ranker: an MLP without hidden layers."""
 
-    def __init__(
-        self,
-        *,
-        training: LocalTraining = CENTRAL,
-        scaling: str = "log-zscore",
-        scoring: Scoring = "expected",
-        patience: int = 15,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            (), training=training, scaling=scaling, scoring=scoring, patience=patience, seed=seed
-        )
+    def __init__(self, **options: Any) -> None:
+        super().__init__((), **options)
 
 
 def scores_of(parameters: Mapping[str, Array], scaled: Letor, scoring: Scoring = "expected") -> Scores:

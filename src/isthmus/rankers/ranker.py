@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from os import PathLike
 from typing import ClassVar, Self
 
@@ -11,18 +12,32 @@ from numpy.typing import NDArray
 
 from isthmus.errors import DataError
 from isthmus.evaluation import evaluate_rows
-from isthmus.rankers.files import Saved
 from isthmus.tables import Letor, Run
+from isthmus.tables.bundles import Bundle
 
 Scores = NDArray[np.float64]
 WATCHED = "nDCG@10(empty=skip, ties=random)"
 """What early stopping looks at."""
 
 
+@dataclass(frozen=True)
+class Saved(Bundle):
+    """What a ranker's file holds, a JSON header with arrays or a tree library's own text; the header says its
+    kind."""
+
+    noun = "ranker"
+
+
 class Ranker(ABC):
     """A fitted ranker takes raw features: whatever scaling it was trained with is part of it."""
 
     kind: ClassVar[str]
+    kinds: ClassVar[dict[str, type[Ranker]]] = {}
+    """The rankers that can be read back, by kind."""
+
+    def __init_subclass__(cls) -> None:
+        if hasattr(cls, "kind"):
+            Ranker.kinds.setdefault(cls.kind, cls)
 
     @abstractmethod
     def fit(self, letor: Letor, *, validation: Letor | None = None) -> Self:
@@ -63,3 +78,18 @@ def validation_ndcg(letor: Letor, scores: Scores) -> float:
     """Mean nDCG@10 over the lists with a relevant document, 0 without one: what a central fit watches."""
     found = evaluate_rows(letor.grades, scores, letor.offsets, [WATCHED])[WATCHED]
     return found if np.isfinite(found) else 0.0
+
+
+def load_ranker(path: str | PathLike[str]) -> Ranker:
+    """The ranker in a file that `save` wrote, of whatever kind."""
+    saved = Saved.read(path)
+    kind = saved.header.get("kind")
+    if kind not in Ranker.kinds:
+        known = ", ".join(Ranker.kinds)
+        raise DataError(f"holds a ranker of kind {kind!r}", file=path, cure=f"this Isthmus knows {known}")
+    try:
+        return Ranker.kinds[kind].from_saved(saved)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"is not a complete {kind}", file=path, text=str(error), cure="train or copy it again"
+        ) from error

@@ -11,9 +11,8 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from isthmus.errors import ConfigError, DataError, MissingExtra
-from isthmus.rankers.files import Saved
 from isthmus.rankers.lessons import Lesson
-from isthmus.rankers.ranker import Ranker, Scores, check_width
+from isthmus.rankers.ranker import Ranker, Saved, Scores, check_width
 from isthmus.tables import Letor
 
 Library = Literal["lightgbm", "xgboost"]

@@ -77,15 +77,15 @@ class Part:
 
     def dumped(self) -> bytes:
         """As JSON, for the process."""
-        tls = {key: str(Path(path).resolve()) for key, path in vars(self.tls).items()}
-        return json.dumps({**vars(self), "tls": tls}).encode()
+        tls = {key: path.resolve() for key, path in vars(self.tls).items()}
+        return json.dumps({**vars(self), "tls": tls}, default=str).encode()
 
     @classmethod
     def loaded(cls, data: bytes) -> Part:
         """From JSON."""
         part: dict[str, Any] = json.loads(data)
-        tls = Tls(**{key: Path(path) for key, path in part["tls"].items()})
-        return cls(**{**part, "tls": tls})
+        tls = {key: Path(path) for key, path in part.pop("tls").items()}
+        return cls(**part, tls=Tls(**tls))
 
 
 class Unreachable(ServiceError):

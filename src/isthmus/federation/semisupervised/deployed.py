@@ -8,6 +8,7 @@ its last checkpoint; the model of then labels again what silos have lost.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -16,14 +17,14 @@ import numpy as np
 
 from isthmus.config import load, to_toml
 from isthmus.errors import ConfigError
-from isthmus.federation.apps import Training, finished
+from isthmus.federation.apps import Training, train_in_folder
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.flower import Context, Grid
 from isthmus.federation.rounds import Held, State
 from isthmus.federation.semisupervised.labelling import SiloRows
-from isthmus.federation.semisupervised.training import Conductor, CoTraining
+from isthmus.federation.semisupervised.training import Conductor, CoTraining, Remember
 from isthmus.private.views import read_cross_rows
-from isthmus.tables import Letor, read_letor
+from isthmus.tables import Letor
 from isthmus.tables.files import replacing
 from isthmus.tables.ids import FloatArray
 
@@ -102,19 +103,12 @@ def cooperate(run: Cooperation, grid: Grid) -> Training:
     """Train over the grid's silos, from the folder's last checkpoint if it has one."""
     config, folder = run.training.rounds_of(run.silos, run.training.rounds), RunFolder(run.out)
     _check_same(run.training, folder.path)
-    folder.begin(config)
-    with replacing(folder.path / TRAINING) as stream:
-        stream.write(to_toml(run.training).encode())
-    tables = {
-        name: read_letor(path)
-        for name, path in (("validation", run.validation), ("test", run.test))
-        if path is not None
-    }
-    folder.environment(tables)
 
-    def remember(state: State) -> None:
-        folder.save(state, config)
+    def rounds(tables: Mapping[str, Letor], start: State | None, remember: Remember) -> State:
+        with replacing(folder.path / TRAINING) as stream:
+            stream.write(to_toml(run.training).encode())
+        held = Held(tables.get("validation"))
+        return Conductor(run.training, run.grades, held, run.silos).run(grid, start, remember)
 
-    conductor = Conductor(run.training, run.grades, Held(tables.get("validation")), run.silos)
-    state = conductor.run(grid, folder.state(config), remember)
-    return finished(config, state, tables.get("test", tables.get("validation")), folder)
+    files = {"validation": run.validation, "test": run.test}
+    return train_in_folder(folder, config, files, rounds)

@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.config import load, to_mapping
-from isthmus.errors import ConfigError, FederationError
+from isthmus.errors import ConfigError
 from isthmus.features import FIELDS, NAMES
 from isthmus.federation import members
 from isthmus.federation.aggregation import combine
 from isthmus.federation.clients import Book, client_app, no_book
-from isthmus.federation.flower import ArrayRecord, ClientApp, Context, Grid, Message, MessageType, ServerApp
+from isthmus.federation.flower import ArrayRecord, ClientApp, Context, Grid, Message, MessageType
 from isthmus.federation.messages import ARRAYS, answer, order, pack, settings_of, unpack
 from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
-from isthmus.federation.runtimes import RUNTIMES
+from isthmus.federation.runtimes import run_in
 from isthmus.federation.semisupervised.labelling import Guesses, Labelling, SiloRows, guess, lesson_of, mixed
 from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
 from isthmus.partition import Dealing
@@ -458,22 +458,6 @@ class Conductor:
         list(grid.send_and_receive(messages, timeout=Rounds().deadline))
 
 
-def conductor_app(
-    conductor: Conductor,
-    start: State | None,
-    remember: Remember,
-    done: Callable[[State], None],
-) -> ServerApp:
-    """The ServerApp of co-training."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        done(conductor.run(grid, start, remember))
-
-    return app
-
-
 def cotrain(
     silos: Sequence[SiloRows],
     config: CoTraining,
@@ -488,11 +472,10 @@ def cotrain(
 
     `start` may bring a first model, for instance the average of local ones that exist already.
     """
-    outcome: list[State] = []
     conductor = Conductor(config, grades, held or Held())
-    server = conductor_app(conductor, start, remember, outcome.append)
-    RUNTIMES[config.engine](server, studying_app(InMemory(silos, names)), len(silos), workers=1)
-    if not outcome:
-        raise FederationError("the runtime ended before training did")
-    state = outcome[0]
+
+    def rounds(grid: Grid) -> State:
+        return conductor.run(grid, start, remember)
+
+    state = run_in(config.engine, rounds, studying_app(InMemory(silos, names)), len(silos), workers=1)
     return Trained(dict(state.parameters), state.scaling, config.local(config.epochs), state.history)
