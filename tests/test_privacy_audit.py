@@ -13,11 +13,8 @@ from isthmus.private.audit import (
     Audit,
     audit,
     audit_draws,
-    contrast,
-    differencing,
     likelihood,
     neighbours,
-    without_shared_noise,
 )
 from isthmus.private.cost import Cost, Covered, certainty, explain, no_charge, surest, together
 from isthmus.private.counts import Asker, Desk, Owner, Release, in_memory
@@ -30,6 +27,7 @@ from isthmus.private.sums import NoiseShares
 from isthmus.randomness import Streams
 from isthmus.tables.ids import Ids
 from isthmus.text import Tokeniser
+from isthmus_reproduce.private.attacks import contrast, differencing, without_shared_noise
 
 PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
 

@@ -19,7 +19,7 @@ from isthmus.federation.semisupervised.labelling import (
     mixed,
     shifted,
 )
-from isthmus.federation.semisupervised.selection import SELECTIONS, Chosen, Selection, choose, gather
+from isthmus.federation.semisupervised.selection import Chosen, best_by_bm25, gather
 from isthmus.federation.semisupervised.silos import CrossSilos, Releasing
 from isthmus.federation.semisupervised.training import (
     MEAN,
@@ -43,6 +43,7 @@ from isthmus.retrieval import Statistics
 from isthmus.tables import Letor
 from isthmus.text import Tokens, tokenise
 from isthmus_reproduce import synthetic_text
+from isthmus_reproduce.csfltr.selection import PICKS
 
 SILOS = ("silo1", "silo2", "silo3")
 
@@ -102,15 +103,14 @@ def test_own_documents_are_exact_unless_asked_for_as_others_see_them(noisy: Smal
     assert np.array_equal(other.scores(noisy.asked, FIELDS), again.scores(noisy.asked, FIELDS))
 
 
-@pytest.mark.parametrize("kind", SELECTIONS)
-def test_selections_keep_their_depth_and_origin(noisy: Small, kind: str) -> None:
-    rng = Streams(5)("pairs")
-    selection = Selection(kind, depth=6)  # type: ignore[arg-type]
-    chosen, ways = choose(noisy.seen("silo2"), noisy.asked, selection, rng)
-    assert chosen.shape == ways.shape == (4, 6)
+RULES = {"bm25": best_by_bm25, **PICKS}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_keeps_its_depth(noisy: Small, rule: str) -> None:
+    chosen = RULES[rule](noisy.seen("silo2"), noisy.asked, 6, Streams(5)("pairs"), None)
+    assert chosen.shape == (4, 6)
     assert all(len(set(row)) == 6 for row in chosen.tolist())
-    told = {SELECTIONS[way] for way in ways.ravel().tolist()}
-    assert told == ({"bm25", "random"} if kind == "mixed" else {kind})
 
 
 def test_pairs_are_chosen_by_what_was_released() -> None:
@@ -118,23 +118,23 @@ def test_pairs_are_chosen_by_what_was_released() -> None:
     small = [Small(Releasing(epsilon=1.0, reader="plain"), seed) for seed in (0, 1)]
     views = [one.seen("silo2") for one in small]
     queries = small[0].asked
-    picks = [choose(view, queries, Selection(depth=5), Streams(0)("pairs"))[0] for view in views]
+    picks = [best_by_bm25(view, queries, 5, Streams(0)("pairs")) for view in views]
     assert not np.array_equal(*picks)
     assert set(small[0].seen.own) == set(FIELDS)  # words of its own documents, nobody else's
 
 
-def test_banned_pairs_are_left_out(noisy: Small) -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_banned_pairs_are_left_out(noisy: Small, rule: str) -> None:
     banned = np.zeros((4, len(noisy.seen("silo2"))), np.bool_)
     banned[:, :3] = True
-    selection, rng = Selection(depth=50), Streams(0)("x")
-    chosen, _ = choose(noisy.seen("silo2"), noisy.asked, selection, rng, banned=banned)
+    chosen = RULES[rule](noisy.seen("silo2"), noisy.asked, 50, Streams(0)("x"), banned)
     assert not np.isin(chosen[chosen >= 0], [0, 1, 2]).any()
     assert (chosen == -1).sum() == 12
 
 
 def together(small: Small, holders: tuple[str, ...], kind: str = "random") -> Chosen:
     several = [(SILOS.index(holder), holder) for holder in holders]
-    return gather(small.seen, small.asked, several, Selection(kind, depth=5), Streams(3))  # type: ignore[arg-type]
+    return gather(small.seen, small.asked, several, Streams(3), depth=5, pick=RULES[kind])
 
 
 @pytest.mark.parametrize("kind", ["bm25", "random", "mixed"])

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.federation.semisupervised.selection import Selection
 from isthmus.federation.semisupervised.ways import DEFAULT as DEFAULT_ROW
 from isthmus_reproduce.csfltr import experiment as csfltr
 from isthmus_reproduce.csfltr.experiment import Config, _sorted, _table_units, _work
@@ -33,6 +32,7 @@ from isthmus_reproduce.csfltr.rows import (
     point_unit,
     table_unit,
 )
+from isthmus_reproduce.csfltr.selection import PICKS
 from isthmus_reproduce.csfltr.world import Case, DealtSilos
 
 CASE = {"data": "synthetic", "seed": 0, "small": True, "circular": True}
@@ -77,7 +77,7 @@ def test_labelled_pairs_are_the_silos_own(world: DealtSilos) -> None:
     for name, silo in zip(
         world.names, world.tables["exact"].silos(world.tables["exact"].inside), strict=True
     ):
-        own = set(world.holdings[name].documents)
+        own = set(world.documents[name])
         assert set(silo.labelled.ids.tolist()) <= own
         assert not set(silo.cross.ids.tolist()) & own
         assert len(silo.errors) == silo.cross.rows
@@ -91,11 +91,11 @@ def test_few_labels_are_few(world: DealtSilos) -> None:
 @pytest.mark.parametrize("kind", ["rtk", "random", "mixed"])
 def test_cross_pairs_may_be_chosen_otherwise(world: DealtSilos, kind: Any) -> None:
     tables = world.tables["private"]
-    usual, other = tables.across, tables.across_by(Selection(kind, depth=10))
+    usual, other = tables.across, tables.across_by(PICKS[kind])
     assert usual.keys() == other.keys()
     for name, (letor, errors) in other.items():
         assert len(errors) == letor.rows
-        assert letor.rows <= 10 * 3 * len(world.query_rows[name])
+        assert letor.rows <= tables.depth * 3 * len(world.query_rows[name])
 
 
 def test_every_row_without_which_it_cannot_be_read_is_there(units: list[Any]) -> None:

@@ -1,11 +1,9 @@
 """Attacks on releases: what a peer who does its worst learns, beside what the mechanism promises.
 
-- `differencing` takes the paper's shared noise off: cells are integers and all cells of a vector carry the
-  same real number, so what is shared can be seen and taken away;
-- `audit` bounds ε from below: noise two neighbouring documents many times, choose on one half of the draws
-  the event that tells them apart best, count it on the other half, and take exact binomial bounds of both
-  counts: ε is at least ln(p_low/q_high). It also plays the attacker who knows all but which of the two
-  words stands there. A sound mechanism keeps both below what it promises.
+`audit` bounds ε from below: noise two neighbouring documents many times, choose on one half of the draws
+the event that tells them apart best, count it on the other half, and take exact binomial bounds of both
+counts: ε is at least ln(p_low/q_high). It also plays the attacker who knows all but which of the two words
+stands there. A sound mechanism keeps both below what it promises.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from isthmus.private.messages import Answer
 from isthmus.private.noise import NoiseKey, fresh_nonces
 from isthmus.private.sketch import HashFamily
 from isthmus.randomness import Streams
-from isthmus.tables.ids import FloatArray, Ids, IntArray
+from isthmus.tables.ids import FloatArray, Ids
 from isthmus.text import Tokeniser, Tokens
 
 _PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
@@ -70,24 +68,6 @@ class Audit:
             f" ({self.confidence:.0%}, {self.trials:,} draws); the attacker named the right word"
             f" {self.success:.1%} of the time, the bound is {self.bound:.1%}. {meaning}"
         )
-
-
-def differencing(values: NDArray[Any]) -> IntArray:
-    """The cells of an obfuscated vector without the noise they share: (rows, documents) in and out.
-
-    Most cells of a wide sketch are empty, so the value that comes most often is the noise itself.
-    """
-    ordered = np.sort(values, axis=0)
-    # cells are integers apart, so equal ones differ by rounding only: find the longest run of them
-    same = np.diff(ordered, axis=0) < 1e-6
-    run, longest, where = (np.zeros(values.shape[1], dtype=np.int64) for _ in range(3))
-    for row, alike in enumerate(same, start=1):
-        run = np.where(alike, run + 1, 0)
-        where = np.where(run > longest, row, where)
-        longest = np.maximum(run, longest)
-    noise = ordered[where, np.arange(values.shape[1])]
-    cells: IntArray = np.rint(values - noise).astype(np.int64)
-    return cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,18 +154,6 @@ def likelihood(found: Neighbours, draws: NDArray[Any]) -> FloatArray:
     first, second = np.clip(above, 0, 1).sum(axis=1)
     difference: FloatArray = first - second
     return difference
-
-
-def contrast(found: Neighbours, draws: NDArray[Any]) -> FloatArray:
-    """The first word's cells minus the second's."""
-    first, second = np.einsum("wp,wpd->wd", found.facing.astype(np.float64), draws)
-    difference: FloatArray = first - second
-    return difference
-
-
-def without_shared_noise(found: Neighbours, draws: NDArray[Any]) -> FloatArray:
-    """The same contrast after differencing."""
-    return contrast(found, np.stack([differencing(vector) for vector in draws]))
 
 
 def audit(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,9 @@ from isthmus.federation.semisupervised.ways import LABELLINGS as WAYS_LABELLINGS
 from isthmus.randomness import Streams
 from isthmus.rankers import LambdaMART, Lesson, Parameters, Scaling, scores_of, train_epochs
 from isthmus.tables import Letor
+from isthmus_reproduce.csfltr.selection import PICKS
 from isthmus_reproduce.csfltr.world import MEASURES, Case, DealtSilos, Variant, VariantTables
 
-Kind = Literal["rtk", "random", "mixed"]
 Rows = Iterator[Way]
 
 LISTS = CoTraining(model="lambdarank", rounds=10, epochs=2, local_epochs=20, learning_rate=0.02)
@@ -97,9 +97,8 @@ class Bench(Ways):
     def _other_pairs(self, config: CoTraining, start: State) -> Rows:
         """The paper's training on cross pairs that were chosen otherwise; what is ranked stays the same."""
         tables = self.tables
-        kinds: tuple[Kind, ...] = ("rtk", "random", "mixed") if tables.variant == "private" else ()
-        for kind in kinds:
-            across = tables.across_by(replace(tables.selection, kind=kind))
+        for kind, pick in PICKS.items() if tables.variant == "private" else ():
+            across = tables.across_by(pick)
             silos = tables.silos(tables.inside, self.labels, across)
             yield Way(f"CS-F-LTR, pairs by {kind}", "all", self.trained(silos, config, start))
 

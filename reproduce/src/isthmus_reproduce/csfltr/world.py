@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 
 from isthmus.corpora import load
 from isthmus.errors import DataError
-from isthmus.features import FIELDS, ExactCounts, Pairs
-from isthmus.federation.semisupervised.selection import Chosen, Selection, Views
+from isthmus.features import FIELDS, ExactCounts
+from isthmus.federation.semisupervised.selection import Chosen, Views
 from isthmus.federation.semisupervised.silos import CrossSilos, CrossTables, Releasing
 from isthmus.partition import move_share
 from isthmus.private.views import View
 from isthmus.randomness import Streams
 from isthmus.retrieval import BM25, Statistics
 from isthmus.tables import Corpus, Letor, Qrels
-from isthmus.tables.ids import FloatArray, Ids
+from isthmus.tables.ids import Ids
 from isthmus_reproduce import synthetic_text
+from isthmus_reproduce.csfltr.selection import judged_pairs
 from isthmus_reproduce.deals import deal_corpus
 
 Variant = Literal["exact", "private", "clipped"]
@@ -144,7 +145,7 @@ class VariantTables(CrossTables):
 
     def __init__(self, world: DealtSilos, variant: Variant) -> None:
         self.world, self.variant = world, variant
-        super().__init__(world, Selection(depth=world.case.depth))
+        super().__init__(world, world.case.depth)
 
     def views(self, name: str) -> tuple[Views, Views]:
         """As the variant has it."""
@@ -169,12 +170,5 @@ class VariantTables(CrossTables):
             table = view.features(queries, pairs)
             at = np.full(len(pairs), world.names.index(name))
             nothing: NDArray[np.float64] = np.zeros(len(pairs))
-            tables[name] = world.letor(name, Chosen(pairs.queries, at, pairs.documents, at, table, nothing))
+            tables[name] = world.letor(name, Chosen(pairs.queries, at, pairs.documents, table, nothing))
         return tables
-
-
-def judged_pairs(scores: FloatArray, grades: NDArray[np.int32], depth: int) -> Pairs:
-    """The other sampling rule: relevant documents from any rank, and the best of the rest up to `depth`."""
-    ranked = np.where(grades > 0, np.inf, scores)
-    best = np.sort(np.argsort(-ranked, axis=1, kind="stable")[:, :depth], axis=1)
-    return Pairs(np.repeat(np.arange(len(scores)), best.shape[1]), best.ravel())

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from isthmus.private.audit import audit, contrast, differencing, likelihood, without_shared_noise
+from isthmus.private.audit import Neighbours, audit, likelihood
 from isthmus.private.cost import Covered, no_charge
 from isthmus.private.counts import Asker, Desk, Owner, Release, in_memory
 from isthmus.private.decoys import Decoys
@@ -24,7 +25,7 @@ from isthmus.private.noise import NoiseKey, fresh_nonces
 from isthmus.private.sketch import CountSketch, HashFamily
 from isthmus.randomness import Streams
 from isthmus.report import Section, Table
-from isthmus.tables.ids import Ids
+from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import Tokeniser
 from isthmus_reproduce.notebook import Notebook, Unit
 from isthmus_reproduce.prose import Prose
@@ -41,6 +42,38 @@ AUDITED: tuple[tuple[str, float, int], ...] = (
 )
 """Mechanism, ε and rows."""
 WIDTHS = (200, 1000)
+
+
+def differencing(values: NDArray[Any]) -> IntArray:
+    """The cells of an obfuscated vector without the noise they share: (rows, documents) in and out.
+
+    Most cells of a wide sketch are empty, so the value that comes most often is the noise itself.
+    """
+    ordered = np.sort(values, axis=0)
+    # cells are integers apart, so equal ones differ by rounding only: find the longest run of them
+    same = np.diff(ordered, axis=0) < 1e-6
+    run, longest, where = (np.zeros(values.shape[1], dtype=np.int64) for _ in range(3))
+    for row, alike in enumerate(same, start=1):
+        run = np.where(alike, run + 1, 0)
+        where = np.where(run > longest, row, where)
+        longest = np.maximum(run, longest)
+    noise = ordered[where, np.arange(values.shape[1])]
+    cells: IntArray = np.rint(values - noise).astype(np.int64)
+    return cells
+
+
+def contrast(found: Neighbours, draws: NDArray[Any]) -> FloatArray:
+    """The first word's cells minus the second's."""
+    first, second = np.einsum("wp,wpd->wd", found.facing.astype(np.float64), draws)
+    difference: FloatArray = first - second
+    return difference
+
+
+def without_shared_noise(found: Neighbours, draws: NDArray[Any]) -> FloatArray:
+    """The same contrast after differencing."""
+    return contrast(found, np.stack([differencing(vector) for vector in draws]))
+
+
 ATTACKS = (likelihood, contrast, without_shared_noise)
 _DOCUMENTS, _WORDS = 60, ("w1", "w2", "w30", "w400")
 _PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())

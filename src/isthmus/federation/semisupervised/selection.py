@@ -1,38 +1,32 @@
 """Which pairs of a silo's queries and other silos' documents are looked at, and what they look like.
 
-    bm25     a silo's documents with the largest BM25 from released counts
-    rtk      the same from a reverse top-K sketch, without scoring all documents
-    random   any documents
-    mixed    half of each list by bm25, the rest at random
-
-Others' documents are chosen by released noisy counts only. Every pair keeps the silo its document lies in and
-how it was chosen. The rule that makes the candidates when the ranker is used also samples the labelled pairs
-it learns from; `judged` is the other rule, every relevant document from any rank beside hard negatives, which
-shows the learner pairs that it will not meet.
+A silo's documents with the largest BM25 from released counts. Others' documents are chosen by what was
+released only: choosing by exact counts of another silo would be a release that nobody charged. Every pair
+keeps the silo its document lies in. The rule that makes the candidates when the ranker is used also samples
+the labelled pairs it learns from. `Pick` is the seam for other rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.errors import ConfigError
 from isthmus.features import FIELDS, Pairs
-from isthmus.private.counts import PrivateCounts, PublishedCells
-from isthmus.private.rtk import ReverseTopK
 from isthmus.private.views import View
 from isthmus.randomness import Streams
-from isthmus.retrieval import idf
 from isthmus.tables import Letor
 from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import Tokens
 
-SELECTIONS = ("bm25", "rtk", "random", "mixed")
+DEPTH = 100
+"""Documents of a silo that a query is paired with."""
 Mask = NDArray[np.bool_]
+Pick = Callable[[View, Tokens, int, np.random.Generator, Mask | None], IntArray]
+"""For every query so many documents of a silo, but for banned pairs (queries × documents), or −1 for none."""
 
 
 class Views(Protocol):
@@ -41,32 +35,16 @@ class Views(Protocol):
     def __call__(self, holder: str, *, noised: bool = False) -> View: ...
 
 
-@dataclass(frozen=True)
-class Selection:
-    """How many of a silo's documents a query is paired with, and how they are chosen."""
-
-    kind: Literal["bm25", "rtk", "random", "mixed"] = "bm25"
-    depth: int = 100
-
-    def __post_init__(self) -> None:
-        if self.kind not in SELECTIONS:
-            raise ConfigError(f"no selection {self.kind!r}", key=self.kind, known=SELECTIONS)
-        if self.depth < 1:
-            raise ConfigError(f"depth = {self.depth}", key="depth", value=self.depth, expected="1 or more")
-
-
 @dataclass(frozen=True, eq=False)
 class Chosen:
     """Pairs in the order of their queries; `documents` are positions among the holder's.
 
-    `ways` is how each was chosen, a position in SELECTIONS; `errors` how uncertain its counts are: the root
-    mean square of the error bars of its query's words, 0 where counts are exact.
+    `errors` is how uncertain the counts of each are: see `View.errors`.
     """
 
     queries: IntArray
     holders: IntArray
     documents: IntArray
-    ways: IntArray
     features: FloatArray
     errors: FloatArray
 
@@ -95,69 +73,28 @@ class Chosen:
         return Letor.of(Ids.of(queries)[self.queries], self.features, grades, documents=names)
 
 
-def choose(
-    view: View,
-    queries: Tokens,
-    selection: Selection,
-    rng: np.random.Generator,
-    *,
-    banned: Mask | None = None,
-) -> tuple[IntArray, IntArray]:
-    """For every query the chosen documents of one silo, (queries, documents), and how each was chosen.
-
-    `banned` (queries × documents) are pairs that may not stand; their place is taken by −1.
-    """
-    depth = min(selection.depth, len(view))
-    if selection.kind == "rtk":
-        scores = _rtk_scores(view, queries, depth)
-    elif selection.kind == "random":
-        scores = rng.random((len(queries), len(view)))
-    else:
-        scores = view.scores(queries, FIELDS)
-    if banned is not None:
-        scores = np.where(banned, -np.inf, scores)
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
-    ways = np.full(best.shape, SELECTIONS.index(selection.kind))
-    if selection.kind == "mixed":
-        best, ways = _mixed(scores, best, rng)
-    chosen = np.where(np.isneginf(np.take_along_axis(scores, best, axis=1)), -1, best)
-    return chosen, ways
+def best_by_bm25(
+    view: View, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
+) -> IntArray:
+    """The documents with the largest BM25, title and body added."""
+    return best(view.scores(queries, FIELDS), depth, banned)
 
 
-def _mixed(scores: FloatArray, best: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-    """The upper half of the best, and documents below them at random."""
-    kept = (best.shape[1] + 1) // 2
-    lottery = rng.random(scores.shape)
-    np.put_along_axis(lottery, best[:, :kept], np.inf, axis=1)
-    lottery[np.isneginf(scores)] = np.inf
-    drawn = np.argsort(lottery, axis=1, kind="stable")[:, : best.shape[1] - kept]
-    ways = np.full(best.shape, SELECTIONS.index("random"))
-    ways[:, :kept] = SELECTIONS.index("bm25")
-    return np.concatenate((best[:, :kept], drawn), axis=1), ways
-
-
-def _rtk_scores(view: View, queries: Tokens, depth: int) -> FloatArray:
-    """A falling score for what the reverse top-K sketch of the bodies finds, 0 elsewhere."""
-    counts = view.counts["body"]
-    if not isinstance(counts, PrivateCounts) or not isinstance(counts.noisy, PublishedCells):
-        raise ConfigError("a reverse top-K sketch is made of released cells", key="rtk")
-    sketch = ReverseTopK.of(counts.noisy.sketch, k=depth)
-    weights = idf(counts.frequencies(queries.terms), counts.documents)
-    scores = np.zeros((len(queries), len(view)))
-    for query in range(len(queries)):
-        words = queries.terms[queries.offsets[query] : queries.offsets[query + 1]]
-        hits = sketch.search(words, weights, k=depth)
-        scores[query, hits] = np.arange(len(hits), 0, -1)
-    return scores
+def best(scores: FloatArray, depth: int, banned: Mask | None) -> IntArray:
+    """The documents of the largest scores, −1 where a pair is banned."""
+    allowed = scores if banned is None else np.where(banned, -np.inf, scores)
+    chosen = np.argsort(-allowed, axis=1, kind="stable")[:, :depth]
+    return np.where(np.isneginf(np.take_along_axis(allowed, chosen, axis=1)), -1, chosen)
 
 
 def gather(
     views: Views,
     queries: Tokens,
     holders: Sequence[tuple[int, str]],
-    selection: Selection,
     streams: Streams,
     *,
+    depth: int = DEPTH,
+    pick: Pick = best_by_bm25,
     noised: bool = False,
     banned: Mapping[str, Mask] | None = None,
     selecting: Views | None = None,
@@ -170,12 +107,16 @@ def gather(
     parts = []
     for at, holder in holders:
         view = views(holder, noised=noised)
-        seen = (selecting or views)(holder, noised=noised or selection.kind == "rtk")
-        forbidden = None if banned is None else banned.get(holder)
-        chosen, ways = choose(seen, queries, selection, streams("pairs", holder), banned=forbidden)
+        chosen = pick(
+            (selecting or views)(holder, noised=noised),
+            queries,
+            depth,
+            streams("pairs", holder),
+            (banned or {}).get(holder),
+        )
         there = chosen >= 0
         query = np.repeat(np.arange(len(queries)), there.sum(axis=1))
         pairs = Pairs(query, chosen[there])
         table, errors = view.features(queries, pairs), view.errors(queries, pairs)
-        parts.append(Chosen(query, np.full(len(pairs), at), pairs.documents, ways[there], table, errors))
+        parts.append(Chosen(query, np.full(len(pairs), at), pairs.documents, table, errors))
     return Chosen.joined(parts)

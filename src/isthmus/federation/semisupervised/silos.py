@@ -24,7 +24,7 @@ from isthmus.errors import ConfigError
 from isthmus.evaluation import Evaluation, evaluate
 from isthmus.features import FIELDS, NAMES
 from isthmus.federation.semisupervised.labelling import SiloRows
-from isthmus.federation.semisupervised.selection import Chosen, Selection, Views, gather
+from isthmus.federation.semisupervised.selection import DEPTH, Chosen, Pick, Views, best_by_bm25, gather
 from isthmus.partition import divide, linked_queries
 from isthmus.private.cost import Covered, no_charge
 from isthmus.private.counts import Desk, Owner, Release, in_memory
@@ -260,9 +260,8 @@ Cross = dict[str, tuple[Letor, FloatArray]]
 class CrossTables:
     """Judged pairs inside every silo, pairs across silos, and the candidates that are ranked."""
 
-    def __init__(self, world: CrossSilos, selection: Selection | None = None) -> None:
-        self.world = world
-        self.selection = selection or Selection()
+    def __init__(self, world: CrossSilos, depth: int = DEPTH) -> None:
+        self.world, self.depth = world, depth
         self._views = {name: self.views(name) for name in world.names}
 
     def views(self, name: str) -> tuple[Views, Views]:
@@ -270,15 +269,16 @@ class CrossTables:
         return self.world.views(name)
 
     def _gather(
-        self, name: str, holders: list[str], *, noised: bool = False, selection: Selection | None = None
+        self, name: str, holders: list[str], *, noised: bool = False, pick: Pick = best_by_bm25
     ) -> Chosen:
         world, (views, selecting) = self.world, self._views[name]
         return gather(
             views,
             world.queries[name],
             [(world.names.index(holder), holder) for holder in holders],
-            selection or self.selection,
             world.streams.under("of", name),
+            depth=self.depth,
+            pick=pick,
             noised=noised,
             banned=world.banned(name),
             selecting=selecting,
@@ -304,15 +304,15 @@ class CrossTables:
     @cached_property
     def across(self) -> Cross:
         """A silo's queries with all other silos' documents, and the error bars of their counts."""
-        return self.across_by(self.selection)
+        return self.across_by(best_by_bm25)
 
-    def across_by(self, selection: Selection) -> Cross:
+    def across_by(self, pick: Pick) -> Cross:
         """The same, chosen by another rule."""
         cross = {}
         for name, own in self.world.query_rows.items():
             others = [holder for holder in self.world.names if holder != name]
             if len(own) and others:
-                chosen = self._gather(name, others, selection=selection)
+                chosen = self._gather(name, others, pick=pick)
                 cross[name] = self.world.letor(name, chosen), chosen.errors
         return cross
 
