@@ -31,8 +31,8 @@ def by_sketch(
     if not isinstance(counts, PrivateCounts) or not isinstance(counts.noisy, PublishedCells):
         raise ConfigError("a reverse top-K sketch is made of released cells", key="rtk")
     depth = min(depth, len(view))
-    sketch, total = ReverseTopK.of(counts.noisy.sketch, k=depth), counts.documents
-    weights = idf(np.clip(counts.frequencies(queries.terms), 0, total), total)
+    sketch = ReverseTopK.of(counts.noisy.sketch, k=depth)
+    weights = idf(counts.frequencies(queries.terms), counts.documents)
     scores = np.zeros((len(queries), len(view)))
     for query in range(len(queries)):
         words = queries.terms[queries.offsets[query] : queries.offsets[query + 1]]
