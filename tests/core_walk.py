@@ -107,7 +107,7 @@ class Core:
             for process in started:
                 process.terminate()
             for process in started:
-                process.wait(60)
+                process.wait(PATIENCE)
 
 
 def free_base(count: int) -> int:

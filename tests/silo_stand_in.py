@@ -90,7 +90,7 @@ class Loop:
         server.config.lifespan = lifespan
         server.capture_signals = _nothing  # signals belong to the main thread
         done = asyncio.run_coroutine_threadsafe(server.serve(), self.loop)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while not server.started and not done.done() and time.monotonic() < until:
             time.sleep(0.005)
         if done.done():
@@ -103,7 +103,7 @@ class Loop:
     def stop(self, server):
         server.should_exit = True
         server.force_exit = server.config.lifespan == "off"  # a stand-in may be asleep
-        server.finished.result(10)
+        server.finished.result(60)
         self.servers.remove(server)
 
     def close(self):
@@ -111,7 +111,7 @@ class Loop:
             self.stop(server)
         self.run(_ended())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(5)
+        self.thread.join(60)
         self.loop.close()
 
 

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
 
 
 def test_prints_a_table_and_writes_the_rows(folder: Path) -> None:

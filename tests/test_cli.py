@@ -26,7 +26,7 @@ NAMES = [command.name for command in COMMANDS]
 def isthmus(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     """The program as its own process."""
     command = [sys.executable, "-m", "isthmus", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
 
 
 def standing_in(monkeypatch: pytest.MonkeyPatch, run) -> None:
@@ -173,7 +173,7 @@ sys.exit(cli.main(["act"]))
     assert child.stdout is not None
     assert child.stdout.readline() == "working\n"
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=30)
+    _, said = child.communicate(timeout=120)
     assert child.returncode == 130
     assert said == "isthmus: interrupted\n"
 
@@ -190,7 +190,7 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert child.stderr is not None
     said = child.stderr.read()
     child.stderr.close()
-    assert child.wait(timeout=60) == 141
+    assert child.wait(timeout=240) == 141
     assert said == ""
 
 

@@ -134,7 +134,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     import sys
 
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "cli.html").exists()
     reference = (tmp_path / "reference.html").read_text(encoding="utf-8")

@@ -487,7 +487,7 @@ print(done)
     for child in children:
         child.stdin.write("go\n")
         child.stdin.flush()
-    done = [int(child.communicate(timeout=60)[0]) for child in children]
+    done = [int(child.communicate(timeout=240)[0]) for child in children]
     assert sum(done) == 40
     with Ledger(path) as ledger:
         assert ledger.spent("a") == 10

@@ -565,7 +565,7 @@ def test_two_processes_may_build_at_once(file, cache):
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in both:
-        told.append(process.communicate(timeout=60)[0])
+        told.append(process.communicate(timeout=240)[0])
         assert process.returncode == 0
     assert told[0] == told[1] == f"{float(plain(path).features.sum())}\n"
     assert len(kept(cache)) == 1
@@ -581,7 +581,7 @@ def test_a_builder_may_be_killed(file, cache):
     assert process.stdout.readline() == "ready\n"
     assert process.stdout.readline() == "writing\n"
     process.send_signal(signal.SIGKILL)
-    process.wait(timeout=30)
+    process.wait(timeout=120)
     process.stdout.close()
     process.stdin.close()
     assert kept(cache) == []

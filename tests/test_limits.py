@@ -189,7 +189,7 @@ class TestBodies:
         began = time.perf_counter()
         too_deep(b'"\\' * 500_000, 16)
         too_deep(b'"' * 1_000_001, 16)
-        assert time.perf_counter() - began < 2
+        assert time.perf_counter() - began < 10
 
 
 class TestCallers:

@@ -152,7 +152,7 @@ def told_elsewhere(world: str) -> tuple[str, str]:
     )
     environment = {"PYTHONHASHSEED": "1234", "PYTHONWARNINGS": "default", "PATH": ""}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=400
     )
     return done.stdout, done.stderr
 
@@ -202,7 +202,7 @@ def test_a_package_that_does_not_import_is_left_out(monkeypatch: pytest.MonkeyPa
 
 def test_without_docstrings_there_is_no_world() -> None:
     script = "from isthmus.corpora import pydocs; pydocs.build()"
-    done = subprocess.run([sys.executable, "-OO", "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-OO", "-c", script], capture_output=True, text=True, timeout=240)
     assert "run Python without -OO" in done.stderr
 
 

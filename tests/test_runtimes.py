@@ -23,7 +23,7 @@ from isthmus.federation.runtimes import LocalGrid, WorkerPool, can_fork
 @pytest.fixture
 def echo():
     """An app that gives the model back with the silo's number added, or misbehaves as it is told."""
-    app = ClientApp()
+    app, released = ClientApp(), threading.Event()
 
     @app.train()
     def train(message, context):
@@ -31,10 +31,11 @@ def echo():
         if place == 3:
             raise ValueError("disk full")
         if place == 4:
-            time.sleep(0.4)
+            released.wait(60)
         arrays = unpack(message.content.array_records["arrays"])
         return answer(message, {"num-examples": 1, "steps": 1}, arrays={"w": arrays["w"] + place})
 
+    app.released = released
     return app
 
 
@@ -66,9 +67,8 @@ def test_a_failing_silo_is_an_error_message_and_the_others_answer(echo):
 def test_a_late_silo_is_not_waited_for(echo):
     grid = LocalGrid(echo, 5, workers=5)
     nodes = list(grid.get_node_ids())
-    began = time.perf_counter()
-    replies = ask(grid, nodes, timeout=0.1)
-    assert time.perf_counter() - began < 0.35
+    replies = ask(grid, nodes, timeout=1.0)
+    echo.released.set()  # only now would the last one answer
     assert nodes[4] not in replies
     assert len(replies) == 4
     assert ask(grid, nodes[:2]).keys() == set(nodes[:2]), "its answer does not turn up in the next round"
@@ -90,7 +90,7 @@ def test_push_and_pull_give_each_reply_once(echo):
 
 
 def test_workers_run_at_the_same_time():
-    app, barrier = ClientApp(), threading.Barrier(3, timeout=5)
+    app, barrier = ClientApp(), threading.Barrier(3, timeout=60)
 
     @app.train()
     def train(message, context):
@@ -193,7 +193,7 @@ def test_workers_do_not_outlive_a_killed_parent():
     with subprocess.Popen([sys.executable, "-c", script], **told) as parent:
         workers = [int(pid) for pid in parent.stdout.readline().split()]
         parent.kill()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while any(os.path.exists(f"/proc/{pid}") for pid in workers):
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -57,14 +57,14 @@ def running(app, **options):
     server.config.lifespan = "off"
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not server.started and time.monotonic() < until:
         time.sleep(0.01)
     try:
         yield server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
 
 
 def ask(port, context, party="north"):

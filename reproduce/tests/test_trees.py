@@ -95,8 +95,8 @@ def test_a_killed_silo_ends_the_training_for_all(
     monkeypatch.setattr(Exchange, "meet", killing)
     begun = time.monotonic()
     with pytest.raises(FederationError, match="silo 1"):
-        train_silos(dealt(table(), 3), LambdaMART(library="xgboost", trees=200), deadline=60)
-    assert time.monotonic() - begun < 30
+        train_silos(dealt(table(), 3), LambdaMART(library="xgboost", trees=200), deadline=240)
+    assert time.monotonic() - begun < 120
     assert len(started) == 3
 
 
@@ -113,7 +113,7 @@ def test_the_deadline_holds(started: list[subprocess.Popen[bytes]]) -> None:
     begun = time.monotonic()
     with pytest.raises(FederationError, match="not done after 2 s"):
         train_silos(dealt(table(), 2), LambdaMART(library="xgboost", trees=100_000), deadline=2)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 def test_a_silent_silo_is_named_to_those_who_wait(tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ def test_an_answer_that_nobody_reads_is_given_up(tmp_path, closing):
     with page(tmp_path, header_seconds=0.5) as (server, _, token), ExitStack() as stack:
         for header in (closing, f"{closing}x-api-key: {token}\r\n"):
             stack.enter_context(ask_and_never_read(server.port, header=header))
-        until = time.monotonic() + 15
+        until = time.monotonic() + 60
         while server.server_state.connections and time.monotonic() < until:
             time.sleep(0.05)
         assert not server.server_state.connections
@@ -333,7 +333,7 @@ def test_one_person_takes_no_more_than_half_the_room(tmp_path):
     with front(tmp_path, concurrent=8) as site, ThreadPoolExecutor(12) as others:
         site.silo.delay = 3.0
         searches = [others.submit(site.search) for _ in range(12)]
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while len(site.silo.asked) < 4 and time.monotonic() < until:
             time.sleep(0.01)
         bob = httpx.get(f"{site.url}/v1/me", headers={"x-api-key": site.keys.add("bob", scopes=["search"])})

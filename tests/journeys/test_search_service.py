@@ -99,7 +99,7 @@ class Federation:
 
     def restart(self, name: str) -> None:
         self.running[name].terminate()
-        self.running[name].wait(30)
+        self.running[name].wait(PATIENCE)
         self.start(name)
 
     def log(self, name: str) -> str:
@@ -111,7 +111,7 @@ class Federation:
             process.terminate()
         for process in self.running.values():
             try:
-                process.wait(20)
+                process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -341,5 +341,5 @@ def test_an_interrupt_ends_everything(federation):
     for name in ("west", "broker"):
         process = federation.running.pop(name)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
         assert "Traceback" not in federation.log(name)
