@@ -9,13 +9,7 @@ from isthmus.errors import ConfigError, PrivacyError
 from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private import sketch as module
 from isthmus.private.rtk import ReverseTopK
-from isthmus.private.sketch import (
-    CountMin,
-    CountSketch,
-    HashFamily,
-    collection_counts,
-    document_frequencies,
-)
+from isthmus.private.sketch import CountMin, CountSketch, HashFamily
 from isthmus.randomness import Streams
 from isthmus.tables.ids import Ids
 from isthmus.text import Tokeniser, Tokens
@@ -119,12 +113,10 @@ def test_sketches_that_do_not_belong_together_do_not_add() -> None:
             one + other
 
 
-def test_totals_count_documents_and_occurrences() -> None:
+def test_totals_are_those_of_their_words() -> None:
     tokens = PLAIN(["a a b", "a c", ""])
-    family = HashFamily(KEY, width=1 << 14)
-    words = every_word(tokens)
-    assert document_frequencies(tokens, family).estimate(words)[:, 0].tolist() == [2, 1, 1]
-    assert collection_counts(tokens, family).estimate(words)[:, 0].tolist() == [3, 1, 1]
+    totals = CountMin.of_totals(tokens.terms, np.array([3, 1, 1]), HashFamily(KEY, width=1 << 14))
+    assert totals.estimate(every_word(tokens))[:, 0].tolist() == [3, 1, 1]
 
 
 @pytest.mark.parametrize("kind", [CountMin, CountSketch])
