@@ -252,7 +252,7 @@ def with_peer(inner, name="broker"):
     """As if TLS had verified a peer's certificate."""
 
     async def outer(scope, receive, send):
-        scope["extensions"] = {PEER: Peer(name, "00", time.time() + 60)}
+        scope["extensions"] = {PEER: Peer(name, time.time() + 60)}
         await inner(scope, receive, send)
 
     return outer

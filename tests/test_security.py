@@ -118,7 +118,7 @@ def test_an_expired_server_is_refused(folder):
 
 
 def test_a_certificate_that_ends_while_connected_is_refused():
-    peer = security.Peer("broker", "00", expires=100.0)
+    peer = security.Peer("broker", expires=100.0)
     scope = {"type": "http", "headers": [], "extensions": {security.PEER: peer}}
     assert Gate(peers={"broker": 1}, clock=lambda: 99.0).caller(scope).policy == 1
     with pytest.raises(Refused, match="expired"):

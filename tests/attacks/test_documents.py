@@ -12,8 +12,7 @@ import pytest
 
 from isthmus.errors import DataError
 from isthmus.service import sources
-from isthmus.service.parser_process import Parser
-from isthmus.service.parsing import READERS, Reading
+from isthmus.service.parsing import READERS, Parser, Reading
 from isthmus.service.searching import _pattern, snippet
 from isthmus.service.settings import Source
 from isthmus.service.sources import load, load_all

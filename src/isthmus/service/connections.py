@@ -12,7 +12,6 @@ requests.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Mapping
@@ -327,13 +326,19 @@ def _address(transport: asyncio.BaseTransport) -> str:
 
 def _peer(connection: ssl.SSLObject | None) -> Peer | None:
     """Who is at the other end; only a certificate that TLS has verified is listed by `getpeercert`."""
-    certificate = connection.getpeercert() if connection is not None else None
-    raw = connection.getpeercert(binary_form=True) if certificate and connection is not None else None
-    if not certificate or raw is None:
-        return None
-    subject: Any = certificate.get("subject", ())
-    names = [value for part in subject for key, value in part if key == "commonName"]
+    certificate: Any = (connection.getpeercert() if connection is not None else None) or {}
+    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     if len(names) != 1:
         return None
-    expires = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
-    return Peer(names[0], hashlib.sha256(raw).hexdigest(), expires)
+    return Peer(names[0], ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+
+
+def listen_problem(port: int, host: str = "127.0.0.1") -> str:
+    """Why nobody new can listen there; empty where somebody can."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or type(error).__name__
+    return ""

@@ -9,6 +9,7 @@ rows.txt         feature rows with grades, LETOR: `isthmus train`, or a silo's d
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -32,39 +33,34 @@ def export_judgements(searcher: Searcher, folder: str | Path) -> dict[str, int]:
         for query, name in number.items():
             stream.write(json.dumps({"_id": name, "text": query}, ensure_ascii=False).encode() + b"\n")
     grades = majority(said)
-    pairs = list(grades)
-    write_qrels(
-        Qrels.of(
-            [number[query] for query, _ in pairs],
-            [_plain(document) for _, document in pairs],
-            [int(grades[pair]) for pair in pairs],
-        ),
-        target / "qrels.txt",
-    )
-    rows = _write_rows(searcher, target, number)
-    return {"queries": len(number), "judgements": len(pairs), "rows": rows}
+    names = [number[query] for query, _ in grades]
+    documents = [_plain(document) for _, document in grades]
+    write_qrels(Qrels.of(names, documents, [int(right) for right in grades.values()]), target / "qrels.txt")
+    rows = _write_rows(searcher, target, number, grades)
+    return {"queries": len(number), "judgements": len(grades), "rows": rows}
 
 
-def _write_rows(searcher: Searcher, target: Path, number: dict[str, str]) -> int:
-    names: list[str] = []
-    documents: list[str] = []
-    tables, grades = [], []
+def _write_rows(
+    searcher: Searcher, target: Path, number: Mapping[str, str], grades: Mapping[tuple[str, str], bool]
+) -> int:
+    """Every judged query's candidates: their features with grades, and each retriever's list."""
+    snapshot, tables = searcher.index.snapshot, []
     lists: dict[str, dict[str, dict[str, float]]] = {name: {} for name in RETRIEVERS}
-    for query, found, graded, features in searcher.judged_rows():
-        names += [number[query]] * len(found)
-        documents += [_plain(document) for document in found.documents]
-        tables.append(features)
-        grades.append(graded)
-        for name, inside in found.listed.items():
-            rows = np.flatnonzero(inside).tolist()
-            lists[name][number[query]] = {
-                _plain(found.documents[at]): float(found.scores[name][at]) for at in rows
-            }
-    for name, held in lists.items():
-        write_run(Run.from_dict(held, name=name), target / f"{name}.run")
+    for query, name in number.items():
+        found = snapshot.find(query, searcher.depth)
+        if not len(found):
+            continue
+        ids = [_plain(document) for document in found.documents]
+        graded = [int(grades.get((query, document), False)) for document in found.documents]
+        tables.append(Letor.of([name] * len(ids), snapshot.features(found), graded, documents=ids))
+        for retriever, listed in found.listed.items():
+            scores = found.scores[retriever]
+            lists[retriever][name] = {ids[at]: float(scores[at]) for at in np.flatnonzero(listed).tolist()}
+    for retriever, held in lists.items():
+        write_run(Run.from_dict(held, name=retriever), target / f"{retriever}.run")
     if not tables:
         return 0
-    letor = Letor.of(names, np.concatenate(tables), np.concatenate(grades), documents=documents)
+    letor = Letor.concat(tables)
     write_letor(letor, target / "rows.txt")
     return letor.rows
 

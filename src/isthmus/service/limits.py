@@ -224,7 +224,7 @@ class _Exchange:
 class Surface:
     """What of an app is reached how.
 
-    `open` paths need no key (one that ends in `/` opens all below it); on `large` ones a known peer may send
+    `open` paths need no key; on `large` ones a known peer may send
     bodies of the operator's size; `abandoned` ones are cancelled when the caller goes away; `hosts` are the
     names under which the app may be called, which stops a page elsewhere that rebinds its own name to our
     address.
@@ -234,11 +234,6 @@ class Surface:
     large: tuple[str, ...] = ()
     abandoned: tuple[str, ...] = ()
     hosts: Collection[str] | None = None
-
-    def is_open(self, path: str) -> bool:
-        """Whether the path needs no key."""
-        below = (each for each in self.open if each.endswith("/") and each != "/")
-        return path in self.open or any(path.startswith(each) for each in below)
 
 
 class Protect:
@@ -293,7 +288,7 @@ class Protect:
         exchange.caller, exchange.expires, scope[CALLER] = caller.name, caller.expires, caller
         stranger = caller is self.gate.strangers
         name = f"anonymous {_address(scope)}" if stranger else caller.name
-        self._check_rate(name, OPEN_COST if self.surface.is_open(scope["path"]) else 1.0)
+        self._check_rate(name, OPEN_COST if scope["path"] in self.surface.open else 1.0)
         if not stranger and (connection := scope.get(CONNECTION)) is not None:
             connection.known = True
         unknown = stranger and not caller.scopes
@@ -360,7 +355,7 @@ class Protect:
 
     def _check_site(self, scope: Scope) -> None:
         """What a browser asks for another page: a link to an open path, and nothing else."""
-        link = scope["method"] in ("GET", "HEAD") and self.surface.is_open(scope["path"])
+        link = scope["method"] in ("GET", "HEAD") and scope["path"] in self.surface.open
         if not link and _header(scope, b"sec-fetch-site") in ("cross-site", "same-site"):
             raise Problem(403, "another page may not use this one")
 
@@ -372,7 +367,7 @@ class Protect:
         try:
             return self.gate.caller(scope)
         except Refused as refused:
-            if self.surface.is_open(scope["path"]):
+            if scope["path"] in self.surface.open:
                 return self.gate.strangers
             if PEER in scope.get("extensions", {}):
                 raise Problem(403, str(refused)) from None

@@ -27,6 +27,7 @@ import httpx
 from isthmus.errors import ConfigError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.client import Client
+from isthmus.service.connections import listen_problem
 from isthmus.service.founding import ADMIN_KEY, BROKER
 from isthmus.service.settings import BrokerSettings, read_broker
 
@@ -101,21 +102,10 @@ def running(folder: Path, *, patience: float = PATIENCE) -> Iterator[Federation]
 def free_ports(count: int, first: int | None = None) -> int:
     """A port that is free together with those after it: the first if one is named, else any."""
     for base in PORTS if first is None else (first,):
-        if base + count <= 65_536 and all(is_free(port) for port in range(base, base + count)):
+        if base + count <= 65_536 and not any(map(listen_problem, range(base, base + count))):
             return base
     where = "" if first is None else f" from {first} to {first + count - 1}"
     raise ConfigError(f"the ports{where} are not all free", key="--port", expected=f"{count} free ports")
-
-
-def is_free(port: int) -> bool:
-    """Whether nobody listens at a port of this machine."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def log_of(folder: Path, name: str) -> Path:

@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from isthmus.errors import ConfigError, ServiceError, check_extra
 from isthmus.service import wire
-from isthmus.service.connections import Server, server
+from isthmus.service.connections import Server, listen_problem, server
 from isthmus.service.logs import end_with_stdin, log_to_stderr
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import BrokerSettings, NodeSettings, SiloTraining, literal_secrets
@@ -132,20 +131,10 @@ async def _served(serving: Server, host: str, started: Callable[[str], None]) ->
 
 def _check_free(host: str, port: int) -> None:
     """Fail in one line, before anything is opened, where somebody listens already."""
-    if not port:
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"{host}:{port} cannot be listened at: {error.strerror}",
-                key="port",
-                value=port,
-                expected="a free port",
-            ) from error
+    problem = listen_problem(port, host) if port else ""
+    if problem:
+        message = f"{host}:{port} cannot be listened at: {problem}"
+        raise ConfigError(message, key="port", value=port, expected="a free port")
 
 
 def run_training(settings: NodeSettings) -> None:

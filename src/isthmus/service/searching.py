@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from isthmus.service.learned import Learned
 from isthmus.service.scoring import Raw, Scored, Scorer, best_first, evidence, raw_score
 from isthmus.service.settings import Models
 from isthmus.service.snapshot import Found, Snapshot
-from isthmus.service.stores import Draft, Store, majority
+from isthmus.service.stores import Draft, Store
 from isthmus.service.wire import Evidence, Hit, NodeAnswer, Search
 from isthmus.tables import Letor, Run
 from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
@@ -281,18 +281,6 @@ class Searcher:
             return None, {}
         told = self.scorer.explain(snapshot, found, scored, places.index(at) + 1)[-1]
         return float(scored.probabilities[at]), {part.retriever: part.probability for part in told}
-
-    def judged_rows(self) -> Iterator[tuple[str, Found, NDArray[np.int32], FloatArray]]:
-        """For every judged query its candidates, their grades and their features: rows to learn from."""
-        snapshot = self.index.snapshot
-        said: dict[str, dict[str, bool]] = {}
-        for (query, document), relevant in majority(self.store.judgements()).items():
-            said.setdefault(query, {})[document] = relevant
-        for query, grades in said.items():
-            found = snapshot.find(query, self.depth)
-            if len(found):
-                graded = np.array([int(grades.get(name, False)) for name in found.documents], dtype=np.int32)
-                yield query, found, graded, snapshot.features(found)
 
 
 def _shown(text: Draft | None, cut: partial[str]) -> dict[str, str]:

@@ -67,7 +67,6 @@ class Peer:
     """The other side of a mutually authenticated connection."""
 
     name: str
-    fingerprint: str
     expires: float
 
 

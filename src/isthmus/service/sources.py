@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, several
-from isthmus.service.parser_process import Parser
-from isthmus.service.parsing import READERS, Reading
+from isthmus.service.parsing import READERS, Parser, Reading
 from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret
 from isthmus.service.stores import BATCH, Counts, Draft, Store
 from isthmus.service.wire import LONGEST_ID

@@ -38,8 +38,8 @@ from isthmus.federation.settings import MODEL, Config
 from isthmus.report import Progress
 from isthmus.retrieval import Statistics, summed
 from isthmus.service.broker import fused
+from isthmus.service.connections import listen_problem
 from isthmus.service.founding import BROKER, found
-from isthmus.service.local import is_free
 from isthmus.service.node import Node, open_store
 from isthmus.service.reliability import SHOWN, reliability_curve, save_curves
 from isthmus.service.settings import read_broker, read_node
@@ -90,7 +90,7 @@ def kept(folder: Path, world: Corpus, seed: int, port: int | None) -> bool:
     return (
         told == _stamp(world, seed)
         and port in (None, settings.port)
-        and all(map(is_free, range(settings.port, settings.port + len(world.silos) + 1)))
+        and not any(map(listen_problem, range(settings.port, settings.port + len(world.silos) + 1)))
     )
 
 
