@@ -80,14 +80,35 @@ class Mechanism:
         if not 1 <= self.rows <= 255:
             raise ConfigError(f"{self.rows} rows", key="rows", value=self.rows, expected="1 to 255")
 
+    @property
+    def rate(self) -> float:
+        """The rate of the noise on one value."""
+        raise NotImplementedError
+
     @cached_property
     def law(self) -> Geometric:
         """The noise on one value."""
-        raise NotImplementedError
+        return Geometric(self.rate)
+
+    @property
+    def sensitivity(self) -> float:
+        """The L1 change of what is answered between neighbours: two cells a row."""
+        return 2.0 * self.rows
 
     def costs(self, terms: Terms, columns: Columns) -> list[Cost]:
-        """What answering these columns costs every document."""
-        raise NotImplementedError
+        """What answering these columns costs every document: ε for every distinct word or vector.
+
+        The word that goes and the one that comes may meet in one cell, so the noise they meet is not
+        independent.
+        """
+        about = self.name, (terms.field,), self.charged, self.sensitivity, 1 / self.law.rate
+        names = dict.fromkeys(_names(terms, columns))
+        return [Cost(*about, name, shared=False, halves=False) for name in names]
+
+    @property
+    def charged(self) -> float:
+        """The ε of one answer as it is booked."""
+        return self.epsilon
 
     def answer(self, held: Held, columns: Columns, peer: str) -> NDArray[Any]:
         """The noisy values, of shape (words, parts, documents)."""
@@ -123,10 +144,10 @@ class OneShot(Mechanism):
     epsilon: float = 8.0
     rows: int = 1
 
-    @cached_property
-    def law(self) -> Geometric:
-        """Noise of rate ε/(2z)."""
-        return Geometric(self.epsilon / (2 * self.rows))
+    @property
+    def rate(self) -> float:
+        """ε/(2z)."""
+        return self.epsilon / (2 * self.rows)
 
     def costs(self, terms: Terms, columns: Columns) -> list[Cost]:
         """The same single charge whatever is asked."""
@@ -166,14 +187,15 @@ class Scalar(Mechanism):
     epsilon: float = 0.5
     rows: int = 10
 
-    @cached_property
-    def law(self) -> Geometric:
-        """Noise of rate ε/2."""
-        return Geometric(self.epsilon / 2)
+    @property
+    def rate(self) -> float:
+        """ε/2."""
+        return self.epsilon / 2
 
-    def costs(self, terms: Terms, columns: Columns) -> list[Cost]:
-        """ε for every word, decoys included."""
-        return _a_word(self, terms, columns, sensitivity=2.0, epsilon=self.epsilon)
+    @property
+    def sensitivity(self) -> float:
+        """A median of cells changes by two at most."""
+        return 2.0
 
     def answer(self, held: Held, columns: Columns, peer: str) -> NDArray[Any]:
         """Medians, rounded down so that they are integers, plus noise."""
@@ -195,33 +217,37 @@ class Scalar(Mechanism):
 
 
 @dataclass(frozen=True)
-class PerCell(Mechanism):
-    """The z cells of an obfuscated vector, noise of rate ε/(2z) each, for every vector (sensitivity 2z)."""
+class Vectors(Mechanism):
+    """Ways to answer the z cells of an obfuscated vector."""
 
-    name = "per_cell"
     sketch = CountSketch
     obfuscated = True
 
     epsilon: float = 0.5
     rows: int = 30
 
-    @cached_property
-    def law(self) -> Geometric:
-        """Noise of rate ε/(2z)."""
-        return Geometric(self.epsilon / (2 * self.rows))
+    def read(self, values: NDArray[Any], signs: NDArray[np.int8], used: IntArray) -> NDArray[Any]:
+        """median_{a ∈ used} g_a(t)·v_a over the rows that belong to the real word: eq. (6) with its sign."""
+        chosen = np.take_along_axis(values, used[:, :, None], axis=1)
+        facing = np.take_along_axis(signs.T, used, axis=1)
+        return CountSketch.combine(chosen.swapaxes(0, 1), facing.T)
 
-    def costs(self, terms: Terms, columns: Columns) -> list[Cost]:
-        """ε for every vector."""
-        return _a_word(self, terms, columns, sensitivity=2.0 * self.rows, epsilon=self.epsilon)
+
+@dataclass(frozen=True)
+class PerCell(Vectors):
+    """The z cells of an obfuscated vector, noise of rate ε/(2z) each, for every vector (sensitivity 2z)."""
+
+    name = "per_cell"
+
+    @property
+    def rate(self) -> float:
+        """ε/(2z)."""
+        return self.epsilon / (2 * self.rows)
 
     def answer(self, held: Held, columns: Columns, peer: str) -> NDArray[Any]:
         """Cells plus independent noise."""
         noise = [_noise(self, held, name, peer, parts=self.rows) for name in _names(held.terms, columns)]
         return held.cells(columns) + np.stack(noise)
-
-    def read(self, values: NDArray[Any], signs: NDArray[np.int8], used: IntArray) -> NDArray[Any]:
-        """The signed median over the rows that belong to the real word: eq. (6) with its sign."""
-        return _signed_median(values, signs, used)
 
     def variance(self, moments: FloatArray, width: int, used: int) -> FloatArray:
         """F₂/w + 2a/(1 − a)² a row."""
@@ -229,18 +255,13 @@ class PerCell(Mechanism):
 
 
 @dataclass(frozen=True)
-class SharedNoise(Mechanism):
+class SharedNoise(Vectors):
     """Paper mode: the cells of an obfuscated vector plus one Laplace(1/ε) draw for all of them (eq. 5).
 
     Cells are integers, so differences of what comes back are free of noise: ε is infinite whatever it says.
     """
 
     name = "insecure_shared_noise"
-    sketch = CountSketch
-    obfuscated = True
-
-    epsilon: float = 0.5
-    rows: int = 30
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -250,14 +271,15 @@ class SharedNoise(Mechanism):
             stacklevel=3,
         )
 
-    @cached_property
-    def law(self) -> Geometric:
+    @property
+    def rate(self) -> float:
         """As noise of rate ε on one cell, which is how the paper counts it."""
-        return Geometric(self.epsilon)
+        return self.epsilon
 
-    def costs(self, terms: Terms, columns: Columns) -> list[Cost]:
-        """ε = ∞ for every vector."""
-        return _a_word(self, terms, columns, sensitivity=2.0 * self.rows, epsilon=math.inf)
+    @property
+    def charged(self) -> float:
+        """∞ for every vector."""
+        return math.inf
 
     def answer(self, held: Held, columns: Columns, peer: str) -> NDArray[Any]:
         """Cells plus one real number a vector and document."""
@@ -268,10 +290,6 @@ class SharedNoise(Mechanism):
 
     def _words(self, held: Held, name: str, peer: str) -> NDArray[np.uint64]:
         return held.key.words(held.domain(peer, name), 0, held.nonces)[:, 0]
-
-    def read(self, values: NDArray[Any], signs: NDArray[np.int8], used: IntArray) -> NDArray[Any]:
-        """The signed median over the rows that belong to the real word."""
-        return _signed_median(values, signs, used)
 
     def variance(self, moments: FloatArray, width: int, used: int) -> FloatArray:
         """No number of rows makes a shared draw smaller, whatever Theorem 2 says (fault C2b)."""
@@ -297,33 +315,6 @@ def _names(terms: Terms, columns: Columns) -> list[str]:
     return [f"{told}, {digest}" for digest in digests]
 
 
-def _a_word(
-    kind: Mechanism, terms: Terms, columns: Columns, *, sensitivity: float, epsilon: float
-) -> list[Cost]:
-    """A charge for every distinct word or vector. The word that goes and the one that comes may meet in one
-    cell, so the noise they meet is not independent."""
-    return [
-        Cost(
-            kind.name,
-            (terms.field,),
-            epsilon,
-            sensitivity,
-            1 / kind.law.rate,
-            name,
-            shared=False,
-            halves=False,
-        )
-        for name in dict.fromkeys(_names(terms, columns))
-    ]
-
-
 def _noise(kind: Mechanism, held: Held, name: str, peer: str, *, parts: int) -> NDArray[np.int32]:
     """The noise of one word's or vector's parts in all documents; another peer gets another draw."""
     return held.key.noise(kind.law, held.domain(peer, name), np.arange(parts), held.nonces)
-
-
-def _signed_median(values: NDArray[Any], signs: NDArray[np.int8], used: IntArray) -> NDArray[Any]:
-    """median_{a ∈ used} g_a(t)·v_a over (words, rows, documents)."""
-    chosen = np.take_along_axis(values, used[:, :, None], axis=1)
-    facing = np.take_along_axis(signs.T, used, axis=1)
-    return CountSketch.combine(chosen.swapaxes(0, 1), facing.T)

@@ -150,13 +150,14 @@ class Authority:
         names = [x509.DNSName(server_name(name)), *(_host(host) for host in hosts)]
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if clients else [])]
         key = ec.generate_private_key(ec.SECP256R1())
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = (
             _builder(subject, self.certificate.subject, key, start, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_others=False), critical=True)
+            .add_extension(_usage("digital_signature"), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(_issuer_key(self._key), critical=False)
+            .add_extension(issuer, critical=False)
         )
         own = self.folder / name
         own.mkdir(parents=True, exist_ok=True)
@@ -175,7 +176,7 @@ def _new_authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     builder = (
         _builder(subject, subject, key, None, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_others=True), critical=True)
+        .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
     )
     return builder.sign(key, hashes.SHA256()), key
 
@@ -201,22 +202,14 @@ def _builder(
     )
 
 
-def _usage(*, signs_others: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_others,
-        key_cert_sign=signs_others,
-        crl_sign=signs_others,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+_USAGES = (
+    *("digital_signature", "key_cert_sign", "crl_sign", "content_commitment", "key_encipherment"),
+    *("data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+)
 
 
-def _issuer_key(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
-    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+def _usage(*allowed: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{usage: usage in allowed for usage in _USAGES})
 
 
 def _host(host: str) -> x509.GeneralName:

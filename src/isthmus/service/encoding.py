@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Protocol
 
 import numpy as np
 
@@ -56,44 +56,39 @@ def fit_lsa(texts: Sequence[str], *, dimensions: int) -> Lsa:
     return Lsa.fit(texts, dimensions=dimensions)
 
 
-class QueryEncoder(Protocol):
-    """Encodes documents many at a time and a query at once."""
+class QueryEncoder:
+    """Encodes documents many at a time and a query at once, with any encoder."""
 
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def width(self) -> int: ...
-
-    def documents(self, texts: Sequence[str]) -> Vectors: ...
-
-    def query(self, text: str, words: Sequence[str]) -> Vectors: ...
-
-
-class LsaQueries:
-    """The built-in encoder with its words in a dictionary: a query costs as many rows as it has words."""
-
-    def __init__(self, encoder: Lsa) -> None:
-        self.encoder = encoder
-        self._row_of = {word: row for row, word in enumerate(encoder.terms.words)}
+    def __init__(self, encoder: Encoder, width: int) -> None:
+        self.encoder, self.width = encoder, width
 
     @property
     def fingerprint(self) -> str:
+        """The same for encoders whose vectors compare."""
         return self.encoder.fingerprint
 
-    @property
-    def width(self) -> int:
-        return int(self.encoder.components.shape[1])
-
     def documents(self, texts: Sequence[str]) -> Vectors:
+        """A vector for every text."""
         return self.encoder.encode(texts)
 
     def query(self, text: str, words: Sequence[str]) -> Vectors:
+        """The vector of a query, which comes with its words."""
+        vector: Vectors = self.encoder.encode([text])[0]
+        return vector
+
+
+class LsaQueries(QueryEncoder):
+    """The built-in encoder with its words in a dictionary: a query costs as many rows as it has words."""
+
+    encoder: Lsa
+
+    def __init__(self, encoder: Lsa) -> None:
+        super().__init__(encoder, int(encoder.components.shape[1]))
+        self._row_of = {word: row for row, word in enumerate(encoder.terms.words)}
+
+    def query(self, text: str, words: Sequence[str]) -> Vectors:
         """(1 + ln tf)·idf of the known words through the learned directions, of unit length."""
-        counted: dict[int, int] = {}
-        for word in words:
-            if (row := self._row_of.get(word)) is not None:
-                counted[row] = counted.get(row, 0) + 1
+        counted = Counter(row for word in words if (row := self._row_of.get(word)) is not None)
         if not counted:
             return np.zeros(self.width, dtype=np.float32)
         rows, times = np.array(list(counted)), np.array(list(counted.values()), dtype=np.float64)
@@ -106,34 +101,25 @@ class LsaQueries:
         return scaled
 
 
-class AnyQueries:
+class AnyQueries(QueryEncoder):
     """Any other encoder."""
 
-    def __init__(self, encoder: Encoder, width: int) -> None:
-        self.encoder, self.width = encoder, width
 
-    @property
-    def fingerprint(self) -> str:
-        return self.encoder.fingerprint
-
-    def documents(self, texts: Sequence[str]) -> Vectors:
-        return self.encoder.encode(texts)
-
-    def query(self, text: str, words: Sequence[str]) -> Vectors:
-        vector: Vectors = self.encoder.encode([text])[0]
-        return vector
-
-
-class NoQueries:
+class NoQueries(QueryEncoder):
     """No dense retriever: vectors without any direction."""
 
     fingerprint = "none"
     width = 0
 
+    def __init__(self) -> None:
+        pass
+
     def documents(self, texts: Sequence[str]) -> Vectors:
+        """Nothing of every text."""
         return np.zeros((len(texts), 0), dtype=np.float32)
 
     def query(self, text: str, words: Sequence[str]) -> Vectors:
+        """Nothing."""
         return np.zeros(0, dtype=np.float32)
 
 

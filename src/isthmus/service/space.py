@@ -26,6 +26,7 @@ from isthmus.encoders.vectors import unit
 from isthmus.errors import DataError, ProtocolError
 from isthmus.private.sketch import HashFamily
 from isthmus.randomness import Streams
+from isthmus.service.encoding import QueryEncoder
 from isthmus.service.segments import Counted, Segment
 from isthmus.tables.bundles import Bundle
 from isthmus.tables.ids import FloatArray, IntArray
@@ -202,22 +203,18 @@ def joined(parts: Sequence[Space], dimensions: int = DIMENSIONS) -> Space:
     return Space(words, rarity, np.ascontiguousarray(components, dtype=np.float32), parts[0].hashing)
 
 
-class SpaceQueries:
+class SpaceQueries(QueryEncoder):
     """The shared directions as a node's encoder; a query costs as many rows as it has words."""
 
     def __init__(self, space: Space, family: HashFamily) -> None:
         if space.hashing != family.public_name:
             raise ProtocolError("directions under another hash key than this silo's")
-        self.space, self.family = space, family
+        self.space, self.family, self.width = space, family, space.width
         self._weighed: WeakKeyDictionary[Segment, tuple[FloatArray, FloatArray]] = WeakKeyDictionary()
 
     @property
     def fingerprint(self) -> str:
         return self.space.fingerprint
-
-    @property
-    def width(self) -> int:
-        return self.space.width
 
     def rarities(self, words: Sequence[str]) -> FloatArray:
         """Of words; 0 for one that no silo named."""

@@ -37,9 +37,6 @@ from isthmus.rankers import MLP, LocalTraining, Parameters, Scaling, ScalingStat
 from isthmus.rankers.training import initial_parameters
 from isthmus.tables import Letor
 
-Way = Literal["Local", "Local+", "Global", "CS-F-LTR"]
-WAYS: tuple[Way, ...] = ("Local", "Local+", "Global", "CS-F-LTR")
-
 LABEL = f"{MessageType.QUERY}.label"
 """The message that brings a silo a labeller."""
 _GUESSES = "guesses"
