@@ -29,7 +29,7 @@ from isthmus.private.exchange import Party, Relay, Reply, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger, fingerprint
 from isthmus.private.store import LEDGER, SiloFolder
-from isthmus.private.summing import Agreed
+from isthmus.private.sums import Agreed
 from isthmus.randomness import Streams
 from isthmus.tables import read_letor
 from isthmus_reproduce import synthetic_text

@@ -20,8 +20,7 @@ from isthmus.private.ledger import Budget, Ledger
 from isthmus.private.letters import HeardInFolder, Letter, NumbersInFolder, Post, SessionKey
 from isthmus.private.secure_sum import as_signed
 from isthmus.private.store import SiloFolder
-from isthmus.private.summing import Adding, Agreed
-from isthmus.private.sums import SumPlan
+from isthmus.private.sums import Adding, Agreed, SumPlan
 from isthmus.private.totals import hashed
 from isthmus.private.views import Seeker, read_cross_rows
 from isthmus.randomness import Streams

@@ -27,7 +27,7 @@ from isthmus.private.exchange import Exchange, Party, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger
 from isthmus.private.store import SiloFolder
-from isthmus.private.summing import Agreed
+from isthmus.private.sums import Agreed
 from isthmus.private.views import Seeker
 from isthmus.rankers import load_ranker
 from isthmus.tables import Letor, read_letor, read_queries, write_letor

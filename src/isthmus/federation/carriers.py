@@ -31,7 +31,7 @@ from isthmus.federation.remote import check_claim
 from isthmus.federation.settings import Rounds
 from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn
 from isthmus.private.store import SiloFolder
-from isthmus.private.summing import Agreed
+from isthmus.private.sums import Agreed
 from isthmus.private.totals import WIDTH
 from isthmus.report import Progress
 from isthmus.tables import read_queries

@@ -3,7 +3,7 @@
 The relay speaks first, as servers do. In every turn it hands each silo its post and takes what the silo posts
 in return, until nobody has anything left to say. Letters are sealed (see `letters`), so the relay knows who
 writes to whom and how much. Alongside, in the first turns, the silos add up how common words are (see
-`summing`). In the end every silo has, in its own folder, the features of its queries over the others'
+`sums`). In the end every silo has, in its own folder, the features of its queries over the others'
 documents; whatever a silo releases is charged in its ledger before it leaves.
 
 A silo keeps nothing in memory: its part lies in its folder, under the session's name, and every turn may be
@@ -30,7 +30,7 @@ from isthmus.private.messages import Question, Refusal, kind_of
 from isthmus.private.noise import Entropy
 from isthmus.private.secure_sum import Parts
 from isthmus.private.store import SiloFolder
-from isthmus.private.summing import TURNS, Adding, Agreed, Contribution, Summing
+from isthmus.private.sums import TURNS, Adding, Agreed, Contribution, Summing
 from isthmus.private.totals import WIDTH
 from isthmus.private.views import Released, Seeker, View, write_cross_rows
 from isthmus.retrieval import Statistics
@@ -319,8 +319,7 @@ class Exchange:
 
     def _adding(self, name: str) -> Contribution:
         covered = self.folder.owner(name, self.party.epsilon, no_charge).covered
-        epsilons = (self.party.epsilon_totals,) * 2
-        return Contribution(self.words[name], covered, *epsilons, entropy=self.party.entropy)
+        return Contribution(self.words[name], covered, self.party.epsilon_totals, self.party.entropy)
 
     def _answers(self, ledger: Ledger) -> Iterator[bytes]:
         """Take in answers and answer questions; what is neither comes from the relay or a stranger."""

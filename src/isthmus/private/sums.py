@@ -11,30 +11,63 @@ own share off still faces all of the noise. Shares of 1/n would leave it less th
 
 Noise is fresh at every attempt, and so is the charge: a sum that failed half-way and is tried again with
 other silos would otherwise show one silo's cells by difference, under a single share.
+
+Step by step, and as bytes: a silo's part (`Summing`) and the relay's (`Adding`) exchange named bytes,
+`FIELD/SILO`, of one secure sum a field.
+
+    agree     silo: its signed public keys                          relay: hands all of them to all
+    share     silo: a box for every silo, with shares of its keys   relay: hands each box to its receiver
+    mask      silo: adds its share of noise, masks                  relay: says who has answered
+    confirm   silo: signs the list of those who have                relay: hands all signatures to all
+    reveal    silo: charges, then gives what takes the masks away   relay: the noisy total, to all
+    finish    silo: keeps the total
+
+The relay sees no silo's cells. What it could do is hand wrong things on: keys and lists are signed by
+identities that silos know from each other's cards, boxes open for their receiver only, and the rest is a
+ProtocolError. All silos must stay to the end, so a masked vector is noise until its own silo gives its
+shares: that is when a release is charged, and a session that ends before costs nothing.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 
-from isthmus.errors import ConfigError, PrivacyError
+from isthmus.errors import ConfigError, PrivacyError, ProtocolError
 from isthmus.private.cost import ChargeAll, Cost, Covered, no_charge
+from isthmus.private.keyring import Keyring
 from isthmus.private.noise import Entropy, Geometric
-from isthmus.private.secure_sum import Words, as_signed, least_threshold, sum_in_memory
+from isthmus.private.secure_sum import (
+    STEPS,
+    Member,
+    Parts,
+    Summation,
+    Words,
+    as_signed,
+    joined,
+    least_threshold,
+    sum_in_memory,
+)
 from isthmus.private.sketch import HashFamily
-from isthmus.private.totals import totals_costs
+from isthmus.private.totals import hashed, totals_costs
 from isthmus.retrieval import TEXT, TIMES, Statistics
-from isthmus.tables.ids import FloatArray, IntArray
+from isthmus.tables.files import replacing
+from isthmus.tables.ids import IntArray
+from isthmus.text import Tokens
 
 SENSITIVITY = 2.0
 """One replaced word takes one from a cell and adds one to another."""
+TURNS = len(STEPS) + 1
+"""Turns of a relay that a sum takes: its steps, and one to hand out the totals."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +116,6 @@ class NoiseShares:
         # 2a/(1 − a)² = 1/(cosh(rate) − 1), solved for the rate; 0.001 is the least there is
         return Geometric(max(1e-3, float(np.arccosh(1 + 1 / self.variance(shares)))))
 
-    def chances(self, shares: int, most: int) -> FloatArray:
-        """P(k) of the sum of so many shares, for k from −most to most, by convolution."""
-        from scipy.stats import nbinom
-
-        one_sided = nbinom.pmf(np.arange(2 * most + 1), shares / self.honest, 1 - np.exp(-self.rate))
-        both: FloatArray = np.convolve(one_sided, one_sided[::-1])[most : 3 * most + 1]
-        return both
-
     @cached_property
     def _cuts(self) -> NDArray[np.uint64]:
         """⌊2^64 · P(X ≤ k)⌋ for all k where that is below 2^64; P(k + 1) = P(k)·a·(k + r)/(k + 1)."""
@@ -118,7 +143,6 @@ class SumPlan:
     epsilon_cf: float = 0.5
     colluding: int = 1
     dropped: int = 0
-    refresh: int = 0
 
     def __post_init__(self) -> None:
         if self.family.rows != 1 or len(set(self.silos)) != len(self.silos):
@@ -136,15 +160,13 @@ class SumPlan:
     def shares(self) -> tuple[NoiseShares, NoiseShares]:
         """Of the noise on document frequencies and on collection counts."""
         many = len(self.silos), self.colluding, self.dropped
-        return (
-            NoiseShares(self.epsilon_df / SENSITIVITY, *many),
-            NoiseShares(self.epsilon_cf / SENSITIVITY, *many),
-        )
+        first, second = (NoiseShares(e / SENSITIVITY, *many) for e in (self.epsilon_df, self.epsilon_cf))
+        return first, second
 
     def costs(self, attempt: str) -> list[Cost]:
         """What an attempt costs every document of a silo."""
-        draw = f"refresh {self.refresh}, attempt {attempt}"
-        return totals_costs(self.field, epsilon_df=self.epsilon_df, epsilon_cf=self.epsilon_cf, draw=draw)
+        epsilons = {"epsilon_df": self.epsilon_df, "epsilon_cf": self.epsilon_cf}
+        return totals_costs(self.field, **epsilons, draw=f"attempt {attempt}")
 
     def contribute(
         self,
@@ -203,3 +225,187 @@ def totals_in_memory(
         vectors, threshold=plan.threshold, session=entropy(16), dropped=list(absent), entropy=entropy
     )
     return plan.totals(summed, answered=len(vectors) - len(set(absent)))
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all silos of a sum know beforehand: the session, who takes part, how wide the sketches are.
+
+    All of these `count` silos must stay to the end.
+    """
+
+    session: bytes
+    silos: tuple[str, ...]
+    count: int
+    width: int
+    colluding: int = 1
+
+    @property
+    def terms(self) -> bytes:
+        """What masks and signatures are bound to."""
+        numbers = (self.count, self.width, self.colluding)
+        return joined([*(name.encode() for name in self.silos), *(n.to_bytes(8, "little") for n in numbers)])
+
+    def of_field(self, name: str) -> bytes:
+        """The session of one field's sum."""
+        return self.session + name.encode()
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """What a silo adds up of one field: the words of its documents, their versions, and at which ε."""
+
+    words: Tokens
+    covered: Covered
+    epsilon: float = 0.5
+    entropy: Entropy = os.urandom
+
+
+Contributions = Mapping[str, Contribution]
+"""By field."""
+
+
+class Summing:
+    """A silo's part in the sums of all fields; between steps it is in a folder."""
+
+    def __init__(self, agreed: Agreed, keys: Keyring, folder: Path) -> None:
+        self.agreed, self.folder = agreed, folder
+        self.identity, self.group = keys.identity(), keys.group_key()
+        trusted = {**keys.trusted(), self.identity.name: self.identity.card}
+        self.trusted = {
+            name: Ed25519PublicKey.from_public_bytes(card.verifying) for name, card in trusted.items()
+        }
+
+    def step(self, number: int, incoming: Mapping[str, bytes], adding: Contributions) -> Parts:
+        """A step but the last: of all fields at first, later of those that the relay hands something for."""
+        parts: Parts = {}
+        for name, handed in (_by_field(incoming) if number else {name: {} for name in adding}).items():
+            member = self._member(name) if number else self._begun(name)
+            vector = self._vector(name, member, adding) if STEPS[number] == "mask" else ()
+            told = member.step(STEPS[number], handed, vector=vector, terms=self.agreed.terms)
+            self._keep(name, member)
+            parts |= _of_field(name, told)
+        return parts
+
+    def _begun(self, name: str) -> Member:
+        if self._file(name).exists() or self._total(name).exists():
+            raise ProtocolError("a sum that was begun before")
+        session, identity = self.agreed.of_field(name), self.identity
+        return Member(identity.name, session, self.agreed.count, identity.signing, self.trusted)
+
+    def _vector(self, name: str, member: Member, adding: Contributions) -> IntArray:
+        """The cells of this silo with its share of noise."""
+        if name not in adding:
+            raise ProtocolError("a sum of a field that this silo does not have")
+        plan = self._plan(name, adding[name])
+        if member.peers != set(plan.silos) or member.threshold != plan.threshold:
+            raise ProtocolError("a sum of other silos than those that have begun it")  # or less noise
+        own, sums = adding[name], hashed(Statistics.of(adding[name].words), plan.family)
+        return plan.contribute(self.identity.name, sums, own.covered, charge=no_charge, entropy=own.entropy)
+
+    def charges(self, name: str, adding: Contribution) -> list[tuple[Cost, Covered, str]]:
+        """What the sum of a field costs this silo's documents.
+
+        It is named by the keys that this silo drew for it, not by the session, which is the relay's word: a
+        session that begins again under its old name has other noise, and costs again.
+        """
+        member = self._member(name)
+        costs = self._plan(name, adding).costs(member.advertise().mask_key.hex())
+        peers = sorted(member.peers - {self.identity.name})
+        return [(cost, adding.covered, peer) for cost in costs for peer in peers]
+
+    def finish(self, incoming: Mapping[str, bytes]) -> None:
+        """The last step: keep what the relay has announced, and forget the keys of the masks."""
+        for name, told in incoming.items():
+            if len(told) != 8 * (2 * self.agreed.width + 3):
+                raise ProtocolError("a total of other cells than agreed")
+            self._member(name)  # a total that nobody has asked for is none
+            with replacing(self._total(name)) as stream:
+                stream.write(told)
+            self._file(name).unlink()
+
+    def totals(self, name: str, adding: Contribution) -> Statistics | None:
+        """The noisy totals of a field, once they are there."""
+        if not self._total(name).exists():
+            return None
+        words = np.frombuffer(self._total(name).read_bytes(), dtype="<u8").astype(np.uint64)
+        return self._plan(name, adding).totals(words[:-1], answered=int(words[-1]))
+
+    def _plan(self, name: str, adding: Contribution) -> SumPlan:
+        agreed = self.agreed
+        family = self.group.family(f"totals {name}", width=agreed.width)
+        return SumPlan(name, family, agreed.silos, adding.epsilon, adding.epsilon, agreed.colluding)
+
+    def stopped(self) -> bool | None:
+        """Forget a session that did not end: whether this silo's shares had left, or None if it did end."""
+        left = list(self.folder.glob("*.member"))
+        revealed = any(json.loads(file.read_bytes()).get("revealed") for file in left)
+        for file in left:
+            file.unlink()
+        return revealed if left else None
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.member"
+
+    def _total(self, name: str) -> Path:
+        return self.folder / f"{name}.total"
+
+    def _keep(self, name: str, member: Member) -> None:
+        """With all its secrets, for its own silo's eyes."""
+        with replacing(self._file(name)) as stream:
+            os.fchmod(stream.fileno(), 0o600)
+            stream.write(member.kept())
+
+    def _member(self, name: str) -> Member:
+        if not name.isalnum() or not self._file(name).exists():
+            raise ProtocolError("a step of a sum that was not begun")
+        kept = self._file(name).read_bytes()
+        return Member.resumed(kept, identity=self.identity.signing, trusted=self.trusted)
+
+
+@dataclass(eq=False)
+class Adding:
+    """The relay's part: it hands on what is not for it, and takes the masks off the sum of every field."""
+
+    agreed: Agreed
+    sums: dict[str, Summation] = field(default_factory=dict)
+    totals: dict[str, Words] = field(default_factory=dict)
+
+    def after(self, step: int, replies: Mapping[str, Parts]) -> dict[str, Parts]:
+        """What every silo gets for the next step, from what silos gave in this one."""
+        if step >= len(STEPS):
+            return {silo: {} for silo in replies}
+        for silo, parts in replies.items():
+            for name, told in _by_field(parts).items():
+                self._sum(name).receive(STEPS[step], silo, told)
+        if STEPS[step] == "reveal":
+            self.totals = {name: each.total(self.agreed.terms) for name, each in self.sums.items()}
+            return {silo: self._announced() for silo in replies}
+        handed: dict[str, Parts] = {silo: {} for silo in replies}
+        for name, each in self.sums.items():
+            for silo in replies:
+                handed[silo] |= _of_field(name, each.next(STEPS[step + 1], silo))
+        return handed
+
+    def _sum(self, name: str) -> Summation:
+        agreed = self.agreed
+        begun = Summation(agreed.of_field(name), agreed.count, 2 * agreed.width + 2)
+        return self.sums.setdefault(name, begun)
+
+    def _announced(self) -> Parts:
+        """The totals, and how many silos are in each."""
+        counts = {name: np.uint64(len(self.sums[name].masked)) for name in self.totals}
+        return {name: np.append(self.totals[name], counts[name]).astype("<u8").tobytes() for name in counts}
+
+
+def _by_field(incoming: Mapping[str, bytes]) -> dict[str, Parts]:
+    """`FIELD/SILO` taken apart."""
+    found: dict[str, Parts] = {}
+    for label, data in incoming.items():
+        name, _, silo = label.partition("/")
+        found.setdefault(name, {})[silo] = data
+    return found
+
+
+def _of_field(name: str, parts: Mapping[str, bytes]) -> Parts:
+    return {f"{name}/{silo}": data for silo, data in parts.items()}

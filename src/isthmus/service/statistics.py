@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
-from isthmus.asking import Each, Silos
+from isthmus.asking import Silos
 from isthmus.errors import ProtocolError, Refused
 from isthmus.retrieval import Statistics
 from isthmus.service.lines import Reply
@@ -46,15 +46,8 @@ class Talks(Protocol):
         """Send one message; what is asked for may stay away if `unless` is its tag."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a node is asked over HTTPS."""
-
-    method: str
-    path: str
-    body: bytes = b""
-    kind: str = ""
-    unless: str = ""
+Request = Callable[[Talks], Awaitable[Reply]]
+"""What a node is asked over HTTPS."""
 
 
 class Nodes:
@@ -84,12 +77,8 @@ class Nodes:
         return await asyncio.gather(*asked, return_exceptions=True)
 
     async def _one(self, silo: Talks, question: Any, deadline: float) -> Any:
-        request = self._write(question)
         async with asyncio.timeout(deadline):
-            reply = await silo.ask(
-                request.method, request.path, request.body, request.kind, unless=request.unless
-            )
-        return self._read(reply)
+            return self._read(await self._write(question)(silo))
 
 
 class Exchange:
@@ -193,12 +182,13 @@ class Exchange:
 
     async def _collect(self) -> None:
         """Every silo's statistics that are new; the last good ones of the others still count."""
-        requests = {
-            name: Request("GET", "/statistics", unless=self._tags.get(name, "")) for name in self._names
-        }
+
+        def request(silo: Talks) -> Awaitable[Reply]:
+            return silo.ask("GET", "/statistics", unless=self._tags.get(silo.name, ""))
+
         nodes = Silos(self._names, Nodes(self._silos), PATIENCE, least=0)
         shows = "its collection statistics, exact or noised as it has chosen"
-        answers = await asyncio.to_thread(nodes.collect, Each(requests), self._read, shows=shows)
+        answers = await asyncio.to_thread(nodes.collect, request, self._read, shows=shows)
         for name, error in answers.failed.items():
             if isinstance(error, (ProtocolError, Refused)):
                 self._refused[name] = str(error)
@@ -221,7 +211,10 @@ class Exchange:
     async def _hand_out(self) -> None:
         """The sum, to whoever does not have it."""
         missing = tuple(name for name in self._names if name not in self._holders)
-        request = Request("PUT", "/statistics", self._total, STATISTICS_TYPE)
+
+        def request(silo: Talks) -> Awaitable[Reply]:
+            return silo.ask("PUT", "/statistics", self._total, STATISTICS_TYPE)
+
         nodes = Silos(missing, Nodes(self._silos), PATIENCE, least=0)
         answers = await asyncio.to_thread(nodes.ask, request, lambda name, reply: reply.status in (200, 204))
         self._holders |= {name for name, taken in answers.by_silo.items() if taken}

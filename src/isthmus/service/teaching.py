@@ -59,7 +59,7 @@ async def taught(silos: Sequence[Talks]) -> Learned:
     queries = sorted({query for each in judged for query in each.queries})
 
     def request(question: Question) -> Request:
-        return Request("POST", "/learning", question.to_bytes(), BUNDLE_TYPE)
+        return lambda silo: silo.ask("POST", "/learning", question.to_bytes(), BUNDLE_TYPE)
 
     asker = _asker(silos, Nodes(silos, write=request, read=lambda reply: answer_of(_accepted(reply).body)))
     name = Space.from_bytes(packed).fingerprint
@@ -72,7 +72,9 @@ async def _all(silos: Sequence[Talks], method: str, path: str, body: bytes = b""
     """The same to every silo at once; whoever does not answer as it should ends the lesson."""
     asker = _asker(silos, Nodes(silos, read=_accepted))
     shows = f"what its policy lets {method} {path} tell"
-    answers = await _together(asker.collect, Request(method, path, body, BUNDLE_TYPE), shows=shows)
+    answers = await _together(
+        asker.collect, lambda silo: silo.ask(method, path, body, BUNDLE_TYPE), shows=shows
+    )
     return [answers.by_silo[name] for name in asker.names]
 
 
