@@ -24,7 +24,7 @@ from isthmus.service import certificates, connections
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.certificates import Authority, server_name
-from isthmus.service.lines import Line
+from isthmus.service.http_client import Line
 from isthmus.service.settings import BrokerSettings, Limits, Silo
 
 SILOS = ("east", "north", "south", "west")

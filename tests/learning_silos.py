@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 
 from isthmus.private.totals import family_of
+from isthmus.service.http_client import Reply
 from isthmus.service.limits import message_header
-from isthmus.service.lines import Reply
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
 from isthmus.service.settings import Learning, NodeSettings, SharedStatistics

@@ -11,7 +11,7 @@ import pytest
 from isthmus.errors import SiloUnavailable
 from isthmus.private.totals import family_of, released
 from isthmus.retrieval import TEXT, Statistics
-from isthmus.service.lines import Reply
+from isthmus.service.http_client import Reply
 from isthmus.service.statistics import Exchange, etag
 from isthmus.service.training import training_of
 from isthmus.service.wire import STATISTICS_TYPE

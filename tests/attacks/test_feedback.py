@@ -11,11 +11,10 @@ import pytest
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.client import Client
-from isthmus.service.hit_tokens import LIFETIME, HitTokens
 from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
-from isthmus.service.security import ApiKeys
+from isthmus.service.security import LIFETIME, ApiKeys, HitTokens
 from isthmus.service.settings import BrokerSettings, Encoder, NodeSettings, Policy, Silo, Source
 from isthmus.service.stores import majority
 from silo_stand_in import Loop

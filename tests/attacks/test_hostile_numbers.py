@@ -20,8 +20,8 @@ from isthmus.retrieval import FIELD_TABLES, TEXT, Statistics
 from isthmus.retrieval.statistics import MOST_DOCUMENTS, MOST_TERMS
 from isthmus.service import statistics
 from isthmus.service.evidence import FIRST, SECOND
+from isthmus.service.http_client import Reply
 from isthmus.service.learned import Learned, Line, Look
-from isthmus.service.lines import Reply
 from isthmus.service.node import Node
 from isthmus.service.settings import Encoder, NodeSettings, SharedStatistics, Source
 from isthmus.service.space import Space

@@ -32,8 +32,8 @@ from isthmus.private.ledger import Budget, Ledger
 from isthmus.private.store import SiloFolder
 from isthmus.service.certificates import Authority, client_context, files, server_name
 from isthmus.service.coordination import FETCH, MESSAGE_TYPE, REPLY, coordinating
-from isthmus.service.founding import make_keys
 from isthmus.service.running import training
+from isthmus.service.scaffold import make_keys
 from isthmus.service.settings import CoordinatorSettings, NodeSettings, SiloTraining
 from isthmus.service.silo_training import ENVIRONMENT
 from isthmus.tables import Letor, write_letor

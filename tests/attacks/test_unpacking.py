@@ -31,9 +31,9 @@ from isthmus.retrieval.statistics import MOST_TERMS
 from isthmus.service import wire
 from isthmus.service.broker import understood
 from isthmus.service.client import Client
+from isthmus.service.http_client import BrokenReply, Line, Reply
 from isthmus.service.learned import Learned
 from isthmus.service.learning import answer_of, question_of
-from isthmus.service.lines import BrokenReply, Line, Reply
 from isthmus.service.space import Space
 
 MEGABYTE = 1 << 20

@@ -30,7 +30,7 @@ def make_arguments(parser: argparse.ArgumentParser) -> None:
 def make(asked: argparse.Namespace) -> None:
     """Certificates, and for a broker an API key."""
     from isthmus.service.certificates import TRAINING
-    from isthmus.service.founding import ADMIN_KEY, make_keys
+    from isthmus.service.scaffold import ADMIN_KEY, make_keys
 
     folder = Path(asked.folder)
     silos = [*_names(asked.silos), *(name + TRAINING for name in _names(asked.training))]

@@ -197,7 +197,7 @@ def _new_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _new(asked: argparse.Namespace) -> None:
     from isthmus.report import summary
-    from isthmus.service.founding import found
+    from isthmus.service.scaffold import found
 
     silos = [name.strip() for name in asked.silos.split(",") if name.strip()]
     wrote = found(Path(asked.folder), silos, port=asked.port)

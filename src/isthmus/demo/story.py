@@ -106,11 +106,11 @@ def tell(out: Path, *, seed: int = 0) -> Told:
 @contextmanager
 def searched(out: Path, *, seed: int = 0, port: int | None = None) -> Iterator[Federation]:
     """The same silos as nodes behind a broker, trained and calibrated, in processes that end with this."""
-    from isthmus.service import local, staging
+    from isthmus.service import demo_federation, local
 
     world, folder = load("pydocs"), out / "federation"
     say("\nOne search box", style="bold")
-    if staging.kept(folder, world, seed, port):
+    if demo_federation.kept(folder, world, seed, port):
         say(f"The federation in {folder} is still good: trained, calibrated and only to be started.")
     else:
         say(
@@ -120,7 +120,7 @@ def searched(out: Path, *, seed: int = 0, port: int | None = None) -> Iterator[F
         if (folder / "broker.toml").exists():
             shutil.rmtree(folder)
         at = local.free_ports(len(world.silos) + 1, port)
-        made = staging.stage(world, folder, port=at, seed=seed)
+        made = demo_federation.stage(world, folder, port=at, seed=seed)
         final = ", ".join(f"{name} {value:.3f}" for name, value in made.training.final.items())
         say(f"{made.judgements:,} judgements, {made.training.rounds} rounds, then {final} on other queries.")
     with local.running(folder) as federation:

@@ -24,10 +24,10 @@ from isthmus.errors import ConfigError, DataError, IsthmusError, Refused, SiloUn
 from isthmus.service import wire
 from isthmus.service.breaker import Breaker
 from isthmus.service.certificates import client_context, server_name
-from isthmus.service.hit_tokens import local_secret, pseudonym
+from isthmus.service.http_client import BrokenReply, Line, Reply
 from isthmus.service.limits import Problem, message_header
-from isthmus.service.lines import BrokenReply, Line, Reply
 from isthmus.service.metrics import Metrics
+from isthmus.service.security import local_secret, pseudonym
 from isthmus.service.settings import BrokerSettings, secret
 from isthmus.service.statistics import Exchange
 from isthmus.service.training import training_of

@@ -20,7 +20,7 @@ from isthmus.errors import Refused, ServiceError, SiloUnavailable
 from isthmus.files import private_file
 from isthmus.service import wire
 from isthmus.service.certificates import trusting
-from isthmus.service.lines import Reply
+from isthmus.service.http_client import Reply
 
 KEY_VARIABLE, AUTHORITY_VARIABLE = "ISTHMUS_API_KEY", "ISTHMUS_AUTHORITY"
 MOST_BYTES = 8 << 20

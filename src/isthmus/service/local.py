@@ -28,7 +28,7 @@ from isthmus.errors import ConfigError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.client import Client
 from isthmus.service.connections import listen_problem
-from isthmus.service.founding import ADMIN_KEY, BROKER
+from isthmus.service.scaffold import ADMIN_KEY, BROKER
 from isthmus.service.settings import BrokerSettings, read_broker
 
 PATIENCE = 120.0

@@ -27,7 +27,6 @@ from isthmus.private.totals import family_of
 from isthmus.report.progress import Progress
 from isthmus.retrieval import TEXT, Statistics
 from isthmus.service import wire
-from isthmus.service.hit_tokens import HitTokens, local_secret
 from isthmus.service.index import Index
 from isthmus.service.judged import FOLDS, JudgedQueries
 from isthmus.service.learned import Learned
@@ -37,6 +36,7 @@ from isthmus.service.releases import Releases, released_file
 from isthmus.service.reliability import save_curves, validation_curves
 from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
+from isthmus.service.security import HitTokens, local_secret
 from isthmus.service.settings import OPERATOR, NodeSettings, secret
 from isthmus.service.snapshot import Snapshot
 from isthmus.service.sources import check_sources, load_all

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from isthmus.asking import Silos
 from isthmus.errors import ProtocolError, Refused
 from isthmus.retrieval import Statistics
-from isthmus.service.lines import Reply
+from isthmus.service.http_client import Reply
 from isthmus.service.scoring import try_on_query
 from isthmus.service.wire import STATISTICS_TYPE
 

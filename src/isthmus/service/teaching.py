@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from isthmus.asking import Silos, TooFew
 from isthmus.errors import DataError, Refused, SiloUnavailable
 from isthmus.service.broker import Broker, failure_of, understood
+from isthmus.service.http_client import Reply
 from isthmus.service.learned import Learned
 from isthmus.service.learning import Question, answer_of, learn
-from isthmus.service.lines import Reply
 from isthmus.service.settings import BrokerSettings
 from isthmus.service.space import Space, joined
 from isthmus.service.statistics import Nodes, Request, Talks

@@ -39,9 +39,9 @@ from isthmus.report import Progress
 from isthmus.retrieval import Statistics, summed
 from isthmus.service.broker import fused
 from isthmus.service.connections import listen_problem
-from isthmus.service.founding import BROKER, found
 from isthmus.service.node import Node, open_store
 from isthmus.service.reliability import SHOWN, reliability_curve, save_curves
+from isthmus.service.scaffold import BROKER, found
 from isthmus.service.settings import read_broker, read_node
 from isthmus.service.sources import load_all
 from isthmus.service.stores import Judgement
