@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isthmus.config import require
 from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.tables import Corpus, Letor
@@ -50,12 +51,10 @@ class Dealing:
     redraws: int = 10
 
     def __post_init__(self) -> None:
-        if self.silos < 1:
-            raise ValueError(f"silos = {self.silos} (at least one silo is needed)")
-        if not self.concentration > 0:
-            raise ValueError(f"concentration = {self.concentration} (it must be positive)")
-        if self.skew < 0 or self.redraws < 0 or (self.least or 0) < 0:
-            raise ValueError("skew, redraws and least cannot be negative")
+        require(self.silos >= 1, f"silos = {self.silos} (at least one silo is needed)")
+        require(self.concentration > 0, f"concentration = {self.concentration} (it must be positive)")
+        least = min(self.skew, self.redraws, self.least or 0)
+        require(least >= 0, "skew, redraws and least cannot be negative")
 
     @property
     def tears(self) -> bool:

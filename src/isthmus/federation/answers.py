@@ -13,7 +13,18 @@ import numpy as np
 from isthmus.asking import settle
 from isthmus.errors import FederationError, IncompatibleUpdate
 from isthmus.federation.flower import Grid, Message, MetricRecord, RecordDict
-from isthmus.federation.messages import ARRAYS, EXAMPLES, METRICS, REPORT, STEPS, Arrays, ask, unpack
+from isthmus.federation.messages import (
+    ARRAYS,
+    EXAMPLES,
+    METRICS,
+    REPORT,
+    STEPS,
+    Arrays,
+    arrays_of,
+    ask,
+    metric,
+    unpack,
+)
 from isthmus.federation.settings import Rounds
 
 NOT_FINITE = "sent parameters that are not finite"
@@ -120,7 +131,7 @@ def check(
         rejected[silo] = f"sent an update of length {usable.pop(silo)[1]:.3g}"
     capped: dict[str, str] = {}
     for silo, (reply, _) in usable.items():
-        told = _number(reply, EXAMPLES)
+        told = metric(reply, EXAMPLES)
         counted = limits.examples(silo, told)
         if counted != told:
             capped[silo] = f"claims {told:,.0f} examples, counted as {counted:,}"
@@ -141,7 +152,7 @@ def _update_in(reply: Message, silo: str, model: Arrays) -> float:
 
 def _check_numbers(reply: Message) -> None:
     for key in (EXAMPLES, STEPS):
-        told = _number(reply, key)
+        told = metric(reply, key)
         if not (math.isfinite(told) and told >= 1):
             raise FederationError(f"sent {key} = {told:g}")
 
@@ -182,7 +193,7 @@ def _too_long(usable: Mapping[str, tuple[Message, float]], model: Arrays, limits
 def _check_report(reply: Message, limits: Limits) -> None:
     if not limits.report:
         return
-    errors = unpack(reply.content.array_records[REPORT])["errors"]
+    errors = arrays_of(reply, REPORT)["errors"]
     fits = len(errors.shape) == len(limits.report) and all(
         want in (-1, got) for want, got in zip(limits.report, errors.shape, strict=True)
     )
@@ -194,13 +205,9 @@ def _tidied(reply: Message, examples: int, *, report: bool) -> RecordDict:
     """The records that were asked for, with the examples that count, and no others: sums run over all."""
     told = reply.content.metric_records[METRICS].get("loss")
     loss = float(told) if isinstance(told, (int, float)) else math.nan
-    metrics = MetricRecord({EXAMPLES: examples, STEPS: int(_number(reply, STEPS)), "loss": loss})
+    metrics = MetricRecord({EXAMPLES: examples, STEPS: int(metric(reply, STEPS)), "loss": loss})
     names = [name for name in (ARRAYS, REPORT) if name in reply.content and (report or name != REPORT)]
     return RecordDict({METRICS: metrics, **{name: reply.content[name] for name in names}})
-
-
-def _number(reply: Message, key: str) -> float:
-    return float(reply.content.metric_records[METRICS][key])  # type: ignore[arg-type]
 
 
 def _named(arrays: Arrays) -> str:

@@ -164,11 +164,8 @@ def own_privacy(context: Context, settings: Mapping[str, Any]) -> PrivateUpdates
     if not named:
         return proposed
     if len(named) < 2:
-        raise ConfigError(
-            f"the node configuration has {named[0]!r} alone",
-            key=named[0],
-            expected="most-clip and least-noise",
-        )
+        alone = f"the node configuration has {named[0]!r} alone"
+        raise ConfigError(alone, key=named[0], expected="most-clip and least-noise")
     if settings["report"] not in ("", "probe"):
         raise FederationError(
             "this silo adds noise to all that its model tells, and a report on its own rows has none"

@@ -35,6 +35,7 @@ from isthmus.federation.flower import (
 from isthmus.federation.settings import Rounds
 from isthmus.tables.unpacking import PLAIN, Unpacker
 
+Records = Mapping[str, ArrayRecord]
 ARRAYS = "arrays"
 CONFIG = "config"
 METRICS = "metrics"
@@ -164,6 +165,28 @@ def order(arrays: ArrayRecord | None, settings: Mapping[str, Any], *, round: int
     if arrays is not None:
         content[ARRAYS] = arrays
     return content
+
+
+def train_order(records: Records, settings: str, *, round: int, attempt: int, proximal: float) -> RecordDict:
+    """An order to train in an attempt at a round: the model, and whatever else a silo needs."""
+    told = ConfigRecord({SETTINGS: settings, ATTEMPT: attempt, ROUND: round, PROXIMAL: proximal})
+    return RecordDict({CONFIG: told, **records})
+
+
+def arrays_of(message: Message, record: str = ARRAYS) -> Arrays:
+    """The model that a message carries, or the arrays of another record."""
+    return unpack(message.content.array_records[record])
+
+
+def replace_update(reply: Message, model: Arrays, *, examples: int) -> None:
+    """Put another model, and another count of examples, into a silo's reply."""
+    reply.content[ARRAYS] = pack(model)
+    reply.content.metric_records[METRICS][EXAMPLES] = examples
+
+
+def metric(message: Message, key: str) -> float:
+    """A number that a silo tells of its training."""
+    return float(message.content.metric_records[METRICS][key])  # type: ignore[arg-type]
 
 
 def settings_of(message: Message) -> dict[str, Any]:

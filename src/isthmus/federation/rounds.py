@@ -20,54 +20,20 @@ import numpy as np
 from isthmus.asking import TooFew
 from isthmus.config import to_mapping
 from isthmus.errors import RoundFailed
-from isthmus.federation.aggregation import (
-    MEMORY,
-    PROBE,
-    Errors,
-    Size,
-    Sizes,
-    Weighed,
-    combine,
-    control_variates,
-    correction,
-    forgotten,
-    norm,
-    refusal,
-    refused,
-    step,
-    weigh,
-    weighted_mean,
-)
+from isthmus.federation import aggregation, messages
+from isthmus.federation.aggregation import MEMORY, PROBE, Arrays, Errors, Size, Sizes, Weighed, norm
 from isthmus.federation.answers import NOT_FINITE, Checked, Limits, check
 from isthmus.federation.census import Census
 from isthmus.federation.clients import QUANTILES, examples
 from isthmus.federation.flower import (
     ArrayRecord,
-    ConfigRecord,
     Grid,
     Message,
     MessageType,
-    RecordDict,
     centre,
     server_step,
 )
 from isthmus.federation.judge import Judge
-from isthmus.federation.messages import (
-    ARRAYS,
-    ATTEMPT,
-    CONFIG,
-    EXAMPLES,
-    METRICS,
-    PROXIMAL,
-    REPORT,
-    ROUND,
-    SETTINGS,
-    STEPS,
-    Arrays,
-    ask,
-    pack,
-    unpack,
-)
 from isthmus.federation.noise import private, statement
 from isthmus.federation.relay import SUM, Relay, even, sum_to_mean
 from isthmus.federation.settings import Config
@@ -212,7 +178,7 @@ class Coordinator:
             state = self._first()
         for number, fault in self._faults().items():
             logger.warning("paper mode, known fault %s: %s", number, fault)
-        self.extras = {"scaling": pack(state.scaling.arrays())}
+        self.extras = {"scaling": messages.pack(state.scaling.arrays())}
         if self.held.validation is not None:
             self.judge = Judge(state.scaling(self.held.validation), scoring=self.config.model.scoring)
         if self.held.probe is not None and self.config.strategy.needs_probe:
@@ -220,7 +186,7 @@ class Coordinator:
         if self._probe_rows is not None and self.config.strategy.name == "fedrisk":
             self.probe = Judge(self._probe_rows, scoring=self.config.model.scoring)
             if self.relay is not None:
-                self.extras[PROBE] = pack(self.probe.arrays())
+                self.extras[PROBE] = messages.pack(self.probe.arrays())
             if len(self.probe) < FEW:
                 logger.warning("a probe of %d judged queries can hardly tell silos apart", len(self.probe))
         return state
@@ -244,15 +210,15 @@ class Coordinator:
             outcome = self._outcome(state, number)
         except RoundFailed as failed:
             return self._failed(state, failed)
-        new, memory = step(
+        new, memory = aggregation.step(
             old, outcome.mean, outcome.memory, self.config.strategy, number=number, optimise=server_step
         )
         weighed = outcome.weighed
         if self.probe is not None and self.config.strategy.risk.remembers:
             before, after = self.probe.disorder(old), self.probe.disorder(new)
-            why, best = refusal(before, after, memory.get(BEST))
+            why, best = aggregation.refusal(before, after, memory.get(BEST))
             if why:
-                new, memory, weighed = old, forgotten(memory), refused(weighed, why)
+                new, memory, weighed = old, aggregation.forgotten(memory), aggregation.refused(weighed, why)
             memory = {**memory, BEST: best}
         parameters = {key: new[key].astype(array.dtype) for key, array in old.items()}
         done = RoundRecord(
@@ -298,7 +264,7 @@ class Coordinator:
     ) -> Outcome:
         """Every model is seen: those that pass the checks are judged on the probe, weighed, and averaged."""
         rounds, strategy, model = self.config.rounds, self.config.strategy, state.parameters
-        replies = ask(self.grid, orders, rounds=rounds, enough=rounds.minimum)
+        replies = messages.ask(self.grid, orders, rounds=rounds, enough=rounds.minimum)
         checked = check(replies, silos, limits, deadline=rounds.deadline, model=model)
         if len(checked.usable) < rounds.minimum:
             return Outcome(checked)
@@ -309,15 +275,18 @@ class Coordinator:
             trim = {"beta": strategy.trim} if strategy.name == "fedtrimmedavg" else {}
             weighed = self._weighed(errors, sizes)
             return Outcome(checked, weighed, centre(strategy.name, named.values(), **trim), memory)
-        models = {name: unpack(reply.content.array_records[ARRAYS]) for name, reply in named.items()}
+        models = {name: messages.arrays_of(reply) for name, reply in named.items()}
         if self.probe is not None:
             errors = {name: self.probe.errors(arrays) for name, arrays in models.items()}
         own, errors, sizes = self._own_candidates(number, model, errors, sizes)
         weighed = self._weighed(errors, sizes)
         if strategy.name == "scaffold":
             rate, population = self.config.local.learning_rate, len(self.census.silos)
-            memory = control_variates(model, models, sizes, memory, learning_rate=rate, population=population)
-        return Outcome(checked, weighed, weighted_mean(weighed, {**models, **own}, strategy), memory)
+            memory = aggregation.control_variates(
+                model, models, sizes, memory, learning_rate=rate, population=population
+            )
+        mean = aggregation.weighted_mean(weighed, {**models, **own}, strategy)
+        return Outcome(checked, weighed, mean, memory)
 
     def _masked(
         self, state: State, number: int, silos: Mapping[int, str], orders: list[Message], limits: Limits
@@ -349,7 +318,7 @@ class Coordinator:
         local = self.config.local
         momentum = local.momentum if local.optimiser == "momentum" else 0.0
         reported = self.relay is not None
-        return weigh(errors, sizes, self.config.strategy, momentum=momentum, reported=reported)
+        return aggregation.weigh(errors, sizes, self.config.strategy, momentum=momentum, reported=reported)
 
     def _own_candidates(
         self, number: int, model: Arrays, errors: Errors, sizes: Sizes
@@ -397,23 +366,18 @@ class Coordinator:
 
     def _orders(self, state: State, number: int) -> Callable[[Mapping[int, str], int], list[Message]]:
         """The round's orders to train: for silos by node, in an attempt."""
-        strategy, model, settings = (
-            self.config.strategy,
-            pack(state.parameters),
-            self._settings(state.scaling),
-        )
+        strategy, model, settings = self.config.strategy, state.parameters, self._settings(state.scaling)
+        packed, proximal = messages.pack(model), strategy.proximal if strategy.name == "fedprox" else 0.0
 
         def orders(silos: Mapping[int, str], attempt: int) -> list[Message]:
-            told = ConfigRecord({SETTINGS: settings, ATTEMPT: attempt, ROUND: number})
-            if strategy.name == "fedprox":
-                told[PROXIMAL] = strategy.proximal
-            messages = []
+            told, sent = {"attempt": attempt, "round": number}, []
             for node, name in silos.items():
-                content = RecordDict({ARRAYS: model, CONFIG: told, **self.extras})
+                records = {messages.ARRAYS: packed, **self.extras}
                 if strategy.name == "scaffold":
-                    content["correction"] = pack(correction(state.strategy, name, state.parameters))
-                messages.append(Message(content, node, MessageType.TRAIN))
-            return messages
+                    records["correction"] = messages.pack(aggregation.correction(state.strategy, name, model))
+                content = messages.train_order(records, settings, **told, proximal=proximal)
+                sent.append(Message(content, node, MessageType.TRAIN))
+            return sent
 
         return orders
 
@@ -423,9 +387,8 @@ class Coordinator:
         if privacy is None or privacy.where != "server":
             return answers
         for reply in answers:
-            model = unpack(reply.content.array_records[ARRAYS])
-            reply.content[ARRAYS] = pack(private(model, start, privacy, sharers=len(answers)))
-            reply.content.metric_records[METRICS][EXAMPLES] = 1
+            model = private(messages.arrays_of(reply), start, privacy, sharers=len(answers))
+            messages.replace_update(reply, model, examples=1)
         return answers
 
     def _sample(self, number: int, attempt: int) -> dict[int, str]:
@@ -485,7 +448,7 @@ class Coordinator:
         if not all(np.isfinite(array).all() for array in parameters.values()):
             return self._diverged(state, done)
         share = (_POLYAK + 1) / (done.round + _POLYAK)
-        average = combine(
+        average = aggregation.combine(
             {"new": share, "old": 1 - share}, {"new": parameters, "old": state.average or parameters}
         )
         return replace(
@@ -528,21 +491,18 @@ def _named(replies: Iterable[Message], silos: Mapping[int, str]) -> dict[str, Me
 
 def _sizes(named: Mapping[str, Message]) -> dict[str, Size]:
     """What the silos say that they trained on, as it counts."""
-    metrics = {name: reply.content.metric_records[METRICS] for name, reply in named.items()}
-    return {
-        name: Size(float(record[EXAMPLES]), float(record[STEPS]))  # type: ignore[arg-type]
-        for name, record in metrics.items()
-    }
+    numbers = messages.EXAMPLES, messages.STEPS
+    return {name: Size(*(messages.metric(reply, key) for key in numbers)) for name, reply in named.items()}
 
 
 def _errors(named: Mapping[str, Message]) -> Errors:
     """The errors that silos report of themselves, where they do."""
-    records = {name: reply.content.array_records for name, reply in named.items()}
-    return {name: unpack(record[REPORT])["errors"] for name, record in records.items() if REPORT in record}
+    reports = {name: reply for name, reply in named.items() if messages.REPORT in reply.content}
+    return {name: messages.arrays_of(reply, messages.REPORT)["errors"] for name, reply in reports.items()}
 
 
 def _mean_loss(checked: Checked) -> float | None:
-    losses = [float(reply.content.metric_records[METRICS]["loss"]) for reply in checked.usable]  # type: ignore[arg-type]
+    losses = [messages.metric(reply, "loss") for reply in checked.usable]
     finite = [loss for loss in losses if math.isfinite(loss)]
     return sum(finite) / len(finite) if finite else None
 

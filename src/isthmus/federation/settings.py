@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from isthmus.config import require
 from isthmus.partition import Dealing
 from isthmus.rankers import LocalTraining, Scoring
 
@@ -44,8 +45,7 @@ class RiskOptions:
     def __post_init__(self) -> None:
         if (self.mode == "paper") != (self.columns == "batch"):
             raise ValueError(f"mode = {self.mode!r} does not go with columns = {self.columns!r}")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature = {self.temperature} (it must be positive)")
+        require(self.temperature > 0, f"temperature = {self.temperature} (it must be positive)")
 
     @classmethod
     def paper(cls, alpha_mix: float = 1.0, beta_mix: float = 1.0, **more: Any) -> RiskOptions:
@@ -113,8 +113,7 @@ class StrategyOptions:
     risk: RiskOptions = field(default_factory=RiskOptions)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum = {self.momentum} (at least 0 and below 1)")
+        require(0 <= self.momentum < 1, f"momentum = {self.momentum} (at least 0 and below 1)")
         if self.name in _OWN_STEP and self.step != "average":
             raise ValueError(f"{self.name} has a server step of its own; leave out server = {self.step!r}")
         rated = self.name in _RATED or self.step not in ("average", "convex", "halving")
@@ -245,12 +244,10 @@ class Rounds:
 
     def __post_init__(self) -> None:
         for key in ("count", "silos", "minimum", "attempts", "deadline"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"{key} = {getattr(self, key)} (it must be above 0)")
-        if self.grace is not None and not self.grace > 0:
-            raise ValueError(f"grace = {self.grace} (it must be above 0, or none)")
-        if self.minimum > self.silos:
-            raise ValueError(f"minimum = {self.minimum} is more than the {self.silos} silos of a round")
+            require(getattr(self, key) > 0, f"{key} = {getattr(self, key)} (it must be above 0)")
+        require(self.grace is None or self.grace > 0, f"grace = {self.grace} (it must be above 0, or none)")
+        enough = self.minimum <= self.silos
+        require(enough, f"minimum = {self.minimum} is more than the {self.silos} silos of a round")
 
 
 _SKIPPING = ("nDCG@1", "nDCG@5", "nDCG@10", "MRR@10")
