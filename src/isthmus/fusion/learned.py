@@ -10,9 +10,8 @@ evaluated on the same judgements, and its probabilities and thresholds are hones
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Self
 
@@ -125,6 +124,7 @@ class Lesson:
         return np.asarray((self.fold_of_query >= 0) & (self.fold_of_query != fold))
 
 
+@dataclass(eq=False, kw_only=True)
 class Fuser:
     """`fit(runs, qrels)` learns; `fuse(runs)` gives one run with calibrated probabilities.
 
@@ -135,9 +135,8 @@ class Fuser:
 
     method: ClassVar[str]
 
-    def __init__(self, *, judging: Judging | None = None, folds: int = 5) -> None:
-        self.judging = judging or Judging()
-        self.folds = folds
+    judging: Judging = field(default_factory=Judging)
+    folds: int = 5
 
     @property
     def label(self) -> str:
@@ -284,7 +283,7 @@ class Fuser:
 
     def parameters(self) -> dict[str, Any]:
         """The constructor's arguments, as JSON can hold them."""
-        values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**values, "judging": asdict(self.judging)}
 
 
@@ -298,29 +297,21 @@ class Account:
     chances: FloatArray | None = None
 
 
+@dataclass(eq=False, kw_only=True)
 class Formula(Fuser):
     """Any fuser of `FUSERS` with its score calibrated on judgements.
 
     A retriever's contribution is by how much the score would fall without it.
     """
 
-    def __init__(
-        self,
-        formula: str = "rrf",
-        *,
-        norm: str | None = None,
-        missing: float | str | None = None,
-        options: dict[str, Any] | None = None,
-        judging: Judging | None = None,
-        folds: int = 5,
-    ) -> None:
-        super().__init__(judging=judging, folds=folds)
-        self.formula = choose((), formula, None)
-        self.norm = default_norm(self.formula) if norm is None else norm
-        self.missing = missing
-        self.options = dict(options or {})
-
     method = "formula"
+    formula: str = field(default="rrf", kw_only=False)
+    norm: str | None = None
+    missing: float | str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.formula = choose((), self.formula, None)
 
     @property
     def label(self) -> str:
@@ -333,7 +324,8 @@ class Formula(Fuser):
         return self
 
     def _evidence(self, union: Union) -> FloatArray:
-        candidates = Candidates.of(union, self.norm, missing=self.missing)
+        norm = self.norm or default_norm(self.formula)
+        candidates = Candidates.of(union, norm, missing=self.missing)
         return np.asarray([FUSERS[self.formula](candidates, **self.options)])
 
     def _scores(self, evidence: FloatArray, weights: FloatArray, union: Union) -> FloatArray:
@@ -350,6 +342,7 @@ class Formula(Fuser):
         return Account(contributions, evidence[0] - contributions.sum(axis=0))
 
 
+@dataclass(eq=False, kw_only=True)
 class LogOdds(Fuser):
     """logit p = Σᵢ logit cᵢ − (m − 1)·logit π: Bayes' rule for independent retrievers.
 
@@ -362,23 +355,14 @@ class LogOdds(Fuser):
 
     method = "log-odds"
 
-    def __init__(
-        self,
-        *,
-        calibrator: str | Calibrator = "auto",
-        missing: float | str = "learned",
-        silos: Sequence[str] | None = None,
-        judging: Judging | None = None,
-        folds: int = 5,
-    ) -> None:
-        super().__init__(judging=judging, folds=folds)
-        if isinstance(missing, str) and missing not in ("learned", "lowest"):
-            raise ConfigError(
-                f"missing = {missing!r}: say 'learned', 'lowest' or a probability", key="missing"
-            )
-        self.calibrator = calibrator
-        self.missing = missing
-        self.silos = None if silos is None else tuple(silos)
+    calibrator: str | Calibrator = "auto"
+    missing: float | str = "learned"
+    silos: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.missing, str) and self.missing not in ("learned", "lowest"):
+            problem = f"missing = {self.missing!r}: say 'learned', 'lowest' or a probability"
+            raise ConfigError(problem, key="missing")
 
     def _gather(self, lesson: Lesson) -> FloatArray:
         union, known = lesson.union, lesson.known
@@ -464,6 +448,7 @@ class LogOdds(Fuser):
         return {**super().parameters(), "calibrator": named}
 
 
+@dataclass(eq=False, kw_only=True)
 class Stacked(LogOdds):
     """Logistic regression on the calibrated log-odds and one absence indicator per retriever, cross-fitted.
 
@@ -473,18 +458,7 @@ class Stacked(LogOdds):
 
     method = "stacked"
 
-    def __init__(
-        self,
-        *,
-        calibrator: str | Calibrator = "auto",
-        missing: float | str = "learned",
-        single_label: bool = False,
-        silos: Sequence[str] | None = None,
-        judging: Judging | None = None,
-        folds: int = 5,
-    ) -> None:
-        super().__init__(calibrator=calibrator, missing=missing, silos=silos, judging=judging, folds=folds)
-        self.single_label = single_label
+    single_label: bool = False
 
     def _gather(self, lesson: Lesson) -> FloatArray:
         used = np.unique(lesson.union.documents.codes[lesson.known])
@@ -537,6 +511,7 @@ class Stacked(LogOdds):
         return Account(contributions, start, weights, expit(evidence[:count]))
 
 
+@dataclass(eq=False, kw_only=True)
 class Weighted(Fuser):
     """Σᵢ wᵢ·sᵢ over normalised scores, the weights given or tuned for a measure on validation.
 
@@ -546,21 +521,14 @@ class Weighted(Fuser):
 
     method = "weighted"
 
-    def __init__(
-        self,
-        *,
-        norm: str = "z-score",
-        weights: Sequence[float] | None = None,
-        measure: str = "nDCG@10",
-        missing: float | str = "lowest",
-        judging: Judging | None = None,
-        folds: int = 5,
-    ) -> None:
-        super().__init__(judging=judging, folds=folds)
-        self.norm = norm
-        self.weights = None if weights is None else tuple(float(weight) for weight in weights)
-        self.measure = measure
-        self.missing = "lowest" if missing == "learned" else missing
+    norm: str = "z-score"
+    weights: Sequence[float] | None = None
+    measure: str = "nDCG@10"
+    missing: float | str = "lowest"
+
+    def __post_init__(self) -> None:
+        self.weights = None if self.weights is None else tuple(map(float, self.weights))
+        self.missing = "lowest" if self.missing == "learned" else self.missing
 
     def _evidence(self, union: Union) -> FloatArray:
         return Candidates.of(union, self.norm, missing=self.missing).matrix()
