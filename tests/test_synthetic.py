@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,11 @@ from isthmus.corpora.synthetic import FOLDS, World, load_letor
 from isthmus.errors import DataError
 from isthmus.tables import Letor
 from isthmus.tables.letor_files import read_letor, write_letor
+
+
+def letor(queries: int, documents: int = 60, features: int = 136, **world: Any) -> Letor:
+    split = world.pop("split", "train")
+    return World(documents, features, **world).letor(queries, split)
 
 
 def mean_ndcg(letor: Letor, scores: np.ndarray) -> float:
@@ -34,7 +40,7 @@ def linear_scores(train: Letor, test: Letor) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def tables() -> tuple[Letor, Letor]:
-    return synthetic.letor(300), synthetic.letor(300, split="test")
+    return letor(300), letor(300, split="test")
 
 
 def test_shape_and_grade_shares(tables: tuple[Letor, Letor]) -> None:
@@ -67,7 +73,7 @@ def test_there_is_something_to_learn_but_not_by_a_line(tables: tuple[Letor, Leto
 
 def test_trees_learn_more_than_a_line() -> None:
     lightgbm = pytest.importorskip("lightgbm")
-    train, test = synthetic.letor(700), synthetic.letor(300, split="test")
+    train, test = letor(700), letor(300, split="test")
     options = {"objective": "lambdarank", "verbose": -1, "num_threads": 1, "seed": 1, "feature_fraction": 0.5}
     data = lightgbm.Dataset(train.features, train.grades, group=np.diff(train.offsets))
     trees = lightgbm.train(options | {"learning_rate": 0.15, "min_data_in_leaf": 50}, data, 60)
@@ -77,34 +83,34 @@ def test_trees_learn_more_than_a_line() -> None:
 
 
 def test_the_same_arguments_give_the_same_rows() -> None:
-    assert synthetic.letor(30, 7, 11) == synthetic.letor(30, 7, 11)
-    assert synthetic.letor(30, 7, 11) != synthetic.letor(30, 7, 11, seed=1)
+    assert letor(30, 7, 11) == letor(30, 7, 11)
+    assert letor(30, 7, 11) != letor(30, 7, 11, seed=1)
 
 
 @pytest.mark.parametrize("varying", [False, True])
 def test_fewer_queries_are_the_first_of_more(varying: bool) -> None:
-    many = synthetic.letor(230, 9, 20, varying=varying)
+    many = letor(230, 9, 20, varying=varying)
     for count in (1, 100, 130):
-        assert synthetic.letor(count, 9, 20, varying=varying) == many[:count]
+        assert letor(count, 9, 20, varying=varying) == many[:count]
 
 
 def test_splits_share_the_world_and_no_query() -> None:
-    parts = [synthetic.letor(50, 8, 12, split=split) for split in ("train", "validation", "test")]
+    parts = [letor(50, 8, 12, split=split) for split in ("train", "validation", "test")]
     assert len({query for part in parts for query in part.queries}) == 150
     assert not np.array_equal(parts[0].grades, parts[1].grades)
 
 
 def test_lists_of_varying_length() -> None:
-    lengths = np.diff(synthetic.letor(1000, 40, 2, varying=True).offsets)
+    lengths = np.diff(letor(1000, 40, 2, varying=True).offsets)
     assert lengths.min() >= 1
     assert lengths.mean() == pytest.approx(40, rel=0.1)
     assert lengths.std() > 15
 
 
 def test_few_features_are_possible() -> None:
-    assert synthetic.letor(3, 4, 1).features.shape == (12, 1)
+    assert letor(3, 4, 1).features.shape == (12, 1)
     with pytest.raises(DataError, match="at least one of each"):
-        synthetic.letor(3, 0)
+        letor(3, 0)
 
 
 def test_named_folds() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,18 +31,7 @@ from isthmus.errors import ConfigError
 from isthmus.tables.grouped import offsets_of
 from isthmus.tables.ids import Ids, IntArray, frozen
 
-_FUNCTION_WORDS = """
-    a about above after again against all also although am among an and any are as at be because been
-    before being below between both but by can cannot could d did do does doing done down during each
-    either etc few for from further get gets given had has have having he hence her here hers herself
-    him himself his how however i if in into is it its itself just ll m may me might more most must my
-    myself neither no nor not of off on once one only onto or other others our ours ourselves out over
-    own per rather re s same shall she should since so some such t than that the their theirs them
-    themselves then there therefore these they this those though through thus to too under until up
-    upon us use used uses using ve very via was we were what when where whether which while who whom
-    whose why will with within without would yet you your yours yourself yourselves
-"""
-STOP_WORDS = frozenset(_FUNCTION_WORDS.split())
+STOP_WORDS = frozenset(Path(__file__).with_name("stop_words.txt").read_text(encoding="ascii").split())
 """English words that carry no topic, with what an apostrophe leaves behind (don't, it's, we'll)."""
 
 _SEPARATORS = r"[^\pL\pN\pM]+"

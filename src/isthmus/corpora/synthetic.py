@@ -11,6 +11,7 @@ it is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,22 +46,6 @@ BLOCK = 100
 """Queries drawn at once."""
 
 
-def letor(
-    queries: int,
-    documents: int = 60,
-    features: int = 136,
-    *,
-    seed: int = 0,
-    split: Split = "train",
-    varying: bool = False,
-) -> Letor:
-    """A table of so many queries with so many documents each, or about so many if `varying`.
-
-    The splits of one seed share their world and nothing else.
-    """
-    return World(documents, features, seed, varying).letor(queries, split)
-
-
 @dataclass(frozen=True)
 class Plan:
     """A world, and how many queries each of `SPLITS` has."""
@@ -84,10 +69,8 @@ class World:
 
     def __post_init__(self) -> None:
         if self.documents < 1 or self.features < 1:
-            raise DataError(
-                f"{self.documents} documents a query with {self.features} features",
-                cure="at least one of each",
-            )
+            problem = f"{self.documents} documents a query with {self.features} features"
+            raise DataError(problem, cure="at least one of each")
 
     def letor(self, queries: int, split: Split = "train") -> Letor:
         """So many queries in memory."""
@@ -108,12 +91,10 @@ class World:
         about = {"format": FORMAT, "queries": queries, "split": split, **asdict(self)}
         found = open_columns(path)
         if found is None or found[0] != about:
-            try:
+            with suppress(OSError):
                 self._write_columns(path, queries, split, about)
-            except OSError:
-                return None
             found = open_columns(path)
-        if found is None:
+        if found is None or found[0] != about:
             return None
         return self._table(queries, split, found[1]["features"], found[1]["grades"])
 

@@ -134,13 +134,11 @@ class _Bert:
             )
         raw = _extra("safetensors.numpy").load_file(folder / "model.safetensors")
         weights = {name.removeprefix("bert."): array.astype(np.float32) for name, array in raw.items()}
-        positions = (
-            weights["embeddings.position_embeddings.weight"]
-            + weights["embeddings.token_type_embeddings.weight"][0]
-        )
+        first = {name.removeprefix("embeddings."): array for name, array in weights.items()}
+        positions = first["position_embeddings.weight"] + first["token_type_embeddings.weight"][0]
         return cls(
-            (weights["embeddings.word_embeddings.weight"], positions),
-            (weights["embeddings.LayerNorm.weight"], weights["embeddings.LayerNorm.bias"]),
+            (first["word_embeddings.weight"], positions),
+            (first["LayerNorm.weight"], first["LayerNorm.bias"]),
             tuple(_bert_layer(weights, at) for at in range(config["num_hidden_layers"])),
             config["num_attention_heads"],
             config["layer_norm_eps"],
@@ -258,9 +256,8 @@ def _minilm() -> Path:
 
 
 def _onnx_file(folder: Path) -> Path | None:
-    return next(
-        (file for file in (folder / "model.onnx", folder / "onnx" / "model.onnx") if file.exists()), None
-    )
+    files = (folder / "model.onnx", folder / "onnx" / "model.onnx")
+    return next((file for file in files if file.exists()), None)
 
 
 def _weights(folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any
@@ -58,6 +58,7 @@ class Comparison:
     evaluations: tuple[Evaluation, ...]
     baseline: str | None = None
     testing: Testing = DEFAULT_TESTING
+    _intervals: dict[tuple[str, Measure], Interval | None] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         names = [evaluation.run for evaluation in self.evaluations]
@@ -97,6 +98,9 @@ class Comparison:
 
     def interval(self, run: str, measure: Measure) -> Interval | None:
         """The bootstrap interval over queries; None for sums."""
+        if (run, measure) not in self._intervals:
+            (evaluation,) = (e for e in self.evaluations if e.run == run)
+            self._intervals[run, measure] = self._interval(evaluation, measure)
         return self._intervals[run, measure]
 
     def table(self, *, title: str = "", intervals: bool = True, digits: int = 4) -> Table:
@@ -141,14 +145,6 @@ class Comparison:
         if how.test == "t":
             return paired_t(first, second, groups=how.groups)
         return randomisation(first, second, groups=how.groups, samples=how.samples, seed=how.seed)
-
-    @cached_property
-    def _intervals(self) -> dict[tuple[str, Measure], Interval | None]:
-        return {
-            (e.run, measure): self._interval(e, measure)
-            for e in self.evaluations
-            for measure in self.measures
-        }
 
     def _interval(self, evaluation: Evaluation, measure: Measure) -> Interval | None:
         if measure.family.aggregate == "sum" or not evaluation.counted(measure):
