@@ -54,6 +54,7 @@ _FORMAT = 1
 _GATHERED_AT_ONCE = 1 << 16
 _WRITTEN_AT_ONCE = 1 << 14
 _TEXT = pa.large_string()
+_NO_FEATURES = np.empty((0, 0), dtype=np.float32)
 _PARTS = {"train": ("train",), "validation": ("vali", "valid", "validation"), "test": ("test",)}
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -164,13 +165,13 @@ def _write_rows(table: Letor, rows: slice, stream: IO[bytes]) -> None:
 
 def _in_memory(file: Path, missing: float) -> Letor:
     spool = _Spool()
-    frame = _parse(file, missing, spool)
-    features = np.empty((len(frame.grades), spool.width), dtype=np.float32)
+    table, order = _parse(file, missing, spool)
+    features = np.empty((table.rows, spool.width), dtype=np.float32)
     filled = 0
-    for piece in spool.pieces(frame.order, missing):
+    for piece in spool.pieces(order, missing):
         features[filled : filled + len(piece)] = piece
         filled += len(piece)
-    return Letor(frame.queries, frame.offsets, frozen(features), frame.grades, frame.documents)
+    return replace(table, features=frozen(features))
 
 
 def _from_cache(file: Path, missing: float) -> Letor | None:
@@ -181,16 +182,16 @@ def _from_cache(file: Path, missing: float) -> Letor | None:
         folder = cache_folder() / "letor" / key
         checksum = remembered_checksum(files, folder / "checksum.json")
         kept = folder / f"{checksum}-{missing!r}.columns"
-        table = _open(kept)
-        if table is not None:
-            return table
+        opened = _open(kept)
+        if opened is not None:
+            return opened
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as raw:
             spool = _Spool(raw)
-            frame = _parse(file, missing, spool)
+            table, order = _parse(file, missing, spool)
             if remembered_checksum(files, folder / "checksum.json") != checksum:
                 return None  # the file changed while it was read
-            _keep(kept, frame, spool, missing)
+            _keep(kept, table, spool.width, spool.pieces(order, missing))
         for other in set(folder.glob("*.columns")) - set(folder.glob(f"{checksum}-*")):
             other.unlink(missing_ok=True)
     except (OSError, RuntimeError):  # no room, no right to write, or no home folder
@@ -198,25 +199,24 @@ def _from_cache(file: Path, missing: float) -> Letor | None:
     return _open(kept)
 
 
-def _keep(kept: Path, frame: _Frame, spool: _Spool, missing: float) -> None:
-    shape = (len(frame.grades), spool.width)
+def _keep(kept: Path, table: Letor, width: int, features: Iterator[NDArray[np.float32]]) -> None:
     columns = {
-        "features": Column(shape, np.float32, spool.pieces(frame.order, missing)),
-        "grades": Column.of(frame.grades),
-        "offsets": Column.of(frame.offsets),
+        "features": Column((table.rows, width), np.float32, features),
+        "grades": Column.of(table.grades),
+        "offsets": Column.of(table.offsets),
     }
-    if frame.documents is not None:
-        words = frame.documents.vocabulary
+    if table.documents is not None:
+        words = table.documents.vocabulary
         starts = np.frombuffer(
             words.buffers()[1], dtype=np.int64, count=len(words) + 1, offset=8 * words.offset
         )
         letters = np.frombuffer(words.buffers()[2] or b"", dtype=np.uint8)
         columns |= {
-            "codes": Column.of(frame.documents.codes),
+            "codes": Column.of(table.documents.codes),
             "words": Column.of(letters[starts[0] : starts[-1]]),
             "starts": Column.of(starts - starts[0]),
         }
-    write_columns(kept, columns, {"format": _FORMAT, "queries": frame.queries})
+    write_columns(kept, columns, {"format": _FORMAT, "queries": table.queries})
 
 
 def _open(kept: Path) -> Letor | None:
@@ -283,24 +283,16 @@ def _widened(block: NDArray[np.float32], width: int, missing: float) -> NDArray[
     return wide
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """A file's columns but the features, grouped by query; `order` is where the rows stood in the file."""
+def _parse(file: Path, missing: float, spool: _Spool) -> tuple[Letor, IntArray | None]:
+    """The table without its features, which go into the spool, and where its rows stood in the file.
 
-    queries: tuple[str, ...]
-    offsets: IntArray
-    grades: NDArray[np.int32]
-    documents: Ids | None
-    order: IntArray | None
-
-
-def _parse(file: Path, missing: float, spool: _Spool) -> _Frame:
-    """Parse all blocks, the features into the spool; what can only be seen in the whole file is checked."""
+    What can only be seen in the whole file is checked.
+    """
     parts: list[Rows] = []
     for rows in _in_parallel(lambda block: parse(block, missing), read_blocks(file, size=BLOCK)):
         if rows is not None:
             spool.append(rows.features)
-            parts.append(replace(rows, features=np.empty((0, 0), dtype=np.float32)))
+            parts.append(replace(rows, features=_NO_FEATURES))
     if not spool.width:
         problem = "no line has a feature" if parts else "no rows"
         raise DataError(problem, file=file, cure=f"a line is: {EXAMPLE}")
@@ -311,7 +303,8 @@ def _parse(file: Path, missing: float, spool: _Spool) -> _Frame:
     grades = np.concatenate([part.grades for part in parts])
     offsets = offsets_of(groups, len(queries))
     documents = _documents(file, parts, queries, offsets, order)
-    return _Frame(queries, offsets, frozen(grades if order is None else grades[order]), documents, order)
+    graded = frozen(grades if order is None else grades[order])
+    return Letor(queries, offsets, _NO_FEATURES, graded, documents), order
 
 
 def _in_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:

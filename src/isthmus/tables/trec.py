@@ -64,9 +64,7 @@ def read_run(path: str | os.PathLike[str], *, name: str | None = None) -> Run:
     A score that is not a finite number, a document twice for one query (the message names both lines),
     a line with the wrong number of columns and a file without rows are a DataError.
     """
-    rows = _read(path, _RUN)
-    named = rows.tag if name is None else name
-    return rows.table(lambda queries, documents: Run.of(queries, documents, rows.values, name=named))
+    return _read(path, _RUN, lambda *columns, tag: Run.of(*columns, name=tag if name is None else name))
 
 
 def read_qrels(path: str | os.PathLike[str]) -> Qrels:
@@ -76,8 +74,7 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
     judged twice for one query (the message names both lines), a line with the wrong number of columns
     and a file without rows are a DataError.
     """
-    rows = _read(path, _QRELS)
-    return rows.table(lambda queries, documents: Qrels.of(queries, documents, rows.values))
+    return _read(path, _QRELS, lambda *columns, tag: Qrels.of(*columns))
 
 
 def write_run(run: Run, path: str | os.PathLike[str], *, probabilities: bool = False) -> None:
@@ -112,39 +109,8 @@ def write_qrels(qrels: Qrels, path: str | os.PathLike[str]) -> None:
     _write(path, queries, "0", checked(qrels.documents), qrels.grades)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The columns of a file, in its order."""
-
-    path: str | os.PathLike[str]
-    layout: _Layout
-    queries: Ids
-    documents: Ids
-    values: FloatArray
-    tag: str
-
-    def table(self, build: Callable[[Ids, Ids], _Table]) -> _Table:
-        """What `build` makes of the columns; when it finds a document twice, the two lines are named."""
-        try:
-            return build(self.queries, self.documents)
-        except DataError as error:
-            twice = duplicate_rows(group(self.queries)[1], self.documents)
-            if twice is None or not Path(self.path).is_file():  # a pipe cannot be read again for its lines
-                raise
-            (first, _), (second, text) = (
-                line_of_row(self.path, row, is_row=lambda line: not _is_header(line, self.layout))
-                for row in twice
-            )
-            raise DataError(
-                f"{error.problem}, first in line {first}",
-                file=self.path,
-                line=second,
-                text=text,
-                cure=error.cure,
-            ) from None
-
-
-def _read(path: str | os.PathLike[str], layout: _Layout) -> _Rows:
+def _read(path: str | os.PathLike[str], layout: _Layout, build: Callable[..., _Table]) -> _Table:
+    """What `build(queries, documents, values, tag=…)` makes of a file; a double document names both lines."""
     width, tag = 0, ""
     parts: list[pa.Table] = []
     for block in read_blocks(path):
@@ -155,8 +121,18 @@ def _read(path: str | os.PathLike[str], layout: _Layout) -> _Rows:
     if not parts:
         raise DataError("no rows", file=path, cure=f"a line is: {layout.example}")
     rows = pa.concat_tables(parts)
-    values = rows["value"].to_numpy()
-    return _Rows(path, layout, Ids.of(rows["query"]), Ids.of(rows["document"]), values, tag)
+    queries, documents = Ids.of(rows["query"]), Ids.of(rows["document"])
+    try:
+        return build(queries, documents, rows["value"].to_numpy(), tag=tag)
+    except DataError as error:
+        twice = duplicate_rows(group(queries)[1], documents)
+        if twice is None or not Path(path).is_file():  # a pipe cannot be read again for its lines
+            raise
+        (first, _), (second, text) = (
+            line_of_row(path, row, is_row=lambda line: not _is_header(line, layout)) for row in twice
+        )
+        problem = f"{error.problem}, first in line {first}"
+        raise DataError(problem, file=path, line=second, text=text, cure=error.cure) from None
 
 
 def _is_header(line: bytes, layout: _Layout) -> bool:
