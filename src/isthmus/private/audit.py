@@ -9,7 +9,7 @@ stands there. A sound mechanism keeps both below what it promises.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.private.cost import Cost, Covered, certainty, explain, together
-from isthmus.private.counts import Asked, Asker, Desk, Owner, Release, in_memory
+from isthmus.private.counts import Asked, Asker, Desk, Owner, Release, fresh_versions, in_memory
 from isthmus.private.decoys import Decoys
 from isthmus.private.mechanisms import Mechanism
 from isthmus.private.messages import Answer
-from isthmus.private.noise import NoiseKey, fresh_nonces
+from isthmus.private.noise import NoiseKey
 from isthmus.private.sketch import HashFamily
 from isthmus.randomness import Streams
 from isthmus.tables.ids import FloatArray, Ids
@@ -96,40 +96,29 @@ def neighbours(
     rng = Streams(seed)("audit", mechanism.name)
     filler = [f"w{rank}" for rank in np.minimum(rng.zipf(1.5, size=length - 1), 500).tolist()]
     family = HashFamily(rng.bytes(32), mechanism.rows, width)
-    till = _Till()
-    release = Release("body", family, mechanism, NoiseKey.fresh(rng.bytes), till)
+    costs: list[Cost] = []
+
+    def charge(releases: Iterable[tuple[Cost, Covered, str]]) -> None:
+        costs[:] = [cost for cost, _, _ in releases]
+
+    release = Release("body", family, mechanism, NoiseKey.fresh(rng.bytes), charge)
     vocabulary = Ids.of([f"w{rank}" for rank in range(_VOCABULARY)])
     asker = Asker(release.terms, family, mechanism, Decoys(vocabulary, np.arange(_VOCABULARY), rng.bytes(16)))
     asked = asker.ask(Ids.of(_WORDS))
     order = asked.places[[asked.words.words.index(word) for word in _WORDS]]
     draws = []
     for word in _WORDS:
-        till.costs.clear()
-        owner = Owner.of(_copies(" ".join([word, *filler]), trials), _versions(trials, rng), release)
+        covered = fresh_versions(list(map(str, range(trials))), rng.bytes)
+        owner = Owner.of(_copies(" ".join([word, *filler]), trials), covered, release)
         answer = Answer.decode(in_memory(Desk(owner), "attacker")(asked.message))
         draws.append(answer.table()[order])
-    return Neighbours((draws[0], draws[1]), _facing(asked, mechanism), tuple(till.costs))
-
-
-@dataclass
-class _Till:
-    """Keeps what was charged."""
-
-    costs: list[Cost] = field(default_factory=list)
-
-    def __call__(self, releases: Iterable[tuple[Cost, Covered, str]]) -> None:
-        self.costs += [cost for cost, _, _ in releases]
+    return Neighbours((draws[0], draws[1]), _facing(asked, mechanism), tuple(costs))
 
 
 def _copies(text: str, count: int) -> Tokens:
     one = _PLAIN([text])
     codes = np.tile(one.terms.codes, count)
     return Tokens(Ids(codes, one.terms.vocabulary), np.arange(count + 1) * len(one.terms.codes))
-
-
-def _versions(count: int, rng: np.random.Generator) -> Covered:
-    nonces = fresh_nonces(count, rng.bytes)
-    return Covered(tuple(map(str, range(count))), tuple(nonce.tobytes().hex() for nonce in nonces))
 
 
 def _facing(asked: Asked, mechanism: Mechanism) -> NDArray[np.int8]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ from isthmus.private.messages import (
     Terms,
     kind_of,
 )
-from isthmus.private.noise import NONCE, NoiseKey
+from isthmus.private.noise import NONCE, Entropy, NoiseKey, fresh_nonces
 from isthmus.private.reading import Cells, Lexicon, Reader, Reading
 from isthmus.private.sketch import CountMin, HashFamily, Sketch
 from isthmus.report import progress
@@ -395,6 +395,12 @@ class PrivateCounts:
     def occurrences(self, words: Ids) -> FloatArray:
         """How often the collection has each word of the vocabulary, as far as one can tell."""
         return self.lexicon.read(words).occurrences
+
+
+def fresh_versions(documents: Sequence[str], entropy: Entropy) -> Covered:
+    """Documents in versions that no ledger knows, for simulations."""
+    nonces = fresh_nonces(len(documents), entropy)
+    return Covered(tuple(documents), tuple(nonce.tobytes().hex() for nonce in nonces))
 
 
 def _nonces(covered: Covered) -> NDArray[np.uint8]:

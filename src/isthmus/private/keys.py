@@ -111,7 +111,7 @@ def _box(key: GroupKey, sender: Identity, card: Card, entropy: Entropy) -> bytes
     once = X25519PrivateKey.from_private_bytes(entropy(32))
     head = _HEAD.pack(_MAGIC, key.epoch, once.public_key().public_bytes_raw(), entropy(12))
     told = _told(head, sender.card, card)
-    sealed = ChaCha20Poly1305(_agreed(once, card.sealing, told)).encrypt(head[-12:], key.secret, told)
+    sealed = ChaCha20Poly1305(_box_key(once, card.sealing, told)).encrypt(head[-12:], key.secret, told)
     return head + sealed + sender.signing.sign(told + sealed)
 
 
@@ -129,34 +129,40 @@ def unwrap(
         raise ProtocolError("not a box with a group key")
     head, sealed, signature = box[: _HEAD.size], box[_HEAD.size : -_SIGNATURE], box[-_SIGNATURE:]
     known = [card for name, card in trusted.items() if sender in (None, name)]
-    card = next((card for card in known if _signed(card, receiver.card, head, sealed, signature)), None)
+    signed = (card for card in known if is_signed(card, signature, _told(head, card, receiver.card) + sealed))
+    card = next(signed, None)
     if card is None:
         raise ProtocolError("a group key that no trusted silo has signed for this one")
     if epoch <= after:
         raise ProtocolError("a group key of an epoch that is over")
     told = _told(head, card, receiver.card)
     try:
-        secret = ChaCha20Poly1305(_agreed(receiver.opening, once, told)).decrypt(nonce, sealed, told)
+        secret = ChaCha20Poly1305(_box_key(receiver.opening, once, told)).decrypt(nonce, sealed, told)
     except InvalidTag:
         raise ProtocolError("a box with a group key that does not open") from None
     return GroupKey(secret, epoch)
 
 
-def _signed(card: Card, receiver: Card, head: bytes, sealed: bytes, signature: bytes) -> bool:
+def is_signed(card: Card, signature: bytes, message: bytes) -> bool:
+    """Whether a silo has signed a message."""
     try:
-        verifying = Ed25519PublicKey.from_public_bytes(card.verifying)
-        verifying.verify(signature, _told(head, card, receiver) + sealed)
+        Ed25519PublicKey.from_public_bytes(card.verifying).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
-def _agreed(secret: X25519PrivateKey, public: bytes, told: bytes) -> bytes:
+def agreed_key(*ends: tuple[X25519PrivateKey, bytes], info: bytes, salt: bytes | None = None) -> bytes:
+    """The key that own secrets and the public keys of the other end agree on, bound to `info`."""
     try:
-        agreed = secret.exchange(X25519PublicKey.from_public_bytes(public))
+        shared = [own.exchange(X25519PublicKey.from_public_bytes(public)) for own, public in ends]
     except ValueError:
         raise ProtocolError("a public key that is no point of the curve") from None
-    return HKDF(hashes.SHA256(), 32, salt=None, info=b"isthmus group key" + told).derive(agreed)
+    return HKDF(hashes.SHA256(), 32, salt=salt, info=info).derive(b"".join(shared))
+
+
+def _box_key(secret: X25519PrivateKey, public: bytes, told: bytes) -> bytes:
+    return agreed_key((secret, public), info=b"isthmus group key" + told)
 
 
 def _told(head: bytes, sender: Card, receiver: Card) -> bytes:

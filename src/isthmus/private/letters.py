@@ -23,16 +23,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from isthmus.errors import ProtocolError
 from isthmus.files import locked
-from isthmus.private.keys import Card, GroupKey, Identity
+from isthmus.private.keys import Card, GroupKey, Identity, agreed_key, is_signed
 from isthmus.private.messages import LARGEST
 from isthmus.private.noise import Entropy
 from isthmus.private.secure_sum import joined
@@ -165,11 +162,8 @@ class SessionKey:
 def accepted(data: bytes, session: bytes, card: Card) -> bytes:
     """The public key that a silo has announced for this exchange, or a ProtocolError."""
     public, signature = data[:_PUBLIC], data[_PUBLIC:]
-    try:
-        verifying = Ed25519PublicKey.from_public_bytes(card.verifying)
-        verifying.verify(signature, _announcement(session, card.name, public))
-    except (InvalidSignature, ValueError):
-        raise ProtocolError("a key for letters that its silo has not signed for this exchange") from None
+    if not is_signed(card, signature, _announcement(session, card.name, public)):
+        raise ProtocolError("a key for letters that its silo has not signed for this exchange")
     return public
 
 
@@ -259,20 +253,13 @@ class Post:
 
     def _key(self, sender: Card, receiver: Card, other: str) -> bytes:
         """One key a direction, so that a letter cannot be sent back as if from the other."""
-        try:
-            fleeting = self.own.secret.exchange(X25519PublicKey.from_public_bytes(self.others[other]))
-            lasting = self.identity.opening.exchange(
-                X25519PublicKey.from_public_bytes(self.trusted[other].sealing)
-            )
-        except ValueError:
-            raise ProtocolError("a public key that is no point of the curve") from None
         public = {**self.others, self.identity.name: self.own.public}
         parts = [b"isthmus letter", self.own.session, self.group.epoch.to_bytes(4, "little")]
         for card in (sender, receiver):
             parts += [card.name.encode(), card.verifying, card.sealing, public[card.name]]
-        return HKDF(hashes.SHA256(), 32, salt=self.group.secret, info=joined(parts)).derive(
-            fleeting + lasting
-        )
+        fleeting = self.own.secret, self.others[other]
+        lasting = self.identity.opening, self.trusted[other].sealing
+        return agreed_key(fleeting, lasting, info=joined(parts), salt=self.group.secret)
 
 
 def _digest(letter: bytes) -> bytes:

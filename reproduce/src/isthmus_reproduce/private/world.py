@@ -9,7 +9,7 @@ import numpy as np
 
 from isthmus.evaluation import evaluate
 from isthmus.private.cost import ChargeAll, Covered, no_charge
-from isthmus.private.noise import fresh_nonces
+from isthmus.private.counts import fresh_versions
 from isthmus.private.silos import DEPTH, EPSILON_TOTALS, ReleasingSilos
 from isthmus.private.sketch import HashFamily
 from isthmus.private.totals import WIDTH, hashed, noised
@@ -49,8 +49,7 @@ class UnchargedSilos(ReleasingSilos):
     def covered(self, holder: int, rng: np.random.Generator) -> tuple[Covered, ChargeAll]:
         """A silo's documents in fresh versions that nobody pays for."""
         names = tuple(self.corpus.documents.ids[row] for row in self.rows[holder])
-        nonces = fresh_nonces(len(names), rng.bytes)
-        return Covered(names, tuple(nonce.tobytes().hex() for nonce in nonces)), no_charge
+        return fresh_versions(names, rng.bytes), no_charge
 
     @cached_property
     def totals(self) -> Statistics:

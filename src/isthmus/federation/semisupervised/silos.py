@@ -26,10 +26,10 @@ from isthmus.features import FIELDS, NAMES
 from isthmus.federation.semisupervised.labelling import SiloRows
 from isthmus.federation.semisupervised.selection import DEPTH, Chosen, Pick, Views, best_by_bm25, gather
 from isthmus.partition import divide, linked_queries
-from isthmus.private.cost import Covered, no_charge
-from isthmus.private.counts import Desk, Owner, Release, in_memory
+from isthmus.private.cost import no_charge
+from isthmus.private.counts import Desk, Owner, Release, fresh_versions, in_memory
 from isthmus.private.mechanisms import OneShot
-from isthmus.private.noise import NoiseKey, fresh_nonces
+from isthmus.private.noise import NoiseKey
 from isthmus.private.reading import Lexicon
 from isthmus.private.sketch import HashFamily, width_for
 from isthmus.private.topics import Topics
@@ -167,8 +167,7 @@ class CrossSilos:
         entropy = self.streams("noise", silo).bytes
         key, owners = NoiseKey.fresh(entropy), []
         for name, tokens in self.tokens[silo].items():
-            nonces = fresh_nonces(len(tokens), entropy)
-            covered = Covered(self.documents[silo], tuple(nonce.tobytes().hex() for nonce in nonces))
+            covered = fresh_versions(self.documents[silo], entropy)
             release = Release(name, families[name], OneShot(self.releasing.epsilon), key, no_charge)
             owners.append(Owner.of(tokens, covered, release))
         return Desk(*owners)
