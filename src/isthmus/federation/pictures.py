@@ -20,15 +20,18 @@ _SHADES = ("#443983", "#31688e", "#21918c", "#35b779", "#90d743", "#fde725")
 def curve(history: History) -> Plot:
     """Validation nDCG@10 after every round."""
     points = [(record.round, record.measure) for record in history if record.measure is not None]
-    line = Line([x for x, _ in points], [y for _, y in points])
-    return line_plot({"validation": line}, x="round", y="nDCG@10", caption="After every round")
+    return _line(points, "validation", "nDCG@10", "After every round")
 
 
 def lengths(history: History) -> Plot:
     """‖θ‖ over the rounds, as a power of ten: growth shows as a slope, freezing as none."""
-    points = [(record.round, np.log10(record.norm)) for record in history if record.norm]
-    line = Line([x for x, _ in points], [float(y) for _, y in points])
-    return line_plot({"‖θ‖": line}, x="round", y="log10 ‖θ‖", caption="Length of the global model")
+    points = [(record.round, float(np.log10(record.norm))) for record in history if record.norm]
+    return _line(points, "‖θ‖", "log10 ‖θ‖", "Length of the global model")
+
+
+def _line(points: Sequence[tuple[int, float]], name: str, y: str, caption: str) -> Plot:
+    line = Line([x for x, _ in points], [value for _, value in points])
+    return line_plot({name: line}, x="round", y=y, caption=caption)
 
 
 def weights(history: History) -> Plot:

@@ -16,6 +16,7 @@ from isthmus.rankers.ranker import Ranker, Saved, Scores, check_width
 from isthmus.tables import Letor
 
 Library = Literal["lightgbm", "xgboost"]
+_SAVED = ("library", "trees", "learning_rate", "depth", "options")
 _TEXTS = {"lightgbm": "model.txt", "xgboost": "model.json"}
 
 
@@ -74,24 +75,15 @@ class LambdaMART(Ranker):
     def saved(self) -> Saved:
         """The library's own text, under our header."""
         text = self.model_.model_to_string() if self.library == "lightgbm" else _as_json(self.model_)
-        header = {
-            "kind": self.kind,
-            "library": self.library,
-            "library_version": tree_library(self.library).__version__,
-            "width": self.width_,
-            "trees": self.trees,
-            "learning_rate": self.learning_rate,
-            "depth": self.depth,
-            "options": self.options,
-        }
+        about = {"library_version": tree_library(self.library).__version__, "width": self.width_}
+        header = {"kind": self.kind, **{name: getattr(self, name) for name in _SAVED}, **about}
         return Saved(header, texts={_TEXTS[self.library]: text})
 
     @classmethod
     def from_saved(cls, saved: Saved) -> Self:
         """The ranker that `saved` came from."""
         header = saved.header
-        names = ("library", "trees", "learning_rate", "depth", "options")
-        ranker = cls(**{name: header[name] for name in names})
+        ranker = cls(**{name: header[name] for name in _SAVED})
         return ranker.with_model(saved.texts[_TEXTS[ranker.library]], int(header["width"]))
 
     def with_model(self, text: str, width: int) -> Self:

@@ -20,7 +20,7 @@ from isthmus.service.connections import Server, listen_problem, server
 from isthmus.service.logs import end_with_stdin, log_to_stderr
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import BrokerSettings, NodeSettings, SiloTraining, literal_secrets
-from isthmus.service.silo_training import ENVIRONMENT, LONGEST, SHORTEST, Part, take_part
+from isthmus.service.silo_training import ENVIRONMENT, Part, pauses, take_part
 
 PATIENCE = 10.0
 """Seconds that training is given to end."""
@@ -216,11 +216,10 @@ class TrainingProcess:
         return process
 
     def _watch(self) -> None:
-        pause = SHORTEST
+        waits = pauses()
         while not self._stopped.wait(0.2):
             if self._process.poll() is not None:
                 _log.error("training ended with status %d; %s says why", self._process.returncode, self._log)
-                self._stopped.wait(pause)
-                pause = min(2 * pause, LONGEST)
+                self._stopped.wait(next(waits))
                 if not self._stopped.is_set():
                     self._process = self._started()

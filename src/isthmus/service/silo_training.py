@@ -88,6 +88,14 @@ class Part:
         return cls(**part, tls=Tls(**tls))
 
 
+def pauses() -> Iterator[float]:
+    """Seconds to wait after one failure after another."""
+    pause = SHORTEST
+    while True:
+        yield pause
+        pause = min(2 * pause, LONGEST)
+
+
 class Unreachable(ServiceError):
     """The coordinator does not answer, or not as one."""
 
@@ -149,33 +157,30 @@ class Participant:
 
     def run(self) -> None:
         """Take part until stopped."""
-        pause = SHORTEST
+        waits = pauses()
         while not self._stopped.is_set():
             try:
                 order = self._line.fetch()
                 self._say("connected to the coordinator")
                 if order is not None:
                     self._work(order)
-                pause = SHORTEST
+                waits = pauses()
             except Exception as error:  # nor may a message that cannot be read end the process
                 self._say(str(error) if isinstance(error, ServiceError) else f"a message failed: {error!r}")
-                self._stopped.wait(pause)
-                pause = min(2 * pause, LONGEST)
+                self._stopped.wait(next(waits))
 
     def _work(self, order: bytes) -> None:
         from isthmus.federation.remote import number_of
 
         with self._beating(number_of(order)):
             reply = self._answer(order)
-        pause = SHORTEST
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt, pause in enumerate(pauses(), 1):
             try:
                 self._line.reply(reply)
                 return
             except Unreachable:
                 if attempt == ATTEMPTS or self._stopped.wait(pause):
                     raise
-                pause = min(2 * pause, LONGEST)
 
     @contextmanager
     def _beating(self, number: str) -> Iterator[None]:
