@@ -14,7 +14,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 2
+# One more than the two cores that this is made for: journeys often wait.
+WORKERS ?= 3
 PYTHONS ?= 3.11 3.12 3.13
 DEMO_ARGS ?=
 TEST_ARGS ?=
@@ -84,7 +85,7 @@ check: $(DEV)
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@echo "· mypy: strict types"
-	@$(BIN)/mypy --no-error-summary --num-workers $(WORKERS)
+	@$(BIN)/mypy --no-error-summary --num-workers 2
 	@echo "· the order of imports"
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/test_architecture.py
 	@echo "· the rules of the house"
@@ -97,7 +98,7 @@ bench: $(EXTRAS) $(REPRODUCE) $(PEERS)
 
 soak: $(EXTRAS) $(REPRODUCE)
 	@echo "· the long trials at full count"
-	@ISTHMUS_SOAK=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "soak or hypothesis" --timeout 3600 $(TEST_ARGS)
+	@ISTHMUS_SOAK=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "soak or hypothesis" --timeout 3600 $(TEST_ARGS)
 
 docs: $(DEV) $(REPRODUCE)
 	@$(BIN)/python docs/cli_page.py

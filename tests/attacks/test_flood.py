@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_no_search_fails_in_a_flood(soak_count) -> None:
-    documents, seconds, deadline = soak_count(60, 5_000), soak_count(6, 300), soak_count(20_000, 2_000)
+    documents, seconds, deadline = soak_count(60, 5_000), soak_count(4, 300), soak_count(20_000, 2_000)
     script = "import json, sys; from benchmarks.flood import main; "
     script += f"json.dump(main({documents}, {seconds}, {deadline}), sys.stdout)"
     done = subprocess.run(

@@ -39,10 +39,6 @@ def test_files_and_masked_sums(core: Core) -> None:
     core.adds_under_masks()
 
 
-def test_a_federation_is_searched(core: Core) -> None:
-    core.is_searched()
-
-
 def test_what_needs_an_extra_says_so_before_it_begins(core: Core) -> None:
     core.run("new", "federation", "--silos", "north,south")
     with open(core.folder / "federation/north/silo.toml", "a") as settings:
