@@ -8,11 +8,11 @@ import pytest
 from isthmus.errors import ConfigError, PrivacyError
 from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private import sketch as module
-from isthmus.private.rtk import ReverseTopK
 from isthmus.private.sketch import CountMin, CountSketch, HashFamily
 from isthmus.randomness import Streams
 from isthmus.tables.ids import Ids
 from isthmus.text import Tokeniser, Tokens
+from isthmus_reproduce.csfltr.rtk import ReverseTopK
 
 PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
 KEY = b"k" * 32

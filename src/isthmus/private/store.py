@@ -270,31 +270,25 @@ def _released(owner: Owner, peer: str) -> Iterator[bytes]:
 
 def read_released(path: str | PathLike[str], key: GroupKey) -> dict[str, tuple[Catalogue, CountMin]]:
     """What a peer published in a file."""
-    found: dict[str, tuple[Catalogue, CountMin]] = {}
+    catalogues: dict[str, Catalogue] = {}
+    batches: dict[str, list[Published]] = {}
+    released = {}
     try:
-        for catalogue, batches in _by_field(_messages(path, key)):
-            terms = catalogue.terms
-            family = key.family(terms.field, rows=terms.rows, width=terms.width)
-            found[terms.field] = catalogue, assemble(iter(batches), catalogue, family)
+        for message in _messages(path, key):
+            if kind_of(message) == Catalogue.kind:
+                catalogue = Catalogue.decode(message)
+                catalogues[catalogue.terms.field], batches[catalogue.terms.field] = catalogue, []
+            else:
+                batch = Published.decode(message)
+                batches.setdefault(batch.terms.field, []).append(batch)
+        for name, catalogue in catalogues.items():
+            family = key.family(name, rows=catalogue.terms.rows, width=catalogue.terms.width)
+            released[name] = catalogue, assemble(iter(batches[name]), catalogue, family)
     except ProtocolError as error:
         raise DataError(f"is no released file: {error}", file=path, cure="ask for it again") from None
-    if not found:
+    if not released:
         raise DataError("holds nothing", file=path, cure="ask for it again")
-    return found
-
-
-def _by_field(messages: Iterator[bytes]) -> Iterator[tuple[Catalogue, list[Published]]]:
-    catalogue: Catalogue | None = None
-    batches: list[Published] = []
-    for message in messages:
-        if kind_of(message) == Catalogue.kind:
-            if catalogue is not None:
-                yield catalogue, batches
-            catalogue, batches = Catalogue.decode(message), []
-        else:
-            batches.append(Published.decode(message))
-    if catalogue is not None:
-        yield catalogue, batches
+    return released
 
 
 def _messages(path: str | PathLike[str], key: GroupKey) -> Iterator[bytes]:

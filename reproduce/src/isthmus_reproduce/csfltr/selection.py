@@ -16,11 +16,11 @@ from isthmus.errors import ConfigError
 from isthmus.features import FIELDS, Pairs
 from isthmus.federation.semisupervised.selection import Mask, Pick, best
 from isthmus.private.counts import PrivateCounts, PublishedCells
-from isthmus.private.rtk import ReverseTopK
 from isthmus.private.views import View
 from isthmus.retrieval import idf
 from isthmus.tables.ids import FloatArray, IntArray
 from isthmus.text import Tokens
+from isthmus_reproduce.csfltr.rtk import ReverseTopK
 
 
 def by_sketch(
