@@ -490,3 +490,9 @@ def test_mq2008_federated_beside_central_and_under_attack(data_dir, monkeypatch)
 def test_synthetic_default_is_far_above_chance():
     trained = train(Config(data="synthetic", rounds=Rounds(count=30), measures=("nDCG@10(empty=skip)",)))
     assert trained.final["nDCG@10(empty=skip)"] > 0.45, "a random ranker has 0.24, a central one 0.54"
+
+
+def test_the_old_name_of_a_runtime_is_read_with_a_hint():
+    with pytest.warns(FutureWarning, match="engine is called runtime"):
+        told = Config(engine="ray")
+    assert (told.runtime, told.engine) == ("ray", None)
