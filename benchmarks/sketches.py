@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks._rows import limited, row
 from benchmarks.evaluation import seconds
+from isthmus.arrays import Ids, frozen
 from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private.counts import Asker, Desk, Owner, Release, in_memory
 from isthmus.private.decoys import Decoys
@@ -27,7 +28,6 @@ from isthmus.private.ledger import Budget, Ledger, fingerprint
 from isthmus.private.mechanisms import OneShot
 from isthmus.private.noise import NoiseKey
 from isthmus.private.sketch import CountMin, HashFamily, width_for
-from isthmus.tables.ids import Ids, frozen
 from isthmus.text import Tokens
 
 DOCUMENTS, WORDS, VOCABULARY = 40_000, 1_000, 50_000

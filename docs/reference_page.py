@@ -63,7 +63,7 @@ CONTENTS: dict[str, tuple[str, ...]] = {
         "Limits",
         "Tls",
     ),
-    "isthmus.service.local": ("Federation", "running"),
+    "isthmus.service.local": ("Federation", "run_federation"),
     "isthmus.randomness": ("Streams",),
     "isthmus.errors": (
         "IsthmusError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "isthmus"
 ORDER = """
     __main__ cli demo service federation asking private features rankers losses
     retrieval encoders fusion calibration logistic corpora partition evaluation report text config
-    tables files randomness workers errors
+    tables arrays files randomness workers errors facade
 """
 LEVEL = {part: level for level, tier in enumerate(ORDER.split()) for part in tier.split("|")}
 
@@ -68,7 +69,7 @@ def _imports(path: Path, module: str) -> Iterator[tuple[int, str]]:
 
 
 def part_of(name: str) -> str:
-    """The part of the package a dotted name lies in: `isthmus.tables.ids` is in `tables`."""
+    """The part of the package a dotted name lies in: `isthmus.tables.trec` is in `tables`."""
     return name.split(".")[1]
 
 
@@ -106,38 +107,31 @@ def test_the_product_does_not_know_its_reproductions() -> None:
         assert not strangers, f"{path.name}:{strangers}"
 
 
-def test_init_is_a_table_of_contents() -> None:
-    source = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= 60
-    nodes = list(ast.walk(ast.parse(source)))
-    assert {node.name for node in nodes if isinstance(node, ast.FunctionDef)} == {"__getattr__", "__dir__"}
-    assert not [node for node in nodes if isinstance(node, (ast.ClassDef, ast.For, ast.While, ast.Try))]
+FACADES = [module for module, path in modules() if path.with_suffix(".pyi").exists()]
 
 
-def test_every_name_in_the_contents_is_there() -> None:
-    import isthmus
-
-    for name in isthmus.__all__:
-        thing = getattr(isthmus, name)
-        home = getattr(thing, "__module__", None)
-        assert home is None or home.startswith(f"isthmus.{isthmus._HOME[name]}"), name
-    assert set(isthmus.__all__) <= set(dir(isthmus))
+@pytest.mark.parametrize("module", FACADES)
+def test_every_name_of_a_facade_is_there(module: str) -> None:
+    facade = importlib.import_module(module)
+    assert facade.__all__
+    for name in facade.__all__:
+        assert getattr(facade, name) is not None
+    assert set(facade.__all__) <= set(dir(facade))
     with pytest.raises(AttributeError, match="nonsense"):
-        isthmus.nonsense  # noqa: B018
+        facade.nonsense  # noqa: B018
 
 
-def test_type_checkers_see_the_same_contents() -> None:
-    import isthmus
+@pytest.mark.parametrize("module", FACADES)
+def test_a_facade_is_a_table_of_contents(module: str) -> None:
+    path = next(path for name, path in modules() if name == module)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.If)]
+    seen = {alias.name for node in _stub(path).body for alias in getattr(node, "names", ())}
+    assert seen == set(importlib.import_module(module).__all__)
 
-    seen = {
-        alias.asname: node.module
-        for guard in ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body
-        if isinstance(guard, ast.If)
-        for node in guard.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert seen == {name: f"isthmus.{home}" for name, home in isthmus._HOME.items()}
+
+def _stub(path: Path) -> ast.Module:
+    return ast.parse(path.with_suffix(".pyi").read_text(encoding="utf-8"))
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -155,8 +149,14 @@ OFFLINE = "evaluation calibration fusion retrieval rankers tables federation.ris
 @pytest.mark.parametrize("names", [SERVING, OFFLINE], ids=["serving", "offline"])
 def test_the_core_imports_no_extra(names: str) -> None:
     """Nodes, brokers and what works on runs need neither Flower nor matplotlib, installed or not."""
-    script = "import sys, importlib; [importlib.import_module(f'isthmus.{name}') for name in sys.argv[1:]]"
-    script += "; print(*{name.split('.')[0] for name in sys.modules})"
+    script = """if True:
+        import importlib, sys
+        for name in sys.argv[1:]:
+            module = importlib.import_module(f"isthmus.{name}")
+            for public in getattr(module, "__all__", ()):  # a facade loads its names when they are used
+                getattr(module, public)
+        print(*{name.split(".")[0] for name in sys.modules})
+    """
     command = [sys.executable, "-c", script, *names.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not {"flwr", "grpc", "matplotlib", "xgboost", "ray"} & set(done.stdout.split())

@@ -32,7 +32,7 @@ def isthmus(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
 def standing_in(monkeypatch: pytest.MonkeyPatch, run) -> None:
     """Make `isthmus act` the only command."""
     act = Command("act", "act", "isthmus act", lambda parser: None, run)
-    monkeypatch.setattr("isthmus.cli.commands", lambda verb=None: (act,))
+    monkeypatch.setattr("isthmus.cli.program.commands", lambda verb=None: (act,))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +159,7 @@ def test_interrupted_is_130() -> None:
     script = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may ignore it
-import isthmus.cli as cli
+import isthmus.cli.program as cli
 from isthmus.cli.command import Command
 def act(asked):
     print("working", flush=True)

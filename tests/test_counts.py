@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from isthmus.arrays import Ids
 from isthmus.errors import BudgetExhausted, ConfigError, PrivacyError, ProtocolError
 from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private import counts
@@ -45,7 +46,6 @@ from isthmus.private.topics import Topics
 from isthmus.private.totals import Foreign, hashed, noised, read_totals, totals_costs, worked_out
 from isthmus.randomness import Streams
 from isthmus.retrieval import TEXT, TIMES, Statistics
-from isthmus.tables.ids import Ids
 from isthmus.text import Tokeniser, Tokens
 
 PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())

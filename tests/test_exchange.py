@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from exchanges import HeardHere, exchange_in_memory
+from isthmus.arrays import Ids
 from isthmus.errors import FederationError, ProtocolError
 from isthmus.private.counts import Desk, in_memory
 from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn
@@ -25,7 +26,6 @@ from isthmus.private.totals import hashed
 from isthmus.private.views import Seeker, read_cross_rows
 from isthmus.randomness import Streams
 from isthmus.retrieval import Statistics
-from isthmus.tables.ids import Ids
 from isthmus.text import tokenise
 from isthmus_reproduce import synthetic_text
 

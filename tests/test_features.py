@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from isthmus import features
+from isthmus.arrays import Ids
 from isthmus.errors import ConfigError, DataError
 from isthmus.features import NAMES, PROFILES, ExactCounts, Pairs, Settings, compute
 from isthmus.randomness import Streams
 from isthmus.retrieval import Statistics
 from isthmus.tables import Corpus, Documents, Qrels, Queries, Run
-from isthmus.tables.ids import Ids
 from isthmus.text import tokenise
 
 WORDS = [f"word{number}" for number in range(40)]

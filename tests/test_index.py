@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from isthmus.arrays import Ids
 from isthmus.encoders import Lsa
 from isthmus.errors import ProtocolError
 from isthmus.features import NAMES, ExactCounts, Pairs, compute
@@ -23,7 +24,6 @@ from isthmus.service.index import Index
 from isthmus.service.settings import Encoder
 from isthmus.service.stores import Draft, SqliteStore
 from isthmus.tables import Documents, Queries
-from isthmus.tables.ids import Ids
 from isthmus.text import tokenise
 
 TOPICS = ("red apples and green pears", "waves of the sea", "iron bridges over rivers", "pears by the sea")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from isthmus.arrays import Ids
 from isthmus.errors import PrivacyError, ProtocolError
 from isthmus.private import letters, messages
 from isthmus.private.cost import Covered, no_charge
@@ -29,7 +30,6 @@ from isthmus.private.messages import (
 from isthmus.private.noise import NoiseKey, fresh_nonces
 from isthmus.private.sketch import HashFamily
 from isthmus.randomness import Streams
-from isthmus.tables.ids import Ids
 from isthmus.text import Tokeniser
 
 TERMS = Terms("one_shot", "body", 8.0, 1, 64, 3)

@@ -92,7 +92,7 @@ def test_a_torn_table_stays_torn_when_dealt_again() -> None:
 
 
 def test_documents_keep_their_names() -> None:
-    from isthmus.tables.ids import Ids
+    from isthmus.arrays import Ids
 
     letor = table(4, 2)
     named = Letor(

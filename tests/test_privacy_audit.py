@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from isthmus.private.audit import (
+from isthmus.arrays import Ids
+from isthmus.private.auditing import (
     Audit,
     audit,
     audit_draws,
@@ -25,7 +26,6 @@ from isthmus.private.noise import Geometric, NoiseKey, fresh_nonces
 from isthmus.private.sketch import CountSketch, HashFamily
 from isthmus.private.sums import NoiseShares
 from isthmus.randomness import Streams
-from isthmus.tables.ids import Ids
 from isthmus.text import Tokeniser
 from isthmus_reproduce.private.attacks import contrast, differencing, without_shared_noise
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from isthmus.arrays import Ids
 from isthmus.errors import SiloUnavailable
 from isthmus.private.totals import family_of, released
 from isthmus.retrieval import TEXT, Statistics
@@ -15,7 +16,6 @@ from isthmus.service.http_client import Reply
 from isthmus.service.statistics import Exchange, etag
 from isthmus.service.training import training_of
 from isthmus.service.wire import STATISTICS_TYPE
-from isthmus.tables.ids import Ids
 
 
 def figures(silo, documents=10, words=("moon", "tide"), counts=(3, 4)):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from isthmus.arrays import Ids
 from isthmus.errors import ConfigError, PrivacyError
 from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private import sketch as module
 from isthmus.private.sketch import CountMin, CountSketch, HashFamily
 from isthmus.randomness import Streams
-from isthmus.tables.ids import Ids
 from isthmus.text import Tokeniser, Tokens
 from isthmus_reproduce.csfltr.rtk import ReverseTopK
 

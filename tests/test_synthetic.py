@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from isthmus.corpora import synthetic
-from isthmus.corpora.synthetic import FOLDS, World, load_letor
+from isthmus.corpora.synthetic import FOLDS, World, load_synthetic
 from isthmus.errors import DataError
 from isthmus.tables import Letor
 from isthmus.tables.letor_files import read_letor, write_letor
@@ -120,14 +120,14 @@ def test_named_folds() -> None:
     assert mslr.queries == (6000, 2000, 2000)
     assert mslr.world._offsets(6000, "train")[-1] == pytest.approx(720_000, rel=0.01)
     with pytest.raises(DataError, match="no synthetic fold 'mslr'"):
-        load_letor("mslr")
+        load_synthetic("mslr")
 
 
 def test_a_named_fold_is_made_once_and_then_mapped() -> None:
-    first = load_letor("synthetic", "test")
+    first = load_synthetic("synthetic", "test")
     assert first == World().letor(300, "test")
     assert first.name == "synthetic test"
-    again = load_letor("synthetic", "test")
+    again = load_synthetic("synthetic", "test")
     assert isinstance(again.features.base, np.ndarray)
     assert not again.features.flags.writeable
     assert again == first
@@ -145,11 +145,11 @@ def test_a_named_fold_does_without_a_cache(
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    assert load_letor("synthetic", "test") == World().letor(300, "test")
+    assert load_synthetic("synthetic", "test") == World().letor(300, "test")
 
 
 def test_folds_share_the_world_and_no_row() -> None:
-    one, two = (load_letor("synthetic", "test", fold=fold) for fold in (0, 1))
+    one, two = (load_synthetic("synthetic", "test", fold=fold) for fold in (0, 1))
     assert not np.array_equal(one.features, two.features)
     constant = one.features.reshape(300, 60, 136).std(axis=1).max(axis=0) == 0
     again = two.features.reshape(300, 60, 136).std(axis=1).max(axis=0) == 0
@@ -170,7 +170,7 @@ def test_nowhere_to_keep_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("ISTHMUS_CACHE", str(blocked))
-    assert load_letor("synthetic", "test").rows == 18_000
+    assert load_synthetic("synthetic", "test").rows == 18_000
 
 
 def test_streams_to_letor_text(tmp_path: Path) -> None:

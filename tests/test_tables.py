@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from isthmus.arrays import Ids
 from isthmus.errors import DataError
 from isthmus.tables import UNJUDGED, Corpus, Documents, Letor, Qrels, Queries, Run, rankings
 from isthmus.tables.grouped import group, rows_of
-from isthmus.tables.ids import Ids
 
 
 def lists(run: Run) -> dict[str, list[str]]:

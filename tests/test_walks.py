@@ -98,7 +98,7 @@ def test_the_page_has_the_four_walks() -> None:
 @pytest.mark.parametrize("title", MOST_HOPS)
 def test_a_walk_is_short_and_every_hop_changes_the_module(title: str) -> None:
     steps = walks()[title]
-    assert 4 <= len(steps)
+    assert len(steps) >= 4
     assert len(steps) - 1 <= MOST_HOPS[title]
     for at, step in enumerate(steps[1:], start=2):
         assert 1 <= step.caller < at

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import FederationError, IsthmusError, PrivacyError, ProtocolError
-from isthmus.private.secure_sum import STEPS, Member, Parts, Summation, as_signed
+from isthmus.private import STEPS, Member, Parts, Summation, as_signed
 
 T = TypeVar("T")
 DEADLINE = 600.0

@@ -21,12 +21,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import ConfigError, DataError
 from isthmus.retrieval import TIMES, Statistics, idf
-from isthmus.tables import Corpus, Letor, Queries, Run
-from isthmus.tables.grouped import rows_of
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
-from isthmus.tables.postings import Postings
+from isthmus.tables import Corpus, Letor, Postings, Queries, Run, rows_of
 from isthmus.text import ENGLISH, Tokeniser, Tokens
 
 FIELDS = ("title", "body")

@@ -19,11 +19,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isthmus.arrays import FloatArray, IntArray, frozen
 from isthmus.config import require
 from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.tables import Corpus, Letor
-from isthmus.tables.ids import FloatArray, IntArray, frozen
 
 Rng = np.random.Generator
 

@@ -27,9 +27,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from isthmus.arrays import Ids, IntArray, frozen
 from isthmus.errors import ConfigError
-from isthmus.tables.grouped import offsets_of
-from isthmus.tables.ids import Ids, IntArray, frozen
+from isthmus.tables import offsets_of
 
 STOP_WORDS = frozenset(Path(__file__).with_name("stop_words.txt").read_text(encoding="ascii").split())
 """English words that carry no topic, with what an apostrophe leaves behind (don't, it's, we'll)."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from isthmus.arrays import frozen
 from isthmus.errors import BudgetExhausted, DataError, PrivacyError
 from isthmus.private.cost import Cost, Covered
 from isthmus.private.counts import fetch_catalogue, fetch_published, in_memory
@@ -29,7 +30,6 @@ from isthmus.service.parsing import READERS
 from isthmus.service.settings import NodeSettings, Policy, Reading
 from isthmus.service.stores import Draft
 from isthmus.tables import Documents
-from isthmus.tables.ids import frozen
 from private_node import PEER, node, private_settings, released, texts
 
 SECRET = (

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from isthmus.arrays import Ids
 from isthmus.errors import ProtocolError
 from isthmus.private.totals import family_of, released
 from isthmus.retrieval import FIELD_TABLES, TEXT, Statistics
@@ -27,7 +28,6 @@ from isthmus.service.settings import Encoder, NodeSettings, SharedStatistics, So
 from isthmus.service.space import Space
 from isthmus.service.statistics import Exchange, etag
 from isthmus.service.wire import STATISTICS_TYPE, Search
-from isthmus.tables.ids import Ids
 
 HUGE = 10**400
 

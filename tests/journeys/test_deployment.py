@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from command_line import isthmus
+from isthmus.arrays import Ids
 from isthmus.config import load
 from isthmus.federation.semisupervised.deployed import Cooperation
 from isthmus.federation.semisupervised.labelling import SiloRows
@@ -31,7 +32,6 @@ from isthmus.private.sums import Agreed
 from isthmus.private.views import Seeker
 from isthmus.rankers import load_ranker
 from isthmus.tables import Letor, read_letor, read_queries, write_letor
-from isthmus.tables.ids import Ids
 from isthmus.text import tokenise
 from isthmus_reproduce import synthetic_text
 

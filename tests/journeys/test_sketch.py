@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from isthmus.arrays import Ids
 from isthmus.cli import main
 from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private.counts import Desk, in_memory
@@ -22,7 +23,6 @@ from isthmus.private.store import SiloFolder, read_released, write_released
 from isthmus.private.views import Seeker
 from isthmus.retrieval import Statistics
 from isthmus.tables import read_letor, write_corpus_beir
-from isthmus.tables.ids import Ids
 from isthmus.text import ENGLISH, tokenise
 from isthmus_reproduce import synthetic_text
 

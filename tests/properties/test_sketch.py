@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.arrays import Ids
 from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private.cost import Cost, together
 from isthmus.private.messages import Answer, Published, Terms
 from isthmus.private.noise import Geometric
 from isthmus.private.sketch import CountMin, CountSketch, HashFamily
-from isthmus.tables.ids import Ids
 from isthmus.text import Tokeniser
 
 PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())

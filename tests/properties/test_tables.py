@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.arrays import Ids
 from isthmus.tables import (
     UNJUDGED,
     Letor,
@@ -23,7 +24,6 @@ from isthmus.tables import (
     write_qrels,
     write_run,
 )
-from isthmus.tables.ids import Ids
 
 texts = st.text(st.characters(codec="utf-8"), max_size=6)
 words = st.text(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from isthmus.cli.command import Command, add_json, print_json, whole
+from isthmus.cli import Command, add_json, print_json, whole
 from isthmus.errors import ConfigError
 
 EXPERIMENTS = {

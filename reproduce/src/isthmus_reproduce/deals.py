@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import IntArray
 from isthmus.errors import DataError
 from isthmus.partition import divide
 from isthmus.randomness import Streams
 from isthmus.tables import Corpus
-from isthmus.tables.ids import IntArray
 from isthmus.text import tokenise
 
 Rng = np.random.Generator

@@ -15,11 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import frozen
 from isthmus.errors import FederationError
-from isthmus.federation import apps
-from isthmus.federation.flower import ClientAppCallable, Context, Message, Mod
-from isthmus.federation.members import keep_model, kept_model, session_of
-from isthmus.federation.messages import (
+from isthmus.federation import (
     ARRAYS,
     ATTEMPT,
     CONFIG,
@@ -27,14 +25,22 @@ from isthmus.federation.messages import (
     METRICS,
     REPORT,
     Arrays,
+    ClientAppCallable,
+    Config,
+    Context,
+    Message,
+    Mod,
+    Training,
+    keep_model,
+    kept_model,
     pack,
     round_of,
+    session_of,
     unpack,
 )
-from isthmus.federation.settings import Config
+from isthmus.federation import train as train_silos
 from isthmus.randomness import Streams
 from isthmus.tables import Fold, Letor
-from isthmus.tables.ids import frozen
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,10 @@ class FaultyConfig(Config):
     faults: tuple[Fault, ...] = ()
 
 
-def train(config: Config, data: Fold | None = None, **more: Any) -> apps.Training:
+def train(config: Config, data: Fold | None = None, **more: Any) -> Training:
     """Train across silos, some of which misbehave where the configuration says so."""
     faults = config.faults if isinstance(config, FaultyConfig) else ()
-    return apps.train(
+    return train_silos(
         config,
         data,
         spoil=partial(spoil_grades, faults=faults, seed=config.seed),

@@ -24,7 +24,7 @@ import numpy as np
 from isthmus.config import to_toml
 from isthmus.errors import ConfigError
 from isthmus.report import Estimate, Page, Progress, Table
-from isthmus.tables.files import replacing
+from isthmus.tables import replacing
 from isthmus.workers import hired
 from isthmus_reproduce.intervals import fold_interval
 

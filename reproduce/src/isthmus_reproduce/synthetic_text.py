@@ -19,8 +19,18 @@ from isthmus.errors import DataError
 from isthmus.partition import divide, move_share
 from isthmus.randomness import Streams
 from isthmus.report import progress
-from isthmus.tables import SPLITS, Corpus, Documents, Ids, IntArray, Qrels, Queries, frozen
-from isthmus.tables.grouped import offsets_of, rows_of
+from isthmus.tables import (
+    SPLITS,
+    Corpus,
+    Documents,
+    Ids,
+    IntArray,
+    Qrels,
+    Queries,
+    frozen,
+    offsets_of,
+    rows_of,
+)
 
 Rng = np.random.Generator
 

@@ -12,6 +12,7 @@ from typing import ClassVar, Self
 import numpy as np
 from scipy.special import betainc, expit, logit
 
+from isthmus.arrays import FloatArray
 from isthmus.calibration.estimator import Calibrator
 from isthmus.calibration.sums import (
     CLIP,
@@ -26,7 +27,6 @@ from isthmus.calibration.sums import (
 )
 from isthmus.errors import ConfigError, DataError
 from isthmus.logistic import newton
-from isthmus.tables.ids import FloatArray
 
 RIDGE = 1e-6
 

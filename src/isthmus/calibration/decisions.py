@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from isthmus.arrays import FloatArray
 from isthmus.errors import DataError
 from isthmus.evaluation import outcomes_of
 from isthmus.report import Plot
 from isthmus.tables import Qrels, Run
-from isthmus.tables.ids import FloatArray
 
 POINTS = 1_000
 

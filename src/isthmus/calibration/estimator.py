@@ -16,8 +16,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import DataError
-from isthmus.tables.ids import FloatArray, IntArray
 
 
 class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]

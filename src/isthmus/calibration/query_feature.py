@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.calibration.estimator import Calibrator
 from isthmus.errors import ConfigError
-from isthmus.tables.ids import FloatArray, IntArray
 
 BLOCK = 1 << 15
 FEATURES = (

@@ -16,6 +16,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.calibration.curves import (
     Beta,
     BetaCDF,
@@ -34,7 +35,6 @@ from isthmus.evaluation import log_loss
 from isthmus.partition import folds as deal_folds
 from isthmus.randomness import Streams
 from isthmus.tables import UNJUDGED, Qrels, Run
-from isthmus.tables.ids import FloatArray, IntArray
 
 CALIBRATORS: dict[str, Callable[[], Calibrator]] = {
     "platt": Platt,

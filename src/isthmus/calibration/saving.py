@@ -15,7 +15,7 @@ from isthmus.calibration.query_feature import Forest
 from isthmus.calibration.runs import CALIBRATORS, PerPart
 from isthmus.calibration.softmax import Choice
 from isthmus.errors import DataError
-from isthmus.tables.bundles import Bundle
+from isthmus.tables import Bundle
 
 T = TypeVar("T")
 Arrays = dict[str, NDArray[Any]]

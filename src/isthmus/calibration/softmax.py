@@ -15,8 +15,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.calibration.estimator import Calibrator, numbered_lists
-from isthmus.tables.ids import FloatArray, IntArray
 
 BIAS_PENALTY = 1.0
 """An item's bias is shrunk as if its prior were a standard normal law."""

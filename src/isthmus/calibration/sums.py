@@ -19,8 +19,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray
 from isthmus.logistic import likelihood_sums
-from isthmus.tables.ids import FloatArray
 
 CLIP = 1e-6
 GAMMA_SHIFT = 0.01

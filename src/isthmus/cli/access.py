@@ -29,8 +29,7 @@ def make_arguments(parser: argparse.ArgumentParser) -> None:
 
 def make(asked: argparse.Namespace) -> None:
     """Certificates, and for a broker an API key."""
-    from isthmus.service.certificates import TRAINING
-    from isthmus.service.scaffold import ADMIN_KEY, make_keys
+    from isthmus.service import ADMIN_KEY, TRAINING, make_keys
 
     folder = Path(asked.folder)
     silos = [*_names(asked.silos), *(name + TRAINING for name in _names(asked.training))]
@@ -82,7 +81,7 @@ def api(asked: argparse.Namespace) -> None:
 
 
 def _add(asked: argparse.Namespace) -> None:
-    from isthmus.service.security import ApiKeys
+    from isthmus.service import ApiKeys
 
     days = None if asked.forever else asked.days
     token = ApiKeys(asked.file).add(asked.name, scopes=_names(asked.scopes), days=days)
@@ -93,7 +92,7 @@ def _add(asked: argparse.Namespace) -> None:
 
 def _list(asked: argparse.Namespace) -> None:
     from isthmus.report import Table
-    from isthmus.service.security import ApiKeys
+    from isthmus.service import ApiKeys
 
     if not Path(asked.file).exists():
         raise DataError("there are no API keys", file=asked.file, cure="isthmus keys api add begins the file")
@@ -110,7 +109,7 @@ def _list(asked: argparse.Namespace) -> None:
 
 
 def _revoke(asked: argparse.Namespace) -> None:
-    from isthmus.service.security import ApiKeys
+    from isthmus.service import ApiKeys
 
     gone = ApiKeys(asked.file).revoke(asked.id)
     print_json({"id": gone.id, "name": gone.name}) if asked.json else print(f"{gone.id}  {gone.name}")

@@ -15,8 +15,7 @@ from isthmus.errors import several
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from isthmus.service.settings import BrokerSettings
-    from isthmus.service.wire import Answer, Evidence, Hit
+    from isthmus.service import Answer, BrokerSettings, Evidence, Hit
 
 URL_VARIABLE = "ISTHMUS_BROKER"
 BAR = 10
@@ -32,8 +31,7 @@ def _broker_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _broker(asked: argparse.Namespace) -> None:
-    from isthmus.service.running import begin, run_broker
-    from isthmus.service.settings import read_broker
+    from isthmus.service import begin, read_broker, run_broker
 
     settings = read_broker(asked.config, asked.changes)
     begin(asked.config, settings, quiet=asked.quiet, until_eof=asked.until_eof and not asked.learn)
@@ -55,7 +53,7 @@ def _learn(asked: argparse.Namespace, settings: BrokerSettings) -> None:
     import asyncio
 
     from isthmus.report import summary
-    from isthmus.service.teaching import teach
+    from isthmus.service import teach
 
     learned = asyncio.run(teach(settings))
     if asked.json:
@@ -89,7 +87,7 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _search(asked: argparse.Namespace) -> None:
-    from isthmus.service.client import DEFAULT_URL, Client
+    from isthmus.service import DEFAULT_URL, Client
 
     url = asked.broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     with Client(url, key=Path(asked.key) if asked.key else None, authority=asked.authority) as broker:
@@ -197,7 +195,7 @@ def _new_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _new(asked: argparse.Namespace) -> None:
     from isthmus.report import summary
-    from isthmus.service.scaffold import found
+    from isthmus.service import found
 
     silos = [name.strip() for name in asked.silos.split(",") if name.strip()]
     wrote = found(Path(asked.folder), silos, port=asked.port)

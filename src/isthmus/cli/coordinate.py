@@ -19,11 +19,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(asked: argparse.Namespace) -> None:
-    from isthmus.federation.deployment import read_run
+    from isthmus.federation import read_run
     from isthmus.report import summary
-    from isthmus.service.coordination import coordinating
-    from isthmus.service.logs import log_to_stderr
-    from isthmus.service.settings import read_coordinator
+    from isthmus.service import coordinating, log_to_stderr, read_coordinator
 
     settings = read_coordinator(asked.config, asked.changes)
     kind = next(name for name in ("train", "exchange", "cotrain") if getattr(asked, name))

@@ -14,7 +14,7 @@ from isthmus.cli.command import Command, add, add_json, print_json, say, whole
 from isthmus.errors import check_extra
 
 if TYPE_CHECKING:
-    from isthmus.service.local import Federation
+    from isthmus.service import Federation
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

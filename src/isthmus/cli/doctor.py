@@ -139,7 +139,7 @@ def _data() -> dict[str, Any]:
 
 def _cache() -> dict[str, Any]:
     """The cache folder: where it is, how much is in it, whether it can be written."""
-    from isthmus.tables.files import cache_folder
+    from isthmus.tables import cache_folder
 
     folder = cache_folder()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0

@@ -60,7 +60,7 @@ def _run(asked: argparse.Namespace) -> None:
 
 
 def _new(asked: argparse.Namespace) -> None:
-    from isthmus.private.keyring import Keyring, write_card
+    from isthmus.private import Keyring, write_card
 
     keys = Keyring.at(asked.folder, create=True)
     card = keys.begin(asked.name).card
@@ -74,7 +74,7 @@ def _new(asked: argparse.Namespace) -> None:
 
 
 def _trust(asked: argparse.Namespace) -> None:
-    from isthmus.private.keyring import Keyring, read_card
+    from isthmus.private import Keyring, read_card
 
     keys = Keyring.at(asked.folder)
     own = keys.identity().name
@@ -89,9 +89,8 @@ def _trust(asked: argparse.Namespace) -> None:
 
 
 def _wrap(asked: argparse.Namespace) -> None:
-    from isthmus.private.keyring import Keyring
-    from isthmus.private.keys import wrap
-    from isthmus.tables.files import replacing
+    from isthmus.private import Keyring, wrap
+    from isthmus.tables import replacing
 
     keys = Keyring.at(asked.folder)
     trusted = list(keys.trusted().values())
@@ -110,8 +109,7 @@ def _wrap(asked: argparse.Namespace) -> None:
 
 
 def _unwrap(asked: argparse.Namespace) -> None:
-    from isthmus.private.keyring import Keyring
-    from isthmus.private.keys import unwrap
+    from isthmus.private import Keyring, unwrap
 
     keys = Keyring.at(asked.folder)
     box = Path(asked.box).read_bytes()

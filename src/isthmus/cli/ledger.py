@@ -99,7 +99,7 @@ def _file(path: str) -> Path:
     """The ledger itself, or the one in a silo's folder: a node's, or that of private counts."""
     if not Path(path).is_dir():
         return Path(path)
-    from isthmus.private.store import LEDGER
+    from isthmus.private import LEDGER
 
     marks = ("ledger.db", "ledger.db.tally", "released.statistics", "documents.db", "feedback.key", "index")
     served = any((Path(path) / name).exists() for name in marks)
@@ -170,7 +170,7 @@ def _export(ledger: Ledger, asked: argparse.Namespace) -> None:
         for text in written:
             sys.stdout.write(text)
         return
-    from isthmus.tables.files import replacing
+    from isthmus.tables import replacing
 
     with replacing(asked.out) as stream:
         for text in written:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from isthmus.cli.command import Command, add, add_json, add_serving, add_settings, print_json, say
 
 if TYPE_CHECKING:
-    from isthmus.service.settings import NodeSettings
+    from isthmus.service import NodeSettings
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,13 +26,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(asked: argparse.Namespace) -> None:
-    from isthmus.service.settings import read_node
+    from isthmus.service import read_node
 
     settings = read_node(asked.config, asked.changes)
     if asked.index_only or asked.export_judgements:
         _offline(asked, settings)
         return
-    from isthmus.service.running import begin, run_node, run_training
+    from isthmus.service import begin, run_node, run_training
 
     begin(asked.config, settings, quiet=asked.quiet, until_eof=asked.until_eof)
     if asked.training_only:
@@ -44,9 +44,7 @@ def _run(asked: argparse.Namespace) -> None:
 def _offline(asked: argparse.Namespace, settings: NodeSettings) -> None:
     """Work on the silo's folder while no node serves it."""
     from isthmus.report import Progress, summary
-    from isthmus.service.export import export_judgements
-    from isthmus.service.node import Node, alone
-    from isthmus.service.sources import load_all
+    from isthmus.service import Node, alone, export_judgements, load_all
 
     with alone(settings.folder), Node(settings).offline() as node:
         if asked.export_judgements:

@@ -48,7 +48,7 @@ def _model_file(named: str) -> Path:
     path = Path(named)
     if not path.is_dir():
         return path
-    from isthmus.federation.settings import MODEL
+    from isthmus.federation import MODEL
 
     return path / MODEL
 

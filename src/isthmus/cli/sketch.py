@@ -10,7 +10,7 @@ from isthmus.cli.command import Command, add, add_json, add_verbs, print_json, s
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
-    from isthmus.private.views import View
+    from isthmus.private import View
     from isthmus.tables import Queries
     from isthmus.text import Tokens
 
@@ -90,9 +90,8 @@ def _build(asked: argparse.Namespace) -> None:
     import time
 
     from isthmus.corpora import load
-    from isthmus.private.keyring import Keyring
+    from isthmus.private import Keyring, SiloFolder
     from isthmus.private.ledger import Budget
-    from isthmus.private.store import SiloFolder
     from isthmus.report import summary
 
     corpus = load(asked.corpus)
@@ -125,7 +124,7 @@ def _build(asked: argparse.Namespace) -> None:
 
 
 def _publish(asked: argparse.Namespace) -> None:
-    from isthmus.private.store import LEDGER, SiloFolder, write_released
+    from isthmus.private import LEDGER, SiloFolder, write_released
     from isthmus.report import summary
 
     folder = SiloFolder.at(asked.folder)
@@ -187,10 +186,8 @@ def _queries(asked: argparse.Namespace) -> Queries:
 
 
 def _look_up(asked: argparse.Namespace, tokens: Tokens) -> View:
-    from isthmus.private.counts import in_memory
-    from isthmus.private.store import SiloFolder, read_released
-    from isthmus.private.views import Seeker
-    from isthmus.tables.ids import Ids
+    from isthmus.arrays import Ids
+    from isthmus.private import Seeker, SiloFolder, in_memory, read_released
 
     own = SiloFolder.at(asked.own)
     words = Ids.of(tokens.terms.words)

@@ -9,7 +9,7 @@ from isthmus.cli.command import Command, add, add_json, add_settings, print_json
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
-    from isthmus.federation.settings import Config
+    from isthmus.federation import Config
 
 PER_ROUND = 10
 OPTIONS: tuple[tuple[str, str, str | None, int | None, str], ...] = (
@@ -55,10 +55,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(asked: argparse.Namespace) -> None:
-    from isthmus.federation.apps import train
-    from isthmus.federation.checkpoints import RunFolder
-    from isthmus.federation.pictures import run_page
-    from isthmus.federation.settings import MODEL
+    from isthmus.federation import MODEL, RunFolder, run_page, train
     from isthmus.report import summary
 
     if asked.resume:
@@ -89,7 +86,7 @@ def _train(asked: argparse.Namespace) -> None:
 def _configured(asked: argparse.Namespace) -> Config:
     """The configuration: the file, then the options, then --set."""
     from isthmus.config import load
-    from isthmus.federation.settings import Config
+    from isthmus.federation import Config
 
     if asked.data is None and asked.config is None:
         raise ConfigError("nothing to train on", expected="DATA, --config FILE or --resume DIR")

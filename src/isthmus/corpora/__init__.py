@@ -1,3 +1,5 @@
 """Collections and feature sets, by name or from their files."""
 
-from isthmus.corpora.catalogue import available, load, load_folds, load_letor
+from isthmus.facade import contents
+
+__getattr__, __dir__, __all__ = contents(__name__)

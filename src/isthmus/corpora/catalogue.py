@@ -136,7 +136,7 @@ def load_folds(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> tuple[
 def _synthetic(name: str, split: Split) -> Letor:
     from isthmus.corpora import synthetic
 
-    return synthetic.load_letor(name, split)
+    return synthetic.load_synthetic(name, split)
 
 
 def _parts(path: Path) -> dict[str, Letor]:

@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from isthmus.arrays import frozen
 from isthmus.errors import DataError
-from isthmus.tables import Corpus, Documents, Qrels, Queries
-from isthmus.tables.files import read_all
-from isthmus.tables.ids import frozen
+from isthmus.tables import Corpus, Documents, Qrels, Queries, read_all
 
 LABEL_NAMES = {
     "twitter": (

@@ -36,12 +36,11 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.arrays import IntArray, frozen
 from isthmus.errors import DataError
 from isthmus.partition import by_site, divide, move_share
 from isthmus.randomness import Streams
-from isthmus.tables import SPLITS, Corpus, Documents, Qrels, Queries
-from isthmus.tables.files import cache_folder, replacing
-from isthmus.tables.ids import IntArray, frozen
+from isthmus.tables import SPLITS, Corpus, Documents, Qrels, Queries, cache_folder, replacing
 from isthmus.text import STOP_WORDS, tokenise
 
 FORMAT = 1

@@ -23,10 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
+from isthmus.arrays import frozen
 from isthmus.errors import DataError
-from isthmus.tables import Corpus, Documents, Qrels, Queries
-from isthmus.tables.files import Block, read_all
-from isthmus.tables.ids import frozen
+from isthmus.tables import Block, Corpus, Documents, Qrels, Queries, read_all
 
 Fields = dict[str, str]
 Record = tuple[int, Fields]

@@ -20,13 +20,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import IntArray, frozen
 from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.report import progress
-from isthmus.tables import SPLITS, Letor
-from isthmus.tables.cache import Column, open_columns, write_columns
-from isthmus.tables.files import cache_folder
-from isthmus.tables.ids import IntArray, frozen
+from isthmus.tables import SPLITS, Column, Letor, cache_folder, open_columns, write_columns
 
 Split = Literal["train", "validation", "test"]
 Floats = NDArray[np.float32]
@@ -172,7 +170,7 @@ FOLDS = {
 """The folds that go by a name; `synthetic-mslr` has the size of one of MSLR-WEB10K's."""
 
 
-def load_letor(name: str, split: Split = "train", *, fold: int = 0) -> Letor:
+def load_synthetic(name: str, split: Split = "train", *, fold: int = 0) -> Letor:
     """One split of a named fold, made once and then mapped from the cache folder."""
     plan = _plan(name)
     world, queries = replace(plan.world, fold=fold), plan.queries[SPLITS.index(split)]

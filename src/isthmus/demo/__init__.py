@@ -1,5 +1,5 @@
 """The demonstration: a story with its report, then the same silos searched from one page."""
 
-from isthmus.demo.story import open_page, searched, tell, tried
+from isthmus.facade import contents
 
-__all__ = ["open_page", "searched", "tell", "tried"]
+__getattr__, __dir__, __all__ = contents(__name__)

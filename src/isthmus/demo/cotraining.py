@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray
 from isthmus.corpora import load
 from isthmus.evaluation import Interval, bootstrap
-from isthmus.federation.semisupervised.silos import CrossSilos, CrossTables, Releasing
-from isthmus.federation.semisupervised.ways import ANCHORED, DEFAULT, Ways
+from isthmus.federation.semisupervised import ANCHORED, DEFAULT, CrossSilos, CrossTables, Releasing, Ways
 from isthmus.randomness import Streams
 from isthmus.report import Estimate, Table
 from isthmus.tables import Corpus
-from isthmus.tables.ids import FloatArray
 
 Values = Mapping[str, FloatArray]
 """By way, nDCG@10 of every test query; the mean over silos where each has a model of its own."""

@@ -16,16 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.arrays import FloatArray
 from isthmus.evaluation import Comparison, compare
-from isthmus.private.cost import explain
+from isthmus.private import LEAST_WIDTH, PublishedCounts, ReleasingSilos, explain
 from isthmus.private.ledger import Budget, Ledger
-from isthmus.private.silos import PublishedCounts, ReleasingSilos
-from isthmus.private.sketch import LEAST_WIDTH
 from isthmus.randomness import Streams
 from isthmus.report import Plot, Table
-from isthmus.retrieval.retriever import best_rows
+from isthmus.retrieval import best_rows
 from isthmus.tables import Corpus
-from isthmus.tables.ids import FloatArray
 
 EPSILON = 8.0
 QUERIES = 30

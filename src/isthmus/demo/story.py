@@ -20,15 +20,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isthmus.corpora import load
-from isthmus.evaluation import Comparison, Testing, compare, outcomes_of, reliability, reliability_diagram
-from isthmus.evaluation.statistics import Interval
+from isthmus.evaluation import (
+    Comparison,
+    Interval,
+    Testing,
+    compare,
+    outcomes_of,
+    reliability,
+    reliability_diagram,
+)
 from isthmus.fusion import Candidates, Stacked
 from isthmus.report import Estimate, Page, Plot, Section, Table, summary
 from isthmus.retrieval import BM25
 from isthmus.tables import Corpus, Run
 
 if TYPE_CHECKING:
-    from isthmus.service.local import Federation
+    from isthmus.service import Federation
 
 MEASURES = ("nDCG@10", "MRR@10")
 DEPTH = 100
@@ -106,11 +113,11 @@ def tell(out: Path, *, seed: int = 0) -> Told:
 @contextmanager
 def searched(out: Path, *, seed: int = 0, port: int | None = None) -> Iterator[Federation]:
     """The same silos as nodes behind a broker, trained and calibrated, in processes that end with this."""
-    from isthmus.service import demo_federation, local
+    from isthmus.service import free_ports, kept, run_federation, stage
 
     world, folder = load("pydocs"), out / "federation"
     say("\nOne search box", style="bold")
-    if demo_federation.kept(folder, world, seed, port):
+    if kept(folder, world, seed, port):
         say(f"The federation in {folder} is still good: trained, calibrated and only to be started.")
     else:
         say(
@@ -119,17 +126,17 @@ def searched(out: Path, *, seed: int = 0, port: int | None = None) -> Iterator[F
         )
         if (folder / "broker.toml").exists():
             shutil.rmtree(folder)
-        at = local.free_ports(len(world.silos) + 1, port)
-        made = demo_federation.stage(world, folder, port=at, seed=seed)
+        at = free_ports(len(world.silos) + 1, port)
+        made = stage(world, folder, port=at, seed=seed)
         final = ", ".join(f"{name} {value:.3f}" for name, value in made.training.final.items())
         say(f"{made.judgements:,} judgements, {made.training.rounds} rounds, then {final} on other queries.")
-    with local.running(folder) as federation:
+    with run_federation(folder) as federation:
         yield federation
 
 
 def tried(federation: Federation) -> dict[str, str]:
     """What a stranger finds, asked over HTTP; a ServiceError if that is not what was promised."""
-    from isthmus.service.local import examine
+    from isthmus.service import examine
 
     return examine(federation, QUESTIONS)
 
@@ -270,8 +277,7 @@ def _telling_query(world: Corpus, runs: Sequence[Run], fused: Run) -> str:
 
 def trained(tale: Tale) -> Tale:
     """The silos train one ranker, and the coordinator sees only the sum of their models."""
-    from isthmus.federation.pictures import curve, weights
-    from isthmus.federation.together import train_together
+    from isthmus.federation import curve, train_together, weights
 
     found = train_together(tale.world, tale.lists, seed=tale.seed)
     history = found.training.history

@@ -7,5 +7,6 @@ An encoder has a `fingerprint` that changes whenever its vectors would, so `enco
 vectors on disk.
 """
 
-from isthmus.encoders.transformer import MINILM_SHA256, Transformer
-from isthmus.encoders.vectors import Encoder, Lsa, Vectors, encode_cached, unit
+from isthmus.facade import contents
+
+__getattr__, __dir__, __all__ = contents(__name__)

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.report import progress
-from isthmus.tables import Ids
-from isthmus.tables.files import cache_folder, replacing
+from isthmus.tables import Ids, cache_folder, replacing
 from isthmus.text import ENGLISH, Tokeniser, Tokens
 
 _BLOCK_TEXTS = 512

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.arrays import FloatArray
 from isthmus.errors import ConfigError
 from isthmus.evaluation.measures import Measure, as_measures
 from isthmus.evaluation.propensity import Propensity
@@ -17,7 +18,6 @@ from isthmus.evaluation.results import Evaluation, evaluate
 from isthmus.evaluation.statistics import Groups, Interval, Paired, bootstrap, holm, paired_t, randomisation
 from isthmus.report import Cell, Estimate, Table
 from isthmus.tables import Qrels, Run
-from isthmus.tables.ids import FloatArray
 
 _LETTERS = "abcdefghijklmnoprstuvwxyz"
 

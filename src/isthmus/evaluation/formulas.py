@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation.measures import Measure
 from isthmus.evaluation.ranking import Hits, View
-from isthmus.tables.ids import FloatArray, IntArray
 
 Formula = Callable[[View, Measure], FloatArray]
 

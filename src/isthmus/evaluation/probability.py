@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isthmus.arrays import FloatArray, IntArray, frozen
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation.ranking import Ranking
 from isthmus.report import Plot
 from isthmus.tables import UNJUDGED, Qrels, Run
-from isthmus.tables.ids import FloatArray, IntArray, frozen
 
 BINS = 15
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from isthmus.arrays import FloatArray, Ids, frozen
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation.measures import Measure
 from isthmus.evaluation.ranking import Hits, View
 from isthmus.tables import Qrels
-from isthmus.tables.ids import FloatArray, Ids, frozen
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import ConfigError, DataError
 from isthmus.randomness import Streams
-from isthmus.tables import UNJUDGED, Qrels, Run
-from isthmus.tables.grouped import falling
-from isthmus.tables.ids import FloatArray, IntArray
+from isthmus.tables import UNJUDGED, Qrels, Run, falling
 
 _BLOCK = 1 << 22
 

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from isthmus.arrays import FloatArray, frozen
 from isthmus.errors import DataError, several
 from isthmus.evaluation.formulas import FORMULAS, relevant
 from isthmus.evaluation.measures import Measure, as_measures
 from isthmus.evaluation.propensity import Propensity, propensity_scored
 from isthmus.evaluation.ranking import Ranking
-from isthmus.tables import Qrels, Run
-from isthmus.tables.ids import FloatArray, frozen
-from isthmus.tables.rankings import as_grades
+from isthmus.tables import Qrels, Run, as_grades
 
 
 class Means(dict[str, float]):

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import DataError
 from isthmus.randomness import Streams
-from isthmus.tables.ids import FloatArray, IntArray
 
 _BLOCK = 1 << 22
 Groups = Sequence[Any] | NDArray[Any] | None

@@ -29,13 +29,9 @@ from isthmus.federation.answers import GridCarrier, connected
 from isthmus.federation.flower import ClientApp, ConfigRecord, Context, Grid, Message, RecordDict
 from isthmus.federation.remote import check_claim
 from isthmus.federation.settings import Rounds
-from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn
-from isthmus.private.store import SiloFolder
-from isthmus.private.sums import Agreed
-from isthmus.private.totals import WIDTH
+from isthmus.private import WIDTH, Agreed, Exchange, Party, Relay, Reply, SiloFolder, Turn
 from isthmus.report import Progress
-from isthmus.tables import read_queries
-from isthmus.tables.files import replacing
+from isthmus.tables import read_queries, replacing
 
 ACTION = "exchange"
 TURN, SUMS, KEYS = "turn", "sums", "keys"

@@ -30,9 +30,7 @@ from isthmus.federation.aggregation import below
 from isthmus.federation.rounds import RoundRecord, State
 from isthmus.federation.settings import Config
 from isthmus.rankers import Scaling
-from isthmus.tables import Letor
-from isthmus.tables.bundles import Bundle
-from isthmus.tables.files import replacing
+from isthmus.tables import Bundle, Letor, replacing
 
 GROUPS = ("parameters", "strategy", "average", "best", "scaling")
 PACKAGES = ("isthmus", "numpy", "scipy", "flwr")

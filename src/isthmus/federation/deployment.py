@@ -30,10 +30,9 @@ from isthmus.federation.clients import own_book
 from isthmus.federation.flower import ClientApp, Context, Grid
 from isthmus.federation.members import Trust
 from isthmus.federation.rounds import Coordinator, Held, State
-from isthmus.federation.semisupervised.deployed import Cooperation, ExchangedRows, cooperate
-from isthmus.federation.semisupervised.training import studying_app
+from isthmus.federation.semisupervised import Cooperation, ExchangedRows, cooperate, studying_app
 from isthmus.federation.settings import Config
-from isthmus.private.store import SiloFolder
+from isthmus.private import SiloFolder
 from isthmus.rankers import Scaling
 from isthmus.tables import Letor
 

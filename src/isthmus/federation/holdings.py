@@ -12,12 +12,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import frozen
 from isthmus.errors import DataError, FederationError
 from isthmus.federation.flower import Context
 from isthmus.rankers import Scaling
-from isthmus.tables import Letor
-from isthmus.tables.cache import Column, open_columns, write_columns
-from isthmus.tables.ids import frozen
+from isthmus.tables import Column, Letor, open_columns, write_columns
 
 _RAW, _BEING_WRITTEN, _SCALED = range(3)
 

@@ -31,7 +31,7 @@ from isthmus.errors import ProtocolError
 from isthmus.federation.flower import Array, ConfigRecord, Context, Message, RecordDict
 from isthmus.federation.messages import Arrays, pack, round_of, settings_of, unpack
 from isthmus.federation.settings import LEAST, PrivateUpdates
-from isthmus.private.secure_sum import FixedPoint, Member, Parts, joined
+from isthmus.private import FixedPoint, Member, Parts, joined
 from isthmus.randomness import Streams
 
 AGREE, MASK, CONFIRM, REVEAL = "agree", "mask", "confirm", "reveal"

@@ -33,7 +33,7 @@ from isthmus.federation.flower import (
     message_to_proto,
 )
 from isthmus.federation.settings import Rounds
-from isthmus.tables.unpacking import PLAIN, Unpacker
+from isthmus.tables import PLAIN, Unpacker
 
 Records = Mapping[str, ArrayRecord]
 ARRAYS = "arrays"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from isthmus.federation.answers import update_length
 from isthmus.federation.messages import Arrays
 from isthmus.federation.settings import PrivateUpdates
-from isthmus.private.composition import Loss
+from isthmus.private import Loss
 from isthmus.private.ledger import NO_GUARANTEE
 
 Entropy = Callable[[int], bytes]

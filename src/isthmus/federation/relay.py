@@ -24,7 +24,7 @@ from isthmus.federation.answers import Checked, GridCarrier, Limits, check, upda
 from isthmus.federation.flower import ConfigRecord, Grid, Message, MessageType, RecordDict
 from isthmus.federation.messages import Arrays, ask, order
 from isthmus.federation.settings import LEAST, Rounds
-from isthmus.private.secure_sum import FixedPoint, Parts, Summation, least_threshold
+from isthmus.private import FixedPoint, Parts, Summation, least_threshold
 
 SUM = "the sum"
 """Who is to blame where nobody can be."""

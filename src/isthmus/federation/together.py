@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from isthmus.evaluation import evaluate
-from isthmus.evaluation.statistics import Interval, bootstrap
+from isthmus.arrays import FloatArray, IntArray
+from isthmus.evaluation import Interval, bootstrap, evaluate
 from isthmus.features import letor
 from isthmus.federation.apps import Training, train
 from isthmus.federation.settings import Config
 from isthmus.partition import linked_queries
 from isthmus.rankers import MLP, LocalTraining, Ranker
 from isthmus.tables import Corpus, Fold, Letor, Qrels, Run
-from isthmus.tables.ids import FloatArray, IntArray
 
 MEASURE = "nDCG@10"
 ROUNDS = 20

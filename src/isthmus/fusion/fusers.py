@@ -14,12 +14,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import ConfigError
 from isthmus.fusion.normalisers import NORMALISERS, min_max, nonnegative
 from isthmus.fusion.rl_sim import aggregate, object_distances, positions, rerank
 from isthmus.fusion.union import Union
 from isthmus.tables import Qrels, Run
-from isthmus.tables.ids import FloatArray, IntArray
 
 BLOCK = 1 << 22
 """Pairs of candidates compared at once: 32 MB."""

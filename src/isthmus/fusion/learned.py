@@ -19,23 +19,25 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.calibration import (
     Calibrator,
+    Choice,
     Judging,
     Platt,
     ThresholdCurve,
+    choice_probabilities,
     cross_fit,
+    fit_choice,
     probabilities_of,
     query_folds,
 )
-from isthmus.calibration.softmax import Choice, choice_probabilities, fit_choice
 from isthmus.errors import ConfigError, DataError
 from isthmus.fusion.fusers import FUSERS, Candidates, choose, default_norm
 from isthmus.fusion.union import Union
 from isthmus.logistic import likelihood_sums, newton
 from isthmus.report import progress
 from isthmus.tables import Qrels, Run
-from isthmus.tables.ids import FloatArray, IntArray
 
 Mask = NDArray[np.bool_]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from isthmus.arrays import FloatArray
 from isthmus.fusion.union import Lists
-from isthmus.tables.ids import FloatArray
 
 
 def none(lists: Lists) -> FloatArray:

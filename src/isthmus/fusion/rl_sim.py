@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import ConfigError, DataError
 from isthmus.tables import Run
-from isthmus.tables.ids import FloatArray, IntArray
 
 LARGEST = 10_000
 """More objects than this would need gigabytes for every distance matrix."""

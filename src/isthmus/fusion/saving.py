@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.calibration import Calibrator, Judging, ThresholdCurve
-from isthmus.calibration.saving import pack, record_arrays, record_of, unpack
+from isthmus.calibration import Calibrator, Judging, ThresholdCurve, pack, record_arrays, record_of, unpack
 from isthmus.errors import DataError
 from isthmus.fusion.learned import Formula, Fuser, LogOdds, Stacked, Weighted
-from isthmus.tables.bundles import Bundle
+from isthmus.tables import Bundle
 
 KINDS: dict[str, type[Fuser]] = {kind.method: kind for kind in (Stacked, LogOdds, Weighted, Formula)}
 

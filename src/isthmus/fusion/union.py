@@ -13,10 +13,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import DataError
-from isthmus.tables import Run
-from isthmus.tables.grouped import falling, offsets_of
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.tables import Run, falling, offsets_of
 
 
 @dataclass(frozen=True, eq=False)

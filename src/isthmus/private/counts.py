@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
 from isthmus.private.cost import ChargeAll, Cost, Covered
 from isthmus.private.decoys import Decoys
@@ -40,8 +41,7 @@ from isthmus.private.noise import NONCE, Entropy, NoiseKey, fresh_nonces
 from isthmus.private.reading import Cells, Lexicon, Reader, Reading
 from isthmus.private.sketch import CountMin, HashFamily, Sketch
 from isthmus.report import progress
-from isthmus.tables.grouped import offsets_of
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.tables import offsets_of
 from isthmus.text import Tokens
 
 _BATCH = 1 << 22  # cells published at once

@@ -20,9 +20,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import Ids, IntArray
 from isthmus.errors import ConfigError
 from isthmus.private.sketch import HashFamily
-from isthmus.tables.ids import Ids, IntArray
 
 _TRIES = 64
 

@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from isthmus.arrays import Ids
 from isthmus.errors import BudgetExhausted, ConfigError, FederationError, PrivacyError, ProtocolError
 from isthmus.private.cost import Cost, Covered, no_charge
 from isthmus.private.ledger import Ledger
@@ -34,9 +35,7 @@ from isthmus.private.sums import TURNS, Adding, Agreed, Contribution, Summing
 from isthmus.private.totals import WIDTH
 from isthmus.private.views import Released, Seeker, View, write_cross_rows
 from isthmus.retrieval import Statistics
-from isthmus.tables import Queries
-from isthmus.tables.files import replacing
-from isthmus.tables.ids import Ids
+from isthmus.tables import Queries, replacing
 from isthmus.text import Tokens, tokenise
 
 REFUSED = "the message was refused"

@@ -23,12 +23,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.private.cost import Cost
 from isthmus.private.messages import Terms
 from isthmus.private.noise import Geometric, NoiseKey
 from isthmus.private.sketch import CountMin, CountSketch, Sketch
-from isthmus.tables.ids import FloatArray, IntArray
 
 Columns = NDArray[np.uint32]
 

@@ -22,9 +22,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import IntArray
 from isthmus.errors import ProtocolError
-from isthmus.tables.ids import IntArray
-from isthmus.tables.unpacking import Unpacker
+from isthmus.tables import Unpacker
 
 VERSION = 1
 LARGEST = 1 << 30

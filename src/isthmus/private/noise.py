@@ -23,8 +23,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import PrivacyError
-from isthmus.tables.ids import FloatArray, IntArray
 
 Words = NDArray[np.uint64]
 Entropy = Callable[[int], bytes]

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.private.noise import Geometric
 from isthmus.private.sketch import HashFamily
 from isthmus.private.totals import TotalsRead, read_totals
 from isthmus.retrieval import Statistics
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 from isthmus.text import Tokens
 
 _LEVELS = np.concatenate(([0.02], np.linspace(0.05, 0.95, 19)))  # chances that a word that is there repeats

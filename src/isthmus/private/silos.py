@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from isthmus.arrays import FloatArray, Ids
 from isthmus.features import ExactCounts, Pairs, TermCounts, bm25
 from isthmus.private.cost import ChargeAll, Covered
 from isthmus.private.counts import (
@@ -33,10 +34,8 @@ from isthmus.private.topics import Topics
 from isthmus.private.totals import WIDTH, hashed
 from isthmus.private.views import OwnCounts, read_counts
 from isthmus.randomness import Streams
-from isthmus.retrieval import Statistics
-from isthmus.retrieval.retriever import rows_of
+from isthmus.retrieval import Statistics, rows_of
 from isthmus.tables import Corpus, Run
-from isthmus.tables.ids import FloatArray, Ids
 from isthmus.text import tokenise
 
 DEPTH = 100

@@ -22,11 +22,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import Ids, IntArray, frozen
 from isthmus.errors import ConfigError, PrivacyError
 from isthmus.report import progress
-from isthmus.tables.grouped import offsets_of, rows_of
-from isthmus.tables.ids import Ids, IntArray, frozen
-from isthmus.tables.postings import Postings
+from isthmus.tables import Postings, offsets_of, rows_of
 from isthmus.text import Tokens
 
 Counts = NDArray[np.int32]

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import Ids, frozen
 from isthmus.errors import DataError, ProtocolError
 from isthmus.private.cost import ChargeAll, Covered
 from isthmus.private.counts import Desk, Owner, Release, assemble
@@ -35,10 +36,7 @@ from isthmus.private.messages import LARGEST, Catalogue, Enquiry, Published, kin
 from isthmus.private.noise import NONCE
 from isthmus.private.sketch import CountMin, HashFamily, width_for
 from isthmus.report import progress
-from isthmus.tables import Documents
-from isthmus.tables.bundles import OWN, Bundle
-from isthmus.tables.files import replacing
-from isthmus.tables.ids import Ids, frozen
+from isthmus.tables import OWN, Bundle, Documents, replacing
 from isthmus.text import ENGLISH, Tokeniser, Tokens
 
 FIELDS = ("title", "body")

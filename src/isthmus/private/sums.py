@@ -42,6 +42,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 
+from isthmus.arrays import IntArray
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
 from isthmus.private.cost import ChargeAll, Cost, Covered, no_charge
 from isthmus.private.keyring import Keyring
@@ -60,8 +61,7 @@ from isthmus.private.secure_sum import (
 from isthmus.private.sketch import HashFamily
 from isthmus.private.totals import hashed, totals_costs
 from isthmus.retrieval import TEXT, TIMES, Statistics
-from isthmus.tables.files import replacing
-from isthmus.tables.ids import IntArray
+from isthmus.tables import replacing
 from isthmus.text import Tokens
 
 SENSITIVITY = 2.0

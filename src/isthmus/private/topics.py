@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.private.noise import Geometric
 from isthmus.private.reading import Cells, Lexicon, WordPriors
 from isthmus.private.sketch import CountMin, Sketch
 from isthmus.retrieval import TEXT, idf
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 
 DIMENSIONS = 40
 _STEPS = (1, 2, 3)  # values of a cell that are told apart; the last stands for all above

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.private.cost import Cost
 from isthmus.private.noise import Entropy, Geometric
 from isthmus.private.sketch import CountMin, HashFamily
 from isthmus.retrieval import NO_TERMS, TEXT, TIMES, Statistics, posterior_means
-from isthmus.tables.ids import FloatArray, Ids, IntArray
 
 WIDTH = 1 << 18
 """Cells of a sketch of totals: there is one a field, so it can be wide enough to have few collisions."""

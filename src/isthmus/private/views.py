@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import DataError, ProtocolError
 from isthmus.features import FIELDS, ExactCounts, Pairs, TermCounts, bm25, compute
 from isthmus.private.counts import (
@@ -38,12 +39,8 @@ from isthmus.private.sketch import CountMin, HashFamily
 from isthmus.private.topics import Topics
 from isthmus.private.totals import WIDTH, Foreign, hashed, worked_out
 from isthmus.randomness import Streams
-from isthmus.retrieval import Statistics
-from isthmus.retrieval.retriever import best_rows
-from isthmus.tables import Letor, Queries, read_letor, write_letor
-from isthmus.tables.files import replacing
-from isthmus.tables.grouped import rows_of
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.retrieval import Statistics, best_rows
+from isthmus.tables import Letor, Queries, read_letor, replacing, rows_of, write_letor
 from isthmus.text import Tokens
 
 Cells = CountMin | AskedCells

@@ -15,10 +15,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import Ids, frozen
 from isthmus.errors import DataError
-from isthmus.tables import Letor
-from isthmus.tables.grouped import group, offsets_of
-from isthmus.tables.ids import Ids, frozen
+from isthmus.tables import Letor, group, offsets_of
 
 Floats = NDArray[np.float32]
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from isthmus.errors import DataError
 from isthmus.evaluation import evaluate_rows
-from isthmus.tables import Letor, Run
-from isthmus.tables.bundles import Bundle
+from isthmus.tables import Bundle, Letor, Run
 
 Scores = NDArray[np.float64]
 WATCHED = "nDCG@10(empty=skip, ties=random)"

@@ -19,10 +19,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import frozen
 from isthmus.errors import ConfigError, DataError
 from isthmus.rankers.ranker import check_width
 from isthmus.tables import Letor
-from isthmus.tables.ids import frozen
 
 Floats = NDArray[np.float64]
 

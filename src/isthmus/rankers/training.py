@@ -22,8 +22,7 @@ from isthmus.errors import ConfigError, DataError
 from isthmus.losses import Loss, loss_named
 from isthmus.rankers.lessons import Lesson
 from isthmus.rankers.ranker import check_width
-from isthmus.tables import Letor
-from isthmus.tables.grouped import rows_of
+from isthmus.tables import Letor, rows_of
 
 Array = NDArray[np.float32]
 Parameters = dict[str, Array]

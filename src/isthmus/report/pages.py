@@ -63,7 +63,7 @@ class Page:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, whole or not at all."""
-        from isthmus.tables.files import replacing
+        from isthmus.tables import replacing
 
         target = Path(path)
         with replacing(target) as stream:

@@ -44,7 +44,7 @@ class Plot:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the figure in the form its name ends in: .svg or .png."""
-        from isthmus.tables.files import replacing
+        from isthmus.tables import replacing
 
         target = Path(path)
         form = target.suffix[1:].lower()

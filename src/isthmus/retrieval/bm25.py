@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.errors import ConfigError
 from isthmus.retrieval.retriever import best_rows, check_depth, check_unique, collect, rows_of
 from isthmus.retrieval.statistics import Statistics, idf
 from isthmus.tables import Documents, Queries, Run
-from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import ENGLISH, Tokeniser, Tokens
 
 

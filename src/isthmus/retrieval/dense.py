@@ -19,11 +19,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Encoder, Vectors, encode_cached
 from isthmus.errors import ConfigError, MissingExtra
 from isthmus.retrieval.retriever import best_rows, check_depth, check_unique, collect, rows_of
 from isthmus.tables import Documents, Queries, Run
-from isthmus.tables.ids import FloatArray, Ids, IntArray
 
 Score = Literal["cosine", "inverse_distance"]
 

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import ConfigError, DataError
 from isthmus.tables import Queries, Run
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 
 
 class Retriever(Protocol):

@@ -25,10 +25,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import DataError, ProtocolError
-from isthmus.tables.bundles import Bundle
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
-from isthmus.tables.unpacking import Declared
+from isthmus.tables import Bundle, Declared
 from isthmus.text import Tokens
 
 TEXT, TIMES = "text.having", "text.standing"

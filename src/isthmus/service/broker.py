@@ -31,7 +31,7 @@ from isthmus.service.security import local_secret, pseudonym
 from isthmus.service.settings import BrokerSettings, secret
 from isthmus.service.statistics import Exchange
 from isthmus.service.training import training_of
-from isthmus.tables.unpacking import Unpacker
+from isthmus.tables import Unpacker
 
 JSON = "application/json"
 LAG = 0.25

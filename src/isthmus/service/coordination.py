@@ -32,7 +32,7 @@ from isthmus.service.settings import CoordinatorSettings, Limits
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from isthmus.federation.remote import RemoteGrid
+    from isthmus.federation import RemoteGrid
 
 FETCH, REPLY = "/v1/training/fetch", "/v1/training/reply"
 BUSY, MESSAGE_TYPE = "isthmus-busy", "application/vnd.isthmus.message"
@@ -85,7 +85,7 @@ def coordinating(
     settings: CoordinatorSettings, *, started: Callable[[str], None] = lambda url: None
 ) -> Iterator[RemoteGrid]:
     """A grid of the silos on the list, who reach it while this lasts."""
-    from isthmus.federation.remote import RemoteGrid
+    from isthmus.federation import RemoteGrid
 
     grid = RemoteGrid(settings.silos)
     app = coordinator_app(settings, grid)

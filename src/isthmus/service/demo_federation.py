@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from isthmus import __version__
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.asking import Silos
 from isthmus.calibration import Pairs, Platt, save_calibrator
 from isthmus.errors import ConfigError
-from isthmus.federation.apps import Training, train
-from isthmus.federation.settings import MODEL, Config
+from isthmus.federation import MODEL, Config, Training, train
 from isthmus.report import Progress
 from isthmus.retrieval import Statistics, summed
 from isthmus.service.broker import fused
@@ -47,9 +47,7 @@ from isthmus.service.sources import load_all
 from isthmus.service.stores import Judgement
 from isthmus.service.training import NAMES
 from isthmus.service.wire import Hit, Reliability, Search
-from isthmus.tables import Corpus, Fold, Letor
-from isthmus.tables.beir import write_corpus_beir
-from isthmus.tables.ids import FloatArray, IntArray
+from isthmus.tables import Corpus, Fold, Letor, write_corpus_beir
 from isthmus.workers import hired
 
 T = TypeVar("T")

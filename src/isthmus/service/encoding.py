@@ -9,12 +9,12 @@ from os import PathLike
 
 import numpy as np
 
+from isthmus.arrays import Ids
 from isthmus.encoders import Encoder, Lsa, Transformer, Vectors
 from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.service import settings
-from isthmus.tables.bundles import Bundle
-from isthmus.tables.ids import Ids
+from isthmus.tables import Bundle
 from isthmus.text import Tokeniser
 
 FITTED_ON = 20_000

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.encoders import Vectors
 from isthmus.errors import DataError
 from isthmus.service.snapshot import Found, Snapshot
 from isthmus.service.space import SpaceQueries
-from isthmus.tables.ids import FloatArray, IntArray
 
 BY_WORDS = (
     *("bm25", "bm25/Σidf", "cosine", "coverage", "ln length", "bm25/Σidf squared", "cosine squared"),

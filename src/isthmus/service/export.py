@@ -17,8 +17,7 @@ import numpy as np
 from isthmus.errors import DataError
 from isthmus.service.searching import RETRIEVERS, Searcher
 from isthmus.service.stores import majority
-from isthmus.tables import Letor, Qrels, Run, write_letor, write_qrels, write_run
-from isthmus.tables.files import replacing
+from isthmus.tables import Letor, Qrels, Run, replacing, write_letor, write_qrels, write_run
 
 
 def export_judgements(searcher: Searcher, folder: str | Path) -> dict[str, int]:

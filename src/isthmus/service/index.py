@@ -21,7 +21,7 @@ import numpy as np
 
 from isthmus.encoders import Vectors
 from isthmus.errors import DataError, ProtocolError
-from isthmus.private.sketch import HashFamily
+from isthmus.private import HashFamily
 from isthmus.retrieval import Statistics
 from isthmus.service import settings
 from isthmus.service.encoding import (
@@ -38,7 +38,7 @@ from isthmus.service.segments import Segment, build, merge
 from isthmus.service.snapshot import Part, Snapshot
 from isthmus.service.space import Space, SpaceQueries
 from isthmus.service.stores import Change, Store
-from isthmus.tables.bundles import Bundle
+from isthmus.tables import Bundle
 
 BATCH = 4_000
 """Changes that become one segment at once."""

@@ -25,7 +25,7 @@ from isthmus.errors import DataError, Refused
 from isthmus.service.reliability import curves_of, save_curves
 from isthmus.service.settings import Learning, NodeSettings
 from isthmus.service.stores import Judgement, Store, majority
-from isthmus.tables.files import replacing
+from isthmus.tables import replacing
 
 FOLDS = (8, 4, 2)
 """Into how many parts queries may be dealt, the most first."""

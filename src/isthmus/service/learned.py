@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from isthmus.arrays import FloatArray
 from isthmus.errors import DataError, ProtocolError
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, first_look, second_look
 from isthmus.service.scoring import Raw, Scored, best_first, evidence, raw_score
 from isthmus.service.snapshot import Found, Snapshot
 from isthmus.service.wire import Evidence
-from isthmus.tables.bundles import Bundle
-from isthmus.tables.ids import FloatArray
+from isthmus.tables import Bundle
 
 MOST_BYTES = 1 << 20
 LARGEST = 1e12

@@ -23,14 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.arrays import FloatArray
 from isthmus.asking import Silos
 from isthmus.errors import DataError, ProtocolError
 from isthmus.logistic import newton
 from isthmus.service.evidence import FIRST, GROUPS, SECOND
 from isthmus.service.learned import LOOK, Learned, Line, Look
-from isthmus.tables.bundles import Bundle
-from isthmus.tables.ids import FloatArray
-from isthmus.tables.unpacking import Declared
+from isthmus.tables import Bundle, Declared
 
 PENALTY = 10.0
 """½·penalty·θ² holds back every weight of a standardised column."""

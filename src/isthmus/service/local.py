@@ -1,6 +1,6 @@
 """A whole federation on this machine: nodes and broker of a folder, as processes that begin and end together.
 
-    with running(Path("my-federation")) as federation:      # a folder that `isthmus new` wrote
+    with run_federation(Path("my-federation")) as federation:      # a folder that `isthmus new` wrote
         print(federation.link)
 
 Every process holds the read end of a pipe of ours as its stdin and ends when that closes, so none outlives
@@ -81,7 +81,7 @@ class Federation:
 
 
 @contextmanager
-def running(folder: Path, *, patience: float = PATIENCE) -> Iterator[Federation]:
+def run_federation(folder: Path, *, patience: float = PATIENCE) -> Iterator[Federation]:
     """Start the folder's silos and its broker; when this is entered, every silo can be searched."""
     settings = read_broker(folder / "broker.toml")
     processes: Processes = {}

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
+from isthmus.arrays import frozen
 from isthmus.errors import ConfigError, DataError, IsthmusError, PrivacyError, ProtocolError, ServiceError
+from isthmus.private import SiloFolder, family_of
 from isthmus.private.ledger import Ahead, Budget, Ledger, lost
-from isthmus.private.store import SiloFolder
-from isthmus.private.totals import family_of
-from isthmus.report.progress import Progress
+from isthmus.report import Progress
 from isthmus.retrieval import TEXT, Statistics
 from isthmus.service import wire
 from isthmus.service.index import Index
@@ -42,9 +42,7 @@ from isthmus.service.snapshot import Snapshot
 from isthmus.service.sources import check_sources, load_all
 from isthmus.service.space import Space
 from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store
-from isthmus.tables import Documents
-from isthmus.tables.files import locked, replacing
-from isthmus.tables.ids import frozen
+from isthmus.tables import Documents, locked, replacing
 
 TICK = 5.0
 """Seconds between two looks at model files."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.encoders import Vectors
 from isthmus.errors import ProtocolError
 from isthmus.logistic import likelihood_sums, newton
@@ -20,7 +21,6 @@ from isthmus.service.reliability import LEAST_HITS, SHOWN, reliability_curve
 from isthmus.service.snapshot import Snapshot
 from isthmus.service.space import Space, directions, rarity_of
 from isthmus.service.wire import Reliability
-from isthmus.tables.ids import FloatArray, IntArray
 
 SHRINKAGE = 1000.0
 """What holds a silo's own line to that of all silos; a hit shown weighs at most a quarter against it."""

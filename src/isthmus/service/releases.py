@@ -18,17 +18,14 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.errors import BudgetExhausted, ProtocolError, Refused
-from isthmus.private.cost import Covered
+from isthmus.private import Covered, HashFamily, release_costs, released
 from isthmus.private.ledger import Ledger, fingerprint
-from isthmus.private.sketch import HashFamily
-from isthmus.private.totals import release_costs, released
 from isthmus.retrieval import FIELD_TABLES, TEXT, Statistics
 from isthmus.service.index import Index
 from isthmus.service.settings import NodeSettings
 from isthmus.service.snapshot import Part, Snapshot
 from isthmus.service.statistics import etag
-from isthmus.tables.bundles import OWN
-from isthmus.tables.files import replacing
+from isthmus.tables import OWN, replacing
 
 _log = logging.getLogger("isthmus.service")
 

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isthmus.arrays import FloatArray
 from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.service.stores import Judgement
 from isthmus.service.wire import Bin, Calibration, Reliability, Threshold
-from isthmus.tables.files import replacing
-from isthmus.tables.ids import FloatArray
+from isthmus.tables import replacing
 
 SHOWN = "shown"
 """The name of the probabilities that people see, beside those of single retrievers."""

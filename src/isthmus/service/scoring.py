@@ -7,16 +7,15 @@ from typing import Protocol
 
 import numpy as np
 
+from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.errors import ProtocolError
-from isthmus.private.sketch import HashFamily
-from isthmus.private.totals import family_of
+from isthmus.private import HashFamily, family_of
 from isthmus.retrieval import TEXT, Statistics
 from isthmus.service.encoding import NoQueries
 from isthmus.service.segments import build
 from isthmus.service.snapshot import Found, Part, Snapshot
 from isthmus.service.stores import Change
 from isthmus.service.wire import Evidence
-from isthmus.tables.ids import FloatArray, Ids, IntArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.service.index import Index
@@ -32,7 +33,6 @@ from isthmus.service.snapshot import Found, Snapshot
 from isthmus.service.stores import Draft, Store
 from isthmus.service.wire import Evidence, Hit, NodeAnswer, Search
 from isthmus.tables import Letor, Run
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 from isthmus.text import STOP_WORDS
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Vectors
 from isthmus.service.stores import Change
-from isthmus.tables.cache import Column, open_columns, write_columns
-from isthmus.tables.ids import FloatArray, Ids, IntArray
+from isthmus.tables import Column, open_columns, write_columns
 from isthmus.text import ENGLISH, Tokeniser
 
 FORMAT = 2

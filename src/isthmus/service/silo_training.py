@@ -170,7 +170,7 @@ class Participant:
                 self._stopped.wait(next(waits))
 
     def _work(self, order: bytes) -> None:
-        from isthmus.federation.remote import number_of
+        from isthmus.federation import number_of
 
         with self._beating(number_of(order)):
             reply = self._answer(order)
@@ -208,8 +208,7 @@ class Participant:
 
 def take_part(part: Part) -> None:
     """Take part in training until SIGTERM or SIGINT."""
-    from isthmus.federation.deployment import client
-    from isthmus.federation.remote import SiloEnd
+    from isthmus.federation import SiloEnd, client
 
     line = Coordinator(part)  # reads the key, which another user could not
     confine(part.user)

@@ -20,14 +20,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Vectors
 from isthmus.features import Pairs, compute
-from isthmus.private.sketch import HashFamily
-from isthmus.retrieval import BM25, TEXT, Statistics, idf
-from isthmus.retrieval.retriever import best_rows
+from isthmus.private import HashFamily
+from isthmus.retrieval import BM25, TEXT, Statistics, best_rows, idf
 from isthmus.service.encoding import QueryEncoder
 from isthmus.service.segments import Counted, Postings, Segment
-from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import ENGLISH, Tokens
 
 Mask = NDArray[np.bool_]

@@ -26,7 +26,7 @@ from isthmus.service.parsing import READERS, Parser, Reading
 from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret
 from isthmus.service.stores import BATCH, Counts, Draft, Store
 from isthmus.service.wire import LONGEST_ID
-from isthmus.tables.beir import records
+from isthmus.tables import records
 
 Tell = Callable[[DataError], None]
 Read = tuple[Path, Draft | DataError]

@@ -21,16 +21,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.encoders import Vectors
-from isthmus.encoders.vectors import unit
+from isthmus.arrays import FloatArray, IntArray
+from isthmus.encoders import Vectors, unit
 from isthmus.errors import DataError, ProtocolError
-from isthmus.private.sketch import HashFamily
+from isthmus.private import HashFamily
 from isthmus.randomness import Streams
 from isthmus.service.encoding import QueryEncoder
 from isthmus.service.segments import Counted, Segment
-from isthmus.tables.bundles import Bundle
-from isthmus.tables.ids import FloatArray, IntArray
-from isthmus.tables.unpacking import Declared
+from isthmus.tables import Bundle, Declared
 from isthmus.text import ENGLISH
 
 DIMENSIONS = 256

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from isthmus.errors import DataError
 from isthmus.service import wire
-from isthmus.tables.bundles import Bundle
+from isthmus.tables import Bundle
 
 NAMES = "silos.json"
 """In a run's folder: what the silos of a simulated run are called, by their names in its records."""

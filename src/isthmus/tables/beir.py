@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.arrays import frozen
 from isthmus.errors import DataError
 from isthmus.tables.corpus import Corpus, Documents, Queries
 from isthmus.tables.files import Block, checked, read_blocks, replacing
-from isthmus.tables.ids import frozen
 from isthmus.tables.rankings import Qrels
 from isthmus.tables.trec import read_qrels
 

@@ -14,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import IntArray, frozen
 from isthmus.errors import DataError, several
-from isthmus.tables.ids import IntArray, frozen
 from isthmus.tables.rankings import Qrels
 
 SPLITS = ("train", "validation", "test")

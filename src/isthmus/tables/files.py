@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from isthmus.arrays import Ids
 from isthmus.errors import DataError
 from isthmus.files import locked as locked
 from isthmus.files import replacing as replacing
-from isthmus.tables.ids import Ids
 
 BLOCK = 1 << 24
 LONGEST_LINE = 1 << 26

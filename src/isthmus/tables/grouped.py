@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 
 
 @dataclass(frozen=True, eq=False, repr=False)

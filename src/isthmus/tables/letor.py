@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
+from isthmus.arrays import Ids, IntArray, frozen
 from isthmus.errors import DataError, several
 from isthmus.tables.grouped import ByQuery, group, offsets_of
-from isthmus.tables.ids import Ids, IntArray, frozen
 from isthmus.tables.rankings import Names, Qrels, Run, as_grades
 
 

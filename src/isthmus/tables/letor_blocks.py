@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import DataError
 from isthmus.tables.files import NUMBER, Block, read_columns, single_spaced
-from isthmus.tables.ids import FloatArray, IntArray
 
 MOST_FEATURES = 1 << 16
 EXAMPLE = "2 qid:10 1:0.5 2:3 # docid = D7"

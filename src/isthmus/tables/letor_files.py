@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from isthmus.arrays import Ids, IntArray, frozen
 from isthmus.errors import DataError
 from isthmus.tables.cache import Column, open_columns, remembered_checksum, write_columns
 from isthmus.tables.files import (
@@ -42,7 +43,6 @@ from isthmus.tables.files import (
     replacing,
 )
 from isthmus.tables.grouped import group, offsets_of
-from isthmus.tables.ids import Ids, IntArray, frozen
 from isthmus.tables.letor import Letor, in_order, row_names
 from isthmus.tables.letor_blocks import EXAMPLE, Rows, parse
 from isthmus.tables.rankings import duplicate_rows

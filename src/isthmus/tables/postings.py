@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.tables.ids import IntArray
+from isthmus.arrays import IntArray
 
 _FILLED = 256  # places of whole columns that may be filled for one that is wanted
 

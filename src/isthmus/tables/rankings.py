@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import DataError, several
 from isthmus.tables.grouped import ByQuery, group, offsets_of
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 
 UNJUDGED = np.iinfo(np.int32).min
 """The grade `Run.grades` gives to a document nobody judged."""

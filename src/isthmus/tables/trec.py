@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids
 from isthmus.errors import DataError
 from isthmus.tables.files import (
     NUMBER,
@@ -37,7 +38,6 @@ from isthmus.tables.files import (
     single_spaced,
 )
 from isthmus.tables.grouped import group
-from isthmus.tables.ids import FloatArray, Ids
 from isthmus.tables.rankings import UNJUDGED, Qrels, Run, duplicate_rows
 
 _Table = TypeVar("_Table")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isthmus.federation.semisupervised.ways import ANCHORED
+from isthmus.federation.semisupervised import ANCHORED
 from isthmus.report import Estimate, Line, Plot, Table, line_plot
 from isthmus_reproduce.intervals import fold_interval
 from isthmus_reproduce.notebook import Cell

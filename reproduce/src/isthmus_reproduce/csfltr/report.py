@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from isthmus.arrays import FloatArray
 from isthmus.evaluation import paired_t, randomisation
-from isthmus.federation.semisupervised.ways import DEFAULT as DEFAULT_ROW
+from isthmus.federation.semisupervised import DEFAULT as DEFAULT_ROW
 from isthmus.report import Page, Plot, Section, Table
-from isthmus.tables.ids import FloatArray
 from isthmus_reproduce.csfltr.plots import (
     BY_INTEREST,
     POINTS,

@@ -14,20 +14,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.federation.rounds import State
-from isthmus.federation.semisupervised.labelling import Labelling, SiloRows, guess, lesson_of
-from isthmus.federation.semisupervised.training import (
+from isthmus.federation import State
+from isthmus.federation.semisupervised import (
+    ANCHORED,
+    PLAIN,
     Anchor,
     CoTraining,
+    Labelling,
+    Scorer,
+    SiloRows,
+    Way,
+    Ways,
     averaged,
     cotrain,
     first_model,
     fitted_scaling,
+    guess,
+    lesson_of,
     local_models,
+    network,
     scaled,
 )
-from isthmus.federation.semisupervised.ways import ANCHORED, PLAIN, Scorer, Way, Ways, network
-from isthmus.federation.semisupervised.ways import LABELLINGS as WAYS_LABELLINGS
+from isthmus.federation.semisupervised import LABELLINGS as WAYS_LABELLINGS
 from isthmus.randomness import Streams
 from isthmus.rankers import LambdaMART, Lesson, Parameters, Scaling, scores_of, train_epochs
 from isthmus.tables import Letor

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import ConfigError
-from isthmus.private.sketch import Counts, HashFamily, Sketch
-from isthmus.tables.grouped import offsets_of, rows_of
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
+from isthmus.private import Counts, HashFamily, Sketch
+from isthmus.tables import offsets_of, rows_of
 
 FACTOR, SHARE, DEPTH = 5, 0.1, 150
 """α, β and K of the paper."""

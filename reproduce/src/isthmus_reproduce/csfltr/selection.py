@@ -12,13 +12,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import ConfigError
 from isthmus.features import FIELDS, Pairs
-from isthmus.federation.semisupervised.selection import Mask, Pick, best
-from isthmus.private.counts import PrivateCounts, PublishedCells
-from isthmus.private.views import View
+from isthmus.federation.semisupervised import Mask, Pick, best
+from isthmus.private import PrivateCounts, PublishedCells, View
 from isthmus.retrieval import idf
-from isthmus.tables.ids import FloatArray, IntArray
 from isthmus.text import Tokens
 from isthmus_reproduce.csfltr.rtk import ReverseTopK
 

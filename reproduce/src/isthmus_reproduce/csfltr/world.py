@@ -14,17 +14,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import Ids
 from isthmus.corpora import load
 from isthmus.errors import DataError
 from isthmus.features import FIELDS, ExactCounts
-from isthmus.federation.semisupervised.selection import Chosen, Views
-from isthmus.federation.semisupervised.silos import CrossSilos, CrossTables, Releasing
+from isthmus.federation.semisupervised import Chosen, CrossSilos, CrossTables, Releasing, Views
 from isthmus.partition import move_share
-from isthmus.private.views import View
+from isthmus.private import View
 from isthmus.randomness import Streams
 from isthmus.retrieval import BM25, Statistics
 from isthmus.tables import Corpus, Letor, Qrels
-from isthmus.tables.ids import Ids
 from isthmus_reproduce import synthetic_text
 from isthmus_reproduce.csfltr.selection import judged_pairs
 from isthmus_reproduce.deals import deal_corpus

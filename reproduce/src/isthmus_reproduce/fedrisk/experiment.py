@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isthmus.errors import ConfigError
-from isthmus.federation.settings import RiskOptions
+from isthmus.federation import RiskOptions
 from isthmus_reproduce.fedrisk import runs
 from isthmus_reproduce.fedrisk.cells import (
     CENTRAL,

@@ -13,13 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from isthmus.federation.settings import (
-    Local,
-    Model,
-    RiskOptions,
-    Rounds,
-    StrategyOptions,
-)
+from isthmus.federation import Local, Model, RiskOptions, Rounds, StrategyOptions
 from isthmus.partition import Dealing
 from isthmus.rankers import LocalTraining
 from isthmus.tables import Fold

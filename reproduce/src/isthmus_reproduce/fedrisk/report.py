@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.federation.pictures import who_holds_what
-from isthmus.federation.settings import RiskOptions
+from isthmus.federation import RiskOptions, who_holds_what
 from isthmus.partition import Holdings
+from isthmus.report import Cell as Shown
 from isthmus.report import Page, Plot, Section, Table
-from isthmus.report.tables import Cell as Shown
 from isthmus_reproduce.fedrisk import printed
 from isthmus_reproduce.fedrisk.cells import (
     BASELINE,

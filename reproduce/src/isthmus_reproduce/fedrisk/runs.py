@@ -18,14 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.corpora import load_folds, synthetic
-from isthmus.corpora.catalogue import SYNTHETIC
+from isthmus.corpora import SYNTHETIC, load_folds, load_synthetic
 from isthmus.errors import MissingExtra
 from isthmus.evaluation import evaluate, evaluate_rows
-from isthmus.federation.aggregation import MEMORY
-from isthmus.federation.apps import Training, held_back
-from isthmus.federation.judge import Judge
-from isthmus.federation.rounds import RoundRecord, State
+from isthmus.federation import MEMORY, Judge, RoundRecord, State, Training, held_back
 from isthmus.partition import Dealing, deal, highest_grades
 from isthmus.randomness import Streams
 from isthmus.rankers import MLP, LambdaMART, Scaling
@@ -64,7 +60,7 @@ def _folds(data: str) -> tuple[Fold, ...]:
 def fold_of(data: str, at: int, queries: int | None = None) -> Fold:
     """A fold, or the first queries of its parts."""
     if data in SYNTHETIC:
-        parts = (synthetic.load_letor(data, split, fold=at) for split in ("train", "validation", "test"))
+        parts = (load_synthetic(data, split, fold=at) for split in ("train", "validation", "test"))
         fold = Fold(data, *parts)
     else:
         fold = _folds(data)[at]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from isthmus.evaluation import paired_t
+from isthmus.report import Cell as Shown
 from isthmus.report import Estimate, Plot, Table
-from isthmus.report.tables import Cell as Shown
 from isthmus_reproduce.fedrisk.cells import (
     BASELINE,
     CENTRAL,

@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isthmus.corpora import load
-from isthmus.corpora.labels import fold_count
+from isthmus.arrays import IntArray
+from isthmus.corpora import fold_count, load
 from isthmus.errors import DataError
 from isthmus.partition import folds
 from isthmus.randomness import Streams
 from isthmus.tables import Corpus, Documents, Qrels
-from isthmus.tables.ids import IntArray
 from isthmus_reproduce.deals import normal_text, same_text
 from isthmus_reproduce.fusion.labels import Labels, labels_of
 

@@ -25,14 +25,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.encoders import unit
 from isthmus.errors import DataError
-from isthmus.report.progress import progress
-from isthmus.retrieval.bm25 import BM25
-from isthmus.retrieval.dense import Score, shaped
-from isthmus.retrieval.retriever import check_depth, check_unique
+from isthmus.report import progress
+from isthmus.retrieval import BM25, Score, check_depth, check_unique, shaped
 from isthmus.tables import Corpus, Documents, Queries, Run
-from isthmus.tables.ids import FloatArray, Ids, IntArray, frozen
 from isthmus_reproduce.fusion.encoders import Projected
 from isthmus_reproduce.fusion.views import Encoded, Sight, View
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from isthmus.encoders import Encoder, Lsa, Transformer
 from isthmus.errors import MissingExtra
-from isthmus.retrieval.bm25 import BM25
-from isthmus.retrieval.dense import Score
+from isthmus.retrieval import BM25, Score
 from isthmus.text import Tokeniser
 from isthmus_reproduce.fusion.encoders import Remembered, Unmarked, unmarked
 from isthmus_reproduce.fusion.labels import (

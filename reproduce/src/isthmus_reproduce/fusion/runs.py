@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray
 from isthmus.calibration import calibrate, fit_calibrator, probabilities_of
 from isthmus.errors import DataError
 from isthmus.evaluation import Propensity, evaluate, log_loss, reliability
@@ -20,7 +21,6 @@ from isthmus.fusion import FUSERS, Candidates, Stacked
 from isthmus.partition import folds
 from isthmus.randomness import Streams
 from isthmus.tables import Qrels, Run
-from isthmus.tables.ids import FloatArray
 from isthmus_reproduce.deals import same_text
 from isthmus_reproduce.fusion.folds import LabelFold, Part, label_fold
 from isthmus_reproduce.fusion.labels import Panel, as_run

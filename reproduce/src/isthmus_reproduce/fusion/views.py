@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray
 from isthmus.encoders import Encoder, encode_cached
 from isthmus.errors import DataError
-from isthmus.tables.ids import FloatArray
 
 
 class View(Protocol):

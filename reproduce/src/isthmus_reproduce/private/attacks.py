@@ -15,17 +15,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.private.audit import Neighbours, audit, likelihood
-from isthmus.private.cost import Covered, no_charge
-from isthmus.private.counts import Asker, Desk, Owner, Release, in_memory
-from isthmus.private.decoys import Decoys
-from isthmus.private.mechanisms import Mechanism, mechanism
-from isthmus.private.messages import Answer
-from isthmus.private.noise import NoiseKey, fresh_nonces
-from isthmus.private.sketch import CountSketch, HashFamily
+from isthmus.arrays import FloatArray, Ids, IntArray
+from isthmus.private import (
+    Answer,
+    Asker,
+    CountSketch,
+    Covered,
+    Decoys,
+    Desk,
+    HashFamily,
+    Mechanism,
+    Neighbours,
+    NoiseKey,
+    Owner,
+    Release,
+    audit,
+    fresh_nonces,
+    in_memory,
+    likelihood,
+    mechanism,
+    no_charge,
+)
 from isthmus.randomness import Streams
 from isthmus.report import Section, Table
-from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import Tokeniser
 from isthmus_reproduce.notebook import Notebook, Unit
 from isthmus_reproduce.prose import Prose

@@ -17,20 +17,31 @@ from typing import Any, Literal
 
 import numpy as np
 
+from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.corpora import available, load
 from isthmus.errors import DataError
-from isthmus.private.cost import explain
-from isthmus.private.counts import AskedCells, Asker, Noisy, PrivateCounts, fetch_catalogue, in_memory
-from isthmus.private.decoys import Decoys
-from isthmus.private.mechanisms import Mechanism, PerCell, Scalar, SharedNoise
-from isthmus.private.noise import Geometric
-from isthmus.private.reading import Shrink
-from isthmus.private.silos import EPSILON_TOTALS, PublishedCounts
-from isthmus.private.sketch import HashFamily
+from isthmus.private import (
+    EPSILON_TOTALS,
+    AskedCells,
+    Asker,
+    Decoys,
+    Geometric,
+    HashFamily,
+    Mechanism,
+    Noisy,
+    PerCell,
+    PrivateCounts,
+    PublishedCounts,
+    Scalar,
+    SharedNoise,
+    Shrink,
+    explain,
+    fetch_catalogue,
+    in_memory,
+)
 from isthmus.randomness import Streams
 from isthmus.report import Line, Page, Plot, Section, line_plot
 from isthmus.tables import Corpus
-from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import Tokens
 from isthmus_reproduce import synthetic_text
 from isthmus_reproduce.deals import deal_corpus

@@ -14,15 +14,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import Ids, IntArray
 from isthmus.corpora import available, load
 from isthmus.features import NAMES, ExactCounts, Pairs
 from isthmus.features import compute as features
-from isthmus.private.sketch import CountMin, CountSketch, HashFamily, Sketch
+from isthmus.private import CountMin, CountSketch, HashFamily, Sketch
 from isthmus.randomness import Streams
 from isthmus.report import Line, Plot, Section, line_plot
 from isthmus.retrieval import Statistics
 from isthmus.tables import Corpus
-from isthmus.tables.ids import Ids, IntArray
 from isthmus.text import Tokens, tokenise
 from isthmus_reproduce import synthetic_text
 from isthmus_reproduce.notebook import Notebook, Unit

@@ -7,17 +7,24 @@ from functools import cached_property
 
 import numpy as np
 
+from isthmus.arrays import FloatArray
 from isthmus.evaluation import evaluate
-from isthmus.private.cost import ChargeAll, Covered, no_charge
-from isthmus.private.counts import fresh_versions
-from isthmus.private.silos import DEPTH, EPSILON_TOTALS, ReleasingSilos
-from isthmus.private.sketch import HashFamily
-from isthmus.private.totals import WIDTH, hashed, noised
+from isthmus.private import (
+    DEPTH,
+    EPSILON_TOTALS,
+    WIDTH,
+    ChargeAll,
+    Covered,
+    HashFamily,
+    ReleasingSilos,
+    fresh_versions,
+    hashed,
+    no_charge,
+    noised,
+)
 from isthmus.randomness import Streams
-from isthmus.retrieval import TEXT, TIMES, Statistics, summed
-from isthmus.retrieval.retriever import best_rows
+from isthmus.retrieval import TEXT, TIMES, Statistics, best_rows, summed
 from isthmus.tables import Corpus
-from isthmus.tables.ids import FloatArray
 
 READERS = ("publish", "ask", "threshold", "plain")
 

@@ -14,14 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import DataError
-from isthmus.evaluation import reliability
-from isthmus.evaluation.probability import reliability_diagram
-from isthmus.evaluation.statistics import bootstrap, paired_t
-from isthmus.report import Estimate, Page, Table
-from isthmus.report.pages import Section
-from isthmus.service.reliability import BINS, sampling_floor
-from isthmus.tables.ids import FloatArray, IntArray
+from isthmus.evaluation import bootstrap, paired_t, reliability, reliability_diagram
+from isthmus.report import Estimate, Page, Section, Table
+from isthmus.service import BINS, sampling_floor
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit
 from isthmus_reproduce.prose import Prose
 from isthmus_reproduce.search import world as search_world

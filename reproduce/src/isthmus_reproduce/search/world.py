@@ -17,28 +17,38 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.asking import Silos
 from isthmus.corpora import load
 from isthmus.evaluation import evaluate
 from isthmus.fusion import fuse
 from isthmus.partition import folds, linked_queries
-from isthmus.private.sketch import HashFamily
-from isthmus.private.totals import family_of, released
+from isthmus.private import HashFamily, family_of, released
 from isthmus.randomness import Streams
 from isthmus.retrieval import BM25, TEXT, Statistics, summed
-from isthmus.service.broker import fused
-from isthmus.service.index import Index
-from isthmus.service.learned import Learned, Line
-from isthmus.service.learning import Prepare, Question, learn
-from isthmus.service.pupil import Lesson, Pupil, own_directions
-from isthmus.service.scoring import Raw
-from isthmus.service.searching import Searcher
-from isthmus.service.settings import Encoder, NodeSettings, SharedStatistics
-from isthmus.service.space import joined
-from isthmus.service.stores import Draft, SqliteStore
-from isthmus.service.wire import Hit, Search
+from isthmus.service import (
+    Draft,
+    Encoder,
+    Hit,
+    Index,
+    Learned,
+    Lesson,
+    Line,
+    NodeSettings,
+    Prepare,
+    Pupil,
+    Question,
+    Raw,
+    Search,
+    Searcher,
+    SharedStatistics,
+    SqliteStore,
+    fused,
+    joined,
+    learn,
+    own_directions,
+)
 from isthmus.tables import Corpus, Run
-from isthmus.tables.ids import FloatArray, IntArray
 from isthmus_reproduce.deals import deal_corpus
 
 MEASURE = "nDCG@10"

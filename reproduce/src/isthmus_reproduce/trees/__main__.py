@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.rankers.trees import tree_library, xgboost_matrix
-from isthmus.tables import Letor
-from isthmus.tables.files import replacing
+from isthmus.rankers import tree_library, xgboost_matrix
+from isthmus.tables import Letor, replacing
 from isthmus_reproduce.trees.certificates import Seat
 
 

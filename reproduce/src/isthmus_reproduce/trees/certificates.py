@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.service.certificates import Authority, files
+from isthmus.service import Authority, files
 
 EXCHANGE = "exchange"
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from isthmus.errors import ConfigError, DataError, FederationError, MissingExtra, check_extra
 from isthmus.evaluation import evaluate
-from isthmus.rankers.trees import LambdaMART, check_trainable, tree_library
+from isthmus.rankers import LambdaMART, check_trainable, tree_library
 from isthmus.tables import Letor
 from isthmus_reproduce.trees.certificates import Seat, make_papers
 from isthmus_reproduce.trees.exchange import Exchange

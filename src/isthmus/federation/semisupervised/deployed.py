@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from isthmus.arrays import FloatArray
 from isthmus.config import load, to_toml
 from isthmus.errors import ConfigError
 from isthmus.federation.apps import Training, train_in_folder
@@ -23,10 +24,8 @@ from isthmus.federation.flower import Context, Grid
 from isthmus.federation.rounds import Held, State
 from isthmus.federation.semisupervised.labelling import SiloRows
 from isthmus.federation.semisupervised.training import Conductor, CoTraining, Remember
-from isthmus.private.views import read_cross_rows
-from isthmus.tables import Letor
-from isthmus.tables.files import replacing
-from isthmus.tables.ids import FloatArray
+from isthmus.private import read_cross_rows
+from isthmus.tables import Letor, replacing
 
 FEATURES = "features"
 """Where in a silo's folder an exchange puts features, a file for every other silo."""

@@ -22,11 +22,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray
 from isthmus.calibration import Platt
 from isthmus.errors import ConfigError
 from isthmus.rankers import Lesson, Parameters, network_scores
 from isthmus.tables import Letor
-from isthmus.tables.ids import FloatArray
 
 LABELS = ("soft", "hard", "negatives", "confident", "zero", "oracle")
 Kind = Literal["soft", "hard", "negatives", "confident", "zero", "oracle"]

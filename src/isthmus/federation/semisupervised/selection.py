@@ -15,11 +15,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.features import FIELDS, Pairs
-from isthmus.private.views import View
+from isthmus.private import View
 from isthmus.randomness import Streams
 from isthmus.tables import Letor
-from isthmus.tables.ids import FloatArray, Ids, IntArray
 from isthmus.text import Tokens
 
 DEPTH = 100

@@ -20,33 +20,40 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray
 from isthmus.errors import ConfigError
 from isthmus.evaluation import Evaluation, evaluate
 from isthmus.features import FIELDS, NAMES
 from isthmus.federation.semisupervised.labelling import SiloRows
 from isthmus.federation.semisupervised.selection import DEPTH, Chosen, Pick, Views, best_by_bm25, gather
 from isthmus.partition import divide, linked_queries
-from isthmus.private.cost import no_charge
-from isthmus.private.counts import Desk, Owner, Release, fresh_versions, in_memory
-from isthmus.private.mechanisms import OneShot
-from isthmus.private.noise import NoiseKey
-from isthmus.private.reading import Lexicon
-from isthmus.private.sketch import HashFamily, width_for
-from isthmus.private.topics import Topics
-from isthmus.private.totals import WIDTH, hashed, noised
-from isthmus.private.views import (
+from isthmus.private import (
+    WIDTH,
+    Desk,
+    HashFamily,
+    Lexicon,
+    NoiseKey,
+    OneShot,
     OwnCounts,
+    Owner,
     Published,
+    Release,
+    Topics,
     View,
     documents_of,
     fetch_released,
+    fresh_versions,
+    hashed,
+    in_memory,
     law_of,
+    no_charge,
+    noised,
     read_counts,
+    width_for,
 )
 from isthmus.randomness import Streams
 from isthmus.retrieval import TEXT, TIMES, Statistics
 from isthmus.tables import Corpus, Letor
-from isthmus.tables.ids import FloatArray
 from isthmus.text import Tokens, tokenise
 
 SHARES = (0.5, 0.15, 0.35)

@@ -33,8 +33,15 @@ from isthmus.federation.semisupervised.labelling import Guesses, Labelling, Silo
 from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
 from isthmus.partition import Dealing
 from isthmus.randomness import Streams
-from isthmus.rankers import MLP, LocalTraining, Parameters, Scaling, ScalingStats, train_epochs
-from isthmus.rankers.training import initial_parameters
+from isthmus.rankers import (
+    MLP,
+    LocalTraining,
+    Parameters,
+    Scaling,
+    ScalingStats,
+    initial_parameters,
+    train_epochs,
+)
 from isthmus.tables import Letor
 
 LABEL = f"{MessageType.QUERY}.label"

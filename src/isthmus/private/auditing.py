@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.arrays import FloatArray, Ids
 from isthmus.private.cost import Cost, Covered, certainty, explain, together
 from isthmus.private.counts import Asked, Asker, Desk, Owner, Release, fresh_versions, in_memory
 from isthmus.private.decoys import Decoys
@@ -24,7 +25,6 @@ from isthmus.private.messages import Answer
 from isthmus.private.noise import NoiseKey
 from isthmus.private.sketch import HashFamily
 from isthmus.randomness import Streams
-from isthmus.tables.ids import FloatArray, Ids
 from isthmus.text import Tokeniser, Tokens
 
 _PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())

@@ -1,0 +1,157 @@
+"""The command line: parse, call, print.
+
+Commands live in one module per group, as a tuple `COMMANDS`; a new group is one more line in `GROUPS`.
+Other distributions bring commands as entry points of the group `isthmus.commands`, each such a tuple.
+Exit status: 0 done, 1 a foreseen failure told in one line on stderr, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from io import TextIOWrapper
+from typing import Any
+
+from isthmus import __version__
+from isthmus.cli.command import Command
+from isthmus.errors import IsthmusError
+
+GROUPS = (
+    "demo",
+    "data",
+    "fuse",
+    "train",
+    "coordinate",
+    "rank",
+    "sketch",
+    "keys",
+    "ledger",
+    "node",
+    "broker",
+    "reproduce",
+    "doctor",
+)
+"""The modules of this folder that hold commands, in the order of `isthmus --help`."""
+BROUGHT = "isthmus.commands"
+"""The entry points by which other distributions bring commands."""
+PLACEHOLDERS = ("reproduce",)
+"""Commands that only say which distribution brings them."""
+
+
+class Verb(argparse.ArgumentParser):
+    """A command's parser: options may stand between files (`fuse a.run -m rrf b.run`)."""
+
+    _mixing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As the standard library has it for whole programs, here for one verb; verbs of verbs keep order.
+
+        It forgets a `--`, so that what comes with one is read in order too.
+        """
+        if self._mixing or self._subparsers is not None or "--" in (args or ()):
+            return super().parse_known_args(args, namespace)
+        self._mixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._mixing = False
+
+
+def commands(verb: str | None = None) -> tuple[Command, ...]:
+    """Every command, in the order it is listed.
+
+    Entry points are not looked up where `verb` is one of our own, since that takes a twentieth of a second.
+    """
+    modules = [import_module(f"isthmus.cli.{group}") for group in GROUPS]
+    own = {command.name: command for module in modules for command in module.COMMANDS}
+    if verb in own and verb not in PLACEHOLDERS:
+        return tuple(own.values())
+    return tuple((own | {command.name: command for command in _brought()}).values())
+
+
+def _brought() -> Iterator[Command]:
+    """The commands of other distributions; one that cannot be imported brings none."""
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=BROUGHT):
+        with suppress(ImportError):
+            yield from point.load()
+
+
+def parser(verb: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line; `verb` is the command that is about to run, if it is known."""
+    top = argparse.ArgumentParser(
+        prog="isthmus",
+        description="Search and ranking across data silos that may not share their data.",
+        epilog="isthmus COMMAND --help tells more, with an example.",
+    )
+    top.add_argument("--version", action="version", version=f"isthmus {__version__}")
+    verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Verb)
+    for command in commands(verb):
+        one = verbs.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.summary[0].upper() + command.summary[1:] + ".",
+            epilog="\n  ".join(("example:", *command.example.splitlines())),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(one)
+        one.set_defaults(run=command.run)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    _make_safe()
+    try:
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        asked = parser(words[0] if words else None).parse_args(words)
+        status = asked.run(asked) or 0
+        sys.stdout.flush()  # so that a closed pipe shows here and not when the interpreter ends
+        return int(status)
+    except IsthmusError as error:
+        return _failed(str(error))
+    except KeyboardInterrupt:
+        print("isthmus: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        _forget_stdout()
+        return 141
+    except OSError as error:
+        if error.filename is not None:
+            return _failed(f"{error.filename}: {error.strerror}")
+        if error.errno not in _FULL:  # not about a file somebody named: a fault of ours, told in full
+            raise
+        _forget_stdout()
+        return _failed(f"the output cannot be written: {error.strerror}")
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _make_safe() -> None:
+    """Cope with a closed stdout, with a terminal that lacks letters, and clean up when asked to end."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # it lives as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def _forget_stdout() -> None:
+    """Nothing is left to flush when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _failed(problem: str) -> int:
+    print(f"isthmus: {' '.join(problem.split())}", file=sys.stderr)
+    return 1

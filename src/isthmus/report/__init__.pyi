@@ -1,0 +1,13 @@
+from isthmus.report.pages import Page as Page
+from isthmus.report.pages import Section as Section
+from isthmus.report.plots import Line as Line
+from isthmus.report.plots import Plot as Plot
+from isthmus.report.plots import line_plot as line_plot
+from isthmus.report.tables import FORMS as FORMS
+from isthmus.report.tables import Cell as Cell
+from isthmus.report.tables import Estimate as Estimate
+from isthmus.report.tables import Table as Table
+from isthmus.report.terminal import Progress as Progress
+from isthmus.report.terminal import box as box
+from isthmus.report.terminal import progress as progress
+from isthmus.report.terminal import summary as summary
