@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Callable, Mapping
@@ -16,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
+from isthmus.arrays import Ids
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation import evaluate_rows
 from isthmus.losses import LOSSES
@@ -533,3 +536,12 @@ def test_on_mq2008_the_default_mlp_is_as_good_as_trees(data_dir: Path) -> None:
         ndcg(MLP().fit(fold.train, validation=fold.validation), fold.test) for fold in load_folds("mq2008")
     ]
     assert np.mean(found) > 0.685
+
+
+def test_a_fresh_interpreter_reads_a_ranker_back(tmp_path: Path) -> None:
+    letor = Letor.of(Ids.of(["q", "q"]), np.array([[0.0], [1.0]]), np.array([0, 1]))
+    Linear(training=LocalTraining(epochs=1)).fit(letor).save(tmp_path / "model")
+    script = "import sys; from isthmus.rankers import load_ranker; print(load_ranker(sys.argv[1]).kind)"
+    command = [sys.executable, "-c", script, str(tmp_path / "model")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "network", done.stderr

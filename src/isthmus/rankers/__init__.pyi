@@ -1,4 +1,5 @@
 from isthmus.rankers.lessons import Lesson as Lesson
+from isthmus.rankers.loading import load_ranker as load_ranker
 from isthmus.rankers.networks import CENTRAL as CENTRAL
 from isthmus.rankers.networks import MLP as MLP
 from isthmus.rankers.networks import Linear as Linear
@@ -6,7 +7,6 @@ from isthmus.rankers.networks import Scoring as Scoring
 from isthmus.rankers.networks import scores_of as scores_of
 from isthmus.rankers.ranker import Ranker as Ranker
 from isthmus.rankers.ranker import Saved as Saved
-from isthmus.rankers.ranker import load_ranker as load_ranker
 from isthmus.rankers.scaling import SCALINGS as SCALINGS
 from isthmus.rankers.scaling import Scaling as Scaling
 from isthmus.rankers.scaling import ScalingStats as ScalingStats

@@ -31,12 +31,7 @@ class Ranker(ABC):
     """A fitted ranker takes raw features: whatever scaling it was trained with is part of it."""
 
     kind: ClassVar[str]
-    kinds: ClassVar[dict[str, type[Ranker]]] = {}
-    """The rankers that can be read back, by kind."""
-
-    def __init_subclass__(cls) -> None:
-        if hasattr(cls, "kind"):
-            Ranker.kinds.setdefault(cls.kind, cls)
+    """What its file calls it."""
 
     @abstractmethod
     def fit(self, letor: Letor, *, validation: Letor | None = None) -> Self:
@@ -77,18 +72,3 @@ def validation_ndcg(letor: Letor, scores: Scores) -> float:
     """Mean nDCG@10 over the lists with a relevant document, 0 without one: what a central fit watches."""
     found = evaluate_rows(letor.grades, scores, letor.offsets, [WATCHED])[WATCHED]
     return found if np.isfinite(found) else 0.0
-
-
-def load_ranker(path: str | PathLike[str]) -> Ranker:
-    """The ranker in a file that `save` wrote, of whatever kind."""
-    saved = Saved.read(path)
-    kind = saved.header.get("kind")
-    if kind not in Ranker.kinds:
-        known = ", ".join(Ranker.kinds)
-        raise DataError(f"holds a ranker of kind {kind!r}", file=path, cure=f"this Isthmus knows {known}")
-    try:
-        return Ranker.kinds[kind].from_saved(saved)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"is not a complete {kind}", file=path, text=str(error), cure="train or copy it again"
-        ) from error
