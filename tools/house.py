@@ -42,7 +42,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/asking.py": 140,
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_080,
-    "src/isthmus/cli": 1_795,
+    "src/isthmus/cli": 1_825,  # `arguments` is a longer word than the one before
     "src/isthmus/config.py": 225,
     "src/isthmus/corpora": 990,
     "src/isthmus/demo": 440,

@@ -27,23 +27,28 @@ def make_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "{authority, parties: [{name, folder}]}")
 
 
-def make(asked: argparse.Namespace) -> None:
+def make(arguments: argparse.Namespace) -> None:
     """Certificates, and for a broker an API key."""
     from isthmus.service import ADMIN_KEY, TRAINING, make_keys
 
-    folder = Path(asked.folder)
-    silos = [*_names(asked.silos), *(name + TRAINING for name in _names(asked.training))]
-    silos += [asked.coordinator] if asked.coordinator else []
-    made = make_keys(
-        folder, silos, broker=asked.broker, hosts=asked.hosts, days=asked.days, renew=asked.renew
+    folder = Path(arguments.folder)
+    silos = [*_names(arguments.silos), *(name + TRAINING for name in _names(arguments.training))]
+    silos += [arguments.coordinator] if arguments.coordinator else []
+    folders = make_keys(
+        folder,
+        silos,
+        broker=arguments.broker,
+        hosts=arguments.hosts,
+        days=arguments.days,
+        renew=arguments.renew,
     )
-    told = [{"name": path.name, "folder": str(path)} for path in made]
-    if asked.json:
-        print_json({"authority": str(folder / "authority"), "parties": told})
+    parties = [{"name": path.name, "folder": str(path)} for path in folders]
+    if arguments.json:
+        print_json({"authority": str(folder / "authority"), "parties": parties})
     else:
-        print("\n".join(f"{each['name']}  {each['folder']}" for each in told))
-    if asked.broker:
-        say(f"the administrator's API key is in {folder / asked.broker / ADMIN_KEY}")
+        print("\n".join(f"{each['name']}  {each['folder']}" for each in parties))
+    if arguments.broker:
+        say(f"the administrator's API key is in {folder / arguments.broker / ADMIN_KEY}")
     say(f"keep {folder / 'authority'} off machines that serve: with it anybody can pose as any party")
 
 
@@ -75,44 +80,46 @@ def api_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(revoke, "{id, name}")
 
 
-def api(asked: argparse.Namespace) -> None:
+def api(arguments: argparse.Namespace) -> None:
     """One deed with API keys."""
-    {"add": _add, "list": _list, "revoke": _revoke}[asked.deed](asked)
+    {"add": _add, "list": _list, "revoke": _revoke}[arguments.deed](arguments)
 
 
-def _add(asked: argparse.Namespace) -> None:
+def _add(arguments: argparse.Namespace) -> None:
     from isthmus.service import ApiKeys
 
-    days = None if asked.forever else asked.days
-    token = ApiKeys(asked.file).add(asked.name, scopes=_names(asked.scopes), days=days)
-    print_json({"id": token.split("_")[1], "key": token}) if asked.json else print(token)
+    days = None if arguments.forever else arguments.days
+    token = ApiKeys(arguments.file).add(arguments.name, scopes=_names(arguments.scopes), days=days)
+    print_json({"id": token.split("_")[1], "key": token}) if arguments.json else print(token)
     ends = "until it is revoked" if days is None else f"for {days:g} days"
     say(f"this key is shown once and stored hashed; it holds {ends}")
 
 
-def _list(asked: argparse.Namespace) -> None:
+def _list(arguments: argparse.Namespace) -> None:
     from isthmus.report import Table
     from isthmus.service import ApiKeys
 
-    if not Path(asked.file).exists():
-        raise DataError("there are no API keys", file=asked.file, cure="isthmus keys api add begins the file")
-    keys = ApiKeys(asked.file).all()
+    if not Path(arguments.file).exists():
+        raise DataError(
+            "there are no API keys", file=arguments.file, cure="isthmus keys api add begins the file"
+        )
+    keys = ApiKeys(arguments.file).all()
     columns = ("id", "name", "scopes", "created", "expires")
     rows = [(key.id, key.name, list(key.scopes), _day(key.created), _day(key.expires)) for key in keys]
-    if asked.json:
+    if arguments.json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
     lines = [(*row[:2], " ".join(row[2]), row[3], row[4] or "never") for row in rows]
     print(Table(columns, tuple(lines)))
-    for key in ApiKeys(asked.file).ending():
+    for key in ApiKeys(arguments.file).ending():
         say(f"isthmus: the key {key.id} of {key.name} ends soon; add a new one, then revoke it")
 
 
-def _revoke(asked: argparse.Namespace) -> None:
+def _revoke(arguments: argparse.Namespace) -> None:
     from isthmus.service import ApiKeys
 
-    gone = ApiKeys(asked.file).revoke(asked.id)
-    print_json({"id": gone.id, "name": gone.name}) if asked.json else print(f"{gone.id}  {gone.name}")
+    gone = ApiKeys(arguments.file).revoke(arguments.id)
+    print_json({"id": gone.id, "name": gone.name}) if arguments.json else print(f"{gone.id}  {gone.name}")
 
 
 def _day(seconds: float | None) -> str | None:

@@ -30,25 +30,30 @@ def _broker_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "{url, silos} once it serves; with --learn {queries, rows, relevant}")
 
 
-def _broker(asked: argparse.Namespace) -> None:
+def _broker(arguments: argparse.Namespace) -> None:
     from isthmus.service import begin, read_broker, run_broker
 
-    settings = read_broker(asked.config, asked.changes)
-    begin(asked.config, settings, quiet=asked.quiet, until_eof=asked.until_eof and not asked.learn)
-    if asked.learn:
-        _learn(asked, settings)
+    settings = read_broker(arguments.config, arguments.changes)
+    begin(
+        arguments.config,
+        settings,
+        quiet=arguments.quiet,
+        until_eof=arguments.until_eof and not arguments.learn,
+    )
+    if arguments.learn:
+        _learn(arguments, settings)
         return
 
     def started(url: str) -> None:
         say(f"isthmus: broker of {', '.join(settings.silos)} at {url}")
-        if asked.json:
+        if arguments.json:
             print_json({"url": url, "silos": list(settings.silos)})
             sys.stdout.flush()  # whoever reads it waits for this line
 
     run_broker(settings, started=started)
 
 
-def _learn(asked: argparse.Namespace, settings: BrokerSettings) -> None:
+def _learn(arguments: argparse.Namespace, settings: BrokerSettings) -> None:
     """While the nodes serve: what they learn is in use when this ends."""
     import asyncio
 
@@ -56,7 +61,7 @@ def _learn(asked: argparse.Namespace, settings: BrokerSettings) -> None:
     from isthmus.service import teach
 
     learned = asyncio.run(teach(settings))
-    if asked.json:
+    if arguments.json:
         print_json(dict(learned.about))
     summary("learned", {**learned.about, "silos": ", ".join(settings.silos)})
 
@@ -86,22 +91,24 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _search(asked: argparse.Namespace) -> None:
+def _search(arguments: argparse.Namespace) -> None:
     from isthmus.service import DEFAULT_URL, Client
 
-    url = asked.broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    with Client(url, key=Path(asked.key) if asked.key else None, authority=asked.authority) as broker:
+    url = arguments.broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    with Client(
+        url, key=Path(arguments.key) if arguments.key else None, authority=arguments.authority
+    ) as broker:
         answer = broker.search(
-            asked.query,
-            k=asked.k,
-            threshold=asked.threshold,
-            silos=None if asked.silos is None else [name.strip() for name in asked.silos.split(",")],
-            explain=asked.explain,
-            deadline_ms=asked.deadline,
+            arguments.query,
+            k=arguments.k,
+            threshold=arguments.threshold,
+            silos=None if arguments.silos is None else [name.strip() for name in arguments.silos.split(",")],
+            explain=arguments.explain,
+            deadline_ms=arguments.deadline,
         )
         if broker.key_expires:
             say(f"isthmus: your API key ends on {plain(broker.key_expires)}; ask your operator for a new one")
-    if asked.json:
+    if arguments.json:
         print_json(answer.model_dump())
         return
     show(answer)
@@ -122,14 +129,14 @@ def show(answer: Answer) -> None:
 
 
 def summary_of(answer: Answer) -> str:
-    """What was found, and who answered, in one line."""
+    """One line: the number of hits, the silos that answered and those that did not, the time."""
     answered = [silo for silo in answer.silos if silo.status == "answered"]
     others = [f"{plain(silo.silo)} {silo.status}" for silo in answer.silos if silo.status != "answered"]
-    told = several(len(answer.hits), "hit") if answer.hits else "nothing found"
+    line = several(len(answer.hits), "hit") if answer.hits else "nothing found"
     if answer.below:
-        told += f", {answer.below} more below {answer.threshold:g}"
-    told += f" · {len(answered)} of {several(len(answer.silos), 'silo')} answered"
-    return told + (f" ({', '.join(others)})" if others else "") + f" · {_took(answer.took_ms)}"
+        line += f", {answer.below} more below {answer.threshold:g}"
+    line += f" · {len(answered)} of {several(len(answer.silos), 'silo')} answered"
+    return line + (f" ({', '.join(others)})" if others else "") + f" · {_took(answer.took_ms)}"
 
 
 def _took(milliseconds: float) -> str:
@@ -148,12 +155,12 @@ def _table(answer: Answer) -> Any:
     table.add_column("silo", no_wrap=True)
     table.add_column("hit", ratio=1)
     for hit in answer.hits:
-        told = Text(plain(hit.title) or plain(hit.document), style="bold")
+        cell = Text(plain(hit.title) or plain(hit.document), style="bold")
         if hit.snippet:
-            told.append("\n" + plain(hit.snippet), style="not bold dim")
+            cell.append("\n" + plain(hit.snippet), style="not bold dim")
         for evidence in hit.explanation or ():
-            told.append("\n" + _why(evidence), style="not bold cyan")
-        table.add_row(_bar(hit), Text(plain(hit.silo)), told)
+            cell.append("\n" + _why(evidence), style="not bold cyan")
+        table.add_row(_bar(hit), Text(plain(hit.silo)), cell)
     return table
 
 
@@ -163,9 +170,9 @@ def _bar(hit: Hit) -> Text:
     if hit.probability is None:
         return Text(f"{'–':>4}  score {hit.score:.3g}", style="dim")
     full = round(hit.probability * BAR)
-    shown = Text(f"{hit.probability:4.2f} ")
-    shown.append("━" * full, style="green" if hit.probability >= 0.5 else "yellow")
-    return shown.append("━" * (BAR - full), style="bright_black")
+    bar = Text(f"{hit.probability:4.2f} ")
+    bar.append("━" * full, style="green" if hit.probability >= 0.5 else "yellow")
+    return bar.append("━" * (BAR - full), style="bright_black")
 
 
 def _why(evidence: Evidence) -> str:
@@ -193,15 +200,15 @@ def _new_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "a list of the files to open")
 
 
-def _new(asked: argparse.Namespace) -> None:
+def _new(arguments: argparse.Namespace) -> None:
     from isthmus.report import summary
     from isthmus.service import found
 
-    silos = [name.strip() for name in asked.silos.split(",") if name.strip()]
-    wrote = found(Path(asked.folder), silos, port=asked.port)
-    if asked.json:
+    silos = [name.strip() for name in arguments.silos.split(",") if name.strip()]
+    wrote = found(Path(arguments.folder), silos, port=arguments.port)
+    if arguments.json:
         print_json([str(path) for path in wrote])
-    facts = {"silos": ", ".join(silos), "broker": f"http://127.0.0.1:{asked.port}"}
+    facts = {"silos": ", ".join(silos), "broker": f"http://127.0.0.1:{arguments.port}"}
     summary("a federation that starts as it is", facts, wrote=wrote)
 
 

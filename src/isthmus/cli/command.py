@@ -82,7 +82,7 @@ def print_json(value: object) -> None:
 
 
 def close(options: argparse.Namespace, title: str, result: dict[str, Any], wrote: Sequence[object]) -> None:
-    """The end of a command that wrote a run: JSON if so asked, and a summary of all but its first entry."""
+    """The end of a command that wrote a run: JSON with --json, and a summary of all but its first entry."""
     from isthmus.report import summary
 
     if options.json:

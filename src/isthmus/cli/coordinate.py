@@ -18,21 +18,21 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "{kind, out, silos}")
 
 
-def _run(asked: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace) -> None:
     from isthmus.federation import read_run
     from isthmus.report import summary
     from isthmus.service import coordinating, log_to_stderr, read_coordinator
 
-    settings = read_coordinator(asked.config, asked.changes)
-    kind = next(name for name in ("train", "exchange", "cotrain") if getattr(asked, name))
-    run = read_run(kind, getattr(asked, kind))
+    settings = read_coordinator(arguments.config, arguments.changes)
+    kind = next(name for name in ("train", "exchange", "cotrain") if getattr(arguments, name))
+    run = read_run(kind, getattr(arguments, kind))
     log_to_stderr(access=False)
     with coordinating(
         settings, started=lambda where: say(f"isthmus: silos reach the coordinator at {where}")
     ) as grid:
         run.over(grid)
     result = {"kind": kind, "out": str(run.out), "silos": list(settings.silos)}
-    if asked.json:
+    if arguments.json:
         print_json(result)
     summary("coordinated", {"run": kind, "silos": len(settings.silos)}, wrote=[str(run.out)])
 

@@ -35,42 +35,42 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "a list of {run, measure, value, queries}, or {run, measure, query, value} by query")
 
 
-def _evaluate(asked: argparse.Namespace) -> None:
+def _evaluate(arguments: argparse.Namespace) -> None:
     from isthmus.evaluation import Comparison, Propensity, evaluate
     from isthmus.report import FORMS, Table
     from isthmus.tables import read_qrels, read_run
 
-    qrels = read_qrels(asked.qrels)
-    propensity = Propensity.of_qrels(read_qrels(asked.propensity)) if asked.propensity else None
-    how = {"profile": asked.profile, "propensity": propensity}
-    names = short_names(asked.runs)
-    found = [
-        evaluate(qrels, read_run(path, name=name), asked.measures or MEASURES, **how)
-        for path, name in zip(asked.runs, names, strict=True)
+    qrels = read_qrels(arguments.qrels)
+    propensity = Propensity.of_qrels(read_qrels(arguments.propensity)) if arguments.propensity else None
+    how = {"profile": arguments.profile, "propensity": propensity}
+    names = short_names(arguments.runs)
+    evaluations = [
+        evaluate(qrels, read_run(path, name=name), arguments.measures or MEASURES, **how)
+        for path, name in zip(arguments.runs, names, strict=True)
     ]
-    if asked.by_query or asked.json:
-        rows = [row for one in found for row in (_by_query(one) if asked.by_query else one.rows())]
-        print_json(rows) if asked.json else print(FORMS[asked.format](Table.of(rows)))
+    if arguments.by_query or arguments.json:
+        rows = [row for one in evaluations for row in (_by_query(one) if arguments.by_query else one.rows())]
+        print_json(rows) if arguments.json else print(FORMS[arguments.format](Table.of(rows)))
     else:
-        baseline = dict(zip(asked.runs, names, strict=True)).get(asked.baseline, asked.baseline)
-        table = Comparison(tuple(found), baseline).table()
-        bold = asked.format == "text" and sys.stdout.isatty()
-        print(table.text(bold=True) if bold else FORMS[asked.format](table))
-    for remark in (remark for one in found for remark in one.remarks()):
+        baseline = dict(zip(arguments.runs, names, strict=True)).get(arguments.baseline, arguments.baseline)
+        table = Comparison(tuple(evaluations), baseline).table()
+        bold = arguments.format == "text" and sys.stdout.isatty()
+        print(table.text(bold=True) if bold else FORMS[arguments.format](table))
+    for remark in (remark for one in evaluations for remark in one.remarks()):
         say(remark)
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """What to call files: by their own names where these differ, else by the paths as given."""
+    """Labels of files: their base names where these differ, else the paths as written."""
     names = [Path(path).name for path in paths]
     return names if len(set(names)) == len(names) else list(paths)
 
 
-def _by_query(found: Evaluation) -> list[dict[str, Any]]:
+def _by_query(evaluation: Evaluation) -> list[dict[str, Any]]:
     return [
-        {"run": found.run, "measure": str(measure), "query": query, "value": value}
-        for measure in found.measures
-        for query, value in found.per_query(measure).items()
+        {"run": evaluation.run, "measure": str(measure), "query": query, "value": value}
+        for measure in evaluation.measures
+        for query, value in evaluation.per_query(measure).items()
     ]
 
 
@@ -87,42 +87,42 @@ def _retrieve_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "one object {run, documents, queries, rows, seconds}")
 
 
-def _retrieve(asked: argparse.Namespace) -> None:
+def _retrieve(arguments: argparse.Namespace) -> None:
     import time
 
     from isthmus.corpora import load
     from isthmus.retrieval import BM25
     from isthmus.tables import write_qrels, write_run
 
-    if asked.qrels and asked.queries not in OWN_QUERIES:
-        raise ConfigError(f"queries from {asked.queries} have no judgements to write", key="qrels")
-    if asked.qrels and Path(asked.qrels).resolve() == Path(asked.out).resolve():
-        raise ConfigError(f"run and judgements would both be written to {asked.out}", key="qrels")
+    if arguments.qrels and arguments.queries not in OWN_QUERIES:
+        raise ConfigError(f"queries from {arguments.queries} have no judgements to write", key="qrels")
+    if arguments.qrels and Path(arguments.qrels).resolve() == Path(arguments.out).resolve():
+        raise ConfigError(f"run and judgements would both be written to {arguments.out}", key="qrels")
     began = time.perf_counter()
-    settings = BM25(k1=asked.k1, b=asked.b)
-    corpus = _with_queries(load(asked.corpus), asked.queries)
-    documents = corpus.documents if asked.silo is None else corpus.silo(asked.silo).documents
-    run = settings.index(documents).search(corpus.queries, asked.k)
+    settings = BM25(k1=arguments.k1, b=arguments.b)
+    corpus = _with_queries(load(arguments.corpus), arguments.queries)
+    documents = corpus.documents if arguments.silo is None else corpus.silo(arguments.silo).documents
+    run = settings.index(documents).search(corpus.queries, arguments.k)
     if not run.rows:
         raise DataError(
             f"none of {len(documents):,} documents shares a word with any of {len(run):,} queries",
             cure="nothing was written; check collection and queries",
         )
-    write_run(run, asked.out)
-    if asked.qrels:
-        write_qrels(corpus.qrels, asked.qrels)
+    write_run(run, arguments.out)
+    if arguments.qrels:
+        write_qrels(corpus.qrels, arguments.qrels)
     done = {
-        "run": asked.out,
+        "run": arguments.out,
         "documents": len(documents),
         "queries": len(corpus.queries),
         "rows": run.rows,
         "seconds": round(time.perf_counter() - began, 3),
     }
-    close(asked, f"{run.name} on {corpus.name}", done, [asked.out, asked.qrels])
+    close(arguments, f"{run.name} on {corpus.name}", done, [arguments.out, arguments.qrels])
 
 
 def _with_queries(corpus: Corpus, queries: str) -> Corpus:
-    """The collection with the queries asked for: all, a split of its own, or those of a file."""
+    """The collection with the selected queries: all, one of its splits, or those of a file."""
     from dataclasses import replace
 
     from isthmus.tables import Qrels, read_queries

@@ -32,41 +32,41 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run(asked: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace) -> None:
     check_extra("train,plots", "the demonstration", "flwr", "matplotlib")
-    if asked.only != "search":
-        _story(asked)
-    if asked.only != "story":
-        _search(asked)
+    if arguments.only != "search":
+        _story(arguments)
+    if arguments.only != "story":
+        _search(arguments)
 
 
-def _story(asked: argparse.Namespace) -> None:
+def _story(arguments: argparse.Namespace) -> None:
     from isthmus.demo import tell
 
-    told = tell(out=asked.out, seed=asked.seed)
-    print_json(told.rows) if asked.json else print(told.table)
+    story = tell(out=arguments.out, seed=arguments.seed)
+    print_json(story.rows) if arguments.json else print(story.table)
     sys.stdout.flush()
 
 
-def _search(asked: argparse.Namespace) -> None:
+def _search(arguments: argparse.Namespace) -> None:
     from isthmus.demo import searched, tried
     from isthmus.report import summary
 
-    with searched(asked.out, seed=asked.seed, port=asked.port) as federation:
+    with searched(arguments.out, seed=arguments.seed, port=arguments.port) as federation:
         seen = tried(federation)
         summary("search across four silos", seen, wrote=[federation.folder])
-        if asked.json and asked.only == "search":
+        if arguments.json and arguments.only == "search":
             print_json({"url": federation.url, "checks": seen})
             sys.stdout.flush()
-        if asked.serve or (_in_terminal() and not (asked.headless or asked.json)):
+        if arguments.serve or (_in_terminal() and not (arguments.headless or arguments.json)):
             _serve(federation)
             return
-    again = f"isthmus demo --only search --serve --out {shlex.quote(str(asked.out))}"
+    again = f"isthmus demo --only search --serve --out {shlex.quote(str(arguments.out))}"
     say(f"the search has ended with this; to start it again, and its page: {again}")
 
 
 def _in_terminal() -> bool:
-    """Whether somebody sees what is said and can end it."""
+    """Whether standard input and standard error are terminals, so that a person can interrupt."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

@@ -51,10 +51,10 @@ def examine() -> dict[str, Any]:
 
 def _requirements() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
     """What the distribution itself says it needs: always, and for every extra."""
-    asked = _requires("isthmus")
+    required = _requires("isthmus")
     extras = metadata.metadata("isthmus").get_all("Provides-Extra") or []
-    core = [one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return core, {extra: [one for one in asked if _only_for(one, [extra])] for extra in extras}
+    core = [one for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return core, {extra: [one for one in required if _only_for(one, [extra])] for extra in extras}
 
 
 def _requires(distribution: str) -> list[Requirement]:
@@ -66,27 +66,27 @@ def _requires(distribution: str) -> list[Requirement]:
         return []
 
 
-def _only_for(asked: Requirement, extras: Iterable[str]) -> bool:
-    """Whether one of the extras asks for it, and nothing else does."""
-    marker = asked.marker
+def _only_for(requirement: Requirement, extras: Iterable[str]) -> bool:
+    """Whether the requirement holds for one of the extras and not without an extra."""
+    marker = requirement.marker
     if marker is None or marker.evaluate({"extra": ""}):
         return False
     return any(marker.evaluate({"extra": extra}) for extra in extras)
 
 
 def _installed(needed: Iterable[Requirement]) -> Iterator[dict[str, Any]]:
-    """Each required package with the version found, and whether that will do."""
-    for asked in _with_nested_extras(needed):
-        found = _version(asked.name)
-        fits = found is not None and asked.specifier.contains(found, prereleases=True)
-        yield {"name": asked.name, "wanted": str(asked.specifier), "found": found, "ok": fits}
+    """Each required package with its installed version (None if missing) and whether that version will do."""
+    for requirement in _with_nested_extras(needed):
+        version = _version(requirement.name)
+        fits = version is not None and requirement.specifier.contains(version, prereleases=True)
+        yield {"name": requirement.name, "wanted": str(requirement.specifier), "found": version, "ok": fits}
 
 
 def _with_nested_extras(needed: Iterable[Requirement]) -> Iterator[Requirement]:
     """The requirements, and what the extras they name require in turn (`flwr[simulation]` means ray)."""
-    for asked in needed:
-        yield asked
-        yield from (inner for inner in _requires(asked.name) if _only_for(inner, asked.extras))
+    for requirement in needed:
+        yield requirement
+        yield from (inner for inner in _requires(requirement.name) if _only_for(inner, requirement.extras))
 
 
 def _extra(name: str, needed: list[Requirement]) -> dict[str, Any]:
@@ -133,8 +133,9 @@ def _data() -> dict[str, Any]:
     from isthmus.corpora import available
 
     names = available()
-    found, missing = ([name for name, here in names.items() if here == wanted] for wanted in (True, False))
-    return {"folder": os.environ.get("ISTHMUS_DATA"), "found": found, "missing": missing}
+    present = [name for name, here in names.items() if here]
+    missing = [name for name, here in names.items() if not here]
+    return {"folder": os.environ.get("ISTHMUS_DATA"), "found": present, "missing": missing}
 
 
 def _cache() -> dict[str, Any]:
@@ -153,45 +154,47 @@ def _writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def _show(found: dict[str, Any]) -> str:
+def _show(report: dict[str, Any]) -> str:
     def line(title: str, text: str) -> str:
         return f"{title:<10}{text}"
 
-    shown = [f"isthmus {found['isthmus']}, Python {found['python']}, {found['platform']}"]
-    shown += [line("packages", ", ".join(f"{p['name']} {p['found']}" for p in found["packages"] if p["ok"]))]
-    for package in found["packages"]:
+    lines = [f"isthmus {report['isthmus']}, Python {report['python']}, {report['platform']}"]
+    lines += [line("packages", ", ".join(f"{p['name']} {p['found']}" for p in report["packages"] if p["ok"]))]
+    for package in report["packages"]:
         if not package["ok"]:
             has = package["found"] or "nothing"
-            shown.append(
+            lines.append(
                 line("missing", f"{package['name']}{package['wanted']}, found {has}: pip install isthmus")
             )
-    for extra in found["extras"]:
+    for extra in report["extras"]:
         have = ", ".join(f"{name} {version}" for name, version in extra["found"].items())
-        told = have if extra["ok"] else f"missing {', '.join(extra['missing'])}: {' && '.join(extra['cure'])}"
-        shown.append(line("extra", f"{extra['name']}, for {PURPOSES[extra['name']]}: {told}"))
-    blas = ", ".join(f"{b['library']} {b['version']} with {b['threads']} threads" for b in found["blas"])
-    shown.append(line("cores", f"{found['cores']}; BLAS: {blas or 'none'}"))
-    shown.append(line("data", ", ".join(found["data"]["found"])))
-    if missing := found["data"]["missing"]:
-        where = found["data"]["folder"] or "set ISTHMUS_DATA to the folder that holds them"
-        shown.append(line("", f"not here: {', '.join(missing)} ({where})"))
-    cache = found["cache"]
+        status = (
+            have if extra["ok"] else f"missing {', '.join(extra['missing'])}: {' && '.join(extra['cure'])}"
+        )
+        lines.append(line("extra", f"{extra['name']}, for {PURPOSES[extra['name']]}: {status}"))
+    blas = ", ".join(f"{b['library']} {b['version']} with {b['threads']} threads" for b in report["blas"])
+    lines.append(line("cores", f"{report['cores']}; BLAS: {blas or 'none'}"))
+    lines.append(line("data", ", ".join(report["data"]["found"])))
+    if missing := report["data"]["missing"]:
+        where = report["data"]["folder"] or "set ISTHMUS_DATA to the folder that holds them"
+        lines.append(line("", f"not here: {', '.join(missing)} ({where})"))
+    cache = report["cache"]
     state = f"{cache['bytes'] / 1e6:.1f} MB" if cache["writable"] else "cannot be written: set ISTHMUS_CACHE"
-    shown.append(line("cache", f"{cache['folder']} ({state})"))
-    return "\n".join(shown)
+    lines.append(line("cache", f"{cache['folder']} ({state})"))
+    return "\n".join(lines)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "one object with packages, extras, cores, blas, data and cache")
 
 
-def _run(asked: argparse.Namespace) -> int:
-    found = examine()
-    if asked.json:
-        print_json(found)
+def _run(arguments: argparse.Namespace) -> int:
+    report = examine()
+    if arguments.json:
+        print_json(report)
     else:
-        print(_show(found))
-    wrong = [package["name"] for package in found["packages"] if not package["ok"]]
+        print(_show(report))
+    wrong = [package["name"] for package in report["packages"] if not package["ok"]]
     if wrong:
         print(f"isthmus: needs attention: {', '.join(wrong)}", file=sys.stderr)
     return 1 if wrong else 0

@@ -59,7 +59,7 @@ def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "one object {run, out, method, queries, rows, calibration, threshold}")
 
 
-def _calibrate(asked: argparse.Namespace) -> None:
+def _calibrate(arguments: argparse.Namespace) -> None:
     from isthmus.calibration import (
         ThresholdCurve,
         cross_fit,
@@ -70,31 +70,37 @@ def _calibrate(asked: argparse.Namespace) -> None:
     from isthmus.report import summary
     from isthmus.tables import read_qrels, read_run, write_run
 
-    _needs(asked.out or asked.save or asked.json, "-o FILE, --save FILE or --json")
-    _check_stdout(asked.out, asked.json)
-    _needs(asked.qrels or asked.model, "--qrels FILE to learn from, or --model FILE")
-    _check_model(asked, {"method": "auto"})
-    run = read_run(asked.ranking)
-    qrels = read_qrels(asked.qrels) if asked.qrels else None
-    if qrels is None or asked.model:
-        calibrator = load_calibrator(asked.model)
+    _needs(arguments.out or arguments.save or arguments.json, "-o FILE, --save FILE or --json")
+    _check_stdout(arguments.out, arguments.json)
+    _needs(arguments.qrels or arguments.model, "--qrels FILE to learn from, or --model FILE")
+    _check_model(arguments, {"method": "auto"})
+    run = read_run(arguments.ranking)
+    qrels = read_qrels(arguments.qrels) if arguments.qrels else None
+    if qrels is None or arguments.model:
+        calibrator = load_calibrator(arguments.model)
         probabilities = probabilities_of(run, calibrator)
     else:
         calibrator, probabilities = cross_fit(
-            run, qrels, asked.method, judging=_judging(asked), folds=asked.folds
+            run, qrels, arguments.method, judging=_judging(arguments), folds=arguments.folds
         )
     calibrated = run.with_probabilities(probabilities)
-    curve = None if qrels is None else ThresholdCurve.of(*_outcomes(asked, qrels, calibrated))
-    selected, threshold = _selected(asked, calibrated, curve)
-    plots = _write_figures(asked, qrels, [run], calibrated, curve)
-    if asked.out:
-        write_run(selected, asked.out, probabilities=True)
-    if asked.save:
-        save_calibrator(calibrator, asked.save)
-    told = _result(asked, type(calibrator).__name__, selected, _quality(asked, qrels, calibrated), threshold)
-    if asked.json:
-        print_json({"run": asked.ranking, **told})
-    summary(f"calibrated {run.name}", _facts(told), wrote=[*filter(None, (asked.out, asked.save)), *plots])
+    curve = None if qrels is None else ThresholdCurve.of(*_outcomes(arguments, qrels, calibrated))
+    selected, threshold = _selected(arguments, calibrated, curve)
+    plots = _write_figures(arguments, qrels, [run], calibrated, curve)
+    if arguments.out:
+        write_run(selected, arguments.out, probabilities=True)
+    if arguments.save:
+        save_calibrator(calibrator, arguments.save)
+    result = _result(
+        arguments, type(calibrator).__name__, selected, _quality(arguments, qrels, calibrated), threshold
+    )
+    if arguments.json:
+        print_json({"run": arguments.ranking, **result})
+    summary(
+        f"calibrated {run.name}",
+        _facts(result),
+        wrote=[*filter(None, (arguments.out, arguments.save)), *plots],
+    )
 
 
 def _fuse_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,67 +120,76 @@ def _fuse_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "one object {runs, out, method, queries, rows, calibration, threshold, explanations}")
 
 
-def _fuse(asked: argparse.Namespace) -> None:
+def _fuse(arguments: argparse.Namespace) -> None:
     from isthmus.report import summary
     from isthmus.tables import read_qrels, write_run
 
-    _needs(asked.out or asked.save or asked.explain or asked.json, "-o FILE, --save FILE or --explain QID")
-    _needs(asked.explain or not asked.document, "--explain QID beside --document")
-    _check_stdout(asked.out, asked.json or asked.explain)
-    _check_model(asked, {"method": "auto", "norm": None, "missing": "learned", "weights": None, "set": []})
-    runs = _told_apart([_read(asked, path) for path in asked.runs], asked.runs)
-    qrels = read_qrels(asked.qrels) if asked.qrels else None
-    model, fused = _fused(asked, runs, qrels)
+    _needs(
+        arguments.out or arguments.save or arguments.explain or arguments.json,
+        "-o FILE, --save FILE or --explain QID",
+    )
+    _needs(arguments.explain or not arguments.document, "--explain QID beside --document")
+    _check_stdout(arguments.out, arguments.json or arguments.explain)
+    _check_model(
+        arguments, {"method": "auto", "norm": None, "missing": "learned", "weights": None, "set": []}
+    )
+    runs = _told_apart([_read(arguments, path) for path in arguments.runs], arguments.runs)
+    qrels = read_qrels(arguments.qrels) if arguments.qrels else None
+    model, fused = _fused(arguments, runs, qrels)
     curve = getattr(model, "curve_", None)
-    selected, threshold = _selected(asked, fused, curve)
-    selected = selected if asked.top is None else selected.top(asked.top)
-    plots = _write_figures(asked, qrels, runs, fused, curve)
-    if asked.out:
-        write_run(selected, asked.out, probabilities=asked.probabilities)
-    if asked.save:
-        _save(model, asked.save)
-    reasons = [] if asked.explain is None else _explained(asked, runs, model, fused.name)
-    told = _result(asked, fused.name, selected, _quality(asked, qrels, fused), threshold)
-    if asked.json:
+    selected, threshold = _selected(arguments, fused, curve)
+    selected = selected if arguments.top is None else selected.top(arguments.top)
+    plots = _write_figures(arguments, qrels, runs, fused, curve)
+    if arguments.out:
+        write_run(selected, arguments.out, probabilities=arguments.probabilities)
+    if arguments.save:
+        _save(model, arguments.save)
+    reasons = [] if arguments.explain is None else _explained(arguments, runs, model, fused.name)
+    result = _result(arguments, fused.name, selected, _quality(arguments, qrels, fused), threshold)
+    if arguments.json:
         explanations = [each.to_dict() for each in reasons]
-        print_json({"runs": asked.runs, **told, "explanations": explanations})
+        print_json({"runs": arguments.runs, **result, "explanations": explanations})
     elif reasons:
         print("\n\n".join(map(str, reasons)))
-    summary(f"fused {len(runs)} runs", _facts(told), wrote=[*filter(None, (asked.out, asked.save)), *plots])
+    summary(
+        f"fused {len(runs)} runs",
+        _facts(result),
+        wrote=[*filter(None, (arguments.out, arguments.save)), *plots],
+    )
 
 
-def _fused(asked: argparse.Namespace, runs: list[Run], qrels: Qrels | None) -> tuple[Fuser | None, Run]:
+def _fused(arguments: argparse.Namespace, runs: list[Run], qrels: Qrels | None) -> tuple[Fuser | None, Run]:
     """The model, where there is one, and the fused run; plain formulae start without scikit-learn."""
     from isthmus.fusion import choose, fuse, fuser
 
-    if asked.model:
+    if arguments.model:
         from isthmus.fusion import load_fuser
 
-        model = load_fuser(asked.model)
+        model = load_fuser(arguments.model)
         return model, model.fuse(runs)
-    method = choose(runs, asked.method, qrels)
-    options = _options(asked)
-    if asked.calibrated and method in ("stacked", "log-odds"):
+    method = choose(runs, arguments.method, qrels)
+    options = _options(arguments)
+    if arguments.calibrated and method in ("stacked", "log-odds"):
         options.setdefault("calibrator", "given")
     if qrels is None:
         return None, fuse(runs, method, **options)
-    model = fuser(method, judging=_judging(asked), folds=asked.folds, **options)
+    model = fuser(method, judging=_judging(arguments), folds=arguments.folds, **options)
     return model, model.fit_fuse(runs, qrels, name=method)
 
 
-def _explained(asked: argparse.Namespace, runs: list[Run], model: Fuser | None, method: str) -> list[Any]:
+def _explained(arguments: argparse.Namespace, runs: list[Run], model: Fuser | None, method: str) -> list[Any]:
     from isthmus.fusion import fuser
 
-    known = fuser(method, **_options(asked)).unjudged(runs) if model is None else model
-    return known.explain(runs, asked.explain, asked.document)
+    known = fuser(method, **_options(arguments)).unjudged(runs) if model is None else model
+    return known.explain(runs, arguments.explain, arguments.document)
 
 
-def _read(asked: argparse.Namespace, path: str) -> Run:
-    """A run, its scores being probabilities if so told."""
+def _read(arguments: argparse.Namespace, path: str) -> Run:
+    """A run read from a file; its scores are taken as probabilities where the arguments say so."""
     from isthmus.tables import read_run
 
     run = read_run(path)
-    if not asked.calibrated:
+    if not arguments.calibrated:
         return run
     strange = run.scores[(run.scores < 0) | (run.scores > 1)]
     if len(strange):
@@ -186,15 +201,15 @@ def _read(asked: argparse.Namespace, path: str) -> Run:
     return run.with_probabilities(run.scores)
 
 
-def _options(asked: argparse.Namespace) -> dict[str, Any]:
-    options: dict[str, Any] = {"norm": asked.norm, "missing": _number(asked.missing)}
-    if asked.weights:
-        options["weights"] = [_number(weight) for weight in asked.weights.split(",")]
-    for setting in asked.set:
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    options: dict[str, Any] = {"norm": arguments.norm, "missing": _number(arguments.missing)}
+    if arguments.weights:
+        options["weights"] = [_number(weight) for weight in arguments.weights.split(",")]
+    for setting in arguments.set:
         name, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(f"--set {setting}: write NAME=VALUE", key=name)
-        if hasattr(asked, name) or name in ("judging", "runs"):
+        if hasattr(arguments, name) or name in ("judging", "runs"):
             raise ConfigError(f"--set {setting}: {name} is an option of the command, --{name}", key=name)
         try:
             options[name] = json.loads(value)
@@ -225,45 +240,51 @@ def _save(model: Fuser | None, path: str) -> None:
     save_fuser(model, path)
 
 
-def _judging(asked: argparse.Namespace) -> Any:
+def _judging(arguments: argparse.Namespace) -> Any:
     from isthmus.calibration import Judging
 
-    return Judging(asked.relevant, asked.unjudged)
+    return Judging(arguments.relevant, arguments.unjudged)
 
 
-def _selected(asked: argparse.Namespace, run: Run, curve: ThresholdCurve | None) -> tuple[Run, float | None]:
-    """What has the precision asked for, and the threshold that promises it; all rows where none is asked."""
-    if asked.precision is None:
+def _selected(
+    arguments: argparse.Namespace, run: Run, curve: ThresholdCurve | None
+) -> tuple[Run, float | None]:
+    """The rows that reach the requested precision, and their threshold; all rows and None if none is set."""
+    if arguments.precision is None:
         return run, None
     if curve is None:
         raise ConfigError("--precision needs --qrels to learn a threshold from", key="precision")
     from isthmus.calibration import abstain
 
-    threshold = curve.threshold_for(asked.precision)
+    threshold = curve.threshold_for(arguments.precision)
     return abstain(run, threshold), threshold
 
 
-def _outcomes(asked: argparse.Namespace, qrels: Qrels, run: Run) -> Any:
+def _outcomes(arguments: argparse.Namespace, qrels: Qrels, run: Run) -> Any:
     from isthmus.evaluation import outcomes_of
 
-    dropped = "drop" if asked.unjudged == "skip" else "zero"
-    return outcomes_of(qrels, run, rel=asked.relevant, unjudged=dropped)
+    dropped = "drop" if arguments.unjudged == "skip" else "zero"
+    return outcomes_of(qrels, run, rel=arguments.relevant, unjudged=dropped)
 
 
-def _quality(asked: argparse.Namespace, qrels: Qrels | None, run: Run) -> dict[str, float] | None:
-    """How honest the probabilities are on the judgements given."""
+def _quality(arguments: argparse.Namespace, qrels: Qrels | None, run: Run) -> dict[str, float] | None:
+    """Calibration errors of the run's probabilities on the judgements; None without either."""
     if qrels is None or run.probabilities is None:
         return None
     from isthmus.evaluation import calibration
 
-    return calibration(*_outcomes(asked, qrels, run))
+    return calibration(*_outcomes(arguments, qrels, run))
 
 
 def _write_figures(
-    asked: argparse.Namespace, qrels: Qrels | None, runs: list[Run], told: Run, curve: ThresholdCurve | None
+    arguments: argparse.Namespace,
+    qrels: Qrels | None,
+    runs: list[Run],
+    calibrated: Run,
+    curve: ThresholdCurve | None,
 ) -> list[Path]:
     """Reliability, thresholds and every run's scores, each as SVG and PNG."""
-    if asked.figures is None:
+    if arguments.figures is None:
         return []
     from isthmus.calibration import score_histogram, threshold_plot
     from isthmus.evaluation import reliability, reliability_diagram
@@ -271,38 +292,42 @@ def _write_figures(
     if qrels is None or curve is None:
         raise ConfigError("--figures compares probabilities with judgements: give --qrels", key="figures")
     plots = {
-        "reliability": reliability_diagram({told.name or "run": reliability(*_outcomes(asked, qrels, told))}),
+        "reliability": reliability_diagram(
+            {calibrated.name or "run": reliability(*_outcomes(arguments, qrels, calibrated))}
+        ),
         "thresholds": threshold_plot(curve),
     }
     for at, run in enumerate(runs, 1):
-        relevant = run.grades(qrels) >= asked.relevant
+        relevant = run.grades(qrels) >= arguments.relevant
         plots[f"scores-{at}"] = score_histogram(run.scores, relevant, x=f"score of {run.name}")
-    folder = Path(asked.figures)
+    folder = Path(arguments.figures)
     folder.mkdir(parents=True, exist_ok=True)
     return [plot.save(folder / f"{name}.{form}") for name, plot in plots.items() for form in ("svg", "png")]
 
 
 def _result(
-    asked: argparse.Namespace,
+    arguments: argparse.Namespace,
     method: str,
     run: Run,
     quality: dict[str, float] | None,
     threshold: float | None,
 ) -> dict[str, Any]:
-    """What calibrating and fusing have to tell; a query counts if it has a line in the file."""
+    """The JSON object of `calibrate` and `fuse`; a query counts if it has a line in the file."""
     answered = int((run.offsets[1:] > run.offsets[:-1]).sum())
     counts = {"queries": answered, "rows": run.rows}
-    return {"out": asked.out, "method": method, **counts, "calibration": quality, "threshold": threshold}
+    return {"out": arguments.out, "method": method, **counts, "calibration": quality, "threshold": threshold}
 
 
-def _facts(told: dict[str, Any]) -> dict[str, object]:
-    """What the closing summary says."""
-    facts = {"method": told["method"], "queries": f"{told['queries']:,}", "rows": f"{told['rows']:,}"}
-    if told["calibration"] is not None:
-        found = told["calibration"]
-        facts["honesty"] = f"ECE {found['ECE']:.4f}, log-loss {found['log-loss']:.4f} on the judgements given"
-    if told["threshold"] is not None:
-        facts["kept from"] = f"probability {told['threshold']:.4f}"
+def _facts(result: dict[str, Any]) -> dict[str, object]:
+    """Titles and values of the closing summary."""
+    facts = {"method": result["method"], "queries": f"{result['queries']:,}", "rows": f"{result['rows']:,}"}
+    if result["calibration"] is not None:
+        quality = result["calibration"]
+        facts["honesty"] = (
+            f"ECE {quality['ECE']:.4f}, log-loss {quality['log-loss']:.4f} on the judgements given"
+        )
+    if result["threshold"] is not None:
+        facts["kept from"] = f"probability {result['threshold']:.4f}"
     return facts
 
 
@@ -311,17 +336,17 @@ def _needs(there: object, what: str) -> None:
         raise ConfigError(f"nothing to do without {what}")
 
 
-def _check_model(asked: argparse.Namespace, usual: dict[str, object]) -> None:
-    """What a saved model has settled cannot be asked for beside it, nor figures without matplotlib."""
+def _check_model(arguments: argparse.Namespace, usual: dict[str, object]) -> None:
+    """Raise ConfigError for options that contradict a saved model, and for figures without matplotlib."""
     for name, value in usual.items():
-        if asked.model and getattr(asked, name) != value:
-            raise ConfigError(f"--{name} is settled by the model {asked.model}: leave it out", key=name)
-    if asked.figures is not None:
+        if arguments.model and getattr(arguments, name) != value:
+            raise ConfigError(f"--{name} is settled by the model {arguments.model}: leave it out", key=name)
+    if arguments.figures is not None:
         check_extra("plots", "--figures", "matplotlib")
 
 
-def _check_stdout(out: str | None, told: object) -> None:
-    if out == output("-") and told:
+def _check_stdout(out: str | None, printing: object) -> None:
+    if out == output("-") and printing:
         raise ConfigError("-o - and --json or --explain both write to stdout: name a file", key="out")
 
 

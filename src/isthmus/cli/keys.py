@@ -54,69 +54,69 @@ def _unwrap_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "{silo, epoch}")
 
 
-def _run(asked: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace) -> None:
     verbs = {"new": _new, "trust": _trust, "wrap": _wrap, "unwrap": _unwrap}
-    (verbs | {"make": access.make, "api": access.api})[asked.verb](asked)
+    (verbs | {"make": access.make, "api": access.api})[arguments.verb](arguments)
 
 
-def _new(asked: argparse.Namespace) -> None:
+def _new(arguments: argparse.Namespace) -> None:
     from isthmus.private import Keyring, write_card
 
-    keys = Keyring.at(asked.folder, create=True)
-    card = keys.begin(asked.name).card
+    keys = Keyring.at(arguments.folder, create=True)
+    card = keys.begin(arguments.name).card
     path = keys.path / f"{card.name}.card"
     write_card(card, path)
-    if asked.json:
+    if arguments.json:
         print_json({"silo": card.name, "card": str(path), "fingerprint": card.fingerprint})
     else:
         print(f"{card.name}  {card.fingerprint}")
     say(f"hand {path} to the other silos; whoever takes it compares the fingerprint by another way")
 
 
-def _trust(asked: argparse.Namespace) -> None:
+def _trust(arguments: argparse.Namespace) -> None:
     from isthmus.private import Keyring, read_card
 
-    keys = Keyring.at(asked.folder)
+    keys = Keyring.at(arguments.folder)
     own = keys.identity().name
-    cards = [read_card(path) for path in asked.cards]
+    cards = [read_card(path) for path in arguments.cards]
     for card in (card for card in cards if card.name != own):
         keys.trust(card)
-    if asked.json:
+    if arguments.json:
         print_json([{"silo": card.name, "fingerprint": card.fingerprint} for card in cards])
     else:
         print("\n".join(f"{card.name}  {card.fingerprint}" for card in cards))
     say("compare these with what each silo says its fingerprint is, not through the relay")
 
 
-def _wrap(asked: argparse.Namespace) -> None:
+def _wrap(arguments: argparse.Namespace) -> None:
     from isthmus.private import Keyring, wrap
     from isthmus.tables import replacing
 
-    keys = Keyring.at(asked.folder)
+    keys = Keyring.at(arguments.folder)
     trusted = list(keys.trusted().values())
     if not trusted:
         raise ConfigError("there is nobody to seal the key for", key="trust", expected="isthmus keys trust")
     identity, key = keys.identity(), keys.group_key(create=True)
-    out = Path(asked.out)
+    out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, box in wrap(key, identity, trusted).items():
         paths.append(str(out / f"{name}.box"))
         with replacing(paths[-1]) as stream:
             stream.write(box)
-    print_json({"epoch": key.epoch, "boxes": paths}) if asked.json else print("\n".join(paths))
+    print_json({"epoch": key.epoch, "boxes": paths}) if arguments.json else print("\n".join(paths))
     say("the boxes may go any way: each opens for its silo only")
 
 
-def _unwrap(asked: argparse.Namespace) -> None:
+def _unwrap(arguments: argparse.Namespace) -> None:
     from isthmus.private import Keyring, unwrap
 
-    keys = Keyring.at(asked.folder)
-    box = Path(asked.box).read_bytes()
-    key = unwrap(box, keys.identity(), keys.trusted(), sender=asked.sender)
+    keys = Keyring.at(arguments.folder)
+    box = Path(arguments.box).read_bytes()
+    key = unwrap(box, keys.identity(), keys.trusted(), sender=arguments.sender)
     keys.join(key)
-    told = keys.identity().name
-    print_json({"silo": told, "epoch": key.epoch}) if asked.json else print(f"{told}  epoch {key.epoch}")
+    silo = keys.identity().name
+    print_json({"silo": silo, "epoch": key.epoch}) if arguments.json else print(f"{silo}  epoch {key.epoch}")
 
 
 _ABOUT = "make keys and certificates, trust other silos, and share the group's key past the relay"

@@ -74,23 +74,23 @@ def _lost_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "{ledger, budget, forgotten}")
 
 
-def _run(asked: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace) -> None:
     from isthmus.private.ledger import Ledger
 
-    if asked.verb == "lost":
-        _go_on(asked)
+    if arguments.verb == "lost":
+        _go_on(arguments)
         return
-    with Ledger(_file(asked.ledger), checked=False) as ledger:  # any copy may be looked at
-        {"show": _show, "export": _export}[asked.verb](ledger, asked)
+    with Ledger(_file(arguments.ledger), checked=False) as ledger:  # any copy may be looked at
+        {"show": _show, "export": _export}[arguments.verb](ledger, arguments)
 
 
-def _go_on(asked: argparse.Namespace) -> None:
+def _go_on(arguments: argparse.Namespace) -> None:
     from isthmus.private.ledger import Budget, Ledger
 
-    path = _file(asked.ledger)
-    with Ledger.after_loss(path, spent=asked.spent, budget=Budget(asked.budget)) as ledger:
+    path = _file(arguments.ledger)
+    with Ledger.after_loss(path, spent=arguments.spent, budget=Budget(arguments.budget)) as ledger:
         budget = ledger.budget
-    if asked.json:
+    if arguments.json:
         print_json({"ledger": str(path), "budget": budget.epsilon, "forgotten": budget.forgotten})
     say(f"{path} goes on: each document's budget is {budget}")
 
@@ -106,21 +106,21 @@ def _file(path: str) -> Path:
     return Path(path) / ("ledger.db" if served else LEDGER)
 
 
-def _show(ledger: Ledger, asked: argparse.Namespace) -> None:
-    if asked.audit:
+def _show(ledger: Ledger, arguments: argparse.Namespace) -> None:
+    if arguments.audit:
         ledger.audit()
         say("every sum is that of its charges")
-    if asked.document is not None:
-        told = _history(ledger, asked.document)
-        if not told["charges"]:
-            say(f"nothing was ever charged to {asked.document}")
-        print_json(told) if asked.json else print(_history_table(told))
-    elif asked.top is not None:
-        rows = [asdict(one) for one in ledger.accounts(asked.top)]
-        print_json(rows) if asked.json else print(_accounts_table(rows))
+    if arguments.document is not None:
+        record = _history(ledger, arguments.document)
+        if not record["charges"]:
+            say(f"nothing was ever charged to {arguments.document}")
+        print_json(record) if arguments.json else print(_history_table(record))
+    elif arguments.top is not None:
+        rows = [asdict(one) for one in ledger.accounts(arguments.top)]
+        print_json(rows) if arguments.json else print(_accounts_table(rows))
     else:
-        told = ledger.summary()
-        print_json(told) if asked.json else print(_summary_table(told, str(ledger.budget)))
+        record = ledger.summary()
+        print_json(record) if arguments.json else print(_summary_table(record, str(ledger.budget)))
 
 
 def _history(ledger: Ledger, document: str) -> dict[str, Any]:
@@ -132,13 +132,15 @@ def _history(ledger: Ledger, document: str) -> dict[str, Any]:
     }
 
 
-def _history_table(told: Mapping[str, Any]) -> Table:
+def _history_table(history: Mapping[str, Any]) -> Table:
     from isthmus.report import Table
 
     columns = ("at", "version", "peer", "kind", "mechanism", "release", "fields", "epsilon")
-    rows = [tuple(_cell(name, row[name]) for name in columns) for row in told["charges"]]
-    notes = (f"spent ε = {told['spent']:g}, left {told['left']:g}; noise that all peers share counts once",)
-    return Table(columns, tuple(rows), f"{told['document']}: every charge", notes, 2)
+    rows = [tuple(_cell(name, row[name]) for name in columns) for row in history["charges"]]
+    notes = (
+        f"spent ε = {history['spent']:g}, left {history['left']:g}; noise that all peers share counts once",
+    )
+    return Table(columns, tuple(rows), f"{history['document']}: every charge", notes, 2)
 
 
 def _accounts_table(rows: list[dict[str, Any]]) -> Table:
@@ -147,35 +149,35 @@ def _accounts_table(rows: list[dict[str, Any]]) -> Table:
     return Table.of([{name: _flat(value) for name, value in row.items()} for row in rows], digits=2)
 
 
-def _summary_table(told: Mapping[str, Any], budget: str) -> Table:
+def _summary_table(totals: Mapping[str, Any], budget: str) -> Table:
     from isthmus.report import Table
 
     columns = ("kind", "peer", "mechanism", "fields", "guarantee", "times", "items", "charged", "last")
-    rows = [tuple(_cell(name, row[name]) for name in columns) for row in told["departures"]]
-    counted = ", ".join(f"{told[name]:,} {name}" for name in ("documents", "versions", "charges"))
-    notes = [f"each document's budget is {budget}; the one that spent most has {told['least_left']:g} left"]
-    notes += [f"incident: {note}" for note in told["incidents"]]
-    return Table(columns, tuple(rows), f"what left: {counted}", (*notes, *filter(None, [told["meaning"]])))
+    rows = [tuple(_cell(name, row[name]) for name in columns) for row in totals["departures"]]
+    counted = ", ".join(f"{totals[name]:,} {name}" for name in ("documents", "versions", "charges"))
+    notes = [f"each document's budget is {budget}; the one that spent most has {totals['least_left']:g} left"]
+    notes += [f"incident: {note}" for note in totals["incidents"]]
+    return Table(columns, tuple(rows), f"what left: {counted}", (*notes, *filter(None, [totals["meaning"]])))
 
 
-def _export(ledger: Ledger, asked: argparse.Namespace) -> None:
+def _export(ledger: Ledger, arguments: argparse.Namespace) -> None:
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "charges": ledger.charges,
         "departures": ledger.departures,
         "documents": lambda: map(asdict, ledger.accounts()),
     }
-    rows = parts[asked.part]()
-    written = _json_lines(rows) if asked.json else _csv_lines(rows)
-    if asked.out is None:
+    rows = parts[arguments.part]()
+    written = _json_lines(rows) if arguments.json else _csv_lines(rows)
+    if arguments.out is None:
         for text in written:
             sys.stdout.write(text)
         return
     from isthmus.tables import replacing
 
-    with replacing(asked.out) as stream:
+    with replacing(arguments.out) as stream:
         for text in written:
             stream.write(text.encode())
-    say(f"wrote {asked.out}")
+    say(f"wrote {arguments.out}")
 
 
 def _json_lines(rows: Iterator[dict[str, Any]]) -> Iterator[str]:

@@ -25,32 +25,32 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "{documents, added, changed, removed, errors} or {queries, judgements, rows}")
 
 
-def _run(asked: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace) -> None:
     from isthmus.service import read_node
 
-    settings = read_node(asked.config, asked.changes)
-    if asked.index_only or asked.export_judgements:
-        _offline(asked, settings)
+    settings = read_node(arguments.config, arguments.changes)
+    if arguments.index_only or arguments.export_judgements:
+        _offline(arguments, settings)
         return
     from isthmus.service import begin, run_node, run_training
 
-    begin(asked.config, settings, quiet=asked.quiet, until_eof=asked.until_eof)
-    if asked.training_only:
+    begin(arguments.config, settings, quiet=arguments.quiet, until_eof=arguments.until_eof)
+    if arguments.training_only:
         run_training(settings)
         return
     run_node(settings, started=lambda url: say(f"isthmus: silo {settings.silo} listens at {url}"))
 
 
-def _offline(asked: argparse.Namespace, settings: NodeSettings) -> None:
+def _offline(arguments: argparse.Namespace, settings: NodeSettings) -> None:
     """Work on the silo's folder while no node serves it."""
     from isthmus.report import Progress, summary
     from isthmus.service import Node, alone, export_judgements, load_all
 
     with alone(settings.folder), Node(settings).offline() as node:
-        if asked.export_judgements:
-            told = export_judgements(node.searcher, asked.export_judgements)
+        if arguments.export_judgements:
+            counts = export_judgements(node.searcher, arguments.export_judgements)
             wrote = [
-                f"{asked.export_judgements}/{name}" for name in ("queries.jsonl", "qrels.txt", "rows.txt")
+                f"{arguments.export_judgements}/{name}" for name in ("queries.jsonl", "qrels.txt", "rows.txt")
             ]
         else:
             errors: list[Exception] = []
@@ -61,11 +61,11 @@ def _offline(asked: argparse.Namespace, settings: NodeSettings) -> None:
                 node.index.catch_up(bar.advance)
             node.index.compact()
             counted = {"added": done.added, "changed": done.changed, "removed": done.removed}
-            told = {"documents": len(node.index.snapshot), **counted, "errors": len(errors)}
+            counts = {"documents": len(node.index.snapshot), **counted, "errors": len(errors)}
             wrote = [str(node.settings.folder)]
-    if asked.json:
-        print_json(told)
-    summary("judgements" if asked.export_judgements else "indexed", told, wrote=wrote)
+    if arguments.json:
+        print_json(counts)
+    summary("judgements" if arguments.export_judgements else "indexed", counts, wrote=wrote)
 
 
 COMMANDS = (

@@ -107,13 +107,13 @@ def parser(verb: str | None = None) -> argparse.ArgumentParser:
     return top
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     _make_safe()
     try:
-        words = sys.argv[1:] if arguments is None else list(arguments)
-        asked = parser(words[0] if words else None).parse_args(words)
-        status = asked.run(asked) or 0
+        words = sys.argv[1:] if argv is None else list(argv)
+        arguments = parser(words[0] if words else None).parse_args(words)
+        status = arguments.run(arguments) or 0
         sys.stdout.flush()  # so that a closed pipe shows here and not when the interpreter ends
         return int(status)
     except IsthmusError as error:

@@ -19,7 +19,7 @@ def _rank_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "one object {run, model, queries, rows, seconds}")
 
 
-def _rank(asked: argparse.Namespace) -> None:
+def _rank(arguments: argparse.Namespace) -> None:
     import time
 
     from isthmus.corpora import load_letor
@@ -27,20 +27,20 @@ def _rank(asked: argparse.Namespace) -> None:
     from isthmus.tables import write_qrels, write_run
 
     began = time.perf_counter()
-    ranker = load_ranker(_model_file(asked.model))
-    letor = load_letor(asked.data, split=asked.split)
-    run = ranker.rank(letor, name=Path(asked.model).stem)
-    write_run(run, asked.out)
-    if asked.qrels:
-        write_qrels(letor.qrels(), asked.qrels)
+    ranker = load_ranker(_model_file(arguments.model))
+    letor = load_letor(arguments.data, split=arguments.split)
+    run = ranker.rank(letor, name=Path(arguments.model).stem)
+    write_run(run, arguments.out)
+    if arguments.qrels:
+        write_qrels(letor.qrels(), arguments.qrels)
     done = {
-        "run": asked.out,
+        "run": arguments.out,
         "model": ranker.kind,
         "queries": len(run),
         "rows": run.rows,
         "seconds": round(time.perf_counter() - began, 3),
     }
-    close(asked, f"{run.name} on {letor.name}", done, [asked.out, asked.qrels])
+    close(arguments, f"{run.name} on {letor.name}", done, [arguments.out, arguments.qrels])
 
 
 def _model_file(named: str) -> Path:

@@ -82,11 +82,11 @@ def _ask_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, f"{shape} {{file, queries, rows}}")
 
 
-def _run(asked: argparse.Namespace) -> None:
-    {"build": _build, "publish": _publish, "ask": _ask}[asked.verb](asked)
+def _run(arguments: argparse.Namespace) -> None:
+    {"build": _build, "publish": _publish, "ask": _ask}[arguments.verb](arguments)
 
 
-def _build(asked: argparse.Namespace) -> None:
+def _build(arguments: argparse.Namespace) -> None:
     import time
 
     from isthmus.corpora import load
@@ -94,15 +94,15 @@ def _build(asked: argparse.Namespace) -> None:
     from isthmus.private.ledger import Budget
     from isthmus.report import summary
 
-    corpus = load(asked.corpus)
-    corpus = corpus if asked.silo is None else corpus.silo(asked.silo)
-    shared = None if asked.group is None else Keyring.at(asked.group).group_key()
-    folder = SiloFolder.at(asked.folder, create=True)
+    corpus = load(arguments.corpus)
+    corpus = corpus if arguments.silo is None else corpus.silo(arguments.silo)
+    shared = None if arguments.group is None else Keyring.at(arguments.group).group_key()
+    folder = SiloFolder.at(arguments.folder, create=True)
     if shared is not None:
         folder.keys.join(shared)
-    budget = None if asked.budget is None else Budget(asked.budget)
+    budget = None if arguments.budget is None else Budget(arguments.budget)
     began = time.perf_counter()
-    built = folder.build(corpus.documents, width=asked.width, budget=budget)
+    built = folder.build(corpus.documents, width=arguments.width, budget=budget)
     seconds = time.perf_counter() - began
     columns = ("tokens", "cells", "width")
     done: dict[str, Any] = {
@@ -113,7 +113,7 @@ def _build(asked: argparse.Namespace) -> None:
         "tokens_per_second": round(sum(part.tokens for part in built) / seconds),
         "fields": [{name: getattr(part, name) for name in ("field", *columns)} for part in built],
     }
-    if asked.json:
+    if arguments.json:
         print_json(done)
     facts = {"documents": f"{done['documents']:,}", "tokens a second": f"{done['tokens_per_second']:,}"}
     if done["copies"]:
@@ -123,20 +123,20 @@ def _build(asked: argparse.Namespace) -> None:
     summary(f"sketched {corpus.name}", facts, wrote=wrote)
 
 
-def _publish(asked: argparse.Namespace) -> None:
+def _publish(arguments: argparse.Namespace) -> None:
     from isthmus.private import LEDGER, SiloFolder, write_released
     from isthmus.report import summary
 
-    folder = SiloFolder.at(asked.folder)
-    fields = asked.fields or folder.fields()
+    folder = SiloFolder.at(arguments.folder)
+    fields = arguments.fields or folder.fields()
     with folder.ledger() as ledger:
-        desk = folder.desk(asked.epsilon, ledger, fields)
-        size = write_released(desk, folder.keys.group_key(), asked.peer, asked.out)
+        desk = folder.desk(arguments.epsilon, ledger, fields)
+        size = write_released(desk, folder.keys.group_key(), arguments.peer, arguments.out)
     owner = desk.owners[0]
     (cost,) = owner.release.mechanism.costs(owner.release.terms, owner.no_columns)
     done = {
-        "file": asked.out,
-        "peer": asked.peer,
+        "file": arguments.out,
+        "peer": arguments.peer,
         "fields": list(fields),
         "documents": len(owner),
         "bytes": size,
@@ -145,87 +145,89 @@ def _publish(asked: argparse.Namespace) -> None:
         "surest": cost.surest,
         "meaning": cost.meaning,
     }
-    if asked.json:
+    if arguments.json:
         print_json(done)
     facts = {"documents": f"{done['documents']:,}", "bytes": f"{size:,}", "cost of each": cost.meaning}
-    wrote = [asked.out, folder.path / LEDGER]
-    summary(f"published {' and '.join(fields)} to {asked.peer}", facts, wrote=wrote)
+    wrote = [arguments.out, folder.path / LEDGER]
+    summary(f"published {' and '.join(fields)} to {arguments.peer}", facts, wrote=wrote)
 
 
-def _ask(asked: argparse.Namespace) -> None:
+def _ask(arguments: argparse.Namespace) -> None:
     from isthmus.text import tokenise
 
-    queries = _queries(asked)
+    queries = _queries(arguments)
     tokens = tokenise(queries.texts)
     if not len(tokens.terms):
         raise ConfigError(f"{queries.texts[0]!r} has no word to look for", key="query")
-    found = _look_up(asked, tokens)
-    if asked.queries is None:
-        _show_hits(asked, found, tokens)
+    view = _look_up(arguments, tokens)
+    if arguments.queries is None:
+        _show_hits(arguments, view, tokens)
     else:
-        _write_features(asked, found, queries, tokens)
-    if Path(asked.source).is_dir():
-        hidden = 1 + asked.decoys
+        _write_features(arguments, view, queries, tokens)
+    if Path(arguments.source).is_dir():
+        hidden = 1 + arguments.decoys
         say(f"the silo was asked about {hidden} words for each of the query's; it can guess which")
     else:
         say("nothing was asked: the sketches were read here")
 
 
-def _queries(asked: argparse.Namespace) -> Queries:
+def _queries(arguments: argparse.Namespace) -> Queries:
     import numpy as np
 
     from isthmus.tables import Queries, read_queries
 
-    if (asked.query is None) == (asked.queries is None):
+    if (arguments.query is None) == (arguments.queries is None):
         raise ConfigError("ask one QUERY, or those of a file with --queries", key="queries")
-    if asked.queries is None:
-        return Queries(("q",), (asked.query,), np.zeros(1, dtype=np.int64), ("test",))
-    if asked.out is None:
+    if arguments.queries is None:
+        return Queries(("q",), (arguments.query,), np.zeros(1, dtype=np.int64), ("test",))
+    if arguments.out is None:
         raise ConfigError("features of --queries go to a file", key="out", expected="-o FILE")
-    return read_queries(asked.queries)
+    return read_queries(arguments.queries)
 
 
-def _look_up(asked: argparse.Namespace, tokens: Tokens) -> View:
+def _look_up(arguments: argparse.Namespace, tokens: Tokens) -> View:
     from isthmus.arrays import Ids
     from isthmus.private import Seeker, SiloFolder, in_memory, read_released
 
-    own = SiloFolder.at(asked.own)
+    own = SiloFolder.at(arguments.own)
     words = Ids.of(tokens.terms.words)
     own_words = {name: own.words(name) for name in own.fields()}
     seeker = Seeker(own.keys.group_key(), own_words, own.keys.decoys())
-    if not Path(asked.source).is_dir():
-        released = read_released(asked.source, seeker.key)
-        fields = _fields(asked, tuple(released))
+    if not Path(arguments.source).is_dir():
+        released = read_released(arguments.source, seeker.key)
+        fields = _fields(arguments, tuple(released))
         return seeker.read({name: released[name] for name in fields}, words)
-    folder = SiloFolder.at(asked.source)
+    folder = SiloFolder.at(arguments.source)
     if folder.keys.group_key() != seeker.key:
-        told = f"{asked.own} and {asked.source} have different group keys"
-        raise ConfigError(told, key="group", expected="sketch build --group, or isthmus keys")
-    fields = _fields(asked, folder.fields())
+        problem = f"{arguments.own} and {arguments.source} have different group keys"
+        raise ConfigError(problem, key="group", expected="sketch build --group, or isthmus keys")
+    fields = _fields(arguments, folder.fields())
     with folder.ledger() as ledger:
-        carrier = in_memory(folder.desk(asked.epsilon, ledger, fields), asked.peer or own.path.resolve().name)
+        carrier = in_memory(
+            folder.desk(arguments.epsilon, ledger, fields), arguments.peer or own.path.resolve().name
+        )
         with own.ledger() as book:
-            note = f"cells of words, each among {asked.decoys} decoys"
+            note = f"cells of words, each among {arguments.decoys} decoys"
             book.record("query text", folder.path.resolve().name, items=len(words), note=note)
-        return seeker.read(seeker.ask(carrier, fields, words, decoys=asked.decoys), words)
+        return seeker.read(seeker.ask(carrier, fields, words, decoys=arguments.decoys), words)
 
 
-def _fields(asked: argparse.Namespace, there: tuple[str, ...]) -> tuple[str, ...]:
+def _fields(arguments: argparse.Namespace, there: tuple[str, ...]) -> tuple[str, ...]:
     """Those named, or what the work needs: both for features, the body (if there is one) for a search."""
-    missing = set(asked.fields or ()) - set(there)
+    missing = set(arguments.fields or ()) - set(there)
     if missing:
-        told = f"{asked.source} has no counts of {', '.join(sorted(missing))}"
-        raise ConfigError(told, key="field", expected=" or ".join(there))
-    if asked.fields or asked.queries:
-        return tuple(asked.fields or there)
+        problem = f"{arguments.source} has no counts of {', '.join(sorted(missing))}"
+        raise ConfigError(problem, key="field", expected=" or ".join(there))
+    if arguments.fields or arguments.queries:
+        return tuple(arguments.fields or there)
     return ("body",) if "body" in there else there[:1]
 
 
-def _show_hits(asked: argparse.Namespace, found: View, query: Tokens) -> None:
+def _show_hits(arguments: argparse.Namespace, view: View, query: Tokens) -> None:
     from isthmus.report import Table
 
-    hits = list(found.search(query, asked.k))
-    if asked.json:
+    hits = list(view.search(query, arguments.k))
+    if arguments.json:
         print_json([{"document": hit.document, "score": hit.score, "words": hit.words} for hit in hits])
         return
     records: list[dict[str, Any]] = [
@@ -236,17 +238,19 @@ def _show_hits(asked: argparse.Namespace, found: View, query: Tokens) -> None:
     print(Table.of(records, digits=3))
 
 
-def _write_features(asked: argparse.Namespace, found: View, queries: Queries, tokens: Tokens) -> None:
+def _write_features(arguments: argparse.Namespace, view: View, queries: Queries, tokens: Tokens) -> None:
     from isthmus.report import summary
     from isthmus.tables import write_letor
 
-    letor = found.letor(queries, tokens, found.candidates(tokens, asked.k), name=Path(asked.source).stem)
-    write_letor(letor, asked.out)
-    done = {"file": asked.out, "queries": len(letor), "rows": letor.rows}
-    if asked.json:
+    letor = view.letor(
+        queries, tokens, view.candidates(tokens, arguments.k), name=Path(arguments.source).stem
+    )
+    write_letor(letor, arguments.out)
+    done = {"file": arguments.out, "queries": len(letor), "rows": letor.rows}
+    if arguments.json:
         print_json(done)
     facts = {"queries": f"{len(letor):,}", "rows": f"{letor.rows:,} of 16 features, without grades"}
-    summary(f"features over {len(found.documents):,} documents of {letor.name}", facts, wrote=[asked.out])
+    summary(f"features over {len(view.documents):,} documents of {letor.name}", facts, wrote=[arguments.out])
 
 
 _ABOUT = "build, publish and ask about word counts that may leave a silo"

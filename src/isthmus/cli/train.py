@@ -54,17 +54,17 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "{out, rounds, final: {measure: value}, model_sha256}")
 
 
-def _train(asked: argparse.Namespace) -> None:
+def _train(arguments: argparse.Namespace) -> None:
     from isthmus.federation import MODEL, RunFolder, run_page, train
     from isthmus.report import summary
 
-    if asked.resume:
-        config, out = RunFolder(asked.resume).config(), asked.resume
+    if arguments.resume:
+        config, out = RunFolder(arguments.resume).config(), arguments.resume
     else:
-        config = _configured(asked)
-        out = asked.out or f"runs/{_short(config.data)}-{config.strategy.name}-{config.seed}"
-    trained = train(config, out=out, resume=bool(asked.resume))
-    if asked.json:
+        config = _configured(arguments)
+        out = arguments.out or f"runs/{_short(config.data)}-{config.strategy.name}-{config.seed}"
+    trained = train(config, out=out, resume=bool(arguments.resume))
+    if arguments.json:
         result = {"out": str(out), "rounds": trained.rounds, "final": dict(trained.final)}
         print_json({**result, "model_sha256": trained.model_sha256})
     else:
@@ -83,20 +83,20 @@ def _train(asked: argparse.Namespace) -> None:
     summary("trained", facts, wrote=[f"{out}/{MODEL}", f"{out}/rounds.json", f"{out}/report.html"])
 
 
-def _configured(asked: argparse.Namespace) -> Config:
+def _configured(arguments: argparse.Namespace) -> Config:
     """The configuration: the file, then the options, then --set."""
     from isthmus.config import load
     from isthmus.federation import Config
 
-    if asked.data is None and asked.config is None:
+    if arguments.data is None and arguments.config is None:
         raise ConfigError("nothing to train on", expected="DATA, --config FILE or --resume DIR")
-    given = {key: value for key in SETTINGS if (value := getattr(asked, key)) is not None}
-    if "silos" in given and asked.config is None:
-        given.setdefault("per_round", min(PER_ROUND, given["silos"]))
-    if given.get("probe") == "none" and asked.config is None and "strategy" not in given:
-        given = {"strategy": "fedavg", "server": "momentum", **given}
-    overrides = [f"{SETTINGS[key]}={value}" for key, value in given.items()]
-    return load(Config, asked.config, [*overrides, *asked.changes])
+    options = {key: value for key in SETTINGS if (value := getattr(arguments, key)) is not None}
+    if "silos" in options and arguments.config is None:
+        options.setdefault("per_round", min(PER_ROUND, options["silos"]))
+    if options.get("probe") == "none" and arguments.config is None and "strategy" not in options:
+        options = {"strategy": "fedavg", "server": "momentum", **options}
+    overrides = [f"{SETTINGS[key]}={value}" for key, value in options.items()]
+    return load(Config, arguments.config, [*overrides, *arguments.changes])
 
 
 def _short(data: str) -> str:
