@@ -31,13 +31,15 @@ def test_a_silo_with_much_to_tell_bends_the_line_and_one_with_little_hardly(tmp_
     pooled = Platt().fit(everybody.scores, everybody.relevant)
     grid = np.linspace(-2, 2, 5)
     many, few = hits(rng, 40_000, 1.0, -3.0), hits(rng, 40, 1.0, -3.0)
-    assert log_odds(demo_federation.bent(pooled, many), grid) == pytest.approx(grid - 3, abs=0.35)
-    drawn = log_odds(demo_federation.bent(pooled, few), grid) - log_odds(pooled, grid)
+    assert log_odds(demo_federation.shrunk_calibrator(pooled, many), grid) == pytest.approx(
+        grid - 3, abs=0.35
+    )
+    drawn = log_odds(demo_federation.shrunk_calibrator(pooled, few), grid) - log_odds(pooled, grid)
     assert np.abs(drawn).max() < 0.3
     alone = Platt().fit(many.scores, many.relevant)
     trust = many.relevant.sum() / (many.relevant.sum() + demo_federation.SHRINKAGE)
     wanted = trust * log_odds(alone, grid) + (1 - trust) * log_odds(pooled, grid)
-    made = demo_federation.bent(pooled, many)
+    made = demo_federation.shrunk_calibrator(pooled, many)
     assert log_odds(made, grid) == pytest.approx(wanted, abs=1e-9)
     save_calibrator(made, tmp_path / "calibrator")
     again = load_calibrator(tmp_path / "calibrator")
@@ -47,11 +49,11 @@ def test_a_silo_with_much_to_tell_bends_the_line_and_one_with_little_hardly(tmp_
 def test_a_silo_that_saw_one_kind_of_hit_has_the_line_of_all():
     everybody = hits(np.random.default_rng(0), 500, 1.0, 0.0)
     pooled = Platt().fit(everybody.scores, everybody.relevant)
-    assert demo_federation.bent(pooled, Pairs(np.zeros(3), np.zeros(3))) is pooled
+    assert demo_federation.shrunk_calibrator(pooled, Pairs(np.zeros(3), np.zeros(3))) is pooled
 
 
 def test_the_hits_shown_are_the_best_of_all_silos():
-    rows = demo_federation.Rows(
+    rows = demo_federation.CandidateRows(
         queries=np.repeat([0, 1], [24, 2]),
         silos=np.tile([0, 1], 13),
         documents=np.array([f"d{at:02}" for at in range(26)]),
@@ -61,7 +63,7 @@ def test_the_hits_shown_are_the_best_of_all_silos():
         parts=np.full(26, "train"),
     )
     scores = np.concatenate((np.arange(24.0), [5.0, 1.0]))
-    assert np.flatnonzero(rows.shown(scores)).tolist() == [*range(14, 24), 24, 25]
+    assert np.flatnonzero(rows.top_hits(scores)).tolist() == [*range(14, 24), 24, 25]
 
 
 def test_a_configuration_that_is_not_as_expected_is_not_changed(tmp_path):

@@ -129,7 +129,7 @@ def test_a_silo_that_says_it_is_busy_is_not_left_alone(tmp_path, status, named):
 def test_a_silo_that_answers_nobody_is_still_left_alone():
     now = [0.0]
     breaker = Breaker(BreakerSettings(failures=2), clock=lambda: now[0])
-    breaker.heard()
+    breaker.responded()
     now[0] = 1.0
     for _ in range(2):
         assert breaker.admits()

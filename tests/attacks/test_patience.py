@@ -144,7 +144,7 @@ class TestWhoIsToBlame:
         breaker = Breaker(BreakerSettings(failures=100), clock=lambda: now[0])
         for _ in range(3):
             for sent, now[0] in answers:
-                breaker.heard(sent)
+                breaker.responded(sent)
             now[0] = 2.0
             breaker.held_up(0.0)
         assert breaker.on_trial == own

@@ -202,10 +202,10 @@ def _new_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _new(arguments: argparse.Namespace) -> None:
     from isthmus.report import summary
-    from isthmus.service import found
+    from isthmus.service import create_federation
 
     silos = [name.strip() for name in arguments.silos.split(",") if name.strip()]
-    wrote = found(Path(arguments.folder), silos, port=arguments.port)
+    wrote = create_federation(Path(arguments.folder), silos, port=arguments.port)
     if arguments.json:
         print_json([str(path) for path in wrote])
     facts = {"silos": ", ".join(silos), "broker": f"http://127.0.0.1:{arguments.port}"}

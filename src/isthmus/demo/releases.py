@@ -72,8 +72,10 @@ def tell(world: Corpus, *, seed: int = 0) -> Story:
 def _sampled(world: Corpus, streams: Streams) -> Corpus:
     """The collection with some queries of every silo."""
     rng = streams("queries")
-    asked = [rng.permutation(np.flatnonzero(world.queries.silos == silo)) for silo in range(len(world.silos))]
-    queries = world.queries.take(np.sort(np.concatenate([rows[:QUERIES] for rows in asked])))
+    by_silo = [
+        rng.permutation(np.flatnonzero(world.queries.silos == silo)) for silo in range(len(world.silos))
+    ]
+    queries = world.queries.take(np.sort(np.concatenate([rows[:QUERIES] for rows in by_silo])))
     judged = np.isin(np.array(world.qrels.queries), np.array(queries.ids))
     documents = replace(world.documents, bodies=world.documents.texts)  # titles are words like others here
     return replace(world, documents=documents, queries=queries, qrels=world.qrels[judged])
@@ -87,8 +89,8 @@ def _booked(silo: str, ledger: Ledger) -> list[dict[str, Any]]:
         at = rows.setdefault((named, row["epsilon"]), {"silo": silo, "released": named, "to": []})
         at["to"].append(row["peer"])
         at |= {"documents": row["items"] // row["times"], "ε a document": row["epsilon"] * row["times"]}
-    told = sorted(rows.values(), key=lambda row: -row["ε a document"])
-    return [row | {"to": ", ".join(dict.fromkeys(row["to"]))} for row in told]
+    ordered = sorted(rows.values(), key=lambda row: -row["ε a document"])
+    return [row | {"to": ", ".join(dict.fromkeys(row["to"]))} for row in ordered]
 
 
 def _at_home(silos: ReleasingSilos) -> FloatArray:

@@ -101,23 +101,25 @@ def tell(out: Path, *, seed: int = 0) -> Told:
     for chapter in CHAPTERS:
         tale = chapter(tale)
     comparison = compare(tale.world.qrels, tale.systems, MEASURES, testing=Testing(seed=seed))
-    told = Told(comparison, out / "report.html", time.perf_counter() - began)
+    outcome = Told(comparison, out / "report.html", time.perf_counter() - began)
     out.mkdir(parents=True, exist_ok=True)
-    result = Section("What it comes to", (told.table,))
-    Page("Isthmus: four silos, one search box", (*tale.sections, result), LEAD).save(told.page)
-    found = {evaluation.run: f"nDCG@10 {evaluation['nDCG@10']:.3f}" for evaluation in comparison.evaluations}
-    summary("demo", {**found, "time": f"{told.seconds:.1f} s"}, wrote=[told.page])
-    return told
+    result = Section("What it comes to", (outcome.table,))
+    Page("Isthmus: four silos, one search box", (*tale.sections, result), LEAD).save(outcome.page)
+    measures = {
+        evaluation.run: f"nDCG@10 {evaluation['nDCG@10']:.3f}" for evaluation in comparison.evaluations
+    }
+    summary("demo", {**measures, "time": f"{outcome.seconds:.1f} s"}, wrote=[outcome.page])
+    return outcome
 
 
 @contextmanager
 def searched(out: Path, *, seed: int = 0, port: int | None = None) -> Iterator[Federation]:
     """The same silos as nodes behind a broker, trained and calibrated, in processes that end with this."""
-    from isthmus.service import free_ports, kept, run_federation, stage
+    from isthmus.service import free_ports, is_staged, run_federation, stage
 
     world, folder = load("pydocs"), out / "federation"
     say("\nOne search box", style="bold")
-    if kept(folder, world, seed, port):
+    if is_staged(folder, world, seed, port):
         say(f"The federation in {folder} is still good: trained, calibrated and only to be started.")
     else:
         say(
@@ -127,9 +129,10 @@ def searched(out: Path, *, seed: int = 0, port: int | None = None) -> Iterator[F
         if (folder / "broker.toml").exists():
             shutil.rmtree(folder)
         at = free_ports(len(world.silos) + 1, port)
-        made = stage(world, folder, port=at, seed=seed)
-        final = ", ".join(f"{name} {value:.3f}" for name, value in made.training.final.items())
-        say(f"{made.judgements:,} judgements, {made.training.rounds} rounds, then {final} on other queries.")
+        staged = stage(world, folder, port=at, seed=seed)
+        final = ", ".join(f"{name} {value:.3f}" for name, value in staged.training.final.items())
+        rounds = staged.training.rounds
+        say(f"{staged.judgements:,} judgements, {rounds} rounds, then {final} on other queries.")
     with run_federation(folder) as federation:
         yield federation
 
@@ -150,13 +153,13 @@ def open_page(address: str) -> None:
 def the_world(tale: Tale) -> Tale:
     """Who holds what."""
     world = tale.world
-    held = np.bincount(world.documents.silos, minlength=len(world.silos)).tolist()
-    asked = np.bincount(world.queries.silos, minlength=len(world.silos)).tolist()
+    documents = np.bincount(world.documents.silos, minlength=len(world.silos)).tolist()
+    queries = np.bincount(world.queries.silos, minlength=len(world.silos)).tolist()
     packages = "NumPy, SciPy and scikit-learn"
     return tale.tell(
         "The world",
         f"{len(world.documents):,} docstrings of {packages} lie in {len(world.silos)} silos.",
-        Table(("silo", "documents", "queries"), tuple(zip(world.silos, held, asked, strict=True))),
+        Table(("silo", "documents", "queries"), tuple(zip(world.silos, documents, queries, strict=True))),
         f"The {len(world.queries):,} queries are first sentences of docstrings; what people linked under"
         f" See Also is relevant. {_share_elsewhere(world):.0%} of the relevant documents lie in another silo"
         " than their query.",
@@ -172,25 +175,25 @@ def alone(tale: Tale) -> Tale:
         for silo in world.silos
     }
     home = [lists[silo][world.queries.silos == at] for at, silo in enumerate(world.silos)]
-    told = tale.tell(
+    updated = tale.tell(
         "Each silo alone",
         "Every silo indexes its own documents with BM25 and answers its own queries.",
     )
-    return replace(told, lists=lists).adding({HOME: Run.concat(home, name=HOME)})
+    return replace(updated, lists=lists).adding({HOME: Run.concat(home, name=HOME)})
 
 
 def merged(tale: Tale) -> Tale:
     """All silos answer every query; their lists become one, naively."""
     raw = Run.concat(list(tale.lists.values()), name=RAW)
     rrf = Run.concat([_by_rank(tale.world, at, run) for at, run in enumerate(tale.lists.values())], name=RRF)
-    told = tale.tell(
+    updated = tale.tell(
         "The lists merged naively",
         "All silos answer every query. Merged by raw score, the lists speak different languages: a word that"
         " is rare in one silo counts more there than where it is common. Merged by reciprocal rank (RRF),"
         " every silo's first hit is worth the same, good or bad; of equal ranks the query's own silo's comes"
         " first.",
     )
-    return told.adding({RAW: raw.top(DEPTH), RRF: rrf.top(DEPTH)})
+    return updated.adding({RAW: raw.top(DEPTH), RRF: rrf.top(DEPTH)})
 
 
 def _by_rank(world: Corpus, silo: int, run: Run) -> Run:
@@ -202,11 +205,11 @@ def _by_rank(world: Corpus, silo: int, run: Run) -> Run:
 def central(tale: Tale) -> Tale:
     """What no silo may do: all documents in one index."""
     run = BM25(name=CENTRAL).index(tale.world.documents).search(tale.world.queries, DEPTH)
-    told = tale.tell(
+    updated = tale.tell(
         "One central index",
         "If all documents could lie in one index, its BM25 would be the mark to reach.",
     )
-    return told.adding({CENTRAL: run})
+    return updated.adding({CENTRAL: run})
 
 
 def released(tale: Tale) -> Tale:
@@ -214,15 +217,15 @@ def released(tale: Tale) -> Tale:
     from isthmus.demo import releases
 
     story = releases.tell(tale.world, seed=tale.seed)
-    found = {each.run: each["nDCG@10"] for each in story.comparison.evaluations}
-    kept = found[releases.PRIVATE] / found[releases.EXACT]
+    ndcg = {each.run: each["nDCG@10"] for each in story.comparison.evaluations}
+    share = ndcg[releases.PRIVATE] / ndcg[releases.EXACT]
     return tale.tell(
         "What leaves a silo, and what it costs",
         "A silo can rank documents that it may not read, from word counts that their silo has noised once and"
         " for all; queries stay at home. How common words are, all silos add up without showing their parts.",
         story.released,
         f"A ledger booked all of this before it left. {story.meaning}",
-        f"BM25 from what was released keeps {kept:.0%} of the nDCG@10 of exact counts:",
+        f"BM25 from what was released keeps {share:.0%} of the nDCG@10 of exact counts:",
         story.comparison.table(digits=3),
         story.picture,
     )
@@ -235,10 +238,10 @@ def fused(tale: Tale) -> Tale:
     stacked = Stacked(calibrator="query-feature")
     run = stacked.fit_fuse(runs, world.qrels, name=FUSED)
     query = _telling_query(world, runs, run)
-    shown = run.top(10)
+    top = run.top(10)
     scaled = runs[0].with_probabilities(Candidates.of(runs[:1], "min-max").scores[0]).top(10)
-    before, after = (reliability(*outcomes_of(world.qrels, hits)) for hits in (scaled, shown))
-    told = tale.tell(
+    before, after = (reliability(*outcomes_of(world.qrels, hits)) for hits in (scaled, top))
+    updated = tale.tell(
         "Scores become probabilities, and two lists one",
         "Every silo also searches the first paragraphs of its documents alone. What a list's scores are worth"
         " is learned from judged queries, never from the query at hand; then their log-odds are weighed and"
@@ -252,17 +255,17 @@ def fused(tale: Tale) -> Tale:
             caption="What the ten hits shown promised and how many were relevant, with the hits in every bin",
         ),
     )
-    return told.adding({FUSED: run})
+    return updated.adding({FUSED: run})
 
 
 def _summaries(world: Corpus) -> Run:
     """All silos' answers from an index of first paragraphs, merged by raw score."""
-    found = []
+    runs = []
     for silo in world.silos:
-        held = world.silo(silo).documents
-        leads = replace(held, bodies=tuple(body.split("\n\n")[0] for body in held.bodies))
-        found.append(BM25().index(leads).search(world.queries, DEPTH))
-    return Run.concat(found, name="first paragraph").top(DEPTH)
+        documents = world.silo(silo).documents
+        leads = replace(documents, bodies=tuple(body.split("\n\n")[0] for body in documents.bodies))
+        runs.append(BM25().index(leads).search(world.queries, DEPTH))
+    return Run.concat(runs, name="first paragraph").top(DEPTH)
 
 
 def _telling_query(world: Corpus, runs: Sequence[Run], fused: Run) -> str:
@@ -279,29 +282,30 @@ def trained(tale: Tale) -> Tale:
     """The silos train one ranker, and the coordinator sees only the sum of their models."""
     from isthmus.federation import curve, train_together, weights
 
-    found = train_together(tale.world, tale.lists, seed=tale.seed)
-    history = found.training.history
-    best, gain = found.best_alone, found.gain(found.alone[found.best_alone])
-    groups = len(set(found.components.tolist()))
-    informed = sorted(float(values.mean()) for values in found.informed.values())
+    cotraining = train_together(tale.world, tale.lists, seed=tale.seed)
+    history = cotraining.training.history
+    best, gain = cotraining.best_alone, cotraining.gain(cotraining.alone[cotraining.best_alone])
+    groups = len(set(cotraining.components.tolist()))
+    informed = sorted(float(values.mean()) for values in cotraining.informed.values())
     sure = "Four silos train a ranker none of them could train alone"
     unsure = "What four silos gain by training together is not certain here"
-    measured = {f"nobody trains: {RAW}": found.untrained}
-    measured |= {f"{silo} alone": values for silo, values in found.alone.items()}
-    measured |= {"all rows in one place": found.central, "the four together": found.together}
+    measured = {f"nobody trains: {RAW}": cotraining.untrained}
+    measured |= {f"{silo} alone": values for silo, values in cotraining.alone.items()}
+    measured |= {"all rows in one place": cotraining.central, "the four together": cotraining.together}
     rows = tuple(
         (
             name,
-            _estimate(found.mean(values)),
-            _estimate(found.gain(values)) if values is not found.together else None,
+            _estimate(cotraining.mean(values)),
+            _estimate(cotraining.gain(values)) if values is not cotraining.together else None,
         )
         for name, values in measured.items()
     )
+    central = cotraining.central.mean()
     return tale.tell(
         "One ranker, trained across the silos",
-        f"{sure if gain.low > 0 else unsure}: nDCG@10 {found.together.mean():.3f} on {len(found.together)}"
-        f" held-out queries, {gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] beside {best}, the best of"
-        f" them alone. All rows in one place give {found.central.mean():.3f}.",
+        f"{sure if gain.low > 0 else unsure}: nDCG@10 {cotraining.together.mean():.3f} on"
+        f" {len(cotraining.together)} held-out queries, {gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
+        f" beside {best}, the best of them alone. All rows in one place give {central:.3f}.",
         Table(("ranker", "nDCG@10", "the four together are better by"), rows, digits=3),
         "Alone, a silo knows its own queries and documents. Told the others' features for its own queries, it"
         f" comes to between {informed[0]:.3f} and {informed[-1]:.3f}: what the silos lack alone is each"

@@ -5,7 +5,7 @@ from isthmus.service.certificates import files as files
 from isthmus.service.client import DEFAULT_URL as DEFAULT_URL
 from isthmus.service.client import Client as Client
 from isthmus.service.coordination import coordinating as coordinating
-from isthmus.service.demo_federation import kept as kept
+from isthmus.service.demo_federation import is_staged as is_staged
 from isthmus.service.demo_federation import stage as stage
 from isthmus.service.export import export_judgements as export_judgements
 from isthmus.service.index import Index as Index
@@ -31,7 +31,7 @@ from isthmus.service.running import run_broker as run_broker
 from isthmus.service.running import run_node as run_node
 from isthmus.service.running import run_training as run_training
 from isthmus.service.scaffold import ADMIN_KEY as ADMIN_KEY
-from isthmus.service.scaffold import found as found
+from isthmus.service.scaffold import create_federation as create_federation
 from isthmus.service.scaffold import make_keys as make_keys
 from isthmus.service.scoring import Raw as Raw
 from isthmus.service.searching import Searcher as Searcher

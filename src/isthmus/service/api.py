@@ -96,22 +96,22 @@ def _broker(request: Request, scope: str) -> Broker:
 
 
 @_router.post("/v1/search", response_model=wire.Answer)
-async def search(asked: wire.Search, request: Request) -> Response:
+async def search(body: wire.Search, request: Request) -> Response:
     """Search all silos, or those named, for at most `deadline_ms`."""
     broker = _broker(request, "search")
-    answer = await broker.search(asked)
+    answer = await broker.search(body)
     note = request.scope[NOTE]
     note["silos"] = {status.silo: status.status for status in answer.silos}
     note["hits"] = len(answer.hits)
     if broker.settings.log_queries:
-        note["query"] = asked.query
+        note["query"] = body.query
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
 @_router.post("/v1/feedback", status_code=204, response_model=None)
-async def feedback(said: wire.Feedback, request: Request) -> Response:
+async def feedback(body: wire.Feedback, request: Request) -> Response:
     """Say whether a hit was right. The silo that owns it keeps the judgement; the broker keeps nothing."""
-    await _broker(request, "feedback").feedback(said, request.scope[CALLER].name)
+    await _broker(request, "feedback").feedback(body, request.scope[CALLER].name)
     return Response(status_code=204)
 
 
@@ -119,7 +119,7 @@ async def feedback(said: wire.Feedback, request: Request) -> Response:
 async def silos(request: Request) -> wire.Silos:
     """Every silo's health, what it has released, and what is left of its budgets; addresses for admins."""
     broker = _broker(request, "search")
-    view = await broker.shown("silos", broker.view_silos)
+    view = await broker.cached_view("silos", broker.view_silos)
     if request.scope[CALLER].may("admin"):
         return view
     return view.model_copy(update={"silos": [each.model_copy(update={"url": ""}) for each in view.silos]})
@@ -129,14 +129,14 @@ async def silos(request: Request) -> wire.Silos:
 async def calibration(request: Request) -> wire.Calibration:
     """How honest the probabilities are, by silo and retriever, and what thresholds keep."""
     broker = _broker(request, "search")
-    return await broker.shown("calibration", broker.view_calibration)
+    return await broker.cached_view("calibration", broker.view_calibration)
 
 
 @_router.get("/v1/training")
 async def training(request: Request) -> wire.Training:
     """The training run as far as it has come: measure, weights, risks and rejected updates by round."""
     broker = _broker(request, "search")
-    return await broker.shown("training", broker.view_training)
+    return await broker.cached_view("training", broker.view_training)
 
 
 @_router.get("/v1/me")
@@ -148,10 +148,10 @@ async def me(request: Request) -> wire.Me:
 
 
 @_router.post("/v1/session", status_code=204, response_model=None)
-async def open_session(said: wire.Session, request: Request) -> Response:
+async def open_session(body: wire.Session, request: Request) -> Response:
     """Sign in: a cookie that no script can read stands for the API key from now on."""
     sessions: Sessions | None = request.app.state.gate.sessions
-    number = None if sessions is None else sessions.open(said.key)
+    number = None if sessions is None else sessions.open(body.key)
     if sessions is None or number is None:
         request.scope[WRONG_KEY]()
         raise Problem(401, "the API key is unknown, revoked or expired")

@@ -34,7 +34,7 @@ class Breaker:
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._clock = settings, clock
         self._failures, self._pause, self._until = 0, settings.pause, 0.0
-        self._probing, self._heard, self._latest = False, -math.inf, -math.inf
+        self._probing, self._last_response, self._latest = False, -math.inf, -math.inf
         self._debt = 0
         self.on_trial = False
         """Whether it held up too many searches lately to be waited for."""
@@ -91,13 +91,13 @@ class Breaker:
             return  # asked before the breaker opened, failed after: the pause is running already
         self._until = self._clock() + self._pause
 
-    def heard(self, since: float = -math.inf) -> None:
+    def responded(self, since: float = -math.inf) -> None:
         """It has just answered what was sent at `since`, whether or not anybody still waits for all of it."""
-        self._heard, self._latest = self._clock(), max(self._latest, since)
+        self._last_response, self._latest = self._clock(), max(self._latest, since)
 
     def late(self, since: float) -> None:
         """No answer in time to what was sent at `since`: a failure, unless it answered others meanwhile."""
-        if self._heard >= since:
+        if self._last_response >= since:
             self.dropped()
         else:
             self.failed("late", "no answer in time")
@@ -108,7 +108,7 @@ class Breaker:
         A queue of ours explains that only where it answered what was before in the queue: where it answered
         nothing, or what was sent after half of this wait, it chose to let this one wait.
         """
-        if self._heard < since or self._latest >= (since + self._clock()) / 2:
+        if self._last_response < since or self._latest >= (since + self._clock()) / 2:
             self.delayed()
 
     def dropped(self) -> None:

@@ -80,9 +80,9 @@ class SiloLine:
 
     def status(self, status: wire.Status, detail: str = "", took: float | None = None) -> wire.SiloStatus:
         """What became of a search here."""
-        shown = None if took is None else round(took * 1000, 1)
+        milliseconds = None if took is None else round(took * 1000, 1)
         return wire.SiloStatus(
-            silo=self.name, status=status, detail=detail, took_ms=shown, documents=self.documents
+            silo=self.name, status=status, detail=detail, took_ms=milliseconds, documents=self.documents
         )
 
 
@@ -175,7 +175,7 @@ def understood(reply: Reply, model: type[M]) -> M:
 
 def failure_of(reply: Reply) -> IsthmusError:
     """Why a silo did not do as it was asked, in our own words: its own may be anything."""
-    told = {
+    failures = {
         401: Refused("it does not know this broker"),
         403: Refused("its policy does not allow this"),
         409: Refused("it took the message for a replay: compare the clocks"),
@@ -183,7 +183,7 @@ def failure_of(reply: Reply) -> IsthmusError:
         503: SiloUnavailable("it is not ready"),
         504: Busy("it had no time before the deadline"),
     }
-    return told.get(reply.status) or BrokenReply(f"it answered with status {reply.status}")
+    return failures.get(reply.status) or BrokenReply(f"it answered with status {reply.status}")
 
 
 class Broker:
@@ -238,15 +238,15 @@ class Broker:
         for silo in self.silos.values():
             silo.line.close()
 
-    async def search(self, asked: wire.Search) -> wire.Answer:
+    async def search(self, request: wire.Search) -> wire.Answer:
         """Ask the silos, wait for all of them or the deadline, and put what they found in one order.
 
         Cancelled, it stops asking: a node skips what nobody waits for.
         """
-        silos = self._named(asked.silos)
-        deadline = asked.deadline_ms or self.settings.deadline_ms
+        silos = self._named(request.silos)
+        deadline = request.deadline_ms or self.settings.deadline_ms
         question = _Question(
-            _question(asked, deadline), deadline / 1000, patient=deadline >= self.settings.deadline_ms
+            _question(request, deadline), deadline / 1000, patient=deadline >= self.settings.deadline_ms
         )
         admitted = [silo for silo in silos if silo.breaker.admits()]
         tasks = {silo.name: asyncio.create_task(self._ask(silo, question)) for silo in admitted}
@@ -258,7 +258,7 @@ class Broker:
                 tasks[silo.name].cancel()
                 silo.breaker.dropped()
             raise
-        found: list[wire.Hit] = []
+        candidates: list[wire.Hit] = []
         statuses = []
         others = any(task.done() for task in tasks.values())
         for silo in silos:
@@ -268,10 +268,10 @@ class Broker:
             else:
                 status, hits = _unanswered(silo, task, question, others=others), []
             statuses.append(status)
-            found += hits
+            candidates += hits
             self._answers.add(silo=silo.name, status=status.status)
-        threshold = max(asked.threshold, self.settings.threshold)
-        hits, below = fused(found, k=asked.k, threshold=threshold)
+        threshold = max(request.threshold, self.settings.threshold)
+        hits, below = fused(candidates, k=request.k, threshold=threshold)
         self._searches.add(found="yes" if hits else "no")
         took = round((time.monotonic() - question.began) * 1000, 1)
         return wire.Answer.model_construct(
@@ -291,7 +291,7 @@ class Broker:
         breaker, began = silo.breaker, time.monotonic()
         try:
             answer = understood(await silo.ask("POST", "/search", question.body), wire.NodeAnswer)
-            breaker.heard(began)
+            breaker.responded(began)
             if answer.silo != silo.name or any(hit.silo != silo.name for hit in answer.hits):
                 raise BrokenReply("it speaks for another silo")
         except Refused as error:
@@ -313,13 +313,13 @@ class Broker:
         remark = self.exchange.remark(answer.statistics) if answer.documents else "it holds no documents yet"
         return silo.status("answered", remark, took), answer.hits
 
-    async def feedback(self, said: wire.Feedback, person: str) -> None:
+    async def feedback(self, feedback: wire.Feedback, person: str) -> None:
         """Take a person's judgement to the silo that showed the hit; nothing of it is kept here."""
-        silo = self.silos.get(said.silo)
+        silo = self.silos.get(feedback.silo)
         if silo is None:
             raise Problem(404, "no such silo")
         named = pseudonym(self._persons, silo.name, person)
-        body = wire.Verdict(**said.model_dump(), person=named).model_dump_json().encode()
+        body = wire.Verdict(**feedback.model_dump(), person=named).model_dump_json().encode()
         try:
             async with asyncio.timeout(self.settings.deadline_ms / 1000):
                 reply = await silo.ask("POST", "/feedback", body)
@@ -343,22 +343,22 @@ class Broker:
 
     async def _view(self, silo: SiloLine) -> wire.SiloView:
         problem = self.exchange.problems.get(silo.name, "")
-        told: dict[str, Any] = {"silo": silo.name, "url": silo.url, "status": "answered"}
-        told["detail"] = f"its statistics are left out of the sum: {problem}" if problem else ""
+        fields: dict[str, Any] = {"silo": silo.name, "url": silo.url, "status": "answered"}
+        fields["detail"] = f"its statistics are left out of the sum: {problem}" if problem else ""
         try:
             async with asyncio.timeout(VIEW_SECONDS):
                 reply = await silo.ask("GET", "/ready")
                 if reply.status == 503:  # it says why itself
                     reply = Reply(200, reply.kind, reply.body)
-                told["ready"] = understood(reply, wire.Ready)
-                told["release"] = await silo.read("/release", wire.Release)
+                fields["ready"] = understood(reply, wire.Ready)
+                fields["release"] = await silo.read("/release", wire.Release)
         except Refused as error:
-            told |= {"status": "refused", "detail": str(error)}
+            fields |= {"status": "refused", "detail": str(error)}
         except TimeoutError:
-            told |= {"status": "late", "detail": "no answer in time"}
+            fields |= {"status": "late", "detail": "no answer in time"}
         except (SiloUnavailable, OSError) as error:
-            told |= {"status": "broken" if isinstance(error, BrokenReply) else "down", "detail": str(error)}
-        return wire.SiloView(**told)
+            fields |= {"status": "broken" if isinstance(error, BrokenReply) else "down", "detail": str(error)}
+        return wire.SiloView(**fields)
 
     async def view_calibration(self) -> wire.Calibration:
         """The reliability curves of all silos that tell them."""
@@ -366,13 +366,13 @@ class Broker:
         async def curves(silo: SiloLine) -> list[wire.Reliability]:
             try:
                 async with asyncio.timeout(VIEW_SECONDS):
-                    told = (await silo.read("/calibration", wire.Calibration)).curves
+                    calibration_curves = (await silo.read("/calibration", wire.Calibration)).curves
             except (TimeoutError, Refused, SiloUnavailable, OSError):
                 return []
-            return [curve for curve in told if curve.silo == silo.name]
+            return [curve for curve in calibration_curves if curve.silo == silo.name]
 
         every = await asyncio.gather(*(curves(silo) for silo in self.silos.values()))
-        return wire.Calibration(curves=[curve for found in every for curve in found])
+        return wire.Calibration(curves=[curve for silo_curves in every for curve in silo_curves])
 
     async def view_training(self) -> wire.Training:
         """The run whose folder the settings name, as far as it has come."""
@@ -381,13 +381,13 @@ class Broker:
             return wire.Training(run="")
         return await asyncio.to_thread(training_of, folder)
 
-    async def shown(self, name: str, make: Callable[[], Awaitable[M]]) -> M:
+    async def cached_view(self, name: str, make: Callable[[], Awaitable[M]]) -> M:
         """A view, made once for all who look at it within a moment."""
         now = time.monotonic()
         if name not in self._views or now - self._views[name][0] > FRESH_SECONDS:
             self._views[name] = (now, asyncio.ensure_future(make()))
-        told: M = await asyncio.shield(self._views[name][1])
-        return told
+        view: M = await asyncio.shield(self._views[name][1])
+        return view
 
     def ready(self) -> wire.Ready:
         """Whether at least one silo is believed to answer."""
@@ -401,23 +401,23 @@ class Broker:
         )
 
 
-def fused(found: Iterable[wire.Hit], *, k: int, threshold: float) -> tuple[list[wire.Hit], int]:
+def fused(hits: Iterable[wire.Hit], *, k: int, threshold: float) -> tuple[list[wire.Hit], int]:
     """The k best by probability, ties by score and then by id; and how many the threshold left out.
 
     A hit without a probability, from a silo without a calibrator, comes after all that have one; it
     passes no threshold but 0.
     """
-    every = list(found)
-    kept = [hit for hit in every if (hit.probability or 0.0) >= threshold]
-    kept.sort(key=_order)
-    return kept[:k], len(every) - len(kept)
+    every = list(hits)
+    selected = [hit for hit in every if (hit.probability or 0.0) >= threshold]
+    selected.sort(key=_order)
+    return selected[:k], len(every) - len(selected)
 
 
 def _order(hit: wire.Hit) -> tuple[float, float, str, str]:
     return (1.0 if hit.probability is None else -hit.probability, -hit.score, hit.document, hit.silo)
 
 
-def _question(asked: wire.Search, deadline: int) -> bytes:
+def _question(request: wire.Search, deadline: int) -> bytes:
     """For the nodes. The threshold is ours to apply, or nobody could say how many hits it left out."""
-    told = {"query": asked.query, "k": asked.k, "deadline_ms": deadline, "explain": asked.explain}
-    return json.dumps(told).encode()
+    payload = {"query": request.query, "k": request.k, "deadline_ms": deadline, "explain": request.explain}
+    return json.dumps(payload).encode()

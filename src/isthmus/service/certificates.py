@@ -162,12 +162,12 @@ class Authority:
         own = self.folder / name
         own.mkdir(parents=True, exist_ok=True)
         os.chmod(own, 0o700)
-        made = files(own)
-        write_private(made.key, _pem(key))
+        credentials = files(own)
+        write_private(credentials.key, _pem(key))
         signed = builder.sign(self._key, hashes.SHA256())
-        made.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-        made.authority.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
-        return made
+        credentials.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        credentials.authority.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
+        return credentials
 
 
 def _new_authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

@@ -71,15 +71,15 @@ class Client:
         deadline_ms: int | None = None,
     ) -> wire.Answer:
         """Search all silos, or those named."""
-        told = {"query": query, "k": k, "threshold": threshold, "explain": explain}
-        told |= {"silos": silos} if silos is not None else {}
-        told |= {"deadline_ms": deadline_ms} if deadline_ms is not None else {}
-        return self._read(self._ask("POST", "/v1/search", told), wire.Answer)
+        payload = {"query": query, "k": k, "threshold": threshold, "explain": explain}
+        payload |= {"silos": silos} if silos is not None else {}
+        payload |= {"deadline_ms": deadline_ms} if deadline_ms is not None else {}
+        return self._read(self._ask("POST", "/v1/search", payload), wire.Answer)
 
     def feedback(self, query: str, hit: wire.Hit, *, relevant: bool) -> None:
         """Say whether a hit of this query's answer was right. Its silo keeps your last word of it."""
-        said = {"query": query, "silo": hit.silo, "token": hit.token, "relevant": relevant}
-        self._ask("POST", "/v1/feedback", said)
+        payload = {"query": query, "silo": hit.silo, "token": hit.token, "relevant": relevant}
+        self._ask("POST", "/v1/feedback", payload)
 
     def silos(self) -> wire.Silos:
         """Every silo's state."""
@@ -111,9 +111,9 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _ask(self, method: str, path: str, told: dict[str, Any] | None = None) -> Reply:
+    def _ask(self, method: str, path: str, payload: dict[str, Any] | None = None) -> Reply:
         try:
-            with self._http.stream(method, path, json=told) as response:
+            with self._http.stream(method, path, json=payload) as response:
                 self.key_expires = response.headers.get(wire.KEY_EXPIRES)
                 reply = Reply(response.status_code, "", self._body(response))
         except httpx.TimeoutException:
@@ -142,12 +142,12 @@ class Client:
             problem = wire.Problem.model_validate_json(reply.body)
         except ValidationError:
             return ServiceError(f"{self.url} is no broker of ours: status {reply.status}")
-        told = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
+        message = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
         if reply.status == 401:
-            return Refused(f"{told} (name a key's file with --key, or set {KEY_VARIABLE})")
+            return Refused(f"{message} (name a key's file with --key, or set {KEY_VARIABLE})")
         if reply.status in (403, 429):
-            return Refused(told)
-        return SiloUnavailable(told) if reply.status >= 500 else ServiceError(told)
+            return Refused(message)
+        return SiloUnavailable(message) if reply.status >= 500 else ServiceError(message)
 
     def _read(self, reply: Reply, model: type[M]) -> M:
         try:
@@ -157,11 +157,11 @@ class Client:
 
 
 def _cure(error: httpx.TransportError) -> str:
-    told = str(error)
+    message = str(error)
     if isinstance(error, httpx.UnsupportedProtocol):
         return "begin it with http:// or https://"
-    if "CERTIFICATE_VERIFY_FAILED" in told:
+    if "CERTIFICATE_VERIFY_FAILED" in message:
         return f"name the broker's authority with --authority, or set {AUTHORITY_VARIABLE}"
-    if "WRONG_VERSION_NUMBER" in told:
+    if "WRONG_VERSION_NUMBER" in message:
         return "it speaks no TLS: say http://, or set https = true in broker.toml"
     return "isthmus broker --config broker.toml starts one"

@@ -105,7 +105,7 @@ class PeerProtocol(HttpToolsProtocol):
         self._head, self._size = 0, 0  # bytes received, and bytes parsed, of the head
         self._due: asyncio.TimerHandle | None = None
         self._awaiting = ""
-        self._untaken: asyncio.TimerHandle | None = None
+        self._write_timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -122,7 +122,7 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._expect("", None)
-        self._taken()
+        self._cancel_write_timeout()
         if self._visitor is not None:
             self._door.left(self._visitor)
 
@@ -137,16 +137,16 @@ class PeerProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The other side does not take its answer; it has as long as for its headers."""
         super().pause_writing()
-        self._untaken = self.loop.call_later(self._limits.header_seconds, self.transport.abort)
+        self._write_timeout = self.loop.call_later(self._limits.header_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._taken()
+        self._cancel_write_timeout()
 
-    def _taken(self) -> None:
-        if self._untaken is not None:
-            self._untaken.cancel()
-            self._untaken = None
+    def _cancel_write_timeout(self) -> None:
+        if self._write_timeout is not None:
+            self._write_timeout.cancel()
+            self._write_timeout = None
 
     # what the parser finds
 

@@ -41,7 +41,7 @@ from isthmus.service.broker import fused
 from isthmus.service.connections import listen_problem
 from isthmus.service.node import Node, open_store
 from isthmus.service.reliability import SHOWN, reliability_curve, save_curves
-from isthmus.service.scaffold import BROKER, found
+from isthmus.service.scaffold import BROKER, create_federation
 from isthmus.service.settings import read_broker, read_node
 from isthmus.service.sources import load_all
 from isthmus.service.stores import Judgement
@@ -78,15 +78,15 @@ Proposed = tuple[IntArray, NDArray[np.str_], NDArray[np.float32], FloatArray]
 """A silo's candidates row by row: query by number, document, features, BM25 with all silos' statistics."""
 
 
-def kept(folder: Path, world: Corpus, seed: int, port: int | None) -> bool:
+def is_staged(folder: Path, world: Corpus, seed: int, port: int | None) -> bool:
     """Whether the folder holds this very federation, made by this code, at ports that are free."""
     try:
-        told = json.loads((folder / STAGED).read_text(encoding="utf-8"))
+        stamp = json.loads((folder / STAGED).read_text(encoding="utf-8"))
         settings = read_broker(folder / "broker.toml")
     except (OSError, ValueError, ConfigError):
         return False
     return (
-        told == _stamp(world, seed)
+        stamp == _stamp(world, seed)
         and port in (None, settings.port)
         and not any(map(listen_problem, range(settings.port, settings.port + len(world.silos) + 1)))
     )
@@ -104,7 +104,7 @@ def _stamp(world: Corpus, seed: int) -> dict[str, object]:
 
 def stage(world: Corpus, folder: Path, *, port: int, seed: int = 0, workers: int = 2) -> Staged:
     """Make a federation of the world's silos in a new folder, its broker at the port."""
-    found(folder, world.silos, port=port)
+    create_federation(folder, world.silos, port=port)
     for silo in world.silos:
         _fill(folder / silo, world.silo(silo))
     pool = _hired(workers)
@@ -182,11 +182,11 @@ def _propose(own: Path, total: bytes, texts: Sequence[str], own_documents: Seque
         for number, (text, itself) in enumerate(zip(texts, own_documents, strict=True)):
             candidates = snapshot.find(text, CANDIDATES)
             names = np.array(candidates.documents, dtype=np.str_)
-            kept = names != (itself or "")
-            queries.append(np.full(int(kept.sum()), number))
-            documents.append(names[kept])
-            tables.append(snapshot.features(candidates)[kept].astype(np.float32))
-            scores.append(candidates.scores["bm25"][kept])
+            mask = names != (itself or "")
+            queries.append(np.full(int(mask.sum()), number))
+            documents.append(names[mask])
+            tables.append(snapshot.features(candidates)[mask].astype(np.float32))
+            scores.append(candidates.scores["bm25"][mask])
     join = np.concatenate
     return join(queries), join(documents), join(tables), join(scores)
 
@@ -194,13 +194,13 @@ def _propose(own: Path, total: bytes, texts: Sequence[str], own_documents: Seque
 def _answer(own: Path, texts: Sequence[str], own_documents: Sequence[str | None]) -> list[list[Hit]]:
     """What the silo's node says to every query, reasons and all, without the query's own document."""
     node = _node(own)
-    found = []
+    results = []
     with node.offline():
         for text, itself in zip(texts, own_documents, strict=True):
-            asked = Search(query=text, k=SHOWN_HITS + 1, explain=True)
-            answer = node.searcher.search(asked, snippets=False)
-            found.append([hit for hit in answer.hits if hit.document != itself])
-    return found
+            request = Search(query=text, k=SHOWN_HITS + 1, explain=True)
+            answer = node.searcher.search(request, snippets=False)
+            results.append([hit for hit in answer.hits if hit.document != itself])
+    return results
 
 
 @dataclass(frozen=True)
@@ -221,31 +221,31 @@ class _Silos:
             self.advance()
         return done
 
-    def proposed(self) -> Rows:
+    def proposed(self) -> CandidateRows:
         """Candidates of every silo for all queries, scored with the sum of all silos' statistics."""
-        total = summed(Statistics.from_bytes(told) for told in self.each(_index)).to_bytes()
+        total = summed(Statistics.from_bytes(packed) for packed in self.each(_index)).to_bytes()
         queries = self.world.queries
-        found = self.each(_propose, total, queries.texts, queries.own or (None,) * len(queries))
-        return Rows.of(self.world, found)
+        candidates = self.each(_propose, total, queries.texts, queries.own or (None,) * len(queries))
+        return CandidateRows.of(self.world, candidates)
 
     def measured(self) -> tuple[Reliability, ...]:
         """The reliability of what nodes say to test queries, and every silo's share of it in its folder."""
-        held = self.world.split("test")
-        own = held.queries.own or (None,) * len(held.queries)
-        answers = self.each(_answer, held.queries.texts, own)
-        said: dict[tuple[str, str], list[tuple[float, bool]]] = {}
-        for query, *lists in zip(held.queries.ids, *answers, strict=True):
-            right = {name for name, grade in held.qrels[[query]].to_dict()[query].items() if grade > 0}
+        test = self.world.split("test")
+        own = test.queries.own or (None,) * len(test.queries)
+        answers = self.each(_answer, test.queries.texts, own)
+        outcomes: dict[tuple[str, str], list[tuple[float, bool]]] = {}
+        for query, *lists in zip(test.queries.ids, *answers, strict=True):
+            right = {name for name, grade in test.qrels[[query]].to_dict()[query].items() if grade > 0}
             for hit in fused((hit for hits in lists for hit in hits), k=SHOWN_HITS, threshold=0.0)[0]:
                 named = {SHOWN: hit.probability} | {
                     part.retriever: part.probability for part in hit.explanation or ()
                 }
                 for retriever, chance in named.items():
                     if chance is not None:
-                        said.setdefault((hit.silo, retriever), []).append((chance, hit.document in right))
+                        outcomes.setdefault((hit.silo, retriever), []).append((chance, hit.document in right))
         curves = tuple(
             reliability_curve(*zip(*pairs, strict=True), silo=silo, retriever=retriever)
-            for (silo, retriever), pairs in sorted(said.items())
+            for (silo, retriever), pairs in sorted(outcomes.items())
         )
         for silo in self.world.silos:
             save_curves([curve for curve in curves if curve.silo == silo], self.folder / silo / RELIABILITY)
@@ -256,7 +256,7 @@ class _Silos:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class CandidateRows:
     """All silos' candidates, query by query; `parts` are the queries' splits."""
 
     queries: IntArray
@@ -268,9 +268,11 @@ class Rows:
     parts: NDArray[np.str_]
 
     @classmethod
-    def of(cls, world: Corpus, found: Sequence[Proposed]) -> Rows:
-        queries, documents, features, scores = (np.concatenate(column) for column in zip(*found, strict=True))
-        silos = np.repeat(np.arange(len(found)), [len(each[0]) for each in found])
+    def of(cls, world: Corpus, candidates: Sequence[Proposed]) -> CandidateRows:
+        queries, documents, features, scores = (
+            np.concatenate(column) for column in zip(*candidates, strict=True)
+        )
+        silos = np.repeat(np.arange(len(candidates)), [len(each[0]) for each in candidates])
         judged = world.qrels.to_dict()
         grades = [judged.get(query, {}) for query in world.queries.ids]
         pairs = zip(queries.tolist(), documents.tolist(), strict=True)
@@ -280,13 +282,13 @@ class Rows:
         columns: tuple[NDArray[Any], ...] = (queries, silos, documents, features, scores, relevant, parts)
         return cls(*(each[order] for each in columns))
 
-    def shown(self, scores: FloatArray) -> NDArray[np.bool_]:
+    def top_hits(self, scores: FloatArray) -> NDArray[np.bool_]:
         """Which rows are among the hits shown if all silos' candidates are ordered by these scores."""
         order = np.lexsort((self.documents, -scores, self.queries))
         starts = np.searchsorted(self.queries, self.queries)
-        kept = np.zeros(len(order), dtype=np.bool_)
-        kept[order] = np.arange(len(order)) - starts < SHOWN_HITS
-        return kept
+        mask = np.zeros(len(order), dtype=np.bool_)
+        mask[order] = np.arange(len(order)) - starts < SHOWN_HITS
+        return mask
 
     def letor(self, chosen: NDArray[np.bool_], names: Sequence[str]) -> Letor:
         """Rows to learn from; `names[i]` names the list that row i belongs to."""
@@ -299,23 +301,23 @@ class Rows:
         )
 
 
-def _judge(world: Corpus, folder: Path, rows: Rows) -> int:
+def _judge(world: Corpus, folder: Path, rows: CandidateRows) -> int:
     """People look at ten hits of each query, and know the right ones further down: their silos keep it."""
-    chosen = (rows.shown(rows.scores) | rows.relevant) & (rows.parts != "test")
+    chosen = (rows.top_hits(rows.scores) | rows.relevant) & (rows.parts != "test")
     now = time.time()
     for at, silo in enumerate(world.silos):
         mine = np.flatnonzero(chosen & (rows.silos == at)).tolist()
         store = open_store(read_node(folder / silo / "silo.toml"))
-        said_here = (
+        judged_rows = (
             (world.queries.texts[rows.queries[row]], str(rows.documents[row]), bool(rows.relevant[row]))
             for row in mine
         )
-        store.judge(*(Judgement(*said, peer=BROKER, at=now) for said in said_here))
+        store.judge(*(Judgement(*fields, peer=BROKER, at=now) for fields in judged_rows))
         store.close()
     return int(chosen.sum())
 
 
-def _fold(world: Corpus, rows: Rows) -> Fold:
+def _fold(world: Corpus, rows: CandidateRows) -> Fold:
     """Training rows stay with the silo of their document; lists to watch are of all silos together."""
     ids = world.queries.ids
     apart = [
@@ -323,8 +325,8 @@ def _fold(world: Corpus, rows: Rows) -> Fold:
         for query, silo in zip(rows.queries.tolist(), rows.silos.tolist(), strict=True)
     ]
     whole = [ids[query] for query in rows.queries.tolist()]
-    known, watched, held = (rows.parts == part for part in ("train", "validation", "test"))
-    return Fold(world.name, rows.letor(known, apart), rows.letor(watched, whole), rows.letor(held, whole))
+    train, validation, test = (rows.parts == part for part in ("train", "validation", "test"))
+    return Fold(world.name, rows.letor(train, apart), rows.letor(validation, whole), rows.letor(test, whole))
 
 
 def _name_silos(world: Corpus, file: Path) -> None:
@@ -333,25 +335,25 @@ def _name_silos(world: Corpus, file: Path) -> None:
     file.write_text(json.dumps(names), encoding="utf-8")
 
 
-def _calibrate(world: Corpus, folder: Path, rows: Rows, training: Training) -> None:
+def _calibrate(world: Corpus, folder: Path, rows: CandidateRows, training: Training) -> None:
     """Every silo's calibrator, from hits shown for validation queries; then the configuration has all."""
     watched = rows.parts == "validation"
     scores = np.zeros(len(watched))
     whole = rows.letor(watched, [str(query) for query in rows.queries.tolist()])
     scores[watched] = training.ranker.score(whole)
-    shown = rows.shown(scores) & watched
-    mine = [shown & (rows.silos == at) for at in range(len(world.silos))]
+    top = rows.top_hits(scores) & watched
+    mine = [top & (rows.silos == at) for at in range(len(world.silos))]
     pairs = [Pairs(scores[each], rows.relevant[each].astype(np.float64)) for each in mine]
     silos = Silos.in_memory(dict(zip(world.silos, (own.answer for own in pairs), strict=True)))
     pooled = Platt().fit_sums(silos.sum)
     for silo, own in zip(world.silos, pairs, strict=True):
-        save_calibrator(bent(pooled, own), folder / silo / CALIBRATOR)
+        save_calibrator(shrunk_calibrator(pooled, own), folder / silo / CALIBRATOR)
         (folder / silo / MODEL).write_bytes((folder / TRAINING / MODEL).read_bytes())
         _edit(folder / silo / "silo.toml", {f"# {line}": line for line in _MODELS})
     _edit(folder / "broker.toml", {'# training = "runs/first"  ': f'training = "{TRAINING}"  '})
 
 
-def bent(pooled: Platt, own: Pairs) -> Platt:
+def shrunk_calibrator(pooled: Platt, own: Pairs) -> Platt:
     """All silos' calibrator, bent towards a silo's own hits as far as its right ones, n₊, can tell.
 
     The log-odds are λ·own + (1 − λ)·pooled with λ = n₊/(n₊ + SHRINKAGE): both are lines, and so is this.
@@ -361,11 +363,11 @@ def bent(pooled: Platt, own: Pairs) -> Platt:
         return pooled
     trust = right / (right + SHRINKAGE)
     lines = [_line_of(each) for each in (Platt().fit(own.scores, own.relevant), pooled)]
-    found: Platt = clone(pooled)
-    found.classes_, found.n_features_in_ = pooled.classes_, pooled.n_features_in_
-    found.bounds_ = np.array([0.0, 1.0])
-    found.coef_ = trust * lines[0] + (1 - trust) * lines[1]
-    return found
+    shrunk: Platt = clone(pooled)
+    shrunk.classes_, shrunk.n_features_in_ = pooled.classes_, pooled.n_features_in_
+    shrunk.bounds_ = np.array([0.0, 1.0])
+    shrunk.coef_ = trust * lines[0] + (1 - trust) * lines[1]
+    return shrunk
 
 
 def _line_of(calibrator: Platt) -> FloatArray:

@@ -128,6 +128,6 @@ def ready_encoder(wanted: settings.Encoder) -> QueryEncoder | None:
     if wanted.kind == "none":
         return NoQueries()
     if wanted.kind == "transformer":
-        found = Transformer(wanted.path)
-        return AnyQueries(found, found.encode(["a"]).shape[1])
+        encoder = Transformer(wanted.path)
+        return AnyQueries(encoder, encoder.encode(["a"]).shape[1])
     return None if wanted.path is None else LsaQueries(load_lsa(wanted.path))

@@ -22,16 +22,16 @@ from isthmus.tables import Letor, Qrels, Run, replacing, write_letor, write_qrel
 
 def export_judgements(searcher: Searcher, folder: str | Path) -> dict[str, int]:
     """Write the files; how many queries, judgements and rows there are."""
-    said = searcher.store.judgements()
-    if not said:
+    judgements = searcher.store.judgements()
+    if not judgements:
         raise DataError("nobody has judged a hit of this silo yet", cure="say right or wrong to some hits")
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    number = {query: f"q{at}" for at, query in enumerate(dict.fromkeys(each.query for each in said), 1)}
+    number = {query: f"q{at}" for at, query in enumerate(dict.fromkeys(each.query for each in judgements), 1)}
     with replacing(target / "queries.jsonl") as stream:
         for query, name in number.items():
             stream.write(json.dumps({"_id": name, "text": query}, ensure_ascii=False).encode() + b"\n")
-    grades = majority(said)
+    grades = majority(judgements)
     names = [number[query] for query, _ in grades]
     documents = [_plain(document) for _, document in grades]
     write_qrels(Qrels.of(names, documents, [int(right) for right in grades.values()]), target / "qrels.txt")
@@ -46,17 +46,17 @@ def _write_rows(
     snapshot, tables = searcher.index.snapshot, []
     lists: dict[str, dict[str, dict[str, float]]] = {name: {} for name in RETRIEVERS}
     for query, name in number.items():
-        found = snapshot.find(query, searcher.depth)
-        if not len(found):
+        candidates = snapshot.find(query, searcher.depth)
+        if not len(candidates):
             continue
-        ids = [_plain(document) for document in found.documents]
-        graded = [int(grades.get((query, document), False)) for document in found.documents]
-        tables.append(Letor.of([name] * len(ids), snapshot.features(found), graded, documents=ids))
-        for retriever, listed in found.listed.items():
-            scores = found.scores[retriever]
+        ids = [_plain(document) for document in candidates.documents]
+        graded = [int(grades.get((query, document), False)) for document in candidates.documents]
+        tables.append(Letor.of([name] * len(ids), snapshot.features(candidates), graded, documents=ids))
+        for retriever, listed in candidates.listed.items():
+            scores = candidates.scores[retriever]
             lists[retriever][name] = {ids[at]: float(scores[at]) for at in np.flatnonzero(listed).tolist()}
-    for retriever, held in lists.items():
-        write_run(Run.from_dict(held, name=retriever), target / f"{retriever}.run")
+    for retriever, ranking in lists.items():
+        write_run(Run.from_dict(ranking, name=retriever), target / f"{retriever}.run")
     if not tables:
         return 0
     letor = Letor.concat(tables)

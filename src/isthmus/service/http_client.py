@@ -59,12 +59,12 @@ class Line:
     ) -> Reply:
         """Send a request and wait for its answer, as long as the caller does."""
         request = self._request(method, path, headers or {}, body)
-        kept = self._waiting()
-        if kept is not None:
+        idle = self._waiting()
+        if idle is not None:
             try:
-                return await self._over(kept, request)
+                return await self._over(idle, request)
             except SiloUnavailable:
-                if kept.heard:
+                if idle.responded:
                     raise  # else the other side had closed it meanwhile, and a new connection may do
         return await self._over(await self._connect(), request)
 
@@ -129,7 +129,7 @@ class _Connection(asyncio.Protocol):
         self._parser: Any = None
         self._body = bytearray()
         self._received, self._kind = 0, ""
-        self.heard = False
+        self.responded = False
         """Whether anything came back for the latest request."""
 
     @property
@@ -140,7 +140,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise SiloUnavailable("the connection was closed")
         self._parser = httptools.HttpResponseParser(self)
-        self._body, self._received, self._kind, self.heard = bytearray(), 0, "", False
+        self._body, self._received, self._kind, self.responded = bytearray(), 0, "", False
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._answer
@@ -157,7 +157,7 @@ class _Connection(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             self.close()  # it speaks without being asked
             return
-        self.heard = True
+        self.responded = True
         self._received += len(data)
         try:
             self._parser.feed_data(data)

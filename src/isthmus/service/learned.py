@@ -147,39 +147,43 @@ class Learned:
         """Whether the silo has the directions that this was learned with."""
         return snapshot.encoder.fingerprint == self.space
 
-    def table(self, snapshot: Snapshot, found: Found) -> FloatArray:
+    def table(self, snapshot: Snapshot, candidates: Found) -> FloatArray:
         """All columns of every candidate."""
-        first = first_look(snapshot, found)
-        query = snapshot.encoder.query("", found.words)
-        return np.column_stack((first, second_look(snapshot.vectors(found.rows), query, self.first(first))))
+        first = first_look(snapshot, candidates)
+        query = snapshot.encoder.query("", candidates.words)
+        return np.column_stack(
+            (first, second_look(snapshot.vectors(candidates.rows), query, self.first(first)))
+        )
 
-    def score(self, snapshot: Snapshot, found: Found) -> Scored:
+    def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
         """Margins and probabilities; BM25 without any while the silo has other directions."""
         if not self.fits(snapshot):
-            return Raw().score(snapshot, found)
-        if not len(found):
+            return Raw().score(snapshot, candidates)
+        if not len(candidates):
             return Scored(np.empty(0, np.int64), np.empty(0), np.empty(0))
         from scipy.special import expit
 
-        margins = self.second(self.table(snapshot, found))
-        return Scored(best_first(found, margins), margins, expit(self.shown(margins)))
+        margins = self.second(self.table(snapshot, candidates))
+        return Scored(best_first(candidates, margins), margins, expit(self.shown(margins)))
 
-    def explain(self, snapshot: Snapshot, found: Found, scored: Scored, depth: int) -> list[list[Evidence]]:
+    def explain(
+        self, snapshot: Snapshot, candidates: Found, scored: Scored, depth: int
+    ) -> list[list[Evidence]]:
         """What each retriever would say alone, and what its word counts for; the base is in `base`."""
         best = scored.order[:depth]
         if not len(best):
             return []
         if scored.probabilities is None:
-            return Raw().explain(snapshot, found, scored, depth)
+            return Raw().explain(snapshot, candidates, scored, depth)
         from scipy.special import expit
 
-        parts = self.second.parts(self.table(snapshot, found)[best])
+        parts = self.second.parts(self.table(snapshot, candidates)[best])
         told = {name: self._told(name, parts[:, columns].sum(axis=1)) for name, columns in GROUPS.items()}
         return [
             [
                 evidence(
                     name,
-                    raw_score(found, name, at),
+                    raw_score(candidates, name, at),
                     None if line is None else float(expit(line(own[row]))),
                     None if line is None else self.shown.slope / line.slope,
                     float(added[row]),

@@ -90,9 +90,9 @@ class Problem(ServiceError):
 
     def response(self) -> Response:
         """As the other side sees it."""
-        told = {"type": "about:blank", "title": HTTPStatus(self.status).phrase, "status": self.status}
-        told |= {"detail": self.detail} if self.detail else {}
-        return Response(json.dumps(told), self.status, dict(self.headers), PROBLEM_TYPE)
+        payload = {"type": "about:blank", "title": HTTPStatus(self.status).phrase, "status": self.status}
+        payload |= {"detail": self.detail} if self.detail else {}
+        return Response(json.dumps(payload), self.status, dict(self.headers), PROBLEM_TYPE)
 
 
 def problem_of(error: Exception) -> Problem:
@@ -207,9 +207,9 @@ class _Exchange:
         """Pass an answer on, with the headers that every answer has."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            given = {name for name, _ in message.get("headers", ())}
-            extra = [header for header in HEADERS if header[0] not in given]
-            if b"cache-control" not in given:
+            present = {name for name, _ in message.get("headers", ())}
+            extra = [header for header in HEADERS if header[0] not in present]
+            if b"cache-control" not in present:
                 extra.append((b"cache-control", b"no-store"))
             if self.expires is not None and self.expires < time.time() + WARN_DAYS * 86400:
                 extra.append((KEY_EXPIRES.encode(), moment(self.expires).encode()))
@@ -404,7 +404,7 @@ class Protect:
             self._observe(getattr(route, "path", "other"), exchange.status, seconds)
         if not _access.isEnabledFor(logging.INFO):
             return
-        told = {
+        record = {
             "time": round(time.time(), 3),
             "request": exchange.number,
             "caller": exchange.caller,
@@ -416,7 +416,7 @@ class Protect:
             "ms": round(seconds * 1000, 1),
             **exchange.note,
         }
-        _access.info(json.dumps(told))
+        _access.info(json.dumps(record))
 
 
 async def _body(scope: Scope, receive: Receive, limit: int) -> bytes:
@@ -457,13 +457,13 @@ async def _while_awaited(work: Awaitable[None], receive: Receive, exchange: _Exc
 
 def _again(body: bytes, receive: Receive) -> Receive:
     """A `receive` that gives the body that was read already, and then what comes."""
-    given = False
+    replayed = False
 
     async def inner() -> Message:
-        nonlocal given
-        if given:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        given = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return inner

@@ -76,8 +76,8 @@ class Federation:
         """Fail with the last words of a process that has ended."""
         for name, process in self.processes.items():
             if process.poll() is not None:
-                told = _last_words(log_of(self.folder, name))
-                raise ServiceError(f"{name} has ended with status {process.returncode}: {told}")
+                last_words = _last_words(log_of(self.folder, name))
+                raise ServiceError(f"{name} has ended with status {process.returncode}: {last_words}")
 
 
 @contextmanager
@@ -142,14 +142,14 @@ def _searchable(federation: Federation) -> bool:
     """Whether every silo is ready, and scores with the sum of all where sums are shared."""
     try:
         with federation.client() as broker:
-            told = broker.silos()
+            view = broker.silos()
     except ServiceError:
         return False
-    ready = [silo.ready for silo in told.silos]
+    ready = [silo.ready for silo in view.silos]
     if not all(each is not None and each.ready for each in ready):
         return False
     versions = {each.statistics for each in ready if each is not None}
-    return not federation.settings.share_statistics or (versions == {told.statistics} and versions != {""})
+    return not federation.settings.share_statistics or (versions == {view.statistics} and versions != {""})
 
 
 def _end(processes: Processes) -> None:
@@ -228,19 +228,19 @@ def _check_reasons(hits: Sequence[wire.Hit]) -> None:
         parts, chance = hit.explanation or [], hit.probability or 0.0
         _promise(bool(parts), "every hit has its reasons")
         if 0 < chance < 1:
-            told = sum(part.contribution for part in parts)
-            starts.setdefault(hit.silo, []).append(math.log(chance / (1 - chance)) - told)
+            contributions = sum(part.contribution for part in parts)
+            starts.setdefault(hit.silo, []).append(math.log(chance / (1 - chance)) - contributions)
     apart = max((max(each) - min(each) for each in starts.values()), default=0.0)
     _promise(apart < CLOSE, "reasons add up to the probability")
 
 
 def _silos(broker: Client) -> str:
-    told = broker.silos()
-    for silo in told.silos:
+    view = broker.silos()
+    for silo in view.silos:
         _promise(silo.ready is not None and silo.ready.ready, f"{silo.silo} is ready")
         _promise(silo.release is not None, f"{silo.silo} tells what it has released")
-    held = sum(silo.ready.documents for silo in told.silos if silo.ready is not None)
-    return f"{len(told.silos)} ready, {held:,} documents"
+    documents = sum(silo.ready.documents for silo in view.silos if silo.ready is not None)
+    return f"{len(view.silos)} ready, {documents:,} documents"
 
 
 def _training(broker: Client) -> str:
@@ -265,6 +265,6 @@ def _calibration(broker: Client, silos: Sequence[str]) -> str:
     )
 
 
-def _promise(kept: bool, promise: str) -> None:
-    if not kept:
+def _promise(fulfilled: bool, promise: str) -> None:
+    if not fulfilled:
         raise ServiceError(f"the federation does not do what it should: {promise}")

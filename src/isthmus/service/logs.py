@@ -20,14 +20,14 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         if record.name == "isthmus.access":
             return record.getMessage()
-        told = {
+        fields = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "message": record.getMessage(),
         }
         if record.exc_info:
-            told["trace"] = self.formatException(record.exc_info)
-        return json.dumps(told, ensure_ascii=False)
+            fields["trace"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
 
 
 def log_to_stderr(*, access: bool = True) -> None:

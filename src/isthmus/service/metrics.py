@@ -105,8 +105,8 @@ class Metrics:
 
 def _line(name: str, labels: Mapping[str, str], number: float) -> str:
     pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels.items())
-    shown = f"{int(number)}" if float(number).is_integer() else f"{number:.9g}"
-    return f"{name}{{{pairs}}} {shown}" if pairs else f"{name} {shown}"
+    text = f"{int(number)}" if float(number).is_integer() else f"{number:.9g}"
+    return f"{name}{{{pairs}}} {text}" if pairs else f"{name} {text}"
 
 
 def _escaped(text: str) -> str:

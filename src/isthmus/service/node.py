@@ -92,8 +92,8 @@ class Node:
         self.ledger = open_ledger(settings)
         self.store = open_store(settings)
         check_sources(settings, self.store)
-        told = settings.statistics
-        self.family = family_of(secret(told.hash_key, "statistics.hash_key"), told.width)
+        statistics = settings.statistics
+        self.family = family_of(secret(statistics.hash_key, "statistics.hash_key"), statistics.width)
         self.index = Index(folder / "index", self.store, encoder=settings.encoder, family=self.family)
         self._models = self._stamps()
         self._judged = JudgedQueries(settings, self.store, key=self.family.key)
@@ -356,15 +356,15 @@ class Node:
         self.note("sums", peer, 1, "sums over judged queries, to learn together")
         return answer_bytes(answer)
 
-    def _begin(self, asked: Prepare, peer: str) -> tuple[GuardedPupil, Lesson]:
+    def _begin(self, request: Prepare, peer: str) -> tuple[GuardedPupil, Lesson]:
         """A lesson about the whole set of judgements, or one that this silo takes no part in."""
         judged, most = self._judged.refresh(), self._judged.folds(peer)
-        distinct = set(asked.queries)
-        if asked.folds not in FOLDS or len(distinct) < len(asked.queries):
+        distinct = set(request.queries)
+        if request.folds not in FOLDS or len(distinct) < len(request.queries):
             raise ProtocolError(f"a lesson has distinct queries, in {', '.join(map(str, FOLDS))} folds")
         if most and not judged.grades.keys() <= distinct:
             raise ProtocolError("a lesson must have every query that was judged here")
-        if most and asked.folds > most:
+        if most and request.folds > most:
             raise ProtocolError("a lesson in more folds than this silo has judged queries for")
         self._judged.begin(peer)
         pupil = GuardedPupil(
@@ -373,9 +373,9 @@ class Node:
             depth=self.settings.depth,
             crowd=judged.crowd(peer) if most else (),
             least=self.settings.learning.least_queries,
-            folds=asked.folds,
+            folds=request.folds,
         )
-        return pupil, Lesson(asked.queries, self._judged.deal(asked.queries, asked.folds))
+        return pupil, Lesson(request.queries, self._judged.deal(request.queries, request.folds))
 
     def _pupil_of(self, peer: str) -> GuardedPupil:
         if self._lesson is None or self._lesson[0] != peer:
@@ -407,17 +407,19 @@ class Node:
 
     # people
 
-    def judge(self, said: wire.Verdict, peer: str) -> None:
+    def judge(self, verdict: wire.Verdict, peer: str) -> None:
         """Keep a judgement with what the node says of the hit now.
 
         A token that is wrong or too old, and a document that is gone since, are one DataError.
         """
-        document = self.tokens.open(said.token, query=said.query, peer=peer)
-        if document is None or said.silo != self.settings.silo or not self.store.get([document]):
+        document = self.tokens.open(verdict.token, query=verdict.query, peer=peer)
+        if document is None or verdict.silo != self.settings.silo or not self.store.get([document]):
             raise DataError("no such hit")
-        chance, evidence = self.searcher.evidence(said.query, document)
+        chance, evidence = self.searcher.evidence(verdict.query, document)
         self.store.judge(
-            Judgement(said.query, document, said.relevant, peer, time.time(), chance, evidence, said.person)
+            Judgement(
+                verdict.query, document, verdict.relevant, peer, time.time(), chance, evidence, verdict.person
+            )
         )
 
     def calibration(self, peer: str) -> wire.Calibration:
@@ -435,15 +437,15 @@ class Node:
     def release(self) -> wire.Release:
         """What left the silo, and what may still leave."""
         self._ahead.settle()
-        told = self.ledger.summary()
+        summary = self.ledger.summary()
         stamps = self._models.values()
         trained = max(stamps) / 1e9 if stamps else None
         return wire.Release(
             silo=self.settings.silo,
             documents=len(self.index.snapshot),
             budget=str(self.ledger.budget),
-            **{name: told[name] for name in ("most_spent", "least_left", "meaning")},
-            departures=[wire.Departure(**row) for row in told["departures"]],
+            **{name: summary[name] for name in ("most_spent", "least_left", "meaning")},
+            departures=[wire.Departure(**row) for row in summary["departures"]],
             peers=list(self._peers()),
             last_training=None if trained is None else wire.moment(trained),
         )
@@ -468,12 +470,12 @@ def open_store(settings: NodeSettings) -> Store:
 
 def all_documents(store: Store) -> Documents:
     """Everything a store has, as a table."""
-    found = list(store.living())
+    documents = list(store.living())
     return Documents(
-        tuple(each.id for each in found),
-        tuple(each.title for each in found),
-        tuple(each.body for each in found),
-        frozen(np.zeros(len(found), dtype=np.int64)),
+        tuple(each.id for each in documents),
+        tuple(each.title for each in documents),
+        tuple(each.body for each in documents),
+        frozen(np.zeros(len(documents), dtype=np.int64)),
     )
 
 

@@ -71,7 +71,9 @@ class NodeApi:
         self.metrics = Metrics()
         self._seconds = self.metrics.histogram("isthmus_search_seconds", "Times of searches.")
         self._hits = self.metrics.counter("isthmus_hits_total", "Hits that left, by peer.", "peer")
-        self._asked = self.metrics.counter("isthmus_requests_total", "Requests, by path.", "path", "status")
+        self._requests = self.metrics.counter(
+            "isthmus_requests_total", "Requests, by path.", "path", "status"
+        )
         index, gauge = node.index, self.metrics.gauge
         gauge("isthmus_documents", "Documents in the index.", lambda: {(): len(index.snapshot)})
         gauge("isthmus_behind", "Changes not in the index.", lambda: {(): index.behind})
@@ -84,7 +86,7 @@ class NodeApi:
 
     def observe(self, path: str, status: int, seconds: float) -> None:
         """Count a request."""
-        self._asked.add(path=path, status=str(status))
+        self._requests.add(path=path, status=str(status))
 
     def _allowed(self, request: Request, right: str) -> tuple[str, Policy]:
         """The peer and its policy, if that has the right."""
@@ -96,9 +98,9 @@ class NodeApi:
             raise Problem(403, "this silo's policy does not allow it")
         return caller.name, policy
 
-    async def _apart(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+    async def _apart(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Work that takes a disk, or waits for the index, beside the loop and beside searches."""
-        return await self._threaded(lambda: work(*given, **named), None)
+        return await self._threaded(lambda: work(*arguments, **named), None)
 
     async def _in_turn(self, work: Callable[[], T]) -> T:
         """Work on one of the processors. Cancelled, it gives up its turn; or the processor, when it ends."""
@@ -126,28 +128,28 @@ class NodeApi:
             _log.error("%s", error)
             raise Problem(503, "the silo's store does not answer", Retry_After="5") from None
 
-    async def search(self, request: Request, asked: wire.Search) -> Response:
+    async def search(self, request: Request, body: wire.Search) -> Response:
         """The best hits of this silo."""
         peer, policy = self._allowed(request, "search")
         limits = self.settings.limits
-        if asked.k > limits.hits or len(asked.query) > limits.query_characters:
+        if body.k > limits.hits or len(body.query) > limits.query_characters:
             raise Problem(422, "more than this silo's limits allow")
         if self.settings.log_queries:
-            request.scope[NOTE]["query"] = asked.query
+            request.scope[NOTE]["query"] = body.query
         began = time.perf_counter()
-        seal = partial(self.node.tokens.seal, query=asked.query, peer=peer)
+        seal = partial(self.node.tokens.seal, query=body.query, peer=peer)
         token = seal if policy.feedback else None
         name = str if policy.snippets else partial(self.node.tokens.name, peer=peer)
         gone: threading.Event = request.scope[GONE]
 
         def check() -> None:
             waited = (time.perf_counter() - began) * 1000
-            if gone.is_set() or (asked.deadline_ms is not None and waited > asked.deadline_ms):
+            if gone.is_set() or (body.deadline_ms is not None and waited > body.deadline_ms):
                 raise Problem(504, "the deadline passed before the search was done")
 
         def work() -> wire.NodeAnswer:
             answer = self.node.searcher.search(
-                asked, snippets=policy.snippets, token=token, name=name, check=check
+                body, snippets=policy.snippets, token=token, name=name, check=check
             )
             self.node.note("scores", peer, len(answer.hits), "scores and explanations of hits")
             if policy.snippets:
@@ -159,11 +161,11 @@ class NodeApi:
         self._hits.add(len(answer.hits), peer=peer)
         return _json(answer)
 
-    async def feedback(self, request: Request, said: wire.Verdict) -> Response:
+    async def feedback(self, request: Request, verdict: wire.Verdict) -> Response:
         """Keep a judgement of a hit that this peer was shown."""
         peer, _ = self._allowed(request, "feedback")
         try:
-            await self._apart(self.node.judge, said, peer)
+            await self._apart(self.node.judge, verdict, peer)
         except DataError:
             raise Problem(404, UNKNOWN_HIT) from None
         return Response(status_code=204)
@@ -184,7 +186,7 @@ class NodeApi:
     async def share(self, request: Request) -> Response:
         """Take the sum of all silos' figures."""
         self._allowed(request, "counts")
-        await self._taken(self.node.share, await request.body())
+        await self._accept(self.node.share, await request.body())
         return Response(status_code=204)
 
     async def _check_indexed(self) -> None:
@@ -200,7 +202,7 @@ class NodeApi:
     async def adopt_directions(self, request: Request) -> Response:
         """Take the directions of all silos."""
         self._allowed(request, "learning")
-        await self._taken(self.node.adopt_directions, await request.body())
+        await self._accept(self.node.adopt_directions, await request.body())
         return Response(status_code=204)
 
     async def judged(self, request: Request) -> Response:
@@ -211,16 +213,16 @@ class NodeApi:
     async def learn(self, request: Request) -> Response:
         """Answer a question about the rows of judged queries with sums."""
         peer, _ = self._allowed(request, "learning")
-        answer = await self._taken(self.node.answer, await request.body(), peer)
+        answer = await self._accept(self.node.answer, await request.body(), peer)
         return Response(answer, media_type=wire.BUNDLE_TYPE)
 
     async def adopt(self, request: Request) -> Response:
         """Search with what was learned."""
         peer, _ = self._allowed(request, "learning")
-        await self._taken(self.node.adopt, await request.body(), peer)
+        await self._accept(self.node.adopt, await request.body(), peer)
         return Response(status_code=204)
 
-    async def _taken(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    async def _accept(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Work on what a peer sent; what is wrong with it is the peer's to mend."""
         try:
             return await self._apart(work, *arguments, **named)
@@ -232,10 +234,10 @@ class NodeApi:
                 raise Problem(503, "the silo cannot use a file of its own; its log says which") from None
             raise Problem(400, str(error)) from None
 
-    async def put_documents(self, request: Request, given: wire.Documents) -> Response:
+    async def put_documents(self, request: Request, body: wire.Documents) -> Response:
         """Add or change documents."""
         self._allowed(request, "operate")
-        drafts = [Draft(each.id, each.title, each.body) for each in given.documents]
+        drafts = [Draft(each.id, each.title, each.body) for each in body.documents]
         done = await self._apart(self.node.put, drafts)
         return _json(wire.Changed(added=done.added, changed=done.changed))
 
@@ -246,15 +248,17 @@ class NodeApi:
             raise Problem(404, "this silo has no such document")
         return _json(wire.Changed(removed=1))
 
-    async def find_documents(self, request: Request, asked: Annotated[wire.Find, Query()]) -> Response:
+    async def find_documents(self, request: Request, query: Annotated[wire.Find, Query()]) -> Response:
         """What the store's own full-text search finds, for the operator."""
         self._allowed(request, "operate")
 
         def work() -> wire.Listed:
-            ids = self.node.store.find(asked.find.replace("\0", " ").split(), asked.k)
-            held = self.node.store.get(ids)
+            ids = self.node.store.find(query.find.replace("\0", " ").split(), query.k)
+            documents = self.node.store.get(ids)
             return wire.Listed(
-                documents=[wire.Titled(id=id, title=held[id].title[:300]) for id in ids if id in held]
+                documents=[
+                    wire.Titled(id=id, title=documents[id].title[:300]) for id in ids if id in documents
+                ]
             )
 
         return _json(await self._apart(work))
@@ -292,9 +296,9 @@ class NodeApi:
         return Response(await self._apart(self.metrics.text), media_type=CONTENT_TYPE)
 
 
-def _json(told: BaseModel, status: int = 200) -> Response:
+def _json(model: BaseModel, status: int = 200) -> Response:
     """Written once: FastAPI would validate and convert it again."""
-    return Response(told.model_dump_json(), status, media_type="application/json")
+    return Response(model.model_dump_json(), status, media_type="application/json")
 
 
 def node_app(node: Node) -> ASGIApp:

@@ -80,8 +80,8 @@ class PostgresStore(Store):
         try:
             db = self._psycopg.connect(self._url, autocommit=True, connect_timeout=10)
         except self._psycopg.OperationalError as error:
-            told = str(error).strip().split("\n")[0]
-            raise ServiceError(f"PostgreSQL cannot be reached: {told} (check store.url)") from error
+            message = str(error).strip().split("\n")[0]
+            raise ServiceError(f"PostgreSQL cannot be reached: {message} (check store.url)") from error
         self._migrate(db)
         return db
 
@@ -89,8 +89,8 @@ class PostgresStore(Store):
         with db.transaction():
             db.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
             db.execute("CREATE TABLE IF NOT EXISTS isthmus_format (level INTEGER NOT NULL)")
-            found = db.execute("SELECT level FROM isthmus_format").fetchone()
-            level = 0 if found is None else int(found[0])
+            row = db.execute("SELECT level FROM isthmus_format").fetchone()
+            level = 0 if row is None else int(row[0])
             self._check_level(level)
             for step in self.migrations[level:]:
                 for statement in step:
@@ -133,8 +133,8 @@ class PostgresStore(Store):
             WHERE words @@ asked AND removed = 0 ORDER BY ts_rank_cd(words, asked) DESC, id LIMIT ?"""
         with self._transaction() as db:
             parts = [self._rows(db, "SELECT plainto_tsquery('english', ?)::text", (word,)) for word in words]
-            asked = " | ".join(f"({text})" for ((text,),) in parts if text)
-            return [id for (id,) in self._rows(db, sql, (asked, k))] if asked else []
+            query = " | ".join(f"({text})" for ((text,),) in parts if text)
+            return [id for (id,) in self._rows(db, sql, (query, k))] if query else []
 
     def _vector(self, row: Vectors) -> Any:
         return row.tolist()

@@ -38,9 +38,9 @@ class Releases:
         self.ledger, self.index, self.family = ledger, index, family
         self._file = released_file(settings)
         self._lock = threading.Lock()
-        self._told: set[tuple[str, str]] = set()
+        self._recorded: set[tuple[str, str]] = set()
         self._charged: set[tuple[str, str]] = set()
-        self._kept: Statistics | None = None
+        self._cached: Statistics | None = None
         self._packed: tuple[object, bytes] | None = None
         last = self._last()
         if last is not None:
@@ -66,45 +66,45 @@ class Releases:
     def _exact(self, peer: str) -> bytes:
         snapshot = self.index.snapshot
         packed = self._packed_as(snapshot.parts, lambda: snapshot.exact_statistics(self.silo, self._tables))
-        if (peer, etag(packed)) not in self._told:
+        if (peer, etag(packed)) not in self._recorded:
             self.ledger.record("sums", peer, note="exact term statistics")
-            self._told.add((peer, etag(packed)))
+            self._recorded.add((peer, etag(packed)))
         return packed
 
     def _private(self, peer: str) -> bytes:
-        kept = self._last()
-        if kept is None or self._is_stale(kept):
+        release = self._last()
+        if release is None or self._is_stale(release):
             try:
-                kept = self._drawn(peer)
+                release = self._drawn(peer)
             except BudgetExhausted:
-                if kept is None:
+                if release is None:
                     raise
-        self._charge(kept, peer)
-        shown = replace(kept, about={})
-        return self._packed_as(kept, lambda: shown)
+        self._charge(release, peer)
+        public = replace(release, about={})
+        return self._packed_as(release, lambda: public)
 
     def _last(self) -> Statistics | None:
         """The release on disk; one that cannot be read is lost."""
-        if self._kept is None and self._file.exists():
+        if self._cached is None and self._file.exists():
             try:
-                self._kept = Statistics.from_bytes(self._file.read_bytes(), most=OWN)
+                self._cached = Statistics.from_bytes(self._file.read_bytes(), most=OWN)
             except ProtocolError as error:
                 _log.warning("%s cannot be read and is drawn and charged anew: %s", self._file, error)
-        return self._kept
+        return self._cached
 
-    def _is_stale(self, kept: Statistics) -> bool:
+    def _is_stale(self, release: Statistics) -> bool:
         """Whether it is of other terms than the silo's now, or too many documents are not as they were.
 
         Documents count, not changes: one that is edited every day spends nobody else's budget.
         """
-        if set(kept.tables) != set(self._tables) or kept.epsilon != self.settings.epsilon:
+        if set(release.tables) != set(self._tables) or release.epsilon != self.settings.epsilon:
             return True
-        if kept.hashing != self.family.public_name:
+        if release.hashing != self.family.public_name:
             return True
-        snapshot, since = self.index.snapshot, int(kept.about["change"])
+        snapshot, since = self.index.snapshot, int(release.about["change"])
         same = sum(int((part.segment.changes[part.kept] <= since).sum()) for part in snapshot.parts)
-        other = max(len(snapshot), kept.documents) - same  # new, changed or gone
-        return other > max(1.0, self.settings.renew * kept.documents)
+        other = max(len(snapshot), release.documents) - same  # new, changed or gone
+        return other > max(1.0, self.settings.renew * release.documents)
 
     def _drawn(self, peer: str) -> Statistics:
         """Draw, charge, keep. Which documents the figures are of is in the file, and stays here."""
@@ -124,7 +124,7 @@ class Releases:
         drawn = replace(drawn, about={**about, "ledger": self.ledger.number})
         with replacing(self._file) as stream:
             stream.write(drawn.to_bytes())
-        self._kept = drawn
+        self._cached = drawn
         return drawn
 
     def _covered(self, snapshot: Snapshot) -> Covered:

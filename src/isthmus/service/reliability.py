@@ -44,16 +44,16 @@ def reliability_curve(
     truth = np.asarray(relevant, dtype=np.float64)
     from isthmus.evaluation import reliability
 
-    found = reliability(chance, truth, bins=BINS)
+    curve = reliability(chance, truth, bins=BINS)
     bins = [
         Bin(
-            low=float(found.edges[first]),
-            high=float(found.edges[last]),
-            predicted=_share(found.promised[first:last].sum(), found.count[first:last].sum()),
-            observed=_share(found.came_true[first:last].sum(), found.count[first:last].sum()),
-            count=int(found.count[first:last].sum()),
+            low=float(curve.edges[first]),
+            high=float(curve.edges[last]),
+            predicted=_share(curve.promised[first:last].sum(), curve.count[first:last].sum()),
+            observed=_share(curve.came_true[first:last].sum(), curve.count[first:last].sum()),
+            count=int(curve.count[first:last].sum()),
         )
-        for first, last in _spans(found.count, least)
+        for first, last in _spans(curve.count, least)
     ]
     return Reliability(
         silo=silo,
@@ -61,7 +61,7 @@ def reliability_curve(
         source=source,
         count=len(chance),
         relevant=int(truth.sum()),
-        ece=found.ece,
+        ece=curve.ece,
         floor=sampling_floor(chance),
         bins=bins,
         thresholds=_thresholds(chance, truth, least),
@@ -97,15 +97,15 @@ def _thresholds(chance: FloatArray, truth: FloatArray, least: int) -> list[Thres
     from isthmus.calibration import ThresholdCurve
 
     curve = ThresholdCurve.of(chance, truth)
-    told: list[Threshold] = []
+    thresholds: list[Threshold] = []
     for wanted in THRESHOLDS:
-        kept = np.flatnonzero(curve.thresholds >= wanted)
-        if len(kept):
-            at = int(kept[-1])
-            fewer = (told[-1].kept if told else len(chance)) - int(curve.kept[at])
+        above = np.flatnonzero(curve.thresholds >= wanted)
+        if len(above):
+            at = int(above[-1])
+            fewer = (thresholds[-1].kept if thresholds else len(chance)) - int(curve.kept[at])
             if curve.kept[at] < least or 0 < fewer < least:
                 continue
-            told.append(
+            thresholds.append(
                 Threshold(
                     threshold=wanted,
                     precision=_share(curve.relevant[at], curve.kept[at]),
@@ -113,22 +113,22 @@ def _thresholds(chance: FloatArray, truth: FloatArray, least: int) -> list[Thres
                     kept=int(curve.kept[at]),
                 )
             )
-    return told
+    return thresholds
 
 
 def curves_of(silo: str, judgements: Sequence[Judgement]) -> list[Reliability]:
     """By what people said: of the probabilities shown to them, and of every retriever's."""
     pairs: dict[str, list[tuple[float, bool]]] = {}
-    for said in judgements:
-        named = {SHOWN: said.probability, **said.evidence}
+    for judgement in judgements:
+        named = {SHOWN: judgement.probability, **judgement.evidence}
         for retriever, chance in named.items():
             if chance is not None:
-                pairs.setdefault(retriever, []).append((chance, said.relevant))
+                pairs.setdefault(retriever, []).append((chance, judgement.relevant))
     return [
         reliability_curve(
-            *zip(*held, strict=True), silo=silo, retriever=name, source="feedback", least=LEAST_HITS
+            *zip(*outcomes, strict=True), silo=silo, retriever=name, source="feedback", least=LEAST_HITS
         )
-        for name, held in pairs.items()
+        for name, outcomes in pairs.items()
     ]
 
 
@@ -143,7 +143,7 @@ def validation_curves(path: Path | None, silo: str) -> list[Reliability]:
     if path is None or not path.exists():
         return []
     try:
-        told = Calibration.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        calibration = Calibration.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, OSError) as error:
         raise DataError("is not a file of reliability curves", file=path) from error
-    return [curve for curve in told.curves if curve.silo == silo]
+    return [curve for curve in calibration.curves if curve.silo == silo]

@@ -49,13 +49,13 @@ def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda 
     from isthmus.service.node import Node, alone
     from isthmus.service.node_api import node_app
 
-    with ExitStack() as held:
-        held.enter_context(alone(settings.folder))
-        node = held.enter_context(Node(settings))
+    with ExitStack() as stack:
+        stack.enter_context(alone(settings.folder))
+        node = stack.enter_context(Node(settings))
         _warn_of_endings(settings.keys)
         signal.signal(signal.SIGUSR1, lambda number, frame: node.read_again())
         if settings.training is not None:
-            held.enter_context(training(settings, settings.training))
+            stack.enter_context(training(settings, settings.training))
         serving = server(
             node_app(node),
             host=settings.host,

@@ -25,7 +25,7 @@ from isthmus.service.templates import template
 BROKER, API_KEYS, ADMIN_KEY = "broker", "api-keys.json", "admin.key"
 
 
-def found(folder: Path, silos: Sequence[str], *, port: int = 8100) -> list[Path]:
+def create_federation(folder: Path, silos: Sequence[str], *, port: int = 8100) -> list[Path]:
     """Write a federation's folder and return what a reader should open first.
 
     A folder that holds anything is refused. Silos listen at the ports after the broker's.
@@ -44,8 +44,8 @@ def found(folder: Path, silos: Sequence[str], *, port: int = 8100) -> list[Path]
     hash_key = secrets.token_urlsafe(24)
     listed, starts = [], []
     for at, name in enumerate(names, port + 1):
-        told = template("silo.toml").format(name=name, host=LOOPBACK[1], port=at, hash_key=hash_key)
-        write_private(folder / name / "silo.toml", told.encode())
+        config = template("silo.toml").format(name=name, host=LOOPBACK[1], port=at, hash_key=hash_key)
+        write_private(folder / name / "silo.toml", config.encode())
         (folder / name / "documents").mkdir()
         example = template("example.md").format(name=name)
         (folder / name / "documents" / "example.md").write_text(example, encoding="utf-8")
@@ -82,7 +82,7 @@ def make_keys(
                 f"{name} has a certificate already", value=name, expected="--renew, or new names"
             )
     authority = Authority.at(folder)
-    made = [
+    written = [
         authority.issue(name, clients=clients, hosts=(*LOOPBACK, *hosts), days=days).certificate.parent
         for name, clients in parties
     ]
@@ -90,4 +90,4 @@ def make_keys(
         keys = ApiKeys(folder / broker / API_KEYS)
         token = keys.add("admin", scopes=SCOPES, days=days)
         write_private(folder / broker / ADMIN_KEY, token.encode() + b"\n")
-    return made
+    return written

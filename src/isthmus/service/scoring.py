@@ -27,32 +27,34 @@ class Scored:
     probabilities: FloatArray | None
 
 
-def raw_score(found: Found, retriever: str, at: int) -> float | None:
+def raw_score(candidates: Found, retriever: str, at: int) -> float | None:
     """What a retriever gave a candidate, if that is in its list."""
-    listed = found.listed.get(retriever)
-    return float(found.scores[retriever][at]) if listed is not None and listed[at] else None
+    listed = candidates.listed.get(retriever)
+    return float(candidates.scores[retriever][at]) if listed is not None and listed[at] else None
 
 
 class Scorer(Protocol):
     """Puts candidates in order and says why."""
 
-    def score(self, snapshot: Snapshot, found: Found) -> Scored: ...
+    def score(self, snapshot: Snapshot, candidates: Found) -> Scored: ...
 
     def explain(
-        self, snapshot: Snapshot, found: Found, scored: Scored, depth: int
+        self, snapshot: Snapshot, candidates: Found, scored: Scored, depth: int
     ) -> list[list[Evidence]]: ...
 
 
 class Raw:
     """BM25 as it is."""
 
-    def score(self, snapshot: Snapshot, found: Found) -> Scored:
+    def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
         """Only what BM25 listed, by its score."""
-        scores = found.scores["bm25"]
-        order = best_first(found, scores)
-        return Scored(order[found.listed["bm25"][order]], scores, None)
+        scores = candidates.scores["bm25"]
+        order = best_first(candidates, scores)
+        return Scored(order[candidates.listed["bm25"][order]], scores, None)
 
-    def explain(self, snapshot: Snapshot, found: Found, scored: Scored, depth: int) -> list[list[Evidence]]:
+    def explain(
+        self, snapshot: Snapshot, candidates: Found, scored: Scored, depth: int
+    ) -> list[list[Evidence]]:
         """The score is the whole explanation."""
         return [
             [evidence("bm25", value, None, 1.0, value)]
@@ -69,18 +71,18 @@ def evidence(
     )
 
 
-def best_first(found: Found, scores: FloatArray) -> IntArray:
+def best_first(candidates: Found, scores: FloatArray) -> IntArray:
     """By score, ties by id, both descending."""
-    return np.lexsort((-Ids.of(found.documents).codes, -scores))
+    return np.lexsort((-Ids.of(candidates.documents).codes, -scores))
 
 
 def check_scores(snapshot: Snapshot, query: str, scorer: Scorer | None = None) -> None:
     """Search as anybody would; a ProtocolError unless every score and every feature is a finite number."""
     try:
-        found = snapshot.find(query, 10)
-        values = [found.scores["bm25"], snapshot.features(found)]
+        candidates = snapshot.find(query, 10)
+        values = [candidates.scores["bm25"], snapshot.features(candidates)]
         if scorer is not None:
-            scored = scorer.score(snapshot, found)
+            scored = scorer.score(snapshot, candidates)
             values.append(scored.scores[scored.order])
             if scored.probabilities is not None:
                 values.append(scored.probabilities)

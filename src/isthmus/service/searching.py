@@ -57,22 +57,24 @@ class Fused:
     fuser: Fuser
     calibrator: Calibrator | None = None
 
-    def score(self, snapshot: Snapshot, found: Found) -> Scored:
+    def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
         """The fuser's scores and probabilities; or the calibrator's."""
-        run = self.fuser.fuse(_runs(found))
-        order = _places(found, run)
-        scores = np.full(len(found), -np.inf)
+        run = self.fuser.fuse(_runs(candidates))
+        order = _places(candidates, run)
+        scores = np.full(len(candidates), -np.inf)
         scores[order] = run.scores
-        chances = run.probabilities
+        fused_probabilities = run.probabilities
         if self.calibrator is not None:
-            chances = _calibrated(self.calibrator, run.scores)
-        if chances is None:
+            fused_probabilities = _calibrated(self.calibrator, run.scores)
+        if fused_probabilities is None:
             return Scored(order, scores, None)
-        probabilities = np.zeros(len(found))
-        probabilities[order] = chances
+        probabilities = np.zeros(len(candidates))
+        probabilities[order] = fused_probabilities
         return Scored(order, scores, probabilities)
 
-    def explain(self, snapshot: Snapshot, found: Found, scored: Scored, depth: int) -> list[list[Evidence]]:
+    def explain(
+        self, snapshot: Snapshot, candidates: Found, scored: Scored, depth: int
+    ) -> list[list[Evidence]]:
         """Retriever by retriever, as the fuser accounts for its score."""
         if not len(scored.order):
             return []
@@ -81,7 +83,7 @@ class Fused:
                 evidence(part.retriever, part.score, part.probability, part.weight, part.contribution)
                 for part in explained.parts
             ]
-            for explained in self.fuser.explain(_runs(found), _QUERY, depth=depth)
+            for explained in self.fuser.explain(_runs(candidates), _QUERY, depth=depth)
         ]
 
 
@@ -107,27 +109,29 @@ class Ranked:
             cure="train it on rows that a node or `isthmus.features` made",
         )
 
-    def score(self, snapshot: Snapshot, found: Found) -> Scored:
+    def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
         """The ranker's scores; probabilities if the silo has a calibrator."""
-        if not len(found):
+        if not len(candidates):
             return Scored(np.empty(0, np.int64), np.empty(0), None)
-        scores, chances = self._scored(snapshot.features(found))
-        return Scored(best_first(found, scores), scores, chances)
+        scores, probabilities = self._scored(snapshot.features(candidates))
+        return Scored(best_first(candidates, scores), scores, probabilities)
 
     def _scored(self, table: FloatArray) -> tuple[FloatArray, FloatArray | None]:
         scores = np.asarray(self.ranker.score(_letor(table[:, : self.width])), dtype=np.float64)
         return scores, None if self.calibrator is None else _calibrated(self.calibrator, scores)
 
-    def explain(self, snapshot: Snapshot, found: Found, scored: Scored, depth: int) -> list[list[Evidence]]:
+    def explain(
+        self, snapshot: Snapshot, candidates: Found, scored: Scored, depth: int
+    ) -> list[list[Evidence]]:
         """What each retriever's features add to the log-odds (or score) of a candidate that has neither's.
 
         Without features means at the lowest value that any candidate has. A retriever's share is the mean of
         what its features add first and what they add last (Shapley's value), so that shares and the start,
         which all candidates have in common, make up the whole.
         """
-        if not len(found):
+        if not len(candidates):
             return []
-        table = snapshot.features(found)
+        table = snapshot.features(candidates)
         groups = {"bm25": slice(0, len(NAMES) + 1), "dense": slice(len(NAMES) + 1, None)}
         bare = np.broadcast_to(table.min(axis=0), table.shape)
         whole, start = self._margin(table), self._margin(bare)
@@ -138,18 +142,18 @@ class Ranked:
             added[name] = (whole - self._margin(without) + self._margin(alone) - start) / 2
         return [
             [
-                evidence(name, raw_score(found, name, at), None, None, float(added[name][at]))
+                evidence(name, raw_score(candidates, name, at), None, None, float(added[name][at]))
                 for name in groups
-                if name in found.scores
+                if name in candidates.scores
             ]
             for at in scored.order[:depth].tolist()
         ]
 
     def _margin(self, table: FloatArray) -> FloatArray:
-        scores, chances = self._scored(table)
-        if chances is None:
+        scores, probabilities = self._scored(table)
+        if probabilities is None:
             return scores
-        sure = np.clip(chances, _SURE, 1 - _SURE)
+        sure = np.clip(probabilities, _SURE, 1 - _SURE)
         return np.asarray(np.log(sure) - np.log1p(-sure))
 
 
@@ -169,8 +173,10 @@ def load_scorer(models: Models, learned: Path | None = None) -> Scorer:
 
         fuser = load_fuser(models.fuser)
         if set(fuser.retrievers_) != set(RETRIEVERS):
-            told = ", ".join(fuser.retrievers_)
-            raise DataError(f"joins {told}", file=models.fuser, cure=f"a node has {', '.join(RETRIEVERS)}")
+            retrievers = ", ".join(fuser.retrievers_)
+            raise DataError(
+                f"joins {retrievers}", file=models.fuser, cure=f"a node has {', '.join(RETRIEVERS)}"
+            )
         return Fused(fuser, calibrator)
     return Learned.load(learned) if learned is not None and learned.exists() else Raw()
 
@@ -188,22 +194,26 @@ def _letor(table: NDArray[np.floating]) -> Letor:
     return Letor((_QUERY,), np.array([0, rows]), features, np.zeros(rows, dtype=np.int32))
 
 
-def _runs(found: Found) -> list[Run]:
+def _runs(candidates: Found) -> list[Run]:
     """Every retriever's list as a run of one query."""
-    names = Ids.of(found.documents)
+    names = Ids.of(candidates.documents)
     runs = []
     for retriever in RETRIEVERS:
-        rows = np.flatnonzero(found.listed[retriever]) if retriever in found.listed else np.empty(0, np.int64)
-        scores = found.scores[retriever][rows] if len(rows) else np.empty(0)
+        rows = (
+            np.flatnonzero(candidates.listed[retriever])
+            if retriever in candidates.listed
+            else np.empty(0, np.int64)
+        )
+        scores = candidates.scores[retriever][rows] if len(rows) else np.empty(0)
         order = np.lexsort((-names.codes[rows], -scores))
         listed = (names[rows[order]], frozen(scores[order]))
         runs.append(Run((_QUERY,), np.array([0, len(rows)]), *listed, None, retriever))
     return runs
 
 
-def _places(found: Found, run: Run) -> IntArray:
+def _places(candidates: Found, run: Run) -> IntArray:
     """Where the rows of a run of the candidates stand among them."""
-    place = {document: at for at, document in enumerate(found.documents)}
+    place = {document: at for at, document in enumerate(candidates.documents)}
     return np.array([place[document] for document in run.documents.tolist()], dtype=np.int64)
 
 
@@ -219,7 +229,7 @@ class Searcher:
 
     def search(
         self,
-        asked: Search,
+        request: Search,
         *,
         snippets: bool,
         token: Callable[[str], str] | None = None,
@@ -234,26 +244,28 @@ class Searcher:
         check()
         began = time.perf_counter()
         snapshot = self.index.snapshot
-        found = snapshot.find(asked.query, self.depth)
+        candidates = snapshot.find(request.query, self.depth)
         check()
-        scored = self.scorer.score(snapshot, found)
+        scored = self.scorer.score(snapshot, candidates)
         check()
-        kept = self._kept(scored, asked)
-        reasons = self.scorer.explain(snapshot, found, scored, len(kept)) if asked.explain else None
+        selected = self._select(scored, request)
+        reasons = (
+            self.scorer.explain(snapshot, candidates, scored, len(selected)) if request.explain else None
+        )
         check()
-        texts = self.store.get([found.documents[at] for at in kept]) if snippets and kept else {}
-        cut = partial(snippet, pattern=_pattern(asked.query, found.words))
+        texts = self.store.get([candidates.documents[at] for at in selected]) if snippets and selected else {}
+        cut = partial(snippet, pattern=_pattern(request.query, candidates.words))
         hits = [
             Hit(
-                document=name(found.documents[at]),
+                document=name(candidates.documents[at]),
                 silo=self.silo,
                 probability=None if scored.probabilities is None else float(scored.probabilities[at]),
                 score=float(scored.scores[at]),
                 explanation=None if reasons is None else reasons[place],
-                token="" if token is None else token(found.documents[at]),
-                **_shown(texts.get(found.documents[at]), cut),
+                token="" if token is None else token(candidates.documents[at]),
+                **_display_fields(texts.get(candidates.documents[at]), cut),
             )
-            for place, at in enumerate(kept)
+            for place, at in enumerate(selected)
         ]
         took = round((time.perf_counter() - began) * 1000, 3)
         version = "" if snapshot.shared is None else snapshot.shared.version
@@ -261,29 +273,29 @@ class Searcher:
             silo=self.silo, hits=hits, documents=len(snapshot), statistics=version, took_ms=took
         )
 
-    def _kept(self, scored: Scored, asked: Search) -> list[int]:
-        best: list[int] = scored.order[: asked.k].tolist()
-        if asked.threshold <= 0:
+    def _select(self, scored: Scored, request: Search) -> list[int]:
+        best: list[int] = scored.order[: request.k].tolist()
+        if request.threshold <= 0:
             return best
-        chances = scored.probabilities
-        return [] if chances is None else [at for at in best if chances[at] >= asked.threshold]
+        probabilities = scored.probabilities
+        return [] if probabilities is None else [at for at in best if probabilities[at] >= request.threshold]
 
     def evidence(self, query: str, document: str) -> tuple[float | None, Mapping[str, float | None]]:
         """What is said of a document now: its probability, and each retriever's; nothing if not found."""
         snapshot = self.index.snapshot
-        found = snapshot.find(query, self.depth)
-        if document not in found.documents:
+        candidates = snapshot.find(query, self.depth)
+        if document not in candidates.documents:
             return None, {}
-        scored = self.scorer.score(snapshot, found)
-        at = found.documents.index(document)
+        scored = self.scorer.score(snapshot, candidates)
+        at = candidates.documents.index(document)
         places = scored.order.tolist()
         if scored.probabilities is None or at not in places:
             return None, {}
-        told = self.scorer.explain(snapshot, found, scored, places.index(at) + 1)[-1]
-        return float(scored.probabilities[at]), {part.retriever: part.probability for part in told}
+        parts = self.scorer.explain(snapshot, candidates, scored, places.index(at) + 1)[-1]
+        return float(scored.probabilities[at]), {part.retriever: part.probability for part in parts}
 
 
-def _shown(text: Draft | None, cut: partial[str]) -> dict[str, str]:
+def _display_fields(text: Draft | None, cut: partial[str]) -> dict[str, str]:
     return {} if text is None else {"title": text.title[:300], "snippet": cut(text.body)}
 
 

@@ -184,10 +184,10 @@ class ApiKeys:
 
     def _read(self) -> Mapping[str, ApiKey]:
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except FileNotFoundError:
             return {}
-        seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+        seen = (status.st_mtime_ns, status.st_size, status.st_ino)
         if seen != self._seen:
             self._keys, self._seen = _parsed(private_file(self.path)), seen
         return self._keys
@@ -196,8 +196,8 @@ class ApiKeys:
         return locked(private_folder(self.path.parent) / f".{self.path.name}.lock")
 
     def _write(self, keys: Mapping[str, ApiKey]) -> None:
-        told = {"format": 1, "keys": [asdict(key) for key in keys.values()]}
-        write_private(self.path, json.dumps(told, indent=2).encode() + b"\n")
+        payload = {"format": 1, "keys": [asdict(key) for key in keys.values()]}
+        write_private(self.path, json.dumps(payload, indent=2).encode() + b"\n")
 
 
 def _parsed(path: Path) -> dict[str, ApiKey]:
@@ -250,10 +250,10 @@ class Gate(Generic[P]):
             return Caller(peer.name, frozenset(), self.peers[peer.name])
         token = token_in(scope)
         if token is not None:
-            found = None if self.keys is None else self.keys.find(token)
-            if found is None:
+            key = None if self.keys is None else self.keys.find(token)
+            if key is None:
                 raise WrongKey("the API key is unknown, revoked or expired")
-            return replace(found, policy=self.peers.get(found.name))
+            return replace(key, policy=self.peers.get(key.name))
         if self.sessions is not None and (caller := self.sessions.caller_in(scope)) is not None:
             return caller
         if self.strangers.scopes:

@@ -149,7 +149,7 @@ class Participant:
     def __init__(self, line: Coordinator, answer: Callable[[bytes], bytes]) -> None:
         self._line, self._answer = line, answer
         self._stopped = threading.Event()
-        self._said = ""
+        self._last_message = ""
 
     def stop(self) -> None:
         """End after what is under way."""
@@ -201,8 +201,8 @@ class Participant:
             thread.join()
 
     def _say(self, text: str) -> None:
-        if text != self._said:  # an outage is one line, however long it lasts
-            self._said = text
+        if text != self._last_message:  # an outage is one line, however long it lasts
+            self._last_message = text
             _log.info("%s", text)
 
 

@@ -97,9 +97,9 @@ def load(
             yield draft
 
     done = store.put(own(), source=source.label)
-    kept = {name for id in unread for name in _names(id, source)}
-    below = tuple(f"{name}/" for name in kept)
-    return done + Counts(removed=store.retain(source.label, placed | kept, below=below))
+    unreadable = {name for id in unread for name in _names(id, source)}
+    below = tuple(f"{name}/" for name in unreadable)
+    return done + Counts(removed=store.retain(source.label, placed | unreadable, below=below))
 
 
 def _names(id: str, source: Source) -> list[str]:
@@ -142,9 +142,11 @@ def _forget(sources: Collection[Source], failed: Collection[Source], store: Stor
         return 0
     new = [source.label for source in failed if not {source.label, source.unnamed} & set(counts)]
     if new:
-        _log.warning("%s are kept, though not named, until %s can be read", _told(gone), ", ".join(new))
+        _log.warning(
+            "%s are kept, though not named, until %s can be read", _counts_text(gone), ", ".join(new)
+        )
         return 0
-    _log.warning("the configuration names no more, and so were removed: %s", _told(gone))
+    _log.warning("the configuration names no more, and so were removed: %s", _counts_text(gone))
     return sum(store.retain(label, ()) for label in gone)
 
 
@@ -153,7 +155,7 @@ def _of_sources(counts: Mapping[str, int], named: Collection[str] = ()) -> dict[
     return {label: count for label, count in counts.items() if label not in (*named, OPERATOR, "")}
 
 
-def _told(counts: Mapping[str, int]) -> str:
+def _counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{several(count, 'document')} of {label}" for label, count in counts.items())
 
 
@@ -162,7 +164,7 @@ def check_sources(settings: NodeSettings, store: Store) -> None:
     gone = _of_sources(store.by_source())
     if gone and not settings.sources and not settings.forget_sources:
         raise ConfigError(
-            f"the configuration names no source, but the store has {_told(gone)}",
+            f"the configuration names no source, but the store has {_counts_text(gone)}",
             key="sources",
             expected="the source, or forget_sources = true to remove its documents",
         )
@@ -263,5 +265,7 @@ def _postgres_rows(url: str, query: str) -> Iterator[tuple[Any, ...]]:
                 cursor.execute(query.encode())
                 yield from cursor
     except psycopg.Error as error:
-        told = str(error).strip().split("\n")[0]
-        raise DataError(f"the source's query failed: {told}", cure="check sources.url and query") from error
+        message = str(error).strip().split("\n")[0]
+        raise DataError(
+            f"the source's query failed: {message}", cure="check sources.url and query"
+        ) from error

@@ -69,12 +69,12 @@ class Nodes:
     def __call__(
         self, questions: Mapping[str, Any], *, deadline: float, enough: int
     ) -> Iterable[tuple[str, Any]]:
-        asked = self._all(questions, deadline)
-        return zip(questions, asyncio.run_coroutine_threadsafe(asked, self._loop).result(), strict=True)
+        answers = self._all(questions, deadline)
+        return zip(questions, asyncio.run_coroutine_threadsafe(answers, self._loop).result(), strict=True)
 
     async def _all(self, questions: Mapping[str, Any], deadline: float) -> list[Any]:
-        asked = (self._one(self._silos[name], question, deadline) for name, question in questions.items())
-        return await asyncio.gather(*asked, return_exceptions=True)
+        requests = (self._one(self._silos[name], question, deadline) for name, question in questions.items())
+        return await asyncio.gather(*requests, return_exceptions=True)
 
     async def _one(self, silo: Talks, question: Any, deadline: float) -> Any:
         async with asyncio.timeout(deadline):
@@ -217,7 +217,7 @@ class Exchange:
 
         nodes = Silos(missing, Nodes(self._silos), PATIENCE, least=0)
         answers = await asyncio.to_thread(nodes.ask, request, lambda name, reply: reply.status in (200, 204))
-        self._holders |= {name for name, taken in answers.by_silo.items() if taken}
+        self._holders |= {name for name, accepted in answers.by_silo.items() if accepted}
 
     def _note(self, problems: Mapping[str, str], problem: str) -> None:
         """What is wrong now, by silo and with all; the log hears what is new."""

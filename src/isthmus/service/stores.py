@@ -45,11 +45,11 @@ class Draft:
     @property
     def digest(self) -> bytes:
         """Tells whether it changed."""
-        told = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=16)
         for text in (self.title, self.body):
             spelled = text.encode("utf-8", "surrogatepass")
-            told.update(len(spelled).to_bytes(8, "little") + spelled)
-        return told.digest()
+            digest.update(len(spelled).to_bytes(8, "little") + spelled)
+        return digest.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,24 +235,24 @@ class Store(ABC):
         gone = 0
         for batch in _batches(ids):
             with self._transaction(writing=True) as db:
-                held = sorted(self._known(db, list(batch)))
-                first = self._reserve(db, len(held))
+                known = sorted(self._known(db, list(batch)))
+                first = self._reserve(db, len(known))
                 self._many(
                     db,
                     """UPDATE document SET title = '', body = '', digest = ?, change = ?, removed = 1
                     WHERE id = ?""",
-                    [(b"", first + at, id) for at, id in enumerate(held)],
+                    [(b"", first + at, id) for at, id in enumerate(known)],
                 )
-                self._forget_vectors(db, held)
-                gone += len(held)
+                self._forget_vectors(db, known)
+                gone += len(known)
         return gone
 
     def retain(self, source: str, ids: Iterable[str], *, below: tuple[str, ...] = ()) -> int:
         """Remove what a source gave once and gives no more, but for ids that begin with one of `below`."""
-        kept = set(ids)
+        named = set(ids)
         with self._transaction() as db:
-            held = self._rows(db, "SELECT id FROM document WHERE source = ? AND removed = 0", (source,))
-        return self.remove([id for (id,) in held if id not in kept and not id.startswith(below)])
+            stored = self._rows(db, "SELECT id FROM document WHERE source = ? AND removed = 0", (source,))
+        return self.remove([id for (id,) in stored if id not in named and not id.startswith(below)])
 
     def owners(self, ids: Iterable[str]) -> dict[str, str]:
         """The source of every document there is or was."""
@@ -307,16 +307,16 @@ class Store(ABC):
                     probability = excluded.probability, evidence = excluded.evidence""",
                 [
                     (
-                        _storable(told.query),
-                        told.document,
-                        told.peer,
-                        told.person,
-                        int(told.relevant),
-                        told.at,
-                        told.probability,
-                        json.dumps(dict(told.evidence)),
+                        _storable(judgement.query),
+                        judgement.document,
+                        judgement.peer,
+                        judgement.person,
+                        int(judgement.relevant),
+                        judgement.at,
+                        judgement.probability,
+                        json.dumps(dict(judgement.evidence)),
                     )
-                    for told in judgements
+                    for judgement in judgements
                 ],
             )
 
@@ -428,10 +428,10 @@ class SqliteStore(Store):
             raise
 
     def find(self, words: Sequence[str], k: int) -> list[str]:
-        asked = " OR ".join('"' + word.replace('"', '""') + '"' for word in words)
-        if not asked:
+        match = " OR ".join('"' + word.replace('"', '""') + '"' for word in words)
+        if not match:
             return []
         sql = """SELECT d.id FROM words JOIN document d ON d.number = words.rowid
             WHERE words MATCH ? AND d.removed = 0 ORDER BY words.rank, d.id LIMIT ?"""
         with self._transaction() as db:
-            return [id for (id,) in self._rows(db, sql, (asked, k))]
+            return [id for (id,) in self._rows(db, sql, (match, k))]

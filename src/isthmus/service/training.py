@@ -47,8 +47,8 @@ def _history(folder: Path) -> tuple[list[dict[str, Any]], str]:
     if (folder / "checkpoint").exists():
         header = _Checkpoint.read(folder / "checkpoint").header
         return header["history"], header["config"]
-    told = json.loads((folder / "rounds.json").read_text(encoding="utf-8"))
-    return told, (folder / "config.toml").read_text(encoding="utf-8")
+    rounds = json.loads((folder / "rounds.json").read_text(encoding="utf-8"))
+    return rounds, (folder / "config.toml").read_text(encoding="utf-8")
 
 
 def _names(path: Path) -> dict[str, str]:
@@ -56,11 +56,11 @@ def _names(path: Path) -> dict[str, str]:
 
 
 def _renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    told = dict(record)
-    told["asked"] = [names.get(silo, silo) for silo in record.get("asked", ())]
+    renamed = dict(record)
+    renamed["asked"] = [names.get(silo, silo) for silo in record.get("asked", ())]
     for table in _BY_SILO:
-        told[table] = {names.get(silo, silo): value for silo, value in (record.get(table) or {}).items()}
-    return told
+        renamed[table] = {names.get(silo, silo): value for silo, value in (record.get(table) or {}).items()}
+    return renamed
 
 
 def _round(record: Mapping[str, Any]) -> wire.Round:
@@ -77,8 +77,8 @@ def _round(record: Mapping[str, Any]) -> wire.Round:
 def _final(path: Path) -> dict[str, float | None] | None:
     if not path.exists():
         return None
-    told = json.loads(path.read_text(encoding="utf-8"))
-    numbers = told.get("final", told)
+    results = json.loads(path.read_text(encoding="utf-8"))
+    numbers = results.get("final", results)
     return {str(name): float(value) for name, value in numbers.items() if _finite(value)}
 
 
