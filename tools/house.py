@@ -43,7 +43,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_080,
     "src/isthmus/cli": 1_825,  # `arguments` is a longer word than the one before
-    "src/isthmus/config.py": 225,
+    "src/isthmus/config.py": 245,  # settings as scikit-learn prints them
     "src/isthmus/corpora": 990,
     "src/isthmus/demo": 440,
     "src/isthmus/encoders": 315,
@@ -60,7 +60,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/private": 4_790,
     "src/isthmus/randomness.py": 30,
     "src/isthmus/rankers": 805,
-    "src/isthmus/report": 375,
+    "src/isthmus/report": 415,  # what a notebook shows of any table, once
     "src/isthmus/retrieval": 490,  # collection statistics of service, private and features in one place
     "src/isthmus/service": 7_880,
     "src/isthmus/tables": 2_025,

@@ -52,6 +52,10 @@ class Ids:
         words = self.words
         return [words[code] for code in self.codes.tolist()]
 
+    def to_arrow(self) -> pa.LargeStringArray:
+        """The identifiers as an Arrow column, row by row."""
+        return self.vocabulary.take(pa.array(self.codes))
+
     def word(self, row: int) -> str:
         """The identifier of one row."""
         return str(self.vocabulary[int(self.codes[row])].as_py())

@@ -22,6 +22,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from inspect import Parameter, signature
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -63,6 +64,32 @@ def to_mapping(config: Any) -> dict[str, Any]:
 def to_toml(config: Any) -> str:
     """The configuration as TOML that `load` reads back to an equal one."""
     return "\n".join(_lines(to_mapping(config), ())) + "\n"
+
+
+def settings_repr(thing: object) -> str:
+    """`Name(setting=value, …)` as scikit-learn prints an estimator: what differs from its default.
+
+    What may be given by position is always there: `MLP(hidden=(32,))`.
+    """
+    shown = []
+    for name, parameter in _parameters(type(thing)).items():
+        value = getattr(thing, name)
+        if parameter.kind is not parameter.KEYWORD_ONLY or value != parameter.default:
+            shown.append(f"{name}={value!r}")
+    return f"{type(thing).__name__}({', '.join(shown)})"
+
+
+def _parameters(cls: type) -> dict[str, Parameter]:
+    """The constructor's parameters, those that it passes on to the class above too, with their defaults."""
+    own = dict(signature(cls).parameters)
+    if passed_on := [name for name, each in own.items() if each.kind is each.VAR_KEYWORD]:
+        del own[passed_on[0]]
+        above = _parameters(cls.__mro__[1])
+        own |= {name: each for name, each in above.items() if each.kind is each.KEYWORD_ONLY}
+    for each in fields(cls) if is_dataclass(cls) else ():
+        if each.default_factory is not MISSING:
+            own[each.name] = own[each.name].replace(default=each.default_factory())
+    return own
 
 
 def _read(source: Source) -> tuple[dict[str, Any], str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class Tokeniser:
     """How texts become terms; `stemmer` is a Snowball language, or None to leave words as they are."""
 
     stemmer: str | None = "english"
-    stop_words: frozenset[str] = STOP_WORDS
+    stop_words: frozenset[str] = field(default=STOP_WORDS, repr=False)
 
     def __post_init__(self) -> None:
         from Stemmer import algorithms

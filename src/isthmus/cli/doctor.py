@@ -29,6 +29,7 @@ PURPOSES = {
     "trees": "LambdaMART",
     "postgres": "PostgreSQL as store or source",
     "pdf": "PDF documents",
+    "pandas": "tables as data frames",
 }
 """What each extra is for; a node, a broker and files of rankings need none."""
 

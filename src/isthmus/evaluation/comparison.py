@@ -16,7 +16,7 @@ from isthmus.evaluation.measures import Measure, as_measures
 from isthmus.evaluation.propensity import Propensity
 from isthmus.evaluation.results import Evaluation, evaluate
 from isthmus.evaluation.statistics import Groups, Interval, Paired, bootstrap, holm, paired_t, randomisation
-from isthmus.report import Cell, Estimate, Table
+from isthmus.report import Cell, Estimate, Table, Tabular
 from isthmus.tables import Qrels, Run
 
 _LETTERS = "abcdefghijklmnoprstuvwxyz"
@@ -52,7 +52,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Tabular):
     """Several evaluations on the same judgements; prints as a terminal table."""
 
     evaluations: tuple[Evaluation, ...]
@@ -129,6 +129,15 @@ class Comparison:
             for measure, row in zip(self.measures, evaluation.rows(), strict=True)
             for interval in [self.interval(evaluation.run, measure)]
         ]
+
+    def to_arrow(self) -> Any:
+        """The same rows as a pyarrow.Table."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(self.rows())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     def __str__(self) -> str:
         return self.table().text()

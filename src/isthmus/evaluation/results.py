@@ -16,6 +16,7 @@ from isthmus.evaluation.formulas import FORMULAS, relevant
 from isthmus.evaluation.measures import Measure, as_measures
 from isthmus.evaluation.propensity import Propensity, propensity_scored
 from isthmus.evaluation.ranking import Ranking
+from isthmus.report import Tabular, preview
 from isthmus.tables import Qrels, Run, as_grades
 
 
@@ -34,7 +35,7 @@ class Means(dict[str, float]):
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class Evaluation(Tabular):
     """What `evaluate` found.
 
     `values[measure]` has one number per query of the judgements, NaN where the query does not count;
@@ -97,6 +98,15 @@ class Evaluation:
             }
             for measure, value in zip(self.measures, self.means.values(), strict=True)
         ]
+
+    def to_arrow(self) -> Any:
+        """The same rows as a pyarrow.Table."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(self.rows())
+
+    def _repr_html_(self) -> str:
+        return preview(self.to_arrow(), title=f"Evaluation {self.run!r}")
 
     def remarks(self) -> list[str]:
         """What must not pass in silence: queries that only one side has, and tied scores."""

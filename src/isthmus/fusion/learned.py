@@ -32,6 +32,7 @@ from isthmus.calibration import (
     probabilities_of,
     query_folds,
 )
+from isthmus.config import settings_repr
 from isthmus.errors import ConfigError, DataError
 from isthmus.fusion.fusers import FUSERS, Candidates, choose, default_norm
 from isthmus.fusion.union import Union
@@ -126,7 +127,7 @@ class Lesson:
         return np.asarray((self.fold_of_query >= 0) & (self.fold_of_query != fold))
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Fuser:
     """`fit(runs, qrels)` learns; `fuse(runs)` gives one run with calibrated probabilities.
 
@@ -139,6 +140,9 @@ class Fuser:
 
     judging: Judging = field(default_factory=Judging)
     folds: int = 5
+
+    def __repr__(self) -> str:
+        return settings_repr(self)
 
     @property
     def label(self) -> str:
@@ -299,7 +303,7 @@ class Account:
     chances: FloatArray | None = None
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Formula(Fuser):
     """Any fuser of `FUSERS` with its score calibrated on judgements.
 
@@ -344,7 +348,7 @@ class Formula(Fuser):
         return Account(contributions, evidence[0] - contributions.sum(axis=0))
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class LogOdds(Fuser):
     """logit p = Σᵢ logit cᵢ − (m − 1)·logit π: Bayes' rule for independent retrievers.
 
@@ -450,7 +454,7 @@ class LogOdds(Fuser):
         return {**super().parameters(), "calibrator": named}
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Stacked(LogOdds):
     """Logistic regression on the calibrated log-odds and one absence indicator per retriever, cross-fitted.
 
@@ -513,7 +517,7 @@ class Stacked(LogOdds):
         return Account(contributions, start, weights, expit(evidence[:count]))
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Weighted(Fuser):
     """Σᵢ wᵢ·sᵢ over normalised scores, the weights given or tuned for a measure on validation.
 

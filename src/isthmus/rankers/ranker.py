@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.config import settings_repr
 from isthmus.errors import DataError
 from isthmus.evaluation import evaluate_rows
 from isthmus.tables import Bundle, Letor, Run
@@ -53,6 +54,9 @@ class Ranker(ABC):
     def rank(self, letor: Letor, *, name: str = "") -> Run:
         """The lists in the order of their scores."""
         return letor.run(self.score(letor), name=name)
+
+    def __repr__(self) -> str:
+        return settings_repr(self)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the ranker to one file, atomically; `load_ranker` reads it back."""

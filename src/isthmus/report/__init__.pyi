@@ -4,9 +4,12 @@ from isthmus.report.plots import Line as Line
 from isthmus.report.plots import Plot as Plot
 from isthmus.report.plots import line_plot as line_plot
 from isthmus.report.tables import FORMS as FORMS
+from isthmus.report.tables import ROWS as ROWS
 from isthmus.report.tables import Cell as Cell
 from isthmus.report.tables import Estimate as Estimate
 from isthmus.report.tables import Table as Table
+from isthmus.report.tables import Tabular as Tabular
+from isthmus.report.tables import preview as preview
 from isthmus.report.terminal import Progress as Progress
 from isthmus.report.terminal import box as box
 from isthmus.report.terminal import progress as progress

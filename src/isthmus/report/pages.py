@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,10 @@ class Page:
         sections = [(section.heading, [shown(part) for part in section.parts]) for section in self.sections]
         return _template().render(title=self.title, lead=self.lead, sections=sections)
 
+    def _repr_html_(self) -> str:
+        page = escape(self.html())  # in a frame: the page's styles are not the notebook's
+        return f'<iframe srcdoc="{page}" sandbox style="width: 100%; height: 40em; border: 0"></iframe>'
+
     def markdown(self) -> str:
         """The same for a repository; a figure is its caption."""
         lines = [f"# {self.title}", *([self.lead] if self.lead else [])]
@@ -63,7 +68,7 @@ class Page:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, whole or not at all."""
-        from isthmus.tables import replacing
+        from isthmus.files import replacing
 
         target = Path(path)
         with replacing(target) as stream:

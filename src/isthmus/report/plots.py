@@ -38,13 +38,16 @@ class Plot:
         text = self._render("svg").decode()
         return text[text.index("<svg") :]
 
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
     def png(self) -> bytes:
         """The figure as a PNG."""
         return self._render("png")
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the figure in the form its name ends in: .svg or .png."""
-        from isthmus.tables import replacing
+        from isthmus.files import replacing
 
         target = Path(path)
         form = target.suffix[1:].lower()

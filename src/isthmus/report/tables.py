@@ -12,8 +12,11 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from typing import Any
+
+from isthmus.errors import check_extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,40 @@ class Estimate:
     high: float | None = None
     marks: str = ""
     best: bool = False
+
+
+ROWS, COLUMNS = 20, 12
+"""How much of a table a notebook shows."""
+
+
+class Tabular:
+    """What a notebook shows as a table and other libraries read; a subclass says how with `to_arrow`."""
+
+    def to_arrow(self) -> Any:
+        """All rows as a pyarrow.Table."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """All rows as a pandas.DataFrame. MissingExtra where pandas, the extra `pandas`, is not installed."""
+        check_extra("pandas", "to_pandas()", "pandas")
+        return self.to_arrow().to_pandas()
+
+    def _repr_html_(self) -> str:
+        return preview(self.to_arrow())
+
+
+def preview(table: Any, *, title: str = "", rows: int | None = None) -> str:
+    """The first rows and columns of a pyarrow.Table as escaped HTML, and how many there are in all.
+
+    `rows` is their number where the table itself is a part of what there is.
+    """
+    total = table.num_rows if rows is None else rows
+    part = table.slice(0, ROWS).select(range(min(table.num_columns, COLUMNS)))
+    cells = tuple(zip(*(column.to_pylist() for column in part.columns), strict=True))
+    notes = [f"The first {part.num_rows:,} of {total:,} rows."] if total > part.num_rows else []
+    if table.num_columns > COLUMNS:
+        notes.append(f"The first {COLUMNS} of {table.num_columns:,} columns.")
+    return Table(tuple(part.column_names), cells, title, tuple(notes)).html()
 
 
 Cell = str | int | float | None | Estimate
@@ -48,7 +85,7 @@ _LATEX_SIGNS = re.compile("[" + re.escape("".join(_LATEX)) + "]")
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Tabular):
     """Rows of cells under a header; notes stand below it."""
 
     header: tuple[str, ...]
@@ -118,6 +155,25 @@ class Table:
         )
         notes = "".join(f'<p class="note">{escape(note)}</p>' for note in self.notes)
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>{notes}"
+
+    def to_arrow(self) -> Any:
+        """All rows as a pyarrow.Table; an interval has columns of its own, `… low` and `… high`."""
+        import pyarrow as pa
+
+        columns: dict[str, list[Any]] = {}
+        for at, name in enumerate(self.header):
+            cells = [row[at] for row in self.rows]
+            columns[name] = [cell.value if isinstance(cell, Estimate) else cell for cell in cells]
+            for bound in ("low", "high"):
+                bounds = [getattr(cell, bound, None) for cell in cells]
+                if any(value is not None for value in bounds):
+                    columns[f"{name} {bound}"] = bounds
+        return pa.table(columns)
+
+    def _repr_html_(self) -> str:
+        left_out = len(self.rows) - ROWS
+        note = (f"The first {ROWS} of {len(self.rows):,} rows.",) if left_out > 0 else ()
+        return replace(self, rows=self.rows[:ROWS], notes=(*note, *self.notes)).html()
 
     def _numeric(self) -> list[bool]:
         """Which columns hold numbers (and nothing but numbers)."""

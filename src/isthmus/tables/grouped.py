@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
+from isthmus.report import ROWS, Tabular, preview
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ByQuery:
+class ByQuery(Tabular):
     """Rows grouped by query in CSR form; the columns beyond that are the subclass's."""
 
     queries: tuple[str, ...]
@@ -83,6 +84,10 @@ class ByQuery:
         empty = {query: None for part in parts for query in part.queries if query not in self}
         offsets = np.concatenate((self.offsets, np.full(len(empty), self.offsets[-1])))
         return replace(self, queries=(*self.queries, *empty), offsets=frozen(offsets))
+
+    def _repr_html_(self) -> str:
+        first = self[: int(np.searchsorted(self.offsets, ROWS)) or 1]  # no more queries than are shown
+        return preview(first.to_arrow(), title=repr(self).partition("\n")[0], rows=self.rows)
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
         """Query by query: its id, its first row and the row after its last."""

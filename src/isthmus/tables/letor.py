@@ -87,6 +87,11 @@ class Letor(ByQuery):
             raise DataError(f"{len(values)} scores for {self.rows} rows")
         return Run._ordered(self.queries, self.query_of_row, self.ids, values, None, name)
 
+    def to_arrow(self) -> pa.Table:
+        """Columns query, document and grade, then the features, numbered from 1 as in LETOR files."""
+        keys = {"query": self._query_column.to_arrow(), "document": self.ids.to_arrow(), "grade": self.grades}
+        return pa.table(keys | {f"feature {at}": column for at, column in enumerate(self.features.T, 1)})
+
     def keep(self, mask: NDArray[np.bool_]) -> Letor:
         """The rows inside the mask, under the ids they had; every query stays, if with no rows."""
         named = self if self.documents is not None else replace(self, documents=self.ids)

@@ -48,6 +48,10 @@ class _Rankings(ByQuery):
         )
         return other if same else None
 
+    def _keys_to_arrow(self) -> dict[str, Any]:
+        """The columns query and document."""
+        return {"query": self._query_column.to_arrow(), "document": self.documents.to_arrow()}
+
     def _nested(self, values: NDArray[Any]) -> dict[str, dict[str, Any]]:
         """`{query: {document: value}}`."""
         rows = list(zip(self.documents.tolist(), values.tolist(), strict=True))
@@ -136,6 +140,13 @@ class Run(_Rankings):
     def to_dict(self) -> dict[str, dict[str, float]]:
         """`{query: {document: score}}`, best first."""
         return self._nested(self.scores)
+
+    def to_arrow(self) -> pa.Table:
+        """Columns query, document, rank and score, and probability where there is one; best first."""
+        columns = self._keys_to_arrow() | {"rank": self.ranks, "score": self.scores}
+        if self.probabilities is not None:
+            columns["probability"] = self.probabilities
+        return pa.table(columns)
 
     def lists(self) -> Iterator[tuple[str, list[str], FloatArray]]:
         """Query by query: its id, its documents best first, their scores."""
@@ -275,6 +286,10 @@ class Qrels(_Rankings):
     def to_dict(self) -> dict[str, dict[str, int]]:
         """`{query: {document: grade}}`."""
         return self._nested(self.grades)
+
+    def to_arrow(self) -> pa.Table:
+        """Columns query, document and grade."""
+        return pa.table(self._keys_to_arrow() | {"grade": self.grades})
 
     def rows_for(self, table: _Rankings) -> IntArray:
         """For every row of another table, the row here with the same query and document; -1 if none."""
