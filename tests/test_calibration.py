@@ -288,8 +288,8 @@ def test_a_label_of_unjudged_lists_alone_has_no_prior() -> None:
     run, qrels = labelled(200)
     unknown = Run.from_dict({"x": {"y": 1.0, "z": 0.5, "zz": 0.1}})
     both = Run.concat([run, unknown])
-    chances = calibrate(both, "softmax", qrels=qrels)
-    assert np.isfinite(chances.chances).all()
+    calibrated = calibrate(both, "softmax", qrels=qrels)
+    assert np.isfinite(calibrated.required_probabilities).all()
 
 
 def test_parts_lean_on_the_pool() -> None:

@@ -62,7 +62,7 @@ def test_a_release_that_would_overspend_is_refused_and_leaves_no_trace(ledger: L
     before = list(ledger.departures()), list(ledger.charges()), ledger.summary()
     with pytest.raises(BudgetExhausted) as refused:
         ledger.charge(cost(2, "more"), covering("b", "a", "c"), "south")
-    assert (refused.value.peer, refused.value.asked, refused.value.left) == ("south", 2, 1)
+    assert (refused.value.peer, refused.value.requested, refused.value.left) == ("south", 2, 1)
     assert (list(ledger.departures()), list(ledger.charges()), ledger.summary()) == before
     assert ledger.spent("b") == 0, "one document's refusal is the whole batch's"
     ledger.charge(cost(1, "more"), covering("a"), "south")
@@ -164,7 +164,7 @@ def test_two_versions_in_one_batch_are_both_charged(ledger: Ledger) -> None:
     both = Covered(["a", "a"], ["a#1", "a#2"])
     with pytest.raises(BudgetExhausted) as refused:
         ledger.charge(cost(5), both, "north")
-    assert refused.value.asked == 10
+    assert refused.value.requested == 10
     ledger.charge(cost(4), both, "north")
     assert ledger.spent("a") == 8
 
@@ -205,7 +205,7 @@ def test_composition_lets_many_small_releases_through(path: Path, rule, times: i
         with pytest.raises(BudgetExhausted) as refused:
             ledger.charge(cost(0.06, "one more"), covering("a"), "north")
         assert ledger.spent("a") == pytest.approx((Loss.of(0.06) * times).at(delta=delta, rule=rule))
-        assert ledger.left("a") == refused.value.left < refused.value.asked
+        assert ledger.left("a") == refused.value.left < refused.value.requested
         ledger.audit()
 
 

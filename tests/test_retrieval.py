@@ -181,5 +181,5 @@ def test_a_fitted_fuser_gives_a_fused_retriever_probabilities() -> None:
     runs = hybrid.runs(asked)
     qrels = Qrels.from_dict({query: {runs[0][query].documents.word(0): 1} for query in asked.ids})
     sure = replace(hybrid, fuser=Stacked(calibrator="platt", folds=2).fit(runs, qrels))
-    chances = sure.search(asked, k=3).chances
+    chances = sure.search(asked, k=3).required_probabilities
     assert ((chances > 0) & (chances < 1)).all()

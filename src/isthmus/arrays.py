@@ -63,8 +63,8 @@ class Ids:
     @cached_property
     def words(self) -> list[str]:
         """The vocabulary as Python strings, in order."""
-        found: list[str] = self.vocabulary.to_pylist()
-        return found
+        words: list[str] = self.vocabulary.to_pylist()
+        return words
 
     def codes_in(self, other: Ids) -> IntArray:
         """For every row, the code that `other` gives the same identifier; -1 where it has none."""
@@ -74,8 +74,8 @@ class Ids:
         """For every word of this vocabulary, its position in the other one; -1 where it is absent."""
         if self.vocabulary is other.vocabulary:
             return np.arange(len(self.vocabulary))
-        found = pc.index_in(self.vocabulary, value_set=other.vocabulary)
-        return np.asarray(found.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
+        codes = pc.index_in(self.vocabulary, value_set=other.vocabulary)
+        return np.asarray(codes.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
 
     @staticmethod
     def concat(columns: Sequence[Ids]) -> Ids:

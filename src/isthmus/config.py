@@ -249,7 +249,7 @@ class _Reader:
 
     def _wrong(self, at: str, value: Any, kind: Any) -> ConfigError:
         problem = f"{self.origin}{at or 'the configuration'} = {value!r}"
-        return ConfigError(problem, key=at, value=value, expected=_told(kind))
+        return ConfigError(problem, key=at, value=value, expected=_describe(kind))
 
 
 @cache
@@ -266,19 +266,19 @@ def _required(cls: Any) -> list[str]:
     ]
 
 
-def _told(kind: Any) -> str:
+def _describe(kind: Any) -> str:
     """A type in the words of a person who writes TOML."""
     if kind in _SCALARS:
         return _SCALARS[kind][0]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(_told(choice) for choice in arguments)
+        return " or ".join(_describe(choice) for choice in arguments)
     if origin is Literal:
         return "one of " + ", ".join(_value(choice) for choice in arguments)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return f"a list, each {_told(arguments[0])}"
+        return f"a list, each {_describe(arguments[0])}"
     if origin is tuple:
-        return f"a list of {len(arguments)}: {', '.join(_told(each) for each in arguments)}"
+        return f"a list of {len(arguments)}: {', '.join(_describe(each) for each in arguments)}"
     return "a table"
 
 
@@ -332,8 +332,8 @@ def _key(key: str) -> str:
 
 def _quoted(text: str) -> str:
     escapes = {'"': '\\"', "\\": "\\\\"}
-    told = (
+    escaped = (
         escapes.get(char) or (f"\\u{ord(char):04x}" if ord(char) < 32 or ord(char) == 127 else char)
         for char in text
     )
-    return '"' + "".join(told) + '"'
+    return '"' + "".join(escaped) + '"'

@@ -6,7 +6,7 @@
     ├── MissingExtra (ImportError)      the person with the environment: pip install isthmus[…]
     ├── MissingDistribution (ImportError)  the same person: pip install ./reproduce
     ├── PrivacyError                    the silo's owner
-    │   ├── BudgetExhausted             a release would overspend: peer, asked, left
+    │   ├── BudgetExhausted             a release would overspend: peer, requested, left
     │   └── ProtocolError               a message that is not what the protocol says
     ├── FederationError                 the coordinator
     │   ├── RoundFailed                 too few usable answers: round, silos
@@ -54,9 +54,9 @@ class DataError(IsthmusError, ValueError):
         self.text = None if text is None else _shorten(text)
         self.cure = cure
         where = "" if self.file is None else f"{self.file}:{line}: " if line else f"{self.file}: "
-        shown = "" if self.text is None else f": {self.text!r}"
+        quoted = "" if self.text is None else f": {self.text!r}"
         hint = "" if cure is None else f" ({cure})"
-        super().__init__(f"{where}{problem}{shown}{hint}")
+        super().__init__(f"{where}{problem}{quoted}{hint}")
 
     @classmethod
     def unreadable(cls, file: str | PathLike[str], error: OSError) -> DataError:
@@ -122,10 +122,10 @@ class PrivacyError(IsthmusError):
 class BudgetExhausted(PrivacyError):
     """A release would spend more than the budget has left; nothing was released."""
 
-    def __init__(self, peer: str, asked: float, left: float) -> None:
-        self.peer, self.asked, self.left = peer, asked, left
+    def __init__(self, peer: str, requested: float, left: float) -> None:
+        self.peer, self.requested, self.left = peer, requested, left
         super().__init__(
-            f"the release asks for ε = {asked:g} but only {left:g} is left for {peer}"
+            f"the release asks for ε = {requested:g} but only {left:g} is left for {peer}"
             " (raise the budget in the silo's policy, or ask for less)"
         )
 
@@ -143,8 +143,8 @@ class RoundFailed(FederationError):
 
     def __init__(self, round: int, silos: dict[str, str], needed: int, cure: str = "") -> None:
         self.round, self.silos, self.needed = round, silos, needed
-        told = ", ".join(f"{silo}: {why}" for silo, why in sorted(silos.items())) or "no silo answered"
-        super().__init__(f"round {round} needs {needed} usable answers ({told}){cure and f'; {cure}'}")
+        reasons = ", ".join(f"{silo}: {why}" for silo, why in sorted(silos.items())) or "no silo answered"
+        super().__init__(f"round {round} needs {needed} usable answers ({reasons}){cure and f'; {cure}'}")
 
 
 class IncompatibleUpdate(FederationError):

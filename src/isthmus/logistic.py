@@ -43,10 +43,10 @@ def newton(
     size = len(start)
 
     def at(theta: FloatArray) -> tuple[float, FloatArray, FloatArray]:
-        told = sums(theta)
-        loss = float(told[0] + 0.5 * (penalty * theta**2).sum())
-        hessian = told[1 + size :].reshape(size, size) + np.diag(penalty)
-        return loss, told[1 : 1 + size] + penalty * theta, hessian
+        totals = sums(theta)
+        loss = float(totals[0] + 0.5 * (penalty * theta**2).sum())
+        hessian = totals[1 + size :].reshape(size, size) + np.diag(penalty)
+        return loss, totals[1 : 1 + size] + penalty * theta, hessian
 
     theta = start.astype(np.float64)
     loss, gradient, hessian = at(theta)

@@ -40,8 +40,8 @@ class Streams:
 
     def entropy(self, *name: str | int) -> int:
         """A 128-bit seed for that name, for libraries that want an integer."""
-        told = "\x1f".join(_spell(part) for part in (*self.prefix, *name))
-        digest = hashlib.blake2b(told.encode(), key=str(self.seed).encode(), digest_size=16).digest()
+        spelled = "\x1f".join(_spell(part) for part in (*self.prefix, *name))
+        digest = hashlib.blake2b(spelled.encode(), key=str(self.seed).encode(), digest_size=16).digest()
         return int.from_bytes(digest, "little")
 
 

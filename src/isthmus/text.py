@@ -97,18 +97,18 @@ class Tokeniser:
         """What tells texts read in this way from the same texts read in another: a later stemmer is one."""
         from Stemmer import version
 
-        told = [self.stemmer or "", version() if self.stemmer else "", *sorted(self.stop_words)]
-        return hashlib.blake2b("\n".join(told).encode(), digest_size=8).hexdigest()
+        parts = [self.stemmer or "", version() if self.stemmer else "", *sorted(self.stop_words)]
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
     def __call__(self, texts: Iterable[str]) -> Tokens:
         """Cut, stop and stem."""
         words, texts_of_words, count = _cut(texts)
         encoded = words.dictionary_encode()
         codes, vocabulary = self._terms(encoded.dictionary)
-        found = codes[encoded.indices.to_numpy()]
-        kept = found >= 0
-        offsets = offsets_of(texts_of_words[kept], count)
-        return Tokens(Ids(frozen(found[kept]), vocabulary), offsets)
+        terms = codes[encoded.indices.to_numpy()]
+        mask = terms >= 0
+        offsets = offsets_of(texts_of_words[mask], count)
+        return Tokens(Ids(frozen(terms[mask]), vocabulary), offsets)
 
     def _terms(self, words: pa.LargeStringArray) -> tuple[IntArray, pa.LargeStringArray]:
         """For every distinct word the code of its term, -1 for a stop word; and the terms in order."""
@@ -116,8 +116,10 @@ class Tokeniser:
 
         spelled = words.to_pylist()
         stopped = np.fromiter((word in self.stop_words for word in spelled), dtype=bool, count=len(spelled))
-        kept = [word for word in spelled if word not in self.stop_words]
-        stems = Ids.of(kept if self.stemmer is None else Stemmer(self.stemmer).stemWords(kept))
+        content_words = [word for word in spelled if word not in self.stop_words]
+        stems = Ids.of(
+            content_words if self.stemmer is None else Stemmer(self.stemmer).stemWords(content_words)
+        )
         codes = np.full(len(spelled), -1, dtype=np.int64)
         codes[~stopped] = stems.codes
         return codes, stems.vocabulary

@@ -84,9 +84,9 @@ class _Logistic(SumCalibrator):
             def sums(part: FloatArray) -> FloatArray:
                 theta = np.zeros(size)
                 theta[chosen] = part
-                told = ask(Likelihood(self.basis, bounds, theta, targets))
-                hessian = told[1 + size :].reshape(size, size)[np.ix_(chosen, chosen)]
-                return np.concatenate((told[:1], told[1 : 1 + size][chosen], hessian.reshape(-1)))
+                totals = ask(Likelihood(self.basis, bounds, theta, targets))
+                hessian = totals[1 + size :].reshape(size, size)[np.ix_(chosen, chosen)]
+                return np.concatenate((totals[:1], totals[1 : 1 + size][chosen], hessian.reshape(-1)))
 
             start = np.zeros(len(chosen))
             if self.intercept:
@@ -100,9 +100,9 @@ class _Logistic(SumCalibrator):
         if self.monotone and (self.coef_[: len(slopes)] < 0).any():
             fewer = [fitted(free) for count in range(len(slopes)) for free in combinations(slopes, count)]
             allowed = [(loss, theta) for loss, theta in fewer if (theta[: len(slopes)] >= 0).all()]
-            _, self.coef_ = min(allowed, key=lambda found: found[0])
+            _, self.coef_ = min(allowed, key=lambda fit: fit[0])
 
-    def _chances(self, scores: FloatArray) -> FloatArray:
+    def _probabilities(self, scores: FloatArray) -> FloatArray:
         features = design(self.basis, scores, (float(self.bounds_[0]), float(self.bounds_[1])))
         return np.asarray(expit(self.coef_ @ features))
 
@@ -159,13 +159,13 @@ class BetaCDF(Calibrator):
         unit = self._unit(scores)
 
         def loss(logs: FloatArray) -> float:
-            chances = np.clip(betainc(np.exp(logs[0]), np.exp(logs[1]), unit), 1e-12, 1 - 1e-12)
-            return -float(np.mean(np.where(relevant > 0, np.log(chances), np.log1p(-chances))))
+            probabilities = np.clip(betainc(np.exp(logs[0]), np.exp(logs[1]), unit), 1e-12, 1 - 1e-12)
+            return -float(np.mean(np.where(relevant > 0, np.log(probabilities), np.log1p(-probabilities))))
 
-        found = minimize(loss, np.zeros(2), method="L-BFGS-B", bounds=[(-7.0, 7.0)] * 2)
-        self.shape_ = np.exp(found.x)
+        optimum = minimize(loss, np.zeros(2), method="L-BFGS-B", bounds=[(-7.0, 7.0)] * 2)
+        self.shape_ = np.exp(optimum.x)
 
-    def _chances(self, scores: FloatArray) -> FloatArray:
+    def _probabilities(self, scores: FloatArray) -> FloatArray:
         return np.asarray(betainc(self.shape_[0], self.shape_[1], self._unit(scores)))
 
     def _unit(self, scores: FloatArray) -> FloatArray:
@@ -182,17 +182,17 @@ class Isotonic(Calibrator):
         counts = np.bincount(at).astype(np.float64)
         self._keep(values, np.bincount(at, weights=relevant) / counts, counts)
 
-    def _keep(self, scores: FloatArray, chances: FloatArray, weights: FloatArray) -> None:
+    def _keep(self, scores: FloatArray, rates: FloatArray, weights: FloatArray) -> None:
         """Pool adjacent violators, and keep the knots at the ends of every level stretch."""
         from scipy.optimize import isotonic_regression
 
-        level = np.clip(isotonic_regression(chances, weights=weights).x, 0.0, 1.0)
+        level = np.clip(isotonic_regression(rates, weights=weights).x, 0.0, 1.0)
         inner = (level[1:-1] == level[:-2]) & (level[1:-1] == level[2:])
-        kept = np.concatenate(([True], ~inner, [True]))[: len(level)]
-        self.knots_ = scores[kept]
-        self.levels_ = level[kept]
+        corners = np.concatenate(([True], ~inner, [True]))[: len(level)]
+        self.knots_ = scores[corners]
+        self.levels_ = level[corners]
 
-    def _chances(self, scores: FloatArray) -> FloatArray:
+    def _probabilities(self, scores: FloatArray) -> FloatArray:
         return np.interp(scores, self.knots_, self.levels_)
 
 
@@ -212,7 +212,7 @@ class BinnedIsotonic(SumCalibrator, Isotonic):
         count = self.bins or int(np.clip(pairs // 50, 5, 50))
         ranks = np.unique(np.ceil(pairs * np.arange(1, count) / count))
         edges = np.unique(order_statistics(ask, ranks[ranks >= 1])) if count > 1 else np.empty(0)
-        held, hits, total = ask(Bins(edges)).reshape(3, -1)
-        some = held > 0
-        held, hits, total = held[some], hits[some], total[some]
-        self._keep(total / held, (hits + self.smoothing) / (held + 2 * self.smoothing), held)
+        counts, hits, total = ask(Bins(edges)).reshape(3, -1)
+        some = counts > 0
+        counts, hits, total = counts[some], hits[some], total[some]
+        self._keep(total / counts, (hits + self.smoothing) / (counts + 2 * self.smoothing), counts)

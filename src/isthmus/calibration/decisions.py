@@ -19,9 +19,9 @@ POINTS = 1_000
 
 @dataclass(frozen=True, eq=False)
 class ThresholdCurve:
-    """What was kept, and how much of it was relevant, at every threshold on validation data.
+    """At every threshold on validation data: how many rows are at or above it, and how many of them relevant.
 
-    Made from probabilities that were not fitted on the rows they are measured on.
+    Computed from probabilities that were not fitted on the rows they are measured on.
     """
 
     thresholds: FloatArray
@@ -33,14 +33,14 @@ class ThresholdCurve:
     @classmethod
     def of(cls, probabilities: ArrayLike, relevant: ArrayLike) -> ThresholdCurve:
         """From rows with their probability and whether they were relevant."""
-        chances = np.asarray(probabilities, dtype=np.float64)
+        values = np.asarray(probabilities, dtype=np.float64)
         hits = np.asarray(relevant, dtype=np.float64)
-        order = np.argsort(-chances, kind="stable")
-        ends = np.flatnonzero(np.append(np.diff(chances[order]) != 0, True))
+        order = np.argsort(-values, kind="stable")
+        ends = np.flatnonzero(np.append(np.diff(values[order]) != 0, True))
         if len(ends) > POINTS:
             ends = ends[np.unique(np.geomspace(1, len(ends), POINTS).astype(np.int64) - 1)]
-        found = np.cumsum(hits[order])[ends]
-        return cls(chances[order][ends], np.asarray(ends + 1, np.float64), found, float(hits.sum()))
+        relevant_above = np.cumsum(hits[order])[ends]
+        return cls(values[order][ends], np.asarray(ends + 1, np.float64), relevant_above, float(hits.sum()))
 
     @property
     def precision(self) -> FloatArray:
@@ -79,13 +79,15 @@ def threshold_for(run: Run, qrels: Qrels, *, precision: float = 0.9, relevant: i
 
 def expected_relevant(run: Run, k: int = 10) -> FloatArray:
     """How many of the top k are relevant, in expectation: the sum of their probabilities, per query."""
-    chances = run.chances * (run.ranks <= k)
-    return np.asarray(np.bincount(run.query_of_row, weights=chances, minlength=len(run)), dtype=np.float64)
+    probabilities = run.required_probabilities * (run.ranks <= k)
+    return np.asarray(
+        np.bincount(run.query_of_row, weights=probabilities, minlength=len(run)), dtype=np.float64
+    )
 
 
 def abstain(run: Run, threshold: float) -> Run:
     """Only what is at least this probable; a query nothing passes for keeps an empty list."""
-    return run.keep(run.chances >= threshold)
+    return run.keep(run.required_probabilities >= threshold)
 
 
 def score_histogram(scores: ArrayLike, relevant: ArrayLike, *, x: str = "score", caption: str = "") -> Plot:

@@ -44,18 +44,18 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict_proba(self, scores: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
         """Two columns: P(not relevant), P(relevant)."""
-        chances = self.probabilities(scores, groups=groups)
-        return np.column_stack((1.0 - chances, chances))
+        positive = self.probabilities(scores, groups=groups)
+        return np.column_stack((1.0 - positive, positive))
 
     def probabilities(self, scores: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
         """P(relevant) of every score."""
         values = self._values(scores)
-        return self._chances_lists(values, numbered(groups, len(values)))
+        return self._probabilities_lists(values, numbered(groups, len(values)))
 
     def predict(self, scores: ArrayLike, *, groups: ArrayLike | None = None) -> NDArray[Any]:
         """The likelier of the two values of `y`."""
-        chances = self.probabilities(scores, groups=groups)
-        labels: NDArray[Any] = self.classes_[(chances > 0.5).astype(np.intp)]
+        positive = self.probabilities(scores, groups=groups)
+        labels: NDArray[Any] = self.classes_[(positive > 0.5).astype(np.intp)]
         return labels
 
     def _checked(
@@ -84,8 +84,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _values(self, scores: ArrayLike) -> FloatArray:
         """Checked scores; a vector stands for one column, if one column is what was fitted."""
         check_is_fitted(self)
-        given = _column(scores) if self.n_features_in_ == 1 else scores
-        matrix = validate_data(self, given, reset=False, dtype=np.float64)
+        column = _column(scores) if self.n_features_in_ == 1 else scores
+        matrix = validate_data(self, column, reset=False, dtype=np.float64)
         return np.ascontiguousarray(matrix[:, 0])
 
     def _learn_lists(
@@ -97,22 +97,25 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self._learn(scores[judged], relevant[judged])
 
-    def _chances_lists(self, scores: FloatArray, groups: IntArray | None) -> FloatArray:
-        return self._chances(scores)
+    def _probabilities_lists(self, scores: FloatArray, groups: IntArray | None) -> FloatArray:
+        return self._probabilities(scores)
 
     def _learn(self, scores: FloatArray, relevant: FloatArray) -> None:
         """Learn from checked arrays; `relevant` holds 0.0 and 1.0."""
         raise NotImplementedError
 
-    def _chances(self, scores: FloatArray) -> FloatArray:
+    def _probabilities(self, scores: FloatArray) -> FloatArray:
         """P(relevant) of checked scores."""
         raise NotImplementedError
 
-    def _check_lists(self, given: bool) -> None:
-        """A calibrator that learned from lists must be asked with lists, and the other way round."""
-        if self.with_lists_ != given:
-            told = ("with groups and asked without", "without groups and asked with")[given]
-            raise DataError(f"fitted {told} them", cure="name the list of every score")
+    def _check_lists(self, with_groups: bool) -> None:
+        """Raise DataError unless `groups` are passed to predict exactly when they were passed to fit."""
+        if self.with_lists_ != with_groups:
+            fitted, called = ("without", "with") if with_groups else ("with", "without")
+            raise DataError(
+                f"fitted {fitted} groups, called {called} them",
+                cure="pass groups, the list of every score, to both or to neither",
+            )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -141,5 +144,5 @@ def numbered(groups: ArrayLike | None, rows: int) -> IntArray | None:
 
 def numbered_lists(groups: ArrayLike | None, rows: int) -> IntArray:
     """As `numbered`, with every score a list of its own where no groups are given."""
-    found = numbered(groups, rows)
-    return np.arange(rows) if found is None else found
+    numbers = numbered(groups, rows)
+    return np.arange(rows) if numbers is None else numbers

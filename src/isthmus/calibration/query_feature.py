@@ -232,7 +232,7 @@ class QueryFeature(Calibrator):
         shape = {"max_depth": int(depth), "learning_rate": learning_rate, "random_state": self.random_state}
         return Forest.of(_booster(self.boosting, int(trees), shape).fit(rows, relevant))
 
-    def _chances_lists(self, scores: FloatArray, groups: IntArray | None) -> FloatArray:
+    def _probabilities_lists(self, scores: FloatArray, groups: IntArray | None) -> FloatArray:
         self._check_lists(groups is not None)
         return np.asarray(expit(self.forest_.margins(list_features(scores, groups))))
 
@@ -270,12 +270,12 @@ def _search(
     for depth in (3, 5):
         for rate in (0.05, 0.1):
             shape = {"max_depth": depth, "learning_rate": rate, "random_state": calibrator.random_state}
-            for train, held in folds:
+            for train, validation in folds:
                 model = _booster(calibrator.boosting, 2 * calibrator.trees, shape)
                 model.fit(rows[train], relevant[train])
-                for count, chances in enumerate(model.staged_predict_proba(rows[held]), 1):
+                for count, probabilities in enumerate(model.staged_predict_proba(rows[validation]), 1):
                     if count % 10 == 0:
-                        right = np.where(relevant[held] > 0, chances[:, 1], chances[:, 0])
+                        right = np.where(relevant[validation] > 0, probabilities[:, 1], probabilities[:, 0])
                         loss = -np.log(np.maximum(right, 1e-12)).sum()
                         losses[depth, rate, count] = losses.get((depth, rate, count), 0.0) + loss
     depth, rate, count = min(losses, key=lambda key: losses[key])

@@ -107,21 +107,21 @@ class PerPart(Calibrator):
         """P(relevant) of every score, by the calibrator of its part and the pooled one."""
         values = self._values(scores)
         context: dict[str, Any] = {"groups": groups} if self.pooled_.needs_lists else {}
-        chances = np.asarray(self.pooled_.probabilities(values, **context))
+        result = np.asarray(self.pooled_.probabilities(values, **context))
         if parts is None:
-            return chances
-        names, pooled = _named(parts, len(values)), _logit(chances)
+            return result
+        names, pooled = _named(parts, len(values)), _logit(result)
         for name, calibrator in self.parts_.items():
             mine = names == name
             if mine.any():
                 own = _logit(calibrator.probabilities(values, **context)[mine])
                 trust = self.trust_[name]
-                chances[mine] = expit(trust * own + (1 - trust) * pooled[mine])
-        return chances
+                result[mine] = expit(trust * own + (1 - trust) * pooled[mine])
+        return result
 
 
-def _logit(chances: FloatArray) -> FloatArray:
-    return np.asarray(logit(np.clip(chances, SURE, 1 - SURE)))
+def _logit(probabilities: FloatArray) -> FloatArray:
+    return np.asarray(logit(np.clip(probabilities, SURE, 1 - SURE)))
 
 
 def _named(parts: ArrayLike | None, rows: int) -> NDArray[np.str_]:
@@ -216,8 +216,8 @@ def calibrate(
         return run.with_probabilities(probabilities_of(run, calibrator, parts=parts))
     if qrels is None:
         raise DataError("an unfitted calibrator and no judgements", cure="give qrels, or a fitted calibrator")
-    _, chances = cross_fit(run, qrels, calibrator, judging=judging, parts=parts, folds=folds)
-    return run.with_probabilities(chances)
+    _, probabilities = cross_fit(run, qrels, calibrator, judging=judging, parts=parts, folds=folds)
+    return run.with_probabilities(probabilities)
 
 
 def cross_fit(
@@ -234,12 +234,12 @@ def cross_fit(
     With fewer than two folds nothing is held out.
     """
     final = fit_calibrator(run, qrels, calibrator, judging=judging, parts=parts)
-    chances = probabilities_of(run, final, parts=parts)
+    probabilities = probabilities_of(run, final, parts=parts)
     if folds > 1:
         fold_of = query_folds(run, qrels, folds, judging=judging)
-        found = _held_out(run, qrels, final, fold_of, judging=judging, parts=parts)
-        chances = np.where(np.isnan(found), chances, found)
-    return final, chances
+        held_out = _held_out(run, qrels, final, fold_of, judging=judging, parts=parts)
+        probabilities = np.where(np.isnan(held_out), probabilities, held_out)
+    return final, probabilities
 
 
 def _held_out(
@@ -252,13 +252,15 @@ def _held_out(
     parts: Mapping[str, str] | None = None,
 ) -> FloatArray:
     """Probabilities of judged queries by calibrators fitted on the other folds; NaN elsewhere."""
-    chances = np.full(run.rows, np.nan)
+    probabilities = np.full(run.rows, np.nan)
     for fold in range(int(fold_of.max()) + 1):
-        held, rest = run[fold_of == fold], run[(fold_of >= 0) & (fold_of != fold)]
-        if held.rows:
+        validation, rest = run[fold_of == fold], run[(fold_of >= 0) & (fold_of != fold)]
+        if validation.rows:
             fitted = fit_calibrator(rest, qrels, clone(calibrator), judging=judging, parts=parts)
-            chances[(fold_of == fold)[run.query_of_row]] = probabilities_of(held, fitted, parts=parts)
-    return chances
+            probabilities[(fold_of == fold)[run.query_of_row]] = probabilities_of(
+                validation, fitted, parts=parts
+            )
+    return probabilities
 
 
 def probabilities_of(
@@ -296,8 +298,8 @@ def query_folds(
 
 def _chosen(run: Run, qrels: Qrels, method: str | Calibrator, judging: Judging) -> Calibrator:
     if isinstance(method, Calibrator):
-        found: Calibrator = clone(method)
-        return found
+        copy: Calibrator = clone(method)
+        return copy
     if method != "auto":
         return calibrator_named(method)
     relevant, known = judging.of(run, qrels)

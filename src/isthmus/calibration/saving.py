@@ -86,7 +86,7 @@ def _pack_value(value: Any, name: str, arrays: Arrays) -> Any:
         return {"calibrator": header}
     if isinstance(value, dict):
         inside = enumerate(value.items())
-        return {"entries": [[key, _pack_value(held, f"{name}/{at}", arrays)] for at, (key, held) in inside]}
+        return {"entries": [[key, _pack_value(entry, f"{name}/{at}", arrays)] for at, (key, entry) in inside]}
     return {"value": value.item() if isinstance(value, np.generic) else value}
 
 
@@ -97,7 +97,7 @@ def _unpack_value(form: Any, name: str, arrays: Mapping[str, NDArray[Any]]) -> A
         return form["value"]
     if "entries" in form:
         inside = enumerate(form["entries"])
-        return {key: _unpack_value(held, f"{name}/{at}", arrays) for at, (key, held) in inside}
+        return {key: _unpack_value(entry, f"{name}/{at}", arrays) for at, (key, entry) in inside}
     start = f"{name}/"
     below = {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
     if "calibrator" in form:

@@ -68,17 +68,17 @@ def fit_choice(
     def loss(theta: FloatArray) -> tuple[float, FloatArray]:
         model = Choice(theta[:size], float(theta[size]), theta[size + 1 :])
         margins = model.margins(scaled, items)
-        chances = choice_probabilities(margins, groups)
-        none = 1.0 - np.bincount(groups, weights=chances)
-        right = np.log(np.maximum(chances, 1e-300)) @ targets
+        probabilities = choice_probabilities(margins, groups)
+        none = 1.0 - np.bincount(groups, weights=probabilities)
+        right = np.log(np.maximum(probabilities, 1e-300)) @ targets
         right += np.log(np.maximum(none, 1e-300)) @ (votes == 0)
-        slope = chances - targets
+        slope = probabilities - targets
         biases = np.empty(0) if items is None else np.bincount(items, weights=slope, minlength=labels)
         gradient = np.concatenate((scaled @ slope, [slope.sum()], biases)) + penalty * theta
         return float(-right + 0.5 * penalty @ theta**2), gradient
 
     lowest = np.concatenate((np.full(size, 0.0 if nonnegative else -np.inf), np.full(1 + labels, -np.inf)))
-    found = minimize(
+    optimum = minimize(
         loss,
         np.zeros(len(lowest)),
         jac=True,
@@ -86,7 +86,7 @@ def fit_choice(
         bounds=Bounds(lowest, np.full(len(lowest), np.inf)),
         options={"maxiter": 1000, "ftol": 1e-13, "gtol": 1e-9},
     ).x
-    return Choice(found[:size] / scale, float(found[size]), found[size + 1 :])
+    return Choice(optimum[:size] / scale, float(optimum[size]), optimum[size + 1 :])
 
 
 class Softmax(Calibrator):

@@ -93,13 +93,13 @@ class Pairs:
         columns = (None, self.relevant, self.scores)
         return np.concatenate([np.bincount(at, weights=values, minlength=count) for values in columns])
 
-    def _likelihood(self, asked: Likelihood) -> FloatArray:
-        key = (asked.basis, asked.bounds)
+    def _likelihood(self, query: Likelihood) -> FloatArray:
+        key = (query.basis, query.bounds)
         if key not in self._features:
-            self._features[key] = design(asked.basis, self.scores, asked.bounds)
-        low, high = asked.targets
+            self._features[key] = design(query.basis, self.scores, query.bounds)
+        low, high = query.targets
         targets = low + (high - low) * self.relevant
-        return likelihood_sums(self._features[key], targets, asked.theta)
+        return likelihood_sums(self._features[key], targets, query.theta)
 
 
 def extremes(ask: Ask) -> tuple[float, float]:

@@ -197,8 +197,8 @@ def _dealt_folds(letor: Letor, seed: int) -> tuple[Fold, ...]:
 def available() -> dict[str, bool]:
     """Every name that `load` or `load_letor` knows, and whether its data are there."""
     root = os.environ.get("ISTHMUS_DATA")
-    found = {name: bool(root) and Path(str(root), where).is_dir() for name, where in _named().items()}
-    return dict.fromkeys(BUILT_IN, True) | found
+    present = {name: bool(root) and Path(str(root), where).is_dir() for name, where in _named().items()}
+    return dict.fromkeys(BUILT_IN, True) | present
 
 
 def locate(name_or_path: str, known: dict[str, str]) -> Path:
@@ -213,8 +213,8 @@ def locate(name_or_path: str, known: dict[str, str]) -> Path:
             "a collection of texts (for retrieve, load)",
             "a set of feature rows (for train, rank, load_letor)",
         ]
-        wanted, found = kinds if known is CORPORA else kinds[::-1]
-        raise DataError(f"{name_or_path!r} is {found}", cure=f"name {wanted}")
+        wanted, actual = kinds if known is CORPORA else kinds[::-1]
+        raise DataError(f"{name_or_path!r} is {actual}", cure=f"name {wanted}")
     names = [*known, *BUILT_IN]
     close = nearest(name_or_path, names)
     meant = f"did you mean {close!r}?" if close else f"give a path, or one of {', '.join(names)}"

@@ -57,17 +57,17 @@ def read_labels(folder: Path, *, fold: int = 0) -> Corpus:
             f"{len(texts):,} texts but {len(labels):,} labels", file=folder, cure="pair line by line"
         )
     _check_labels(labels, folder / "labels.txt")
-    found = sorted(set(labels), key=lambda label: (len(label), label))
+    ids = sorted(set(labels), key=lambda label: (len(label), label))
     splits, descriptions = _read_fold(folder / "folds" / f"{fold}.json", len(texts))
-    names = _label_names(folder.name, found)
-    bodies = [str(descriptions.get(label, "")).strip() for label in found]
-    kept = [line for line, split in enumerate(splits) if split]
+    names = _label_names(folder.name, ids)
+    bodies = [str(descriptions.get(label, "")).strip() for label in ids]
+    selected = [line for line, split in enumerate(splits) if split]
     return _corpus(
         folder.name,
-        documents=_documents(found, names, bodies),
-        articles={str(line): texts[line] for line in kept},
-        splits=[splits[line] for line in kept],
-        relevant={str(line): {labels[line]: 1} for line in kept},
+        documents=_documents(ids, names, bodies),
+        articles={str(line): texts[line] for line in selected},
+        splits=[splits[line] for line in selected],
+        relevant={str(line): {labels[line]: 1} for line in selected},
     )
 
 
@@ -160,13 +160,15 @@ def read_reuters(folder: Path) -> Corpus:
     if not topics:
         raise DataError("no topic with a training and a test article", file=folder, cure="get all 22 files")
     known = set(topics)
-    kept = [article for article in articles if known & set(article.topics)]
+    selected = [article for article in articles if known & set(article.topics)]
     return _corpus(
         "reuters",
         documents=_documents(topics, topics, [""] * len(topics)),
-        articles={article.id: article.text for article in kept},
-        splits=[article.split for article in kept],
-        relevant={article.id: {topic: 1 for topic in article.topics if topic in known} for article in kept},
+        articles={article.id: article.text for article in selected},
+        splits=[article.split for article in selected],
+        relevant={
+            article.id: {topic: 1 for topic in article.topics if topic in known} for article in selected
+        },
     )
 
 
@@ -174,7 +176,7 @@ def _articles(path: Path) -> list[_Article]:
     """The articles of one file that ModApte uses."""
     text = path.read_bytes().decode("latin-1")  # one stray byte aside the files are ASCII
     _check_whole(text, path)
-    found = []
+    articles = []
     for match in _ARTICLE.finditer(text):
         marks = dict(_ATTRIBUTE.findall(match[1]))
         split = {"TRAIN": "train", "TEST": "test"}.get(marks.get("LEWISSPLIT", ""))
@@ -184,8 +186,8 @@ def _articles(path: Path) -> list[_Article]:
             raise DataError("not an article", file=path, line=line, text=match[1], cure="get the file again")
         if split and marks.get("TOPICS") == "YES":
             named = tuple(dict.fromkeys(_TOPIC.findall(topics[1])))
-            found.append(_Article(marks["NEWID"], split, named, _clean(body[1])))
-    return found
+            articles.append(_Article(marks["NEWID"], split, named, _clean(body[1])))
+    return articles
 
 
 def _check_whole(text: str, path: Path) -> None:

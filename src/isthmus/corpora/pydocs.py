@@ -117,9 +117,9 @@ class World:
     def with_distractors(self) -> World:
         """With the docstrings of the standard library as further documents, if they are no copies."""
         packages = {module: module.partition(".")[0] for module in STANDARD_LIBRARY.split()}
-        found = _merged(_collect((module, package, package) for module, package in packages.items()))
+        documented = _merged(_collect((module, package, package) for module, package in packages.items()))
         known = set(self.bodies)
-        added = [found[name] for name in sorted(found) if found[name].body not in known]
+        added = [documented[name] for name in sorted(documented) if documented[name].body not in known]
         return replace(
             self,
             names=self.names + [entry.name for entry in added],
@@ -142,13 +142,13 @@ def load(*, share: float = SHARE, silos: int = SILOS, distractors: bool = False)
 
 def _remembered() -> World:
     try:
-        kept = cache_folder() / f"pydocs-{_fingerprint()}.json"
+        cached = cache_folder() / f"pydocs-{_fingerprint()}.json"
     except RuntimeError:  # no home folder to keep anything in
         return build()
-    world = _reopened(kept)
+    world = _reopened(cached)
     if world is None:
         world = build()
-        _keep(world, kept)
+        _keep(world, cached)
     return world
 
 
@@ -164,8 +164,8 @@ def _fingerprint() -> str:
 def _reopened(path: Path) -> World | None:
     """What was kept, unless there is nothing or it is damaged."""
     try:
-        told = json.loads(path.read_bytes())
-        return World(**told | {"links": [(a, b) for a, b in told["links"]]})
+        fields = json.loads(path.read_bytes())
+        return World(**fields | {"links": [(a, b) for a, b in fields["links"]]})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -218,13 +218,13 @@ def _places() -> Iterator[tuple[str, str, str]]:
 
 def _collect(places: Iterable[tuple[str, str, str]]) -> list[tuple[Any, list[tuple[str, str]]]]:
     """Every public object of the modules once, with all its (qualified name, sub-package)."""
-    found: dict[int, tuple[Any, list[tuple[str, str]]]] = {}
+    things: dict[int, tuple[Any, list[tuple[str, str]]]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for module_name, package, site in places:
             for name, thing in _members(module_name, package):
-                found.setdefault(id(thing), (thing, []))[1].append((name, site))
-    return list(found.values())
+                things.setdefault(id(thing), (thing, []))[1].append((name, site))
+    return list(things.values())
 
 
 def _members(module_name: str, package: str) -> Iterator[tuple[str, Any]]:
@@ -243,8 +243,8 @@ def _members(module_name: str, package: str) -> Iterator[tuple[str, Any]]:
 
 def _methods(cls: type, class_name: str, package: str) -> Iterator[tuple[str, Any]]:
     for name in _public(dir(cls)):
-        found = inspect.getattr_static(cls, name)
-        function = found.__func__ if isinstance(found, staticmethod | classmethod) else found
+        attribute = inspect.getattr_static(cls, name)
+        function = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
         if not inspect.isclass(function) and _home(function, package) == package and _documented(function):
             yield f"{class_name}.{name}", function
 
@@ -302,14 +302,14 @@ def _read(docstring: str) -> tuple[str, str]:
     text = inspect.cleandoc(docstring)
     headings = list(_HEADING.finditer(text))
     ends = [*(heading.start() for heading in headings), len(text)]
-    kept, links = [text[: ends[0]]], []
+    parts, links = [text[: ends[0]]], []
     for heading, end in zip(headings, ends[1:], strict=True):
         title = heading[1].strip().lower()
         if title == "see also":
             links.append(text[heading.end() : end])
         if title not in _STRIPPED:
-            kept.append(text[heading.start() : end])
-    body = "\n\n".join(part.strip() for part in kept)
+            parts.append(text[heading.start() : end])
+    body = "\n\n".join(part.strip() for part in parts)
     return _SET.sub(_sorted_set, _ADDRESS.sub("", body)).strip(), "\n".join(links)
 
 

@@ -61,9 +61,9 @@ def read(folder: Path) -> Corpus:
     layout = LAYOUTS[name]
     source = folder / layout.documents
     documents = _documents(list(layout.records(read_all(source))), source)
-    found = [query for _, query in layout.records(read_all(folder / layout.queries))]
-    texts = [" ".join(f"{query.get('T', '')} {query.get('W', '')}".split()) for query in found]
-    ids = tuple(str(number) for number in range(1, len(found) + 1))
+    records = [query for _, query in layout.records(read_all(folder / layout.queries))]
+    texts = [" ".join(f"{query.get('T', '')} {query.get('W', '')}".split()) for query in records]
+    ids = tuple(str(number) for number in range(1, len(records) + 1))
     queries = Queries(ids, tuple(texts), frozen(np.zeros(len(ids), dtype=np.int64)), ("test",) * len(ids))
     qrels = _qrels(read_all(folder / layout.judgements), layout, set(ids), set(documents.ids))
     return Corpus(name, documents, queries, qrels)
@@ -74,8 +74,8 @@ def _documents(records: list[Record], file: Path) -> Documents:
     for line, record in records:
         name = record["I"]
         if first.setdefault(name, line) != line:
-            told = f"document {name} is there twice, first on line {first[name]:,}"
-            raise DataError(told, file=file, line=line, cure=_CURE)
+            problem = f"document {name} is there twice, first on line {first[name]:,}"
+            raise DataError(problem, file=file, line=line, cure=_CURE)
     return Documents(
         tuple(first),
         tuple(" ".join(record.get("T", "").split()) for _, record in records),

@@ -87,14 +87,14 @@ class World:
         None if there is no writing such a file.
         """
         about = {"format": FORMAT, "queries": queries, "split": split, **asdict(self)}
-        found = open_columns(path)
-        if found is None or found[0] != about:
+        opened = open_columns(path)
+        if opened is None or opened[0] != about:
             with suppress(OSError):
                 self._write_columns(path, queries, split, about)
-            found = open_columns(path)
-        if found is None or found[0] != about:
+            opened = open_columns(path)
+        if opened is None or opened[0] != about:
             return None
-        return self._table(queries, split, found[1]["features"], found[1]["grades"])
+        return self._table(queries, split, opened[1]["features"], opened[1]["grades"])
 
     def _write_columns(self, path: Path, queries: int, split: Split, about: dict[str, Any]) -> None:
         rows = int(self._offsets(queries, split)[-1])

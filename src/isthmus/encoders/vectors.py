@@ -52,8 +52,8 @@ def encode_cached(encoder: Encoder, texts: Sequence[str], *, label: str | None =
         folder = cache_folder() / "vectors" / encoder.fingerprint
     except RuntimeError:  # no home folder to keep anything in
         folder = None
-    shown = blocks if label is None else progress(blocks, total=len(blocks), label=label)
-    return np.concatenate([_encode_block(encoder, block, folder) for block in shown])
+    reported = blocks if label is None else progress(blocks, total=len(blocks), label=label)
+    return np.concatenate([_encode_block(encoder, block, folder) for block in reported])
 
 
 def _encode_block(encoder: Encoder, texts: Sequence[str], folder: Path | None) -> Vectors:
@@ -65,9 +65,9 @@ def _encode_block(encoder: Encoder, texts: Sequence[str], folder: Path | None) -
         digest.update(len(spelled).to_bytes(8, "little") + spelled)
     file = folder / f"{digest.hexdigest()}.npy"
     try:
-        kept: Vectors = np.load(file, allow_pickle=False)
-        if kept.dtype == np.float32 and len(kept) == len(texts):
-            return kept
+        cached: Vectors = np.load(file, allow_pickle=False)
+        if cached.dtype == np.float32 and len(cached) == len(texts):
+            return cached
     except (OSError, ValueError, EOFError):
         pass  # absent or damaged: computed again and replaced
     vectors = encoder.encode(texts)

@@ -84,7 +84,7 @@ class Comparison(Tabular):
 
         Holm's correction is over the pairs of one measure. Sums such as NumRet are not tested.
         """
-        found: list[Verdict] = []
+        verdicts: list[Verdict] = []
         for measure in self.measures:
             if measure.family.aggregate == "sum":
                 continue
@@ -93,8 +93,8 @@ class Comparison(Tabular):
                 for one, other in self._pairs()
             ]
             adjusted = holm([verdict.paired.p for verdict in tests])
-            found += [replace(v, adjusted=float(p)) for v, p in zip(tests, adjusted, strict=True)]
-        return tuple(found)
+            verdicts += [replace(v, adjusted=float(p)) for v, p in zip(tests, adjusted, strict=True)]
+        return tuple(verdicts)
 
     def interval(self, run: str, measure: Measure) -> Interval | None:
         """The bootstrap interval over queries; None for sums."""
@@ -160,11 +160,11 @@ class Comparison(Tabular):
             return None
         values, weights = evaluation.values[measure], evaluation.weights.get(measure)
         how = self.testing
-        found = bootstrap(values, weights=weights, groups=how.groups, level=1 - how.alpha, seed=how.seed)
+        interval = bootstrap(values, weights=weights, groups=how.groups, level=1 - how.alpha, seed=how.seed)
         if measure.family.aggregate != "geometric":
-            return found
-        value, low, high = (float(np.exp(bound)) for bound in (found.value, found.low, found.high))
-        return Interval(value, low, high, found.n, found.how)
+            return interval
+        value, low, high = (float(np.exp(bound)) for bound in (interval.value, interval.low, interval.high))
+        return Interval(value, low, high, interval.n, interval.how)
 
     def _marks(self, names: Mapping[str, str]) -> dict[tuple[str, Measure], list[str]]:
         """Which runs every run is significantly better than, in order."""
@@ -234,14 +234,14 @@ def compare(
     All runs are measured on the queries of the judgements. The result prints as a terminal table and has
     `.table()` for the other forms. `profile` and `propensity` are those of `evaluate`.
     """
-    given = runs.values() if isinstance(runs, Mapping) else runs
+    tables = runs.values() if isinstance(runs, Mapping) else runs
     names = runs if isinstance(runs, Mapping) else [run.name or f"run {at}" for at, run in enumerate(runs, 1)]
-    asked = as_measures(measures)
-    found = [
-        evaluate(qrels, run.named(name), asked, profile=profile, propensity=propensity)
-        for name, run in zip(names, given, strict=True)
+    resolved = as_measures(measures)
+    evaluations = [
+        evaluate(qrels, run.named(name), resolved, profile=profile, propensity=propensity)
+        for name, run in zip(names, tables, strict=True)
     ]
-    return Comparison(tuple(found), baseline, testing)
+    return Comparison(tuple(evaluations), baseline, testing)
 
 
 def _comparable(evaluation: Evaluation, measure: Measure) -> FloatArray:

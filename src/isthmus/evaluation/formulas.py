@@ -120,22 +120,24 @@ def average_precision(view: View, measure: Measure) -> FloatArray:
 
 def precision(view: View, measure: Measure) -> FloatArray:
     """Relevant documents to rank k, over k, however short the list."""
-    return _found(view, measure) / float(measure.cutoff or 1)
+    return _relevant_retrieved(view, measure) / float(measure.cutoff or 1)
 
 
 def recall(view: View, measure: Measure) -> FloatArray:
     """Relevant documents to rank k, over R."""
-    return _share(_found(view, measure), relevant(view, measure))
+    return _share(_relevant_retrieved(view, measure), relevant(view, measure))
 
 
 def relative_precision(view: View, measure: Measure) -> FloatArray:
     """Relevant documents to rank k, over min(k, R)."""
-    return _share(_found(view, measure), np.minimum(relevant(view, measure), int(measure.cutoff or 1)))
+    return _share(
+        _relevant_retrieved(view, measure), np.minimum(relevant(view, measure), int(measure.cutoff or 1))
+    )
 
 
 def success(view: View, measure: Measure) -> FloatArray:
     """1 if any document to rank k is relevant."""
-    return (_found(view, measure) > 0).astype(np.float64)
+    return (_relevant_retrieved(view, measure) > 0).astype(np.float64)
 
 
 def r_precision(view: View, measure: Measure) -> FloatArray:
@@ -178,11 +180,11 @@ def inferred_ap(view: View, measure: Measure) -> FloatArray:
     rows = view.judged
     is_hit = rows.grade >= _threshold(measure)
     hits = rows.keep(is_hit)
-    found = hits.nth
+    relevant_above = hits.nth
     worthless = rows.before((rows.grade >= 0) & ~is_hit)[is_hit]
-    pooled = found + worthless + rows.before(rows.grade < 0)[is_hit]
+    pooled = relevant_above + worthless + rows.before(rows.grade < 0)[is_hit]
     above = np.maximum(hits.rank - 1, 1)
-    expected = (pooled / above) * ((found + LEAST) / (found + worthless + 2 * LEAST))
+    expected = (pooled / above) * ((relevant_above + LEAST) / (relevant_above + worthless + 2 * LEAST))
     inferred = 1.0 / hits.rank + ((hits.rank - 1) / hits.rank) * expected
     return _share(hits.total(np.where(hits.rank == 1, 1.0, inferred)), relevant(view, measure))
 
@@ -211,7 +213,7 @@ def rank_biased_precision(view: View, measure: Measure) -> FloatArray:
 
 
 def set_precision(view: View, measure: Measure) -> FloatArray:
-    return _share(_found(view, measure), view.length)
+    return _share(_relevant_retrieved(view, measure), view.length)
 
 
 def set_f(view: View, measure: Measure) -> FloatArray:
@@ -221,19 +223,19 @@ def set_f(view: View, measure: Measure) -> FloatArray:
 
 
 def set_average_precision(view: View, measure: Measure) -> FloatArray:
-    found = _found(view, measure)
-    return _share(found * found, view.length * relevant(view, measure))
+    retrieved = _relevant_retrieved(view, measure)
+    return _share(retrieved * retrieved, view.length * relevant(view, measure))
 
 
 def set_relative_precision(view: View, measure: Measure) -> FloatArray:
-    return _share(_found(view, measure), np.minimum(view.length, relevant(view, measure)))
+    return _share(_relevant_retrieved(view, measure), np.minimum(view.length, relevant(view, measure)))
 
 
 def utility(view: View, measure: Measure) -> FloatArray:
-    found = _found(view, measure)
+    retrieved = _relevant_retrieved(view, measure)
     hit, noise, miss = (float(measure[name]) for name in ("hit", "noise", "miss"))
-    missed = relevant(view, measure) - found
-    value: FloatArray = hit * found + noise * (view.length - found) + miss * missed
+    missed = relevant(view, measure) - retrieved
+    value: FloatArray = hit * retrieved + noise * (view.length - retrieved) + miss * missed
     return value
 
 
@@ -279,7 +281,7 @@ def _hits(view: View, measure: Measure) -> Hits:
     return view.relevant(_threshold(measure))
 
 
-def _found(view: View, measure: Measure) -> IntArray:
+def _relevant_retrieved(view: View, measure: Measure) -> IntArray:
     """Relevant documents to rank k, or in the whole list."""
     return _hits(view, measure).to(measure.cutoff).count
 
@@ -398,7 +400,7 @@ FORMULAS: dict[str, Formula] = {
     "NumQ": lambda view, measure: np.ones(view.ranking.size),
     "NumRet": lambda view, measure: view.length.astype(np.float64),
     "NumRel": lambda view, measure: relevant(view, measure).astype(np.float64),
-    "NumRelRet": lambda view, measure: _found(view, measure).astype(np.float64),
+    "NumRelRet": lambda view, measure: _relevant_retrieved(view, measure).astype(np.float64),
     "NumNonrelRet": worthless_retrieved,
     "map_printed": map_printed,
     "map_code": map_code,

@@ -217,17 +217,17 @@ class Measure:
     name: str
     cutoff: int | float | None = None
     parameters: tuple[tuple[str, Value], ...] = ()
-    said: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-    """The parameters that were given, at whatever value: a profile leaves them alone."""
+    explicit: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    """The parameters that were written out, at whatever value; a profile does not change these."""
 
     def __post_init__(self) -> None:
         if self.name not in FAMILIES:
             raise _unknown("measure", self.name, FAMILIES)
         object.__setattr__(self, "cutoff", _read_cutoff(self.name, self.cutoff))
-        given = {name: self._read(name, value) for name, value in self.parameters}
-        kept = ((name, value) for name, value in given.items() if value != self._default(name))
-        object.__setattr__(self, "said", self.said | given.keys())
-        object.__setattr__(self, "parameters", tuple(sorted(kept)))
+        values = {name: self._read(name, value) for name, value in self.parameters}
+        changed = ((name, value) for name, value in values.items() if value != self._default(name))
+        object.__setattr__(self, "explicit", self.explicit | values.keys())
+        object.__setattr__(self, "parameters", tuple(sorted(changed)))
 
     @classmethod
     def parse(cls, text: str) -> Measure:
@@ -258,12 +258,12 @@ class Measure:
 
     def __call__(self, **parameters: Value) -> Measure:
         """The same measure with other conventions: `nDCG(gain="linear")`."""
-        kept = {name: self[name] for name in self.said} | parameters
-        return Measure(self.name, self.cutoff, tuple(kept.items()))
+        values = {name: self[name] for name in self.explicit} | parameters
+        return Measure(self.name, self.cutoff, tuple(values.items()))
 
     def __matmul__(self, cutoff: int | float) -> Measure:
         """The same measure with another cut-off: `nDCG @ 10`."""
-        return Measure(self.name, cutoff, tuple((name, self[name]) for name in self.said))
+        return Measure(self.name, cutoff, tuple((name, self[name]) for name in self.explicit))
 
     def under(self, profile: str) -> Measure:
         """The measure as a tool computes it, where the measure does not say otherwise itself."""
@@ -274,7 +274,7 @@ class Measure:
             parameter = self.family.parameter(name)
             known = parameter.words if isinstance(parameter, Choice) else ()
             possible = [value for value in values if value in known]
-            if possible and name not in self.said:
+            if possible and name not in self.explicit:
                 chosen[name] = possible[0]
         return self(**chosen)
 
@@ -286,8 +286,8 @@ class Measure:
     def conventions(self) -> str:
         """Definition and parameters in words, to stand beside a figure."""
         names = [name for name in self.family.names if name != "seed" or self["ties"] == "random"]
-        told = "; ".join(f"{name}={_spell(self[name])}" for name in names)
-        return f"{self.family.about} ({told})"
+        settings = "; ".join(f"{name}={_spell(self[name])}" for name in names)
+        return f"{self.family.about} ({settings})"
 
     def _default(self, name: str) -> Value:
         return self._parameter(name).default

@@ -81,20 +81,20 @@ def reliability_diagram(named: Mapping[str, Reliability], *, caption: str = "") 
     def draw(axes: Any) -> None:
         axes.plot([0, 1], [0, 1], color="grey", lw=1, ls="--")
         counts = axes.inset_axes((0.0, -0.36, 1.0, 0.2), sharex=axes)
-        for at, (name, found) in enumerate(named.items()):
-            full = found.count > 0
-            mean = found.promised[full] / found.count[full]
-            (line,) = axes.plot(mean, found.came_true[full] / found.count[full], marker="o", ms=4)
-            line.set_label(f"{name}, ECE {found.ece:.3f}")
-            width = np.diff(found.edges) / (len(named) + 0.5)
-            left = found.edges[:-1] + at * width
-            counts.bar(left, found.count, width, align="edge", color=line.get_color())
-            for place, count in zip(left + width / 2, found.count.tolist(), strict=True):
+        for at, (name, bins) in enumerate(named.items()):
+            full = bins.count > 0
+            mean = bins.promised[full] / bins.count[full]
+            (line,) = axes.plot(mean, bins.came_true[full] / bins.count[full], marker="o", ms=4)
+            line.set_label(f"{name}, ECE {bins.ece:.3f}")
+            width = np.diff(bins.edges) / (len(named) + 0.5)
+            left = bins.edges[:-1] + at * width
+            counts.bar(left, bins.count, width, align="edge", color=line.get_color())
+            for place, count in zip(left + width / 2, bins.count.tolist(), strict=True):
                 if count:
                     counts.text(place, count, f"{count:,}", ha="center", va="bottom", fontsize=5, rotation=90)
         counts.tick_params(labelbottom=False)
         counts.set_yscale("log")
-        counts.set_ylim(0.8, 30 * max(int(found.count.max()) for found in named.values()))
+        counts.set_ylim(0.8, 30 * max(int(bins.count.max()) for bins in named.values()))
         counts.set_ylabel("count")
         axes.set_xlabel("probability")
         axes.set_ylabel("share that was relevant")
@@ -191,16 +191,16 @@ def outcomes_of(
 
     A document nobody judged counts as not relevant (`unjudged="zero"`) or is left out (`"drop"`).
     """
-    chances = run.chances
+    probabilities = run.required_probabilities
     if unjudged not in ("zero", "drop"):
         raise ConfigError(f"unknown unjudged={unjudged!r}", key=unjudged, known=("zero", "drop"))
     ranking = Ranking.of(qrels, run)
-    kept: NDArray[np.bool_] = ranking.query_of_list[ranking.list_of_row] >= 0
+    mask: NDArray[np.bool_] = ranking.query_of_list[ranking.list_of_row] >= 0
     if top is not None:
-        kept &= ranking.ranks <= top
+        mask &= ranking.ranks <= top
     if unjudged == "drop":
-        kept &= ranking.grades != UNJUDGED
-    return chances[kept], (ranking.grades[kept] >= rel).astype(np.float64)
+        mask &= ranking.grades != UNJUDGED
+    return probabilities[mask], (ranking.grades[mask] >= rel).astype(np.float64)
 
 
 def top_ece(qrels: Qrels, run: Run, *, top: int = 10, bins: int = BINS, rel: int = 1) -> float:

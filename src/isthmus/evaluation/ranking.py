@@ -90,8 +90,8 @@ class Hits:
         """For (query, rank) pairs, the index of the query's last row down to that rank; -1 if none."""
         width = int(max(self.rank.max(initial=0), rank.max(initial=0))) + 1
         keys = self.query * width + self.rank
-        found: IntArray = np.searchsorted(keys, query * width + rank, side="right") - 1
-        return np.where((found >= 0) & (found >= self.start[query]), found, -1)
+        position: IntArray = np.searchsorted(keys, query * width + rank, side="right") - 1
+        return np.where((position >= 0) & (position >= self.start[query]), position, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,9 +163,9 @@ class Ranking:
     @cached_property
     def present(self) -> NDArray[np.bool_]:
         """Which judged queries the run has."""
-        found = np.zeros(self.size, dtype=bool)
-        found[self.query_of_list[self.query_of_list >= 0]] = True
-        return found
+        present = np.zeros(self.size, dtype=bool)
+        present[self.query_of_list[self.query_of_list >= 0]] = True
+        return present
 
     @cached_property
     def _positive(self) -> IntArray:
@@ -220,17 +220,17 @@ class Ranking:
     def _build(self, ties: str, seed: int, unjudged: str) -> View:
         order = self._order(ties, seed)
         ranks = self.ranks
-        kept = None
+        mask = None
         if order is not None:
             ranks = np.empty_like(self.ranks)
             ranks[order] = self.ranks
         if unjudged == "drop":
-            kept = self.grades >= 0
-            ranks = _ranks_among(kept, self.list_of_row, order)
+            mask = self.grades >= 0
+            ranks = _ranks_among(mask, self.list_of_row, order)
         if ties in ("average", "last"):
-            first, last = self._tie_groups(ranks, kept)
-            return View(self, None, last if ties == "last" else ranks, kept, first, last)
-        return View(self, order, ranks, kept)
+            first, last = self._tie_groups(ranks, mask)
+            return View(self, None, last if ties == "last" else ranks, mask, first, last)
+        return View(self, order, ranks, mask)
 
     def _order(self, ties: str, seed: int) -> IntArray | None:
         """The rows in the order of the tie rule; None where they stand so already."""
@@ -261,15 +261,15 @@ class Ranking:
             dice[rows] = streams("ties", self.lists[at]).random(rows.stop - rows.start)
         return dice
 
-    def _tie_groups(self, ranks: IntArray, kept: NDArray[np.bool_] | None) -> tuple[IntArray, IntArray]:
+    def _tie_groups(self, ranks: IntArray, mask: NDArray[np.bool_] | None) -> tuple[IntArray, IntArray]:
         """For every kept row, the first and the last rank of the kept rows that share its score."""
         heads = np.flatnonzero(~self.tied)
         group = np.cumsum(~self.tied) - 1
-        if kept is None:
+        if mask is None:
             first, members = ranks[heads], group
         else:
             # A row that is not kept has the rank of the last kept one above it.
-            first, members = ranks[heads] + ~kept[heads], group[kept]
+            first, members = ranks[heads] + ~mask[heads], group[mask]
         last = first + np.bincount(members, minlength=len(heads)) - 1
         return first[group], last[group]
 
@@ -281,7 +281,7 @@ class View:
     ranking: Ranking
     order: IntArray | None
     ranks: IntArray
-    kept: NDArray[np.bool_] | None
+    mask: NDArray[np.bool_] | None
     first: IntArray | None = None
     last: IntArray | None = None
     _relevant: dict[int, Hits] = field(default_factory=dict, repr=False)
@@ -289,7 +289,7 @@ class View:
     @cached_property
     def length(self) -> IntArray:
         """The number of documents in every query's list."""
-        lists = self.ranking.list_of_row if self.kept is None else self.ranking.list_of_row[self.kept]
+        lists = self.ranking.list_of_row if self.mask is None else self.ranking.list_of_row[self.mask]
         counts = np.bincount(lists, minlength=len(self.ranking.lists))
         answered = self.ranking.query_of_list >= 0
         lengths = np.zeros(self.ranking.size, dtype=np.int64)
@@ -314,8 +314,8 @@ class View:
         return self._relevant[threshold]
 
     def _select(self, mask: NDArray[np.bool_]) -> Hits:
-        if self.kept is not None:
-            mask = mask & self.kept
+        if self.mask is not None:
+            mask = mask & self.mask
         rows = np.flatnonzero(mask) if self.order is None else self.order[mask[self.order]]
         query = self.ranking.query_of_list[self.ranking.list_of_row[rows]]
         if (query < 0).any():
@@ -326,13 +326,13 @@ class View:
         return Hits(self.ranking.size, query, self.ranks[rows], self.ranking.grades[rows], rows)
 
 
-def _ranks_among(kept: NDArray[np.bool_], list_of_row: IntArray, order: IntArray | None) -> IntArray:
+def _ranks_among(mask: NDArray[np.bool_], list_of_row: IntArray, order: IntArray | None) -> IntArray:
     """Ranks that count the kept rows only."""
-    order = np.arange(len(kept)) if order is None else order
-    counted = np.cumsum(kept[order])
+    order = np.arange(len(mask)) if order is None else order
+    counted = np.cumsum(mask[order])
     lists = list_of_row[order]
     before_list = np.searchsorted(lists, lists)
     above = np.where(before_list > 0, counted[before_list - 1], 0)
-    ranks = np.empty(len(kept), dtype=np.int64)
+    ranks = np.empty(len(mask), dtype=np.int64)
     ranks[order] = counted - above
     return ranks

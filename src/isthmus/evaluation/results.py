@@ -47,8 +47,8 @@ class Evaluation(Tabular):
     measures: tuple[Measure, ...]
     values: Mapping[Measure, FloatArray]
     weights: Mapping[Measure, FloatArray]
-    asked: Mapping[Measure, Measure]
-    """What each measure that was asked for became under the profile."""
+    requested: Mapping[Measure, Measure]
+    """Every requested measure → the measure computed for it under the profile."""
     gmax: int
     """The largest grade in the judgements."""
     missing: tuple[str, ...]
@@ -79,7 +79,7 @@ class Evaluation(Tabular):
     def resolve(self, measure: str | Measure) -> Measure:
         """The measure of this evaluation that a spelling means."""
         meant = measure if isinstance(measure, Measure) else Measure.parse(measure)
-        meant = meant if meant in self.values else self.asked.get(meant, meant)
+        meant = meant if meant in self.values else self.requested.get(meant, meant)
         if meant not in self.values:
             raise KeyError(str(measure))
         return meant
@@ -111,18 +111,18 @@ class Evaluation(Tabular):
     def remarks(self) -> list[str]:
         """What must not pass in silence: queries that only one side has, and tied scores."""
         whose = f"{self.run}: " if self.run else ""
-        found = []
+        remarks = []
         if self.missing:
             judged = several(len(self.queries), "judged query", "judged queries")
             verb = "is" if len(self.missing) == 1 else "are"
-            found.append(f"{whose}{len(self.missing):,} of {judged} {verb} not in the run.")
+            remarks.append(f"{whose}{len(self.missing):,} of {judged} {verb} not in the run.")
         if self.unjudged:
             verbs = ("has", "does") if len(self.unjudged) == 1 else ("have", "do")
             queries = several(len(self.unjudged), "query", "queries")
-            found.append(f"{whose}{queries} {verbs[0]} no judgements and {verbs[1]} not count.")
+            remarks.append(f"{whose}{queries} {verbs[0]} no judgements and {verbs[1]} not count.")
         if self.tie_rate > 0:
-            found.append(f"{whose}{self.tie_rate:.1%} of the rows share their score with another.")
-        return found
+            remarks.append(f"{whose}{self.tie_rate:.1%} of the rows share their score with another.")
+        return remarks
 
     def __repr__(self) -> str:
         means = ", ".join(f"{name} {value:.4f}" for name, value in self.means.items())
@@ -150,15 +150,15 @@ def evaluate(
     measure does not state itself; `propensity` is needed by psP and psnDCG.
     """
     ranking = Ranking.of(qrels, run)
-    asked = as_measures(measures)
-    stated = [measure.under(profile) if profile else measure for measure in asked]
-    found = _measure(ranking, stated, propensity)
+    requested = as_measures(measures)
+    stated = [measure.under(profile) if profile else measure for measure in requested]
+    columns = _measure(ranking, stated, propensity)
     return Evaluation(
         run=run.name,
-        asked=dict(zip(asked, stated, strict=True)),
+        requested=dict(zip(requested, stated, strict=True)),
         missing=tuple(qrels.queries[at] for at in np.flatnonzero(~ranking.present)),
         unjudged=tuple(run.queries[at] for at in np.flatnonzero(ranking.query_of_list < 0)),
-        **found,
+        **columns,
     )
 
 
@@ -188,11 +188,13 @@ def evaluate_rows(
     if not np.isfinite(scored).all():
         raise DataError("a score is NaN or infinite", cure="scores must be finite numbers")
     ranking = Ranking.of_rows(graded, scored, bounds)
-    asked = as_measures(measures)
-    stated = [measure.under(profile) if profile else measure for measure in asked]
-    stated = [measure if "ties" in measure.said else measure(ties="random") for measure in stated]
-    found = _measure(ranking, stated, None)
-    return Evaluation(run="", asked=dict(zip(asked, stated, strict=True)), missing=(), unjudged=(), **found)
+    requested = as_measures(measures)
+    stated = [measure.under(profile) if profile else measure for measure in requested]
+    stated = [measure if "ties" in measure.explicit else measure(ties="random") for measure in stated]
+    columns = _measure(ranking, stated, None)
+    return Evaluation(
+        run="", requested=dict(zip(requested, stated, strict=True)), missing=(), unjudged=(), **columns
+    )
 
 
 def together(measure: Measure, values: FloatArray, weights: FloatArray | None = None) -> float:
@@ -217,16 +219,16 @@ def _measure(ranking: Ranking, stated: Sequence[Measure], propensity: Propensity
     for measure in measures:
         view = ranking.view(str(measure["ties"]), int(measure["seed"]), str(measure["unjudged"]))
         if measure.name in FORMULAS:
-            found = FORMULAS[measure.name](view, measure)
+            per_query = FORMULAS[measure.name](view, measure)
             if "empty" in measure and measure["empty"] != "zero":
-                found = np.where(
-                    relevant(view, measure) > 0, found, 1.0 if measure["empty"] == "one" else np.nan
+                per_query = np.where(
+                    relevant(view, measure) > 0, per_query, 1.0 if measure["empty"] == "one" else np.nan
                 )
         else:
-            found, weights[measure] = propensity_scored(view, measure, propensity)
+            per_query, weights[measure] = propensity_scored(view, measure, propensity)
         if measure["missing"] == "skip":
-            found = np.where(ranking.present, found, np.nan)
-        values[measure] = frozen(found)
+            per_query = np.where(ranking.present, per_query, np.nan)
+        values[measure] = frozen(per_query)
     return {
         "queries": ranking.queries,
         "measures": measures,

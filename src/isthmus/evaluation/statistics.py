@@ -75,9 +75,9 @@ def paired_t(first: ArrayLike, second: ArrayLike, *, groups: Groups = None) -> P
     """
     from scipy.special import stdtr
 
-    difference, kept = _differences(first, second)
+    difference, mask = _differences(first, second)
     mean, count = float(difference.mean()), len(difference)
-    residuals, _ = _sums(difference - mean, None, _kept(groups, kept))
+    residuals, _ = _sums(difference - mean, None, _masked(groups, mask))
     clusters = len(residuals)
     if clusters < 2:
         raise DataError("a paired test needs at least two queries or groups", cure="compare on more of them")
@@ -94,8 +94,8 @@ def randomisation(
     query, gives at least the observed difference. Exact when all swaps are no more than `samples`, else
     p = (1 + those at least as large) / (1 + samples).
     """
-    difference, kept = _differences(first, second)
-    sums, _ = _sums(difference, None, _kept(groups, kept))
+    difference, mask = _differences(first, second)
+    sums, _ = _sums(difference, None, _masked(groups, mask))
     observed = abs(float(sums.sum()))
     limit = observed - 1e-12 * max(1.0, float(np.abs(sums).sum()))
     mean, count = float(difference.mean()), len(sums)
@@ -117,10 +117,10 @@ def randomisation(
 
 def holm(p_values: ArrayLike) -> FloatArray:
     """Holm's step-down adjusted p-values: the i-th smallest of m times (m − i + 1), never falling."""
-    found = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(found, kind="stable")
-    scaled = found[order] * np.arange(len(found), 0, -1)
-    adjusted = np.empty(len(found))
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    scaled = p[order] * np.arange(len(p), 0, -1)
+    adjusted = np.empty(len(p))
     adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
     return adjusted
 
@@ -132,27 +132,27 @@ def _differences(first: ArrayLike, second: ArrayLike) -> tuple[FloatArray, NDArr
         raise DataError(
             f"{len(one)} values beside {len(other)}", cure="evaluate both runs on the same queries"
         )
-    kept = np.isfinite(one) & np.isfinite(other)
-    if not kept.any():
+    mask = np.isfinite(one) & np.isfinite(other)
+    if not mask.any():
         raise DataError("the two runs have no query in common that counts")
-    return one[kept] - other[kept], kept
+    return one[mask] - other[mask], mask
 
 
-def _kept(groups: Groups, kept: NDArray[np.bool_]) -> Groups:
-    return None if groups is None else np.asarray(groups)[kept]
+def _masked(groups: Groups, mask: NDArray[np.bool_]) -> Groups:
+    return None if groups is None else np.asarray(groups)[mask]
 
 
 def _sums(values: ArrayLike, weights: ArrayLike | None, groups: Groups) -> tuple[FloatArray, FloatArray]:
     """Per unit (query or group) the weighted sum of values and the sum of weights."""
-    found = np.asarray(values, dtype=np.float64).reshape(-1)
-    weight = np.ones(len(found)) if weights is None else np.asarray(weights, dtype=np.float64)
-    kept = np.isfinite(found)
-    if not kept.any():
+    numbers = np.asarray(values, dtype=np.float64).reshape(-1)
+    weight = np.ones(len(numbers)) if weights is None else np.asarray(weights, dtype=np.float64)
+    mask = np.isfinite(numbers)
+    if not mask.any():
         raise DataError("no value to make an interval of")
-    parts, wholes = (found * weight)[kept], weight[kept]
+    parts, wholes = (numbers * weight)[mask], weight[mask]
     if groups is None:
         return parts, wholes
-    number: IntArray = np.unique(np.asarray(groups)[kept], return_inverse=True)[1]
+    number: IntArray = np.unique(np.asarray(groups)[mask], return_inverse=True)[1]
     sums = np.zeros((int(number.max()) + 1, 2))
     np.add.at(sums, number, np.stack((parts, wholes), axis=1))
     return sums[:, 0], sums[:, 1]

@@ -50,8 +50,8 @@ class Candidates:
         union = runs if isinstance(runs, Union) else Union.of(runs)
         if norm not in NORMALISERS:
             raise ConfigError(f"no normaliser {norm!r}", key=norm, known=NORMALISERS)
-        given = [run.chances if probabilities else run.scores for run in union.runs]
-        lists = [union.lists(at, column) for at, column in enumerate(given)]
+        columns = [run.required_probabilities if probabilities else run.scores for run in union.runs]
+        lists = [union.lists(at, column) for at, column in enumerate(columns)]
         return cls(union, tuple(NORMALISERS[norm](each) for each in lists), missing)
 
     def shifted(self, shift: bool = True) -> Candidates:
@@ -181,13 +181,13 @@ def comb_mnz_variant(
     `soft_count`: (Σ sᵢ)·(Σ cᵢ), the count replaced by the expected number of lists for which d is relevant;
     `squared`: N·Σ cᵢ²; `calibrated`: N·Σ cᵢ; `gmnz`: N^γ·Σ sᵢ.
     """
-    union, chances = candidates.union, candidates.confidences
+    union, confidences = candidates.union, candidates.confidences
     if reading == "soft_count":
-        return candidates.shifted(shift).total() * union.total(chances)
+        return candidates.shifted(shift).total() * union.total(confidences)
     if reading == "squared":
-        return union.counts * union.total([chance**2 for chance in chances])
+        return union.counts * union.total([confidence**2 for confidence in confidences])
     if reading == "calibrated":
-        return union.counts * union.total(chances)
+        return union.counts * union.total(confidences)
     if reading == "gmnz":
         return comb_gmnz(candidates, gamma=gamma, shift=shift)
     known = ("soft_count", "squared", "calibrated", "gmnz")

@@ -71,7 +71,7 @@ def fuser(
                 f"{chosen} reads calibrated probabilities: norm={norm!r} has no place", key="norm"
             )
         kind: type[Fuser] = Stacked if chosen == "stacked" else LogOdds
-        return _made(kind, {"missing": missing, **options})
+        return _create(kind, {"missing": missing, **options})
     if chosen in ("weighted", "convex"):
         scale = norm or ("min-max" if chosen == "convex" else "z-score")
         _check_options(chosen, options, inspect.signature(Weighted).parameters)
@@ -84,7 +84,7 @@ def fuser(
     return Formula(chosen, norm=norm, missing=filled, options=options, **own)
 
 
-def _made(kind: type[Fuser], options: Mapping[str, Any]) -> Fuser:
+def _create(kind: type[Fuser], options: Mapping[str, Any]) -> Fuser:
     _check_options(kind.method, options, inspect.signature(kind).parameters)
     return kind(**options)
 
@@ -100,8 +100,8 @@ def _check_options(method: str, options: Mapping[str, Any], known: Mapping[str, 
     for name, value in options.items():
         if name not in known:
             close = nearest(name, known)
-            told = f" (did you mean {close!r}?)" if close else f"; it has {', '.join(known) or 'none'}"
-            raise ConfigError(f"{method} has no option {name!r}{told}", key=name, value=value)
+            hint = f" (did you mean {close!r}?)" if close else f"; it has {', '.join(known) or 'none'}"
+            raise ConfigError(f"{method} has no option {name!r}{hint}", key=name, value=value)
         if name == "weights" and value is not None:
             _check_weights(method, value)
         wanted, suits = _SUITABLE.get(str(known[name].annotation), ("", None))
@@ -121,12 +121,14 @@ def _check_weights(method: str, weights: Any) -> None:
 
 def _convex(options: Mapping[str, Any]) -> dict[str, Any]:
     """The same with given weights scaled to add up to one."""
-    given = options.get("weights")
-    if given is None:
+    weights = options.get("weights")
+    if weights is None:
         return dict(options)
-    if min(given) < 0:
-        raise ConfigError(f"convex weights {list(given)} must not be negative", key="weights", value=given)
-    return {**options, "weights": [weight / sum(given) for weight in given]}
+    if min(weights) < 0:
+        raise ConfigError(
+            f"convex weights {list(weights)} must not be negative", key="weights", value=weights
+        )
+    return {**options, "weights": [weight / sum(weights) for weight in weights]}
 
 
 def _check_missing(missing: float | str) -> None:

@@ -81,9 +81,11 @@ class Explanation:
         lines = [f"{self.query} → {self.document}: rank {self.rank}, score {self.score:.4f}{chance}"]
         for part in self.parts:
             raw = "absent" if part.score is None else f"score {part.score:.4f} at rank {part.rank}"
-            told = "" if part.probability is None else f", probability {part.probability:.3f}"
+            probability = "" if part.probability is None else f", probability {part.probability:.3f}"
             weight = "" if part.weight is None else f", weight {part.weight:.3f}"
-            lines.append(f"  {part.retriever}: {raw}{told}{weight}, contributes {part.contribution:+.4f}")
+            lines.append(
+                f"  {part.retriever}: {raw}{probability}{weight}, contributes {part.contribution:+.4f}"
+            )
         return "\n".join([*lines, f"  start {self.start:+.4f}"])
 
 
@@ -162,20 +164,20 @@ class Fuser:
         lesson = Lesson.of(runs, qrels, self.judging, self.folds)
         evidence = self._gather(lesson)
         self.weights_, *by_fold = self._weigh_folds(evidence, lesson)
-        held = self._scores(evidence, self.weights_, lesson.union).copy()
+        scores = self._scores(evidence, self.weights_, lesson.union).copy()
         for fold, weights in enumerate(by_fold):
             mine = (lesson.fold_of_query == fold)[lesson.union.query_of_row]
-            held[mine] = self._scores(evidence, weights, lesson.union)[mine]
-        chances = self._learn_chances(held, lesson)
+            scores[mine] = self._scores(evidence, weights, lesson.union)[mine]
+        probabilities = self._learn_probabilities(scores, lesson)
         known = lesson.known
-        self.curve_ = ThresholdCurve.of(chances[known], lesson.relevant[known])
-        return lesson.union.ranked(held, name=name or self.label, probabilities=chances)
+        self.curve_ = ThresholdCurve.of(probabilities[known], lesson.relevant[known])
+        return lesson.union.ranked(scores, name=name or self.label, probabilities=probabilities)
 
     def fuse(self, runs: Sequence[Run], *, name: str = "") -> Run:
         """One run, best first, with a probability for every candidate."""
         union = Union.of(self._matched(runs))
         scores = self._scores(self._evidence(union), self.weights_, union)
-        return union.ranked(scores, name=name or self.label, probabilities=self._chances(scores, union))
+        return union.ranked(scores, name=name or self.label, probabilities=self._probabilities(scores, union))
 
     def unjudged(self, runs: Sequence[Run]) -> Self:
         """Ready to fuse these runs without having learned, where the method can."""
@@ -199,32 +201,37 @@ class Fuser:
             raise DataError(f"no run has the query {query!r}")
         evidence = self._evidence(union)
         scores = self._scores(evidence, self.weights_, union)
-        chances = self._chances(scores, union)
+        probabilities = self._probabilities(scores, union)
         at = union.queries.index(query)
         rows = union.best_first(scores)[union.offsets[at] : union.offsets[at + 1]].tolist()
         account = self._account(union, evidence)
-        told = [
-            self._explained(union, account, (row, rank), float(scores[row]), chances)
+        explanations = [
+            self._explained(union, account, (row, rank), float(scores[row]), probabilities)
             for rank, row in enumerate(rows, 1)
             if (document is None and rank <= depth) or document == union.documents.word(row)
         ]
-        if document is not None and not told:
+        if document is not None and not explanations:
             raise DataError(f"no run returned {document!r} for the query {query!r}")
-        return told
+        return explanations
 
     def _explained(
-        self, union: Union, account: Account, at: tuple[int, int], score: float, chances: FloatArray | None
+        self,
+        union: Union,
+        account: Account,
+        at: tuple[int, int],
+        score: float,
+        probabilities: FloatArray | None,
     ) -> Explanation:
         row, rank = at
         parts = []
         for of, (name, run) in enumerate(zip(self.retrievers_, union.runs, strict=True)):
             here = np.flatnonzero(union.places[of] == row)
             raw, place = (float(run.scores[here[0]]), int(run.ranks[here[0]])) if len(here) else (None, None)
-            own = None if account.chances is None else float(account.chances[of, row])
+            own = None if account.probabilities is None else float(account.probabilities[of, row])
             weight = None if account.weights is None else float(account.weights[of])
             parts.append(Part(name, raw, place, own, weight, float(account.contributions[of, row])))
         query, document = union.queries[union.query_of_row[row]], union.documents.word(row)
-        probability = None if chances is None else float(chances[row])
+        probability = None if probabilities is None else float(probabilities[row])
         return Explanation(query, document, rank, score, probability, float(account.start[row]), tuple(parts))
 
     def _matched(self, runs: Sequence[Run]) -> list[Run]:
@@ -244,20 +251,20 @@ class Fuser:
                 )
         return list(runs)
 
-    def _learn_chances(self, held: FloatArray, lesson: Lesson) -> FloatArray:
+    def _learn_probabilities(self, scores: FloatArray, lesson: Lesson) -> FloatArray:
         """Learn score → probability; returns cross-fitted probabilities of all rows."""
         query_of_row = lesson.union.query_of_row
-        self.final_ = Platt().fit(held[lesson.known], lesson.relevant[lesson.known])
-        chances = np.asarray(self.final_.probabilities(held))
+        self.final_ = Platt().fit(scores[lesson.known], lesson.relevant[lesson.known])
+        probabilities = np.asarray(self.final_.probabilities(scores))
         for fold in range(lesson.folds):
             mine = (lesson.fold_of_query == fold)[query_of_row]
             rest = lesson.outside(fold)[query_of_row] & lesson.known
             if mine.any() and 0 < lesson.relevant[rest].sum() < rest.sum():
-                fitted = Platt().fit(held[rest], lesson.relevant[rest])
-                chances[mine] = fitted.probabilities(held[mine])
-        return chances
+                fitted = Platt().fit(scores[rest], lesson.relevant[rest])
+                probabilities[mine] = fitted.probabilities(scores[mine])
+        return probabilities
 
-    def _chances(self, scores: FloatArray, union: Union) -> FloatArray | None:
+    def _probabilities(self, scores: FloatArray, union: Union) -> FloatArray | None:
         """Probabilities of fused scores; None where nothing was learned."""
         if not hasattr(self, "final_"):
             return None
@@ -300,7 +307,7 @@ class Account:
     contributions: FloatArray
     start: FloatArray
     weights: FloatArray | None = None
-    chances: FloatArray | None = None
+    probabilities: FloatArray | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -379,25 +386,29 @@ class LogOdds(Fuser):
         self.calibrators_: list[Calibrator] = []
         if self.calibrator == "given":
             return self._evidence(union)
-        chances = []
+        columns = []
         for run in progress(union.runs, label="calibrating"):
             folds = min(self.folds, sum(query in lesson.qrels for query in run.queries))
-            fitted, found = cross_fit(run, lesson.qrels, self.calibrator, judging=self.judging, folds=folds)
+            fitted, probabilities = cross_fit(
+                run, lesson.qrels, self.calibrator, judging=self.judging, folds=folds
+            )
             self.calibrators_.append(fitted)
-            chances.append(found)
-        return self._logits(union, chances)
+            columns.append(probabilities)
+        return self._logits(union, columns)
 
     def _evidence(self, union: Union) -> FloatArray:
         if self.calibrator != "given":
             pairs = zip(union.runs, self.calibrators_, strict=True)
             return self._logits(union, [probabilities_of(run, fitted) for run, fitted in pairs])
-        return self._logits(union, [run.chances for run in union.runs])
+        return self._logits(union, [run.required_probabilities for run in union.runs])
 
-    def _logits(self, union: Union, chances: Sequence[FloatArray]) -> FloatArray:
+    def _logits(self, union: Union, probabilities: Sequence[FloatArray]) -> FloatArray:
         """Runs × rows of calibrated log-odds, absent documents filled in."""
-        matrix = union.spread(chances)
+        matrix = union.spread(probabilities)
         absent = self._absent(union)
-        floor = Candidates(union, tuple(chances), "lowest").matrix() if self.missing == "lowest" else matrix
+        floor = (
+            Candidates(union, tuple(probabilities), "lowest").matrix() if self.missing == "lowest" else matrix
+        )
         for at, row in enumerate(matrix):
             row[np.isnan(row) & ~absent[at]] = self.prior_  # structurally absent: no evidence
             if self.missing == "lowest":
@@ -411,10 +422,10 @@ class LogOdds(Fuser):
 
         A run without any list for the query said nothing about it.
         """
-        asked = np.zeros((len(union.runs), len(union.queries)), dtype=bool)
-        for row, run, home in zip(asked, union.runs, union.homes, strict=True):
+        searched = np.zeros((len(union.runs), len(union.queries)), dtype=bool)
+        for row, run, home in zip(searched, union.runs, union.homes, strict=True):
             row[home] = np.diff(run.offsets) > 0
-        missing: Mask = ~union.present & asked[:, union.query_of_row]
+        missing: Mask = ~union.present & searched[:, union.query_of_row]
         if self.silos is None:
             return missing
         if len(self.silos) != len(union.runs):
@@ -435,8 +446,8 @@ class LogOdds(Fuser):
         self.prior_ = float(np.clip(candidates.matrix().mean(), SURE, 0.5))
         return self
 
-    def _chances(self, scores: FloatArray, union: Union) -> FloatArray | None:
-        learned = super()._chances(scores, union)
+    def _probabilities(self, scores: FloatArray, union: Union) -> FloatArray | None:
+        learned = super()._probabilities(scores, union)
         return np.asarray(expit(scores)) if learned is None else learned
 
     def _scores(self, evidence: FloatArray, weights: FloatArray, union: Union) -> FloatArray:
@@ -472,8 +483,8 @@ class Stacked(LogOdds):
         self.labels_ = np.array([words[code] for code in used] if self.single_label else [], dtype=np.str_)
         return super()._gather(lesson)
 
-    def _logits(self, union: Union, chances: Sequence[FloatArray]) -> FloatArray:
-        return np.vstack((super()._logits(union, chances), self._absent(union).astype(np.float64)))
+    def _logits(self, union: Union, probabilities: Sequence[FloatArray]) -> FloatArray:
+        return np.vstack((super()._logits(union, probabilities), self._absent(union).astype(np.float64)))
 
     def _weigh(self, evidence: FloatArray, lesson: Lesson, queries: Mask) -> FloatArray:
         rows = queries[lesson.union.query_of_row] & lesson.known
@@ -501,10 +512,10 @@ class Stacked(LogOdds):
         codes = np.array([place.get(word, -1) for word in union.documents.words], dtype=np.int64)
         return codes[union.documents.codes]
 
-    def _learn_chances(self, held: FloatArray, lesson: Lesson) -> FloatArray:
-        return self._chances(held, lesson.union)  # the margins are log-odds already
+    def _learn_probabilities(self, scores: FloatArray, lesson: Lesson) -> FloatArray:
+        return self._probabilities(scores, lesson.union)  # the margins are log-odds already
 
-    def _chances(self, scores: FloatArray, union: Union) -> FloatArray:
+    def _probabilities(self, scores: FloatArray, union: Union) -> FloatArray:
         if self.single_label:
             return choice_probabilities(scores, union.query_of_row)
         return np.asarray(expit(scores))
@@ -565,9 +576,9 @@ class Weighted(Fuser):
 
         @cache
         def judge(weights: tuple[float, ...]) -> FloatArray:
-            found = evaluate(qrels, union.ranked(np.array(weights) @ evidence), [self.measure])
+            evaluation = evaluate(qrels, union.ranked(np.array(weights) @ evidence), [self.measure])
             values = np.full(len(union.queries), np.nan)
-            values[lesson.fold_of_query >= 0] = found.values[found.resolve(self.measure)]
+            values[lesson.fold_of_query >= 0] = evaluation.values[evaluation.resolve(self.measure)]
             return values
 
         return judge
@@ -603,7 +614,7 @@ def tuned(count: int, judge: Callable[[tuple[float, ...]], float]) -> FloatArray
     if count == 2:
         return np.array(max(((1 - step / 20, step / 20) for step in range(21)), key=value))
     best = tuple([1.0 / count] * count)
-    found = value(best)
+    highest = value(best)
     for _ in range(3):
         before = best
         for at in range(count):
@@ -611,8 +622,8 @@ def tuned(count: int, judge: Callable[[tuple[float, ...]], float]) -> FloatArray
                 raised = [*best[:at], best[at] * factor if best[at] else factor / count, *best[at + 1 :]]
                 whole = sum(raised)
                 tried = tuple(weight / whole for weight in raised) if whole > 0 else best
-                if (now := value(tried)) > found:
-                    best, found = tried, now
+                if (now := value(tried)) > highest:
+                    best, highest = tried, now
         if best == before:
             break
     return np.array(best)

@@ -91,14 +91,14 @@ def object_distances(
     reciprocal = np.zeros_like(score)
     score[homes, places] = run.scores
     reciprocal[homes, places] = 1.0 / run.ranks
-    found = np.full((sum(count), sum(count)), np.inf)
-    found[count[0] :, : count[0]] = _ranks(np.where(reciprocal > 0, reciprocal, -np.inf))
-    found[: count[0], count[0] :] = count[0] + _ranks(score.T)
-    found[: count[0], : count[0]] = _ranks(_likeness(reciprocal.T, column, similar))
-    found[count[0] :, count[0] :] = count[0] + _ranks(_likeness(reciprocal, row, similar))
-    np.fill_diagonal(found, -1.0)
-    place = positions(np.argsort(found, axis=1, kind="stable")).astype(np.float64)
-    return np.where(np.isfinite(found), place, float(sum(count)))
+    distances = np.full((sum(count), sum(count)), np.inf)
+    distances[count[0] :, : count[0]] = _ranks(np.where(reciprocal > 0, reciprocal, -np.inf))
+    distances[: count[0], count[0] :] = count[0] + _ranks(score.T)
+    distances[: count[0], : count[0]] = _ranks(_likeness(reciprocal.T, column, similar))
+    distances[count[0] :, count[0] :] = count[0] + _ranks(_likeness(reciprocal, row, similar))
+    np.fill_diagonal(distances, -1.0)
+    place = positions(np.argsort(distances, axis=1, kind="stable")).astype(np.float64)
+    return np.where(np.isfinite(distances), place, float(sum(count)))
 
 
 def positions(lists: IntArray) -> IntArray:
@@ -113,12 +113,12 @@ def _likeness(reciprocal: FloatArray, place: Mapping[str, int], similar: Run | N
     if similar is None:
         product = reciprocal @ reciprocal.T
         return np.where(product > 0, product, -np.inf)
-    found = np.full((len(place), len(place)), -np.inf)
+    likeness = np.full((len(place), len(place)), -np.inf)
     for query, names, scores in similar.lists():
         if query in place:
             known = [at for at, name in enumerate(names) if name in place]
-            found[place[query], [place[names[at]] for at in known]] = scores[known]
-    return found
+            likeness[place[query], [place[names[at]] for at in known]] = scores[known]
+    return likeness
 
 
 def _ranks(values: FloatArray) -> FloatArray:

@@ -46,8 +46,8 @@ def save_fuser(fuser: Fuser, path: str | PathLike[str]) -> None:
         elif name.endswith("_") and name != "retrievers_":
             arrays[f"learned/{name}"] = np.asarray(value)
     for name, calibrator in inside.items():
-        header["calibrators"][name], held = pack(calibrator)
-        arrays.update({f"{name}/{part}": array for part, array in held.items()})
+        header["calibrators"][name], parts = pack(calibrator)
+        arrays.update({f"{name}/{part}": array for part, array in parts.items()})
     SavedFuser(header, arrays).write(path)
 
 

@@ -95,9 +95,9 @@ class Union:
         np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
         place = np.empty(len(keys), dtype=np.int64)
         place[order] = np.cumsum(first) - 1
-        held = ordered[first]
-        query_of_row = held // size
-        codes = held - query_of_row * size
+        pairs = ordered[first]
+        query_of_row = pairs // size
+        codes = pairs - query_of_row * size
         bounds = np.cumsum([run.rows for run in runs])[:-1]
         offsets = offsets_of(query_of_row, len(queries))
         documents = Ids(frozen(codes), ids.vocabulary)
@@ -141,17 +141,17 @@ class Union:
 
     def lists(self, run: int, scores: FloatArray | None = None) -> Lists:
         """One run's lists, with its own scores or others."""
-        held = self.runs[run]
+        table = self.runs[run]
         sizes = np.diff(self.offsets)[self.homes[run]]
-        return Lists(held.scores if scores is None else scores, held.offsets, sizes)
+        return Lists(table.scores if scores is None else scores, table.offsets, sizes)
 
     def ranked(self, scores: FloatArray, *, name: str = "", probabilities: FloatArray | None = None) -> Run:
         """The run these fused scores make, best first."""
         if not np.isfinite(scores).all():
             raise DataError("a fused score is not finite", cure="normalise the runs' scores first")
         order = self.best_first(scores)
-        chances = None if probabilities is None else frozen(probabilities[order])
-        return Run(self.queries, self.offsets, self.documents[order], frozen(scores[order]), chances, name)
+        ordered = None if probabilities is None else frozen(probabilities[order])
+        return Run(self.queries, self.offsets, self.documents[order], frozen(scores[order]), ordered, name)
 
     def best_first(self, scores: FloatArray) -> IntArray:
         """Rows by (query, score descending, document id descending).

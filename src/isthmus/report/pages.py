@@ -37,7 +37,7 @@ class Page:
         """The whole page. Texts are escaped; figures are drawn now."""
         from markupsafe import Markup
 
-        def shown(part: str | Table | Plot) -> tuple[str, object]:
+        def rendered(part: str | Table | Plot) -> tuple[str, object]:
             if isinstance(part, str):
                 return "text", part
             if isinstance(part, Table):
@@ -47,7 +47,9 @@ class Page:
             except MissingExtra as missing:  # what was measured is worth reading without its figures
                 return "text", f"{part.caption} ({missing})"
 
-        sections = [(section.heading, [shown(part) for part in section.parts]) for section in self.sections]
+        sections = [
+            (section.heading, [rendered(part) for part in section.parts]) for section in self.sections
+        ]
         return _template().render(title=self.title, lead=self.lead, sections=sections)
 
     def _repr_html_(self) -> str:

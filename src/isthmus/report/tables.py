@@ -111,9 +111,9 @@ class Table(Tabular):
         widths = [max(len(row[at]) for row in cells) for at in range(len(self.header))]
         numeric = self._numeric()
         lines = [_aligned(self.header, widths, numeric), "  ".join("─" * width for width in widths)]
-        for row, shown in zip(self.rows, cells[1:], strict=True):
-            line = _aligned(shown, widths, numeric)
-            lines.append(_embolden(line, row, shown) if bold else line)
+        for row, texts in zip(self.rows, cells[1:], strict=True):
+            line = _aligned(texts, widths, numeric)
+            lines.append(_embolden(line, row, texts) if bold else line)
         return "\n".join([*([self.title, ""] if self.title else ()), *lines, *self._wrapped_notes()])
 
     def markdown(self) -> str:
@@ -229,9 +229,9 @@ def _aligned(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool
     return "  ".join(parts).rstrip()
 
 
-def _embolden(line: str, row: Sequence[Cell], shown: Sequence[str]) -> str:
+def _embolden(line: str, row: Sequence[Cell], texts: Sequence[str]) -> str:
     at = 0
-    for cell, text in zip(row, shown, strict=True):
+    for cell, text in zip(row, texts, strict=True):
         at = line.index(text, at)
         if isinstance(cell, Estimate) and cell.best:
             line = f"{line[:at]}\x1b[1m{text}\x1b[0m{line[at + len(text) :]}"
@@ -249,7 +249,7 @@ def _pipes(text: str) -> str:
 
 
 def _tex(text: str) -> str:
-    return _LATEX_SIGNS.sub(lambda found: _LATEX[found[0]], text)
+    return _LATEX_SIGNS.sub(lambda match: _LATEX[match[0]], text)
 
 
 FORMS: dict[str, Callable[[Table], str]] = {

@@ -105,10 +105,10 @@ class DenseIndex:
         graph.hnsw.efSearch = max(64, 2 * wanted)
         for start in range(0, len(vectors), _BLOCK):
             block = vectors[start : start + _BLOCK]
-            found = (
+            neighbours = (
                 graph.search(np.ascontiguousarray(block), wanted)[1] if wanted else np.empty((len(block), 0))
             )
-            for query, near in zip(block, found, strict=True):
+            for query, near in zip(block, neighbours, strict=True):
                 rows = np.sort(near[near >= 0]).astype(np.int64)
                 cosines = _cosines(self.vectors[rows], query)
                 cosines[~self.vectors[rows].any(axis=1)] = -np.inf

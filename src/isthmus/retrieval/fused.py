@@ -44,7 +44,9 @@ class Fused:
 
     def runs(self, queries: Queries) -> list[Run]:
         """What each retriever finds, down to the depth: what a fuser learns from."""
-        return [found.search(queries, self.depth).named(name) for name, found in self.retrievers.items()]
+        return [
+            retriever.search(queries, self.depth).named(name) for name, retriever in self.retrievers.items()
+        ]
 
     def search(self, queries: Queries, k: int) -> Run:
         """The best k documents of every query among those that any retriever found."""

@@ -87,12 +87,14 @@ def write_corpus_beir(corpus: Corpus, folder: str | os.PathLike[str]) -> None:
             for id, title, body, silo in rows
         ),
     )
-    asked = zip(queries.ids, queries.texts, queries.silos, queries.own or (None,) * len(queries), strict=True)
+    entries = zip(
+        queries.ids, queries.texts, queries.silos, queries.own or (None,) * len(queries), strict=True
+    )
     _write_records(
         root / "queries.jsonl",
         (
             {"_id": id, "text": text, "metadata": {"silo": corpus.silos[silo], "own": document}}
-            for id, text, silo, document in asked
+            for id, text, silo, document in entries
         ),
     )
     for split, stem in _FILE_OF_SPLIT.items():

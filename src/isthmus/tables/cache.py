@@ -60,8 +60,8 @@ def write_columns(path: Path, columns: Mapping[str, Column], about: Mapping[str,
         with os.fdopen(handle, "wb") as stream:
             stream.write(_MAGIC)
             placed = {name: _write_column(stream, column) for name, column in columns.items()}
-            told = json.dumps({"columns": placed, "about": about}).encode()
-            stream.write(told + len(told).to_bytes(8, "little") + _MAGIC)
+            footer = json.dumps({"columns": placed, "about": about}).encode()
+            stream.write(footer + len(footer).to_bytes(8, "little") + _MAGIC)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -96,9 +96,9 @@ def open_columns(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] |
         if bytes(content[: len(_MAGIC)]) != _MAGIC or tail[8:] != _MAGIC:
             return None
         size = int.from_bytes(tail[:8], "little")
-        told = json.loads(bytes(content[len(content) - 16 - size : -16]))
-        columns = {name: _open_column(content, place) for name, place in told["columns"].items()}
-        return told["about"], columns
+        footer = json.loads(bytes(content[len(content) - 16 - size : -16]))
+        columns = {name: _open_column(content, place) for name, place in footer["columns"].items()}
+        return footer["about"], columns
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -112,9 +112,11 @@ class Corpus:
         return self._restricted(np.ones(len(self.documents), dtype=bool), mask)
 
     def _restricted(self, documents: NDArray[np.bool_], queries: NDArray[np.bool_]) -> Corpus:
-        kept = self.queries.take(queries)
-        judged = [query for query in kept.ids if query in self.qrels]
-        return replace(self, documents=self.documents.take(documents), queries=kept, qrels=self.qrels[judged])
+        selected = self.queries.take(queries)
+        judged = [query for query in selected.ids if query in self.qrels]
+        return replace(
+            self, documents=self.documents.take(documents), queries=selected, qrels=self.qrels[judged]
+        )
 
     def dealt(self, silos: Sequence[str], documents: IntArray, queries: IntArray) -> Corpus:
         """The same collection with its documents and queries in these silos."""

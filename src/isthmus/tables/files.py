@@ -62,8 +62,8 @@ class Block:
 
     def error(self, problem: str, line: int, text: bytes | str, cure: str) -> DataError:
         """A DataError about one of the lines."""
-        shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return DataError(problem, file=self.file, line=line, text=shown.strip(), cure=cure)
+        display = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return DataError(problem, file=self.file, line=line, text=display.strip(), cure=cure)
 
 
 def read_blocks(path: str | os.PathLike[str], *, size: int = BLOCK) -> Iterator[Block]:
@@ -202,9 +202,9 @@ def checked(names: Ids | Sequence[str], *, forbidden: str = "") -> pa.LargeStrin
     bad = pc.match_substring_regex(column, rf"[\s\x0b\x00{forbidden}]|^$")
     if pc.any(bad).as_py():
         name = column.filter(bad)[0].as_py()
-        told = f" or {forbidden}" if forbidden else ""
+        also = f" or {forbidden}" if forbidden else ""
         raise DataError(
-            f"the id {name!r} cannot be written", cure=f"ids in such files have no white space{told}"
+            f"the id {name!r} cannot be written", cure=f"ids in such files have no white space{also}"
         )
     return column
 

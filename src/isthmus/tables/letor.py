@@ -58,12 +58,12 @@ class Letor(ByQuery):
         names = queries if isinstance(queries, Ids) else Ids.of(queries)
         ids = documents if documents is None or isinstance(documents, Ids) else Ids.of(documents)
         if not len(names) == len(matrix) == len(judged) == (len(names) if ids is None else len(ids)):
-            told = f"{len(names)} queries, {len(matrix)} rows of features, {len(judged)} grades"
+            lengths = f"{len(names)} queries, {len(matrix)} rows of features, {len(judged)} grades"
             raise DataError(
-                f"columns differ in length: {told}{'' if ids is None else f', {len(ids)} documents'}"
+                f"columns differ in length: {lengths}{'' if ids is None else f', {len(ids)} documents'}"
             )
-        found, groups, _ = group(names)
-        table = cls(found, offsets_of(groups, len(found)), frozen(matrix), frozen(judged), ids, name)
+        distinct, groups, _ = group(names)
+        table = cls(distinct, offsets_of(groups, len(distinct)), frozen(matrix), frozen(judged), ids, name)
         return table if in_order(groups) else table._take(np.argsort(groups, kind="stable"))
 
     @property

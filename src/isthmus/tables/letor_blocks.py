@@ -306,13 +306,13 @@ class _Line:
         return second[0][4:].decode() if named else None
 
     def features(self, tokens: list[bytes]) -> dict[int, float]:
-        found: dict[int, float] = {}
+        features: dict[int, float] = {}
         previous = 0
         for token in tokens:
-            told, colon, value = token.partition(b":")
-            digits = _INDEX.fullmatch(told)
+            index_text, colon, value = token.partition(b":")
+            digits = _INDEX.fullmatch(index_text)
             if not colon or not digits:
-                cure = "the query follows the grade" if told == b"qid" else f"a line is: {EXAMPLE}"
+                cure = "the query follows the grade" if index_text == b"qid" else f"a line is: {EXAMPLE}"
                 raise self.error("this is not index:value", token, cure)
             index = int(digits[1])
             if index <= previous:
@@ -322,6 +322,6 @@ class _Line:
                 raise self.error("a very large feature index", token, f"at most {MOST_FEATURES:,} features")
             if not NUMBER.fullmatch(value) or not abs(float(value)) <= _LARGEST_VALUE:
                 raise self.error("the value is not a finite number", token, "leave out what is missing")
-            found[index] = float(value)
+            features[index] = float(value)
             previous = index
-        return found
+        return features

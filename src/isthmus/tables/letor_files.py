@@ -105,10 +105,10 @@ def read_letor_folds(
     folder: str | os.PathLike[str], *, cache: bool = True, missing: float = 0.0
 ) -> tuple[Fold, ...]:
     """Read the folders Fold1, Fold2, … of a folder such as MSLR-WEB10K."""
-    found = [entry for entry in sorted(Path(folder).glob("Fold*")) if re.fullmatch(r"Fold\d+", entry.name)]
-    if not found:
+    folds = [entry for entry in sorted(Path(folder).glob("Fold*")) if re.fullmatch(r"Fold\d+", entry.name)]
+    if not folds:
         raise DataError("no fold here", file=folder, cure="a folder with Fold1, Fold2, … in it")
-    ordered = sorted(found, key=lambda entry: int(entry.name[4:]))
+    ordered = sorted(folds, key=lambda entry: int(entry.name[4:]))
     return tuple(read_letor_fold(entry, cache=cache, missing=missing) for entry in ordered)
 
 
@@ -181,8 +181,8 @@ def _from_cache(file: Path, missing: float) -> Letor | None:
     try:
         folder = cache_folder() / "letor" / key
         checksum = remembered_checksum(files, folder / "checksum.json")
-        kept = folder / f"{checksum}-{missing!r}.columns"
-        opened = _open(kept)
+        cached = folder / f"{checksum}-{missing!r}.columns"
+        opened = _open(cached)
         if opened is not None:
             return opened
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,15 +191,15 @@ def _from_cache(file: Path, missing: float) -> Letor | None:
             table, order = _parse(file, missing, spool)
             if remembered_checksum(files, folder / "checksum.json") != checksum:
                 return None  # the file changed while it was read
-            _keep(kept, table, spool.width, spool.pieces(order, missing))
+            _keep(cached, table, spool.width, spool.pieces(order, missing))
         for other in set(folder.glob("*.columns")) - set(folder.glob(f"{checksum}-*")):
             other.unlink(missing_ok=True)
     except (OSError, RuntimeError):  # no room, no right to write, or no home folder
         return None
-    return _open(kept)
+    return _open(cached)
 
 
-def _keep(kept: Path, table: Letor, width: int, features: Iterator[NDArray[np.float32]]) -> None:
+def _keep(path: Path, table: Letor, width: int, features: Iterator[NDArray[np.float32]]) -> None:
     columns = {
         "features": Column((table.rows, width), np.float32, features),
         "grades": Column.of(table.grades),
@@ -216,11 +216,11 @@ def _keep(kept: Path, table: Letor, width: int, features: Iterator[NDArray[np.fl
             "words": Column.of(letters[starts[0] : starts[-1]]),
             "starts": Column.of(starts - starts[0]),
         }
-    write_columns(kept, columns, {"format": _FORMAT, "queries": table.queries})
+    write_columns(path, columns, {"format": _FORMAT, "queries": table.queries})
 
 
-def _open(kept: Path) -> Letor | None:
-    opened = open_columns(kept)
+def _open(path: Path) -> Letor | None:
+    opened = open_columns(path)
     if opened is None or opened[0].get("format") != _FORMAT:
         return None
     about, columns = opened
@@ -263,8 +263,8 @@ class _Spool:
             source = np.searchsorted(ends, rows, side="right")
             piece = np.full((len(rows), self.width), missing, dtype=np.float32)
             for at in np.unique(source):
-                block, taken = blocks[at], source == at
-                piece[taken, : block.shape[1]] = block[rows[taken] - (ends[at] - len(block))]
+                block, mask = blocks[at], source == at
+                piece[mask, : block.shape[1]] = block[rows[mask] - (ends[at] - len(block))]
             yield piece
 
     def _mapped(self, raw: IO[bytes]) -> list[NDArray[np.float32]]:
@@ -353,8 +353,8 @@ def _grouped(file: Path, parts: Sequence[Rows]) -> tuple[tuple[str, ...], IntArr
 
 def _sidecar(file: Path) -> Path | None:
     stems = dict.fromkeys((str(file), str(file).removesuffix(".gz")))
-    found = (Path(stem + suffix) for stem in stems for suffix in SIDECARS)
-    return next((path for path in found if path.is_file()), None)
+    candidates = (Path(stem + suffix) for stem in stems for suffix in SIDECARS)
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def _group_sizes(file: Path, rows: int) -> IntArray:

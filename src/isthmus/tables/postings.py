@@ -27,12 +27,12 @@ class Postings:
 
     def columns(self, wanted: IntArray) -> NDArray[np.int32]:
         """Whole columns, of shape (columns, rows)."""
-        found = np.zeros((len(wanted), self.table.shape[0]), dtype=np.int32)
+        counts = np.zeros((len(wanted), self.table.shape[0]), dtype=np.int32)
         rows, values, starts = self.table.indices, self.table.data, self._starts
         for at, column in enumerate(wanted.tolist()):
             some = slice(starts[column], starts[column + 1])
-            found[at, rows[some]] = values[some]
-        return found
+            counts[at, rows[some]] = values[some]
+        return counts
 
     def at(self, rows: IntArray, columns: IntArray) -> NDArray[np.int32]:
         """The value in row `rows[i]` and column `columns[i]`, for every i."""
@@ -43,17 +43,17 @@ class Postings:
         if len(used) * height <= _FILLED * len(columns):  # as a rule: few words in very many documents
             place = np.zeros(width, dtype=np.int32)
             place[used] = np.arange(len(used))
-            found: NDArray[np.int32] = self.columns(used)[place[columns], rows]
-            return found
+            counts: NDArray[np.int32] = self.columns(used)[place[columns], rows]
+            return counts
         return self._searched(rows, columns)
 
     def _searched(self, rows: IntArray, columns: IntArray) -> NDArray[np.int32]:
         wanted = columns * self.table.shape[0] + rows
         at = np.searchsorted(self._keys, wanted)
         there = np.flatnonzero(np.append(self._keys, -1)[at] == wanted)
-        found = np.zeros(len(wanted), dtype=np.int32)
-        found[there] = self.table.data[at[there]]
-        return found
+        counts = np.zeros(len(wanted), dtype=np.int32)
+        counts[there] = self.table.data[at[there]]
+        return counts
 
     @cached_property
     def _keys(self) -> IntArray:

@@ -61,8 +61,8 @@ class _Rankings(ByQuery):
         counts = f"{several(len(self), 'query', 'queries')}, {several(self.rows, 'row')}"
         lines = [f"{title}{counts}{extra}"]
         for query, start, end in list(self.spans())[:3]:
-            shown = range(start, min(end, start + 3))
-            pairs = [f"{self.documents.word(row)} {values[row]:g}" for row in shown]
+            visible = range(start, min(end, start + 3))
+            pairs = [f"{self.documents.word(row)} {values[row]:g}" for row in visible]
             lines.append(f"  {query}  " + ", ".join(pairs) + (", …" if end - start > 3 else ""))
         return "\n".join([*lines, "  …"] if len(self) > 3 else lines)
 
@@ -102,8 +102,8 @@ class Run(_Rankings):
         query_ids, document_ids = _ids(queries), _ids(documents)
         values = _column(scores)
         _check_lengths(queries=query_ids, documents=document_ids, scores=values)
-        found, groups, _ = group(query_ids)
-        return cls._ordered(found, groups, document_ids, values, probabilities, name)
+        distinct, groups, _ = group(query_ids)
+        return cls._ordered(distinct, groups, document_ids, values, probabilities, name)
 
     @classmethod
     def from_dict(cls, lists: Mapping[str, Mapping[str, float]], *, name: str = "") -> Run:
@@ -129,13 +129,13 @@ class Run(_Rankings):
                 cure="scores must be finite numbers",
             )
         _check_no_duplicates(queries, groups, documents)
-        chances = None if probabilities is None else _as_probabilities(probabilities, len(scores))
+        checked = None if probabilities is None else _as_probabilities(probabilities, len(scores))
         offsets = offsets_of(groups, len(queries))
         if _is_best_first(groups, scores, documents.codes):
-            return cls(queries, offsets, documents, frozen(scores), chances, name)
+            return cls(queries, offsets, documents, frozen(scores), checked, name)
         order = _best_first(groups, scores, documents)
-        chances = None if chances is None else frozen(chances[order])
-        return cls(queries, offsets, documents[order], frozen(scores[order]), chances, name, frozen(order))
+        checked = None if checked is None else frozen(checked[order])
+        return cls(queries, offsets, documents[order], frozen(scores[order]), checked, name, frozen(order))
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """`{query: {document: score}}`, best first."""
@@ -182,8 +182,8 @@ class Run(_Rankings):
         return replace(self, probabilities=_as_probabilities(probabilities, self.rows))
 
     @property
-    def chances(self) -> FloatArray:
-        """The probabilities, where there must be some."""
+    def required_probabilities(self) -> FloatArray:
+        """The probabilities; DataError if the run has none."""
         if self.probabilities is None:
             raise DataError(
                 f"the run {self.name!r} has no probabilities", cure="calibrate it, or fuse with judgements"
@@ -208,9 +208,9 @@ class Run(_Rankings):
         Queries with empty lists come last.
         """
         scores = np.concatenate([run.scores for run in runs]) if runs else np.empty(0)
-        found, groups, _ = group(Ids.concat([run._query_column for run in runs]))
+        queries, groups, _ = group(Ids.concat([run._query_column for run in runs]))
         documents = Ids.concat([run.documents for run in runs])
-        joined = Run._ordered(found, groups, documents, scores, _all_probabilities(runs), name)
+        joined = Run._ordered(queries, groups, documents, scores, _all_probabilities(runs), name)
         return joined._with_empty(runs)
 
     def __eq__(self, other: object) -> bool:
@@ -233,12 +233,12 @@ class Run(_Rankings):
         return self._show(title + ": ", extra, values)
 
     def _take(self, rows: NDArray[Any]) -> Run:
-        chances = None if self.probabilities is None else frozen(self.probabilities[rows])
+        probabilities = None if self.probabilities is None else frozen(self.probabilities[rows])
         return replace(
             self,
             documents=self.documents[rows],
             scores=frozen(self.scores[rows]),
-            probabilities=chances,
+            probabilities=probabilities,
             arrival=None if self.arrival is None else frozen(self.arrival[rows]),
         )
 
@@ -265,8 +265,8 @@ class Qrels(_Rankings):
         query_ids, document_ids = _ids(queries), _ids(documents)
         values = as_grades(grades)
         _check_lengths(queries=query_ids, documents=document_ids, grades=values)
-        found, groups, _ = group(query_ids)
-        return cls._ordered(found, groups, document_ids, values)
+        distinct, groups, _ = group(query_ids)
+        return cls._ordered(distinct, groups, document_ids, values)
 
     @classmethod
     def from_dict(cls, judgements: Mapping[str, Mapping[str, int]]) -> Qrels:
@@ -297,13 +297,13 @@ class Qrels(_Rankings):
             return np.full(table.rows, -1, dtype=np.int64)
         query_here = np.array([self.position.get(query, -1) for query in table.queries], np.int64)
         code_here = table.documents.translation(self.documents)
-        found = np.empty(table.rows, dtype=np.int64)
+        result = np.empty(table.rows, dtype=np.int64)
         for first in range(0, table.rows, _CHUNK):
             rows = slice(first, first + _CHUNK)
             queries = query_here[table.query_of_row[rows]]
             codes = code_here[table.documents.codes[rows]]
-            found[rows] = np.where((queries >= 0) & (codes >= 0), self._find(queries, codes), -1)
-        return found
+            result[rows] = np.where((queries >= 0) & (codes >= 0), self._find(queries, codes), -1)
+        return result
 
     def _find(self, queries: IntArray, codes: IntArray) -> IntArray:
         """The row of every (query, document code); -1 if none.
@@ -334,9 +334,9 @@ class Qrels(_Rankings):
         Queries without judgements come last.
         """
         grades = np.concatenate([part.grades for part in parts]) if parts else np.empty(0, np.int32)
-        found, groups, _ = group(Ids.concat([part._query_column for part in parts]))
+        queries, groups, _ = group(Ids.concat([part._query_column for part in parts]))
         documents = Ids.concat([part.documents for part in parts])
-        return Qrels._ordered(found, groups, documents, grades)._with_empty(parts)
+        return Qrels._ordered(queries, groups, documents, grades)._with_empty(parts)
 
     def __eq__(self, other: object) -> bool:
         """The same judgements; query order aside."""
@@ -402,8 +402,8 @@ def _best_first(groups: IntArray, scores: FloatArray, documents: Ids) -> IntArra
 def _check_lengths(**columns: Any) -> None:
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{count} {name}" for name, count in lengths.items())
-        raise DataError(f"columns differ in length: {told}")
+        counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
+        raise DataError(f"columns differ in length: {counts}")
 
 
 def duplicate_rows(groups: IntArray, documents: Ids) -> tuple[int, int] | None:
@@ -441,14 +441,14 @@ def as_grades(grades: ArrayLike) -> NDArray[np.int32]:
 
 
 def _as_probabilities(values: ArrayLike, rows: int) -> FloatArray:
-    chances = _column(values)
-    if len(chances) != rows:
-        raise DataError(f"{len(chances)} probabilities for {rows} rows")
-    if not ((chances >= 0) & (chances <= 1)).all():
+    column = _column(values)
+    if len(column) != rows:
+        raise DataError(f"{len(column)} probabilities for {rows} rows")
+    if not ((column >= 0) & (column <= 1)).all():
         raise DataError("a probability lies outside 0..1 or is NaN")
-    return frozen(chances)
+    return frozen(column)
 
 
 def _all_probabilities(runs: Sequence[Run]) -> FloatArray | None:
-    chances = [run.probabilities for run in runs if run.probabilities is not None]
-    return np.concatenate(chances) if runs and len(chances) == len(runs) else None
+    columns = [run.probabilities for run in runs if run.probabilities is not None]
+    return np.concatenate(columns) if runs and len(columns) == len(runs) else None

@@ -86,7 +86,7 @@ def write_run(run: Run, path: str | os.PathLike[str], *, probabilities: bool = F
     """
     values = run.scores
     if probabilities:
-        values = _apart(run, run.chances)
+        values = _apart(run, run.required_probabilities)
     tag = "_".join(run.name.split()) or "isthmus"
     queries = checked(run.queries).take(pa.array(run.query_of_row))
     _write(path, queries, "Q0", checked(run.documents), run.ranks, values, tag)
@@ -205,12 +205,12 @@ def _value(block: Block, number: int, line: bytes, field: bytes, layout: _Layout
 def _wrong_width(
     block: Block, number: int, line: bytes, layout: _Layout, *, expected: int | None = None
 ) -> DataError:
-    found = len(line.split())
-    if block.is_cut and block.data.endswith(line) and expected and found < expected:
+    columns = len(line.split())
+    if block.is_cut and block.data.endswith(line) and expected and columns < expected:
         cure = f"copy the file again; it has {expected} columns, and a line is: {layout.example}"
         return block.error("the file ends in the middle of a line", number, line, cure)
     wanted = " or ".join(map(str, layout.columns)) if expected is None else f"{expected}, as before"
-    problem = f"{found} column{'s' * (found != 1)} where there should be {wanted}"
+    problem = f"{columns} column{'s' * (columns != 1)} where there should be {wanted}"
     return block.error(problem, number, line, f"a line is: {layout.example}")
 
 
