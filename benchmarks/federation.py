@@ -158,7 +158,7 @@ def _train(
     workers: int | None = None,
 ) -> None:
     from isthmus.federation.apps import simulate
-    from isthmus.federation.rounds import Held
+    from isthmus.federation.rounds import HeldOut
     from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
     from isthmus.partition import Dealing
     from isthmus.rankers import LocalTraining
@@ -174,7 +174,7 @@ def _train(
         model=Model(hidden=(64,), scaling="none"),
         workers=workers,
     )
-    simulate(config, [table] * silos, Held(), remember=after)
+    simulate(config, [table] * silos, HeldOut(), remember=after)
 
 
 def growth(folder: Path) -> None:

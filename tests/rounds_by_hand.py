@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from isthmus.federation.messages import answer
-from isthmus.federation.rounds import Coordinator, Held, State
+from isthmus.federation.rounds import Coordinator, HeldOut, State
 from isthmus.federation.runtimes import give_identity
 from isthmus.federation.settings import Config, Model, Rounds
 from isthmus.partition import Dealing
@@ -44,9 +44,9 @@ def coordinator(strategy, grid, *, probe=None, silos=4):
         dealing=Dealing(silos=silos),
         rounds=Rounds(silos=silos, norm_limit=1e9, count_limit=1e9),
     )
-    known = Coordinator(config, Held(), grid)
+    known = Coordinator(config, HeldOut(), grid)
     many = SimpleNamespace(rows=10**6, queries=10**6, highest=4)
-    known.census.silos.update({f"silo-{at}": many for at in range(silos)})
+    known.registration.silos.update({f"silo-{at}": many for at in range(silos)})
     known.probe = probe
     return known
 

@@ -123,7 +123,7 @@ def test_dirichlet_over_queries_skews_the_highest_grade() -> None:
     def spread(concentration: float) -> float:
         dealing = Dealing("dirichlet-query", silos=10, concentration=concentration)
         dealt = deal(letor, dealing, Streams(2))
-        labels, counts = Deal(dealt.holders[letor.offsets[:-1]], 10).holdings(grades)
+        labels, counts = Deal(dealt.holders[letor.offsets[:-1]], 10).label_counts(grades)
         assert labels.tolist() == [0, 1, 2, 3, 4]
         return float((counts / counts.sum(axis=0)).std())
 
@@ -238,7 +238,7 @@ def test_the_papers_deal_of_mq2008(data_dir: Path) -> None:
     """Twenty clients at concentration 0.3 work with a minimum of one row; a hundred with ten never do."""
     fold = load_folds(data_dir / "letor" / "mq2008")[0]
     dealt = deal(fold.train, Dealing("dirichlet-pair", silos=20, concentration=0.3, least=1), Streams(0))
-    assert dealt.holdings(fold.train.grades).counts.shape == (20, 3)
+    assert dealt.label_counts(fold.train.grades).counts.shape == (20, 3)
     assert all(part.torn for part in dealt.parts(fold.train) if part.rows > 100)
     with pytest.raises(DataError, match="the smallest silo never had 10"):
         deal(fold.train, Dealing("dirichlet-pair", silos=100, concentration=0.3), Streams(0))

@@ -17,7 +17,6 @@ from easy_rows import easy
 from isthmus.errors import ProtocolError, RoundFailed
 from isthmus.federation import apps, clients, members, relay, rounds, runtimes
 from isthmus.federation.aggregation import combine
-from isthmus.federation.holdings import silo_name
 from isthmus.federation.members import check_weights, flat
 from isthmus.federation.messages import order, unpack
 from isthmus.federation.relay import even
@@ -28,6 +27,7 @@ from isthmus.federation.settings import (
     Rounds,
     StrategyOptions,
 )
+from isthmus.federation.silo_data import silo_name
 from isthmus.partition import Dealing
 from isthmus.private.ledger import Ledger
 from isthmus.private.secure_sum import least_threshold

@@ -9,13 +9,13 @@ import pytest
 
 from isthmus.errors import ConfigError
 from isthmus.features import FIELDS, NAMES, ExactCounts, Pairs, compute
-from isthmus.federation.rounds import Held, State
+from isthmus.federation.rounds import HeldOut, State
 from isthmus.federation.semisupervised.labelling import (
     Guesses,
     Labelling,
     SiloRows,
     guess,
-    lesson_of,
+    joint_rows,
     mixed,
     shifted,
 )
@@ -170,23 +170,23 @@ def test_labels_of_every_kind() -> None:
     model = local_models([one], QUICK, scaling, grades=2)[0]
     ready = scaled(one, scaling)
     soft = guess(model, ready, Labelling("soft"), 2)
-    assert np.allclose(soft.chances.sum(axis=1), 1, atol=1e-5)
+    assert np.allclose(soft.probabilities.sum(axis=1), 1, atol=1e-5)
     hard = guess(model, ready, Labelling("hard"), 2)
-    assert np.array_equal(hard.chances.argmax(axis=1), soft.chances.argmax(axis=1))
+    assert np.array_equal(hard.probabilities.argmax(axis=1), soft.probabilities.argmax(axis=1))
     negatives = guess(model, ready, Labelling("negatives", confidence=0.8), 2)
-    assert np.array_equal(negatives.weights > 0, soft.chances[:, 0] >= 0.8)
-    assert (negatives.chances[:, 0] == 1).all()
+    assert np.array_equal(negatives.weights > 0, soft.probabilities[:, 0] >= 0.8)
+    assert (negatives.probabilities[:, 0] == 1).all()
     confident = guess(model, ready, Labelling("confident", confidence=0.8), 2)
-    assert np.array_equal(confident.weights > 0, soft.chances.max(axis=1) >= 0.8)
+    assert np.array_equal(confident.weights > 0, soft.probabilities.max(axis=1) >= 0.8)
     zero = guess(model, ready, Labelling("zero"), 2)
-    assert (zero.chances[:, 0] == 1).all()
+    assert (zero.probabilities[:, 0] == 1).all()
     oracle = guess(model, ready, Labelling("oracle"), 2)
-    assert np.array_equal(oracle.chances.argmax(axis=1), one.cross.grades)
+    assert np.array_equal(oracle.probabilities.argmax(axis=1), one.cross.grades)
     weighed = guess(model, ready, Labelling("soft", by_noise=True), 2)
     assert np.allclose(weighed.weights, 1 / (1 + one.errors**2))
     calibrated = guess(model, ready, Labelling("soft", calibrated=True), 2)
     truth = one.cross.grades.mean()
-    assert abs(calibrated.chances[:, 1].mean() - truth) < abs(soft.chances[:, 1].mean() - truth)
+    assert abs(calibrated.probabilities[:, 1].mean() - truth) < abs(soft.probabilities[:, 1].mean() - truth)
 
 
 def test_a_shifted_rate_is_found_again() -> None:
@@ -204,23 +204,23 @@ def test_a_shifted_rate_is_found_again() -> None:
 
 def test_refreshed_guesses_move_slowly() -> None:
     old, new = (Guesses(np.full((3, 2), v, np.float32), np.ones(3, np.float32)) for v in (0.0, 1.0))
-    assert np.allclose(mixed(old, new, 0.15).chances, 0.15)
+    assert np.allclose(mixed(old, new, 0.15).probabilities, 0.15)
     assert mixed(None, new, 0.15) is new
     assert mixed(old, new, 0.0) is new
 
 
-def test_a_lesson_weighs_losses_as_equation_9() -> None:
+def test_training_rows_weigh_losses_as_equation_9() -> None:
     one, beta = silo(2), 0.3
     model = first_model(QUICK, fitted_scaling([one], "none"), 2)
     guesses = guess(model, one, Labelling("soft"), 2)
-    lesson = lesson_of(one, guesses, beta)
+    lesson = joint_rows(one, guesses, beta)
     nothing = np.zeros(1, np.int64)
 
     def loss(features: np.ndarray, targets: np.ndarray) -> float:
         return cross_entropy(network_scores(model, features), targets, nothing)[0]
 
     expected = loss(one.labelled.features, np.eye(2)[one.labelled.grades])
-    expected += beta * loss(one.cross.features, guesses.chances)
+    expected += beta * loss(one.cross.features, guesses.probabilities)
     assert lesson.weights is not None
     assert lesson.targets is not None
     each = [
@@ -280,7 +280,7 @@ def test_cs_f_ltr_over_the_engine_is_what_a_loop_gives() -> None:
     scaling = fitted_scaling(silos, config.scaling)
     labeller = averaged(local_models(silos, config, scaling, grades=2))
     ready = [scaled(one, scaling) for one in silos]
-    lessons = [lesson_of(one, guess(labeller, one, Labelling("soft"), 2), 0.3) for one in ready]
+    lessons = [joint_rows(one, guess(labeller, one, Labelling("soft"), 2), 0.3) for one in ready]
     expected = by_hand(silos, config, list(lessons))
     found = cotrain(silos, config, grades=2)
     given = cotrain(silos, config, grades=2, start=State(0, labeller, scaling))
@@ -332,7 +332,7 @@ def test_a_strategy_with_a_probe_takes_the_place_of_the_mean() -> None:
     silos = [silo(seed) for seed in range(4)]
     risky = StrategyOptions("fedrisk", risk=RiskOptions())
     config = replace(QUICK, strategy=risky, labelling=Labelling("hard"))
-    found = cotrain(silos, config, grades=2, held=Held(probe=rows(77, 25)))
+    found = cotrain(silos, config, grades=2, held_out=HeldOut(probe=rows(77, 25)))
     assert found.history[-1].risks
     assert not np.allclose(
         found.parameters["weight0"],

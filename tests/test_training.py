@@ -15,7 +15,7 @@ from isthmus.corpora import load_folds
 from isthmus.errors import ConfigError, DataError, RoundFailed
 from isthmus.evaluation import evaluate
 from isthmus.federation import apps
-from isthmus.federation.answers import Limits
+from isthmus.federation.answers import ReplyLimits
 from isthmus.federation.apps import held_back
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.judge import Judge
@@ -230,11 +230,11 @@ def test_a_lie_about_the_example_count_is_capped_and_named():
 
 def test_honest_silos_of_very_different_sizes_are_not_cut():
     sizes = {f"silo-{at}": size for at, size in enumerate([1] * 11 + [13, 42, 51, 55, 60, 70, 76, 80, 87])}
-    limits = Limits(counts=sizes)
+    limits = ReplyLimits(counts=sizes)
     assert all(limits.examples(silo, size) == size for silo, size in sizes.items())
     assert limits.examples("silo-0", 10**9) == 1, "no more than it declared"
     liars = dict.fromkeys([f"silo-{at}" for at in range(6)], 10**9)
-    assert Limits(counts=sizes | liars).examples("silo-0", 10**9) <= 870
+    assert ReplyLimits(counts=sizes | liars).examples("silo-0", 10**9) <= 870
 
 
 def test_a_late_silo_misses_the_round():

@@ -31,7 +31,7 @@ def test_folds_keep_duplicates_together_and_labels_even() -> None:
         homes.setdefault(text, set()).add(fold)
     assert all(len(home) == 1 for home in homes.values())
     assert np.bincount(found).tolist() == [200] * 5
-    counts = Deal(found, 5).holdings(labels).counts
+    counts = Deal(found, 5).label_counts(labels).counts
     assert (counts.max(axis=0) - counts.min(axis=0)).max() <= 4
 
 

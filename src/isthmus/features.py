@@ -128,14 +128,14 @@ class Pairs:
         missing = next((query for query in run.queries if query not in place), None)
         if missing is not None:
             raise DataError(f"query {missing!r} of the run is not among the queries")
-        asked = np.array([place[query] for query in run.queries], dtype=np.int64)[run.query_of_row]
+        query_rows = np.array([place[query] for query in run.queries], dtype=np.int64)[run.query_of_row]
         row_of = np.empty(len(documents.vocabulary), dtype=np.int64)
         row_of[documents.codes] = np.arange(len(documents))
-        found = run.documents.codes_in(documents)
-        if (found < 0).any():
-            raise DataError(f"document {run.documents.word(int(found.argmin()))!r} of the run is not at hand")
-        order = np.argsort(asked, kind="stable")
-        return cls(asked[order], row_of[found][order])
+        codes = run.documents.codes_in(documents)
+        if (codes < 0).any():
+            raise DataError(f"document {run.documents.word(int(codes.argmin()))!r} of the run is not at hand")
+        order = np.argsort(query_rows, kind="stable")
+        return cls(query_rows[order], row_of[codes][order])
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,10 +170,10 @@ class ExactCounts:
         """How often document `documents[i]` has word `words[i]`, for every i."""
         terms = words.translation(self.tokens.terms)[words.codes]
         known = np.flatnonzero(terms >= 0)
-        found = np.zeros(len(documents), dtype=np.int64)
+        values = np.zeros(len(documents), dtype=np.int64)
         if len(known):
-            found[known] = self._by_term.at(documents[known], terms[known])
-        return found
+            values[known] = self._by_term.at(documents[known], terms[known])
+        return values
 
     def frequencies(self, words: Ids) -> IntArray:
         """The number of documents that have each word of the vocabulary."""
@@ -202,11 +202,11 @@ def compute(
 ) -> FloatArray:
     """The features of every pair, of shape (pairs, 16); a word that a query repeats counts as often."""
     table = np.zeros((len(pairs), len(NAMES)))
-    asked = _Asked.of(queries)
+    terms = _QueryTerms.of(queries)
     for at, field in enumerate((title, body)):
         kinds = slice(at * len(_KINDS), (at + 1) * len(_KINDS))
-        formulae = _Formulae(settings, field, asked)
-        for rows in _blocks(asked, pairs):
+        formulae = _Formulae(settings, field, terms)
+        for rows in _blocks(terms, pairs):
             table[rows, kinds] = formulae.of(pairs.queries[rows], pairs.documents[rows])
         table[:, len(NAMES) - 2 + at] = field.lengths[pairs.documents]
     return table
@@ -216,10 +216,10 @@ def bm25(
     queries: Tokens, pairs: Pairs, counts: TermCounts, *, settings: Settings = PROFILES["default"]
 ) -> FloatArray:
     """The BM25 of every pair over one field, alone."""
-    asked = _Asked.of(queries)
-    formulae = _Formulae(settings, counts, asked)
+    terms = _QueryTerms.of(queries)
+    formulae = _Formulae(settings, counts, terms)
     scores = np.zeros(len(pairs))
-    for rows in _blocks(asked, pairs):
+    for rows in _blocks(terms, pairs):
         scores[rows] = formulae.bm25(pairs.queries[rows], pairs.documents[rows])
     return scores
 
@@ -250,7 +250,7 @@ def as_letor(corpus: Corpus, pairs: Pairs, documents: Ids, table: ArrayLike) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _QueryTerms:
     """Every query as its distinct words with how often each stands there, in CSR form."""
 
     words: Ids
@@ -258,7 +258,7 @@ class _Asked:
     times: FloatArray
 
     @classmethod
-    def of(cls, queries: Tokens) -> _Asked:
+    def of(cls, queries: Tokens) -> _QueryTerms:
         table = queries.counts()
         words = Ids(frozen(table.indices.astype(np.int64)), queries.terms.vocabulary)
         return cls(words, table.indptr.astype(np.int64), table.data.astype(np.float64))
@@ -277,33 +277,33 @@ class _Asked:
 class _Formulae:
     """The seven features of one field."""
 
-    def __init__(self, settings: Settings, field: TermCounts, asked: _Asked) -> None:
-        self.settings, self.field, self.asked = settings, field, asked
-        self.share = np.asarray(field.occurrences(asked.words), dtype=np.float64) / max(field.length, 1)
+    def __init__(self, settings: Settings, field: TermCounts, terms: _QueryTerms) -> None:
+        self.settings, self.field, self.terms = settings, field, terms
+        self.share = np.asarray(field.occurrences(terms.words), dtype=np.float64) / max(field.length, 1)
         self.mean_length = (field.length / field.documents if field.documents else 0) or 1.0
         self.weight, self.idf = self._idf()
 
     def _idf(self) -> tuple[FloatArray, FloatArray]:
         """The idf of every (query, word) entry, and of every query."""
         total = float(self.field.documents)
-        having = np.clip(np.asarray(self.field.frequencies(self.asked.words), dtype=np.float64), 0, total)
+        having = np.clip(np.asarray(self.field.frequencies(self.terms.words), dtype=np.float64), 0, total)
         if self.settings.idf == "log":
             rarity = idf(having, total)
-            return rarity[self.asked.words.codes], self.asked.sums(rarity)
-        words = self.asked.sums(np.ones(len(having)))
-        summed = self.asked.sums(having)
+            return rarity[self.terms.words.codes], self.terms.sums(rarity)
+        words = self.terms.sums(np.ones(len(having)))
+        summed = self.terms.sums(having)
         if self.settings.idf == "ratio":
             weights = total / np.maximum(summed, 1.0)
         else:
             mean = summed / np.maximum(words, 1.0)
             weights = np.maximum(np.log2((total - mean + 0.5) / (mean + 0.5)), 0.0)
         weights = np.where(words > 0, weights, 0.0)
-        return np.repeat(weights, self.asked.sizes), weights
+        return np.repeat(weights, self.terms.sizes), weights
 
     def of(self, queries: IntArray, documents: IntArray) -> FloatArray:
         """The features of some pairs, of shape (pairs, 7)."""
         entries, rows, counted = self._counted(queries, documents)
-        times, weight = self.asked.times[entries], self.weight[entries]
+        times, weight = self.terms.times[entries], self.weight[entries]
         lengths = self.field.lengths[documents].astype(np.float64)
         frequent = counted / np.maximum(lengths, 1.0)[rows]
         columns = [
@@ -311,9 +311,9 @@ class _Formulae:
             times * weight * frequent,
             times * weight * self._saturated(counted, lengths, rows),
         ]
-        share = self.share[self.asked.words.codes[entries]]
+        share = self.share[self.terms.words.codes[entries]]
         columns += [times * value for value in self._likelihoods(counted, documents, share, rows)]
-        ends = np.cumsum(self.asked.sizes[queries])
+        ends = np.cumsum(self.terms.sizes[queries])
         tf, *others = (_segment_sums(column, ends) for column in columns)
         return np.stack((tf, self.idf[queries], *others), axis=1)
 
@@ -321,15 +321,15 @@ class _Formulae:
         """The BM25 of some pairs."""
         entries, rows, counted = self._counted(queries, documents)
         lengths = self.field.lengths[documents].astype(np.float64)
-        weight = self.asked.times[entries] * self.weight[entries]
-        ends = np.cumsum(self.asked.sizes[queries])
+        weight = self.terms.times[entries] * self.weight[entries]
+        ends = np.cumsum(self.terms.sizes[queries])
         return _segment_sums(weight * self._saturated(counted, lengths, rows), ends)
 
     def _counted(self, queries: IntArray, documents: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
-        """For every word of every pair: its entry among those asked, its pair, and its count."""
-        entries = rows_of(self.asked.offsets, queries)
-        rows = np.repeat(np.arange(len(queries)), self.asked.sizes[queries])
-        counts = self.field.counts(documents[rows], self.asked.words[entries])
+        """For every word of every pair: its entry among the query terms, its pair, and its count."""
+        entries = rows_of(self.terms.offsets, queries)
+        rows = np.repeat(np.arange(len(queries)), self.terms.sizes[queries])
+        counts = self.field.counts(documents[rows], self.terms.words[entries])
         return entries, rows, np.asarray(counts, dtype=np.float64)
 
     def _saturated(self, counted: FloatArray, lengths: FloatArray, rows: IntArray) -> FloatArray:
@@ -338,10 +338,10 @@ class _Formulae:
             counted = counted / np.maximum(lengths, 1.0)[rows]
         k1, b = self.settings.k1, self.settings.b
         spread = k1 * (1 - b + b * lengths / self.mean_length)
-        found = np.zeros(len(counted))
-        held = np.flatnonzero(counted > 0)
-        found[held] = counted[held] * (k1 + 1) / (counted[held] + spread[rows[held]])
-        return found
+        values = np.zeros(len(counted))
+        present = np.flatnonzero(counted > 0)
+        values[present] = counted[present] * (k1 + 1) / (counted[present] + spread[rows[present]])
+        return values
 
     def _likelihoods(
         self, counted: FloatArray, documents: IntArray, share: FloatArray, rows: IntArray
@@ -354,21 +354,21 @@ class _Formulae:
         lam, mu, delta = self.settings.jelinek, self.settings.dirichlet, self.settings.discount
         lengths = self.field.lengths[documents].astype(np.float64)
         long = np.maximum(lengths, 1.0)
-        kept = np.where(lengths > 0, delta * self.field.distinct[documents] / long, 1.0)
-        held = np.flatnonzero(counted > 0)
-        has, here = counted[held], rows[held]
+        backoff = np.where(lengths > 0, delta * self.field.distinct[documents] / long, 1.0)
+        present = np.flatnonzero(counted > 0)
+        has, here = counted[present], rows[present]
         with np.errstate(divide="ignore"):
             of_word = np.log(share)
-            lacking = (np.log(kept), np.log(mu / (lengths + mu)), np.full(len(documents), np.log(lam)))
-        present = (
-            np.maximum(has - delta, 0) / long[here] + kept[here] * share[held],
-            (has + mu * share[held]) / (lengths[here] + mu),
-            (1 - lam) * has / long[here] + lam * share[held],
+            lacking = (np.log(backoff), np.log(mu / (lengths + mu)), np.full(len(documents), np.log(lam)))
+        probabilities = (
+            np.maximum(has - delta, 0) / long[here] + backoff[here] * share[present],
+            (has + mu * share[present]) / (lengths[here] + mu),
+            (1 - lam) * has / long[here] + lam * share[present],
         )
-        for factor, chance in zip(lacking, present, strict=True):
+        for factor, probability in zip(lacking, probabilities, strict=True):
             value = factor[rows] + of_word
             with np.errstate(divide="ignore"):
-                value[held] = np.log(chance)
+                value[present] = np.log(probability)
             yield np.where(np.isfinite(value), value, 0.0)
 
 
@@ -379,9 +379,9 @@ def _segment_sums(values: FloatArray, ends: IntArray) -> FloatArray:
     return np.where(ends > starts, np.add.reduceat(padded, starts), 0.0) if len(ends) else np.zeros(0)
 
 
-def _blocks(asked: _Asked, pairs: Pairs) -> Iterator[slice]:
+def _blocks(terms: _QueryTerms, pairs: Pairs) -> Iterator[slice]:
     """Ranges of pairs with about so many (pair, term) rows."""
-    ends = np.cumsum(asked.sizes[pairs.queries])
+    ends = np.cumsum(terms.sizes[pairs.queries])
     first = 0
     while first < len(pairs):
         done = int(ends[first - 1]) if first else 0

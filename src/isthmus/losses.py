@@ -48,14 +48,14 @@ def squared_error(scores: Floats, labels: Ints, offsets: Ints) -> tuple[float, F
 def cross_entropy(scores: Floats, labels: Ints, offsets: Ints) -> tuple[float, Floats]:
     """Cross entropy of the grade: −log softmax(s)_y, with one score per row and grade.
 
-    Labels may be a chance for every grade instead: −Σ_g p_g log softmax(s)_g. The fastest layout of
+    Labels may be a probability for every grade instead: −Σ_g p_g log softmax(s)_g. The fastest layout of
     `scores` is the transpose of a (grades × rows) array.
     """
     rows = len(scores)
     if not rows:
         return 0.0, np.zeros_like(scores)
     if labels.ndim == 2:
-        return _cross_entropy_of_chances(scores, labels.astype(scores.dtype, copy=False))
+        return _soft_cross_entropy(scores, labels.astype(scores.dtype, copy=False))
     gradient = np.subtract(scores, np.maximum.reduce(scores, axis=1, keepdims=True))
     picked = np.arange(rows), labels
     value = -float(np.add.reduce(gradient[picked]))
@@ -68,14 +68,14 @@ def cross_entropy(scores: Floats, labels: Ints, offsets: Ints) -> tuple[float, F
     return value / rows, gradient
 
 
-def _cross_entropy_of_chances(scores: Floats, chances: Floats) -> tuple[float, Floats]:
+def _soft_cross_entropy(scores: Floats, probabilities: Floats) -> tuple[float, Floats]:
     shifted = scores - scores.max(axis=1, keepdims=True)
     gradient = np.exp(shifted)
     total = gradient.sum(axis=1, keepdims=True)
-    value = float(((np.log(total) - shifted) * chances).sum()) / len(scores)
+    value = float(((np.log(total) - shifted) * probabilities).sum()) / len(scores)
     gradient /= total
-    gradient *= chances.sum(axis=1, keepdims=True)
-    gradient -= chances
+    gradient *= probabilities.sum(axis=1, keepdims=True)
+    gradient -= probabilities
     gradient /= len(scores)
     return value, gradient
 
@@ -248,8 +248,8 @@ def _add_pairs(gradient: Floats, scores: Floats, rows: Ints, weights: Floats, si
     −|w| log p − min(w, 0) d, and its derivative by s_i is −σ (max(w, 0) − |w| p). Returns the value.
     """
     depth = weights.shape[1]
-    held = scores[rows] * scores.dtype.type(-sigma)
-    gap = held[:, :depth, None] - held[:, None, :]
+    scaled = scores[rows] * scores.dtype.type(-sigma)
+    gap = scaled[:, :depth, None] - scaled[:, None, :]
     np.minimum(gap, 0, out=gap)  # positive only where no weight is
     chance = np.exp(gap)
     chance += 1

@@ -62,7 +62,7 @@ class Dealing:
         return self.kind in ("iid", "dirichlet-pair")
 
 
-class Holdings(NamedTuple):
+class LabelCounts(NamedTuple):
     """How often every silo holds every label: `counts[silo, at]` of `labels[at]`."""
 
     labels: NDArray[Any]
@@ -106,11 +106,11 @@ class Deal:
         np.maximum.at(last, groups, self.holders)
         return np.flatnonzero(first < last)
 
-    def holdings(self, labels: ArrayLike) -> Holdings:
+    def label_counts(self, labels: ArrayLike) -> LabelCounts:
         """Who holds what, label by label: the data of a stacked bar chart, one bar per silo."""
-        found, codes = np.unique(np.asarray(labels), return_inverse=True)
-        cells = np.bincount(self.holders * len(found) + codes, minlength=self.silos * len(found))
-        return Holdings(found, cells.reshape(self.silos, len(found)))
+        values, codes = np.unique(np.asarray(labels), return_inverse=True)
+        cells = np.bincount(self.holders * len(values) + codes, minlength=self.silos * len(values))
+        return LabelCounts(values, cells.reshape(self.silos, len(values)))
 
     def part(self, letor: Letor, silo: int) -> Letor:
         """What one silo holds of a table whose rows were dealt."""
@@ -118,10 +118,10 @@ class Deal:
         groups = letor.query_of_row[rows]
         starts = np.flatnonzero(np.diff(groups, prepend=-1))
         offsets = np.append(starts, len(rows))
-        found = groups[starts]
-        torn = not np.array_equal(np.diff(offsets), np.diff(letor.offsets)[found])
+        present = groups[starts]
+        torn = not np.array_equal(np.diff(offsets), np.diff(letor.offsets)[present])
         return Letor(
-            queries=tuple(letor.queries[query] for query in found.tolist()),
+            queries=tuple(letor.queries[query] for query in present.tolist()),
             offsets=frozen(offsets),
             features=frozen(letor.features[rows]),
             grades=frozen(letor.grades[rows]),
@@ -254,23 +254,23 @@ def divide(
     for stratum in range(int(stratum_of.max(initial=0)) + 1):
         members = rng.permutation(np.flatnonzero(stratum_of == stratum))
         owed += portions * sizes[members].sum()
-        parts[members], given = _fill(sizes[members], owed)
-        owed = owed - given
+        parts[members], assigned = _fill(sizes[members], owed)
+        owed = owed - assigned
     return parts[group_of]
 
 
 def _fill(sizes: IntArray, owed: FloatArray) -> tuple[IntArray, IntArray]:
     """Give groups to parts that are owed so many items: (part of each group, items given to each part)."""
-    given = np.zeros(len(owed), dtype=np.int64)
+    assigned = np.zeros(len(owed), dtype=np.int64)
     parts = np.empty(len(sizes), dtype=np.int64)
     large = np.flatnonzero(sizes > 1)
     for group in large[np.argsort(-sizes[large], kind="stable")].tolist():
-        parts[group] = (owed - given).argmax()
-        given[parts[group]] += sizes[group]
+        parts[group] = (owed - assigned).argmax()
+        assigned[parts[group]] += sizes[group]
     single = np.flatnonzero(sizes == 1)
-    counts = _apportioned(owed - given, len(single))
+    counts = _apportioned(owed - assigned, len(single))
     parts[single] = np.repeat(np.arange(len(owed)), counts)
-    return parts, given + counts
+    return parts, assigned + counts
 
 
 def _apportioned(owed: FloatArray, total: int) -> IntArray:

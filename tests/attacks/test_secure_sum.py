@@ -22,9 +22,9 @@ from easy_rows import easy
 from isthmus.errors import ConfigError, ProtocolError, RoundFailed
 from isthmus.federation import apps, clients, members, relay, rounds, runtimes
 from isthmus.federation.deployment import own_trust
-from isthmus.federation.holdings import silo_name
 from isthmus.federation.messages import Arrays, order, pack, unpack
 from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
+from isthmus.federation.silo_data import silo_name
 from isthmus.partition import Dealing
 from isthmus.private import shamir
 from isthmus.private.secure_sum import (
@@ -405,9 +405,11 @@ def test_different_orders_to_different_silos_open_no_sum(monkeypatch: pytest.Mon
     """Where the others train from zeros and learn nothing, the sum would be the victim's model."""
     config, fold = small_round(monkeypatch)
     sums: list[Arrays] = []
-    own_reports, own_mean = relay.Relay.reports, relay.sum_to_mean
+    own_reports, own_mean = relay.SecureSumRelay.reports, relay.sum_to_mean
 
-    def stilled(self: relay.Relay, attempt: relay.Attempt, orders: Sequence[Message], *rest: Any) -> Any:
+    def stilled(
+        self: relay.SecureSumRelay, attempt: relay.Attempt, orders: Sequence[Message], *rest: Any
+    ) -> Any:
         for message in orders[1:]:
             told = json.loads(str(message.content.config_records["config"]["settings"]))
             told["local"] = told["local"] | {"learning_rate": 1e-30, "weight_decay": 0.0}
@@ -426,7 +428,7 @@ def test_different_orders_to_different_silos_open_no_sum(monkeypatch: pytest.Mon
     monkeypatch.setattr(rounds, "sum_to_mean", watched)
     assert apps.train(config, fold).rounds == 1
     assert len(sums) == 1
-    monkeypatch.setattr(relay.Relay, "reports", stilled)
+    monkeypatch.setattr(relay.SecureSumRelay, "reports", stilled)
     with pytest.raises(RoundFailed, match="opened to an update of length"):
         apps.train(config, fold)
     opened = sums[1]

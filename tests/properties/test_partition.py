@@ -56,7 +56,7 @@ def test_rows_are_conserved_and_torn_is_told(
     if not dealing.tears:
         assert not torn
         assert all(len(part) for part in parts)
-    assert dealt.holdings(letor.grades).counts.sum() == letor.rows
+    assert dealt.label_counts(letor.grades).counts.sum() == letor.rows
 
 
 @given(st.integers(1, 300), st.lists(st.floats(0.05, 1), min_size=1, max_size=8), seeds)
@@ -81,7 +81,7 @@ def test_groups_stay_whole_and_no_fold_is_empty(groups: list[int], k: int, seed:
 @given(st.lists(st.integers(0, 5), min_size=6, max_size=200), st.integers(1, 6), seeds)
 def test_strata_are_spread_evenly(strata: list[int], k: int, seed: int) -> None:
     found = folds(len(strata), k, np.random.default_rng(seed), strata=strata)
-    counts = Deal(found, k).holdings(strata).counts
+    counts = Deal(found, k).label_counts(strata).counts
     assert (counts.max(axis=0) - counts.min(axis=0)).max() <= 2
     assert counts.sum(axis=1).max() - counts.sum(axis=1).min() <= 2
 

@@ -71,7 +71,7 @@ def _train(arguments: argparse.Namespace) -> None:
         for measure, value in trained.final.items():
             print(f"{measure}\t{value:.4f}")
     title = f"Training on {config.data}: {config.strategy.name}"
-    page = run_page(trained.history, title, holdings=trained.holdings)
+    page = run_page(trained.history, title, label_counts=trained.label_counts)
     page.save(f"{out}/report.html")
     facts = {
         "rounds": trained.rounds,

@@ -23,10 +23,10 @@ from isthmus.federation.messages import Arrays as Arrays
 from isthmus.federation.messages import pack as pack
 from isthmus.federation.messages import round_of as round_of
 from isthmus.federation.messages import unpack as unpack
-from isthmus.federation.pictures import curve as curve
-from isthmus.federation.pictures import run_page as run_page
-from isthmus.federation.pictures import weights as weights
-from isthmus.federation.pictures import who_holds_what as who_holds_what
+from isthmus.federation.plots import curve as curve
+from isthmus.federation.plots import run_page as run_page
+from isthmus.federation.plots import weights as weights
+from isthmus.federation.plots import who_holds_what as who_holds_what
 from isthmus.federation.remote import RemoteGrid as RemoteGrid
 from isthmus.federation.remote import SiloEnd as SiloEnd
 from isthmus.federation.remote import number_of as number_of

@@ -31,7 +31,7 @@ NOT_FINITE = "sent parameters that are not finite"
 
 
 @dataclass(frozen=True)
-class Limits:
+class ReplyLimits:
     """What an answer may say.
 
     `counts` are the examples each silo declared when it was met; `report` is the shape of the errors asked
@@ -46,7 +46,7 @@ class Limits:
     noise: float = 0.0
     """The length of the noise that silos add to their updates."""
 
-    def examples(self, silo: str, told: float) -> int:
+    def examples(self, silo: str, claimed: float) -> int:
         """The examples to count for a silo that tells of so many.
 
         No more than it declared at first, and no more than `count` times what two thirds of the silos stay
@@ -54,7 +54,7 @@ class Limits:
         """
         declared = sorted(self.counts.values())
         ceiling = self.count * declared[(2 * len(declared) - 1) // 3] if declared else math.inf
-        return max(1, int(min(told, self.counts.get(silo, told), ceiling)))
+        return max(1, int(min(claimed, self.counts.get(silo, claimed), ceiling)))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def by_silo(
 def check(
     replies: Iterable[Message],
     silos: Mapping[int, str],
-    limits: Limits,
+    limits: ReplyLimits,
     *,
     deadline: float,
     model: Arrays | None = None,
@@ -131,10 +131,10 @@ def check(
         rejected[silo] = f"sent an update of length {usable.pop(silo)[1]:.3g}"
     capped: dict[str, str] = {}
     for silo, (reply, _) in usable.items():
-        told = metric(reply, EXAMPLES)
-        counted = limits.examples(silo, told)
-        if counted != told:
-            capped[silo] = f"claims {told:,.0f} examples, counted as {counted:,}"
+        claimed = metric(reply, EXAMPLES)
+        counted = limits.examples(silo, claimed)
+        if counted != claimed:
+            capped[silo] = f"claims {claimed:,.0f} examples, counted as {counted:,}"
         reply.content = _tidied(reply, counted, report=bool(limits.report))
     ordered = [usable[silo][0] for silo in sorted(usable)]
     return Checked(ordered, dict(sorted(rejected.items())), dict(sorted(capped.items())))
@@ -152,9 +152,9 @@ def _update_in(reply: Message, silo: str, model: Arrays) -> float:
 
 def _check_numbers(reply: Message) -> None:
     for key in (EXAMPLES, STEPS):
-        told = metric(reply, key)
-        if not (math.isfinite(told) and told >= 1):
-            raise FederationError(f"sent {key} = {told:g}")
+        value = metric(reply, key)
+        if not (math.isfinite(value) and value >= 1):
+            raise FederationError(f"sent {key} = {value:g}")
 
 
 def check_fits(arrays: Arrays, model: Arrays, silo: str) -> None:
@@ -173,7 +173,7 @@ def update_length(arrays: Arrays, model: Arrays) -> float:
     return math.sqrt(sum(float(square) for square in squares))
 
 
-def _too_long(usable: Mapping[str, tuple[Message, float]], model: Arrays, limits: Limits) -> list[str]:
+def _too_long(usable: Mapping[str, tuple[Message, float]], model: Arrays, limits: ReplyLimits) -> list[str]:
     """The silos whose updates are out of all proportion to the model and to the others'.
 
     The others are represented by their lower quartile: three of four may be wrong and it still is not.
@@ -182,15 +182,15 @@ def _too_long(usable: Mapping[str, tuple[Message, float]], model: Arrays, limits
     ordered = sorted(lengths.values())
     whole = update_length(model, {name: np.zeros_like(array) for name, array in model.items()})
     quartile = max(0, len(ordered) - 2) // 4
-    found = []
+    outliers = []
     for silo, length in lengths.items():
         others = ordered[quartile] if length > ordered[quartile] else 0.0
         if length > limits.norm * max(1.0, whole, others, limits.noise):
-            found.append(silo)
-    return found
+            outliers.append(silo)
+    return outliers
 
 
-def _check_report(reply: Message, limits: Limits) -> None:
+def _check_report(reply: Message, limits: ReplyLimits) -> None:
     if not limits.report:
         return
     errors = arrays_of(reply, REPORT)["errors"]
@@ -203,8 +203,8 @@ def _check_report(reply: Message, limits: Limits) -> None:
 
 def _tidied(reply: Message, examples: int, *, report: bool) -> RecordDict:
     """The records that were asked for, with the examples that count, and no others: sums run over all."""
-    told = reply.content.metric_records[METRICS].get("loss")
-    loss = float(told) if isinstance(told, (int, float)) else math.nan
+    reported = reply.content.metric_records[METRICS].get("loss")
+    loss = float(reported) if isinstance(reported, (int, float)) else math.nan
     metrics = MetricRecord({EXAMPLES: examples, STEPS: int(metric(reply, STEPS)), "loss": loss})
     names = [name for name in (ARRAYS, REPORT) if name in reply.content and (report or name != REPORT)]
     return RecordDict({METRICS: metrics, **{name: reply.content[name] for name in names}})

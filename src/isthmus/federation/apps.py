@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from isthmus.corpora import load_folds
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation import evaluate
-from isthmus.federation import holdings as places
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.clients import client_app, no_book, simulated_book
 from isthmus.federation.flower import Grid, Mod
-from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
+from isthmus.federation.rounds import Coordinator, HeldOut, RoundRecord, State
 from isthmus.federation.runtimes import run_in
 from isthmus.federation.settings import MODEL, Config
-from isthmus.partition import Holdings, deal
+from isthmus.federation.silo_data import Files, SiloData, Tables
+from isthmus.partition import LabelCounts, deal
 from isthmus.randomness import Streams
 from isthmus.rankers import MLP
 from isthmus.tables import Fold, Letor, read_letor
@@ -43,7 +43,7 @@ class Training:
     model_sha256: str
     stopped: str = ""
     out: Path | None = None
-    holdings: Holdings | None = None
+    label_counts: LabelCounts | None = None
     """How many rows of every grade each simulated silo held."""
 
     @property
@@ -89,16 +89,16 @@ def train(
             watch(state)
 
     dealt = deal(fold.train, config.dealing, Streams(config.seed))
-    tables, held = spoil(dealt.parts(fold.train)), Held(fold.validation, probe)
-    state = simulate(config, tables, held, start=start, remember=remember, mods=mods)
+    tables, held_out = spoil(dealt.parts(fold.train)), HeldOut(fold.validation, probe)
+    state = simulate(config, tables, held_out, start=start, remember=remember, mods=mods)
     trained = finished(config, state, fold.test if len(fold.test) else fold.validation, folder)
-    return replace(trained, holdings=dealt.holdings(fold.train.grades))
+    return replace(trained, label_counts=dealt.label_counts(fold.train.grades))
 
 
 def simulate(
     config: Config,
     tables: list[Letor],
-    held: Held,
+    held_out: HeldOut,
     *,
     start: State | None = None,
     remember: Callable[[State], None],
@@ -107,24 +107,24 @@ def simulate(
     """Train over silos with these tables, from a state or from the beginning; the list is emptied."""
 
     def rounds(grid: Grid) -> State:
-        return Coordinator(config, held, grid).run(start, remember)
+        return Coordinator(config, held_out, grid).run(start, remember)
 
-    with _reachable(tables, config) as holdings:
+    with _reachable(tables, config) as silo_data:
         book = no_book if config.ledgers is None else partial(simulated_book, folder=config.ledgers)
-        client = client_app(holdings, book=book, mods=mods)
+        client = client_app(silo_data, book=book, mods=mods)
         return run_in(config.runtime, rounds, client, config.dealing.silos, workers=config.workers)
 
 
 @contextmanager
-def _reachable(tables: list[Letor], config: Config) -> Iterator[places.Holdings]:
+def _reachable(tables: list[Letor], config: Config) -> Iterator[SiloData]:
     """The silos' tables where the runtime's workers find them; the caller's list is emptied."""
     if config.runtime == "in-process":
-        holdings = places.Tables(tables, scaling=config.model.scaling)
+        silo_data = Tables(tables, scaling=config.model.scaling)
         tables.clear()
-        yield holdings
+        yield silo_data
         return
     with TemporaryDirectory(prefix="isthmus-silos-") as folder:
-        yield places.Files.write(tables, Path(folder))
+        yield Files.write(tables, Path(folder))
 
 
 def check_dealable(config: Config) -> None:
@@ -182,9 +182,9 @@ def _drawn(
             f"{count} queries cannot be held back of {len(candidates)} that would do",
             cure="bring more queries, or hold back fewer with --probe",
         )
-    taken = np.zeros(len(table), np.bool_)
-    taken[rng.choice(candidates, size=count, replace=False)] = True
-    return table[~taken], table[taken]
+    mask = np.zeros(len(table), np.bool_)
+    mask[rng.choice(candidates, size=count, replace=False)] = True
+    return table[~mask], table[mask]
 
 
 def train_in_folder(
@@ -213,7 +213,7 @@ def finished(config: Config, state: State, tested: Letor | None, folder: RunFold
     digest = model_digest(ranker)
     if folder is not None:
         ranker.save(folder.path / MODEL)
-        told = {
+        summary = {
             "rounds": state.round,
             "final": final,
             "model_sha256": digest,
@@ -221,7 +221,7 @@ def finished(config: Config, state: State, tested: Letor | None, folder: RunFold
             "privacy": state.history[-1].privacy if state.history else "",
             "protection": state.history[-1].protection if state.history else config.protection,
         }
-        folder.finish(state, told)
+        folder.finish(state, summary)
     where = None if folder is None else folder.path
     return Training(ranker, state.history, final, digest, state.stopped, where)
 

@@ -90,11 +90,11 @@ def written(turn: Turn) -> RecordDict:
 
 def read_turn(content: RecordDict) -> Turn:
     """The turn that records are, or a ProtocolError."""
-    told = _validated(_TurnForm, content)
-    if told.colluding > told.count:
+    form = _validated(_TurnForm, content)
+    if form.colluding > form.count:
         raise ProtocolError("more silos that collude than there are")
-    agreed = Agreed(told.session, tuple(told.silos), told.count, told.width, told.colluding)
-    return Turn(agreed, told.step, tuple(told.letters), told.sums, told.keys, told.over)
+    agreed = Agreed(form.session, tuple(form.silos), form.count, form.width, form.colluding)
+    return Turn(agreed, form.step, tuple(form.letters), form.sums, form.keys, form.over)
 
 
 def written_reply(reply: Reply) -> RecordDict:
@@ -104,20 +104,20 @@ def written_reply(reply: Reply) -> RecordDict:
 
 def read_reply(content: RecordDict) -> Reply:
     """The reply that records are, or a ProtocolError."""
-    told = _validated(_ReplyForm, content)
-    failed = tuple(told.failed)
-    return Reply(told.silo, tuple(told.letters), told.sums, told.done, told.refused, failed, told.key)
+    form = _validated(_ReplyForm, content)
+    failed = tuple(form.failed)
+    return Reply(form.silo, tuple(form.letters), form.sums, form.done, form.refused, failed, form.key)
 
 
 def _recorded(values: Mapping[str, Any]) -> RecordDict:
     """Named bytes in records of their own, and all else in one."""
     named = {name: value for name, value in values.items() if isinstance(value, Mapping)}
-    told = {
+    fields = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in values.items()
         if name not in named
     }
-    return RecordDict({name: ConfigRecord(dict(part)) for name, part in {TURN: told, **named}.items()})
+    return RecordDict({name: ConfigRecord(dict(part)) for name, part in {TURN: fields, **named}.items()})
 
 
 def _validated(form: type[F], content: RecordDict) -> F:
@@ -141,25 +141,25 @@ def take_part(app: ClientApp, parties: Parties) -> ClientApp:
 
 def own_party(context: Context) -> Party:
     """The silo that a node's configuration tells of."""
-    told = context.node_config
-    missing = next((key for key in ("folder", "queries") if key not in told), None)
+    settings = context.node_config
+    missing = next((key for key in ("folder", "queries") if key not in settings), None)
     if missing is not None:
         raise ConfigError(
             f"the node configuration lacks {missing!r}",
             key=missing,
             expected="[training] private and queries",
         )
-    form = str(told.get("form", "ask"))
+    form = str(settings.get("form", "ask"))
     if form not in ("ask", "publish"):
         raise ConfigError(f"no form of release {form!r}", key=form, known=("ask", "publish"))
     return Party(
-        SiloFolder.at(str(told["folder"])),
-        read_queries(str(told["queries"])),
+        SiloFolder.at(str(settings["folder"])),
+        read_queries(str(settings["queries"])),
         form,  # type: ignore[arg-type]  # just looked at
-        float(told.get("epsilon", 8.0)),
-        k=int(told.get("k", 100)),
-        least_colluding=int(told.get("least-colluding", 1)),
-        most_width=int(told.get("most-width", WIDTH)),
+        float(settings.get("epsilon", 8.0)),
+        k=int(settings.get("k", 100)),
+        least_colluding=int(settings.get("least-colluding", 1)),
+        most_width=int(settings.get("most-width", WIDTH)),
     )
 
 
@@ -169,15 +169,15 @@ def pass_on(passing: Passing, grid: Grid) -> Relay:
     nodes = _gathered(passing, grid)
     record: list[dict[str, Any]] = []
     with Progress("exchange", None) as bar:
-        replies = _asked(passing, grid, dict.fromkeys(nodes, relay.first()))
+        replies = _exchange_turns(passing, grid, dict.fromkeys(nodes, relay.first()))
         node_of = {reply.silo: node for node, reply in replies.items()}
         if len(node_of) != len(nodes):
             raise FederationError("two nodes say that they are the same silo")
         while turns := relay.next({reply.silo: reply for reply in replies.values()}):
-            record.append(_told(relay, replies))
+            record.append(_summary(relay, replies))
             bar.advance(note=f"{relay.letters} letters, {len(relay.done)} of {passing.silos} silos done")
-            replies = _asked(passing, grid, {node_of[name]: turn for name, turn in turns.items()})
-    record.append(_told(relay, replies))
+            replies = _exchange_turns(passing, grid, {node_of[name]: turn for name, turn in turns.items()})
+    record.append(_summary(relay, replies))
     passing.out.mkdir(parents=True, exist_ok=True)
     with replacing(passing.out / "exchange.json") as stream:
         stream.write(json.dumps({"session": relay.session.hex(), "turns": record}, indent=1).encode())
@@ -191,7 +191,7 @@ def _gathered(passing: Passing, grid: Grid) -> list[int]:
     return nodes
 
 
-def _asked(passing: Passing, grid: Grid, turns: Mapping[int, Turn]) -> dict[int, Reply]:
+def _exchange_turns(passing: Passing, grid: Grid, turns: Mapping[int, Turn]) -> dict[int, Reply]:
     """Every node's reply; a node that fails is named by its number, with what it said."""
 
     def read(node: int, message: Message) -> Reply:
@@ -205,7 +205,7 @@ def _asked(passing: Passing, grid: Grid, turns: Mapping[int, Turn]) -> dict[int,
     return dict(asker.ask(Each({node: written(turn) for node, turn in turns.items()}), read).by_silo)
 
 
-def _told(relay: Relay, replies: Mapping[int, Reply]) -> dict[str, Any]:
+def _summary(relay: Relay, replies: Mapping[int, Reply]) -> dict[str, Any]:
     """What the relay saw of a turn."""
     return {
         "step": relay.step,

@@ -51,9 +51,9 @@ class Checkpoint(Bundle):
             "stopped": state.stopped,
             "scaling": {"kind": state.scaling.kind, "width": state.scaling.width},
             "config": to_toml(config),
-            "history": [record.told() for record in state.history],
+            "history": [record.to_mapping() for record in state.history],
         }
-        arrays = {f"{group}/{name}": array for group, held in groups.items() for name, array in held.items()}
+        arrays = {f"{group}/{name}": array for group, part in groups.items() for name, array in part.items()}
         return cls(header, arrays)
 
     def state(self) -> State:
@@ -61,7 +61,7 @@ class Checkpoint(Bundle):
         groups = {group: below(self.arrays, group) for group in GROUPS}
         kind, width = self.header["scaling"]["kind"], self.header["scaling"]["width"]
         scaling = Scaling.from_arrays(kind, width, groups.pop("scaling"))
-        history = tuple(_record(told) for told in self.header["history"])
+        history = tuple(_record(fields) for fields in self.header["history"])
         return State(
             round=self.header["round"],
             scaling=scaling,
@@ -96,12 +96,12 @@ class RunFolder:
 
     def environment(self, tables: Mapping[str, Letor]) -> None:
         """Write down what the run is run with and on."""
-        told = {
+        record = {
             "python": platform.python_version(),
             "packages": {package: version(package) for package in PACKAGES},
             "data": {name: checksum(table) for name, table in tables.items()},
         }
-        self._write("environment.json", json.dumps(told, indent=1))
+        self._write("environment.json", json.dumps(record, indent=1))
 
     def save(self, state: State, config: Config) -> None:
         """Replace the checkpoint."""
@@ -112,14 +112,14 @@ class RunFolder:
         path = self.path / "checkpoint"
         if not path.exists():
             return None
-        found = Checkpoint.read(path)
-        if _differ(load(type(config), tomllib.loads(found.header["config"])), config):
+        checkpoint = Checkpoint.read(path)
+        if _differ(load(type(config), tomllib.loads(checkpoint.header["config"])), config):
             raise ConfigError(f"{path} belongs to another configuration", expected="another --out")
-        return found.state()
+        return checkpoint.state()
 
     def finish(self, state: State, metrics: Mapping[str, Any]) -> None:
         """Write the history and what came out."""
-        self._write("rounds.json", json.dumps([record.told() for record in state.history], indent=1))
+        self._write("rounds.json", json.dumps([record.to_mapping() for record in state.history], indent=1))
         self._write("metrics.json", json.dumps(metrics, indent=1))
 
     def _write(self, name: str, text: str) -> None:
@@ -139,7 +139,7 @@ def checksum(table: Letor) -> str:
     return digest.hexdigest()
 
 
-def _record(told: Mapping[str, Any]) -> RoundRecord:
+def _record(stored: Mapping[str, Any]) -> RoundRecord:
     known = {field.name for field in fields(RoundRecord)}
-    record = RoundRecord(**{key: value for key, value in told.items() if key in known})
+    record = RoundRecord(**{key: value for key, value in stored.items() if key in known})
     return replace(record, asked=tuple(record.asked))

@@ -26,7 +26,6 @@ from isthmus.config import load
 from isthmus.errors import ConfigError, FederationError
 from isthmus.federation import members
 from isthmus.federation.flower import ClientApp, Context, Message, Mod
-from isthmus.federation.holdings import Holdings, silo_name
 from isthmus.federation.judge import Judge
 from isthmus.federation.messages import (
     ARRAYS,
@@ -45,6 +44,7 @@ from isthmus.federation.messages import (
 )
 from isthmus.federation.noise import private, spent
 from isthmus.federation.settings import NoiseFloor, PrivateUpdates
+from isthmus.federation.silo_data import SiloData, silo_name
 from isthmus.private.ledger import Budget, Ledger
 from isthmus.randomness import Streams
 from isthmus.rankers import LocalTraining, Scaling, ScalingStats, Scoring, train_epochs
@@ -94,18 +94,18 @@ def _enter(ledger: Ledger, kind: str, privacy: PrivateUpdates | None, note: str)
 
 
 def client_app(
-    holdings: Holdings,
+    source: SiloData,
     *,
     book: Book = no_book,
     trusts: members.Trusts = members.anybody,
     mods: Sequence[Mod] = (),
 ) -> ClientApp:
-    """The ClientApp of silos with these holdings; `mods` stand around it, as Flower's do."""
+    """The ClientApp of silos whose rows are in `source`; `mods` wrap it, as Flower's do."""
     app = ClientApp(mods=list(mods))
 
     @app.query("describe")
     def describe(message: Message, context: Context) -> Message:
-        reply = _describe(message, context, holdings)
+        reply = _describe(message, context, source)
         book(context, "sums", None, "sizes and feature sums")
         return reply
 
@@ -117,7 +117,7 @@ def client_app(
             boxes = members.boxes_for_peers(message, context, trusts(context))
         else:
             check_visible(context)
-        reply = _train(message, context, holdings, privacy)
+        reply = _train(message, context, source, privacy)
         if secure:
             reply.content[members.PARTS] = boxes
         if settings["report"]:
@@ -128,7 +128,7 @@ def client_app(
 
     @app.query(members.AGREE)
     def agree(message: Message, context: Context) -> Message:
-        return members.agree(message, context, holdings.name(context), trusts(context))
+        return members.agree(message, context, source.name(context), trusts(context))
 
     @app.query(members.MASK)
     def mask(message: Message, context: Context) -> Message:
@@ -181,9 +181,9 @@ def check_visible(context: Context) -> None:
         raise FederationError("this silo lets its models go under the masks of a secure sum only")
 
 
-def _describe(message: Message, context: Context, holdings: Holdings) -> Message:
+def _describe(message: Message, context: Context, source: SiloData) -> Message:
     """The silo's name and sizes, and the sums that a feature scaling is fitted from."""
-    table = holdings.table(context)
+    table = source.table(context)
     stats = ScalingStats.of(table, settings_of(message)["scaling"])
     sizes = {
         "rows": table.rows,
@@ -192,19 +192,19 @@ def _describe(message: Message, context: Context, holdings: Holdings) -> Message
         "lowest": int(table.grades.min(initial=0)),
         "highest": int(table.grades.max(initial=0)),
     }
-    name = {"name": np.frombuffer(holdings.name(context).encode(), np.uint8)}
+    name = {"name": np.frombuffer(source.name(context).encode(), np.uint8)}
     sums = {"total": stats.total, "squares": stats.squares, "low": stats.low, "high": stats.high}
     return answer(message, sizes, silo=name, sums=sums)
 
 
-def _train(message: Message, context: Context, holdings: Holdings, privacy: PrivateUpdates | None) -> Message:
+def _train(message: Message, context: Context, source: SiloData, privacy: PrivateUpdates | None) -> Message:
     """Local epochs from the global model; the reply has the silo's own."""
     settings = settings_of(message)
-    name = holdings.name(context)
+    name = source.name(context)
     records = message.content.array_records
     width = int(settings["width"])
     scaling = Scaling.from_arrays(settings["scaling"], width, unpack(records["scaling"]))
-    data = holdings.scaled(context, scaling)
+    data = source.scaled(context, scaling)
     local = local_training(str(message.content.config_records[CONFIG][SETTINGS]))
     proximal = float(message.content.config_records[CONFIG].get(PROXIMAL, 0.0))  # type: ignore[arg-type]
     if proximal:

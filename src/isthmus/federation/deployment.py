@@ -29,7 +29,7 @@ from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.clients import own_book
 from isthmus.federation.flower import ClientApp, Context, Grid
 from isthmus.federation.members import Trust
-from isthmus.federation.rounds import Coordinator, Held, State
+from isthmus.federation.rounds import Coordinator, HeldOut, State
 from isthmus.federation.semisupervised import Cooperation, ExchangedRows, cooperate, studying_app
 from isthmus.federation.settings import Config
 from isthmus.private import SiloFolder
@@ -59,11 +59,11 @@ class OwnFolder:
 
     def name(self, context: Context) -> str:
         """What the silo calls itself."""
-        return _told(context, "silo")
+        return _node_setting(context, "silo")
 
     def table(self, context: Context) -> Letor:
         """Its rows; parsed once, then mapped from the cache."""
-        return _rows(_told(context, "data"))
+        return _rows(_node_setting(context, "data"))
 
     def scaled(self, context: Context, scaling: Scaling) -> Letor:
         """Its rows, scaled."""
@@ -75,7 +75,7 @@ def _rows(path: str) -> Letor:
     return load_letor(path)
 
 
-def _told(context: Context, key: str) -> str:
+def _node_setting(context: Context, key: str) -> str:
     if key not in context.node_config:
         raise ConfigError(
             f"the node configuration lacks {key!r}", key=key, expected="[training] in the silo's settings"
@@ -91,30 +91,30 @@ def own_trust(context: Context) -> Trust:
             key="folder",
             expected="isthmus keys new and trust, then `private` in [training]",
         )
-    keys = SiloFolder.at(_told(context, "folder")).keys
+    keys = SiloFolder.at(_node_setting(context, "folder")).keys
     known = {
         name: Ed25519PublicKey.from_public_bytes(card.verifying) for name, card in keys.trusted().items()
     }
     return Trust(keys.identity().signing, known)
 
 
-class Run(NamedTuple):
+class DeployedRun(NamedTuple):
     """A run that a file describes: where its record goes, and what it does over a grid."""
 
     out: Path
     over: Callable[[Grid], object]
 
 
-def read_run(kind: str, path: str) -> Run:
+def read_run(kind: str, path: str) -> DeployedRun:
     """The run in a TOML file: `train`, `exchange` or `cotrain`."""
     if kind == "exchange":
         passing = load(Passing, path)
-        return Run(passing.out, partial(pass_on, passing))
+        return DeployedRun(passing.out, partial(pass_on, passing))
     if kind == "cotrain":
         cooperation = load(Cooperation, path)
-        return Run(cooperation.out, partial(cooperate, cooperation))
+        return DeployedRun(cooperation.out, partial(cooperate, cooperation))
     deployment = load(Deployment, path)
-    return Run(deployment.out, partial(coordinate, deployment))
+    return DeployedRun(deployment.out, partial(coordinate, deployment))
 
 
 def coordinate(deployment: Deployment, grid: Grid) -> None:
@@ -124,8 +124,8 @@ def coordinate(deployment: Deployment, grid: Grid) -> None:
     files = {"validation": deployment.validation, "test": deployment.test, "probe": probe}
 
     def rounds(tables: Mapping[str, Letor], start: State | None, remember: Callable[[State], None]) -> State:
-        held = Held(tables.get("validation"), tables.get("probe"))
-        return Coordinator(config, held, grid).run(start, remember)
+        held_out = HeldOut(tables.get("validation"), tables.get("probe"))
+        return Coordinator(config, held_out, grid).run(start, remember)
 
     train_in_folder(RunFolder(deployment.out), config, files, rounds)
 

@@ -69,8 +69,8 @@ def anybody(context: Context) -> Trust:
 
 def agree(message: Message, context: Context, name: str, trust: Trust) -> Message:
     """Begin a session: whatever waits from another one is forgotten."""
-    told = settings_of(message)
-    threshold = int(told[THRESHOLD])
+    settings = settings_of(message)
+    threshold = int(settings[THRESHOLD])
     if threshold < LEAST:
         raise ProtocolError(f"a sum of fewer than {LEAST} models hides none of them")
     if trust.trusted is None and context.node_config.get("masked-only", False):
@@ -78,7 +78,7 @@ def agree(message: Message, context: Context, name: str, trust: Trust) -> Messag
             "this silo's models leave it under masks only, and without the other silos' cards a coordinator"
             " could invent them (isthmus keys new and trust, then the folder in the node's configuration)"
         )
-    member = Member(name, bytes.fromhex(told[SESSION]), threshold, trust.identity, trust.trusted)
+    member = Member(name, bytes.fromhex(settings[SESSION]), threshold, trust.identity, trust.trusted)
     for left in [key for key in context.state if key.startswith(_MODEL)]:
         del context.state[left]
     return _reply(message, _step(context, member, AGREE, {}))
@@ -127,15 +127,15 @@ def session_of(message: Message) -> bytes:
 
 def mask(message: Message, context: Context) -> Message:
     """The model times its weight, in fixed point and under its masks. It is then forgotten."""
-    told = settings_of(message)
-    member = _member(context, bytes.fromhex(told[SESSION]))
+    settings = settings_of(message)
+    member = _member(context, bytes.fromhex(settings[SESSION]))
     boxes = parts_of(message)
-    weights = {str(name): float(weight) for name, weight in told["weights"].items()}
+    weights = {str(name): float(weight) for name, weight in settings["weights"].items()}
     if weights.keys() != boxes.keys() | {member.name}:
         raise ProtocolError("the weights are not those of the members")
     check_weights(weights)
     vector = weights[member.name] * flat(kept_model(context, member.session))
-    rng = Streams(int(told["seed"]))("round", round_of(message), "silo", member.name, "fixed point")
+    rng = Streams(int(settings["seed"]))("round", round_of(message), "silo", member.name, "fixed point")
     encoded = FixedPoint(len(weights)).encode(vector, rng)
     trained = bytes(context.state.config_records[_ORDER + member.session.hex()]["digest"])  # type: ignore[arg-type]
     masked = _step(context, member, MASK, boxes, vector=encoded, terms=terms(weights, trained))
@@ -242,9 +242,9 @@ def _keep(context: Context, member: Member) -> None:
 
 def _member(context: Context, session: bytes, trust: Trust | None = None) -> Member:
     if _STATE in context.state:
-        kept = bytes(context.state.config_records[_STATE]["member"])  # type: ignore[arg-type]
+        state = bytes(context.state.config_records[_STATE]["member"])  # type: ignore[arg-type]
         known = trust or Trust()
-        member = Member.resumed(kept, identity=known.identity, trusted=known.trusted)
+        member = Member.resumed(state, identity=known.identity, trusted=known.trusted)
         if member.session == session:
             return member
     raise ProtocolError("this silo takes no part in that session")

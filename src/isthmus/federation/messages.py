@@ -97,8 +97,8 @@ def _unpack(array: Array, unpacker: Unpacker) -> NDArray[Any]:
 @lru_cache(maxsize=1024)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     buffer = BytesIO()
-    told = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(buffer, told)
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, header)
     return buffer.getvalue()
 
 
@@ -169,8 +169,8 @@ def order(arrays: ArrayRecord | None, settings: Mapping[str, Any], *, round: int
 
 def train_order(records: Records, settings: str, *, round: int, attempt: int, proximal: float) -> RecordDict:
     """An order to train in an attempt at a round: the model, and whatever else a silo needs."""
-    told = ConfigRecord({SETTINGS: settings, ATTEMPT: attempt, ROUND: round, PROXIMAL: proximal})
-    return RecordDict({CONFIG: told, **records})
+    config = ConfigRecord({SETTINGS: settings, ATTEMPT: attempt, ROUND: round, PROXIMAL: proximal})
+    return RecordDict({CONFIG: config, **records})
 
 
 def arrays_of(message: Message, record: str = ARRAYS) -> Arrays:

@@ -62,18 +62,18 @@ def private(model: Arrays, start: Arrays, options: PrivateUpdates, *, sharers: i
     return noised(clipped(model, start, options.clip), float(sigma))
 
 
-def spent(asked: Iterable[Iterable[str]], options: PrivateUpdates) -> float:
+def spent(participants: Iterable[Iterable[str]], options: PrivateUpdates) -> float:
     """The largest ε of a silo after it was asked in these rounds."""
-    times = Counter(name for silos in asked for name in silos)
+    times = Counter(name for silos in participants for name in silos)
     once = Loss.gaussian(2 * options.clip, options.multiplier * options.clip)
     return (once * max(times.values(), default=0)).at(delta=options.delta, rule="zcdp")
 
 
-def statement(asked: Iterable[Iterable[str]], options: PrivateUpdates | None) -> str:
+def statement(participants: Iterable[Iterable[str]], options: PrivateUpdates | None) -> str:
     """What a record says about the updates so far."""
     if options is None:
         return NO_GUARANTEE
-    epsilon = spent(asked, options)
+    epsilon = spent(participants, options)
     return (
         f"updates: ε ≤ {epsilon:.3g} at δ = {options.delta:g} for all data of a silo replaced, "
         f"noise added by the {options.where}; example counts, steps and feature sums: {NO_GUARANTEE}"

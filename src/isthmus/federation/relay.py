@@ -20,7 +20,7 @@ import numpy as np
 from isthmus.asking import Answers, Silos, TooFew
 from isthmus.errors import PrivacyError, RoundFailed
 from isthmus.federation import members as silo
-from isthmus.federation.answers import Checked, GridCarrier, Limits, check, update_length
+from isthmus.federation.answers import Checked, GridCarrier, ReplyLimits, check, update_length
 from isthmus.federation.flower import ConfigRecord, Grid, Message, MessageType, RecordDict
 from isthmus.federation.messages import Arrays, ask, order
 from isthmus.federation.settings import LEAST, Rounds
@@ -43,7 +43,7 @@ class Attempt:
     rejected: dict[str, str] = field(default_factory=dict)
 
 
-class Relay:
+class SecureSumRelay:
     """Runs secure sums over a grid: `begin`, `agree`, `reports`, and with everybody's weight `total`."""
 
     def __init__(
@@ -51,10 +51,10 @@ class Relay:
         grid: Grid,
         rounds: Rounds,
         *,
-        told: Mapping[str, Any],
+        settings: Mapping[str, Any],
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self.grid, self.rounds, self.told = grid, rounds, told
+        self.grid, self.rounds, self.settings = grid, rounds, settings
         self._entropy = entropy
         self.threshold, self.cure = LEAST, ""
         self.identified = False
@@ -72,7 +72,7 @@ class Relay:
         self._step(attempt, silo.AGREE, attempt.silos.values(), {silo.THRESHOLD: self.threshold})
         self.identified = all(advert.signature for advert in attempt.sums.adverts.values())
 
-    def reports(self, attempt: Attempt, orders: Sequence[Message], limits: Limits) -> Checked:
+    def reports(self, attempt: Attempt, orders: Sequence[Message], limits: ReplyLimits) -> Checked:
         """Step 2: they train, tell of themselves, and share their secrets with each other."""
         sums = attempt.sums
         sent = [each for each in orders if attempt.silos[each.metadata.dst_node_id] in sums.adverts]
@@ -96,7 +96,7 @@ class Relay:
         """Steps 3 to 5: the sum over those who sent their part of it, and who did not."""
         sums = attempt.sums
         weights = {name: weights[name] for name in sorted(sums.boxes)}
-        self._step(attempt, silo.MASK, weights, {"weights": weights, **self.told})
+        self._step(attempt, silo.MASK, weights, {"weights": weights, **self.settings})
         if not silo.is_hiding({name: weights[name] for name in sums.masked}):
             # give up before silos have to: they would not sign for such a sum
             raise TooFew(f"too few of the {len(sums.masked)} silos left weigh enough to hide each other")
@@ -118,10 +118,10 @@ class Relay:
         late: str = "",
     ) -> None:
         """One step of the sum; `late` is what holds of silos that are lost in it."""
-        told = {silo.SESSION: attempt.sums.session.hex(), **settings}
+        config = {silo.SESSION: attempt.sums.session.hex(), **settings}
 
         def written(parts: Parts) -> RecordDict:
-            content = order(None, told, round=attempt.number)
+            content = order(None, config, round=attempt.number)
             content[silo.PARTS] = ConfigRecord(dict(parts))
             return content
 
@@ -138,7 +138,7 @@ class Relay:
             lost = answers.reasons().items()
             attempt.rejected |= {name: f"{why} at the step {step!r}{late}" for name, why in lost}
 
-    def check_credible(self, attempt: Attempt, mean: Arrays, model: Arrays, limits: Limits) -> None:
+    def check_credible(self, attempt: Attempt, mean: Arrays, model: Arrays, limits: ReplyLimits) -> None:
         """Refuse a mean that moved out of all proportion: single updates cannot be looked at."""
         moved = update_length(mean, model)
         whole = update_length(model, {name: np.zeros_like(array) for name, array in model.items()})

@@ -75,7 +75,7 @@ class _Silo:
     """What is known of a silo: when it was last heard of, and the orders it has not answered."""
 
     node: int
-    heard: float = -PATIENCE
+    last_contact: float = -PATIENCE
     orders: dict[str, _Order] = field(default_factory=dict)
 
 
@@ -103,7 +103,7 @@ class RemoteGrid(NodeGrid):
         now = self._clock()
         with self._changed:
             silo = self._silos[name]
-            silo.heard = now
+            silo.last_contact = now
             if busy:
                 if busy in silo.orders:
                     silo.orders[busy].touched = now
@@ -123,7 +123,7 @@ class RemoteGrid(NodeGrid):
         number = reply.metadata.reply_to_message_id
         with self._changed:
             silo = self._silos[name]
-            silo.heard = self._clock()
+            silo.last_contact = self._clock()
             order = silo.orders.get(number)
             if order is None or order.reply is not None:
                 return False
@@ -136,7 +136,7 @@ class RemoteGrid(NodeGrid):
         """The silos heard of lately."""
         now = self._clock()
         with self._changed:
-            return [silo.node for silo in self._silos.values() if now - silo.heard < PATIENCE]
+            return [silo.node for silo in self._silos.values() if now - silo.last_contact < PATIENCE]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Lay messages out for their silos."""
@@ -196,7 +196,7 @@ class RemoteGrid(NodeGrid):
         now = self._clock()
         for name, silo in self._silos.items():
             for order in silo.orders.values():
-                if order.reply is None and now - max(silo.heard, order.pushed) > PATIENCE:
+                if order.reply is None and now - max(silo.last_contact, order.pushed) > PATIENCE:
                     order.reply = self._error(order, _GONE, f"the silo {name} is gone")
 
     def _error(self, order: _Order, code: int, reason: str) -> Message:

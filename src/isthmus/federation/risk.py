@@ -99,7 +99,7 @@ def batch_risks(errors: Sequence[NDArray[np.floating]], *, alpha_risk: float = 2
     Batch s of every client that has one makes a table; a client without any batch has risk 0.
     """
     counts = np.array([len(batches) for batches in errors])
-    told: list[list[FloatArray]] = [[] for _ in errors]
+    by_client: list[list[FloatArray]] = [[] for _ in errors]
     for first, last in zip([0, *np.unique(counts)[:-1]], np.unique(counts), strict=True):
         # Between two lengths the same clients are still training, so their tables stack.
         present: list[int] = np.flatnonzero(counts >= last).tolist()
@@ -108,8 +108,8 @@ def batch_risks(errors: Sequence[NDArray[np.floating]], *, alpha_risk: float = 2
         tables = np.stack([errors[client][first:last] for client in present], axis=1)
         risks = risk_matrix(tables, alpha_risk=alpha_risk, orientation="error", reference="mean").risk
         for column, client in enumerate(present):
-            told[client].append(risks[:, column])
-    return np.array([np.median(np.concatenate(risks)) if risks else 0.0 for risks in told])
+            by_client[client].append(risks[:, column])
+    return np.array([np.median(np.concatenate(risks)) if risks else 0.0 for risks in by_client])
 
 
 def paper_weights(risk: ArrayLike) -> FloatArray:

@@ -22,8 +22,7 @@ from isthmus.config import to_mapping
 from isthmus.errors import RoundFailed
 from isthmus.federation import aggregation, messages
 from isthmus.federation.aggregation import MEMORY, PROBE, Arrays, Errors, Size, Sizes, Weighed, norm
-from isthmus.federation.answers import NOT_FINITE, Checked, Limits, check
-from isthmus.federation.census import Census
+from isthmus.federation.answers import NOT_FINITE, Checked, ReplyLimits, check
 from isthmus.federation.clients import QUANTILES, examples
 from isthmus.federation.flower import (
     ArrayRecord,
@@ -35,7 +34,8 @@ from isthmus.federation.flower import (
 )
 from isthmus.federation.judge import Judge
 from isthmus.federation.noise import private, statement
-from isthmus.federation.relay import SUM, Relay, even, sum_to_mean
+from isthmus.federation.registration import Registration
+from isthmus.federation.relay import SUM, SecureSumRelay, even, sum_to_mean
 from isthmus.federation.settings import Config
 from isthmus.private.ledger import NO_GUARANTEE
 from isthmus.randomness import Streams
@@ -56,11 +56,11 @@ _POLYAK = 3
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What happened in a round."""
+    """The record of a round: silos, weights, refusals and measures; `rounds.json` has these fields."""
 
     round: int
     asked: tuple[str, ...] = ()
-    """A silo asked in two attempts stands here twice."""
+    """The silos sampled; one that was sampled in two attempts is here twice."""
     rejected: Mapping[str, str] = field(default_factory=dict)
     """Silos whose answers were not used, and why."""
     capped: Mapping[str, str] = field(default_factory=dict)
@@ -84,8 +84,8 @@ class RoundRecord:
     """Who may see what, in words."""
     seconds: float = 0.0
 
-    def told(self) -> dict[str, Any]:
-        """As plain JSON."""
+    def to_mapping(self) -> dict[str, Any]:
+        """The fields, ready for JSON."""
         return asdict(self)
 
 
@@ -121,8 +121,8 @@ class State:
 
 
 @dataclass(frozen=True)
-class Held:
-    """The queries the coordinator holds itself, unscaled."""
+class HeldOut:
+    """Rows of the coordinator that no silo trains on, unscaled: for validation, and as the probe."""
 
     validation: Letor | None = None
     probe: Letor | None = None
@@ -130,31 +130,31 @@ class Held:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What asking silos came to: the usable answers, their weights, and the mean of the models."""
+    """The result of a round: the usable answers, their weights, and the mean of the models."""
 
     checked: Checked
     weighed: Weighed = field(default_factory=Weighed)
     mean: Arrays = field(default_factory=dict)
     memory: Arrays = field(default_factory=dict)
     """What the server remembers so far."""
-    asked: tuple[str, ...] = ()
+    sampled: tuple[str, ...] = ()
     attempts: int = 1
 
 
 class Coordinator:
     """The server's side of training over a grid."""
 
-    def __init__(self, config: Config, held: Held, grid: Grid) -> None:
-        self.config, self.held, self.grid = config, held, grid
+    def __init__(self, config: Config, held_out: HeldOut, grid: Grid) -> None:
+        self.config, self.held_out, self.grid = config, held_out, grid
         self.streams = Streams(config.seed)
-        self.census = Census(config.model.scaling, config.rounds)
+        self.registration = Registration(config.model.scaling, config.rounds)
         self.judge: Judge | None = None
         self.probe: Judge | None = None
         self._probe_rows: Letor | None = None
         self.extras: dict[str, ArrayRecord] = {}
         """What every order to train brings beside the model."""
-        told = {"seed": config.seed, "privacy": self._silo_noise()}
-        self.relay = Relay(grid, config.rounds, told=told) if config.secure else None
+        settings = {"seed": config.seed, "privacy": self._silo_noise()}
+        self.relay = SecureSumRelay(grid, config.rounds, settings=settings) if config.secure else None
 
     def run(self, state: State | None, remember: Callable[[State], None]) -> State:
         """Train from `state`, or from the beginning; `remember` is called after every round."""
@@ -171,18 +171,18 @@ class Coordinator:
 
     def _prepared(self, state: State | None) -> State:
         """Meet the silos, agree on a scaling, make the first model and those who judge models."""
-        self.census.gather(self.grid, self.config.dealing.silos)
-        if not self.census.silos:
+        self.registration.gather(self.grid, self.config.dealing.silos)
+        if not self.registration.silos:
             raise RoundFailed(0, {}, self.config.rounds.minimum)
         if state is None:
             state = self._first()
         for number, fault in self._faults().items():
             logger.warning("paper mode, known fault %s: %s", number, fault)
         self.extras = {"scaling": messages.pack(state.scaling.arrays())}
-        if self.held.validation is not None:
-            self.judge = Judge(state.scaling(self.held.validation), scoring=self.config.model.scoring)
-        if self.held.probe is not None and self.config.strategy.needs_probe:
-            self._probe_rows = state.scaling(self.held.probe)
+        if self.held_out.validation is not None:
+            self.judge = Judge(state.scaling(self.held_out.validation), scoring=self.config.model.scoring)
+        if self.held_out.probe is not None and self.config.strategy.needs_probe:
+            self._probe_rows = state.scaling(self.held_out.probe)
         if self._probe_rows is not None and self.config.strategy.name == "fedrisk":
             self.probe = Judge(self._probe_rows, scoring=self.config.model.scoring)
             if self.relay is not None:
@@ -193,8 +193,8 @@ class Coordinator:
 
     def _first(self) -> State:
         model, loss = self.config.model, self.config.local.resolved_loss()
-        scaling = Scaling.fit(model.scaling, self.census.stats())
-        highest = max(silo.highest for silo in self.census.silos.values())
+        scaling = Scaling.fit(model.scaling, self.registration.stats())
+        highest = max(silo.highest for silo in self.registration.silos.values())
         outputs = loss.outputs(highest + 1)
         parameters = initial_parameters(scaling.width, model.hidden, outputs, self.streams("init"))
         return State(0, dict(parameters), scaling)
@@ -223,7 +223,7 @@ class Coordinator:
         parameters = {key: new[key].astype(array.dtype) for key, array in old.items()}
         done = RoundRecord(
             number,
-            asked=outcome.asked,
+            asked=outcome.sampled,
             rejected={**outcome.checked.rejected, **weighed.rejected},
             capped=outcome.checked.capped,
             weights=weighed.weights,
@@ -233,7 +233,7 @@ class Coordinator:
             norm=norm(parameters),
             cosine=_cosine(parameters, old),
             attempts=outcome.attempts,
-            privacy=self._statement(state, outcome.asked),
+            privacy=self._statement(state, outcome.sampled),
             protection=self._protection(),
             seconds=time.perf_counter() - began,
         )
@@ -244,23 +244,23 @@ class Coordinator:
         rounds, rejected = self.config.rounds, dict[str, str]()
         orders, limits = self._orders(state, number), self._limits(state.parameters)
         aggregate = self._open if self.relay is None else self._masked
-        asked: tuple[str, ...] = ()
+        sampled: tuple[str, ...] = ()
         for attempt in range(1, rounds.attempts + 1):
             silos = self._sample(number, attempt)
-            asked += tuple(silos.values())
+            sampled += tuple(silos.values())
             outcome = aggregate(state, number, silos, orders(silos, attempt), limits)
             usable = len(outcome.checked.usable)
             rejected.update(outcome.checked.rejected)
             if usable >= rounds.minimum:
                 checked = replace(outcome.checked, rejected=rejected)
-                return replace(outcome, checked=checked, asked=tuple(sorted(asked)), attempts=attempt)
+                return replace(outcome, checked=checked, sampled=tuple(sorted(sampled)), attempts=attempt)
             logger.warning("round %d, attempt %d: %d usable answers", number, attempt, usable)
         if self.relay is not None:
             raise RoundFailed(number, rejected, self.relay.threshold, self.relay.cure)
         raise RoundFailed(number, rejected, rounds.minimum)
 
     def _open(
-        self, state: State, number: int, silos: Mapping[int, str], orders: list[Message], limits: Limits
+        self, state: State, number: int, silos: Mapping[int, str], orders: list[Message], limits: ReplyLimits
     ) -> Outcome:
         """Every model is seen: those that pass the checks are judged on the probe, weighed, and averaged."""
         rounds, strategy, model = self.config.rounds, self.config.strategy, state.parameters
@@ -281,7 +281,7 @@ class Coordinator:
         own, errors, sizes = self._own_candidates(number, model, errors, sizes)
         weighed = self._weighed(errors, sizes)
         if strategy.name == "scaffold":
-            rate, population = self.config.local.learning_rate, len(self.census.silos)
+            rate, population = self.config.local.learning_rate, len(self.registration.silos)
             memory = aggregation.control_variates(
                 model, models, sizes, memory, learning_rate=rate, population=population
             )
@@ -289,7 +289,7 @@ class Coordinator:
         return Outcome(checked, weighed, mean, memory)
 
     def _masked(
-        self, state: State, number: int, silos: Mapping[int, str], orders: list[Message], limits: Limits
+        self, state: State, number: int, silos: Mapping[int, str], orders: list[Message], limits: ReplyLimits
     ) -> Outcome:
         """No model is seen: silos report on their own, are told their weights, and send weighted models under
         masks that cancel in the sum. Of a failed attempt nothing has been opened."""
@@ -337,8 +337,8 @@ class Coordinator:
             return {MEMORY: model}, {**errors, MEMORY: self.probe.errors(model)}, sizes
         return {MEMORY: model} if strategy.mixes_memory else {}, errors, sizes
 
-    def _statement(self, state: State, asked: tuple[str, ...]) -> str:
-        return statement([*(past.asked for past in state.history), asked], self.config.privacy)
+    def _statement(self, state: State, sampled: tuple[str, ...]) -> str:
+        return statement([*(past.asked for past in state.history), sampled], self.config.privacy)
 
     def _protection(self) -> str:
         """What protects whom from whom; silos that believe the coordinator about who is who are none."""
@@ -346,15 +346,15 @@ class Coordinator:
         return f"{self.config.protection}{SIMULATED if simulated else ''}"
 
     def _failed(self, state: State, failed: RoundFailed) -> State:
-        """What becomes of a round without enough usable answers."""
-        asked = tuple(name for name in failed.silos if name != SUM)
+        """The state after a round without enough usable answers."""
+        sampled = tuple(name for name in failed.silos if name != SUM)
         done = RoundRecord(
             failed.round,
-            asked,
+            sampled,
             failed.silos,
             norm=norm(state.parameters),
             attempts=self.config.rounds.attempts,
-            privacy=self._statement(state, asked),
+            privacy=self._statement(state, sampled),
             protection=self._protection(),
         )
         if set(failed.silos.values()) == {NOT_FINITE}:
@@ -370,12 +370,12 @@ class Coordinator:
         packed, proximal = messages.pack(model), strategy.proximal if strategy.name == "fedprox" else 0.0
 
         def orders(silos: Mapping[int, str], attempt: int) -> list[Message]:
-            told, sent = {"attempt": attempt, "round": number}, []
+            options, sent = {"attempt": attempt, "round": number}, []
             for node, name in silos.items():
                 records = {messages.ARRAYS: packed, **self.extras}
                 if strategy.name == "scaffold":
                     records["correction"] = messages.pack(aggregation.correction(state.strategy, name, model))
-                content = messages.train_order(records, settings, **told, proximal=proximal)
+                content = messages.train_order(records, settings, **options, proximal=proximal)
                 sent.append(Message(content, node, MessageType.TRAIN))
             return sent
 
@@ -393,7 +393,7 @@ class Coordinator:
 
     def _sample(self, number: int, attempt: int) -> dict[int, str]:
         """The silos of a round, by node: drawn among names, which stay when nodes change."""
-        present = self.census.gather(self.grid, self.config.rounds.minimum)
+        present = self.registration.gather(self.grid, self.config.rounds.minimum)
         names = list(present)
         rng = self.streams("round", number, "sample", attempt)
         chosen = rng.choice(len(names), size=min(self.config.rounds.silos, len(names)), replace=False)
@@ -401,7 +401,7 @@ class Coordinator:
 
     def _settings(self, scaling: Scaling) -> str:
         """What every silo is told, as JSON."""
-        told = {
+        settings = {
             "local": to_mapping(self.config.local),
             "seed": self.config.seed,
             "scaling": scaling.kind,
@@ -410,7 +410,7 @@ class Coordinator:
             "report": self._report,
             "privacy": self._silo_noise(),
         }
-        return json.dumps(told)
+        return json.dumps(settings)
 
     @property
     def _report(self) -> str:
@@ -421,9 +421,9 @@ class Coordinator:
         privacy = self.config.privacy
         return to_mapping(privacy) if privacy is not None and privacy.where == "silo" else None
 
-    def _limits(self, model: Arrays) -> Limits:
+    def _limits(self, model: Arrays) -> ReplyLimits:
         config = self.config
-        highest = max(silo.highest for silo in self.census.silos.values())
+        highest = max(silo.highest for silo in self.registration.silos.values())
         shapes = {
             "": (),
             "probe": (0 if self.probe is None else len(self.probe),),
@@ -434,11 +434,11 @@ class Coordinator:
         if privacy is not None and privacy.where == "silo":
             size = sum(array.size for array in model.values())
             noise = privacy.multiplier * privacy.clip * math.sqrt(size)
-        return Limits(
+        return ReplyLimits(
             noise=noise,
             norm=config.rounds.norm_limit,
             count=config.rounds.count_limit,
-            counts=self.census.counts(whole_queries=config.local.resolved_loss().whole_queries),
+            counts=self.registration.counts(whole_queries=config.local.resolved_loss().whole_queries),
             report=shapes[self._report],
             worst=float(max(1, highest) ** 2) if config.strategy.report == "batch" else 1.0,
         )
@@ -466,8 +466,8 @@ class Coordinator:
         if "A3" in self._faults():
             reason += f": {self._faults()['A3']}"
         logger.warning("training stopped: %s", reason)
-        kept = replace(done, norm=None, cosine=None)
-        return replace(state, round=done.round, history=(*state.history, kept), stopped=reason)
+        record = replace(done, norm=None, cosine=None)
+        return replace(state, round=done.round, history=(*state.history, record), stopped=reason)
 
     def _judged(self, state: State) -> State:
         """The state with the round's validation measure, the best model so far, and whether to stop."""

@@ -208,7 +208,7 @@ class WorkerPool:
 
     Threads cannot train at the same time: a mini-batch is some twenty short NumPy calls, and between any two
     of them a thread needs Python's lock. A worker serves any silo: what a silo keeps from message to message
-    travels with the message, and its rows lie in memory that all of them share (`holdings.Tables`). Where a
+    travels with the message, and its rows lie in memory that all of them share (`silo_data.Tables`). Where a
     process ends before its time the silo it served has failed, and its place is taken by the thread that
     calls.
     """
@@ -227,7 +227,7 @@ class WorkerPool:
             if worker is None:
                 return self._app(message, context)
             try:
-                return _asked(worker, message, context)
+                return _ask_worker(worker, message, context)
             except (EOFError, OSError) as error:
                 worker = None
                 raise FederationError("the process that served the silo ended") from error
@@ -256,7 +256,7 @@ def answered(app: App, message: Message, context: Context) -> Message:
         return Message(Error(_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
 
 
-def _asked(worker: Worker, message: Message, context: Context) -> Message:
+def _ask_worker(worker: Worker, message: Message, context: Context) -> Message:
     _send(worker.line, message, context)
     reply, left = _receive(worker.line)
     context.state = left.state

@@ -61,18 +61,18 @@ class RiskOptions:
         """The known faults that these settings have, by number."""
         if self.mode == "sound":
             return {}
-        told = {"A2": "the weights of eq. (1) do not sum to 1 and may be negative"}
+        faults = {"A2": "the weights of eq. (1) do not sum to 1 and may be negative"}
         if self.formula == "georisk":
-            told["A1"] = "eq. (4) gives the silo with the larger error the larger weight"
+            faults["A1"] = "eq. (4) gives the silo with the larger error the larger weight"
         if self.formula != "none":
-            told["A4"] = "a column of the error matrix is an unrelated row in every silo"
-            told["A6"] = "errors are those of the most probable grade, whatever its probability"
-            told["A7"] = "risk is training error on a silo's own rows, which measures label skew"
-            told["A9"] = "errors row by row reveal labels to the coordinator"
+            faults["A4"] = "a column of the error matrix is an unrelated row in every silo"
+            faults["A6"] = "errors are those of the most probable grade, whatever its probability"
+            faults["A7"] = "risk is training error on a silo's own rows, which measures label skew"
+            faults["A9"] = "errors row by row reveal labels to the coordinator"
         growth = self.alpha_mix + self.beta_mix
         if growth > 1 and not self.renormalise:
-            told["A3"] = f"alpha_mix + beta_mix = {growth:g}: parameters grow about {growth:g}-fold a round"
-        return dict(sorted(told.items()))
+            faults["A3"] = f"alpha_mix + beta_mix = {growth:g}: parameters grow about {growth:g}-fold a round"
+        return dict(sorted(faults.items()))
 
 
 Mean = Literal["fedavg", "fedavgm", "fedprox", "fedopt", "fedadam", "fedyogi", "fedadagrad"]
@@ -306,8 +306,8 @@ class Config:
         """What protects whom from whom, in words for every record."""
         risky, probed = self.strategy.name == "fedrisk", self.strategy.risk.columns == "probe"
         if self.secure and risky:
-            told = "silos score their models themselves, so a liar is possible"
-            return f"secure sum: the coordinator sees only the weighted sum of the models; {told}"
+            caveat = "silos score their models themselves, so a liar is possible"
+            return f"secure sum: the coordinator sees only the weighted sum of the models; {caveat}"
         if self.secure:
             return "secure sum: the coordinator sees only the weighted sum of the models, good or bad"
         if risky and probed:

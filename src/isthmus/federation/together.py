@@ -77,15 +77,15 @@ def train_together(world: Corpus, lists: Mapping[str, Run], *, seed: int = 0) ->
         ranker.fit(part(table, "train", silo), validation=part(table, "validation", silo))
         return values(ranker)
 
-    held, judged = part(everything, "test"), world.split("test").qrels
+    held_out, judged = part(everything, "test"), world.split("test").qrels
 
     def values(ranker: Ranker) -> FloatArray:
-        return _values(judged, held.run(ranker.score(held)))
+        return _values(judged, held_out.run(ranker.score(held_out)))
 
     sites = {query: f"{world.silos[at]}/{query}" for query, at in home.items()}
     known, watched = (_at_home(part(everything, name), sites) for name in ("train", "validation"))
     config = Config.of_sites(world.name, len(world.silos), rounds=ROUNDS, seed=seed)
-    trained = train(config, Fold(world.name, known, watched, held))
+    trained = train(config, Fold(world.name, known, watched, held_out))
     return Together(
         untrained=_values(judged, Run.concat(list(lists.values()))),
         alone={silo: fitted(proposed[silo], at) for at, silo in enumerate(world.silos)},
@@ -98,9 +98,9 @@ def train_together(world: Corpus, lists: Mapping[str, Run], *, seed: int = 0) ->
     )
 
 
-def _rows(world: Corpus, silo: str, found: Run) -> Letor:
+def _rows(world: Corpus, silo: str, run: Run) -> Letor:
     """A silo's own documents for everybody's queries, with features from its own counts."""
-    return letor(replace(world, documents=world.silo(silo).documents), found)
+    return letor(replace(world, documents=world.silo(silo).documents), run)
 
 
 def _at_home(table: Letor, sites: Mapping[str, str]) -> Letor:

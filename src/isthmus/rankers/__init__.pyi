@@ -1,4 +1,3 @@
-from isthmus.rankers.lessons import Lesson as Lesson
 from isthmus.rankers.loading import load_ranker as load_ranker
 from isthmus.rankers.networks import CENTRAL as CENTRAL
 from isthmus.rankers.networks import MLP as MLP
@@ -18,6 +17,7 @@ from isthmus.rankers.training import initial_parameters as initial_parameters
 from isthmus.rankers.training import network_scores as network_scores
 from isthmus.rankers.training import one_blas_thread as one_blas_thread
 from isthmus.rankers.training import train_epochs as train_epochs
+from isthmus.rankers.training_rows import TrainingRows as TrainingRows
 from isthmus.rankers.trees import LambdaMART as LambdaMART
 from isthmus.rankers.trees import check_trainable as check_trainable
 from isthmus.rankers.trees import tree_library as tree_library

@@ -95,14 +95,14 @@ class MLP(Ranker):
         for epoch in range(self.training.epochs):
             loss = descent.epoch(scaled, streams("epoch", epoch))
             _check_finite(loss, epoch, self.training)
-            found = (
+            value = (
                 0.0
                 if watched is None
                 else validation_ndcg(watched, scores_of(descent.parameters(), watched, self.scoring))
             )
-            self.history_.append((loss, found))
-            if watched is None or found > best:
-                best, best_epoch, self.parameters_ = found, epoch, descent.parameters()
+            self.history_.append((loss, value))
+            if watched is None or value > best:
+                best, best_epoch, self.parameters_ = value, epoch, descent.parameters()
             elif epoch - best_epoch >= self.patience:
                 break
         return self
@@ -150,18 +150,18 @@ def scores_of(parameters: Mapping[str, Array], scaled: Letor, scoring: Scoring =
     if outputs.shape[1] == 1:
         return outputs[:, 0]
     outputs -= outputs.max(axis=1, keepdims=True)
-    chances = np.exp(outputs)
-    chances /= chances.sum(axis=1, keepdims=True)
+    probabilities = np.exp(outputs)
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
     if scoring == "argmax":
-        return _most_probable(chances, scaled)
-    expected: Scores = chances @ np.arange(chances.shape[1])
+        return _most_probable(probabilities, scaled)
+    expected: Scores = probabilities @ np.arange(probabilities.shape[1])
     return expected
 
 
-def _most_probable(chances: Scores, letor: Letor) -> Scores:
+def _most_probable(probabilities: Scores, letor: Letor) -> Scores:
     """The most probable grade plus a fraction below 1 that falls with its probability, then with the row."""
-    grade = chances.argmax(axis=1)
-    order = np.lexsort((np.arange(letor.rows), -chances.max(axis=1), -grade, letor.query_of_row))
+    grade = probabilities.argmax(axis=1)
+    order = np.lexsort((np.arange(letor.rows), -probabilities.max(axis=1), -grade, letor.query_of_row))
     place = np.empty(letor.rows)
     place[order] = np.arange(letor.rows) - letor.offsets[letor.query_of_row[order]] + 1
     lengths = np.diff(letor.offsets)[letor.query_of_row]

@@ -74,5 +74,5 @@ def check_width(letor: Letor, width: int) -> None:
 
 def validation_ndcg(letor: Letor, scores: Scores) -> float:
     """Mean nDCG@10 over the lists with a relevant document, 0 without one: what a central fit watches."""
-    found = evaluate_rows(letor.grades, scores, letor.offsets, [WATCHED])[WATCHED]
-    return found if np.isfinite(found) else 0.0
+    value = evaluate_rows(letor.grades, scores, letor.offsets, [WATCHED])[WATCHED]
+    return value if np.isfinite(value) else 0.0

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError, DataError
 from isthmus.losses import Loss, loss_named
-from isthmus.rankers.lessons import Lesson
 from isthmus.rankers.ranker import check_width
+from isthmus.rankers.training_rows import TrainingRows
 from isthmus.tables import Letor, rows_of
 
 Array = NDArray[np.float32]
@@ -62,8 +62,8 @@ class LocalTraining:
 
     def resolved_loss(self) -> Loss:
         """The loss with this configuration's options."""
-        given = {"sigma": self.sigma, "truncation": self.truncation}
-        return loss_named(self.loss, **{key: value for key, value in given.items() if value is not None})
+        options = {"sigma": self.sigma, "truncation": self.truncation}
+        return loss_named(self.loss, **{key: value for key, value in options.items() if value is not None})
 
     def batch_size(self) -> int:
         """Rows or queries of a mini-batch."""
@@ -185,7 +185,7 @@ class Descent:
         if self._observe is not None:
             self._observe(scores, data.grades[rows])
         value, slope = self._loss.function(scores, self._labels(data, rows), offsets)
-        if isinstance(data, Lesson) and data.weights is not None:
+        if isinstance(data, TrainingRows) and data.weights is not None:
             slope *= data.weights[rows].reshape(-1, *[1] * (slope.ndim - 1))
         network.backward(batch, slope.reshape(outputs.shape, order="A"))
         if self._start is not None:
@@ -197,7 +197,7 @@ class Descent:
         return value
 
     def _labels(self, data: Letor, rows: NDArray[np.int64]) -> NDArray[Any]:
-        if isinstance(data, Lesson) and not self._loss.whole_queries:
+        if isinstance(data, TrainingRows) and not self._loss.whole_queries:
             return data.labels(rows, graded=self._loss.graded)
         return data.grades[rows]
 
@@ -328,9 +328,9 @@ def _check_fits(network: _Network, loss: Loss, data: Letor) -> None:
             cure="deal whole queries, or choose a pointwise loss: squared_error, cross_entropy",
         )
     if loss.graded and data.rows and not 0 <= data.grades.min() <= data.grades.max() < network.outputs:
-        found, known = f"{data.grades.min()}..{data.grades.max()}", f"0..{network.outputs - 1}"
+        grades, known = f"{data.grades.min()}..{data.grades.max()}", f"0..{network.outputs - 1}"
         raise DataError(
-            f"grades {found} where the ranker has outputs for {known}",
+            f"grades {grades} where the ranker has outputs for {known}",
             cure="give the number of grades of the whole federation, counted from 0",
         )
     if not loss.graded and network.outputs != 1:

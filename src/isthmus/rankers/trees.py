@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from isthmus.errors import ConfigError, DataError, MissingExtra
-from isthmus.rankers.lessons import Lesson
 from isthmus.rankers.ranker import Ranker, Saved, Scores, check_width
+from isthmus.rankers.training_rows import TrainingRows
 from isthmus.tables import Letor
 
 Library = Literal["lightgbm", "xgboost"]
@@ -144,7 +144,7 @@ class LambdaMART(Ranker):
             "seed": 0,
             **self.options,
         }
-        weights = letor.weights if isinstance(letor, Lesson) else None
+        weights = letor.weights if isinstance(letor, TrainingRows) else None
         data = library.Dataset(
             letor.features, letor.grades, group=_group_sizes(letor), weight=weights, free_raw_data=True
         )

@@ -30,14 +30,14 @@ from isthmus.federation.semisupervised import (
     first_model,
     fitted_scaling,
     guess,
-    lesson_of,
+    joint_rows,
     local_models,
     network,
     scaled,
 )
 from isthmus.federation.semisupervised import LABELLINGS as WAYS_LABELLINGS
 from isthmus.randomness import Streams
-from isthmus.rankers import LambdaMART, Lesson, Parameters, Scaling, scores_of, train_epochs
+from isthmus.rankers import LambdaMART, Parameters, Scaling, TrainingRows, scores_of, train_epochs
 from isthmus.tables import Letor
 from isthmus_reproduce.csfltr.selection import PICKS
 from isthmus_reproduce.csfltr.world import MEASURES, Case, DealtSilos, Variant, VariantTables
@@ -145,15 +145,15 @@ class Bench(Ways):
         rows = [scaled(silo, start.scaling) for silo in aware]
         labelling = Labelling("confident", beta=1.0, calibrated=True)
         lessons = [
-            lesson_of(silo, guess(dict(start.parameters), silo, labelling, self.grades), labelling.beta)
+            joint_rows(silo, guess(dict(start.parameters), silo, labelling, self.grades), labelling.beta)
             for silo in rows
         ]
         guessed = [replace(silo, labelled=lesson) for lesson, silo in zip(lessons, rows, strict=True)]
         made = self.trained(guessed, replace(config, scaling="none"))
         yield Way(f"LambdaRank {prefix}calibrated confident", "all", lambda table: made(start.scaling(table)))
-        judged = [Lesson.of_letor(silo.labelled) for silo in rows]
+        judged = [TrainingRows.of_letor(silo.labelled) for silo in rows]
         for name, parts in (("Global", judged), ("calibrated confident", lessons)):
-            trees = LambdaMART(trees=60, depth=3).fit(Lesson.joined(parts))
+            trees = LambdaMART(trees=60, depth=3).fit(TrainingRows.joined(parts))
             yield Way(f"LambdaMART {prefix}{name}", "all", _trees(trees, start.scaling))
 
 
@@ -237,7 +237,7 @@ def curve_unit(*, case: Mapping[str, Any]) -> dict[str, Any]:
         alone = list(_passes(blank.parameters, scaling(silos[at].labelled), config, at))
         rows = scaled(silos[at], scaling)
         guesses = guess(models[at], rows, Labelling("soft"), world.grades)
-        again = list(_passes(models[at], lesson_of(rows, guesses, 0.1), config, at))
+        again = list(_passes(models[at], joint_rows(rows, guesses, 0.1), config, at))
         for way, path in (("Local", alone), ("Local+", again)):
             found[way].append([_by_silo(world, model, scaling)[name] for model in path])
     labelled = replace(config, labelling=LABELLINGS["CS-F-LTR"])

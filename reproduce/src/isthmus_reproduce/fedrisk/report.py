@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.federation import RiskOptions, who_holds_what
-from isthmus.partition import Holdings
+from isthmus.partition import LabelCounts
 from isthmus.report import Cell as Shown
 from isthmus.report import Page, Plot, Section, Table
 from isthmus_reproduce.fedrisk import printed
@@ -215,7 +215,7 @@ class _Tables(Writer):
             for variant, run in figure_2(mode).items():
                 counts = holdings(self.outcome, run)
                 if counts is not None:
-                    plot = who_holds_what(Holdings(np.arange(counts.shape[1]), counts))
+                    plot = who_holds_what(LabelCounts(np.arange(counts.shape[1]), counts))
                     caption = f"Figure 3, {mode} mode, {variant}: rows by grade, first fold ({self.where})"
                     yield replace(plot, caption=caption)
 

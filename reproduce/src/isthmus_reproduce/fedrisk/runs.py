@@ -135,8 +135,8 @@ def federated(*, data: str, protocol: Protocol, run: RunName, fold: int, seed: i
         found["cuts"] = cuts.curves
     if chosen.config.faults and any(record.weights for record in trained.history):
         found["bad weight"] = _weight_of_bad(trained.history, config)
-    if fold == 0 and trained.holdings is not None:
-        found["holdings"] = trained.holdings.counts.tolist()
+    if fold == 0 and trained.label_counts is not None:
+        found["holdings"] = trained.label_counts.counts.tolist()
     return found
 
 

@@ -4,7 +4,7 @@ from isthmus.federation.semisupervised.deployed import cooperate as cooperate
 from isthmus.federation.semisupervised.labelling import Labelling as Labelling
 from isthmus.federation.semisupervised.labelling import SiloRows as SiloRows
 from isthmus.federation.semisupervised.labelling import guess as guess
-from isthmus.federation.semisupervised.labelling import lesson_of as lesson_of
+from isthmus.federation.semisupervised.labelling import joint_rows as joint_rows
 from isthmus.federation.semisupervised.selection import Chosen as Chosen
 from isthmus.federation.semisupervised.selection import Mask as Mask
 from isthmus.federation.semisupervised.selection import Pick as Pick

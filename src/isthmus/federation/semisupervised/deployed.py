@@ -21,7 +21,7 @@ from isthmus.errors import ConfigError
 from isthmus.federation.apps import Training, train_in_folder
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.flower import Context, Grid
-from isthmus.federation.rounds import Held, State
+from isthmus.federation.rounds import HeldOut, State
 from isthmus.federation.semisupervised.labelling import SiloRows
 from isthmus.federation.semisupervised.training import Conductor, CoTraining, Remember
 from isthmus.private import read_cross_rows
@@ -106,8 +106,8 @@ def cooperate(run: Cooperation, grid: Grid) -> Training:
     def rounds(tables: Mapping[str, Letor], start: State | None, remember: Remember) -> State:
         with replacing(folder.path / TRAINING) as stream:
             stream.write(to_toml(run.training).encode())
-        held = Held(tables.get("validation"))
-        return Conductor(run.training, run.grades, held, run.silos).run(grid, start, remember)
+        held_out = HeldOut(tables.get("validation"))
+        return Conductor(run.training, run.grades, held_out, run.silos).run(grid, start, remember)
 
     files = {"validation": run.validation, "test": run.test}
     return train_in_folder(folder, config, files, rounds)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from isthmus.arrays import FloatArray
 from isthmus.calibration import Platt
 from isthmus.errors import ConfigError
-from isthmus.rankers import Lesson, Parameters, network_scores
+from isthmus.rankers import Parameters, TrainingRows, network_scores
 from isthmus.tables import Letor
 
 LABELS = ("soft", "hard", "negatives", "confident", "zero", "oracle")
@@ -82,7 +82,7 @@ class Labelling:
 class Guesses:
     """A chance for every grade of every pair, and what each pair counts; a weight of 0 leaves it out."""
 
-    chances: NDArray[np.float32]
+    probabilities: NDArray[np.float32]
     weights: NDArray[np.float32]
 
 
@@ -104,28 +104,28 @@ class SiloRows:
         return SiloRows(self.labelled, self.cross.keep(none), self.errors[none])
 
 
-def grade_chances(parameters: Parameters, features: NDArray[np.float32], grades: int) -> FloatArray:
+def grade_probabilities(parameters: Parameters, features: NDArray[np.float32], grades: int) -> FloatArray:
     """A network's chance of every grade for (already scaled) rows; a single output is the grade itself."""
     outputs = network_scores(parameters, features).astype(np.float64)
     if outputs.shape[1] == 1:
         return _around(np.clip(outputs[:, 0], 0, grades - 1), grades)
     outputs -= outputs.max(axis=1, keepdims=True)
-    chances = np.exp(outputs)
-    chances /= chances.sum(axis=1, keepdims=True)
-    return chances
+    probabilities = np.exp(outputs)
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    return probabilities
 
 
 def _around(values: FloatArray, grades: int) -> FloatArray:
     """The two grades beside a value, so that their mean is the value."""
     below = np.minimum(values.astype(np.int64), max(grades - 2, 0))
-    chances = np.zeros((len(values), grades))
+    probabilities = np.zeros((len(values), grades))
     rows = np.arange(len(values))
     if grades == 1:
-        chances[:, 0] = 1
-        return chances
-    chances[rows, below] = 1 - (values - below)
-    chances[rows, below + 1] = values - below
-    return chances
+        probabilities[:, 0] = 1
+        return probabilities
+    probabilities[rows, below] = 1 - (values - below)
+    probabilities[rows, below + 1] = values - below
+    return probabilities
 
 
 def guess(labeller: Parameters, silo: SiloRows, labelling: Labelling, grades: int) -> Guesses:
@@ -134,20 +134,20 @@ def guess(labeller: Parameters, silo: SiloRows, labelling: Labelling, grades: in
         known = silo.cross.grades if labelling.kind == "oracle" else np.zeros_like(silo.cross.grades)
         truth = np.eye(grades)[known]
         return Guesses(truth.astype(np.float32), _noise_weights(silo, labelling))
-    chances = grade_chances(labeller, silo.cross.features, grades)
+    probabilities = grade_probabilities(labeller, silo.cross.features, grades)
     judged = silo.labelled.grades > 0
     if labelling.calibrated and silo.cross.rows and judged.any() and not judged.all():
-        chances = _calibrated(labeller, silo, grades)
+        probabilities = _calibrated(labeller, silo, grades)
     weights = _noise_weights(silo, labelling)
-    likeliest = chances.argmax(axis=1)
+    likeliest = probabilities.argmax(axis=1)
     if labelling.kind == "negatives":
-        weights = weights * (chances[:, 0] >= labelling.confidence)
+        weights = weights * (probabilities[:, 0] >= labelling.confidence)
         likeliest = np.zeros_like(likeliest)
     if labelling.kind == "confident":
-        weights = weights * (chances.max(axis=1) >= labelling.confidence)
+        weights = weights * (probabilities.max(axis=1) >= labelling.confidence)
     if labelling.kind != "soft":
-        chances = np.eye(grades)[likeliest]
-    return Guesses(chances.astype(np.float32), weights.astype(np.float32))
+        probabilities = np.eye(grades)[likeliest]
+    return Guesses(probabilities.astype(np.float32), weights.astype(np.float32))
 
 
 def _noise_weights(silo: SiloRows, labelling: Labelling) -> NDArray[np.float32]:
@@ -173,8 +173,8 @@ def _calibrated(labeller: Parameters, silo: SiloRows, grades: int) -> FloatArray
         usual = np.bincount(silo.labelled.grades[relevant], minlength=grades)[1:grades]
         above = np.broadcast_to(usual / usual.sum(), (len(moved), grades - 1))
     else:
-        chances = grade_chances(labeller, silo.cross.features, grades)
-        above = chances[:, 1:] / np.maximum(1 - chances[:, :1], _EDGE)
+        probabilities = grade_probabilities(labeller, silo.cross.features, grades)
+        above = probabilities[:, 1:] / np.maximum(1 - probabilities[:, :1], _EDGE)
     return np.column_stack((1 - moved, above * moved[:, None]))
 
 
@@ -183,31 +183,31 @@ def _evidence(labeller: Parameters, features: NDArray[np.float32]) -> FloatArray
     outputs = network_scores(labeller, features).astype(np.float64)
     if outputs.shape[1] == 1:
         return outputs[:, 0]
-    return _log_odds(1 - grade_chances(labeller, features, outputs.shape[1])[:, 0])
+    return _log_odds(1 - grade_probabilities(labeller, features, outputs.shape[1])[:, 0])
 
 
-def _log_odds(chances: FloatArray) -> FloatArray:
-    inside = np.clip(chances, _EDGE, 1 - _EDGE)
+def _log_odds(probabilities: FloatArray) -> FloatArray:
+    inside = np.clip(probabilities, _EDGE, 1 - _EDGE)
     odds: FloatArray = np.log(inside / (1 - inside))
     return odds
 
 
-def shifted(chances: FloatArray, prior: float, *, least: float = 0.05, steps: int = 200) -> FloatArray:
+def shifted(probabilities: FloatArray, prior: float, *, least: float = 0.05, steps: int = 200) -> FloatArray:
     """Chances learned at one rate of relevance, at the rate that they themselves suggest.
 
     Expectation-maximisation (Saerens, Latinne & Decaestecker 2002): π ← mean p', with p' the chances whose
     odds are multiplied by π(1 − prior)/((1 − π) prior). It starts at the old rate and does not fall below a
     share `least` of it: where guesses are vague, the likeliest rate is 0, and no evidence for that.
     """
-    odds = np.clip(chances, _EDGE, 1 - _EDGE)
+    odds = np.clip(probabilities, _EDGE, 1 - _EDGE)
     odds = odds / (1 - odds) * (1 - prior) / prior
     rate = prior
     for _ in range(steps):
         moved = odds * rate / (1 - rate)
-        found = float(np.clip(np.mean(moved / (1 + moved)), least * prior, 1 - _EDGE))
-        if abs(found - rate) < 1e-9:
+        estimate = float(np.clip(np.mean(moved / (1 + moved)), least * prior, 1 - _EDGE))
+        if abs(estimate - rate) < 1e-9:
             break
-        rate = found
+        rate = estimate
     moved = odds * rate / (1 - rate)
     chance: FloatArray = moved / (1 + moved)
     return chance
@@ -217,24 +217,25 @@ def mixed(old: Guesses | None, new: Guesses, refresh: float) -> Guesses:
     """y ← (1 − r)·y + r·(new guess); r = 0 replaces them."""
     if old is None or not refresh:
         return new
-    chances = (1 - refresh) * old.chances + refresh * new.chances
-    return Guesses(chances.astype(np.float32), new.weights)
+    probabilities = (1 - refresh) * old.probabilities + refresh * new.probabilities
+    return Guesses(probabilities.astype(np.float32), new.weights)
 
 
-def lesson_of(silo: SiloRows, guesses: Guesses, beta: float) -> Lesson:
-    """Judged and guessed rows in one lesson whose mean loss is L_labelled + β·L_cross (eq. 9)."""
+def joint_rows(silo: SiloRows, guesses: Guesses, beta: float) -> TrainingRows:
+    """Judged and guessed rows in one table whose mean loss is L_labelled + β·L_cross (eq. 9)."""
     labelled, cross = silo.labelled, silo.cross
-    grades = guesses.chances.shape[1]
+    grades = guesses.probabilities.shape[1]
     truth = np.eye(grades, dtype=np.float32)[labelled.grades]
-    kept = guesses.weights > 0
-    if beta == 0 or not kept.any():
-        return Lesson.of_letor(labelled, weights=np.ones(labelled.rows), targets=truth)
-    rows = labelled.rows + int(kept.sum())
-    chances, weights = guesses.chances[kept], guesses.weights[kept]
-    across = Lesson.of_letor(
-        replace(cross.keep(kept), grades=chances.argmax(axis=1).astype(np.int32)),
+    mask = guesses.weights > 0
+    if beta == 0 or not mask.any():
+        return TrainingRows.of_letor(labelled, weights=np.ones(labelled.rows), targets=truth)
+    rows = labelled.rows + int(mask.sum())
+    probabilities, weights = guesses.probabilities[mask], guesses.weights[mask]
+    across = TrainingRows.of_letor(
+        replace(cross.keep(mask), grades=probabilities.argmax(axis=1).astype(np.int32)),
         weights=beta * rows * weights / weights.sum(),
-        targets=chances,
+        targets=probabilities,
     )
-    inside = Lesson.of_letor(labelled, weights=np.full(labelled.rows, rows / labelled.rows), targets=truth)
-    return Lesson.joined([inside, across])
+    weight = rows / labelled.rows
+    inside = TrainingRows.of_letor(labelled, weights=np.full(labelled.rows, weight), targets=truth)
+    return TrainingRows.joined([inside, across])

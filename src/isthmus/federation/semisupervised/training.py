@@ -27,9 +27,9 @@ from isthmus.federation.aggregation import combine
 from isthmus.federation.clients import Book, client_app, no_book
 from isthmus.federation.flower import ArrayRecord, ClientApp, Context, Grid, Message, MessageType
 from isthmus.federation.messages import ARRAYS, answer, order, pack, settings_of, unpack
-from isthmus.federation.rounds import Coordinator, Held, RoundRecord, State
+from isthmus.federation.rounds import Coordinator, HeldOut, RoundRecord, State
 from isthmus.federation.runtimes import run_in
-from isthmus.federation.semisupervised.labelling import Guesses, Labelling, SiloRows, guess, lesson_of, mixed
+from isthmus.federation.semisupervised.labelling import Guesses, Labelling, SiloRows, guess, joint_rows, mixed
 from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
 from isthmus.partition import Dealing
 from isthmus.randomness import Streams
@@ -77,17 +77,17 @@ class Anchor:
             raise ConfigError(
                 f"features {self.columns} (from 0) to stand on, where rows have {scaling.width}", key="anchor"
             )
-        kept = np.isin(np.arange(scaling.width), self.columns)
+        mask = np.isin(np.arange(scaling.width), self.columns)
         if scaling.mean is None or scaling.factor is None:
             mean, factor = np.zeros(scaling.width, np.float32), np.ones(scaling.width, np.float32)
         else:
             mean, factor = scaling.mean, scaling.factor
-        return replace(scaling, mean=mean, factor=np.where(kept, factor, 0).astype(np.float32))
+        return replace(scaling, mean=mean, factor=np.where(mask, factor, 0).astype(np.float32))
 
     def drawn(self, model: Mapping[str, Array], plain: Mapping[str, Array], judged: int) -> Parameters:
         """A linear model between what was trained and the plain one."""
-        kept = np.isin(np.arange(len(plain["weight0"])), self.columns)[:, None]
-        bare = dict(plain) | {"weight0": np.where(kept, plain["weight0"], 0).astype(np.float32)}
+        mask = np.isin(np.arange(len(plain["weight0"])), self.columns)[:, None]
+        bare = dict(plain) | {"weight0": np.where(mask, plain["weight0"], 0).astype(np.float32)}
         share = judged / (judged + self.queries) if judged else 0.0
         return combine({"0": share, "1": 1 - share}, {"0": dict(model), "1": bare})
 
@@ -157,11 +157,11 @@ class CoTraining:
 
     def rounds_of(self, silos: int, count: int) -> Config:
         """The federated training of so many silos, up to a round."""
-        asked = silos if self.updates == "parallel" else 1
+        sampled = silos if self.updates == "parallel" else 1
         return Config(
             seed=self.seed,
             dealing=Dealing(silos=silos),
-            rounds=Rounds(count=count, silos=asked, release="last", norm_limit=1e6),
+            rounds=Rounds(count=count, silos=sampled, release="last", norm_limit=1e6),
             strategy=self.summable(self.strategy),
             secure=self.secure,
             local=self.local(self.epochs, silos=silos),
@@ -179,7 +179,7 @@ _LOSSES = {"classification": "cross_entropy", "regression": "squared_error", "la
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class CoTrained:
     """A model that came out, and how it came about."""
 
     parameters: Parameters
@@ -219,12 +219,12 @@ def local_models(
     called = names or simulated_names(len(silos))
     local = config.local(config.local_epochs)
     start = first_model(config, scaling, grades)
-    found = []
+    models = []
     for at, silo in enumerate(silos):
         rng = Streams(config.seed)("round", 1, "silo", called[at])
         rows = scaling(silo.labelled)
-        found.append(train_epochs(start, rows, local, rng).parameters if rows.rows else start)
-    return found
+        models.append(train_epochs(start, rows, local, rng).parameters if rows.rows else start)
+    return models
 
 
 def self_taught(
@@ -238,15 +238,15 @@ def self_taught(
     """`Local+`: every silo goes on from its own model, on cross pairs that this model labelled."""
     labelling = config.labelling or Labelling()
     local = config.local(max(1, config.local_epochs // labelling.rounds), silos=len(silos))
-    found = []
+    trained = []
     for at, (model, silo) in enumerate(zip(models, silos, strict=True)):
         rows, guesses = scaled(silo, scaling), None
         for number in range(labelling.rounds if rows.labelled.rows else 0):
             guesses = mixed(guesses, guess(model, rows, labelling, grades), labelling.refresh)
             rng = Streams(config.seed)("alone, again", at, number)
-            model = train_epochs(model, lesson_of(rows, guesses, labelling.beta), local, rng).parameters
-        found.append(model)
-    return found
+            model = train_epochs(model, joint_rows(rows, guesses, labelling.beta), local, rng).parameters
+        trained.append(model)
+    return trained
 
 
 def averaged(models: Sequence[Parameters]) -> Parameters:
@@ -297,12 +297,12 @@ class InMemory:
 
 
 class Studied:
-    """A silo's lesson as the ClientApp asks for it: judged rows, and cross rows under the guesses that the
-    silo keeps in its own context, once a labeller has come."""
+    """A silo's training rows: judged rows, and cross rows under the guesses that the silo keeps in its own
+    context, once a labeller has come."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._lessons: dict[str, tuple[tuple[ArrayRecord | None, bytes], Letor]] = {}
+        self._cache: dict[str, tuple[tuple[ArrayRecord | None, bytes], Letor]] = {}
 
     def name(self, context: Context) -> str:
         """The silo's name."""
@@ -313,21 +313,21 @@ class Studied:
         return self._sources.labelled(context)
 
     def scaled(self, context: Context, scaling: Scaling) -> Letor:
-        """The lesson of now."""
+        """The training rows under the current guesses."""
         name, record = self.name(context), context.state.array_records.get(_GUESSES)
         under = b"".join(array.tobytes() for array in scaling.arrays().values())
-        kept = self._lessons.get(name)
-        if kept is None or kept[0][0] is not record or kept[0][1] != under:
-            kept = (record, under), self._lesson(context, scaling, record)
-            self._lessons[name] = kept
-        return kept[1]
+        cached = self._cache.get(name)
+        if cached is None or cached[0][0] is not record or cached[0][1] != under:
+            cached = (record, under), self._training_rows(context, scaling, record)
+            self._cache[name] = cached
+        return cached[1]
 
-    def _lesson(self, context: Context, scaling: Scaling, record: ArrayRecord | None) -> Letor:
+    def _training_rows(self, context: Context, scaling: Scaling, record: ArrayRecord | None) -> Letor:
         if record is None:
             return scaling(self._sources.labelled(context))
-        kept = unpack(record)
+        stored = unpack(record)
         rows = scaled(self._sources.rows(context), scaling)
-        return lesson_of(rows, Guesses(kept["chances"], kept["weights"]), float(kept["beta"]))
+        return joint_rows(rows, Guesses(stored["chances"], stored["weights"]), float(stored["beta"]))
 
     def label(self, message: Message, context: Context) -> Message:
         """Label the cross rows by the model that came, or only take another β."""
@@ -336,13 +336,14 @@ class Studied:
         labelling = load(Labelling, settings["labelling"])
         rows = scaled(self._sources.rows(context), scaling)
         old = context.state.array_records.get(_GUESSES)
-        kept = None if old is None else unpack(old)
-        guesses = None if kept is None else Guesses(kept["chances"], kept["weights"])
+        stored = None if old is None else unpack(old)
+        guesses = None if stored is None else Guesses(stored["chances"], stored["weights"])
         if settings["anew"] or guesses is None:
             fresh = guess(unpack(records[ARRAYS]), rows, labelling, int(settings["grades"]))
             guesses = mixed(guesses, fresh, labelling.refresh)
         beta = np.array(settings["beta"], np.float64)
-        context.state[_GUESSES] = pack({"chances": guesses.chances, "weights": guesses.weights, "beta": beta})
+        stored = {"chances": guesses.probabilities, "weights": guesses.weights, "beta": beta}
+        context.state[_GUESSES] = pack(stored)
         return answer(message, {"labelled": int((guesses.weights > 0).sum())})
 
 
@@ -364,7 +365,7 @@ class RoundRobin(Coordinator):
     """Rounds of one silo each, in the order of their names."""
 
     def _sample(self, number: int, attempt: int) -> dict[int, str]:
-        present = self.census.gather(self.grid, self.config.rounds.minimum)
+        present = self.registration.gather(self.grid, self.config.rounds.minimum)
         name = list(present)[(number + attempt - 2) % len(present)]
         return {present[name]: name}
 
@@ -375,7 +376,7 @@ class Conductor:
 
     config: CoTraining
     grades: int
-    held: Held = field(default_factory=Held)
+    held_out: HeldOut = field(default_factory=HeldOut)
     silos: int | None = None
     """How many to wait for; by default those that are there."""
 
@@ -400,7 +401,7 @@ class Conductor:
             there = min(silos, max(1, len(set(grid.get_node_ids()))))
             rounds = replace(config.rounds, silos=min(config.rounds.silos, there))
             config = replace(config, dealing=Dealing(silos=there), rounds=rounds)
-        return kind(config, self.held, grid)
+        return kind(config, self.held_out, grid)
 
     def _kind(self) -> type[Coordinator]:
         return Coordinator if self.config.updates == "parallel" else RoundRobin
@@ -413,21 +414,21 @@ class Conductor:
             strategy=self.config.summable(MEAN),
             rounds=Rounds(count=1, silos=silos, release="last", norm_limit=1e6),
         )
-        return Coordinator(alone, Held(), grid)
+        return Coordinator(alone, HeldOut(), grid)
 
     def _first(self, grid: Grid, silos: int) -> State:
         """The average of models that silos trained alone."""
-        made = self._alone(grid, silos).run(None, lambda state: None)
-        return State(0, made.parameters, made.scaling)
+        first = self._alone(grid, silos).run(None, lambda state: None)
+        return State(0, first.parameters, first.scaling)
 
     def _plain(self, grid: Grid, silos: int, scaling: Scaling) -> Callable[[Mapping[str, Array]], Parameters]:
         """What silos alone learn from the anchor's features; draws a model to it."""
         anchor, coordinator = self.config.anchor or Anchor(), self._alone(grid, silos)
         muted = anchor.muted(scaling)
         start = State(0, first_model(self.config, muted, self.grades), muted)
-        made = coordinator.run(start, lambda state: None).parameters
-        judged = sum(coordinator.census.counts(whole_queries=True).values())
-        return lambda model: anchor.drawn(model, made, judged)
+        parameters = coordinator.run(start, lambda state: None).parameters
+        judged = sum(coordinator.registration.counts(whole_queries=True).values())
+        return lambda model: anchor.drawn(model, parameters, judged)
 
     def _schedule(self) -> list[tuple[int, float, bool]]:
         """(up to which round, β, whether to label anew) for every stretch of training."""
@@ -448,7 +449,7 @@ class Conductor:
     def _label(self, grid: Grid, state: State, labelling: Labelling, now: tuple[float, bool]) -> None:
         """Send the model to every silo that is there; who does not answer trains on what it has."""
         beta, anew = now
-        told = {
+        settings = {
             "scaling": state.scaling.kind,
             "width": state.scaling.width,
             "grades": self.grades,
@@ -456,7 +457,7 @@ class Conductor:
             "beta": beta,
             "anew": anew,
         }
-        content = order(pack(state.parameters), told, round=state.round)
+        content = order(pack(state.parameters), settings, round=state.round)
         content["scaling"] = pack(state.scaling.arrays())
         messages = [Message(content, node, LABEL) for node in sorted(set(grid.get_node_ids()))]
         list(grid.send_and_receive(messages, timeout=Rounds().deadline))
@@ -468,18 +469,18 @@ def cotrain(
     *,
     grades: int,
     start: State | None = None,
-    held: Held | None = None,
+    held_out: HeldOut | None = None,
     remember: Remember = lambda state: None,
     names: Sequence[str] | None = None,
-) -> Trained:
+) -> CoTrained:
     """`Global` (without a labelling) or `CS-F-LTR` (with one), over a runtime.
 
     `start` may bring a first model, for instance the average of local ones that exist already.
     """
-    conductor = Conductor(config, grades, held or Held())
+    conductor = Conductor(config, grades, held_out or HeldOut())
 
     def rounds(grid: Grid) -> State:
         return conductor.run(grid, start, remember)
 
     state = run_in(config.engine, rounds, studying_app(InMemory(silos, names)), len(silos), workers=1)
-    return Trained(dict(state.parameters), state.scaling, config.local(config.epochs), state.history)
+    return CoTrained(dict(state.parameters), state.scaling, config.local(config.epochs), state.history)

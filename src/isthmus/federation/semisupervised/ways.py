@@ -17,8 +17,8 @@ from isthmus.federation.semisupervised.labelling import Labelling, SiloRows
 from isthmus.federation.semisupervised.silos import CrossTables
 from isthmus.federation.semisupervised.training import (
     Anchor,
+    CoTrained,
     CoTraining,
-    Trained,
     averaged,
     cotrain,
     first_model,
@@ -117,7 +117,7 @@ class Ways:
         result = self.model(silos, config, start)
         return network(result.parameters, result.scaling)
 
-    def model(self, silos: list[SiloRows], config: CoTraining, start: State | None = None) -> Trained:
+    def model(self, silos: list[SiloRows], config: CoTraining, start: State | None = None) -> CoTrained:
         """The ranker; without a start, from local models that have not trained."""
         if config.labelling is None:
             silos = [silo.without_cross() for silo in silos]

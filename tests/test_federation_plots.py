@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from isthmus.federation.pictures import refusals, run_page, weights, who_holds_what
+from isthmus.federation.plots import refusals, run_page, weights, who_holds_what
 from isthmus.federation.rounds import RoundRecord
 from isthmus.partition import Deal
 
@@ -37,6 +37,6 @@ def test_a_run_without_anything_to_show_is_still_a_page():
 
 
 def test_who_holds_what_is_on_the_page_where_it_is_known():
-    held = Deal(np.array([0, 0, 1, 2, 2, 2]), 3).holdings([0, 1, 0, 0, 1, 2])
+    held = Deal(np.array([0, 0, 1, 2, 2, 2]), 3).label_counts([0, 1, 0, 0, 1, 2])
     assert who_holds_what(held).svg() == who_holds_what(held).svg()
-    assert run_page(HISTORY, "Run", holdings=held).html().count("<svg") == 5
+    assert run_page(HISTORY, "Run", label_counts=held).html().count("<svg") == 5

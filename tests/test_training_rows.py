@@ -8,7 +8,7 @@ import pytest
 from isthmus.errors import DataError
 from isthmus.losses import cross_entropy
 from isthmus.randomness import Streams
-from isthmus.rankers import LambdaMART, Lesson, LocalTraining, initial_parameters, train_epochs
+from isthmus.rankers import LambdaMART, LocalTraining, TrainingRows, initial_parameters, train_epochs
 from isthmus.tables import Letor
 
 
@@ -32,7 +32,7 @@ def trained(data: Letor, loss: str, outputs: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(("loss", "outputs"), [("cross_entropy", 3), ("squared_error", 1), ("lambdarank", 1)])
 def test_a_lesson_of_judged_rows_teaches_what_the_table_does(loss: str, outputs: int) -> None:
     letor = table()
-    lesson = Lesson.of_letor(letor, weights=np.ones(letor.rows), targets=one_hot(letor))
+    lesson = TrainingRows.of_letor(letor, weights=np.ones(letor.rows), targets=one_hot(letor))
     plain, taught = trained(letor, loss, outputs), trained(lesson, loss, outputs)
     for name, array in plain.items():
         assert np.allclose(array, taught[name], atol=1e-5)
@@ -53,33 +53,33 @@ def test_cross_entropy_of_chances_is_the_mean_over_grades() -> None:
 
 def test_rows_of_weight_nothing_teach_nothing() -> None:
     letor, misleading = table(), table(seed=9)
-    judged = Lesson.of_letor(letor, weights=np.ones(letor.rows), targets=one_hot(letor))
-    wrong = Lesson.of_letor(misleading, weights=np.zeros(misleading.rows), targets=one_hot(misleading))
+    judged = TrainingRows.of_letor(letor, weights=np.ones(letor.rows), targets=one_hot(letor))
+    wrong = TrainingRows.of_letor(misleading, weights=np.zeros(misleading.rows), targets=one_hot(misleading))
     start = initial_parameters(4, (), 3, Streams(1)("init"))
     config = LocalTraining(loss="cross_entropy", optimiser="sgd", learning_rate=0.1, batch=80)
     alone = train_epochs(start, judged, config, Streams(2)("rows")).parameters
-    beside = train_epochs(start, Lesson.joined([judged, wrong]), config, Streams(2)("rows")).parameters
+    beside = train_epochs(start, TrainingRows.joined([judged, wrong]), config, Streams(2)("rows")).parameters
     for name, array in alone.items():
         assert np.allclose(array - start[name], 2 * (beside[name] - start[name]), atol=1e-6)
 
 
 def test_joined_rows_stand_with_their_queries() -> None:
-    first = Lesson.of_letor(table(20), weights=np.full(20, 1.0))
-    second = Lesson.of_letor(table(20, seed=4), weights=np.full(20, 0.5))
-    whole = Lesson.joined([first, second])
+    first = TrainingRows.of_letor(table(20), weights=np.full(20, 1.0))
+    second = TrainingRows.of_letor(table(20, seed=4), weights=np.full(20, 0.5))
+    whole = TrainingRows.joined([first, second])
     assert whole.queries == ("q0", "q1")
     assert whole.offsets.tolist() == [0, 20, 40]
     assert whole.weights is not None
     assert whole.weights.tolist() == ([1.0] * 10 + [0.5] * 10) * 2
     kept = whole.keep(whole.grades > 0)
-    assert isinstance(kept, Lesson)
+    assert isinstance(kept, TrainingRows)
     assert kept.weights is not None
     assert len(kept.weights) == kept.rows
 
 
 def test_columns_must_fit() -> None:
     with pytest.raises(DataError, match="3 weights for 40 rows"):
-        Lesson.of_letor(table(), weights=np.ones(3))
+        TrainingRows.of_letor(table(), weights=np.ones(3))
 
 
 def test_trees_see_the_weights() -> None:
@@ -89,10 +89,12 @@ def test_trees_see_the_weights() -> None:
 
     def fitted(weight: float) -> np.ndarray:
         parts = [
-            Lesson.of_letor(letor, weights=np.ones(400)),
-            Lesson.of_letor(flipped, weights=np.full(400, weight)),
+            TrainingRows.of_letor(letor, weights=np.ones(400)),
+            TrainingRows.of_letor(flipped, weights=np.full(400, weight)),
         ]
-        return LambdaMART(trees=20, options={"min_data_in_leaf": 5}).fit(Lesson.joined(parts)).score(letor)
+        return (
+            LambdaMART(trees=20, options={"min_data_in_leaf": 5}).fit(TrainingRows.joined(parts)).score(letor)
+        )
 
     right, wrong = (np.corrcoef(fitted(weight), letor.grades)[0, 1] for weight in (0.0, 5.0))
     assert right > 0.5 > wrong

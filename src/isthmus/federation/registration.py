@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Silo:
+class RegisteredSilo:
     """What a silo said of itself when it was met."""
 
     rows: int
@@ -30,11 +30,11 @@ class Silo:
     stats: ScalingStats
 
 
-class Census:
+class Registration:
     """The silos met so far. Nodes may come and go; a silo is asked about itself once."""
 
     def __init__(self, scaling: str, rounds: Rounds) -> None:
-        self.silos: dict[str, Silo] = {}
+        self.silos: dict[str, RegisteredSilo] = {}
         self._scaling, self._rounds = scaling, rounds
         self._names: dict[int, str | None] = {}
 
@@ -64,7 +64,7 @@ class Census:
         enough = max(1, expected - len(self.silos))
         asker = Silos(tuple(strangers), carrier, self._rounds.deadline, least=0, enough=enough)
 
-        def read(node: int, reply: Message) -> tuple[str, Silo]:
+        def read(node: int, reply: Message) -> tuple[str, RegisteredSilo]:
             name, silo = _described(reply)
             check_claim(grid, node, name)
             return name, silo
@@ -81,7 +81,7 @@ class Census:
             self._names[node] = None
             logger.warning("node %s cannot take part: %s", node, why)
 
-    def _welcome(self, name: str, silo: Silo) -> None:
+    def _welcome(self, name: str, silo: RegisteredSilo) -> None:
         if name in self.silos:
             raise FederationError(f"a silo called {name!r} is already there")
         other = next(iter(self.silos.values()), silo)
@@ -90,13 +90,13 @@ class Census:
         self.silos[name] = silo
 
 
-def _described(reply: Message) -> tuple[str, Silo]:
-    records, told = reply.content.array_records, reply.content.metric_records[METRICS]
+def _described(reply: Message) -> tuple[str, RegisteredSilo]:
+    records, metrics = reply.content.array_records, reply.content.metric_records[METRICS]
     name = bytes(unpack(records["silo"])["name"]).decode()
     sums = unpack(records["sums"])
-    numbers = {key: int(told[key]) for key in ("rows", "queries", "width", "highest")}  # type: ignore[arg-type]
+    numbers = {key: int(metrics[key]) for key in ("rows", "queries", "width", "highest")}  # type: ignore[arg-type]
     possible = all(len(array) == numbers["width"] and np.isfinite(array).all() for array in sums.values())
     if not possible or min(numbers.values()) < 0:
         raise FederationError(f"{name} describes itself in numbers that cannot be")
     stats = ScalingStats(numbers["rows"], sums["total"], sums["squares"], sums["low"], sums["high"])
-    return name, Silo(**numbers, stats=stats)
+    return name, RegisteredSilo(**numbers, stats=stats)

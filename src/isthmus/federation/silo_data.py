@@ -21,7 +21,7 @@ from isthmus.tables import Column, Letor, open_columns, write_columns
 _RAW, _BEING_WRITTEN, _SCALED = range(3)
 
 
-class Holdings(Protocol):
+class SiloData(Protocol):
     """Where silos' tables are found."""
 
     def name(self, context: Context) -> str:
@@ -109,10 +109,10 @@ class Files:
 
 @lru_cache(maxsize=256)
 def _mapped(path: Path) -> Letor:
-    found = open_columns(path)
-    if found is None:
+    opened = open_columns(path)
+    if opened is None:
         raise DataError("the silo's rows are gone", file=path)
-    about, columns = found
+    about, columns = opened
     return Letor(
         tuple(about["queries"]),
         columns["offsets"],

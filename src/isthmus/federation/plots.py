@@ -1,4 +1,4 @@
-"""A run in pictures: how it learned, whom it weighed how, and what was refused."""
+"""Plots of a training run: the learning curve, the weights of silos, and refused answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.federation.rounds import RoundRecord
-from isthmus.partition import Holdings
+from isthmus.partition import LabelCounts
 from isthmus.report import Line, Page, Plot, Section, Table, line_plot
 
 History = Sequence[RoundRecord]
@@ -55,7 +55,7 @@ def _mosaic(history: History, rows: Sequence[Mapping[str, float]], quantity: str
     crosses = [(column, place[name]) for column, r in enumerate(history) for name in r.rejected]
 
     def draw(axes: Any) -> None:
-        shown = axes.imshow(cells, aspect="auto", cmap="viridis", interpolation="none")
+        image = axes.imshow(cells, aspect="auto", cmap="viridis", interpolation="none")
         if crosses:
             columns, places = zip(*crosses, strict=True)
             axes.scatter(columns, places, marker="x", s=12, color="crimson")
@@ -65,18 +65,18 @@ def _mosaic(history: History, rows: Sequence[Mapping[str, float]], quantity: str
             axes.set_ylabel("silo")
         axes.set_xlabel("round")
         axes.grid(visible=False)
-        axes.figure.colorbar(shown, ax=axes, label=quantity)
+        axes.figure.colorbar(image, ax=axes, label=quantity)
 
     return Plot(draw, caption, size=(7.5, min(9.0, 2.0 + 0.14 * len(names))))
 
 
-def who_holds_what(holdings: Holdings, *, label: str = "grade", unit: str = "rows") -> Plot:
-    """How many rows (or queries) of every grade each silo holds, as `Deal.holdings` counts them."""
-    silos = np.arange(len(holdings.counts))
+def who_holds_what(table: LabelCounts, *, label: str = "grade", unit: str = "rows") -> Plot:
+    """How many rows (or queries) of every grade each silo holds, as `Deal.label_counts` counts them."""
+    silos = np.arange(len(table.counts))
 
     def draw(axes: Any) -> None:
         base = np.zeros(len(silos))
-        for at, (name, counts) in enumerate(zip(holdings.labels.tolist(), holdings.counts.T, strict=True)):
+        for at, (name, counts) in enumerate(zip(table.labels.tolist(), table.counts.T, strict=True)):
             shade = _SHADES[at % len(_SHADES)]
             axes.bar(silos, counts, 0.9, bottom=base, label=f"{label} {name}", color=shade)
             base += counts
@@ -93,19 +93,19 @@ def who_holds_what(holdings: Holdings, *, label: str = "grade", unit: str = "row
 
 def refusals(history: History) -> Table:
     """Who was refused how often, and why the last time."""
-    told: dict[str, tuple[int, str]] = {}
+    refused: dict[str, tuple[int, str]] = {}
     for record in history:
         for name, why in record.rejected.items():
-            told[name] = told.get(name, (0, ""))[0] + 1, why
-    rows = tuple((name, times, why) for name, (times, why) in sorted(told.items()))
+            refused[name] = refused.get(name, (0, ""))[0] + 1, why
+    rows = tuple((name, times, why) for name, (times, why) in sorted(refused.items()))
     return Table(("silo", "rounds", "last reason"), rows, title="Answers that were not used")
 
 
-def run_page(history: History, title: str, *, holdings: Holdings | None = None) -> Page:
-    """One page for a run; with the silos' holdings it shows who holds what."""
+def run_page(history: History, title: str, *, label_counts: LabelCounts | None = None) -> Page:
+    """One page for a run; with `label_counts` it shows how many rows of every grade each silo has."""
     parts: list[Section] = []
-    if holdings is not None:
-        parts.append(Section("The silos", (who_holds_what(holdings),)))
+    if label_counts is not None:
+        parts.append(Section("The silos", (who_holds_what(label_counts),)))
     if any(record.measure is not None for record in history):
         parts.append(Section("Learning", (curve(history),)))
     if any(record.weights for record in history):

@@ -1,9 +1,8 @@
-"""`Lesson`: a table to learn from in which rows count differently, and grades may be guesses.
+"""`TrainingRows`: a table to learn from whose rows have weights, and whose grades may be estimates.
 
-Some grades were judged, others a model thinks likely. A row's `weight` multiplies its part of the gradient; a
-row of `targets` has a chance for every grade and stands in for the grade where a loss is about single rows:
-the expected grade for `squared_error`, the whole distribution for `cross_entropy`. Losses over lists read the
-grades.
+Some grades were judged, others were predicted by a model. A row's weight multiplies its part of the gradient.
+A row of `targets` has a probability for every grade and replaces the grade in a pointwise loss: the expected
+grade for `squared_error`, the whole distribution for `cross_entropy`. Losses over lists read the grades.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Lesson(Letor):
-    """Feature rows with grades, weights, and, where `targets` has rows, a chance for every grade."""
+class TrainingRows(Letor):
+    """Feature rows with grades; where present, `weights` of shape (rows,) and `targets` (rows, grades)."""
 
     weights: Floats | None = None
     targets: Floats | None = None
@@ -32,7 +31,7 @@ class Lesson(Letor):
     @classmethod
     def of_letor(
         cls, letor: Letor, *, weights: NDArray[Any] | None = None, targets: NDArray[Any] | None = None
-    ) -> Lesson:
+    ) -> TrainingRows:
         """The table with these weights and targets."""
         for name, column in (("weights", weights), ("targets", targets)):
             if column is not None and len(column) != letor.rows:
@@ -41,18 +40,18 @@ class Lesson(Letor):
         return cls(**plain, weights=_column(weights), targets=_column(targets))
 
     @classmethod
-    def joined(cls, parts: Sequence[Lesson]) -> Lesson:
+    def joined(cls, parts: Sequence[TrainingRows]) -> TrainingRows:
         """All rows together, those of one query in the order of the parts."""
         names = Ids.concat([part._query_column for part in parts])
-        found, groups, _ = group(names)
+        queries, groups, _ = group(names)
         order = np.argsort(groups, kind="stable")
         several = np.concatenate
         weights = [np.ones(part.rows) if part.weights is None else part.weights for part in parts]
         guessed = [part.targets for part in parts if part.targets is not None]
         targets = several(guessed)[order] if len(guessed) == len(parts) else None
         return cls(
-            found,
-            offsets_of(groups, len(found)),
+            queries,
+            offsets_of(groups, len(queries)),
             frozen(several([part.features for part in parts])[order]),
             frozen(several([part.grades for part in parts])[order]),
             Ids.concat([part.ids for part in parts])[order],
@@ -64,14 +63,16 @@ class Lesson(Letor):
         """What a pointwise loss compares the scores of some rows with."""
         if self.targets is None:
             return self.grades[rows]
-        chances: NDArray[Any] = self.targets[rows]
-        return chances if graded else chances @ np.arange(chances.shape[1], dtype=np.float32)
+        probabilities: NDArray[Any] = self.targets[rows]
+        return (
+            probabilities if graded else probabilities @ np.arange(probabilities.shape[1], dtype=np.float32)
+        )
 
-    def _take(self, rows: NDArray[Any]) -> Lesson:
+    def _take(self, rows: NDArray[Any]) -> TrainingRows:
         weights, targets = (
             None if column is None else frozen(column[rows]) for column in (self.weights, self.targets)
         )
-        return replace(cast(Lesson, super()._take(rows)), weights=weights, targets=targets)
+        return replace(cast(TrainingRows, super()._take(rows)), weights=weights, targets=targets)
 
 
 def _column(values: NDArray[Any] | None) -> Floats | None:
