@@ -39,7 +39,7 @@ CONTENTS: dict[str, tuple[str, ...]] = {
         "Config",
         "Rounds",
         "StrategyOptions",
-        "RiskOptions",
+        "FedRisk",
         "Model",
         "PrivateUpdates",
     ),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isthmus.federation.noise import clipped, gaussian, noised, private, spent, statement
-from isthmus.federation.settings import Config, PrivateUpdates, RiskOptions, StrategyOptions
+from isthmus.federation.settings import Config, FedRisk, PrivateUpdates, StrategyOptions
 from isthmus.rankers import LocalTraining
 
 START = {"w": np.zeros((30, 40), np.float32), "b": np.ones(50, np.float32)}
@@ -87,4 +87,4 @@ def test_noise_by_the_server_is_refused_where_it_would_not_cover_the_rule(strate
 
 def test_self_reports_do_not_leave_beside_private_updates():
     with pytest.raises(ValueError, match="without noise"):
-        Config(strategy=StrategyOptions(risk=RiskOptions(columns="quantile")), privacy=PrivateUpdates())
+        Config(strategy=StrategyOptions(risk=FedRisk(columns="quantile")), privacy=PrivateUpdates())

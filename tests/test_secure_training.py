@@ -21,9 +21,9 @@ from isthmus.federation.members import check_weights, flat
 from isthmus.federation.messages import order, unpack
 from isthmus.federation.relay import even
 from isthmus.federation.settings import (
+    FedRisk,
     Model,
     PrivateUpdates,
-    RiskOptions,
     Rounds,
     StrategyOptions,
 )
@@ -35,7 +35,7 @@ from isthmus.rankers import LocalTraining
 from isthmus.tables import Fold
 from isthmus_reproduce.faults import Fault, FaultyConfig, afflicted, train
 
-BELIEVED = RiskOptions(cap_reports=False)
+BELIEVED = FedRisk(cap_reports=False)
 FOLD = Fold("small", easy("train", 90), easy("validation", 20), easy("test", 20))
 
 
@@ -375,7 +375,7 @@ def test_inverted_silos_that_report_honestly_are_kept_out_and_liars_gain_what_is
         ({"judge": "silos", "secure": False}, "goes with secure"),
         ({"strategy": StrategyOptions("fedmedian")}, "fedmedian: a median"),
         ({"strategy": StrategyOptions("fedtrimmedavg")}, "fedtrimmedavg: trimming"),
-        ({"strategy": StrategyOptions("fedrisk", risk=RiskOptions.paper())}, "paper mode"),
+        ({"strategy": StrategyOptions("fedrisk", risk=FedRisk.paper())}, "paper mode"),
         ({"privacy": PrivateUpdates(where="server"), "strategy": StrategyOptions("fedavg")}, "cannot clip"),
         ({"rounds": Rounds(count=1, silos=2)}, "at least 3"),
     ],

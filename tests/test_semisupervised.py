@@ -35,7 +35,7 @@ from isthmus.federation.semisupervised.training import (
     self_taught,
     simulated_names,
 )
-from isthmus.federation.settings import RiskOptions, StrategyOptions
+from isthmus.federation.settings import FedRisk, StrategyOptions
 from isthmus.losses import cross_entropy
 from isthmus.randomness import Streams
 from isthmus.rankers import network_scores, train_epochs
@@ -330,7 +330,7 @@ def test_serial_updates_go_round() -> None:
 
 def test_a_strategy_with_a_probe_takes_the_place_of_the_mean() -> None:
     silos = [silo(seed) for seed in range(4)]
-    risky = StrategyOptions("fedrisk", risk=RiskOptions())
+    risky = StrategyOptions("fedrisk", risk=FedRisk())
     config = replace(QUICK, strategy=risky, labelling=Labelling("hard"))
     found = cotrain(silos, config, grades=2, held_out=HeldOut(probe=rows(77, 25)))
     assert found.history[-1].risks

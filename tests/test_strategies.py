@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.federation.aggregation import MEMORY, correction, norm, refusal
 from isthmus.federation.risk import batch_risks, mean_error, probe_risk, softmax_weights
-from isthmus.federation.settings import RiskOptions, StrategyOptions
+from isthmus.federation.settings import FedRisk, StrategyOptions
 from rounds_by_hand import HandMade, Probe, coordinator, same
 from rounds_by_hand import play as play_rounds
 
@@ -137,7 +137,7 @@ def judge(parameters):
 
 def fedrisk(**more):
     server = more.pop("server", "average")
-    return options("fedrisk", server=server, risk=RiskOptions(**more))
+    return options("fedrisk", server=server, risk=FedRisk(**more))
 
 
 def judged(strategy, rounds, **more):
@@ -249,7 +249,7 @@ def test_self_reported_quantiles_reward_a_liar():
 
 
 def printed(*mix, **more):
-    return options("fedrisk", risk=RiskOptions.paper(*mix, **more))
+    return options("fedrisk", risk=FedRisk.paper(*mix, **more))
 
 
 def reports(count, seed=0):
@@ -282,10 +282,10 @@ def test_renormalised_parameters_keep_their_length():
 
 
 def test_paper_mode_names_its_faults():
-    assert set(RiskOptions.paper().faults()) == {"A1", "A2", "A3", "A4", "A6", "A7", "A9"}
-    assert "A3" not in RiskOptions.paper(0.5, 0.5).faults()
-    assert "A1" not in RiskOptions.paper(formula="flip").faults()
-    assert not RiskOptions().faults()
+    assert set(FedRisk.paper().faults()) == {"A1", "A2", "A3", "A4", "A6", "A7", "A9"}
+    assert "A3" not in FedRisk.paper(0.5, 0.5).faults()
+    assert "A1" not in FedRisk.paper(formula="flip").faults()
+    assert not FedRisk().faults()
 
 
 @pytest.mark.parametrize(
@@ -294,8 +294,8 @@ def test_paper_mode_names_its_faults():
         lambda: options("fedavgm", server="adam"),
         lambda: options("fedavg", momentum=1.0),
         lambda: options("fedavg", rate=0.1),
-        lambda: RiskOptions(mode="paper"),
-        lambda: RiskOptions(temperature=0),
+        lambda: FedRisk(mode="paper"),
+        lambda: FedRisk(temperature=0),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(wrong):

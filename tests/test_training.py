@@ -22,9 +22,9 @@ from isthmus.federation.judge import Judge
 from isthmus.federation.rounds import Coordinator
 from isthmus.federation.settings import (
     Config,
+    FedRisk,
     Model,
     PrivateUpdates,
-    RiskOptions,
     Rounds,
     StrategyOptions,
 )
@@ -349,7 +349,7 @@ PAPER = {
 
 
 def paper(rounds=5, model=Model(hidden=(), scoring="argmax"), **more):  # noqa: B008
-    options = StrategyOptions("fedrisk", risk=RiskOptions.paper(**more))
+    options = StrategyOptions("fedrisk", risk=FedRisk.paper(**more))
     return config(**PAPER, strategy=options, model=model, rounds=Rounds(count=rounds, silos=4))
 
 

@@ -17,10 +17,10 @@ from isthmus.federation.apps import train
 from isthmus.federation.noise import spent
 from isthmus.federation.settings import (
     Config,
+    FedRisk,
     Model,
     NoiseFloor,
     PrivateUpdates,
-    RiskOptions,
     Rounds,
     StrategyOptions,
 )
@@ -106,7 +106,7 @@ def test_a_stricter_proposal_stands() -> None:
 
 @pytest.mark.usefixtures("insisting")
 def test_reports_that_no_noise_covers_are_refused() -> None:
-    own = StrategyOptions("fedrisk", risk=RiskOptions(columns="quantile"))
+    own = StrategyOptions("fedrisk", risk=FedRisk(columns="quantile"))
     with pytest.raises(RoundFailed, match="a report on its own rows has none"):
         train(config(strategy=own), FOLD)
 

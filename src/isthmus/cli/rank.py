@@ -25,9 +25,10 @@ def _rank(arguments: argparse.Namespace) -> None:
     from isthmus.corpora import load_letor
     from isthmus.rankers import load_ranker
     from isthmus.tables import write_qrels, write_run
+    from isthmus.training import model_file
 
     began = time.perf_counter()
-    ranker = load_ranker(_model_file(arguments.model))
+    ranker = load_ranker(model_file(arguments.model))
     letor = load_letor(arguments.data, split=arguments.split)
     run = ranker.rank(letor, name=Path(arguments.model).stem)
     write_run(run, arguments.out)
@@ -41,16 +42,6 @@ def _rank(arguments: argparse.Namespace) -> None:
         "seconds": round(time.perf_counter() - began, 3),
     }
     close(arguments, f"{run.name} on {letor.name}", done, [arguments.out, arguments.qrels])
-
-
-def _model_file(named: str) -> Path:
-    """The file itself, or the model inside the folder of a training run."""
-    path = Path(named)
-    if not path.is_dir():
-        return path
-    from isthmus.federation import MODEL
-
-    return path / MODEL
 
 
 COMMANDS = (

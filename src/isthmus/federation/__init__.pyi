@@ -34,9 +34,9 @@ from isthmus.federation.rounds import RoundRecord as RoundRecord
 from isthmus.federation.rounds import State as State
 from isthmus.federation.settings import MODEL as MODEL
 from isthmus.federation.settings import Config as Config
+from isthmus.federation.settings import FedRisk as FedRisk
 from isthmus.federation.settings import Local as Local
 from isthmus.federation.settings import Model as Model
-from isthmus.federation.settings import RiskOptions as RiskOptions
 from isthmus.federation.settings import Rounds as Rounds
 from isthmus.federation.settings import StrategyOptions as StrategyOptions
 from isthmus.federation.together import train_together as train_together

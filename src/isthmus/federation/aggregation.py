@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.federation import risk as risks
-from isthmus.federation.settings import RiskOptions, StrategyOptions
+from isthmus.federation.settings import FedRisk, StrategyOptions
 
 MEMORY = "memory"
 """The name of the previous global model among a round's candidates."""
@@ -95,7 +95,7 @@ def weigh(
     return Weighed({name: size.examples / total for name, size in sizes.items()})
 
 
-def _risk_weights(errors: Errors, sizes: Sizes, options: RiskOptions, *, reported: bool) -> Weighed:
+def _risk_weights(errors: Errors, sizes: Sizes, options: FedRisk, *, reported: bool) -> Weighed:
     """FedRisk, sound: w_k ∝ softmax(−risk_k/τ) √n_k with M_kj = 1 − nDCG@10 of candidate k on query j.
 
     The memory has the median √n of the others. What silos report of themselves can be a lie, so there no
@@ -116,7 +116,7 @@ def _risk_weights(errors: Errors, sizes: Sizes, options: RiskOptions, *, reporte
     )
 
 
-def _risk_of(errors: NDArray[Any], options: RiskOptions) -> NDArray[np.float64]:
+def _risk_of(errors: NDArray[Any], options: FedRisk) -> NDArray[np.float64]:
     if options.formula == "mean":
         return risks.mean_error(errors)
     if options.formula == "flip":
@@ -129,7 +129,7 @@ def _risk_of(errors: NDArray[Any], options: RiskOptions) -> NDArray[np.float64]:
     return risks.probe_risk(errors, alpha_risk=options.alpha_risk)
 
 
-def _printed_weights(errors: Errors, options: RiskOptions) -> Weighed:
+def _printed_weights(errors: Errors, options: FedRisk) -> Weighed:
     """(1 − risk_k) / |S_t| of eq. (1), from the errors of every silo's batches."""
     if options.formula == "none":
         risk = np.zeros(len(errors))

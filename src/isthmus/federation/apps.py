@@ -15,14 +15,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from isthmus.corpora import load_folds
-from isthmus.errors import ConfigError, DataError
+from isthmus.errors import ConfigError, DataError, several
 from isthmus.evaluation import evaluate
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.clients import client_app, no_book, simulated_book
 from isthmus.federation.flower import Grid, Mod
+from isthmus.federation.plots import curve, run_page
 from isthmus.federation.rounds import Coordinator, HeldOut, RoundRecord, State
 from isthmus.federation.runtimes import run_in
 from isthmus.federation.settings import MODEL, Config
@@ -30,12 +32,13 @@ from isthmus.federation.silo_data import Files, SiloData, Tables
 from isthmus.partition import LabelCounts, deal
 from isthmus.randomness import Streams
 from isthmus.rankers import MLP
+from isthmus.report import ROWS, Page, Plot, Tabular, preview
 from isthmus.tables import Fold, Letor, read_letor
 
 
-@dataclass(frozen=True)
-class Training:
-    """What came out of a run."""
+@dataclass(frozen=True, repr=False)
+class Training(Tabular):
+    """What came out of a run; a notebook shows its rounds."""
 
     ranker: MLP
     history: tuple[RoundRecord, ...]
@@ -50,6 +53,33 @@ class Training:
     def rounds(self) -> int:
         """The rounds that were trained."""
         return len(self.history)
+
+    def to_arrow(self) -> pa.Table:
+        """One row a round: validation nDCG@10, mean local loss, length of the model, silos asked, seconds."""
+        columns = ("round", "measure", "loss", "norm", "cosine", "attempts", "refused", "seconds")
+        numbers = {name: [getattr(record, name) for record in self.history] for name in columns}
+        silos = [len(record.asked) for record in self.history]
+        rejected = [len(record.rejected) for record in self.history]
+        return pa.table(numbers | {"silos": silos, "rejected": rejected})
+
+    def plot(self) -> Plot:
+        """Validation nDCG@10 after every round."""
+        return curve(self.history)
+
+    def page(self, title: str = "Training") -> Page:
+        """The run in plots and tables: who holds what, learning, weights and risks of silos, refusals."""
+        return run_page(self.history, title, label_counts=self.label_counts)
+
+    def __repr__(self) -> str:
+        measures = ", ".join(f"{name} {value:.4f}" for name, value in self.final.items())
+        stopped = f", stopped: {self.stopped}" if self.stopped else ""
+        return f"Training: {several(self.rounds, 'round')}{stopped}: {measures or 'not measured'}"
+
+    def _repr_html_(self) -> str:
+        every = -(-self.rounds // ROWS) or 1  # rounds at even distances, the last among them
+        rounds = np.arange(self.rounds - 1, -1, -every)[::-1]
+        rows = self.to_arrow().take(pa.array(rounds))
+        return preview(rows, title=repr(self))
 
 
 def train(

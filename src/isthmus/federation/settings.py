@@ -16,8 +16,11 @@ MODEL = "model"
 
 
 @dataclass(frozen=True)
-class RiskOptions:
-    """FedRisk's settings.
+class FedRisk:
+    """FedRisk: silos' models are weighed by their risk on common queries. These are its settings.
+
+    >>> FedRisk(alpha_risk=3.0).columns
+    'probe'
 
     `columns` is what candidates are compared on: the coordinator's `probe` queries, or `quantile` summaries
     or training `batch` errors that silos report about themselves, which a liar can exploit. Of the formulae
@@ -48,7 +51,7 @@ class RiskOptions:
         require(self.temperature > 0, f"temperature = {self.temperature} (it must be positive)")
 
     @classmethod
-    def paper(cls, alpha_mix: float = 1.0, beta_mix: float = 1.0, **more: Any) -> RiskOptions:
+    def paper(cls, alpha_mix: float = 1.0, beta_mix: float = 1.0, **more: Any) -> FedRisk:
         """Eqs. (1)-(5) and Algorithms 3-4 of Rabbi et al. as printed."""
         return cls(mode="paper", columns="batch", alpha_mix=alpha_mix, beta_mix=beta_mix, **more)
 
@@ -74,6 +77,9 @@ class RiskOptions:
             faults["A3"] = f"alpha_mix + beta_mix = {growth:g}: parameters grow about {growth:g}-fold a round"
         return dict(sorted(faults.items()))
 
+
+RiskOptions = FedRisk
+"""The old name, until the next release."""
 
 Mean = Literal["fedavg", "fedavgm", "fedprox", "fedopt", "fedadam", "fedyogi", "fedadagrad"]
 """Strategies whose aggregate is the mean by examples; some step from it."""
@@ -110,7 +116,7 @@ class StrategyOptions:
     rate: float | None = None
     proximal: float = 0.1
     trim: float = 0.2
-    risk: RiskOptions = field(default_factory=RiskOptions)
+    risk: FedRisk = field(default_factory=FedRisk)
 
     def __post_init__(self) -> None:
         require(0 <= self.momentum < 1, f"momentum = {self.momentum} (at least 0 and below 1)")

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
@@ -37,7 +38,7 @@ from isthmus.errors import ConfigError, DataError
 from isthmus.fusion.fusers import FUSERS, Candidates, choose, default_norm
 from isthmus.fusion.union import Union
 from isthmus.logistic import likelihood_sums, newton
-from isthmus.report import progress
+from isthmus.report import Tabular, preview, progress
 from isthmus.tables import Qrels, Run
 
 Mask = NDArray[np.bool_]
@@ -61,7 +62,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Tabular):
     """How a fused score came about: `score` = `start` + the contributions, where the fuser adds."""
 
     query: str
@@ -75,6 +76,13 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
+
+    def to_arrow(self) -> pa.Table:
+        """One row a retriever: score, rank, probability, weight and contribution."""
+        return pa.Table.from_pylist([asdict(part) for part in self.parts])
+
+    def _repr_html_(self) -> str:
+        return preview(self.to_arrow(), title=str(self).partition("\n")[0])
 
     def __str__(self) -> str:
         chance = "" if self.probability is None else f", probability {self.probability:.3f}"

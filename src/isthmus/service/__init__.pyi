@@ -1,3 +1,4 @@
+from isthmus.service.broker import Broker as Broker
 from isthmus.service.broker import fused as fused
 from isthmus.service.certificates import TRAINING as TRAINING
 from isthmus.service.certificates import Authority as Authority

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isthmus.errors import ConfigError
-from isthmus.federation import RiskOptions
+from isthmus.federation import FedRisk
 from isthmus_reproduce.fedrisk import runs
 from isthmus_reproduce.fedrisk.cells import (
     CENTRAL,
@@ -54,7 +54,7 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     """
     notebook = Notebook(out, replace(config, only=()))
     protocol = protocol_for(runs.fold_of(config.data, 0), config.scale, folds=runs.count_folds(config.data))
-    for number, fault in RiskOptions.paper().faults().items():
+    for number, fault in FedRisk.paper().faults().items():
         logger.warning("paper mode, known fault %s: %s", number, fault)
     found: dict[RunUnit, Any] = {}
     for label, work, units in _work(config, protocol):

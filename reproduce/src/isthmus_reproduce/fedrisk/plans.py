@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from isthmus.federation import Local, Model, RiskOptions, Rounds, StrategyOptions
+from isthmus.federation import FedRisk, Local, Model, Rounds, StrategyOptions
 from isthmus.partition import Dealing
 from isthmus.rankers import LocalTraining
 from isthmus.tables import Fold
@@ -178,7 +178,7 @@ def strategies(mode: Mode) -> dict[str, StrategyOptions]:
     """Table 1's federated rows. FedAvgM is Flower's default, without momentum."""
     rates = RATES if mode == "sound" else {}
     printed = mode == "paper"
-    risk = RiskOptions.paper() if printed else RiskOptions()
+    risk = FedRisk.paper() if printed else FedRisk()
     return {
         "FedRisk": StrategyOptions("fedrisk", server=None if printed else "average", risk=risk),
         "FedAvgM": StrategyOptions("fedavgm", momentum=0.0),
@@ -228,7 +228,7 @@ def _ours(protocol: Protocol) -> dict[RunName, Plan]:
 
 
 def _without_georisk() -> StrategyOptions:
-    return StrategyOptions(risk=RiskOptions(formula="mean"))
+    return StrategyOptions(risk=FedRisk(formula="mean"))
 
 
 def _figure_2(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
@@ -251,7 +251,7 @@ def _figure_5(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
     rows: dict[str, FaultyConfig] = {}
     for alpha, beta in PAIRS:
         if mode == "paper":
-            strategy = StrategyOptions(risk=RiskOptions.paper(alpha, beta))
+            strategy = StrategyOptions(risk=FedRisk.paper(alpha, beta))
         elif alpha + beta > 1:
             strategy = StrategyOptions()
         else:
@@ -272,10 +272,10 @@ def _ablations(protocol: Protocol) -> dict[RunName, Plan]:
     """
     longer = replace(protocol, rounds=protocol.growth)
     rows = {
-        "(1, 1)": StrategyOptions(risk=RiskOptions.paper()),
-        "(1, 1) without risk": StrategyOptions(risk=RiskOptions.paper(formula="none")),
+        "(1, 1)": StrategyOptions(risk=FedRisk.paper()),
+        "(1, 1) without risk": StrategyOptions(risk=FedRisk.paper(formula="none")),
         "FedAvg": StrategyOptions("fedavg"),
-        "(1, 1) renormalised": StrategyOptions(risk=RiskOptions.paper(renormalise=True)),
+        "(1, 1) renormalised": StrategyOptions(risk=FedRisk.paper(renormalise=True)),
         "FedAvg, server step 2^-t": StrategyOptions("fedavg", server="halving"),
     }
     return {
@@ -316,9 +316,9 @@ def all_bad(protocol: Protocol) -> Mapping[str, FaultyConfig]:
         "FedAvg": StrategyOptions("fedavg"),
         "FedMedian": StrategyOptions("fedmedian"),
         "FedRisk": StrategyOptions(server="average"),
-        "FedRisk without memory": StrategyOptions(server="average", risk=RiskOptions(memory=False)),
+        "FedRisk without memory": StrategyOptions(server="average", risk=FedRisk(memory=False)),
         "default": StrategyOptions(),
-        "default without memory": StrategyOptions(risk=RiskOptions(memory=False)),
+        "default without memory": StrategyOptions(risk=FedRisk(memory=False)),
     }
     start = replace(protocol, rounds=max(2, protocol.rounds // 2))
     return {row: _sound(start, strategy) for row, strategy in rows.items()}

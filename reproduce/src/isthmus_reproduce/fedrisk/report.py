@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.federation import RiskOptions, who_holds_what
+from isthmus.federation import FedRisk, who_holds_what
 from isthmus.partition import LabelCounts
 from isthmus.report import Cell as Shown
 from isthmus.report import Page, Plot, Section, Table
@@ -84,7 +84,7 @@ class _Tables(Writer):
             ]
             yield Table(header, tuple(lines), f"Table 1, {named} ({self.where})", _notes(mode), 2)
         if self.outcome.rows("1", "paper"):
-            yield PROSE("faults", faults=RiskOptions.paper().faults())
+            yield PROSE("faults", faults=FedRisk.paper().faults())
         scored = self._scoring()
         if scored is not None:
             yield scored
