@@ -24,8 +24,8 @@ from isthmus.service import certificates, connections
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.certificates import Authority, server_name
-from isthmus.service.http_client import Line
-from isthmus.service.settings import BrokerSettings, Limits, Silo
+from isthmus.service.http_client import HttpClient
+from isthmus.service.settings import BrokerSettings, RequestLimits, SiloAddress
 
 SILOS = ("east", "north", "south", "west")
 USERS, SEARCHES, CALLS = 20, 1000, 1000
@@ -115,10 +115,10 @@ def _nodes(pipe: Connection, keys: Path) -> None:
 def _broker(pipe: Connection, keys: Path, ports: dict[str, int]) -> None:
     settings = BrokerSettings(
         tls=certificates.files(keys / "broker"),
-        silos={name: Silo(f"https://127.0.0.1:{port}") for name, port in ports.items()},
+        silos={name: SiloAddress(f"https://127.0.0.1:{port}") for name, port in ports.items()},
         deadline_ms=5000,
         share_statistics=False,
-        limits=Limits(per_second=1e6, burst=1_000_000),
+        limits=RequestLimits(per_second=1e6, burst=1_000_000),
     )
     server = connections.server(broker_app(Broker(settings)), port=0)
     loop = server.config.get_loop_factory()
@@ -145,11 +145,11 @@ async def _until_told(servers: list[Any], pipe: Connection, shape: Any) -> None:
 async def _load(pipe: Connection, port: int) -> tuple[float, list[float]]:
     """Processor milliseconds of the broker a search, and the times that users saw."""
     times: list[float] = []
-    lines = [Line(f"http://127.0.0.1:{port}") for _ in range(USERS)]
+    lines = [HttpClient(f"http://127.0.0.1:{port}") for _ in range(USERS)]
     body = json.dumps({"query": "tidal power in shallow seas", "explain": True}).encode()
     kind = {"content-type": "application/json"}
 
-    async def user(line: Line, count: int) -> None:
+    async def user(line: HttpClient, count: int) -> None:
         for _ in range(count):
             began = time.perf_counter()
             reply = await line.ask("POST", "/v1/search", headers=kind, body=body)
@@ -175,7 +175,7 @@ async def _calls(keys: Path, port: int) -> tuple[float, float]:
     """Processor milliseconds a message, by our own client and by httpx."""
     context = certificates.client_context(certificates.files(keys / "broker"))
     url, kind = f"https://127.0.0.1:{port}", {"content-type": "application/json"}
-    line = Line(url, context=context, name=server_name("east"))
+    line = HttpClient(url, context=context, name=server_name("east"))
     await line.ask("POST", "/v1/search", headers=kind, body=b"{}")
     began = time.process_time()
     for _ in range(CALLS):

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks._rows import limited
 from isthmus.service.index import Index
-from isthmus.service.searching import Raw, Searcher
+from isthmus.service.searching import Bm25Scorer, Searcher
 from isthmus.service.stores import Draft, SqliteStore
 from isthmus.service.wire import Search
 
@@ -38,7 +38,7 @@ def main() -> list[dict[str, Any]]:
         index.compact()
         index.snapshot.find("anything", 10)
         opening = time.process_time() - began
-        search = _search(Searcher("silo", index, store, Raw()))
+        search = _search(Searcher("silo", index, store, Bm25Scorer()))
         store.close()
     return [
         limited(f"node: a search over {DOCUMENTS:,} documents (ms of processor time)", search, LIMIT_MS),

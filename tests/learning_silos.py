@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 
 from isthmus.private.totals import family_of
-from isthmus.service.http_client import Reply
+from isthmus.service.http_client import HttpReply
 from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
@@ -64,7 +64,7 @@ class AtHand:
     async def ask(self, method, path, body=b"", kind=BUNDLE_TYPE, *, unless=""):
         headers = {"content-type": kind, **message_header()}
         told = await self.client.request(method, path, content=body, headers=headers)
-        return Reply(told.status_code, told.headers.get("content-type", ""), told.content)
+        return HttpReply(told.status_code, told.headers.get("content-type", ""), told.content)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 
 from isthmus.retrieval import Statistics
 from isthmus.service.node import Node
-from isthmus.service.settings import Encoder, NodeSettings, Policy, SharedStatistics
+from isthmus.service.settings import EncoderSettings, NodeSettings, Policy, SharedStatistics
 from isthmus.service.stores import Draft
 
 PEER = "broker"
@@ -25,7 +25,7 @@ def private_settings(folder: Path) -> NodeSettings:
         sources=(),
         peers={PEER: Policy(search=True, counts=True)},
         budget=BUDGET,
-        encoder=Encoder("lsa", dimensions=4),
+        encoder=EncoderSettings("lsa", dimensions=4),
         statistics=SharedStatistics(width=4096, renew=0.2),
     )
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.security import ApiKeys
-from isthmus.service.settings import BrokerSettings, Limits, Silo
+from isthmus.service.settings import BrokerSettings, RequestLimits, SiloAddress
 from silo_stand_in import Loop, StandIn
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is among the test tools")
@@ -25,9 +25,9 @@ def broker(tmp_path_factory):
     told = BrokerSettings(
         folder=folder,
         keys=keys.path,
-        silos={name: Silo(f"http://127.0.0.1:{port}") for name, port in ports.items()},
+        silos={name: SiloAddress(f"http://127.0.0.1:{port}") for name, port in ports.items()},
         share_statistics=False,
-        limits=Limits(per_second=1e6, burst=1_000_000),
+        limits=RequestLimits(per_second=1e6, burst=1_000_000),
     )
 
     async def made():

@@ -12,11 +12,10 @@ from isthmus.errors import ConfigError
 from isthmus.service import certificates, wire
 from isthmus.service.api import broker_app
 from isthmus.service.breaker import Breaker
-from isthmus.service.broker import Broker, fused
+from isthmus.service.broker import Broker, merge_hits
 from isthmus.service.certificates import Authority
 from isthmus.service.security import PEER, ApiKeys
-from isthmus.service.settings import Breaker as BreakerSettings
-from isthmus.service.settings import BrokerSettings, Limits, Silo
+from isthmus.service.settings import BreakerSettings, BrokerSettings, RequestLimits, SiloAddress
 from silo_stand_in import Loop, StandIn, answer, hit
 
 NAMES = ("east", "north", "west")
@@ -47,11 +46,11 @@ class Site:
             folder=folder,
             tls=certificates.files(keys / "broker"),
             keys=folder / "api-keys.json",
-            silos={name: Silo(f"https://127.0.0.1:{port}") for name, port in ports.items()},
+            silos={name: SiloAddress(f"https://127.0.0.1:{port}") for name, port in ports.items()},
             deadline_ms=400,
             share_statistics=False,
             breaker=BreakerSettings(failures=2, pause=0.2, longest=0.8),
-            limits=Limits(per_second=1000, burst=1000, body_bytes=10_000),
+            limits=RequestLimits(per_second=1000, burst=1000, body_bytes=10_000),
         )
         self.broker = self.loop.run(self._made())
         server = self.loop.serve(broker_app(self.broker), lifespan="on")
@@ -148,7 +147,7 @@ class TestSearch:
     def test_connections_are_kept(self, site):
         for _ in range(5):
             site.search()
-        assert len(site.broker.silos["east"].line._idle) == 1
+        assert len(site.broker.silos["east"].http._idle) == 1
 
 
 GARBAGE = {
@@ -244,7 +243,7 @@ class TestFaults:
         """An address that was taken over, with a certificate of the same authority, gets no query."""
         port = site.servers["west"].port
         site.loop.stop(site.servers["west"])
-        site.broker.silos["west"].line.close()
+        site.broker.silos["west"].http.close()
         poser = StandIn("west")
         server = site.loop.serve(poser, port=port, tls=certificates.files(keys / "east"), mutual=True)
         try:
@@ -367,17 +366,17 @@ def hit_of(silo, number, probability, score=1.0):
 class TestFused:
     def test_ties_by_score_then_id(self):
         hits = [hit_of("b", 1, 0.5), hit_of("a", 2, 0.5), hit_of("a", 1, 0.5), hit_of("c", 1, 0.5, 2.0)]
-        shown, below = fused(hits, k=10, threshold=0.0)
+        shown, below = merge_hits(hits, k=10, threshold=0.0)
         assert [each.document for each in shown] == ["c/1", "a/1", "a/2", "b/1"]
         assert below == 0
 
     def test_hits_without_a_probability_come_last_and_pass_no_threshold(self):
         hits = [hit_of("a", 1, None, 99.0), hit_of("b", 1, 0.0), hit_of("b", 2, 0.7)]
-        assert [each.document for each in fused(hits, k=3, threshold=0.0)[0]] == ["b/2", "b/1", "a/1"]
-        assert fused(hits, k=3, threshold=0.1)[1] == 2
+        assert [each.document for each in merge_hits(hits, k=3, threshold=0.0)[0]] == ["b/2", "b/1", "a/1"]
+        assert merge_hits(hits, k=3, threshold=0.1)[1] == 2
 
     def test_the_threshold_is_inclusive(self):
-        assert len(fused([hit_of("a", 1, 0.7)], k=1, threshold=0.7)[0]) == 1
+        assert len(merge_hits([hit_of("a", 1, 0.7)], k=1, threshold=0.7)[0]) == 1
 
 
 class TestBreaker:
@@ -426,7 +425,7 @@ class TestBreaker:
 
 def test_https_needs_a_certificate():
     with pytest.raises(ConfigError, match=r"\[tls\]"):
-        Broker(BrokerSettings(silos={"north": Silo("https://127.0.0.1:1")}))
+        Broker(BrokerSettings(silos={"north": SiloAddress("https://127.0.0.1:1")}))
 
 
 def test_a_broker_without_silos_is_refused():

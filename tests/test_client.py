@@ -14,7 +14,7 @@ from isthmus.service.broker import Broker
 from isthmus.service.certificates import Authority
 from isthmus.service.client import Client
 from isthmus.service.security import ApiKeys
-from isthmus.service.settings import Breaker, BrokerSettings, Limits, Silo
+from isthmus.service.settings import BreakerSettings, BrokerSettings, RequestLimits, SiloAddress
 from silo_stand_in import Loop, StandIn, hit
 
 WHY = [{"retriever": "bm25", "raw": 7.1, "probability": 0.8, "weight": 0.5, "contribution": 0.7}]
@@ -33,10 +33,10 @@ class Site:
         told = BrokerSettings(
             folder=folder,
             keys=folder / "api-keys.json",
-            silos={name: Silo(f"http://127.0.0.1:{port}") for name, port in ports.items()},
+            silos={name: SiloAddress(f"http://127.0.0.1:{port}") for name, port in ports.items()},
             share_statistics=False,
-            breaker=Breaker(failures=1000),
-            limits=Limits(per_second=1000, burst=1000),
+            breaker=BreakerSettings(failures=1000),
+            limits=RequestLimits(per_second=1000, burst=1000),
         )
         self.url = self.serve(told)
         tls = Authority.at(folder).issue("broker", clients=True)

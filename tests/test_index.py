@@ -21,7 +21,7 @@ from isthmus.retrieval import BM25, FIELD_TABLES, TEXT, Dense, Statistics, summe
 from isthmus.service import index as indexing
 from isthmus.service.encoding import LsaQueries, load_lsa, save_lsa
 from isthmus.service.index import Index
-from isthmus.service.settings import Encoder
+from isthmus.service.settings import EncoderSettings
 from isthmus.service.stores import Draft, SqliteStore
 from isthmus.tables import Documents, Queries
 from isthmus.text import tokenise
@@ -91,14 +91,14 @@ QUERIES = ("pears", "the sea and the sea pears", "green bridges", "nothing of it
 
 def test_a_node_alone_is_the_central_index(tmp_path):
     drafts = world(200)
-    index = made(tmp_path / "n", drafts, encoder=Encoder("none"))
+    index = made(tmp_path / "n", drafts, encoder=EncoderSettings("none"))
     for query in QUERIES:
         assert listed(index.snapshot.find(query, 10), "bm25") == central(drafts, query, 10)
 
 
 def test_with_exact_figures_merged_silos_are_one_index_to_the_last_bit(tmp_path):
     drafts = world(300, seed=1)
-    silos = [made(tmp_path / f"s{at}", drafts[at::3], encoder=Encoder("none")) for at in range(3)]
+    silos = [made(tmp_path / f"s{at}", drafts[at::3], encoder=EncoderSettings("none")) for at in range(3)]
     figures = summed(silo.snapshot.exact_statistics(f"s{at}", [TEXT]) for at, silo in enumerate(silos))
     for silo in silos:
         silo.share(figures)
@@ -111,7 +111,7 @@ def test_with_exact_figures_merged_silos_are_one_index_to_the_last_bit(tmp_path)
 
 def test_the_dense_list_is_the_dense_retrievers(tmp_path):
     drafts = world(150, seed=2)
-    index = made(tmp_path / "n", drafts, encoder=Encoder("lsa", dimensions=8))
+    index = made(tmp_path / "n", drafts, encoder=EncoderSettings("lsa", dimensions=8))
     encoder = index.snapshot.encoder.encoder
     run = Dense(encoder).index(as_documents(drafts)).search(asked(["green pears"]), 10)
     found = listed(index.snapshot.find("green pears", 10), "dense")
@@ -154,7 +154,8 @@ def test_private_figures_have_noise_once_and_add(tmp_path):
     drafts = world(200, seed=5)
     family = family_of("federation", 512)
     silos = [
-        made(tmp_path / f"s{at}", drafts[at::2], encoder=Encoder("none"), family=family) for at in range(2)
+        made(tmp_path / f"s{at}", drafts[at::2], encoder=EncoderSettings("none"), family=family)
+        for at in range(2)
     ]
     exact = [silo.snapshot.exact_statistics(f"s{at}", [TEXT]) for at, silo in enumerate(silos)]
     total = summed(released(each, family, 50.0) for each in exact)
@@ -227,7 +228,7 @@ batches = st.lists(
 @given(batches=batches, reopen=st.booleans())
 def test_an_index_grown_by_changes_equals_one_built_at_once(batches, reopen, tmp_path_factory):
     folder = tmp_path_factory.mktemp("grown")
-    encoder = Encoder("lsa", folder / "lsa")
+    encoder = EncoderSettings("lsa", folder / "lsa")
     save_lsa(Lsa.fit(TOPICS, dimensions=3), folder / "lsa")
     store = SqliteStore(folder / "documents.db")
     index = Index(folder / "index", store, encoder=encoder)
@@ -262,7 +263,7 @@ def test_an_index_grown_by_changes_equals_one_built_at_once(batches, reopen, tmp
 
 def test_many_small_changes_leave_few_segments_and_no_stray_files(tmp_path, monkeypatch):
     monkeypatch.setattr(indexing, "BATCH", 5)
-    index = made(tmp_path / "n", world(137), encoder=Encoder("none"))
+    index = made(tmp_path / "n", world(137), encoder=EncoderSettings("none"))
     assert len(index.snapshot.parts) <= indexing.MOST_SEGMENTS
     named = {part.segment.name for part in index.snapshot.parts}
     assert {path.name for path in (tmp_path / "n" / "index").glob("segment-*")} == named
@@ -270,7 +271,7 @@ def test_many_small_changes_leave_few_segments_and_no_stray_files(tmp_path, monk
 
 
 def test_what_is_removed_is_gone_from_disk_after_compacting(tmp_path):
-    index = made(tmp_path / "n", [*world(20), Draft("x", "", "zanzibar")], encoder=Encoder("none"))
+    index = made(tmp_path / "n", [*world(20), Draft("x", "", "zanzibar")], encoder=EncoderSettings("none"))
     index.store.remove(["x"])
     index.catch_up()
     assert not len(index.snapshot.find("zanzibar", 5))

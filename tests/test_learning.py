@@ -38,7 +38,7 @@ from isthmus.service.pupil import Lesson, Pupil, own_directions
 from isthmus.service.reliability import sampling_floor
 from isthmus.service.searching import Searcher
 from isthmus.service.segments import LEAD_WORDS, lead
-from isthmus.service.settings import Encoder, Policy
+from isthmus.service.settings import EncoderSettings, Policy
 from isthmus.service.space import Space, joined
 from isthmus.service.stores import Draft, Judgement, SqliteStore
 from isthmus.service.teaching import taught as taught_over
@@ -52,7 +52,7 @@ def silos(tmp_path):
     for seed in (1, 2, 3):
         store = SqliteStore(tmp_path / f"{seed}.db")
         store.put(texts(seed))
-        index = Index(tmp_path / str(seed), store, encoder=Encoder("none"), family=FAMILY)
+        index = Index(tmp_path / str(seed), store, encoder=EncoderSettings("none"), family=FAMILY)
         index.catch_up()
         made.append((f"silo{seed}", store, index))
     total = summed(index.snapshot.exact_statistics(name, (TEXT,)) for name, _, index in made)
@@ -120,14 +120,14 @@ class TestSpace:
     def test_a_word_of_one_document_stays(self, tmp_path):
         store = SqliteStore(tmp_path / "s.db")
         store.put([Draft("a", "", "tide wave secret"), Draft("b", "", "tide wave")])
-        index = Index(tmp_path / "i", store, encoder=Encoder("none"), family=FAMILY)
+        index = Index(tmp_path / "i", store, encoder=EncoderSettings("none"), family=FAMILY)
         index.catch_up()
         assert len(own_directions(index.snapshot).words) == 2
         store.close()
 
     def test_adopted_directions_survive_a_restart(self, silos, tmp_path):
         _, store, index = silos[0]
-        again = Index(index.folder, store, encoder=Encoder("lsa"), family=FAMILY)
+        again = Index(index.folder, store, encoder=EncoderSettings("lsa"), family=FAMILY)
         assert again.snapshot.encoder.fingerprint == index.snapshot.encoder.fingerprint
         assert not again._outgrown()
 
@@ -152,7 +152,7 @@ class TestEvidence:
     def test_without_shared_directions_it_is_refused(self, tmp_path):
         store = SqliteStore(tmp_path / "s.db")
         store.put(texts(1))
-        index = Index(tmp_path / "i", store, encoder=Encoder("none"))
+        index = Index(tmp_path / "i", store, encoder=EncoderSettings("none"))
         index.catch_up()
         with pytest.raises(DataError, match="directions"):
             first_look(index.snapshot, index.snapshot.find("tide", 5))

@@ -14,7 +14,7 @@ from isthmus.service import limits as layer
 from isthmus.service.apps import new_app
 from isthmus.service.limits import Buckets, Protect, Surface, message_header, too_deep
 from isthmus.service.security import PEER, ApiKeys, Gate, Once, Peer
-from isthmus.service.settings import Limits, Policy
+from isthmus.service.settings import Policy, RequestLimits
 from isthmus.service.wire import Search
 
 
@@ -53,7 +53,7 @@ def call(protected, method, path, **options):
 def protected(gate=None, limits=None, *, once=None, **reached):
     gate = gate or Gate(strangers=["search"])
     surface = Surface(open=("/v1/health",), **reached)
-    return Protect(app(), gate=gate, limits=limits or Limits(), surface=surface, once=once)
+    return Protect(app(), gate=gate, limits=limits or RequestLimits(), surface=surface, once=once)
 
 
 def is_problem(answer, status):
@@ -151,7 +151,7 @@ def test_a_name_rebound_by_a_stranger_is_refused():
 
 class TestBodies:
     def test_an_oversized_body_is_refused_before_it_is_read(self):
-        small = protected(limits=Limits(body_bytes=100))
+        small = protected(limits=RequestLimits(body_bytes=100))
         is_problem(call(small, "POST", "/v1/search", json={"query": "x" * 200}), 413)
 
     def test_an_oversized_body_without_a_length_too(self):
@@ -160,7 +160,7 @@ class TestBodies:
                 yield b" " * 50
 
         kind = {"content-type": "application/json"}
-        small = protected(limits=Limits(body_bytes=100))
+        small = protected(limits=RequestLimits(body_bytes=100))
         is_problem(call(small, "POST", "/v1/search", content=drops(), headers=kind), 413)
 
     def test_a_body_that_never_ends_is_given_up(self, monkeypatch):
@@ -218,7 +218,7 @@ class TestCallers:
         assert answers[-1] == 429
 
     def test_rates_are_per_caller(self, keys):
-        guarded = protected(Gate(keys=keys), Limits(per_second=0.1, burst=3))
+        guarded = protected(Gate(keys=keys), RequestLimits(per_second=0.1, burst=3))
         ada, bob = (keys.add(name, scopes=["search"]) for name in ("ada", "bob"))
         body = {"query": "tides"}
         for _ in range(3):
@@ -232,7 +232,7 @@ class TestCallers:
         async def waiting(scope, receive, send):
             await asyncio.sleep(0.2)
 
-        guarded = Protect(waiting, gate=Gate(strangers=["search"]), limits=Limits(concurrent=1))
+        guarded = Protect(waiting, gate=Gate(strangers=["search"]), limits=RequestLimits(concurrent=1))
 
         async def work():
             transport = httpx.ASGITransport(guarded, raise_app_exceptions=False)
@@ -311,7 +311,7 @@ def test_an_unforeseen_failure_is_logged_by_place_alone(caplog):
 
 
 def test_a_known_peer_may_send_more_where_that_is_meant():
-    small = Limits(body_bytes=100, operator_body_bytes=1000)
+    small = RequestLimits(body_bytes=100, operator_body_bytes=1000)
     guarded = with_peer(protected(Gate(peers={"broker": Policy(search=True)}), small, large=("/v1/search",)))
     assert call(guarded, "POST", "/v1/search", json={"query": "x" * 200}).status_code == 200
     is_problem(call(guarded, "POST", "/v1/search", json={"query": "x" * 1200}), 413)

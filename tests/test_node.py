@@ -36,17 +36,17 @@ from isthmus.service.running import training
 from isthmus.service.searching import FEATURES, snippet
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import (
-    Encoder,
+    EncoderSettings,
     Learning,
-    Limits,
     Models,
     NodeSettings,
     Policy,
+    RequestLimits,
     SharedStatistics,
     SiloTraining,
     Source,
 )
-from isthmus.service.silo_training import Part
+from isthmus.service.silo_training import TrainingRole
 from isthmus.tables import Letor, Qrels, Run, read_letor, read_qrels, read_run
 
 ALL = Policy(search=True, snippets=True, counts=True, feedback=True, operate=True)
@@ -70,7 +70,7 @@ def settings(tmp_path):
         folder=tmp_path / "north",
         sources=(Source("beir", path),),
         peers={"anonymous": ALL},
-        encoder=Encoder("lsa", dimensions=6),
+        encoder=EncoderSettings("lsa", dimensions=6),
         statistics=SharedStatistics(width=1024),
     )
 
@@ -139,7 +139,10 @@ def test_strangers_and_wrong_requests_are_refused_with_problem_details(settings,
     keys = ApiKeys(tmp_path / "keys.json")
     ada, eve = keys.add("ada", scopes=["search"]), keys.add("eve", scopes=["search"])
     closed = replace(
-        settings, keys=tmp_path / "keys.json", peers={"ada": ALL}, limits=Limits(hits=5, body_bytes=2000)
+        settings,
+        keys=tmp_path / "keys.json",
+        peers={"ada": ALL},
+        limits=RequestLimits(hits=5, body_bytes=2000),
     )
     with serving(closed) as client:
         assert client.get("/health").json()["role"] == "node"
@@ -458,16 +461,16 @@ def test_many_searches_while_documents_change_lose_none(settings):
 def test_training_knows_the_paths_in_the_settings_and_no_others(settings, tmp_path):
     tls = files(tmp_path / "keys")
     wanted = SiloTraining("127.0.0.1:9092", tmp_path / "rows.txt", tls)
-    part = Part.of(settings, wanted)
+    part = TrainingRole.of(settings, wanted)
     own = {"silo": "north", "data": f"{tmp_path}/rows.txt", "ledger": f"{tmp_path}/north/ledger.db"}
     assert part.node_config == own | {"least-colluding": 1, "most-width": 1 << 18}
-    assert Part.loaded(part.dumped()) == part
+    assert TrainingRole.loaded(part.dumped()) == part
     private = replace(wanted, private=tmp_path / "private", queries=tmp_path / "q.tsv", masked_only=True)
-    told = Part.of(replace(settings, training=private), private).node_config
+    told = TrainingRole.of(replace(settings, training=private), private).node_config
     assert told["ledger"] == f"{tmp_path}/private/silo.ledger"
     assert told["folder"] == f"{tmp_path}/private"
     assert told["masked-only"] is True
-    floor = Part.of(settings, replace(wanted, most_clip=0.5, least_noise=2.0)).node_config
+    floor = TrainingRole.of(settings, replace(wanted, most_clip=0.5, least_noise=2.0)).node_config
     assert (floor["most-clip"], floor["least-noise"]) == (0.5, 2.0)
     for wrong in ({"coordinator": "there"}, {"queries": tmp_path}, {"user": "nobody"}, {"most_clip": 1.0}):
         with pytest.raises(ValueError, match=r"must be|belong together|needs private"):

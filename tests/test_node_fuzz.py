@@ -10,7 +10,7 @@ from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
 from isthmus.service.security import ApiKeys
-from isthmus.service.settings import Encoder, Limits, NodeSettings, Policy, SharedStatistics
+from isthmus.service.settings import EncoderSettings, NodeSettings, Policy, RequestLimits, SharedStatistics
 from isthmus.service.stores import Draft
 from silo_stand_in import Loop
 
@@ -29,9 +29,9 @@ def node(tmp_path_factory):
         folder / "north",
         keys=keys.path,
         peers={"fuzz": everything},
-        encoder=Encoder(dimensions=4),
+        encoder=EncoderSettings(dimensions=4),
         statistics=SharedStatistics("exact"),
-        limits=Limits(per_second=1e6, burst=1_000_000),
+        limits=RequestLimits(per_second=1e6, burst=1_000_000),
     )
     with Node(told) as made:
         made.put([Draft(f"d{at}", "tide", f"power of the waves {at}") for at in range(20)])

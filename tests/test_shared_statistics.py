@@ -12,8 +12,8 @@ from isthmus.arrays import Ids
 from isthmus.errors import SiloUnavailable
 from isthmus.private.totals import family_of, released
 from isthmus.retrieval import TEXT, Statistics
-from isthmus.service.http_client import Reply
-from isthmus.service.statistics import Exchange, etag
+from isthmus.service.http_client import HttpReply
+from isthmus.service.statistics import StatisticsExchange, etag
 from isthmus.service.training import training_of
 from isthmus.service.wire import STATISTICS_TYPE
 
@@ -39,13 +39,13 @@ class Talker:
         if method == "PUT":
             assert kind == STATISTICS_TYPE
             self.taken.append(Statistics.from_bytes(body))
-            return Reply(204, "", b"")
+            return HttpReply(204, "", b"")
         if isinstance(self.gives, int):
-            return Reply(self.gives, "", b"")
+            return HttpReply(self.gives, "", b"")
         content = self.gives if isinstance(self.gives, bytes) else self.gives.to_bytes()
         status = 304 if unless == etag(content) else 200
         self.sent.append(status)
-        return Reply(status, STATISTICS_TYPE, b"" if status == 304 else content)
+        return HttpReply(status, STATISTICS_TYPE, b"" if status == 304 else content)
 
 
 def exchanged(exchange, times=1):
@@ -58,7 +58,7 @@ def exchanged(exchange, times=1):
 
 def test_every_silo_gets_the_sum_once():
     silos = [Talker("east", figures("east")), Talker("west", figures("west", 5, ("sun", "tide"), (1, 1)))]
-    exchange = Exchange(silos)
+    exchange = StatisticsExchange(silos)
     exchanged(exchange, 3)
     for silo in silos:
         (total,) = silo.taken
@@ -76,7 +76,7 @@ def test_every_silo_gets_the_sum_once():
 
 def test_what_changes_is_handed_out_again():
     east, west = Talker("east", figures("east")), Talker("west", figures("west"))
-    exchange = Exchange([east, west])
+    exchange = StatisticsExchange([east, west])
     exchanged(exchange)
     first = exchange.version
     east.gives = figures("east", 11, counts=(3, 5))
@@ -87,7 +87,7 @@ def test_what_changes_is_handed_out_again():
 
 def test_a_silo_that_lost_the_sum_gets_it_again():
     east = Talker("east", figures("east"))
-    exchange = Exchange([east])
+    exchange = StatisticsExchange([east])
     exchanged(exchange)
     assert "other statistics" in exchange.remark("")
     exchanged(exchange)
@@ -96,7 +96,7 @@ def test_a_silo_that_lost_the_sum_gets_it_again():
 
 def test_one_that_is_down_still_counts_and_one_that_does_not_share_is_let_be():
     east, west, north = Talker("east", figures("east")), Talker("west", figures("west")), Talker("north", 403)
-    exchange = Exchange([east, west, north])
+    exchange = StatisticsExchange([east, west, north])
     exchanged(exchange)
     assert east.taken[-1].documents == 20
     version = exchange.version
@@ -109,7 +109,7 @@ def test_one_that_is_down_still_counts_and_one_that_does_not_share_is_let_be():
 @pytest.mark.parametrize("gives", [b"garbage", figures("other"), 500])
 def test_nonsense_is_left_out(gives):
     east, west = Talker("east", figures("east")), Talker("west", gives)
-    exchange = Exchange([east, west])
+    exchange = StatisticsExchange([east, west])
     exchanged(exchange)
     assert east.taken[-1].documents == 10
 
@@ -117,7 +117,7 @@ def test_nonsense_is_left_out(gives):
 def test_forms_that_do_not_mix_are_told():
     private = replace(released(figures("west"), family_of("key", 64), 1.0), silos=("west",))
     east = Talker("east", figures("east"))
-    exchange = Exchange([east, Talker("west", private)])
+    exchange = StatisticsExchange([east, Talker("west", private)])
     exchanged(exchange)
     assert not east.taken
     assert "do not add up" in exchange.problem
@@ -125,7 +125,7 @@ def test_forms_that_do_not_mix_are_told():
 
 def test_silos_without_documents_make_no_sum():
     east = Talker("east", figures("east", 0, (), ()))
-    exchange = Exchange([east])
+    exchange = StatisticsExchange([east])
     exchanged(exchange)
     assert not east.taken
     assert exchange.version == ""

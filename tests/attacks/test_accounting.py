@@ -27,7 +27,7 @@ from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
 from isthmus.service.parsing import READERS
-from isthmus.service.settings import NodeSettings, Policy, Reading
+from isthmus.service.settings import NodeSettings, ParsingLimits, Policy
 from isthmus.service.stores import Draft
 from isthmus.tables import Documents
 from private_node import PEER, node, private_settings, released, texts
@@ -472,7 +472,7 @@ def test_blocks_grow_and_settle(tmp_path: Path) -> None:
 
 def test_one_word_of_a_markdown_file_changes_one_field(tmp_path: Path) -> None:
     """Fields compose in parallel: a word that stood in both would be released twice at the cost of once."""
-    limits = Reading()
+    limits = ParsingLimits()
     for text, title, body in (
         ("# The secret harbour #\n\ntide tables\n", "The secret harbour", "\ntide tables\n"),
         ("before\n## The secret harbour\nafter", "The secret harbour", "before\nafter"),
@@ -490,7 +490,7 @@ def test_a_heading_is_charged_where_it_is_counted(tmp_path: Path) -> None:
     cells = []
     for word in ("esbjerg", "aalborg"):
         (tmp_path / "a.md").write_text(f"# The harbour of {word}\n\ntide tables for May\n")
-        title, body = READERS[".md"](tmp_path / "a.md", Reading())
+        title, body = READERS[".md"](tmp_path / "a.md", ParsingLimits())
         folder = SiloFolder.at(tmp_path / "south", create=True)
         whole = Documents(("a.md",), (title,), (body,), frozen(np.zeros(1, dtype=np.int64)))
         folder.build(whole, width=256, budget=None if cells else Budget(9.0))

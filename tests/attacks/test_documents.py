@@ -12,7 +12,7 @@ import pytest
 
 from isthmus.errors import DataError
 from isthmus.service import sources
-from isthmus.service.parsing import READERS, Parser, Reading
+from isthmus.service.parsing import READERS, Parser, ParsingLimits
 from isthmus.service.searching import _pattern, snippet
 from isthmus.service.settings import Source
 from isthmus.service.sources import load, load_all
@@ -103,7 +103,7 @@ def test_reading_takes_time_in_proportion_to_the_file(attack, tmp_path):
     def work(text):
         path = tmp_path / f"hostile{suffix}"
         path.write_text(text)
-        READERS[suffix](path, Reading())
+        READERS[suffix](path, ParsingLimits())
 
     assert growth(work, make, size) < LINEAR
 
@@ -137,7 +137,7 @@ def test_documents_that_freeze_a_reader_are_one_line_each_and_the_rest_goes_on(t
     (papers / "b.html").write_text("tide tables" + "<a " * tags)
     (papers / "c.pdf").write_bytes(pdf_sharing(1, shown([b"tide tables"])))
     (papers / "d.txt").write_text("tide tables")
-    source, limits = Source("folder", papers), Reading(seconds=1)
+    source, limits = Source("folder", papers), ParsingLimits(seconds=1)
     assert load(source, store, pytest.fail, limits) == Counts(added=4)
 
     (papers / "c.pdf").write_bytes(pdf_sharing(pages, shown([b"tide"] * 4_000)))
@@ -156,13 +156,13 @@ def test_documents_that_freeze_a_reader_are_one_line_each_and_the_rest_goes_on(t
 @pytest.mark.parametrize(
     ("name", "data", "limits", "told"),
     [
-        ("x.pdf", pdf_sharing(4, shown([b"tide"])), Reading(pages=3), "3 pages: it has 4 (split it"),
-        ("x.pdf", pdf_sharing(50, shown([b"tide"] * 20)), Reading(characters=1_000), "1,000 characters of"),
-        ("x.txt", b"tide " * 300, Reading(characters=1_000), "1,000 characters of text"),
-        ("x.txt", WIDE, Reading(memory_mb=256, characters=50_000_000), "256 MB of memory"),
-        ("x.txt", "\ufdfa".encode() * 100, Reading(characters=1_000), "1,000 characters of text"),
-        ("x.html", b"&#" + b"9" * 5_000, Reading(), None),
-        ("x.txt", b"x" * ((50 << 20) + 1), Reading(), "larger than 50 MB"),
+        ("x.pdf", pdf_sharing(4, shown([b"tide"])), ParsingLimits(pages=3), "3 pages: it has 4 (split it"),
+        ("x.pdf", pdf_sharing(50, shown([b"tide"] * 20)), ParsingLimits(characters=1_000), "1,000 char"),
+        ("x.txt", b"tide " * 300, ParsingLimits(characters=1_000), "1,000 characters of text"),
+        ("x.txt", WIDE, ParsingLimits(memory_mb=256, characters=50_000_000), "256 MB of memory"),
+        ("x.txt", "\ufdfa".encode() * 100, ParsingLimits(characters=1_000), "1,000 characters of text"),
+        ("x.html", b"&#" + b"9" * 5_000, ParsingLimits(), None),
+        ("x.txt", b"x" * ((50 << 20) + 1), ParsingLimits(), "larger than 50 MB"),
     ],
     ids=["pages", "text of pages", "text", "memory", "ligatures", "digits", "size"],
 )  # fmt: skip

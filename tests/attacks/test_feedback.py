@@ -15,7 +15,14 @@ from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
 from isthmus.service.security import LIFETIME, ApiKeys, HitTokens
-from isthmus.service.settings import BrokerSettings, Encoder, NodeSettings, Policy, Silo, Source
+from isthmus.service.settings import (
+    BrokerSettings,
+    EncoderSettings,
+    NodeSettings,
+    Policy,
+    SiloAddress,
+    Source,
+)
 from isthmus.service.stores import majority
 from silo_stand_in import Loop
 
@@ -34,7 +41,7 @@ def a_node(folder):
         folder=folder / "north",
         sources=(Source("beir", path),),
         peers={"anonymous": Policy(search=True, snippets=True, feedback=True)},
-        encoder=Encoder("none"),
+        encoder=EncoderSettings("none"),
     )
     loop = Loop()
     with Node(settings).offline() as node:
@@ -55,7 +62,7 @@ def federation(folder):
         told = BrokerSettings(
             folder=folder / "broker",
             keys=keys.path,
-            silos={"north": Silo(address)},
+            silos={"north": SiloAddress(address)},
             share_statistics=False,
             deadline_ms=10_000,
         )

@@ -20,7 +20,7 @@ from isthmus.service.broker import Broker
 from isthmus.service.certificates import Authority
 from isthmus.service.limits import Protect, Surface
 from isthmus.service.security import ApiKeys, Gate
-from isthmus.service.settings import BrokerSettings, Limits, Silo
+from isthmus.service.settings import BrokerSettings, RequestLimits, SiloAddress
 from silo_stand_in import Loop, StandIn
 
 ELSEWHERE = "127.0.0.2"
@@ -36,11 +36,11 @@ class Front:
         self.keys = ApiKeys(folder / "api-keys.json")
         self.token = self.keys.add("ada", scopes=["search"])
         behind = self.loop.serve(self.silo)
-        self.limits = Limits(per_second=1000, burst=1000, **limits)
+        self.limits = RequestLimits(per_second=1000, burst=1000, **limits)
         self.settings = BrokerSettings(
             folder=folder,
             keys=folder / "api-keys.json",
-            silos={"north": Silo(f"http://127.0.0.1:{behind.port}")},
+            silos={"north": SiloAddress(f"http://127.0.0.1:{behind.port}")},
             deadline_ms=10_000,
             share_statistics=False,
             limits=self.limits,
@@ -287,7 +287,7 @@ def page(folder, **limits):
     """An app whose pages strangers may read, and one key; yields the server, the app and the key."""
     keys = ApiKeys(folder / "api-keys.json")
     token = keys.add("ada", scopes=["search"])
-    rules = Limits(per_second=1000, burst=1000, **limits)
+    rules = RequestLimits(per_second=1000, burst=1000, **limits)
     inner = LargePage()
     app = Protect(inner, gate=Gate(keys=keys), limits=rules, surface=Surface(open=("/large", "/small")))
     loop = Loop()
@@ -387,13 +387,13 @@ def papers(tmp_path_factory):
 def test_a_handshake_that_never_ends_is_given_up(tmp_path, papers, new_loop):
     """With mutual TLS strangers never come further, and those with a certificate come in beside them."""
     loop, silo = Loop(new_loop), StandIn("north")
-    limits = Limits(header_seconds=3.0, connections_per_address=30)
+    limits = RequestLimits(header_seconds=3.0, connections_per_address=30)
     tls = certificates.files(papers / "north")
     server = loop.serve(silo, tls=tls, mutual=True, limits=limits)
     settings = BrokerSettings(
         folder=tmp_path,
         tls=certificates.files(papers / "broker"),
-        silos={"north": Silo(f"https://127.0.0.1:{server.port}")},
+        silos={"north": SiloAddress(f"https://127.0.0.1:{server.port}")},
         deadline_ms=10_000,
         share_statistics=False,
     )

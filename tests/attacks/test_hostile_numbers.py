@@ -21,12 +21,12 @@ from isthmus.retrieval import FIELD_TABLES, TEXT, Statistics
 from isthmus.retrieval.statistics import MOST_DOCUMENTS, MOST_TERMS
 from isthmus.service import statistics
 from isthmus.service.evidence import FIRST, SECOND
-from isthmus.service.http_client import Reply
+from isthmus.service.http_client import HttpReply
 from isthmus.service.learned import Learned, Line, Look
 from isthmus.service.node import Node
-from isthmus.service.settings import Encoder, NodeSettings, SharedStatistics, Source
+from isthmus.service.settings import EncoderSettings, NodeSettings, SharedStatistics, Source
 from isthmus.service.space import Space
-from isthmus.service.statistics import Exchange, etag
+from isthmus.service.statistics import StatisticsExchange, etag
 from isthmus.service.wire import STATISTICS_TYPE, Search
 
 HUGE = 10**400
@@ -130,14 +130,14 @@ class Talker:
     async def ask(self, method, path, body=b"", kind="", *, unless=""):
         if method == "PUT":
             self.sums.append(Statistics.from_bytes(body))
-            return Reply(204, "", b"")
+            return HttpReply(204, "", b"")
         content = self.gives if isinstance(self.gives, bytes) else self.gives.to_bytes()
         status = 304 if unless == etag(content) else 200
-        return Reply(status, STATISTICS_TYPE, b"" if status == 304 else content)
+        return HttpReply(status, STATISTICS_TYPE, b"" if status == 304 else content)
 
 
 def exchanged(*silos, times=2, **options):
-    exchange = Exchange(silos, **options)
+    exchange = StatisticsExchange(silos, **options)
 
     async def work():
         for _ in range(times):
@@ -173,7 +173,7 @@ def test_a_hostile_silo_is_left_out_by_name_and_the_rest_goes_on(forgery, caplog
 
 def test_the_last_good_statistics_of_a_silo_that_turns_hostile_still_count():
     east, west = Talker("east", honest("east")), Talker("west", honest("west"))
-    exchange = Exchange([east, west])
+    exchange = StatisticsExchange([east, west])
 
     async def work():
         await exchange.once()
@@ -209,7 +209,7 @@ def test_no_error_ends_the_exchange_of_statistics(monkeypatch, caplog):
     monkeypatch.setattr(statistics, "EAGER", 0.0)
     monkeypatch.setattr(statistics, "UNEASY", 0.0)
     east = Talker("east", honest("east"))
-    exchange, failures = Exchange([east]), iter([ValueError("unforeseen"), KeyError("too")])
+    exchange, failures = StatisticsExchange([east]), iter([ValueError("unforeseen"), KeyError("too")])
     own = exchange.once
 
     async def once():
@@ -258,7 +258,7 @@ def test_a_silo_with_terms_for_all_does_not_push_others_out_of_the_sum(monkeypat
 
 def test_a_sum_that_fails_on_a_query_does_not_replace_the_old_one(monkeypatch):
     east = Talker("east", honest("east"))
-    exchange = Exchange([east])
+    exchange = StatisticsExchange([east])
 
     def fails(figures, family=None):
         raise ProtocolError("statistics that no query can be scored with")
@@ -290,7 +290,7 @@ def settings(tmp_path):
         silo="north",
         folder=tmp_path / "north",
         sources=(Source("beir", path),),
-        encoder=Encoder("lsa", dimensions=4),
+        encoder=EncoderSettings("lsa", dimensions=4),
         statistics=SharedStatistics(width=64),
     )
 

@@ -20,8 +20,15 @@ from isthmus.service.broker import Broker
 from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
-from isthmus.service.settings import Breaker as BreakerSettings
-from isthmus.service.settings import BrokerSettings, Limits, NodeSettings, Policy, Silo, Source
+from isthmus.service.settings import (
+    BreakerSettings,
+    BrokerSettings,
+    NodeSettings,
+    Policy,
+    RequestLimits,
+    SiloAddress,
+    Source,
+)
 from silo_stand_in import Loop, StandIn
 
 NAMES = ("east", "north", "west")
@@ -61,11 +68,11 @@ def federation(folder, seconds):
         ports = {name: loop.serve(silo).port for name, silo in silos.items()}
         settings = BrokerSettings(
             folder=folder,
-            silos={name: Silo(f"http://127.0.0.1:{port}") for name, port in ports.items()},
+            silos={name: SiloAddress(f"http://127.0.0.1:{port}") for name, port in ports.items()},
             deadline_ms=700,
             share_statistics=False,
             breaker=BreakerSettings(failures=3, pause=30.0, longest=30.0),
-            limits=Limits(per_second=1000, burst=1000),
+            limits=RequestLimits(per_second=1000, burst=1000),
         )
 
         async def made():

@@ -12,8 +12,7 @@ import pytest
 
 from isthmus.service.breaker import MOST_DEBT, TIMELY, Breaker
 from isthmus.service.broker import Broker
-from isthmus.service.settings import Breaker as BreakerSettings
-from isthmus.service.settings import BrokerSettings, Silo
+from isthmus.service.settings import BreakerSettings, BrokerSettings, SiloAddress
 from isthmus.service.wire import Search
 from silo_stand_in import Loop, StandIn
 
@@ -38,7 +37,7 @@ def federation(folder, hostile):
     loop = Loop()
     silos = [StandIn("east"), StandIn("north"), hostile]
     try:
-        urls = {silo.name: Silo(f"http://127.0.0.1:{loop.serve(silo).port}") for silo in silos}
+        urls = {silo.name: SiloAddress(f"http://127.0.0.1:{loop.serve(silo).port}") for silo in silos}
         settings = BrokerSettings(
             folder=folder, silos=urls, deadline_ms=int(1000 * DEADLINE), share_statistics=False
         )

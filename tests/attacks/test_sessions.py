@@ -18,7 +18,7 @@ from isthmus.service.limits import Protect, message_header
 from isthmus.service.node_api import hosts_of
 from isthmus.service.security import ApiKeys, Gate
 from isthmus.service.sessions import COOKIE, FORMER_COOKIE, SECURE_COOKIE, Sessions
-from isthmus.service.settings import Limits, NodeSettings, Silo, Tls, read_broker
+from isthmus.service.settings import NodeSettings, RequestLimits, SiloAddress, Tls, read_broker
 
 from .test_front import front
 
@@ -267,8 +267,8 @@ class TestNodes:
     @pytest.mark.parametrize("url", ["http://10.0.0.5:8101", "http://north.example", "http://[fe80::1]:8101"])
     def test_a_silo_elsewhere_is_not_asked_in_the_clear(self, tmp_path, url):
         with pytest.raises(ValueError, match="unencrypted = true"):
-            Silo(url)
-        assert Silo(url, unencrypted=True).url == url
+            SiloAddress(url)
+        assert SiloAddress(url, unencrypted=True).url == url
         file = tmp_path / "broker.toml"
         file.write_text(f'[silos.north]\nurl = "{url}"\n')
         with pytest.raises(Exception, match="in the clear"):
@@ -278,7 +278,7 @@ class TestNodes:
         "url", ["http://127.0.0.9:1", "http://localhost:1", "http://[::1]:1", "https://x"]
     )
     def test_one_on_this_machine_may_be(self, url):
-        assert Silo(url).url == url
+        assert SiloAddress(url).url == url
 
 
 def test_no_credentials_are_no_wrong_key(tmp_path):
@@ -288,7 +288,7 @@ def test_no_credentials_are_no_wrong_key(tmp_path):
     async def app(scope, receive, send):
         raise AssertionError
 
-    guarded = Protect(app, gate=Gate(keys=ApiKeys(tmp_path / "keys.json")), limits=Limits(burst=100))
+    guarded = Protect(app, gate=Gate(keys=ApiKeys(tmp_path / "keys.json")), limits=RequestLimits(burst=100))
 
     async def statuses():
         transport = httpx.ASGITransport(guarded)

@@ -31,7 +31,7 @@ from isthmus.retrieval.statistics import MOST_TERMS
 from isthmus.service import wire
 from isthmus.service.broker import understood
 from isthmus.service.client import Client
-from isthmus.service.http_client import BrokenReply, Line, Reply
+from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
 from isthmus.service.learned import Learned
 from isthmus.service.learning import answer_of, question_of
 from isthmus.service.space import Space
@@ -360,7 +360,7 @@ def test_a_silo_that_answers_without_end_is_given_up(what):
     first, forever = ENDLESS[what]
 
     async def work(url):
-        line = Line(url, most=MEGABYTE)
+        line = HttpClient(url, most=MEGABYTE)
         try:
             async with asyncio.timeout(15):
                 await line.ask("GET", "/v1/statistics")
@@ -413,4 +413,4 @@ def test_a_silo_sends_no_more_hits_than_anybody_can_ask_for():
     ):
         content = json.dumps(answer).encode()
         with memory(), pytest.raises(BrokenReply):
-            understood(Reply(200, "application/json", content), wire.NodeAnswer)
+            understood(HttpReply(200, "application/json", content), wire.NodeAnswer)

@@ -39,7 +39,7 @@ SHOWN = {
 
 
 @dataclass(frozen=True)
-class Story:
+class CotrainingStory:
     """The ways beside each other, and which of them the product uses."""
 
     share: float
@@ -47,7 +47,7 @@ class Story:
     sentence: str
 
 
-def tell(*, seed: int = 0) -> Story:
+def tell(*, seed: int = 0) -> CotrainingStory:
     """Release, train every way, and compare on test queries."""
     streams = Streams(seed).under("cross-silo", "pydocs")
     releasing = Releasing(reader="shrink", width=8192)
@@ -55,7 +55,7 @@ def tell(*, seed: int = 0) -> Story:
     values = _values(silos, seed)
     rows = tuple((row, what, _estimate(values[row]), _against(values, row)) for row, what in SHOWN.items())
     table = Table(("way", "what it learns from", "nDCG@10", "the default is better by"), rows, digits=3)
-    return Story(silos.cross_share, table, _sentence(values))
+    return CotrainingStory(silos.cross_share, table, _sentence(values))
 
 
 def _sampled(corpus: Corpus, streams: Streams) -> Corpus:

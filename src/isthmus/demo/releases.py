@@ -33,7 +33,7 @@ _SHOWN = 20  # best documents of a query that stand in the picture
 
 
 @dataclass(frozen=True, eq=False)
-class Story:
+class ReleasesStory:
     """What left, and what it was good for."""
 
     released: Table
@@ -42,7 +42,7 @@ class Story:
     picture: Plot
 
 
-def tell(world: Corpus, *, seed: int = 0) -> Story:
+def tell(world: Corpus, *, seed: int = 0) -> ReleasesStory:
     """Release, charge, rank and compare."""
     streams = Streams(seed).under("private story")
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def tell(world: Corpus, *, seed: int = 0) -> Story:
         {name: silos.run(table, name) for name, table in runs.items()},
         ("nDCG@10", "MRR@10"),
     )
-    return Story(released, f"{explain(spent)}.", comparison, _picture(silos, scores))
+    return ReleasesStory(released, f"{explain(spent)}.", comparison, _picture(silos, scores))
 
 
 def _sampled(world: Corpus, streams: Streams) -> Corpus:

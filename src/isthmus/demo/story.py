@@ -75,7 +75,7 @@ Chapter = Callable[[Tale], Tale]
 
 
 @dataclass(frozen=True)
-class Told:
+class DemoResult:
     """How the story ended."""
 
     comparison: Comparison
@@ -93,7 +93,7 @@ class Told:
         return self.comparison.rows()
 
 
-def tell(out: Path, *, seed: int = 0) -> Told:
+def tell(out: Path, *, seed: int = 0) -> DemoResult:
     """Tell the whole story on stderr and write its report into the folder `out`."""
     began = time.perf_counter()
     say(LEAD)
@@ -101,7 +101,7 @@ def tell(out: Path, *, seed: int = 0) -> Told:
     for chapter in CHAPTERS:
         tale = chapter(tale)
     comparison = compare(tale.world.qrels, tale.systems, MEASURES, testing=Testing(seed=seed))
-    outcome = Told(comparison, out / "report.html", time.perf_counter() - began)
+    outcome = DemoResult(comparison, out / "report.html", time.perf_counter() - began)
     out.mkdir(parents=True, exist_ok=True)
     result = Section("What it comes to", (outcome.table,))
     Page("Isthmus: four silos, one search box", (*tale.sections, result), LEAD).save(outcome.page)

@@ -1,5 +1,5 @@
 from isthmus.service.broker import Broker as Broker
-from isthmus.service.broker import fused as fused
+from isthmus.service.broker import merge_hits as merge_hits
 from isthmus.service.certificates import TRAINING as TRAINING
 from isthmus.service.certificates import Authority as Authority
 from isthmus.service.certificates import files as files
@@ -34,11 +34,11 @@ from isthmus.service.running import run_training as run_training
 from isthmus.service.scaffold import ADMIN_KEY as ADMIN_KEY
 from isthmus.service.scaffold import create_federation as create_federation
 from isthmus.service.scaffold import make_keys as make_keys
-from isthmus.service.scoring import Raw as Raw
+from isthmus.service.scoring import Bm25Scorer as Bm25Scorer
 from isthmus.service.searching import Searcher as Searcher
 from isthmus.service.security import ApiKeys as ApiKeys
 from isthmus.service.settings import BrokerSettings as BrokerSettings
-from isthmus.service.settings import Encoder as Encoder
+from isthmus.service.settings import EncoderSettings as EncoderSettings
 from isthmus.service.settings import NodeSettings as NodeSettings
 from isthmus.service.settings import SharedStatistics as SharedStatistics
 from isthmus.service.settings import read_broker as read_broker

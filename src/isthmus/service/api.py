@@ -24,7 +24,7 @@ from isthmus import __version__
 from isthmus.service import pages, wire
 from isthmus.service.apps import METRICS, PROBLEMS, new_app, reference
 from isthmus.service.broker import Broker
-from isthmus.service.limits import CALLER, NOTE, WRONG_KEY, Problem, Protect, Surface, names_of
+from isthmus.service.limits import CALLER, NOTE, WRONG_KEY, HttpProblem, Protect, Surface, names_of
 from isthmus.service.metrics import CONTENT_TYPE
 from isthmus.service.security import SCOPES, ApiKeys, Caller, Gate
 from isthmus.service.sessions import COOKIE, FORMER_COOKIE, LONGEST, SECURE_COOKIE, Sessions, session_in
@@ -90,7 +90,7 @@ def hosts_of(settings: BrokerSettings) -> frozenset[str] | None:
 def _broker(request: Request, scope: str) -> Broker:
     """The broker, for a caller who has this scope."""
     if not request.scope[CALLER].may(scope):
-        raise Problem(403, f"this needs a key with the scope {scope}")
+        raise HttpProblem(403, f"this needs a key with the scope {scope}")
     broker: Broker = request.app.state.broker
     return broker
 
@@ -116,7 +116,7 @@ async def feedback(body: wire.Feedback, request: Request) -> Response:
 
 
 @_router.get("/v1/silos")
-async def silos(request: Request) -> wire.Silos:
+async def silos(request: Request) -> wire.SiloList:
     """Every silo's health, what it has released, and what is left of its budgets; addresses for admins."""
     broker = _broker(request, "search")
     view = await broker.cached_view("silos", broker.view_silos)
@@ -133,7 +133,7 @@ async def calibration(request: Request) -> wire.Calibration:
 
 
 @_router.get("/v1/training")
-async def training(request: Request) -> wire.Training:
+async def training(request: Request) -> wire.TrainingView:
     """The training run as far as it has come: measure, weights, risks and rejected updates by round."""
     broker = _broker(request, "search")
     return await broker.cached_view("training", broker.view_training)
@@ -154,7 +154,7 @@ async def open_session(body: wire.Session, request: Request) -> Response:
     number = None if sessions is None else sessions.open(body.key)
     if sessions is None or number is None:
         request.scope[WRONG_KEY]()
-        raise Problem(401, "the API key is unknown, revoked or expired")
+        raise HttpProblem(401, "the API key is unknown, revoked or expired")
     answer = _signed_out(request)
     # a proxy may speak TLS for us; the browser says how it reached the page
     secure = "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])

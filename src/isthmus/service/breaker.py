@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from isthmus.service.settings import Breaker as Settings
+from isthmus.service.settings import BreakerSettings
 from isthmus.service.wire import Status
 
 State = Literal["closed", "open", "half open"]
@@ -31,7 +31,7 @@ TRIAL, MOST_DEBT = 2 * TIMELY, 4 * TIMELY
 class Breaker:
     """Whether a silo may be asked. Of all who want to while it is half open, one may."""
 
-    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: BreakerSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._clock = settings, clock
         self._failures, self._pause, self._until = 0, settings.pause, 0.0
         self._probing, self._last_response, self._latest = False, -math.inf, -math.inf

@@ -24,12 +24,12 @@ from isthmus.errors import ConfigError, DataError, IsthmusError, Refused, SiloUn
 from isthmus.service import wire
 from isthmus.service.breaker import Breaker
 from isthmus.service.certificates import client_context, server_name
-from isthmus.service.http_client import BrokenReply, Line, Reply
-from isthmus.service.limits import Problem, message_header
+from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
+from isthmus.service.limits import HttpProblem, message_header
 from isthmus.service.metrics import Metrics
 from isthmus.service.security import local_secret, pseudonym
 from isthmus.service.settings import BrokerSettings, secret
-from isthmus.service.statistics import Exchange
+from isthmus.service.statistics import StatisticsExchange
 from isthmus.service.training import training_of
 from isthmus.tables import Unpacker
 
@@ -51,12 +51,12 @@ M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass
-class SiloLine:
+class SiloClient:
     """What the broker holds of a silo."""
 
     name: str
     url: str
-    line: Line
+    http: HttpClient
     breaker: Breaker
     headers: Mapping[str, str] = field(repr=False)
     documents: int | None = None
@@ -65,14 +65,14 @@ class SiloLine:
 
     async def ask(
         self, method: str, path: str, body: bytes = b"", kind: str = JSON, *, unless: str = ""
-    ) -> Reply:
+    ) -> HttpReply:
         """One message to the silo, which it cannot take for another; see `Talks`."""
         headers = {**self.headers, **message_header()}
         if body:
             headers["content-type"] = kind
         if unless:
             headers["if-none-match"] = unless
-        return await self.line.ask(method, wire.PREFIX + path, headers=headers, body=body)
+        return await self.http.ask(method, wire.PREFIX + path, headers=headers, body=body)
 
     async def read(self, path: str, model: type[M]) -> M:
         """What the silo says at this path; SiloUnavailable or Refused if it does not."""
@@ -118,7 +118,7 @@ async def _wait(trusted: set[_Asking], trials: set[_Asking], question: _Question
         await asyncio.wait(trials, timeout=min(limit, question.left))
 
 
-def _give_up(silo: SiloLine, task: _Asking, question: _Question, *, others: bool) -> None:
+def _give_up(silo: SiloClient, task: _Asking, question: _Question, *, others: bool) -> None:
     """Stop asking a silo that has not answered in time, as `others` have or have not."""
     task.cancel()
     if not question.patient or not -LAG < question.left <= INSTANT:
@@ -129,13 +129,13 @@ def _give_up(silo: SiloLine, task: _Asking, question: _Question, *, others: bool
     silo.breaker.late(question.began)
 
 
-def _not_asked(silo: SiloLine) -> _Outcome:
+def _not_asked(silo: SiloClient) -> _Outcome:
     reason, wait = silo.breaker.reason, silo.breaker.wait
     detail = f"not asked after failing repeatedly ({reason}); next try in {wait:.1f} s"
     return silo.status(silo.breaker.last, detail), []
 
 
-def _unanswered(silo: SiloLine, task: _Asking, question: _Question, *, others: bool) -> wire.SiloStatus:
+def _unanswered(silo: SiloClient, task: _Asking, question: _Question, *, others: bool) -> wire.SiloStatus:
     """What the answer says of a silo that nobody waits for any more."""
     if question.left <= INSTANT:
         _give_up(silo, task, question, others=others)
@@ -146,7 +146,7 @@ def _unanswered(silo: SiloLine, task: _Asking, question: _Question, *, others: b
     return silo.status("late", "slow or failing lately, not waited for")
 
 
-async def _follow(silo: SiloLine, task: _Asking, question: _Question) -> None:
+async def _follow(silo: SiloClient, task: _Asking, question: _Question) -> None:
     """Learn whether an answer that nobody waits for comes before the deadline."""
     try:
         if len(silo.trials) <= TRIED:
@@ -160,7 +160,7 @@ class Busy(SiloUnavailable):
     """A silo that says itself that it had no time to answer: it is there."""
 
 
-def understood(reply: Reply, model: type[M]) -> M:
+def understood(reply: HttpReply, model: type[M]) -> M:
     """A reply as the message it should be; anything else is SiloUnavailable or Refused."""
     if reply.status != 200:
         raise failure_of(reply)
@@ -173,7 +173,7 @@ def understood(reply: Reply, model: type[M]) -> M:
         raise BrokenReply("its answer is not of the documented form") from None
 
 
-def failure_of(reply: Reply) -> IsthmusError:
+def failure_of(reply: HttpReply) -> IsthmusError:
     """Why a silo did not do as it was asked, in our own words: its own may be anything."""
     failures = {
         401: Refused("it does not know this broker"),
@@ -199,12 +199,14 @@ class Broker:
         context = None if settings.tls is None else client_context(settings.tls)
         key = secret(settings.node_key, "node_key")
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.silos: dict[str, SiloLine] = {}
+        self.silos: dict[str, SiloClient] = {}
         for name, silo in settings.silos.items():
             over = context if silo.url.startswith("https:") else None
-            line = Line(silo.url, context=over, name=server_name(name), most=most)
-            self.silos[name] = SiloLine(name, silo.url, line, Breaker(settings.breaker), headers)
-        self.exchange = Exchange(list(self.silos.values()), documents=lambda name: self.silos[name].documents)
+            http = HttpClient(silo.url, context=over, name=server_name(name), most=most)
+            self.silos[name] = SiloClient(name, silo.url, http, Breaker(settings.breaker), headers)
+        self.exchange = StatisticsExchange(
+            list(self.silos.values()), documents=lambda name: self.silos[name].documents
+        )
         self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._count()
@@ -236,7 +238,7 @@ class Broker:
             with suppress(asyncio.CancelledError, Exception):
                 await task
         for silo in self.silos.values():
-            silo.line.close()
+            silo.http.close()
 
     async def search(self, request: wire.Search) -> wire.Answer:
         """Ask the silos, wait for all of them or the deadline, and put what they found in one order.
@@ -271,22 +273,22 @@ class Broker:
             candidates += hits
             self._answers.add(silo=silo.name, status=status.status)
         threshold = max(request.threshold, self.settings.threshold)
-        hits, below = fused(candidates, k=request.k, threshold=threshold)
+        hits, below = merge_hits(candidates, k=request.k, threshold=threshold)
         self._searches.add(found="yes" if hits else "no")
         took = round((time.monotonic() - question.began) * 1000, 1)
         return wire.Answer.model_construct(
             hits=hits, silos=statuses, threshold=threshold, below=below, took_ms=took
         )
 
-    def _named(self, names: Iterable[str] | None) -> list[SiloLine]:
+    def _named(self, names: Iterable[str] | None) -> list[SiloClient]:
         if names is None:
             return list(self.silos.values())
         wanted = dict.fromkeys(names)
         if not wanted or not wanted.keys() <= self.silos.keys():
-            raise Problem(404, "silos: only names that /v1/silos lists")
+            raise HttpProblem(404, "silos: only names that /v1/silos lists")
         return [self.silos[name] for name in wanted]
 
-    async def _ask(self, silo: SiloLine, question: _Question) -> _Outcome:
+    async def _ask(self, silo: SiloClient, question: _Question) -> _Outcome:
         """What becomes of the question at one silo, unless it is late; its breaker hears of it at once."""
         breaker, began = silo.breaker, time.monotonic()
         try:
@@ -317,31 +319,33 @@ class Broker:
         """Take a person's judgement to the silo that showed the hit; nothing of it is kept here."""
         silo = self.silos.get(feedback.silo)
         if silo is None:
-            raise Problem(404, "no such silo")
+            raise HttpProblem(404, "no such silo")
         named = pseudonym(self._persons, silo.name, person)
-        body = wire.Verdict(**feedback.model_dump(), person=named).model_dump_json().encode()
+        body = wire.AttributedFeedback(**feedback.model_dump(), person=named).model_dump_json().encode()
         try:
             async with asyncio.timeout(self.settings.deadline_ms / 1000):
                 reply = await silo.ask("POST", "/feedback", body)
         except (TimeoutError, SiloUnavailable, OSError):
-            raise Problem(503, "the silo does not answer; try again later", Retry_After="5") from None
+            raise HttpProblem(503, "the silo does not answer; try again later", Retry_After="5") from None
         if reply.status in (404, 422):
-            raise Problem(reply.status, "the silo did not show this hit within a day: search again")
+            raise HttpProblem(reply.status, "the silo did not show this hit within a day: search again")
         if reply.status not in (200, 204):
             error = failure_of(reply)
-            raise Problem(403 if isinstance(error, Refused) else 502, f"the silo did not take it: {error}")
+            raise HttpProblem(
+                403 if isinstance(error, Refused) else 502, f"the silo did not take it: {error}"
+            )
 
     @cached_property
     def _persons(self) -> bytes:
         """The key of the names that people have towards silos."""
         return local_secret(self.settings.folder / "persons.key")
 
-    async def view_silos(self) -> wire.Silos:
+    async def view_silos(self) -> wire.SiloList:
         """Every silo's health and what it has released."""
         views = await asyncio.gather(*(self._view(silo) for silo in self.silos.values()))
-        return wire.Silos(silos=views, statistics=self.exchange.version)
+        return wire.SiloList(silos=views, statistics=self.exchange.version)
 
-    async def _view(self, silo: SiloLine) -> wire.SiloView:
+    async def _view(self, silo: SiloClient) -> wire.SiloView:
         problem = self.exchange.problems.get(silo.name, "")
         fields: dict[str, Any] = {"silo": silo.name, "url": silo.url, "status": "answered"}
         fields["detail"] = f"its statistics are left out of the sum: {problem}" if problem else ""
@@ -349,9 +353,9 @@ class Broker:
             async with asyncio.timeout(VIEW_SECONDS):
                 reply = await silo.ask("GET", "/ready")
                 if reply.status == 503:  # it says why itself
-                    reply = Reply(200, reply.kind, reply.body)
+                    reply = HttpReply(200, reply.kind, reply.body)
                 fields["ready"] = understood(reply, wire.Ready)
-                fields["release"] = await silo.read("/release", wire.Release)
+                fields["release"] = await silo.read("/release", wire.SiloRelease)
         except Refused as error:
             fields |= {"status": "refused", "detail": str(error)}
         except TimeoutError:
@@ -363,7 +367,7 @@ class Broker:
     async def view_calibration(self) -> wire.Calibration:
         """The reliability curves of all silos that tell them."""
 
-        async def curves(silo: SiloLine) -> list[wire.Reliability]:
+        async def curves(silo: SiloClient) -> list[wire.ReliabilityCurve]:
             try:
                 async with asyncio.timeout(VIEW_SECONDS):
                     calibration_curves = (await silo.read("/calibration", wire.Calibration)).curves
@@ -374,11 +378,11 @@ class Broker:
         every = await asyncio.gather(*(curves(silo) for silo in self.silos.values()))
         return wire.Calibration(curves=[curve for silo_curves in every for curve in silo_curves])
 
-    async def view_training(self) -> wire.Training:
+    async def view_training(self) -> wire.TrainingView:
         """The run whose folder the settings name, as far as it has come."""
         folder = self.settings.training
         if folder is None:
-            return wire.Training(run="")
+            return wire.TrainingView(run="")
         return await asyncio.to_thread(training_of, folder)
 
     async def cached_view(self, name: str, make: Callable[[], Awaitable[M]]) -> M:
@@ -401,7 +405,7 @@ class Broker:
         )
 
 
-def fused(hits: Iterable[wire.Hit], *, k: int, threshold: float) -> tuple[list[wire.Hit], int]:
+def merge_hits(hits: Iterable[wire.Hit], *, k: int, threshold: float) -> tuple[list[wire.Hit], int]:
     """The k best by probability, ties by score and then by id; and how many the threshold left out.
 
     A hit without a probability, from a silo without a calibrator, comes after all that have one; it

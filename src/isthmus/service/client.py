@@ -20,7 +20,7 @@ from isthmus.errors import Refused, ServiceError, SiloUnavailable
 from isthmus.files import private_file
 from isthmus.service import wire
 from isthmus.service.certificates import trusting
-from isthmus.service.http_client import Reply
+from isthmus.service.http_client import HttpReply
 
 KEY_VARIABLE, AUTHORITY_VARIABLE = "ISTHMUS_API_KEY", "ISTHMUS_AUTHORITY"
 MOST_BYTES = 8 << 20
@@ -81,13 +81,13 @@ class Client:
         payload = {"query": query, "silo": hit.silo, "token": hit.token, "relevant": relevant}
         self._ask("POST", "/v1/feedback", payload)
 
-    def silos(self) -> wire.Silos:
+    def silos(self) -> wire.SiloList:
         """Every silo's state."""
-        return self._read(self._ask("GET", "/v1/silos"), wire.Silos)
+        return self._read(self._ask("GET", "/v1/silos"), wire.SiloList)
 
-    def training(self) -> wire.Training:
+    def training(self) -> wire.TrainingView:
         """The training run as far as it has come."""
-        return self._read(self._ask("GET", "/v1/training"), wire.Training)
+        return self._read(self._ask("GET", "/v1/training"), wire.TrainingView)
 
     def calibration(self) -> wire.Calibration:
         """How honest the probabilities are."""
@@ -111,11 +111,11 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _ask(self, method: str, path: str, payload: dict[str, Any] | None = None) -> Reply:
+    def _ask(self, method: str, path: str, payload: dict[str, Any] | None = None) -> HttpReply:
         try:
             with self._http.stream(method, path, json=payload) as response:
                 self.key_expires = response.headers.get(wire.KEY_EXPIRES)
-                reply = Reply(response.status_code, "", self._body(response))
+                reply = HttpReply(response.status_code, "", self._body(response))
         except httpx.TimeoutException:
             raise SiloUnavailable(f"the broker at {self.url} does not answer in time") from None
         except httpx.TransportError as error:
@@ -137,7 +137,7 @@ class Client:
                 raise SiloUnavailable(f"the broker at {self.url} does not answer in time")
         return bytes(body)
 
-    def _failure(self, reply: Reply) -> ServiceError:
+    def _failure(self, reply: HttpReply) -> ServiceError:
         try:
             problem = wire.Problem.model_validate_json(reply.body)
         except ValidationError:
@@ -149,7 +149,7 @@ class Client:
             return Refused(message)
         return SiloUnavailable(message) if reply.status >= 500 else ServiceError(message)
 
-    def _read(self, reply: Reply, model: type[M]) -> M:
+    def _read(self, reply: HttpReply, model: type[M]) -> M:
         try:
             return model.model_validate_json(reply.body)
         except ValidationError:

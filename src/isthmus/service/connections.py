@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from isthmus.service.certificates import server_context
 from isthmus.service.security import CONNECTION, PEER, Peer
-from isthmus.service.settings import Limits
+from isthmus.service.settings import RequestLimits
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -55,7 +55,7 @@ class Visitor:
 class Door:
     """The connections of a server, those that waited longest first."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
         self._all: dict[Visitor, None] = {}
 
@@ -287,13 +287,13 @@ def server(
     port: int,
     tls: Tls | None = None,
     mutual: bool = False,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
 ) -> Server:
     """A server for one app: `server(…).run()`, or `await server(…).serve()` in a loop of one's own.
 
     Logging and access logs are the app's own matter; headers do not name the software.
     """
-    limits = limits or Limits()
+    limits = limits or RequestLimits()
     door = Door(limits)
     context = None if tls is None else server_context(tls, mutual=mutual)
 

@@ -25,9 +25,9 @@ from starlette.routing import Route, Router
 from isthmus.errors import ProtocolError, ServiceError
 from isthmus.service.certificates import TRAINING
 from isthmus.service.connections import server
-from isthmus.service.limits import CALLER, Problem, Protect, Surface
+from isthmus.service.limits import CALLER, HttpProblem, Protect, Surface
 from isthmus.service.security import Gate
-from isthmus.service.settings import CoordinatorSettings, Limits
+from isthmus.service.settings import CoordinatorSettings, RequestLimits
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -58,7 +58,7 @@ def coordinator_app(settings: CoordinatorSettings, grid: RemoteGrid) -> ASGIApp:
         try:
             awaited = await run_in_threadpool(grid.deliver, request.scope[CALLER].policy, body)
         except ProtocolError as error:
-            raise Problem(400, str(error)) from None
+            raise HttpProblem(400, str(error)) from None
         return Response(status_code=204 if awaited else 410)
 
     routes = [Route(FETCH, fetch, methods=["POST"]), Route(REPLY, reply, methods=["POST"])]
@@ -66,10 +66,10 @@ def coordinator_app(settings: CoordinatorSettings, grid: RemoteGrid) -> ASGIApp:
     return Protect(Router(routes), gate=gate, limits=_limits(settings), surface=Surface(large=(REPLY,)))
 
 
-def _limits(settings: CoordinatorSettings) -> Limits:
+def _limits(settings: CoordinatorSettings) -> RequestLimits:
     """A silo fetches, beats and replies: three connections, and a fourth while one is closed."""
     room = 16 + 4 * len(settings.silos)
-    return Limits(
+    return RequestLimits(
         per_second=50.0,
         burst=200,
         body_bytes=1 << 10,

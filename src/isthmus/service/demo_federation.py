@@ -37,7 +37,7 @@ from isthmus.errors import ConfigError
 from isthmus.federation import MODEL, Config, Training, train
 from isthmus.report import Progress
 from isthmus.retrieval import Statistics, summed
-from isthmus.service.broker import fused
+from isthmus.service.broker import merge_hits
 from isthmus.service.connections import listen_problem
 from isthmus.service.node import Node, open_store
 from isthmus.service.reliability import SHOWN, reliability_curve, save_curves
@@ -46,7 +46,7 @@ from isthmus.service.settings import read_broker, read_node
 from isthmus.service.sources import load_all
 from isthmus.service.stores import Judgement
 from isthmus.service.training import NAMES
-from isthmus.service.wire import Hit, Reliability, Search
+from isthmus.service.wire import Hit, ReliabilityCurve, Search
 from isthmus.tables import Corpus, Fold, Letor, write_corpus_beir
 from isthmus.workers import hired
 
@@ -71,7 +71,7 @@ class Staged:
     folder: Path
     judgements: int
     training: Training
-    curves: tuple[Reliability, ...]
+    curves: tuple[ReliabilityCurve, ...]
 
 
 Proposed = tuple[IntArray, NDArray[np.str_], NDArray[np.float32], FloatArray]
@@ -228,7 +228,7 @@ class _Silos:
         candidates = self.each(_propose, total, queries.texts, queries.own or (None,) * len(queries))
         return CandidateRows.of(self.world, candidates)
 
-    def measured(self) -> tuple[Reliability, ...]:
+    def measured(self) -> tuple[ReliabilityCurve, ...]:
         """The reliability of what nodes say to test queries, and every silo's share of it in its folder."""
         test = self.world.split("test")
         own = test.queries.own or (None,) * len(test.queries)
@@ -236,7 +236,7 @@ class _Silos:
         outcomes: dict[tuple[str, str], list[tuple[float, bool]]] = {}
         for query, *lists in zip(test.queries.ids, *answers, strict=True):
             right = {name for name, grade in test.qrels[[query]].to_dict()[query].items() if grade > 0}
-            for hit in fused((hit for hits in lists for hit in hits), k=SHOWN_HITS, threshold=0.0)[0]:
+            for hit in merge_hits((hit for hits in lists for hit in hits), k=SHOWN_HITS, threshold=0.0)[0]:
                 named = {SHOWN: hit.probability} | {
                     part.retriever: part.probability for part in hit.explanation or ()
                 }

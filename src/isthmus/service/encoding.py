@@ -123,7 +123,7 @@ class NoQueries(QueryEncoder):
         return np.zeros(0, dtype=np.float32)
 
 
-def ready_encoder(wanted: settings.Encoder) -> QueryEncoder | None:
+def ready_encoder(wanted: settings.EncoderSettings) -> QueryEncoder | None:
     """The encoder that the settings name; None for one that is still to be fitted on the silo's texts."""
     if wanted.kind == "none":
         return NoQueries()

@@ -25,7 +25,7 @@ many again as it has bytes, so that chunks may be small, but not one byte each."
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """A whole answer."""
 
     status: int
@@ -37,7 +37,7 @@ class BrokenReply(SiloUnavailable):
     """An answer that is not HTTP, is cut, or is too long."""
 
 
-class Line:
+class HttpClient:
     """Connections to one address; `name` is what the certificate there must say."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Line:
 
     async def ask(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
-    ) -> Reply:
+    ) -> HttpReply:
         """Send a request and wait for its answer, as long as the caller does."""
         request = self._request(method, path, headers or {}, body)
         idle = self._waiting()
@@ -68,7 +68,7 @@ class Line:
                     raise  # else the other side had closed it meanwhile, and a new connection may do
         return await self._over(await self._connect(), request)
 
-    async def _over(self, connection: _Connection, request: bytes) -> Reply:
+    async def _over(self, connection: _Connection, request: bytes) -> HttpReply:
         try:
             reply = await connection.ask(request)
         except BaseException:
@@ -125,7 +125,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, most: int) -> None:
         self._most = most
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[Reply] | None = None
+        self._answer: asyncio.Future[HttpReply] | None = None
         self._parser: Any = None
         self._body = bytearray()
         self._received, self._kind = 0, ""
@@ -136,7 +136,7 @@ class _Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, request: bytes) -> Reply:
+    async def ask(self, request: bytes) -> HttpReply:
         if self._transport is None or self._transport.is_closing():
             raise SiloUnavailable("the connection was closed")
         self._parser = httptools.HttpResponseParser(self)
@@ -190,7 +190,7 @@ class _Connection(asyncio.Protocol):
             return
         if not self._parser.should_keep_alive():
             self.close()
-        self._answer.set_result(Reply(status, self._kind, bytes(self._body)))
+        self._answer.set_result(HttpReply(status, self._kind, bytes(self._body)))
 
     def _fail(self, error: Exception) -> None:
         if self._answer is not None and not self._answer.done():

@@ -62,11 +62,11 @@ class Index:
         folder: Path,
         store: Store,
         *,
-        encoder: settings.Encoder | None = None,
+        encoder: settings.EncoderSettings | None = None,
         family: HashFamily | None = None,
     ) -> None:
         self.folder, self.store = folder, store
-        self.settings = encoder or settings.Encoder()
+        self.settings = encoder or settings.EncoderSettings()
         self._writing = threading.Lock()
         self._fitted_on = 0
         folder.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ import numpy as np
 from isthmus.arrays import FloatArray
 from isthmus.errors import DataError, ProtocolError
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, first_look, second_look
-from isthmus.service.scoring import Raw, Scored, best_first, evidence, raw_score
+from isthmus.service.scoring import Bm25Scorer, Scored, best_first, evidence, raw_score
 from isthmus.service.snapshot import Found, Snapshot
 from isthmus.service.wire import Evidence
 from isthmus.tables import Bundle
@@ -158,7 +158,7 @@ class Learned:
     def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
         """Margins and probabilities; BM25 without any while the silo has other directions."""
         if not self.fits(snapshot):
-            return Raw().score(snapshot, candidates)
+            return Bm25Scorer().score(snapshot, candidates)
         if not len(candidates):
             return Scored(np.empty(0, np.int64), np.empty(0), np.empty(0))
         from scipy.special import expit
@@ -174,7 +174,7 @@ class Learned:
         if not len(best):
             return []
         if scored.probabilities is None:
-            return Raw().explain(snapshot, candidates, scored, depth)
+            return Bm25Scorer().explain(snapshot, candidates, scored, depth)
         from scipy.special import expit
 
         parts = self.second.parts(self.table(snapshot, candidates)[best])

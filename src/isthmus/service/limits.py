@@ -40,7 +40,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.errors import Refused, ServiceError
 from isthmus.service.security import CONNECTION, PEER, WARN_DAYS, Caller, Gate, Once, WrongKey
-from isthmus.service.settings import LOOPBACK, Limits
+from isthmus.service.settings import LOOPBACK, RequestLimits
 from isthmus.service.wire import KEY_EXPIRES, PROBLEM_TYPE, moment
 
 CALLER, NOTE = "isthmus.caller", "isthmus.note"
@@ -80,7 +80,7 @@ _log = logging.getLogger("isthmus.service")
 _access = logging.getLogger("isthmus.access")
 
 
-class Problem(ServiceError):
+class HttpProblem(ServiceError):
     """A request that is answered with problem details; `headers` go with it."""
 
     def __init__(self, status: int, detail: str = "", **headers: str) -> None:
@@ -95,14 +95,16 @@ class Problem(ServiceError):
         return Response(json.dumps(payload), self.status, dict(self.headers), PROBLEM_TYPE)
 
 
-def problem_of(error: Exception) -> Problem:
+def problem_of(error: Exception) -> HttpProblem:
     """The problem that an exception is for the other side; what was sent is never echoed."""
-    if isinstance(error, Problem):
+    if isinstance(error, HttpProblem):
         return error
     if isinstance(error, HTTPException):
         headers = {name.lower().replace("-", "_"): value for name, value in (error.headers or {}).items()}
         standard = HTTPStatus(error.status_code).phrase
-        return Problem(error.status_code, "" if error.detail == standard else str(error.detail), **headers)
+        return HttpProblem(
+            error.status_code, "" if error.detail == standard else str(error.detail), **headers
+        )
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         # parts after the first may be the sender's own words
@@ -110,10 +112,10 @@ def problem_of(error: Exception) -> Problem:
         known = where if where.isidentifier() and first["type"] != "extra_forbidden" else ""
         plain = {"extra_forbidden": "a key that is not known", "json_invalid": "the body is not JSON"}
         other = plain.get(first["type"], "the request is not of the documented form")
-        return Problem(422, f"{known}: {first['msg']}" if known else other)
+        return HttpProblem(422, f"{known}: {first['msg']}" if known else other)
     if isinstance(error, Refused):
-        return Problem(403, str(error))
-    return Problem(500, "this failure was not foreseen; the server's log has it")
+        return HttpProblem(403, str(error))
+    return HttpProblem(500, "this failure was not foreseen; the server's log has it")
 
 
 class Buckets:
@@ -137,7 +139,7 @@ class Buckets:
         return 0.0 if allowed else (cost - tokens) / self.per_second
 
 
-class Waiting:
+class PendingWaits:
     """What is awaited of callers, such as bodies. When it is too much, the longest wait is given up.
 
     `most` waits at once, `each` of them of one caller.
@@ -148,8 +150,8 @@ class Waiting:
         self._all: dict[asyncio.Timeout, str] = {}
 
     @asynccontextmanager
-    async def awaited(self, sender: str, seconds: float, problem: Problem) -> AsyncIterator[None]:
-        """While it comes; the Problem if that takes too long."""
+    async def awaited(self, sender: str, seconds: float, problem: HttpProblem) -> AsyncIterator[None]:
+        """While it comes; the HttpProblem if that takes too long."""
         try:
             async with asyncio.timeout(seconds) as until:
                 self._make_room(sender)
@@ -248,7 +250,7 @@ class Protect:
         app: ASGIApp,
         *,
         gate: Gate[Any],
-        limits: Limits,
+        limits: RequestLimits,
         surface: Surface | None = None,
         once: Once | None = None,
         observe: Callable[[str, int, float], None] | None = None,
@@ -260,9 +262,9 @@ class Protect:
         self._failures = Buckets(0.2, 20)
         self._running: Counter[str] = Counter()
         self._share = max(1, limits.concurrent // 2)
-        self._bodies = Waiting(limits.concurrent, self._share)
-        self._strangers_bodies = Waiting(limits.strangers, max(1, limits.strangers // 4))
-        self._strangers = Waiting(limits.strangers, limits.strangers)
+        self._bodies = PendingWaits(limits.concurrent, self._share)
+        self._strangers_bodies = PendingWaits(limits.strangers, max(1, limits.strangers // 4))
+        self._strangers = PendingWaits(limits.strangers, limits.strangers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let one request through, or tell why not."""
@@ -293,7 +295,7 @@ class Protect:
             connection.known = True
         unknown = stranger and not caller.scopes
         bodies = self._strangers_bodies if unknown else self._bodies
-        slow = Problem(408, "the body came too slowly", Connection="close")
+        slow = HttpProblem(408, "the body came too slowly", Connection="close")
         async with bodies.awaited(name, BODY_SECONDS, slow):
             body = await _body(scope, receive, self._most_bytes(scope, caller, unknown=unknown))
         if body:
@@ -301,7 +303,7 @@ class Protect:
         if self.once is not None and caller.policy is not None and scope["method"] not in ("GET", "HEAD"):
             _check_fresh(self.once, caller.name, scope)
         if unknown:  # strangers have room of their own, so that they take nobody else's
-            full = Problem(503, "too many requests at once", Retry_After="1", Connection="close")
+            full = HttpProblem(503, "too many requests at once", Retry_After="1", Connection="close")
             async with self._strangers.awaited(name, REQUEST_SECONDS, full):
                 await self._run(exchange, body, receive)
         else:
@@ -319,11 +321,11 @@ class Protect:
         """Room for one more request; one person's key has half of it, a peer that speaks for many has all."""
         person = caller.policy is None and caller is not self.gate.strangers
         if person and self._running[name] >= self._share:
-            raise Problem(429, "too many requests at once", Retry_After="1")
+            raise HttpProblem(429, "too many requests at once", Retry_After="1")
         if self._running.total() >= self.limits.concurrent:
             # a peer is told that it asks too much, not that something is wrong here
             status = 503 if caller.policy is None else 429
-            raise Problem(status, "too many requests at once", Retry_After="1")
+            raise HttpProblem(status, "too many requests at once", Retry_After="1")
         self._running[name] += 1
         try:
             yield
@@ -343,7 +345,7 @@ class Protect:
                 else:
                     await work
         except TimeoutError:
-            raise Problem(504, "the answer took too long") from None
+            raise HttpProblem(504, "the answer took too long") from None
 
     def _check_host(self, scope: Scope) -> None:
         if self.surface.hosts is None:
@@ -351,17 +353,19 @@ class Protect:
         host = _header(scope, b"host").rpartition("@")[2].lower()
         name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
         if name not in self.surface.hosts:
-            raise Problem(421, "this server does not go by that name")
+            raise HttpProblem(421, "this server does not go by that name")
 
     def _check_site(self, scope: Scope) -> None:
         """What a browser asks for another page: a link to an open path, and nothing else."""
         link = scope["method"] in ("GET", "HEAD") and scope["path"] in self.surface.open
         if not link and _header(scope, b"sec-fetch-site") in ("cross-site", "same-site"):
-            raise Problem(403, "another page may not use this one")
+            raise HttpProblem(403, "another page may not use this one")
 
     def _check_rate(self, name: str, cost: float = 1.0) -> None:
         if wait := self._rates.wait(name, cost):
-            raise Problem(429, "more requests than this caller may make", Retry_After=str(math.ceil(wait)))
+            raise HttpProblem(
+                429, "more requests than this caller may make", Retry_After=str(math.ceil(wait))
+            )
 
     def _caller(self, scope: Scope) -> Caller[Any]:
         try:
@@ -370,24 +374,24 @@ class Protect:
             if scope["path"] in self.surface.open:
                 return self.gate.strangers
             if PEER in scope.get("extensions", {}):
-                raise Problem(403, str(refused)) from None
+                raise HttpProblem(403, str(refused)) from None
             if isinstance(refused, WrongKey):
                 self._wrong_key(scope)
             else:
                 self._check_rate(f"anonymous {_address(scope)}")
-            raise Problem(401, str(refused), WWW_Authenticate='Bearer realm="isthmus"') from None
+            raise HttpProblem(401, str(refused), WWW_Authenticate='Bearer realm="isthmus"') from None
 
     def _wrong_key(self, scope: Scope) -> None:
         if self._failures.wait(_address(scope)):
-            raise Problem(429, "too many wrong keys from this address", Retry_After="5") from None
+            raise HttpProblem(429, "too many wrong keys from this address", Retry_After="5") from None
 
     def _check_body(self, scope: Scope, body: bytes) -> None:
         kind = _header(scope, b"content-type").partition(";")[0].strip().lower()
         # a form on somebody else's page, or a script of it without asking us first, cannot send these types
         if not kind.startswith("application/") or kind == "application/x-www-form-urlencoded":
-            raise Problem(415, "send application/json")
+            raise HttpProblem(415, "send application/json")
         if kind.endswith("json") and too_deep(body, self.limits.depth):
-            raise Problem(400, f"the body nests deeper than {self.limits.depth}")
+            raise HttpProblem(400, f"the body nests deeper than {self.limits.depth}")
 
     async def _failed(self, exchange: _Exchange, receive: Receive, error: Exception) -> None:
         problem = problem_of(error)
@@ -422,18 +426,18 @@ class Protect:
 async def _body(scope: Scope, receive: Receive, limit: int) -> bytes:
     length = _header(scope, b"content-length")
     if length.isdigit() and int(length) > limit:
-        raise Problem(413, f"the body may have {limit} bytes", Connection="close")
+        raise HttpProblem(413, f"the body may have {limit} bytes", Connection="close")
     parts: list[bytes] = []
     size, more = 0, True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Problem(400, "the connection ended before the body did")
+            raise HttpProblem(400, "the connection ended before the body did")
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         more = message.get("more_body", False)
         if size > limit:
-            raise Problem(413, f"the body may have {limit} bytes", Connection="close")
+            raise HttpProblem(413, f"the body may have {limit} bytes", Connection="close")
     return b"".join(parts)
 
 
@@ -474,13 +478,13 @@ def _check_fresh(once: Once, caller: str, scope: Scope) -> None:
     try:
         moment = float(sent)
     except ValueError:
-        raise Problem(400, f"what a peer writes carries the header {MESSAGE}") from None
+        raise HttpProblem(400, f"what a peer writes carries the header {MESSAGE}") from None
     if not 8 <= len(nonce) <= 64:
-        raise Problem(400, f"the header {MESSAGE} needs a nonce of 8 to 64 letters")
+        raise HttpProblem(400, f"the header {MESSAGE} needs a nonce of 8 to 64 letters")
     try:
         once.admit(caller, nonce, moment)
     except Refused as refused:
-        raise Problem(409, str(refused)) from None
+        raise HttpProblem(409, str(refused)) from None
 
 
 def _header(scope: Scope, name: bytes) -> str:

@@ -407,7 +407,7 @@ class Node:
 
     # people
 
-    def judge(self, verdict: wire.Verdict, peer: str) -> None:
+    def judge(self, verdict: wire.AttributedFeedback, peer: str) -> None:
         """Keep a judgement with what the node says of the hit now.
 
         A token that is wrong or too old, and a document that is gone since, are one DataError.
@@ -434,13 +434,13 @@ class Node:
         self.note("sums", peer, len(curves), "reliability curves of judged hits")
         return wire.Calibration(curves=curves)
 
-    def release(self) -> wire.Release:
+    def release(self) -> wire.SiloRelease:
         """What left the silo, and what may still leave."""
         self._ahead.settle()
         summary = self.ledger.summary()
         stamps = self._models.values()
         trained = max(stamps) / 1e9 if stamps else None
-        return wire.Release(
+        return wire.SiloRelease(
             silo=self.settings.silo,
             documents=len(self.index.snapshot),
             budget=str(self.ledger.budget),

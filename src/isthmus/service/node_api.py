@@ -21,7 +21,7 @@ from isthmus import __version__
 from isthmus.errors import BudgetExhausted, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.apps import METRICS, PROBLEMS, Answers, new_app, problems
-from isthmus.service.limits import CALLER, GONE, NOTE, Problem, Protect, Surface, names_of
+from isthmus.service.limits import CALLER, GONE, NOTE, HttpProblem, Protect, Surface, names_of
 from isthmus.service.metrics import CONTENT_TYPE, Metrics
 from isthmus.service.node import Node
 from isthmus.service.security import ApiKeys, Gate, Once
@@ -95,7 +95,7 @@ class NodeApi:
         if policy is None and caller.may("admin"):
             policy = Policy(search=True, snippets=True, feedback=True, operate=True)
         if policy is None or not (right == "known" or getattr(policy, right)):
-            raise Problem(403, "this silo's policy does not allow it")
+            raise HttpProblem(403, "this silo's policy does not allow it")
         return caller.name, policy
 
     async def _apart(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -123,17 +123,17 @@ class NodeApi:
         try:
             return await anyio.to_thread.run_sync(work, limiter=limiter)
         except ServiceError as error:
-            if isinstance(error, (Problem, Refused)):
+            if isinstance(error, (HttpProblem, Refused)):
                 raise
             _log.error("%s", error)
-            raise Problem(503, "the silo's store does not answer", Retry_After="5") from None
+            raise HttpProblem(503, "the silo's store does not answer", Retry_After="5") from None
 
     async def search(self, request: Request, body: wire.Search) -> Response:
         """The best hits of this silo."""
         peer, policy = self._allowed(request, "search")
         limits = self.settings.limits
         if body.k > limits.hits or len(body.query) > limits.query_characters:
-            raise Problem(422, "more than this silo's limits allow")
+            raise HttpProblem(422, "more than this silo's limits allow")
         if self.settings.log_queries:
             request.scope[NOTE]["query"] = body.query
         began = time.perf_counter()
@@ -145,7 +145,7 @@ class NodeApi:
         def check() -> None:
             waited = (time.perf_counter() - began) * 1000
             if gone.is_set() or (body.deadline_ms is not None and waited > body.deadline_ms):
-                raise Problem(504, "the deadline passed before the search was done")
+                raise HttpProblem(504, "the deadline passed before the search was done")
 
         def work() -> wire.NodeAnswer:
             answer = self.node.searcher.search(
@@ -161,13 +161,13 @@ class NodeApi:
         self._hits.add(len(answer.hits), peer=peer)
         return _json(answer)
 
-    async def feedback(self, request: Request, verdict: wire.Verdict) -> Response:
+    async def feedback(self, request: Request, verdict: wire.AttributedFeedback) -> Response:
         """Keep a judgement of a hit that this peer was shown."""
         peer, _ = self._allowed(request, "feedback")
         try:
             await self._apart(self.node.judge, verdict, peer)
         except DataError:
-            raise Problem(404, UNKNOWN_HIT) from None
+            raise HttpProblem(404, UNKNOWN_HIT) from None
         return Response(status_code=204)
 
     async def statistics(self, request: Request) -> Response:
@@ -177,7 +177,7 @@ class NodeApi:
         try:
             figures = await self._apart(self.node.statistics, peer)
         except BudgetExhausted:
-            raise Problem(403, "the budget for this peer is spent") from None
+            raise HttpProblem(403, "the budget for this peer is spent") from None
         tag = etag(figures)
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304)
@@ -191,7 +191,7 @@ class NodeApi:
 
     async def _check_indexed(self) -> None:
         if (await self._apart(self.node.ready)).detail:
-            raise Problem(503, "still indexing", Retry_After="5")
+            raise HttpProblem(503, "still indexing", Retry_After="5")
 
     async def directions(self, request: Request) -> Response:
         """The silo's part of directions that all silos share."""
@@ -227,14 +227,14 @@ class NodeApi:
         try:
             return await self._apart(work, *arguments, **named)
         except Refused as error:
-            raise Problem(429, str(error), Retry_After="3600") from None
+            raise HttpProblem(429, str(error), Retry_After="3600") from None
         except (PrivacyError, DataError) as error:
             if isinstance(error, DataError) and error.file is not None:
                 _log.error("%s", error)  # the peer need not know which file
-                raise Problem(503, "the silo cannot use a file of its own; its log says which") from None
-            raise Problem(400, str(error)) from None
+                raise HttpProblem(503, "the silo cannot use a file of its own; its log says which") from None
+            raise HttpProblem(400, str(error)) from None
 
-    async def put_documents(self, request: Request, body: wire.Documents) -> Response:
+    async def put_documents(self, request: Request, body: wire.DocumentBatch) -> Response:
         """Add or change documents."""
         self._allowed(request, "operate")
         drafts = [Draft(each.id, each.title, each.body) for each in body.documents]
@@ -245,7 +245,7 @@ class NodeApi:
         """Remove a document."""
         self._allowed(request, "operate")
         if not await self._apart(self.node.remove, id):
-            raise Problem(404, "this silo has no such document")
+            raise HttpProblem(404, "this silo has no such document")
         return _json(wire.Changed(removed=1))
 
     async def find_documents(self, request: Request, query: Annotated[wire.Find, Query()]) -> Response:
@@ -332,7 +332,7 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
         ("GET", "/documents", api.find_documents, wire.Listed),
         ("DELETE", "/documents/{id:path}", api.remove_document, wire.Changed),
         ("POST", "/sources", api.read_sources, wire.Reread),
-        ("GET", "/release", api.release, wire.Release),
+        ("GET", "/release", api.release, wire.SiloRelease),
         ("GET", "/calibration", api.calibration, wire.Calibration),
         ("GET", "/health", api.health, wire.Health),
         ("GET", "/ready", api.ready, wire.Ready),

@@ -57,7 +57,7 @@ _UTF8 = ("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True)
-class Reading:
+class ParsingLimits:
     """What reading one file may take; a file that needs more is named in the log and passed over."""
 
     seconds: int = 20
@@ -77,7 +77,7 @@ class Reading:
         return DataError(f"takes more than {what}", file=file, cure=f"split it, or raise reading.{name}")
 
 
-def parse(path: Path, limits: Reading, *, within: Path | None = None) -> tuple[str, str]:
+def parse(path: Path, limits: ParsingLimits, *, within: Path | None = None) -> tuple[str, str]:
     """The title and the body of a file, by its suffix; `within`: only if it really lies in this folder."""
     with _opened(path, within) as content:
         if content.stat().st_size > LARGEST:
@@ -125,7 +125,7 @@ def _text(path: Path) -> str:
     return text
 
 
-def _plain(path: Path, limits: Reading) -> tuple[str, str]:
+def _plain(path: Path, limits: ParsingLimits) -> tuple[str, str]:
     return "", _text(path)
 
 
@@ -133,7 +133,7 @@ def _plain(path: Path, limits: Reading) -> tuple[str, str]:
 _HEADING = re.compile(r"^#{1,6}[ \t]++([^\n]++)", re.MULTILINE)
 
 
-def _markdown(path: Path, limits: Reading) -> tuple[str, str]:
+def _markdown(path: Path, limits: ParsingLimits) -> tuple[str, str]:
     """The first heading is the title and not body as well: a word is counted, and paid for, in one field."""
     text = _text(path)
     heading = _HEADING.search(text)
@@ -226,7 +226,7 @@ class _Page:
             del self._hidden[self._hidden.index(name) :]
 
 
-def _html(path: Path, limits: Reading) -> tuple[str, str]:
+def _html(path: Path, limits: ParsingLimits) -> tuple[str, str]:
     title, body = _Page(_text(path)).read()
     return _tidy(_resolved(title)).replace("\n", " "), _tidy(_resolved(body))
 
@@ -241,7 +241,7 @@ def _tidy(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def _pdf(path: Path, limits: Reading) -> tuple[str, str]:
+def _pdf(path: Path, limits: ParsingLimits) -> tuple[str, str]:
     try:
         from pypdf import PdfReader
     except ImportError as error:
@@ -262,7 +262,7 @@ def _pdf(path: Path, limits: Reading) -> tuple[str, str]:
         raise DataError("is not a PDF that can be read", file=path, text=str(error)) from error
 
 
-def _within(texts: Iterator[str], limits: Reading, path: Path) -> Iterator[str]:
+def _within(texts: Iterator[str], limits: ParsingLimits, path: Path) -> Iterator[str]:
     """The texts, while all of them together are no longer than allowed."""
     length = 0
     for text in texts:
@@ -272,7 +272,7 @@ def _within(texts: Iterator[str], limits: Reading, path: Path) -> Iterator[str]:
         yield text
 
 
-def _pdftotext(path: Path, limits: Reading) -> str:
+def _pdftotext(path: Path, limits: ParsingLimits) -> str:
     command = ["pdftotext", "-q", "-enc", "UTF-8", "-", "-"]
     with path.open("rb") as content:
         done = subprocess.run(command, stdin=content, capture_output=True, check=False)
@@ -283,7 +283,7 @@ def _pdftotext(path: Path, limits: Reading) -> str:
     return _tidy(done.stdout.decode("utf-8", "replace"))
 
 
-READERS: dict[str, Callable[[Path, Reading], tuple[str, str]]] = {
+READERS: dict[str, Callable[[Path, ParsingLimits], tuple[str, str]]] = {
     ".txt": _plain,
     ".text": _plain,
     ".rst": _plain,
@@ -306,8 +306,8 @@ class Parser:
     Files that do not lie `within` its folder, when they are opened, are not read.
     """
 
-    def __init__(self, limits: Reading | None = None, *, within: Path | None = None) -> None:
-        self.limits = limits or Reading()
+    def __init__(self, limits: ParsingLimits | None = None, *, within: Path | None = None) -> None:
+        self.limits = limits or ParsingLimits()
         self._within = "" if within is None else os.path.realpath(within)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -439,7 +439,7 @@ def _read(pipe: IO[bytes]) -> dict[str, Any] | None:
 
 def main(values: list[str]) -> None:
     """The parser's end: answer one file after the other until there are no more."""
-    limits = Reading(*map(int, values))
+    limits = ParsingLimits(*map(int, values))
     _limit(resource.RLIMIT_AS, limits.memory_mb << 20)
     _limit(resource.RLIMIT_FSIZE, 0)
     _limit(resource.RLIMIT_CORE, 0)
@@ -454,7 +454,7 @@ def main(values: list[str]) -> None:
             _write(answers, _problem(error) | {"spent": True})
 
 
-def _parsed(path: Path, limits: Reading, within: Path | None) -> dict[str, Any]:
+def _parsed(path: Path, limits: ParsingLimits, within: Path | None) -> dict[str, Any]:
     try:
         title, body = parse(path, limits, within=within)
     except DataError as error:

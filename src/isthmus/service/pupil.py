@@ -20,7 +20,7 @@ from isthmus.service.learning import HITS, Best, Kept, Moments, Question, Show, 
 from isthmus.service.reliability import LEAST_HITS, SHOWN, reliability_curve
 from isthmus.service.snapshot import Snapshot
 from isthmus.service.space import Space, directions, rarity_of
-from isthmus.service.wire import Reliability
+from isthmus.service.wire import ReliabilityCurve
 
 SHRINKAGE = 1000.0
 """What holds a silo's own line to that of all silos; a hit shown weighs at most a quarter against it."""
@@ -232,7 +232,7 @@ class Pupil:
         slope = max(learned.shown.slope + tilt, 0.0)
         return learned.calibrated(Line(slope, learned.shown.start + lift - tilt * middle))
 
-    def curves(self, learned: Learned, silo: str) -> list[Reliability]:
+    def curves(self, learned: Learned, silo: str) -> list[ReliabilityCurve]:
         """How honest the probabilities of hits that would have been shown are, and each retriever's."""
         kept = self.kept
         if not len(kept):

@@ -15,7 +15,7 @@ from isthmus.arrays import FloatArray
 from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.service.stores import Judgement
-from isthmus.service.wire import Bin, Calibration, Reliability, Threshold
+from isthmus.service.wire import Bin, Calibration, ReliabilityCurve, ThresholdRow
 from isthmus.tables import replacing
 
 SHOWN = "shown"
@@ -35,7 +35,7 @@ def reliability_curve(
     retriever: str = SHOWN,
     source: Literal["validation", "feedback"] = "validation",
     least: int = 1,
-) -> Reliability:
+) -> ReliabilityCurve:
     """One curve, with what thresholds keep and the error that a perfect model would show at this size.
 
     Neighbouring bins are joined until each has `least` hits.
@@ -55,7 +55,7 @@ def reliability_curve(
         )
         for first, last in _spans(curve.count, least)
     ]
-    return Reliability(
+    return ReliabilityCurve(
         silo=silo,
         retriever=retriever,
         source=source,
@@ -93,11 +93,11 @@ def _spans(count: NDArray[Any], least: int) -> list[tuple[int, int]]:
     return spans
 
 
-def _thresholds(chance: FloatArray, truth: FloatArray, least: int) -> list[Threshold]:
+def _thresholds(chance: FloatArray, truth: FloatArray, least: int) -> list[ThresholdRow]:
     from isthmus.calibration import ThresholdCurve
 
     curve = ThresholdCurve.of(chance, truth)
-    thresholds: list[Threshold] = []
+    thresholds: list[ThresholdRow] = []
     for wanted in THRESHOLDS:
         above = np.flatnonzero(curve.thresholds >= wanted)
         if len(above):
@@ -106,7 +106,7 @@ def _thresholds(chance: FloatArray, truth: FloatArray, least: int) -> list[Thres
             if curve.kept[at] < least or 0 < fewer < least:
                 continue
             thresholds.append(
-                Threshold(
+                ThresholdRow(
                     threshold=wanted,
                     precision=_share(curve.relevant[at], curve.kept[at]),
                     recall=_share(curve.relevant[at], max(curve.total, 1.0)),
@@ -116,7 +116,7 @@ def _thresholds(chance: FloatArray, truth: FloatArray, least: int) -> list[Thres
     return thresholds
 
 
-def curves_of(silo: str, judgements: Sequence[Judgement]) -> list[Reliability]:
+def curves_of(silo: str, judgements: Sequence[Judgement]) -> list[ReliabilityCurve]:
     """By what people said: of the probabilities shown to them, and of every retriever's."""
     pairs: dict[str, list[tuple[float, bool]]] = {}
     for judgement in judgements:
@@ -132,13 +132,13 @@ def curves_of(silo: str, judgements: Sequence[Judgement]) -> list[Reliability]:
     ]
 
 
-def save_curves(curves: Sequence[Reliability], path: str | PathLike[str]) -> None:
+def save_curves(curves: Sequence[ReliabilityCurve], path: str | PathLike[str]) -> None:
     """Write curves for `models.reliability`."""
     with replacing(path) as stream:
         stream.write(Calibration(curves=list(curves)).model_dump_json(indent=1).encode())
 
 
-def validation_curves(path: Path | None, silo: str) -> list[Reliability]:
+def validation_curves(path: Path | None, silo: str) -> list[ReliabilityCurve]:
     """The curves of this silo in a file that `save_curves` wrote; none while there is no file."""
     if path is None or not path.exists():
         return []

@@ -20,7 +20,7 @@ from isthmus.service.connections import Server, listen_problem, server
 from isthmus.service.logs import end_with_stdin, log_to_stderr
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import BrokerSettings, NodeSettings, SiloTraining, literal_secrets
-from isthmus.service.silo_training import ENVIRONMENT, Part, pauses, take_part
+from isthmus.service.silo_training import ENVIRONMENT, TrainingRole, pauses, take_part
 
 PATIENCE = 10.0
 """Seconds that training is given to end."""
@@ -145,7 +145,7 @@ def run_training(settings: NodeSettings) -> None:
     from isthmus.service.node import open_ledger
 
     open_ledger(settings).close()  # made, if it is not there
-    take_part(Part.of(settings, settings.training))
+    take_part(TrainingRole.of(settings, settings.training))
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def training(settings: NodeSettings, wanted: SiloTraining) -> Iterator[TrainingP
         _hand_over(wanted.private, wanted.user)
     else:
         _log.warning("training shares this node's user: it could read the node's keys (training.user)")
-    process = TrainingProcess(Part.of(settings, wanted), settings.folder / "training.log")
+    process = TrainingProcess(TrainingRole.of(settings, wanted), settings.folder / "training.log")
     try:
         yield process
     finally:
@@ -181,7 +181,7 @@ class TrainingProcess:
     It has an environment of its own, nothing of the node's, and the paths of its `part`.
     """
 
-    def __init__(self, part: Part, log: Path) -> None:
+    def __init__(self, part: TrainingRole, log: Path) -> None:
         self._part, self._log, self._stopped = part, log, threading.Event()
         self._process = self._started()
         self._thread = threading.Thread(target=self._watch, name="training", daemon=True)

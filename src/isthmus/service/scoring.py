@@ -43,7 +43,7 @@ class Scorer(Protocol):
     ) -> list[list[Evidence]]: ...
 
 
-class Raw:
+class Bm25Scorer:
     """BM25 as it is."""
 
     def score(self, snapshot: Snapshot, candidates: Found) -> Scored:

@@ -1,9 +1,9 @@
-"""From a query to hits with probabilities: candidates, then a scorer, then what the asker may see.
+"""From a query to hits with probabilities: candidates, then a scorer, then the fields that the peer may see.
 
-    Raw      BM25 alone; merged over silos with shared figures it is one central index; no probability
-    Learned  what the silos have learned together (`isthmus broker --learn`), probabilities included
-    Fused    a fuser (`isthmus fuse --save`) joins the retrievers' lists
-    Ranked   a ranker (`isthmus train`) reads features of every candidate
+    Bm25Scorer     BM25 alone; with shared statistics, all silos rank as one central index; no probability
+    Learned        what the silos have learned together (`isthmus broker --learn`), probabilities included
+    FuserScorer    a fuser (`isthmus fuse --save`) joins the retrievers' lists
+    RankerScorer   a ranker (`isthmus train`) reads features of every candidate
 
 The silo's own calibrator, if it has one, turns the scores of the last two into probabilities.
 """
@@ -27,7 +27,7 @@ from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned
-from isthmus.service.scoring import Raw, Scored, Scorer, best_first, evidence, raw_score
+from isthmus.service.scoring import Bm25Scorer, Scored, Scorer, best_first, evidence, raw_score
 from isthmus.service.settings import Models
 from isthmus.service.snapshot import Found, Snapshot
 from isthmus.service.stores import Draft, Store
@@ -51,7 +51,7 @@ _SURE = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Fused:
+class FuserScorer:
     """A fitted fuser over the retrievers it was fitted on."""
 
     fuser: Fuser
@@ -88,7 +88,7 @@ class Fused:
 
 
 @dataclass(frozen=True, eq=False)
-class Ranked:
+class RankerScorer:
     """A ranker over the candidates' features."""
 
     ranker: Ranker
@@ -96,7 +96,7 @@ class Ranked:
     calibrator: Calibrator | None = None
 
     @classmethod
-    def of(cls, ranker: Ranker, calibrator: Calibrator | None) -> Ranked:
+    def of(cls, ranker: Ranker, calibrator: Calibrator | None) -> RankerScorer:
         """A ranker of the sixteen features, or of those and the retrievers' scores."""
         for width in (len(FEATURES), len(NAMES)):
             try:
@@ -167,7 +167,7 @@ def load_scorer(models: Models, learned: Path | None = None) -> Scorer:
     if models.ranker is not None:
         from isthmus.rankers import load_ranker
 
-        return Ranked.of(load_ranker(models.ranker), calibrator)
+        return RankerScorer.of(load_ranker(models.ranker), calibrator)
     if models.fuser is not None:
         from isthmus.fusion import load_fuser
 
@@ -177,8 +177,8 @@ def load_scorer(models: Models, learned: Path | None = None) -> Scorer:
             raise DataError(
                 f"joins {retrievers}", file=models.fuser, cure=f"a node has {', '.join(RETRIEVERS)}"
             )
-        return Fused(fuser, calibrator)
-    return Learned.load(learned) if learned is not None and learned.exists() else Raw()
+        return FuserScorer(fuser, calibrator)
+    return Learned.load(learned) if learned is not None and learned.exists() else Bm25Scorer()
 
 
 def _calibrated(calibrator: Calibrator, scores: FloatArray) -> FloatArray:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from isthmus.config import load, require
 from isthmus.errors import ConfigError
-from isthmus.service.parsing import Reading
+from isthmus.service.parsing import ParsingLimits
 from isthmus.service.wire import LONGEST_QUERY, MOST_HITS
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Learning:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What one caller may ask for, and what strangers may keep open.
 
     A proxy or an office behind one address shares `connections_per_address`: when they are all taken, those
@@ -112,12 +112,12 @@ class Limits:
             require(getattr(self, each.name) > 0, f"{each.name} = {getattr(self, each.name)} must be above 0")
 
 
-PEER_LIMITS = Limits(per_second=500.0, burst=1_000, body_bytes=32 << 20, connections_per_address=512)
+PEER_LIMITS = RequestLimits(per_second=500.0, burst=1_000, body_bytes=32 << 20, connections_per_address=512)
 """What a peer may ask a node for: it speaks for many people, and brings the sums of all silos."""
 
 
 @dataclass(frozen=True)
-class Store:
+class StoreSettings:
     """Where documents and feedback are kept: a file in the node's folder, or a PostgreSQL server."""
 
     kind: Literal["sqlite", "postgres"] = "sqlite"
@@ -172,7 +172,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Encoder:
+class EncoderSettings:
     """The dense retriever's encoder: built in and fitted on the silo's own text (lsa), loaded from a fitted
     file that silos share (`path`), or a transformer (`path` a folder, else all-MiniLM-L6-v2)."""
 
@@ -286,10 +286,10 @@ class NodeSettings:
     sources: tuple[Source, ...] = ()
     forget_sources: bool = False
     """Whether no sources at all means that all that sources gave is to be removed."""
-    reading: Reading = field(default_factory=Reading)
+    reading: ParsingLimits = field(default_factory=ParsingLimits)
     """What one file of a source may take to read."""
-    store: Store = field(default_factory=Store)
-    encoder: Encoder = field(default_factory=Encoder)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
     depth: int = 100
     """Candidates from each retriever."""
     models: Models = field(default_factory=Models)
@@ -297,7 +297,7 @@ class NodeSettings:
     learning: Learning = field(default_factory=Learning)
     budget: float = 9.0
     """The ε that a document may spend on all peers together."""
-    limits: Limits = field(default_factory=lambda: PEER_LIMITS)
+    limits: RequestLimits = field(default_factory=lambda: PEER_LIMITS)
     training: SiloTraining | None = None
     log_queries: bool = False
 
@@ -318,7 +318,7 @@ class NodeSettings:
 
 
 @dataclass(frozen=True)
-class Silo:
+class SiloAddress:
     """Where a node is found. Beyond this machine it is reached over TLS, unless `unencrypted` says that the
     way there is protected otherwise."""
 
@@ -336,7 +336,7 @@ class Silo:
 
 
 @dataclass(frozen=True)
-class Breaker:
+class BreakerSettings:
     """After `failures` in a row a silo is left alone for `pause` seconds, twice as long each time up to
     `longest`; then one search tries it again."""
 
@@ -366,13 +366,13 @@ class BrokerSettings:
     keys: Path | None = None
     node_key: SecretText = ""
     """The API key it shows to nodes that it reaches without a certificate."""
-    silos: Mapping[str, Silo] = field(default_factory=dict)
+    silos: Mapping[str, SiloAddress] = field(default_factory=dict)
     deadline_ms: int = 1_000
     threshold: float = 0.0
     share_statistics: bool = True
     """Whether to sum the silos' statistics and hand the sum back, so that scores compare."""
-    breaker: Breaker = field(default_factory=Breaker)
-    limits: Limits = field(default_factory=Limits)
+    breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     training: Path | None = None
     """A training run's folder, for the Training view."""
     log_queries: bool = False

@@ -50,7 +50,7 @@ _log = logging.getLogger("isthmus.service")
 
 
 @dataclass(frozen=True)
-class Part:
+class TrainingRole:
     """Who a silo is in training, whom it calls, and what its app may know."""
 
     silo: str
@@ -61,7 +61,7 @@ class Part:
     user: str = ""
 
     @classmethod
-    def of(cls, settings: NodeSettings, wanted: SiloTraining) -> Part:
+    def of(cls, settings: NodeSettings, wanted: SiloTraining) -> TrainingRole:
         """The part that a node's settings describe; nothing that arrives over the network can change it."""
         paths = {"data": wanted.data, "ledger": settings.ledger}
         if wanted.private is not None and wanted.queries is not None:
@@ -81,7 +81,7 @@ class Part:
         return json.dumps({**vars(self), "tls": tls}, default=str).encode()
 
     @classmethod
-    def loaded(cls, data: bytes) -> Part:
+    def loaded(cls, data: bytes) -> TrainingRole:
         """From JSON."""
         part: dict[str, Any] = json.loads(data)
         tls = {key: Path(path) for key, path in part.pop("tls").items()}
@@ -100,10 +100,10 @@ class Unreachable(ServiceError):
     """The coordinator does not answer, or not as one."""
 
 
-class Coordinator:
-    """The line to the coordinator, which must show the certificate of its name."""
+class CoordinatorClient:
+    """HTTP to the coordinator, whose certificate must have its name."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: TrainingRole) -> None:
         import httpx  # a node that takes no part starts without it
 
         self._url = f"https://{part.coordinator}"
@@ -146,8 +146,8 @@ class Coordinator:
 class Participant:
     """The loop: fetch, answer, bring the reply; after a failure wait, and try again."""
 
-    def __init__(self, line: Coordinator, answer: Callable[[bytes], bytes]) -> None:
-        self._line, self._answer = line, answer
+    def __init__(self, coordinator: CoordinatorClient, answer: Callable[[bytes], bytes]) -> None:
+        self._coordinator, self._answer = coordinator, answer
         self._stopped = threading.Event()
         self._last_message = ""
 
@@ -160,7 +160,7 @@ class Participant:
         waits = pauses()
         while not self._stopped.is_set():
             try:
-                order = self._line.fetch()
+                order = self._coordinator.fetch()
                 self._say("connected to the coordinator")
                 if order is not None:
                     self._work(order)
@@ -176,7 +176,7 @@ class Participant:
             reply = self._answer(order)
         for attempt, pause in enumerate(pauses(), 1):
             try:
-                self._line.reply(reply)
+                self._coordinator.reply(reply)
                 return
             except Unreachable:
                 if attempt == ATTEMPTS or self._stopped.wait(pause):
@@ -190,7 +190,7 @@ class Participant:
         def beat() -> None:
             while not done.wait(BEAT):
                 with suppress(ServiceError):
-                    self._line.fetch(busy=number)
+                    self._coordinator.fetch(busy=number)
 
         thread = threading.Thread(target=beat, name="beat", daemon=True)
         thread.start()
@@ -206,23 +206,23 @@ class Participant:
             _log.info("%s", text)
 
 
-def take_part(part: Part) -> None:
+def take_part(part: TrainingRole) -> None:
     """Take part in training until SIGTERM or SIGINT."""
     from isthmus.federation import SiloEnd, client
 
-    line = Coordinator(part)  # reads the key, which another user could not
+    coordinator = CoordinatorClient(part)  # reads the key, which another user could not
     confine(part.user)
 
     def report(error: Exception) -> None:
         _log.error("a message failed: %s: %s", type(error).__name__, error)
 
-    participant = Participant(line, SiloEnd(client, part.node_config, report=report).answer)
+    participant = Participant(coordinator, SiloEnd(client, part.node_config, report=report).answer)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     try:
         participant.run()
     finally:
-        line.close()
+        coordinator.close()
 
 
 def _leave(number: int, frame: object) -> None:
@@ -259,7 +259,7 @@ def main() -> None:
     """The process that a node starts: its part is a line on stdin, which is open as long as the node runs."""
     log_to_stderr()
     try:
-        part = Part.loaded(sys.stdin.buffer.readline())
+        part = TrainingRole.loaded(sys.stdin.buffer.readline())
         end_with_stdin()
         take_part(part)
     except Exception as error:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, several
-from isthmus.service.parsing import READERS, Parser, Reading
+from isthmus.service.parsing import READERS, Parser, ParsingLimits
 from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret
 from isthmus.service.stores import BATCH, Counts, Draft, Store
 from isthmus.service.wire import LONGEST_ID
@@ -35,10 +35,10 @@ Read = tuple[Path, Draft | DataError]
 _log = logging.getLogger("isthmus.service")
 
 
-def read(source: Source, tell: Tell, limits: Reading | None = None) -> Iterator[Draft]:
+def read(source: Source, tell: Tell, limits: ParsingLimits | None = None) -> Iterator[Draft]:
     """The documents of a source; what is wrong with single ones is told."""
     kinds = {"folder": _folder, "beir": _beir, "sql": _sql}
-    for file, document in kinds[source.kind](source, tell, limits or Reading()):
+    for file, document in kinds[source.kind](source, tell, limits or ParsingLimits()):
         try:
             if isinstance(document, DataError):
                 raise document
@@ -47,7 +47,9 @@ def read(source: Source, tell: Tell, limits: Reading | None = None) -> Iterator[
             tell(error)
 
 
-def load_all(sources: tuple[Source, ...], store: Store, tell: Tell, limits: Reading | None = None) -> Counts:
+def load_all(
+    sources: tuple[Source, ...], store: Store, tell: Tell, limits: ParsingLimits | None = None
+) -> Counts:
     """Every source, one after the other; one that cannot be read at all is told, and the next goes on.
 
     Then what belongs to none of them is removed, unless an operator has put it.
@@ -67,7 +69,7 @@ def load(
     source: Source,
     store: Store,
     tell: Tell,
-    limits: Reading | None = None,
+    limits: ParsingLimits | None = None,
     *,
     others: Collection[str] = (),
 ) -> Counts:
@@ -170,7 +172,7 @@ def check_sources(settings: NodeSettings, store: Store) -> None:
         )
 
 
-def _folder(source: Source, tell: Tell, limits: Reading) -> Iterator[Read]:
+def _folder(source: Source, tell: Tell, limits: ParsingLimits) -> Iterator[Read]:
     root = _path(source)
     if not root.is_dir():
         raise DataError("is not a folder", file=root, cure="check the source's path")
@@ -215,7 +217,7 @@ def _checked(draft: Draft, file: Path) -> Draft:
     return draft
 
 
-def _beir(source: Source, tell: Tell, limits: Reading) -> Iterator[Read]:
+def _beir(source: Source, tell: Tell, limits: ParsingLimits) -> Iterator[Read]:
     path = _path(source)
     file = next((at for name in ("corpus.jsonl", "corpus.jsonl.gz") if (at := path / name).exists()), path)
     for record in records(file):
@@ -223,7 +225,7 @@ def _beir(source: Source, tell: Tell, limits: Reading) -> Iterator[Read]:
             yield file, Draft(record.id, record.title, record.text)
 
 
-def _sql(source: Source, tell: Tell, limits: Reading) -> Iterator[Read]:
+def _sql(source: Source, tell: Tell, limits: ParsingLimits) -> Iterator[Read]:
     url = secret(source.url, "sources.url")
     rows = _sqlite_rows(url, source.query) if url.startswith("sqlite:") else _postgres_rows(url, source.query)
     for number, row in enumerate(rows, 1):

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from isthmus.asking import Silos
 from isthmus.errors import ProtocolError, Refused
 from isthmus.retrieval import Statistics
-from isthmus.service.http_client import Reply
+from isthmus.service.http_client import HttpReply
 from isthmus.service.scoring import try_on_query
 from isthmus.service.wire import STATISTICS_TYPE
 
@@ -42,11 +42,11 @@ class Talks(Protocol):
 
     async def ask(
         self, method: str, path: str, body: bytes = b"", kind: str = ..., *, unless: str = ""
-    ) -> Reply:
+    ) -> HttpReply:
         """Send one message; what is asked for may stay away if `unless` is its tag."""
 
 
-Request = Callable[[Talks], Awaitable[Reply]]
+Request = Callable[[Talks], Awaitable[HttpReply]]
 """What a node is asked over HTTPS."""
 
 
@@ -61,7 +61,7 @@ class Nodes:
         silos: Sequence[Talks],
         *,
         write: Callable[[Any], Request] = lambda request: request,
-        read: Callable[[Reply], Any] = lambda reply: reply,
+        read: Callable[[HttpReply], Any] = lambda reply: reply,
     ) -> None:
         self._silos, self._write, self._read = {silo.name: silo for silo in silos}, write, read
         self._loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ class Nodes:
             return self._read(await self._write(question)(silo))
 
 
-class Exchange:
+class StatisticsExchange:
     """Statistics by silo, their sum, and who holds it.
 
     `documents` tells how many a silo says it has wherever else it says so; None where it has not yet. Whose
@@ -183,7 +183,7 @@ class Exchange:
     async def _collect(self) -> None:
         """Every silo's statistics that are new; the last good ones of the others still count."""
 
-        def request(silo: Talks) -> Awaitable[Reply]:
+        def request(silo: Talks) -> Awaitable[HttpReply]:
             return silo.ask("GET", "/statistics", unless=self._tags.get(silo.name, ""))
 
         nodes = Silos(self._names, Nodes(self._silos), PATIENCE, least=0)
@@ -193,7 +193,7 @@ class Exchange:
             if isinstance(error, (ProtocolError, Refused)):
                 self._refused[name] = str(error)
 
-    def _read(self, name: str, reply: Reply) -> None:
+    def _read(self, name: str, reply: HttpReply) -> None:
         """Take in one silo's reply; they come one at a time, so that hostile ones do not add up."""
         if reply.status in (401, 403, 404):  # it does not share, which is its right
             self._sharing.discard(name)
@@ -212,7 +212,7 @@ class Exchange:
         """The sum, to whoever does not have it."""
         missing = tuple(name for name in self._names if name not in self._holders)
 
-        def request(silo: Talks) -> Awaitable[Reply]:
+        def request(silo: Talks) -> Awaitable[HttpReply]:
             return silo.ask("PUT", "/statistics", self._total, STATISTICS_TYPE)
 
         nodes = Silos(missing, Nodes(self._silos), PATIENCE, least=0)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from isthmus.asking import Silos, TooFew
 from isthmus.errors import DataError, Refused, SiloUnavailable
 from isthmus.service.broker import Broker, failure_of, understood
-from isthmus.service.http_client import Reply
+from isthmus.service.http_client import HttpReply
 from isthmus.service.learned import Learned
 from isthmus.service.learning import Question, answer_of, learn
 from isthmus.service.settings import BrokerSettings
@@ -68,7 +68,7 @@ async def taught(silos: Sequence[Talks]) -> Learned:
     return learned
 
 
-async def _all(silos: Sequence[Talks], method: str, path: str, body: bytes = b"") -> list[Reply]:
+async def _all(silos: Sequence[Talks], method: str, path: str, body: bytes = b"") -> list[HttpReply]:
     """The same to every silo at once; whoever does not answer as it should ends the lesson."""
     asker = _asker(silos, Nodes(silos, read=_accepted))
     shows = f"what its policy lets {method} {path} tell"
@@ -91,7 +91,7 @@ async def _together(work: Callable[..., T], *arguments: Any, **more: Any) -> T:
         raise SiloUnavailable(f"the silos cannot learn together: {why}") from few
 
 
-def _accepted(reply: Reply) -> Reply:
+def _accepted(reply: HttpReply) -> HttpReply:
     if reply.status == 403:
         raise Refused("its policy has no learning for this broker")
     if reply.status == 429:

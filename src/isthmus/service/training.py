@@ -26,9 +26,9 @@ class _Checkpoint(Bundle):
     noun = "checkpoint"
 
 
-def training_of(folder: Path) -> wire.Training:
+def training_of(folder: Path) -> wire.TrainingView:
     """The run in the folder; one that cannot be read, or has not begun, has no rounds."""
-    run = wire.Training(run=folder.name)
+    run = wire.TrainingView(run=folder.name)
     try:
         history, config = _history(folder)
         strategy = str(tomllib.loads(config).get("strategy", {}).get("name", ""))
@@ -38,7 +38,7 @@ def training_of(folder: Path) -> wire.Training:
     except (DataError, OSError, ValueError, ValidationError, AttributeError, TypeError, KeyError):
         return run  # it is being written, or is none of ours
     finished = final is not None
-    return wire.Training(
+    return wire.TrainingView(
         run=folder.name, strategy=strategy, finished=finished, final=final or {}, rounds=rounds
     )
 

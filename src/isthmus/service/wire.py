@@ -1,7 +1,7 @@
 """What travels between clients, the broker and nodes: version 1, JSON over HTTP.
 
     POST /v1/search        Search           broker: Answer        node: NodeAnswer
-    POST /v1/feedback      Feedback         204: it stays with the silo that showed the hit; node: Verdict
+    POST /v1/feedback      Feedback         204: it stays with the hit's silo; node: AttributedFeedback
     GET  /v1/release       what a silo has released, to whom, and what is left of its budgets
     GET  /v1/calibration   reliability of its probabilities, and what thresholds keep
     GET  /v1/training      the rounds of a training run (broker)
@@ -54,19 +54,19 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-class Said(BaseModel):
+class RequestModel(BaseModel):
     """A request: nothing in it may be unknown."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Told(BaseModel):
+class ResponseModel(BaseModel):
     """An answer: a newer speaker may add to it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
-class Problem(Told):
+class Problem(ResponseModel):
     """Why a request failed, in a form that programs and people can read."""
 
     type: str = "about:blank"
@@ -75,7 +75,7 @@ class Problem(Told):
     detail: str = ""
 
 
-class Search(Said):
+class Search(RequestModel):
     """A question. The deadline is counted from when the request arrives."""
 
     query: QueryText
@@ -87,7 +87,7 @@ class Search(Said):
     """Only these silos; for the broker."""
 
 
-class Evidence(Told):
+class Evidence(ResponseModel):
     """What one retriever had to say about a hit: raw score → probability → weight → contribution.
 
     Contributions add up, with the ranker's start, to the hit's log-odds. A document that the retriever did
@@ -101,7 +101,7 @@ class Evidence(Told):
     contribution: float
 
 
-class Hit(Told):
+class Hit(ResponseModel):
     """A document found: a probability if the silo has a calibrator, a snippet if it allows them."""
 
     document: DocumentId
@@ -115,7 +115,7 @@ class Hit(Told):
     """What feedback on it must bring; only its silo can read it."""
 
 
-class NodeAnswer(Told):
+class NodeAnswer(ResponseModel):
     """What one silo found, best first."""
 
     silo: Name
@@ -127,7 +127,7 @@ class NodeAnswer(Told):
     took_ms: float
 
 
-class SiloStatus(Told):
+class SiloStatus(ResponseModel):
     """What became of a search in one silo."""
 
     silo: Name
@@ -137,7 +137,7 @@ class SiloStatus(Told):
     documents: int | None = None
 
 
-class Answer(Told):
+class Answer(ResponseModel):
     """What all silos found, best first, at or above the threshold; and what became of each silo."""
 
     hits: list[Hit]
@@ -148,7 +148,7 @@ class Answer(Told):
     took_ms: float
 
 
-class Feedback(Said):
+class Feedback(RequestModel):
     """Whether a hit was right, by the token that it came with; good for a day after the search.
 
     The broker takes it to the silo, which alone keeps it.
@@ -160,13 +160,13 @@ class Feedback(Said):
     relevant: bool
 
 
-class Verdict(Feedback):
+class AttributedFeedback(Feedback):
     """Feedback as the broker passes it on: `person` is who gave it, by a name that only the broker knows."""
 
     person: Annotated[str, Field(max_length=100)] = ""
 
 
-class Judged(Told):
+class Judged(ResponseModel):
     """Queries that somebody judged a hit of, and into how many folds they may be dealt.
 
     None, and 0 folds, while a silo has too few to take part.
@@ -176,7 +176,7 @@ class Judged(Told):
     folds: Annotated[int, Field(ge=0, le=8)] = 0
 
 
-class Document(Said):
+class Document(RequestModel):
     """A document as its operator gives it."""
 
     id: DocumentId
@@ -184,13 +184,13 @@ class Document(Said):
     body: Annotated[str, Field(max_length=10_000_000)] = ""
 
 
-class Documents(Said):
+class DocumentBatch(RequestModel):
     """Documents to add, or to put in the place of those with the same ids."""
 
     documents: Annotated[list[Document], Field(min_length=1, max_length=10_000)]
 
 
-class Changed(Told):
+class Changed(ResponseModel):
     """How many documents an operator's request added, changed and removed; the rest were as given already."""
 
     added: int = 0
@@ -198,33 +198,33 @@ class Changed(Told):
     removed: int = 0
 
 
-class Find(Said):
+class Find(RequestModel):
     """What an operator looks for in the store."""
 
     find: Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY)]
     k: Annotated[int, Field(ge=1, le=1000)] = 20
 
 
-class Titled(Told):
+class Titled(ResponseModel):
     """A document by its id and title."""
 
     id: DocumentId
     title: str
 
 
-class Listed(Told):
+class Listed(ResponseModel):
     """Documents that an operator looked for."""
 
     documents: list[Titled]
 
 
-class Reread(Told):
+class Reread(ResponseModel):
     """What could not be read when sources were read again."""
 
     errors: list[str]
 
 
-class Health(Told):
+class Health(ResponseModel):
     """Alive, and as what."""
 
     status: Literal["ok"] = "ok"
@@ -233,7 +233,7 @@ class Health(Told):
     version: str
 
 
-class Ready(Told):
+class Ready(ResponseModel):
     """Whether searches can be answered, and if not, why."""
 
     ready: bool
@@ -243,7 +243,7 @@ class Ready(Told):
     statistics: Text = ""
 
 
-class Departure(Told):
+class Departure(ResponseModel):
     """One kind of thing that left a silo: how often, to whom, at what ε or with the words for none."""
 
     kind: Text
@@ -256,7 +256,7 @@ class Departure(Told):
     last: Text
 
 
-class PeerBudget(Told):
+class PeerBudget(ResponseModel):
     """What a peer may do, and what is left of its budget for the dearest document."""
 
     peer: Text
@@ -267,7 +267,7 @@ class PeerBudget(Told):
     left: float | None = None
 
 
-class Release(Told):
+class SiloRelease(ResponseModel):
     """What a silo has released and what it may still release: for the Silos view.
 
     Towards a peer that may search no ε is claimed: scores and explanations are exact.
@@ -284,7 +284,7 @@ class Release(Told):
     last_training: Text | None = None
 
 
-class SiloView(Told):
+class SiloView(ResponseModel):
     """A silo as the broker sees it."""
 
     silo: Name
@@ -293,23 +293,23 @@ class SiloView(Told):
     status: Status
     detail: str = ""
     ready: Ready | None = None
-    release: Release | None = None
+    release: SiloRelease | None = None
 
 
-class Silos(Told):
+class SiloList(ResponseModel):
     """Every silo, and the version of the statistics they share."""
 
     silos: list[SiloView]
     statistics: str = ""
 
 
-class Session(Said):
+class Session(RequestModel):
     """A person's API key, to sign in with."""
 
     key: Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Me(Told):
+class Me(ResponseModel):
     """Who is asking, and what they may do."""
 
     name: str
@@ -318,7 +318,7 @@ class Me(Told):
     """When the key ends, ISO 8601; None if it does not."""
 
 
-class Bin(Told):
+class Bin(ResponseModel):
     """Hits whose probability lay between `low` and `high`: what was said, and what was right."""
 
     low: Probability
@@ -328,7 +328,7 @@ class Bin(Told):
     count: Count
 
 
-class Threshold(Told):
+class ThresholdRow(ResponseModel):
     """What a threshold keeps."""
 
     threshold: Probability
@@ -337,7 +337,7 @@ class Threshold(Told):
     kept: Count
 
 
-class Reliability(Told):
+class ReliabilityCurve(ResponseModel):
     """The reliability of one retriever's probabilities, or of those shown (retriever "shown")."""
 
     silo: Name
@@ -349,16 +349,16 @@ class Reliability(Told):
     floor: float | None = None
     """The error that a perfect model would show at this size."""
     bins: Annotated[list[Bin], Field(fail_fast=True, max_length=MOST_ROWS)]
-    thresholds: Annotated[list[Threshold], Field(fail_fast=True, max_length=MOST_ROWS)] = []
+    thresholds: Annotated[list[ThresholdRow], Field(fail_fast=True, max_length=MOST_ROWS)] = []
 
 
-class Calibration(Told):
+class Calibration(ResponseModel):
     """All that is known of how honest the probabilities are."""
 
-    curves: Annotated[list[Reliability], Field(fail_fast=True, max_length=MOST_ROWS)]
+    curves: Annotated[list[ReliabilityCurve], Field(fail_fast=True, max_length=MOST_ROWS)]
 
 
-class Round(Told):
+class Round(ResponseModel):
     """One round of training."""
 
     round: int
@@ -371,7 +371,7 @@ class Round(Told):
     seconds: float = 0.0
 
 
-class Training(Told):
+class TrainingView(ResponseModel):
     """A run as far as it has come."""
 
     run: str

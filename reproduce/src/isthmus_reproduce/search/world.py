@@ -27,8 +27,9 @@ from isthmus.private import HashFamily, family_of, released
 from isthmus.randomness import Streams
 from isthmus.retrieval import BM25, TEXT, Statistics, summed
 from isthmus.service import (
+    Bm25Scorer,
     Draft,
-    Encoder,
+    EncoderSettings,
     Hit,
     Index,
     Learned,
@@ -38,14 +39,13 @@ from isthmus.service import (
     Prepare,
     Pupil,
     Question,
-    Raw,
     Search,
     Searcher,
     SharedStatistics,
     SqliteStore,
-    fused,
     joined,
     learn,
+    merge_hits,
     own_directions,
 )
 from isthmus.tables import Corpus, Run
@@ -160,7 +160,7 @@ class Silo:
         """Its best documents by BM25 alone."""
         snapshot = self.index.snapshot
         found = snapshot.find(text, DEPTH + 1)
-        scored = Raw().score(snapshot, found)
+        scored = Bm25Scorer().score(snapshot, found)
         names = [found.documents[at] for at in scored.order.tolist()]
         scores = scored.scores[scored.order].tolist()
         held = {name: score for name, score in zip(names, scores, strict=True) if name != itself}
@@ -212,7 +212,7 @@ def federation(world: World) -> Iterator[Federation]:
             part = world.corpus.silo(name).documents
             store = SqliteStore(Path(folder) / f"{name}.db")
             store.put(map(Draft, part.ids, part.titles, part.bodies))
-            index = Index(Path(folder) / name, store, encoder=Encoder("none"), family=family)
+            index = Index(Path(folder) / name, store, encoder=EncoderSettings("none"), family=family)
             index.catch_up()
             silos.append(Silo(name, store, index))
         try:
@@ -324,7 +324,7 @@ def _fused(answers: Sequence[Sequence[Hit]], lines: Sequence[Line]) -> list[Hit]
         for hits, line in zip(answers, lines, strict=True)
         for hit in hits
     ]
-    return fused(told, k=SHOWN, threshold=0.0)[0]
+    return merge_hits(told, k=SHOWN, threshold=0.0)[0]
 
 
 def _chance(line: Line, score: float) -> float:
