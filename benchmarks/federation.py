@@ -179,13 +179,13 @@ def _train(
 
 def growth(folder: Path) -> None:
     """Plot processor time of a round against silos a round, 10 to 1,000, and against rows a silo."""
-    from isthmus.report import Line, line_plot
+    from isthmus.report import Series, line_plot
 
     folder.mkdir(parents=True, exist_ok=True)
     silos = [10, 30, 100, 300, 1000]
     rows = [600, 1200, 2400, 4800, 9600]
-    by_silos = Line(silos, [_round_cost(600, per_round=count) for count in silos])
-    by_rows = Line(rows, [_round_cost(count, per_round=10) for count in rows])
+    by_silos = Series(silos, [_round_cost(600, per_round=count) for count in silos])
+    by_rows = Series(rows, [_round_cost(count, per_round=10) for count in rows])
     told = {"y": "processor seconds a round", "caption": "136 features, network 136-64-5, 5 epochs"}
     for name, x, line in (("silos", "silos a round", by_silos), ("rows", "rows a silo", by_rows)):
         print(x, dict(zip(line.x, np.round(line.y, 3).tolist(), strict=True)))

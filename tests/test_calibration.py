@@ -26,7 +26,7 @@ from isthmus.calibration import (
     Gaussian,
     Isotonic,
     Judging,
-    Pairs,
+    LabelledScores,
     PerPart,
     Platt,
     QueryFeature,
@@ -45,7 +45,7 @@ from isthmus.tables import Qrels, Run
 CURVES = ("platt", "isotonic", "isotonic-binned", "temperature", "gaussian", "gamma", "beta", "beta-cdf")
 
 
-def summed(silos: list[Pairs]) -> Callable[[Any], Any]:
+def summed(silos: list[LabelledScores]) -> Callable[[Any], Any]:
     """A question put to all silos, their answers added up."""
     return Silos.in_memory({f"silo{at}": silo.answer for at, silo in enumerate(silos)}).sum
 
@@ -163,7 +163,7 @@ def test_fitting_from_many_silos_sums_is_fitting_on_the_pool(kind: Callable[[], 
     scores[:40] = -1.5  # ties, across silos
     pooled = kind().fit(scores, y)
     deal = np.random.default_rng(5).integers(0, 7, len(scores))
-    silos = [Pairs(scores[deal == silo], y[deal == silo].astype(float)) for silo in range(7)]
+    silos = [LabelledScores(scores[deal == silo], y[deal == silo].astype(float)) for silo in range(7)]
     federated = kind().fit_sums(summed(silos))
     grid = np.linspace(scores.min() - 1, scores.max() + 1, 1_001)
     assert np.abs(federated.probabilities(grid) - pooled.probabilities(grid)).max() < 1e-9
@@ -171,7 +171,7 @@ def test_fitting_from_many_silos_sums_is_fitting_on_the_pool(kind: Callable[[], 
 
 def test_federated_fitting_refuses_one_class() -> None:
     with pytest.raises(DataError, match="one class"):
-        Platt().fit_sums(summed([Pairs(np.arange(3.0), np.zeros(3))]))
+        Platt().fit_sums(summed([LabelledScores(np.arange(3.0), np.zeros(3))]))
 
 
 def test_query_features_are_their_definitions() -> None:

@@ -7,7 +7,7 @@ import socket
 import numpy as np
 import pytest
 
-from isthmus.calibration import Pairs, Platt, load_calibrator, save_calibrator
+from isthmus.calibration import LabelledScores, Platt, load_calibrator, save_calibrator
 from isthmus.errors import ConfigError
 from isthmus.service import demo_federation
 from isthmus.service.connections import listen_problem
@@ -17,7 +17,7 @@ from isthmus.service.local import free_ports
 def hits(rng, count, slope, start):
     scores = rng.normal(size=count)
     relevant = (rng.random(count) < 1 / (1 + np.exp(-(slope * scores + start)))).astype(float)
-    return Pairs(scores, relevant)
+    return LabelledScores(scores, relevant)
 
 
 def log_odds(calibrator, scores):
@@ -49,7 +49,7 @@ def test_a_silo_with_much_to_tell_bends_the_line_and_one_with_little_hardly(tmp_
 def test_a_silo_that_saw_one_kind_of_hit_has_the_line_of_all():
     everybody = hits(np.random.default_rng(0), 500, 1.0, 0.0)
     pooled = Platt().fit(everybody.scores, everybody.relevant)
-    assert demo_federation.shrunk_calibrator(pooled, Pairs(np.zeros(3), np.zeros(3))) is pooled
+    assert demo_federation.shrunk_calibrator(pooled, LabelledScores(np.zeros(3), np.zeros(3))) is pooled
 
 
 def test_the_hits_shown_are_the_best_of_all_silos():

@@ -23,16 +23,16 @@ from isthmus.text import tokenise
 
 
 @pytest.fixture(scope="module")
-def world() -> pydocs.World:
+def world() -> pydocs.PydocsWorld:
     return pydocs.build()
 
 
 @pytest.fixture(scope="module")
-def corpus(world: pydocs.World) -> Corpus:
+def corpus(world: pydocs.PydocsWorld) -> Corpus:
     return world.corpus()
 
 
-def digest(world: pydocs.World) -> str:
+def digest(world: pydocs.PydocsWorld) -> str:
     return hashlib.sha256(json.dumps(asdict(world)).encode()).hexdigest()
 
 
@@ -72,7 +72,7 @@ def test_queries_hide_their_source(corpus: Corpus) -> None:
     assert (tokenise(corpus.queries.texts).lengths >= 3).all()
 
 
-def test_judgements_are_the_links(world: pydocs.World, corpus: Corpus) -> None:
+def test_judgements_are_the_links(world: pydocs.PydocsWorld, corpus: Corpus) -> None:
     links = set(world.links)
     judged = corpus.qrels.to_dict()
     assert set(judged) == set(corpus.queries.ids)
@@ -84,14 +84,14 @@ def test_judgements_are_the_links(world: pydocs.World, corpus: Corpus) -> None:
     assert judged["numpy.cumsum"]["numpy.sum"] == 2
 
 
-def test_no_link_crosses_splits(world: pydocs.World, corpus: Corpus) -> None:
+def test_no_link_crosses_splits(world: pydocs.PydocsWorld, corpus: Corpus) -> None:
     split = dict(zip(corpus.queries.ids, corpus.queries.splits, strict=True))
     assert {split[a] == split[b] for a, b in world.links if a in split and b in split} == {True}
     sizes = [list(split.values()).count(name) / len(split) for name in ("train", "validation", "test")]
     assert sizes == pytest.approx(pydocs.SPLIT_SHARES, abs=0.02)
 
 
-def test_silos_are_whole_sub_packages_until_documents_move(world: pydocs.World) -> None:
+def test_silos_are_whole_sub_packages_until_documents_move(world: pydocs.PydocsWorld) -> None:
     topical = world.corpus(share=0)
     homes = dict(zip(world.sites, topical.documents.silos.tolist(), strict=True))
     assert [homes[site] for site in world.sites] == topical.documents.silos.tolist()
@@ -109,7 +109,7 @@ def elsewhere(corpus: Corpus) -> float:
     return float((corpus.documents.silos[rows] != homes[corpus.qrels.query_of_row]).mean())
 
 
-def test_the_dial_goes_from_topical_to_random(world: pydocs.World) -> None:
+def test_the_dial_goes_from_topical_to_random(world: pydocs.PydocsWorld) -> None:
     shares = [elsewhere(world.corpus(share=share)) for share in (0.0, 0.25, 0.5, 1.0)]
     assert shares == sorted(shares)
     assert shares[0] < 0.2
@@ -136,7 +136,7 @@ def test_merging_naively_loses_what_a_central_index_finds(corpus: Corpus) -> Non
     assert found == sorted(found)
 
 
-def test_the_same_world_whatever_was_imported_before(world: pydocs.World) -> None:
+def test_the_same_world_whatever_was_imported_before(world: pydocs.PydocsWorld) -> None:
     import sklearn.experimental.enable_halving_search_cv
     import sklearn.experimental.enable_iterative_imputer  # noqa: F401
 
@@ -157,12 +157,12 @@ def told_elsewhere(world: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_the_same_world_in_another_process_without_a_word(world: pydocs.World) -> None:
+def test_the_same_world_in_another_process_without_a_word(world: pydocs.PydocsWorld) -> None:
     """Sets order their members anew in every process; warnings and prints would be noise in a pipe."""
     assert told_elsewhere("pydocs.build()") == (digest(world) + "\n", "")
 
 
-def test_distractors_add_documents_and_nothing_else(world: pydocs.World, corpus: Corpus) -> None:
+def test_distractors_add_documents_and_nothing_else(world: pydocs.PydocsWorld, corpus: Corpus) -> None:
     """1,500 or so, dealt among themselves: no other document and no query changes its silo."""
     larger = world.with_distractors().corpus()
     known = len(corpus.documents)
@@ -181,8 +181,8 @@ def test_distractors_add_documents_and_nothing_else(world: pydocs.World, corpus:
 
 
 def test_the_same_distractors_in_another_process() -> None:
-    alone = pydocs.World([], [], [], [], {}, []).with_distractors()
-    told = told_elsewhere("pydocs.World([], [], [], [], {}, []).with_distractors()")
+    alone = pydocs.PydocsWorld([], [], [], [], {}, []).with_distractors()
+    told = told_elsewhere("pydocs.PydocsWorld([], [], [], [], {}, []).with_distractors()")
     assert told == (digest(alone) + "\n", "")
 
 
@@ -208,12 +208,12 @@ def test_without_docstrings_there_is_no_world() -> None:
 
 class TestCache:
     @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: pydocs.World) -> None:
+    def _folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: pydocs.PydocsWorld) -> None:
         self.folder = tmp_path / "new" / "cache"
         self.built = 0
         monkeypatch.setenv("ISTHMUS_CACHE", str(self.folder))
 
-        def build() -> pydocs.World:
+        def build() -> pydocs.PydocsWorld:
             self.built += 1
             return world
 

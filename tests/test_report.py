@@ -16,11 +16,11 @@ from isthmus.errors import ConfigError
 from isthmus.report import (
     FORMS,
     Estimate,
-    Line,
     Page,
     Plot,
     Progress,
     Section,
+    Series,
     Table,
     box,
     line_plot,
@@ -93,7 +93,7 @@ class TestTable:
 
 class TestPlots:
     PLOT = line_plot(
-        {"a": Line([1, 2, 3], [1, 3, 2], [0, 2, 1], [2, 4, 3]), "b": Line([1, 2, 3], [2, 2, 2])},
+        {"a": Series([1, 2, 3], [1, 3, 2], [0, 2, 1], [2, 4, 3]), "b": Series([1, 2, 3], [2, 2, 2])},
         x="round",
         y="nDCG@10",
         caption="Two curves",

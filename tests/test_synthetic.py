@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from isthmus.corpora import synthetic
-from isthmus.corpora.synthetic import FOLDS, World, load_synthetic
+from isthmus.corpora.synthetic import FOLDS, SyntheticWorld, load_synthetic
 from isthmus.errors import DataError
 from isthmus.tables import Letor
 from isthmus.tables.letor_files import read_letor, write_letor
@@ -18,7 +18,7 @@ from isthmus.tables.letor_files import read_letor, write_letor
 
 def letor(queries: int, documents: int = 60, features: int = 136, **world: Any) -> Letor:
     split = world.pop("split", "train")
-    return World(documents, features, **world).letor(queries, split)
+    return SyntheticWorld(documents, features, **world).letor(queries, split)
 
 
 def mean_ndcg(letor: Letor, scores: np.ndarray) -> float:
@@ -125,7 +125,7 @@ def test_named_folds() -> None:
 
 def test_a_named_fold_is_made_once_and_then_mapped() -> None:
     first = load_synthetic("synthetic", "test")
-    assert first == World().letor(300, "test")
+    assert first == SyntheticWorld().letor(300, "test")
     assert first.name == "synthetic test"
     again = load_synthetic("synthetic", "test")
     assert isinstance(again.features.base, np.ndarray)
@@ -145,7 +145,7 @@ def test_a_named_fold_does_without_a_cache(
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    assert load_synthetic("synthetic", "test") == World().letor(300, "test")
+    assert load_synthetic("synthetic", "test") == SyntheticWorld().letor(300, "test")
 
 
 def test_folds_share_the_world_and_no_row() -> None:
@@ -158,7 +158,7 @@ def test_folds_share_the_world_and_no_row() -> None:
 
 def test_a_mapped_table_of_other_data_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "x.columns"
-    small = World(5, 4)
+    small = SyntheticWorld(5, 4)
     assert small.mapped(path, 20) == small.letor(20)
     assert small.mapped(path, 30) == small.letor(30)
     path.write_bytes(path.read_bytes()[:100])
@@ -174,6 +174,6 @@ def test_nowhere_to_keep_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_streams_to_letor_text(tmp_path: Path) -> None:
-    world = World(6, 9, varying=True)
+    world = SyntheticWorld(6, 9, varying=True)
     write_letor(world.blocks(150), tmp_path / "train.txt")
     assert read_letor(tmp_path / "train.txt") == world.letor(150)

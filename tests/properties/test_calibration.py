@@ -14,7 +14,7 @@ from isthmus.calibration import (
     BinnedIsotonic,
     Gamma,
     Gaussian,
-    Pairs,
+    LabelledScores,
     Platt,
     QueryFeature,
     Softmax,
@@ -68,7 +68,7 @@ def test_federated_and_pooled_calibrators_agree(
 ) -> None:
     values, labels = data
     deal = np.random.default_rng(seed).integers(0, parts, len(values))
-    held = [Pairs(values[deal == part], labels[deal == part].astype(float)) for part in range(parts)]
+    held = [LabelledScores(values[deal == part], labels[deal == part].astype(float)) for part in range(parts)]
     silos = Silos.in_memory({str(part): pairs.answer for part, pairs in enumerate(held)})
     grid = np.linspace(values.min(), values.max(), 51)
     for kind in (Platt, Beta, BinnedIsotonic, Gaussian, Gamma, Temperature):
@@ -81,7 +81,7 @@ def test_federated_and_pooled_calibrators_agree(
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=50))
 def test_order_statistics_from_counts_are_exact(values: list[float]) -> None:
     held = np.array(values)
-    halves = [Pairs(part, np.zeros(len(part))) for part in np.array_split(held, 2)]
+    halves = [LabelledScores(part, np.zeros(len(part))) for part in np.array_split(held, 2)]
     ask = Silos.in_memory(dict(zip("ab", (each.answer for each in halves), strict=True))).sum
     found = order_statistics(ask, np.arange(1.0, len(held) + 1))
     assert np.array_equal(found, np.sort(held))

@@ -37,5 +37,5 @@ from isthmus.calibration.softmax import Softmax as Softmax
 from isthmus.calibration.softmax import choice_probabilities as choice_probabilities
 from isthmus.calibration.softmax import fit_choice as fit_choice
 from isthmus.calibration.sums import Ask as Ask
-from isthmus.calibration.sums import Pairs as Pairs
+from isthmus.calibration.sums import LabelledScores as LabelledScores
 from isthmus.calibration.sums import Question as Question

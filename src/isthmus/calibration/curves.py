@@ -18,8 +18,8 @@ from isthmus.calibration.sums import (
     CLIP,
     Ask,
     Bins,
+    LabelledScores,
     Likelihood,
-    Pairs,
     Totals,
     design,
     extremes,
@@ -48,7 +48,7 @@ class SumCalibrator(Calibrator):
         return self
 
     def _learn(self, scores: FloatArray, relevant: FloatArray) -> None:
-        self._learn_sums(Pairs(scores, relevant).answer, float(len(scores)), float(relevant.sum()))
+        self._learn_sums(LabelledScores(scores, relevant).answer, float(len(scores)), float(relevant.sum()))
 
     def _learn_sums(self, ask: Ask, pairs: float, relevant: float) -> None:
         raise NotImplementedError

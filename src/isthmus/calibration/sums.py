@@ -5,7 +5,7 @@ threshold, how many relevant ones fall into a bin, a log-likelihood with its der
 code fits on one silo or on many, each answering every question with a vector; whoever asks has them added
 up (`isthmus.asking`), in the clear or under a secure sum.
 
->>> extremes(Pairs(np.array([0.1, 0.9]), np.array([0.0, 1.0])).answer)
+>>> extremes(LabelledScores(np.array([0.1, 0.9]), np.array([0.0, 1.0])).answer)
 (0.1, 0.9)
 """
 
@@ -64,7 +64,7 @@ Ask: TypeAlias = Callable[[Question], FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class LabelledScores:
     """What a silo holds and never sends: scores and their relevance (0 or 1)."""
 
     scores: FloatArray

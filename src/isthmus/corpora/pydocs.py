@@ -77,7 +77,7 @@ _TARGET = re.compile(r"[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True)
-class World:
+class PydocsWorld:
     """The world before it is dealt: what is slow to collect and the same for every deal."""
 
     names: list[str]
@@ -114,7 +114,7 @@ class World:
         qrels = Qrels.from_dict(_judgements(self.links, ids))
         return Corpus("pydocs", documents, queries, qrels, silo_names)
 
-    def with_distractors(self) -> World:
+    def with_distractors(self) -> PydocsWorld:
         """With the docstrings of the standard library as further documents, if they are no copies."""
         packages = {module: module.partition(".")[0] for module in STANDARD_LIBRARY.split()}
         documented = _merged(_collect((module, package, package) for module, package in packages.items()))
@@ -140,7 +140,7 @@ def load(*, share: float = SHARE, silos: int = SILOS, distractors: bool = False)
     return world.corpus(share=share, silos=silos)
 
 
-def _remembered() -> World:
+def _remembered() -> PydocsWorld:
     try:
         cached = cache_folder() / f"pydocs-{_fingerprint()}.json"
     except RuntimeError:  # no home folder to keep anything in
@@ -161,23 +161,23 @@ def _fingerprint() -> str:
     return hashlib.blake2b("\n".join(versions).encode(), digest_size=8).hexdigest()
 
 
-def _reopened(path: Path) -> World | None:
+def _reopened(path: Path) -> PydocsWorld | None:
     """What was kept, unless there is nothing or it is damaged."""
     try:
         fields = json.loads(path.read_bytes())
-        return World(**fields | {"links": [(a, b) for a, b in fields["links"]]})
+        return PydocsWorld(**fields | {"links": [(a, b) for a, b in fields["links"]]})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _keep(world: World, path: Path) -> None:
+def _keep(world: PydocsWorld, path: Path) -> None:
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as stream:
             stream.write(json.dumps(asdict(world), separators=(",", ":")).encode())
 
 
-def build() -> World:
+def build() -> PydocsWorld:
     """Collect the world from the installed packages (about three seconds)."""
     if sys.flags.optimize >= 2:
         raise DataError("docstrings are missing under python -OO", cure="run Python without -OO")
@@ -187,7 +187,7 @@ def build() -> World:
     degree = Counter(name for pair in {frozenset(pair) for pair in links} for name in pair)
     queries = _queries({name: entry.body for name, entry in entries.items() if degree[name] >= 2})
     names = sorted(entries)
-    return World(
+    return PydocsWorld(
         names,
         [entries[name].body for name in names],
         [entries[name].site for name in names],

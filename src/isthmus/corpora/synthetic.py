@@ -48,12 +48,12 @@ BLOCK = 100
 class Plan:
     """A world, and how many queries each of `SPLITS` has."""
 
-    world: World
+    world: SyntheticWorld
     queries: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class World:
+class SyntheticWorld:
     """What all splits have in common: how traits become features and grades.
 
     Another `fold` has other queries in the same world, another `seed` is another world.
@@ -164,8 +164,8 @@ class World:
 
 
 FOLDS = {
-    "synthetic": Plan(World(), (1_000, 300, 300)),
-    "synthetic-mslr": Plan(World(documents=120, varying=True), (6_000, 2_000, 2_000)),
+    "synthetic": Plan(SyntheticWorld(), (1_000, 300, 300)),
+    "synthetic-mslr": Plan(SyntheticWorld(documents=120, varying=True), (6_000, 2_000, 2_000)),
 }
 """The folds that go by a name; `synthetic-mslr` has the size of one of MSLR-WEB10K's."""
 

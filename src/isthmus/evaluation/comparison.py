@@ -41,7 +41,7 @@ DEFAULT_TESTING = Testing()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PairedVerdict:
     """One pair of runs under one measure; `adjusted` is the p-value after Holm's correction."""
 
     measure: Measure
@@ -79,17 +79,17 @@ class Comparison(Tabular):
         return self.evaluations[0].measures if self.evaluations else ()
 
     @cached_property
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[PairedVerdict, ...]:
         """Every tested pair: all of them, or each run against the baseline.
 
         Holm's correction is over the pairs of one measure. Sums such as NumRet are not tested.
         """
-        verdicts: list[Verdict] = []
+        verdicts: list[PairedVerdict] = []
         for measure in self.measures:
             if measure.family.aggregate == "sum":
                 continue
             tests = [
-                Verdict(measure, one.run, other.run, self._test(measure, one, other), 1.0)
+                PairedVerdict(measure, one.run, other.run, self._test(measure, one, other), 1.0)
                 for one, other in self._pairs()
             ]
             adjusted = holm([verdict.paired.p for verdict in tests])

@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation.measures import Measure
-from isthmus.evaluation.ranking import Hits, View
+from isthmus.evaluation.ranking import Hits, RankingView
 
-Formula = Callable[[View, Measure], FloatArray]
+Formula = Callable[[RankingView, Measure], FloatArray]
 
 LEAST = 1e-5
 """What a zero counts as in a geometric mean, and the smoothing of infAP; both are trec_eval's."""
 
 
-def relevant(view: View, measure: Measure) -> IntArray:
+def relevant(view: RankingView, measure: Measure) -> IntArray:
     """R: relevant documents of every query; those of positive grade where the measure has no threshold."""
     return view.ranking.relevant(_threshold(measure))
 
 
-def dcg(view: View, measure: Measure) -> FloatArray:
+def dcg(view: RankingView, measure: Measure) -> FloatArray:
     """Σ_{r ≤ k} gain(g_r) / log2(r + 1)."""
     hits = view.relevant()
     gains = _gain(hits.grade, measure)
@@ -38,17 +38,17 @@ def dcg(view: View, measure: Measure) -> FloatArray:
     return _discounted(hits, gains, measure.cutoff)
 
 
-def ndcg(view: View, measure: Measure) -> FloatArray:
+def ndcg(view: RankingView, measure: Measure) -> FloatArray:
     """DCG@k / IDCG@k, the ideal over all judged documents and cut at the same k."""
     return _share(dcg(view, measure), _ideal_dcg(view, measure, measure.cutoff))
 
 
-def ndcg_printed(view: View, measure: Measure) -> FloatArray:
+def ndcg_printed(view: RankingView, measure: Measure) -> FloatArray:
     """As the cross-silo paper prints nDCG@10: the ideal is not cut at k."""
     return _share(dcg(view, measure), _ideal_dcg(view, measure, None))
 
 
-def ndcg_rel(view: View, measure: Measure) -> FloatArray:
+def ndcg_rel(view: RankingView, measure: Measure) -> FloatArray:
     """DCG@r / IDCG@r averaged over the ranks r of all relevant documents, those not found at the end."""
     hits, ideal = view.relevant(), view.ranking.ideal
     so_far = hits.running(np.add, hits.grade / np.log2(hits.rank + 1))
@@ -59,7 +59,7 @@ def ndcg_rel(view: View, measure: Measure) -> FloatArray:
     return _share(hits.total(so_far / best[at]) + unseen * final, ideal.count)
 
 
-def r_ndcg(view: View, measure: Measure) -> FloatArray:
+def r_ndcg(view: RankingView, measure: Measure) -> FloatArray:
     """DCG@r / IDCG@r averaged over the ranks r at which the ideal list's grade falls.
 
     trec_eval adds the final ratio once more when the list is longer than R + 1.
@@ -78,26 +78,26 @@ def r_ndcg(view: View, measure: Measure) -> FloatArray:
     return np.where(relevant(view, measure) > 0, _share(sums + longer * final, counts + longer), 0.0)
 
 
-def reciprocal_rank(view: View, measure: Measure) -> FloatArray:
+def reciprocal_rank(view: RankingView, measure: Measure) -> FloatArray:
     """1 / (rank of the first relevant document), if that rank is at most k."""
     hits = _hits(view, measure).to(measure.cutoff)
     first = hits.keep(hits.nth == 0)
     return first.total(1.0 / first.rank)
 
 
-def err(view: View, measure: Measure) -> FloatArray:
+def err(view: RankingView, measure: Measure) -> FloatArray:
     """Σ_{r ≤ k} (1/r) R_r Π_{i<r} (1 − R_i), R_i = (2^g_i − 1) / 2^gmax (Chapelle et al. 2009)."""
     hits = view.relevant().to(measure.cutoff)
     return _cascade(hits, _top_grade(view, measure), 1.0 / hits.rank)
 
 
-def err_printed(view: View, measure: Measure) -> FloatArray:
+def err_printed(view: RankingView, measure: Measure) -> FloatArray:
     """As the cross-silo paper prints ERR: without 1/r, so over the whole list 1 − Π (1 − R_i)."""
     hits = view.relevant().to(measure.cutoff)
     return _cascade(hits, _top_grade(view, measure), np.ones(len(hits.rank)))
 
 
-def err_code(view: View, measure: Measure) -> FloatArray:
+def err_code(view: RankingView, measure: Measure) -> FloatArray:
     """As the cross-silo paper's code has it: gmax is the largest grade in each list."""
     hits = view.relevant()
     top = np.zeros(hits.size, dtype=np.int64)
@@ -106,7 +106,7 @@ def err_code(view: View, measure: Measure) -> FloatArray:
     return _cascade(hits, top[hits.query], 1.0 / hits.rank)
 
 
-def average_precision(view: View, measure: Measure) -> FloatArray:
+def average_precision(view: RankingView, measure: Measure) -> FloatArray:
     """(1/R) Σ over relevant documents to rank k of precision at their rank; norm=cut divides by min(R, k)."""
     hits = _hits(view, measure).to(measure.cutoff)
     seen = hits.nth + 1
@@ -118,29 +118,29 @@ def average_precision(view: View, measure: Measure) -> FloatArray:
     return _share(hits.total(seen / hits.rank), count)
 
 
-def precision(view: View, measure: Measure) -> FloatArray:
+def precision(view: RankingView, measure: Measure) -> FloatArray:
     """Relevant documents to rank k, over k, however short the list."""
     return _relevant_retrieved(view, measure) / float(measure.cutoff or 1)
 
 
-def recall(view: View, measure: Measure) -> FloatArray:
+def recall(view: RankingView, measure: Measure) -> FloatArray:
     """Relevant documents to rank k, over R."""
     return _share(_relevant_retrieved(view, measure), relevant(view, measure))
 
 
-def relative_precision(view: View, measure: Measure) -> FloatArray:
+def relative_precision(view: RankingView, measure: Measure) -> FloatArray:
     """Relevant documents to rank k, over min(k, R)."""
     return _share(
         _relevant_retrieved(view, measure), np.minimum(relevant(view, measure), int(measure.cutoff or 1))
     )
 
 
-def success(view: View, measure: Measure) -> FloatArray:
+def success(view: RankingView, measure: Measure) -> FloatArray:
     """1 if any document to rank k is relevant."""
     return (_relevant_retrieved(view, measure) > 0).astype(np.float64)
 
 
-def r_precision(view: View, measure: Measure) -> FloatArray:
+def r_precision(view: RankingView, measure: Measure) -> FloatArray:
     """Relevant documents to rank ⌊m R + 0.9⌋, over that rank; m is 1 for Rprec itself."""
     multiple = 1.0 if measure.cutoff is None else measure.cutoff
     hits = _hits(view, measure)
@@ -148,17 +148,17 @@ def r_precision(view: View, measure: Measure) -> FloatArray:
     return _share(hits.keep(hits.rank <= depth[hits.query]).count, depth)
 
 
-def interpolated_precision(view: View, measure: Measure) -> FloatArray:
+def interpolated_precision(view: RankingView, measure: Measure) -> FloatArray:
     """The best precision at or below the rank of the ⌊x R + 0.9⌋-th relevant document, x the recall asked."""
     return _interpolated(view, measure, [float(measure.cutoff or 0)])
 
 
-def eleven_points(view: View, measure: Measure) -> FloatArray:
+def eleven_points(view: RankingView, measure: Measure) -> FloatArray:
     """Interpolated precision averaged over recall 0, 0.1, …, 1."""
     return _interpolated(view, measure, [tenth / 10 for tenth in range(11)])
 
 
-def bpref(view: View, measure: Measure) -> FloatArray:
+def bpref(view: RankingView, measure: Measure) -> FloatArray:
     """(1/R) Σ over relevant documents of 1 − min(N above, R) / min(N, R), N the judged worthless ones."""
     threshold = _threshold(measure)
     graded = view.judged.keep(view.judged.grade >= 0)
@@ -172,7 +172,7 @@ def bpref(view: View, measure: Measure) -> FloatArray:
     return _share(hits.total(1.0 - np.where(above > 0, lost, 0.0)), count)
 
 
-def inferred_ap(view: View, measure: Measure) -> FloatArray:
+def inferred_ap(view: RankingView, measure: Measure) -> FloatArray:
     """Average precision with the precision above each relevant document inferred (Yilmaz and Aslam 2006).
 
     A negative grade means in the pool but not judged.
@@ -189,7 +189,7 @@ def inferred_ap(view: View, measure: Measure) -> FloatArray:
     return _share(hits.total(np.where(hits.rank == 1, 1.0, inferred)), relevant(view, measure))
 
 
-def gain_against_cost(view: View, measure: Measure) -> FloatArray:
+def gain_against_cost(view: RankingView, measure: Measure) -> FloatArray:
     """G = Σ_r g_r / log2(2 + C_r − S_r) over Σ g; S_r gain to rank r, C_r ideal gain, at least 1 a rank."""
     hits, ideal = view.relevant(), view.ranking.ideal
     gained = hits.running(np.add, hits.grade.astype(np.float64))
@@ -199,39 +199,39 @@ def gain_against_cost(view: View, measure: Measure) -> FloatArray:
     return _share(hits.total(hits.grade / np.log2(2 + cost - gained)), ideal.total(ideal.grade * 1.0))
 
 
-def binary_gain(view: View, measure: Measure) -> FloatArray:
+def binary_gain(view: RankingView, measure: Measure) -> FloatArray:
     """(1/R) Σ over relevant documents of 1 / log2(2 + documents above that are not relevant)."""
     hits = _hits(view, measure)
     return _share(hits.total(1.0 / np.log2(hits.rank - hits.nth + 1)), relevant(view, measure))
 
 
-def rank_biased_precision(view: View, measure: Measure) -> FloatArray:
+def rank_biased_precision(view: RankingView, measure: Measure) -> FloatArray:
     """(1 − p) Σ p^(r − 1) over relevant documents to rank k (Moffat and Zobel 2008)."""
     hits = _hits(view, measure).to(measure.cutoff)
     persistence = float(measure["p"])
     return (1 - persistence) * hits.total(persistence ** (hits.rank - 1.0))
 
 
-def set_precision(view: View, measure: Measure) -> FloatArray:
+def set_precision(view: RankingView, measure: Measure) -> FloatArray:
     return _share(_relevant_retrieved(view, measure), view.length)
 
 
-def set_f(view: View, measure: Measure) -> FloatArray:
+def set_f(view: RankingView, measure: Measure) -> FloatArray:
     beta = float(measure["beta"])
     p, r = set_precision(view, measure), recall(view, measure)
     return _share((beta + 1) * p * r, beta * p + r)
 
 
-def set_average_precision(view: View, measure: Measure) -> FloatArray:
+def set_average_precision(view: RankingView, measure: Measure) -> FloatArray:
     retrieved = _relevant_retrieved(view, measure)
     return _share(retrieved * retrieved, view.length * relevant(view, measure))
 
 
-def set_relative_precision(view: View, measure: Measure) -> FloatArray:
+def set_relative_precision(view: RankingView, measure: Measure) -> FloatArray:
     return _share(_relevant_retrieved(view, measure), np.minimum(view.length, relevant(view, measure)))
 
 
-def utility(view: View, measure: Measure) -> FloatArray:
+def utility(view: RankingView, measure: Measure) -> FloatArray:
     retrieved = _relevant_retrieved(view, measure)
     hit, noise, miss = (float(measure[name]) for name in ("hit", "noise", "miss"))
     missed = relevant(view, measure) - retrieved
@@ -239,17 +239,17 @@ def utility(view: View, measure: Measure) -> FloatArray:
     return value
 
 
-def judged(view: View, measure: Measure) -> FloatArray:
+def judged(view: RankingView, measure: Measure) -> FloatArray:
     seen = view.length if measure.cutoff is None else np.minimum(view.length, int(measure.cutoff))
     return _share(view.judged.to(measure.cutoff).count, seen)
 
 
-def worthless_retrieved(view: View, measure: Measure) -> FloatArray:
+def worthless_retrieved(view: RankingView, measure: Measure) -> FloatArray:
     grade = view.judged.grade
     return view.judged.keep((grade >= 0) & (grade < _threshold(measure))).count.astype(np.float64)
 
 
-def map_printed(view: View, measure: Measure) -> FloatArray:
+def map_printed(view: RankingView, measure: Measure) -> FloatArray:
     """As the cross-silo paper prints MAP: (1/n) Σ_d rank(d) / position(d), rank by grade, position as listed.
 
     Documents of equal grade are ranked as the list has them, so that a perfect list gives 1.
@@ -261,7 +261,7 @@ def map_printed(view: View, measure: Measure) -> FloatArray:
     return _share(rows.total(by_grade / rows.rank), view.length)
 
 
-def map_code(view: View, measure: Measure) -> FloatArray:
+def map_code(view: RankingView, measure: Measure) -> FloatArray:
     """As the cross-silo paper's code has MAP: (1/n) Σ_i g_i · mean(g_1 … g_i)."""
     rows = view.everything
     mean = rows.running(np.add, rows.grade.astype(np.float64)) / rows.rank
@@ -277,11 +277,11 @@ def _threshold(measure: Measure) -> int:
     return int(measure["rel"]) if "rel" in measure else 1
 
 
-def _hits(view: View, measure: Measure) -> Hits:
+def _hits(view: RankingView, measure: Measure) -> Hits:
     return view.relevant(_threshold(measure))
 
 
-def _relevant_retrieved(view: View, measure: Measure) -> IntArray:
+def _relevant_retrieved(view: RankingView, measure: Measure) -> IntArray:
     """Relevant documents to rank k, or in the whole list."""
     return _hits(view, measure).to(measure.cutoff).count
 
@@ -314,7 +314,7 @@ def _discounts_to(depth: int, cutoff: int | float | None) -> FloatArray:
     return np.concatenate(([0.0], np.cumsum(discounts)))
 
 
-def _ideal_dcg(view: View, measure: Measure, cutoff: int | float | None) -> FloatArray:
+def _ideal_dcg(view: RankingView, measure: Measure, cutoff: int | float | None) -> FloatArray:
     """IDCG@k from the number of documents of each grade: a grade's documents take consecutive ranks."""
     grades, counts = view.ranking.grade_counts
     last = np.cumsum(counts, axis=1)
@@ -323,7 +323,7 @@ def _ideal_dcg(view: View, measure: Measure, cutoff: int | float | None) -> Floa
     return ideal
 
 
-def _mean_discount(view: View, rows: IntArray, cutoff: int | float | None) -> FloatArray:
+def _mean_discount(view: RankingView, rows: IntArray, cutoff: int | float | None) -> FloatArray:
     """The mean discount over the ranks of all rows that share a row's score."""
     if view.first is None or view.last is None:
         raise ConfigError("ties=average needs a view with tie groups", key="ties", value="average")
@@ -333,7 +333,7 @@ def _mean_discount(view: View, rows: IntArray, cutoff: int | float | None) -> Fl
     return mean
 
 
-def _top_grade(view: View, measure: Measure) -> int:
+def _top_grade(view: RankingView, measure: Measure) -> int:
     top = measure["gmax"]
     if top == "data":
         return view.ranking.gmax
@@ -351,7 +351,7 @@ def _cascade(hits: Hits, top: int | IntArray, weight: FloatArray) -> FloatArray:
     return hits.total(weight * stop * np.where(hits.nth > 0, passed, 1.0))
 
 
-def _interpolated(view: View, measure: Measure, points: list[float]) -> FloatArray:
+def _interpolated(view: RankingView, measure: Measure, points: list[float]) -> FloatArray:
     hits = _hits(view, measure)
     # Accumulating from the end of every list: the hits upside down, by (query, rank from below).
     place = hits.start[hits.query] + (hits.count[hits.query] - 1 - hits.nth)

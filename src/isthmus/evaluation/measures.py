@@ -37,7 +37,7 @@ Value = str | int | float
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WordParameter:
     """A parameter that is one of some words."""
 
     words: tuple[str, ...]
@@ -53,7 +53,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class NumberParameter:
     """A numeric parameter; where `word` is given that stands for a number found in the data."""
 
     default: Value
@@ -75,20 +75,20 @@ class Number:
         return number
 
 
-Parameters = dict[str, Choice | Number]
+Parameters = dict[str, WordParameter | NumberParameter]
 
 TIES = ("trec", "trec32", "input", "random")
 _ALWAYS: Parameters = {
-    "ties": Choice(TIES),
-    "seed": Number(0, 0),
-    "missing": Choice(("zero", "skip")),
-    "unjudged": Choice(("zero", "drop")),
+    "ties": WordParameter(TIES),
+    "seed": NumberParameter(0, 0),
+    "missing": WordParameter(("zero", "skip")),
+    "unjudged": WordParameter(("zero", "drop")),
 }
-_EMPTY: Parameters = {"empty": Choice(("zero", "skip", "one"))}
-_REL: Parameters = {"rel": Number(1, 1)}
+_EMPTY: Parameters = {"empty": WordParameter(("zero", "skip", "one"))}
+_REL: Parameters = {"rel": NumberParameter(1, 1)}
 _BINARY: Parameters = {**_REL, **_EMPTY}
-_GAIN: Parameters = {"gain": Choice(("exp", "linear"))}
-_TOP: Parameters = {"gmax": Number("data", 1, 1000, word="data")}
+_GAIN: Parameters = {"gain": WordParameter(("exp", "linear"))}
+_TOP: Parameters = {"gmax": NumberParameter("data", 1, 1000, word="data")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ class Family:
     aggregate: str = "mean"  # mean | sum | geometric
     ties: tuple[str, ...] = ()
 
-    def parameter(self, name: str) -> Choice | Number | None:
+    def parameter(self, name: str) -> WordParameter | NumberParameter | None:
         """What the parameter may be, or None if this kind of measure has no such parameter."""
         if name == "ties":
-            return Choice((*TIES, *self.ties))
+            return WordParameter((*TIES, *self.ties))
         return self.parameters.get(name) or _ALWAYS.get(name)
 
     @property
@@ -127,7 +127,7 @@ FAMILIES: dict[str, Family] = {
     "ERR": Family("Σ 1/r · R_r · Π_{i<r} (1 − R_i), R = (2^g − 1) / 2^gmax", _TOP | _EMPTY, "optional"),
     "MAP": Family(
         "precision at every relevant document, averaged over the relevant documents",
-        {**_BINARY, "norm": Choice(("all", "cut"))},
+        {**_BINARY, "norm": WordParameter(("all", "cut"))},
         "optional",
         ties=("last",),
     ),
@@ -147,13 +147,13 @@ FAMILIES: dict[str, Family] = {
     "binG": Family("Σ 1 / log2(2 + worthless documents above), over the relevant documents", _BINARY),
     "RBP": Family(
         "(1 − p) Σ p^(rank − 1) over relevant documents",
-        {**_BINARY, "p": Number(0.8, 0, 1, whole=False)},
+        {**_BINARY, "p": NumberParameter(0.8, 0, 1, whole=False)},
         "optional",
     ),
     "SetP": Family("relevant documents over documents in the list", _BINARY),
     "SetR": Family("relevant documents in the list over relevant documents", _BINARY),
     "SetF": Family(
-        "(β + 1) P R / (R + β P) of the whole list", {**_BINARY, "beta": Number(1.0, 0, whole=False)}
+        "(β + 1) P R / (R + β P) of the whole list", {**_BINARY, "beta": NumberParameter(1.0, 0, whole=False)}
     ),
     "SetAP": Family("SetP · SetR", _BINARY),
     "SetRelP": Family("relevant documents in the list over the most there can be", _BINARY),
@@ -161,9 +161,9 @@ FAMILIES: dict[str, Family] = {
         "hit · relevant + noise · others in the list + miss · relevant documents not in it",
         {
             **_REL,
-            "hit": Number(1.0, whole=False),
-            "noise": Number(-1.0, whole=False),
-            "miss": Number(0.0, whole=False),
+            "hit": NumberParameter(1.0, whole=False),
+            "noise": NumberParameter(-1.0, whole=False),
+            "miss": NumberParameter(0.0, whole=False),
         },
     ),
     "Judged": Family("judged documents to rank k, over documents to rank k", {}, "optional"),
@@ -272,7 +272,7 @@ class Measure:
         chosen: dict[str, Value] = {}
         for name, values in PROFILES[profile].items():
             parameter = self.family.parameter(name)
-            known = parameter.words if isinstance(parameter, Choice) else ()
+            known = parameter.words if isinstance(parameter, WordParameter) else ()
             possible = [value for value in values if value in known]
             if possible and name not in self.explicit:
                 chosen[name] = possible[0]
@@ -292,7 +292,7 @@ class Measure:
     def _default(self, name: str) -> Value:
         return self._parameter(name).default
 
-    def _parameter(self, name: str) -> Choice | Number:
+    def _parameter(self, name: str) -> WordParameter | NumberParameter:
         parameter = self.family.parameter(name)
         if parameter is None:
             raise _unknown(f"parameter of {self.name}", name, self.family.names)
@@ -303,7 +303,7 @@ class Measure:
         try:
             return parameter.read(value)
         except ValueError as wanted:
-            words = parameter.words if isinstance(parameter, Choice) else ()
+            words = parameter.words if isinstance(parameter, WordParameter) else ()
             raise ConfigError(
                 f"{name}={value} of {self.name}: must be {wanted}", key=str(value), value=value, known=words
             ) from None

@@ -15,7 +15,7 @@ import numpy as np
 from isthmus.arrays import FloatArray, Ids, frozen
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation.measures import Measure
-from isthmus.evaluation.ranking import Hits, View
+from isthmus.evaluation.ranking import Hits, RankingView
 from isthmus.tables import Qrels
 
 
@@ -72,7 +72,7 @@ class Propensity:
 
 
 def propensity_scored(
-    view: View, measure: Measure, propensity: Propensity | None
+    view: RankingView, measure: Measure, propensity: Propensity | None
 ) -> tuple[FloatArray, FloatArray]:
     """psP@k or psnDCG@k of every query, and the weight with which it enters the mean.
 

@@ -1,8 +1,8 @@
 """Rankings joined with judgements: the arrays that every measure is computed from.
 
-A `Ranking` joins once; a `View` is its order under one tie rule; `Hits` are the rows of a view that matter
-(the judged or the relevant ones), sorted by query and rank. All measures of one evaluation share them, and
-nothing loops over queries.
+A `Ranking` joins once; a `RankingView` is its order under one tie rule; `Hits` are the rows of a view that
+matter (the judged or the relevant ones), sorted by query and rank. All measures of one evaluation share them,
+and nothing loops over queries.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Ranking:
     """All judged rows; their rank has no meaning."""
     run: Run | None = None
     qrels: Qrels | None = None
-    _views: dict[tuple[str, int, str], View] = field(default_factory=dict, repr=False)
+    _views: dict[tuple[str, int, str], RankingView] = field(default_factory=dict, repr=False)
     _relevant: dict[int, IntArray] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -210,14 +210,14 @@ class Ranking:
         below = np.flatnonzero(self.tied)
         return len(np.union1d(below, below - 1)) / max(1, len(self.scores))
 
-    def view(self, ties: str, seed: int, unjudged: str) -> View:
+    def view(self, ties: str, seed: int, unjudged: str) -> RankingView:
         """The lists in the order of a tie rule, unjudged rows dropped or not; built once."""
         key = ties, seed if ties == "random" else 0, unjudged
         if key not in self._views:
             self._views[key] = self._build(*key)
         return self._views[key]
 
-    def _build(self, ties: str, seed: int, unjudged: str) -> View:
+    def _build(self, ties: str, seed: int, unjudged: str) -> RankingView:
         order = self._order(ties, seed)
         ranks = self.ranks
         mask = None
@@ -229,8 +229,8 @@ class Ranking:
             ranks = _ranks_among(mask, self.list_of_row, order)
         if ties in ("average", "last"):
             first, last = self._tie_groups(ranks, mask)
-            return View(self, None, last if ties == "last" else ranks, mask, first, last)
-        return View(self, order, ranks, mask)
+            return RankingView(self, None, last if ties == "last" else ranks, mask, first, last)
+        return RankingView(self, order, ranks, mask)
 
     def _order(self, ties: str, seed: int) -> IntArray | None:
         """The rows in the order of the tie rule; None where they stand so already."""
@@ -275,7 +275,7 @@ class Ranking:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class RankingView:
     """The lists of a ranking under one tie rule."""
 
     ranking: Ranking

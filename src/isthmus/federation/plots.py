@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from isthmus.federation.rounds import RoundRecord
 from isthmus.partition import LabelCounts
-from isthmus.report import Line, Page, Plot, Section, Table, line_plot
+from isthmus.report import Page, Plot, Section, Series, Table, line_plot
 
 History = Sequence[RoundRecord]
 _SHADES = ("#443983", "#31688e", "#21918c", "#35b779", "#90d743", "#fde725")
@@ -30,7 +30,7 @@ def lengths(history: History) -> Plot:
 
 
 def _line(points: Sequence[tuple[int, float]], name: str, y: str, caption: str) -> Plot:
-    line = Line([x for x, _ in points], [value for _, value in points])
+    line = Series([x for x, _ in points], [value for _, value in points])
     return line_plot({name: line}, x="round", y=y, caption=caption)
 
 

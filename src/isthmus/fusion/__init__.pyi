@@ -9,7 +9,7 @@ from isthmus.fusion.learned import Explanation as Explanation
 from isthmus.fusion.learned import Formula as Formula
 from isthmus.fusion.learned import Fuser as Fuser
 from isthmus.fusion.learned import LogOdds as LogOdds
-from isthmus.fusion.learned import Part as Part
+from isthmus.fusion.learned import RetrieverScore as RetrieverScore
 from isthmus.fusion.learned import Stacked as Stacked
 from isthmus.fusion.learned import Weighted as Weighted
 from isthmus.fusion.normalisers import NORMALISERS as NORMALISERS

@@ -50,8 +50,8 @@ PENALTY = 1.0
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one retriever had to say about a document; a document it did not return has no score."""
+class RetrieverScore:
+    """One retriever's part in the score of a document; no score and rank if it did not return it."""
 
     retriever: str
     score: float | None
@@ -71,7 +71,7 @@ class Explanation(Tabular):
     score: float
     probability: float | None
     start: float
-    parts: Sequence[Part]
+    parts: Sequence[RetrieverScore]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -98,8 +98,8 @@ class Explanation(Tabular):
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
-    """What a fuser learns from: the union of all runs, which rows are relevant, and folds of queries."""
+class TrainingUnion:
+    """Training data of a fuser: the union of all runs, which rows are relevant, and folds of queries."""
 
     union: Union
     qrels: Qrels
@@ -110,7 +110,7 @@ class Lesson:
     """−1 for a query without judgements."""
 
     @classmethod
-    def of(cls, runs: Sequence[Run], qrels: Qrels, judging: Judging, folds: int) -> Lesson:
+    def of(cls, runs: Sequence[Run], qrels: Qrels, judging: Judging, folds: int) -> TrainingUnion:
         union = Union.of(runs)
         table = union.table()
         relevant, known = judging.of(table, qrels)
@@ -169,17 +169,17 @@ class Fuser:
         if not runs:
             raise DataError("no runs to fuse", cure="give at least one run")
         self.retrievers_ = names_of(runs)
-        lesson = Lesson.of(runs, qrels, self.judging, self.folds)
-        evidence = self._gather(lesson)
-        self.weights_, *by_fold = self._weigh_folds(evidence, lesson)
-        scores = self._scores(evidence, self.weights_, lesson.union).copy()
+        training = TrainingUnion.of(runs, qrels, self.judging, self.folds)
+        evidence = self._gather(training)
+        self.weights_, *by_fold = self._weigh_folds(evidence, training)
+        scores = self._scores(evidence, self.weights_, training.union).copy()
         for fold, weights in enumerate(by_fold):
-            mine = (lesson.fold_of_query == fold)[lesson.union.query_of_row]
-            scores[mine] = self._scores(evidence, weights, lesson.union)[mine]
-        probabilities = self._learn_probabilities(scores, lesson)
-        known = lesson.known
-        self.curve_ = ThresholdCurve.of(probabilities[known], lesson.relevant[known])
-        return lesson.union.ranked(scores, name=name or self.label, probabilities=probabilities)
+            mine = (training.fold_of_query == fold)[training.union.query_of_row]
+            scores[mine] = self._scores(evidence, weights, training.union)[mine]
+        probabilities = self._learn_probabilities(scores, training)
+        known = training.known
+        self.curve_ = ThresholdCurve.of(probabilities[known], training.relevant[known])
+        return training.union.ranked(scores, name=name or self.label, probabilities=probabilities)
 
     def fuse(self, runs: Sequence[Run], *, name: str = "") -> Run:
         """One run, best first, with a probability for every candidate."""
@@ -212,9 +212,9 @@ class Fuser:
         probabilities = self._probabilities(scores, union)
         at = union.queries.index(query)
         rows = union.best_first(scores)[union.offsets[at] : union.offsets[at + 1]].tolist()
-        account = self._account(union, evidence)
+        breakdown = self._breakdown(union, evidence)
         explanations = [
-            self._explained(union, account, (row, rank), float(scores[row]), probabilities)
+            self._explained(union, breakdown, (row, rank), float(scores[row]), probabilities)
             for rank, row in enumerate(rows, 1)
             if (document is None and rank <= depth) or document == union.documents.word(row)
         ]
@@ -225,7 +225,7 @@ class Fuser:
     def _explained(
         self,
         union: Union,
-        account: Account,
+        breakdown: ScoreBreakdown,
         at: tuple[int, int],
         score: float,
         probabilities: FloatArray | None,
@@ -235,12 +235,16 @@ class Fuser:
         for of, (name, run) in enumerate(zip(self.retrievers_, union.runs, strict=True)):
             here = np.flatnonzero(union.places[of] == row)
             raw, place = (float(run.scores[here[0]]), int(run.ranks[here[0]])) if len(here) else (None, None)
-            own = None if account.probabilities is None else float(account.probabilities[of, row])
-            weight = None if account.weights is None else float(account.weights[of])
-            parts.append(Part(name, raw, place, own, weight, float(account.contributions[of, row])))
+            own = None if breakdown.probabilities is None else float(breakdown.probabilities[of, row])
+            weight = None if breakdown.weights is None else float(breakdown.weights[of])
+            parts.append(
+                RetrieverScore(name, raw, place, own, weight, float(breakdown.contributions[of, row]))
+            )
         query, document = union.queries[union.query_of_row[row]], union.documents.word(row)
         probability = None if probabilities is None else float(probabilities[row])
-        return Explanation(query, document, rank, score, probability, float(account.start[row]), tuple(parts))
+        return Explanation(
+            query, document, rank, score, probability, float(breakdown.start[row]), tuple(parts)
+        )
 
     def _matched(self, runs: Sequence[Run]) -> list[Run]:
         if not hasattr(self, "retrievers_"):
@@ -259,16 +263,16 @@ class Fuser:
                 )
         return list(runs)
 
-    def _learn_probabilities(self, scores: FloatArray, lesson: Lesson) -> FloatArray:
+    def _learn_probabilities(self, scores: FloatArray, training: TrainingUnion) -> FloatArray:
         """Learn score → probability; returns cross-fitted probabilities of all rows."""
-        query_of_row = lesson.union.query_of_row
-        self.final_ = Platt().fit(scores[lesson.known], lesson.relevant[lesson.known])
+        query_of_row = training.union.query_of_row
+        self.final_ = Platt().fit(scores[training.known], training.relevant[training.known])
         probabilities = np.asarray(self.final_.probabilities(scores))
-        for fold in range(lesson.folds):
-            mine = (lesson.fold_of_query == fold)[query_of_row]
-            rest = lesson.outside(fold)[query_of_row] & lesson.known
-            if mine.any() and 0 < lesson.relevant[rest].sum() < rest.sum():
-                fitted = Platt().fit(scores[rest], lesson.relevant[rest])
+        for fold in range(training.folds):
+            mine = (training.fold_of_query == fold)[query_of_row]
+            rest = training.outside(fold)[query_of_row] & training.known
+            if mine.any() and 0 < training.relevant[rest].sum() < rest.sum():
+                fitted = Platt().fit(scores[rest], training.relevant[rest])
                 probabilities[mine] = fitted.probabilities(scores[mine])
         return probabilities
 
@@ -278,19 +282,19 @@ class Fuser:
             return None
         return np.asarray(self.final_.probabilities(scores)) if len(scores) else scores
 
-    def _gather(self, lesson: Lesson) -> FloatArray:
+    def _gather(self, training: TrainingUnion) -> FloatArray:
         """Learn what each retriever's evidence needs; the evidence, cross-fitted."""
-        return self._evidence(lesson.union)
+        return self._evidence(training.union)
 
     def _evidence(self, union: Union) -> FloatArray:
         """k × rows of what the scores are made from."""
         raise NotImplementedError
 
-    def _weigh_folds(self, evidence: FloatArray, lesson: Lesson) -> list[FloatArray]:
+    def _weigh_folds(self, evidence: FloatArray, training: TrainingUnion) -> list[FloatArray]:
         """Weights learned from all judged queries, then those for each fold, learned from the others."""
-        return [self._weigh(evidence, lesson, lesson.outside(fold)) for fold in range(-1, lesson.folds)]
+        return [self._weigh(evidence, training, training.outside(fold)) for fold in range(-1, training.folds)]
 
-    def _weigh(self, evidence: FloatArray, lesson: Lesson, queries: Mask) -> FloatArray:
+    def _weigh(self, evidence: FloatArray, training: TrainingUnion, queries: Mask) -> FloatArray:
         """Weights learned from these queries; none where a formula needs none."""
         return np.empty(0)
 
@@ -298,7 +302,7 @@ class Fuser:
         """The fused score of every row."""
         raise NotImplementedError
 
-    def _account(self, union: Union, evidence: FloatArray) -> Account:
+    def _breakdown(self, union: Union, evidence: FloatArray) -> ScoreBreakdown:
         """What each retriever contributed to every row."""
         raise NotImplementedError
 
@@ -309,7 +313,7 @@ class Fuser:
 
 
 @dataclass(frozen=True, eq=False)
-class Account:
+class ScoreBreakdown:
     """Retrievers × rows of contributions, the rows' start, and what else an explanation shows."""
 
     contributions: FloatArray
@@ -352,7 +356,7 @@ class Formula(Fuser):
     def _scores(self, evidence: FloatArray, weights: FloatArray, union: Union) -> FloatArray:
         return np.asarray(evidence[0])
 
-    def _account(self, union: Union, evidence: FloatArray) -> Account:
+    def _breakdown(self, union: Union, evidence: FloatArray) -> ScoreBreakdown:
         contributions = np.tile(evidence[0], (len(union.runs), 1))
         for at in range(len(union.runs)):
             others = [run for other, run in enumerate(union.runs) if other != at]
@@ -360,7 +364,7 @@ class Formula(Fuser):
                 fewer = Union.of(others)
                 place = union.rows_of(fewer)
                 contributions[at, place] -= self._evidence(fewer)[0]
-        return Account(contributions, evidence[0] - contributions.sum(axis=0))
+        return ScoreBreakdown(contributions, evidence[0] - contributions.sum(axis=0))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -385,20 +389,20 @@ class LogOdds(Fuser):
             problem = f"missing = {self.missing!r}: say 'learned', 'lowest' or a probability"
             raise ConfigError(problem, key="missing")
 
-    def _gather(self, lesson: Lesson) -> FloatArray:
-        union, known = lesson.union, lesson.known
-        self.prior_ = float(lesson.relevant[known].mean())
+    def _gather(self, training: TrainingUnion) -> FloatArray:
+        union, known = training.union, training.known
+        self.prior_ = float(training.relevant[known].mean())
         absent = self._absent(union)
-        hits = ((absent & known) * lesson.relevant).sum(axis=1)
+        hits = ((absent & known) * training.relevant).sum(axis=1)
         self.absent_ = (hits + self.prior_) / ((absent & known).sum(axis=1) + 1.0)
         self.calibrators_: list[Calibrator] = []
         if self.calibrator == "given":
             return self._evidence(union)
         columns = []
         for run in progress(union.runs, label="calibrating"):
-            folds = min(self.folds, sum(query in lesson.qrels for query in run.queries))
+            folds = min(self.folds, sum(query in training.qrels for query in run.queries))
             fitted, probabilities = cross_fit(
-                run, lesson.qrels, self.calibrator, judging=self.judging, folds=folds
+                run, training.qrels, self.calibrator, judging=self.judging, folds=folds
             )
             self.calibrators_.append(fitted)
             columns.append(probabilities)
@@ -462,10 +466,10 @@ class LogOdds(Fuser):
         prior = float(logit(self.prior_))
         return np.asarray(np.sort(evidence, axis=0).sum(axis=0) - (len(evidence) - 1) * prior)
 
-    def _account(self, union: Union, evidence: FloatArray) -> Account:
+    def _breakdown(self, union: Union, evidence: FloatArray) -> ScoreBreakdown:
         prior = float(logit(self.prior_))
         ones, start = np.ones(len(evidence)), np.full(union.rows, prior)
-        return Account(evidence - prior, start, ones, expit(evidence))
+        return ScoreBreakdown(evidence - prior, start, ones, expit(evidence))
 
     def parameters(self) -> dict[str, Any]:
         """The constructor's arguments; a calibrator given as an object is named by its class."""
@@ -485,21 +489,21 @@ class Stacked(LogOdds):
 
     single_label: bool = False
 
-    def _gather(self, lesson: Lesson) -> FloatArray:
-        used = np.unique(lesson.union.documents.codes[lesson.known])
-        words = lesson.union.documents.words
+    def _gather(self, training: TrainingUnion) -> FloatArray:
+        used = np.unique(training.union.documents.codes[training.known])
+        words = training.union.documents.words
         self.labels_ = np.array([words[code] for code in used] if self.single_label else [], dtype=np.str_)
-        return super()._gather(lesson)
+        return super()._gather(training)
 
     def _logits(self, union: Union, probabilities: Sequence[FloatArray]) -> FloatArray:
         return np.vstack((super()._logits(union, probabilities), self._absent(union).astype(np.float64)))
 
-    def _weigh(self, evidence: FloatArray, lesson: Lesson, queries: Mask) -> FloatArray:
-        rows = queries[lesson.union.query_of_row] & lesson.known
-        relevant = lesson.relevant[rows].astype(np.float64)
+    def _weigh(self, evidence: FloatArray, training: TrainingUnion, queries: Mask) -> FloatArray:
+        rows = queries[training.union.query_of_row] & training.known
+        relevant = training.relevant[rows].astype(np.float64)
         if self.single_label:
-            lists = np.unique(lesson.union.query_of_row[rows], return_inverse=True)[1]
-            items = self._items(lesson.union)[rows]
+            lists = np.unique(training.union.query_of_row[rows], return_inverse=True)[1]
+            items = self._items(training.union)[rows]
             choice = fit_choice(evidence[:, rows], relevant, lists, items=items)
             biases = np.zeros(len(self.labels_))
             biases[: len(choice.biases)] = choice.biases
@@ -520,20 +524,20 @@ class Stacked(LogOdds):
         codes = np.array([place.get(word, -1) for word in union.documents.words], dtype=np.int64)
         return codes[union.documents.codes]
 
-    def _learn_probabilities(self, scores: FloatArray, lesson: Lesson) -> FloatArray:
-        return self._probabilities(scores, lesson.union)  # the margins are log-odds already
+    def _learn_probabilities(self, scores: FloatArray, training: TrainingUnion) -> FloatArray:
+        return self._probabilities(scores, training.union)  # the margins are log-odds already
 
     def _probabilities(self, scores: FloatArray, union: Union) -> FloatArray:
         if self.single_label:
             return choice_probabilities(scores, union.query_of_row)
         return np.asarray(expit(scores))
 
-    def _account(self, union: Union, evidence: FloatArray) -> Account:
+    def _breakdown(self, union: Union, evidence: FloatArray) -> ScoreBreakdown:
         count = len(self.retrievers_)
         weights = self.weights_[:count]
         contributions = (self.weights_[: 2 * count, None] * evidence).reshape(2, count, -1).sum(axis=0)
         start = self._scores(evidence, self.weights_, union) - contributions.sum(axis=0)
-        return Account(contributions, start, weights, expit(evidence[:count]))
+        return ScoreBreakdown(contributions, start, weights, expit(evidence[:count]))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -558,11 +562,11 @@ class Weighted(Fuser):
     def _evidence(self, union: Union) -> FloatArray:
         return Candidates.of(union, self.norm, missing=self.missing).matrix()
 
-    def _weigh_folds(self, evidence: FloatArray, lesson: Lesson) -> list[FloatArray]:
+    def _weigh_folds(self, evidence: FloatArray, training: TrainingUnion) -> list[FloatArray]:
         if self.weights is not None:
             self._check_weights(len(evidence))
-            return [np.array(self.weights)] * (lesson.folds + 1)
-        judge = self._judge(evidence, lesson)
+            return [np.array(self.weights)] * (training.folds + 1)
+        judge = self._judge(evidence, training)
         order = np.argsort(np.array(self.retrievers_, dtype=np.str_))  # so that theirs does not matter
         place = np.argsort(order)
 
@@ -572,21 +576,25 @@ class Weighted(Fuser):
 
             return tuned(len(evidence), value)[place]
 
-        return [best(lesson.outside(fold)) for fold in range(-1, lesson.folds)]
+        return [best(training.outside(fold)) for fold in range(-1, training.folds)]
 
-    def _judge(self, evidence: FloatArray, lesson: Lesson) -> Callable[[tuple[float, ...]], FloatArray]:
+    def _judge(
+        self, evidence: FloatArray, training: TrainingUnion
+    ) -> Callable[[tuple[float, ...]], FloatArray]:
         """The measure of every query under any weights, each measured once."""
         from isthmus.evaluation import evaluate
 
-        union = lesson.union
-        judged = [query for query, fold in zip(union.queries, lesson.fold_of_query, strict=True) if fold >= 0]
-        qrels = lesson.qrels[judged]
+        union = training.union
+        judged = [
+            query for query, fold in zip(union.queries, training.fold_of_query, strict=True) if fold >= 0
+        ]
+        qrels = training.qrels[judged]
 
         @cache
         def judge(weights: tuple[float, ...]) -> FloatArray:
             evaluation = evaluate(qrels, union.ranked(np.array(weights) @ evidence), [self.measure])
             values = np.full(len(union.queries), np.nan)
-            values[lesson.fold_of_query >= 0] = evaluation.values[evaluation.resolve(self.measure)]
+            values[training.fold_of_query >= 0] = evaluation.values[evaluation.resolve(self.measure)]
             return values
 
         return judge
@@ -606,8 +614,8 @@ class Weighted(Fuser):
     def _scores(self, evidence: FloatArray, weights: FloatArray, union: Union) -> FloatArray:
         return np.asarray(np.sort(weights[:, None] * evidence, axis=0).sum(axis=0))
 
-    def _account(self, union: Union, evidence: FloatArray) -> Account:
-        return Account(self.weights_[:, None] * evidence, np.zeros(union.rows), self.weights_)
+    def _breakdown(self, union: Union, evidence: FloatArray) -> ScoreBreakdown:
+        return ScoreBreakdown(self.weights_[:, None] * evidence, np.zeros(union.rows), self.weights_)
 
 
 def tuned(count: int, judge: Callable[[tuple[float, ...]], float]) -> FloatArray:

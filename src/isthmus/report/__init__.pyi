@@ -1,7 +1,7 @@
 from isthmus.report.pages import Page as Page
 from isthmus.report.pages import Section as Section
-from isthmus.report.plots import Line as Line
 from isthmus.report.plots import Plot as Plot
+from isthmus.report.plots import Series as Series
 from isthmus.report.plots import line_plot as line_plot
 from isthmus.report.tables import FORMS as FORMS
 from isthmus.report.tables import ROWS as ROWS

@@ -76,7 +76,7 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Line:
+class Series:
     """One curve: values over x, with a band from low to high where these are given."""
 
     x: Sequence[float]
@@ -85,7 +85,7 @@ class Line:
     high: Sequence[float] | None = None
 
 
-def line_plot(lines: Mapping[str, Line], *, x: str, y: str, caption: str = "") -> Plot:
+def line_plot(lines: Mapping[str, Series], *, x: str, y: str, caption: str = "") -> Plot:
     """Curves by name over one pair of axes."""
 
     def draw(axes: Axes) -> None:

@@ -32,7 +32,7 @@ from sklearn.base import clone
 from isthmus import __version__
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.asking import Silos
-from isthmus.calibration import Pairs, Platt, save_calibrator
+from isthmus.calibration import LabelledScores, Platt, save_calibrator
 from isthmus.errors import ConfigError
 from isthmus.federation import MODEL, Config, Training, train
 from isthmus.report import Progress
@@ -343,7 +343,7 @@ def _calibrate(world: Corpus, folder: Path, rows: CandidateRows, training: Train
     scores[watched] = training.ranker.score(whole)
     top = rows.top_hits(scores) & watched
     mine = [top & (rows.silos == at) for at in range(len(world.silos))]
-    pairs = [Pairs(scores[each], rows.relevant[each].astype(np.float64)) for each in mine]
+    pairs = [LabelledScores(scores[each], rows.relevant[each].astype(np.float64)) for each in mine]
     silos = Silos.in_memory(dict(zip(world.silos, (own.answer for own in pairs), strict=True)))
     pooled = Platt().fit_sums(silos.sum)
     for silo, own in zip(world.silos, pairs, strict=True):
@@ -353,7 +353,7 @@ def _calibrate(world: Corpus, folder: Path, rows: CandidateRows, training: Train
     _edit(folder / "broker.toml", {'# training = "runs/first"  ': f'training = "{TRAINING}"  '})
 
 
-def shrunk_calibrator(pooled: Platt, own: Pairs) -> Platt:
+def shrunk_calibrator(pooled: Platt, own: LabelledScores) -> Platt:
     """All silos' calibrator, bent towards a silo's own hits as far as its right ones, n₊, can tell.
 
     The log-odds are λ·own + (1 − λ)·pooled with λ = n₊/(n₊ + SHRINKAGE): both are lines, and so is this.

@@ -44,7 +44,7 @@ _TEXT = pa.large_string()
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ParsedRows:
     """The rows of one block.
 
     `last` is the last feature index of every row, 0 if it has none. `queries` is None if no line names
@@ -60,7 +60,7 @@ class Rows:
     is_cut: bool = False
 
 
-def parse(block: Block, missing: float) -> Rows | None:
+def parse(block: Block, missing: float) -> ParsedRows | None:
     """The rows of a block, None if it has none; a bad line is a DataError."""
     data = block.data if block.data.endswith(b"\n") else block.data + b"\n"
     data, comments = _without_comments(data)
@@ -114,7 +114,7 @@ def _document_names(comments: pa.LargeStringArray | None) -> pa.LargeStringArray
     return None if names.null_count == len(names) else names
 
 
-def _dense(data: bytes) -> Rows | None:
+def _dense(data: bytes) -> ParsedRows | None:
     """Rows that all have the features 1..w, in the layout of the first line; None if any has not."""
     first = data[: data.index(b"\n")].removesuffix(b"\r").split(b" ")
     named, open_end = len(first) > 1 and first[1].startswith(b"qid:"), first[-1] == b""
@@ -186,16 +186,16 @@ def _is_all(column: pa.ChunkedArray, word: str) -> bool:
 
 def _checked(
     grades: FloatArray, queries: pa.LargeStringArray | None, features: NDArray[np.float32], last: IntArray
-) -> Rows | None:
+) -> ParsedRows | None:
     """The rows, unless a grade or a value is not what it should be."""
     whole = (grades == np.floor(grades)) & (grades >= 0) & (grades <= _LARGEST_GRADE)
     named = queries is None or not len(queries) or pc.min(pc.binary_length(queries)).as_py() > 0
     if not (whole.all() and named):
         return None
-    return Rows(grades.astype(np.int32), queries, features, last)
+    return ParsedRows(grades.astype(np.int32), queries, features, last)
 
 
-def _sparse(data: bytes, missing: float) -> Rows | None:
+def _sparse(data: bytes, missing: float) -> ParsedRows | None:
     """Rows with any features, from single-spaced lines; None if any of them is wrong."""
     symbols = np.frombuffer(data, dtype=np.uint8)
     starts, ends, spaces = _layout(symbols)
@@ -252,7 +252,7 @@ def _features(body: bytes, tokens: IntArray, missing: float) -> tuple[NDArray[np
     return matrix, last
 
 
-def _line_by_line(block: Block, missing: float) -> tuple[Rows, pa.LargeStringArray]:
+def _line_by_line(block: Block, missing: float) -> tuple[ParsedRows, pa.LargeStringArray]:
     """The rows and their comments in plain Python; the first bad line is a DataError."""
     grades: list[int] = []
     queries: list[str | None] = []
@@ -273,7 +273,7 @@ def _line_by_line(block: Block, missing: float) -> tuple[Rows, pa.LargeStringArr
     for at_row, row in enumerate(features):
         matrix[at_row, np.array(list(row), dtype=np.int64) - 1] = list(row.values())
     names = pa.array(queries, _TEXT) if queries and queries[0] is not None else None
-    return Rows(np.array(grades, dtype=np.int32), names, matrix, last), pa.array(comments, _TEXT)
+    return ParsedRows(np.array(grades, dtype=np.int32), names, matrix, last), pa.array(comments, _TEXT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from isthmus.tables.files import (
 )
 from isthmus.tables.grouped import group, offsets_of
 from isthmus.tables.letor import Letor, in_order, row_names
-from isthmus.tables.letor_blocks import EXAMPLE, Rows, parse
+from isthmus.tables.letor_blocks import EXAMPLE, ParsedRows, parse
 from isthmus.tables.rankings import duplicate_rows
 
 BLOCK = 1 << 21
@@ -288,7 +288,7 @@ def _parse(file: Path, missing: float, spool: _Spool) -> tuple[Letor, IntArray |
 
     What can only be seen in the whole file is checked.
     """
-    parts: list[Rows] = []
+    parts: list[ParsedRows] = []
     for rows in _in_parallel(lambda block: parse(block, missing), read_blocks(file, size=BLOCK)):
         if rows is not None:
             spool.append(rows.features)
@@ -336,7 +336,7 @@ def _check_end(file: Path, last: IntArray) -> None:
         raise _error_at(file, len(last) - 1, problem, "copy the file again, or end it with a line feed")
 
 
-def _grouped(file: Path, parts: Sequence[Rows]) -> tuple[tuple[str, ...], IntArray]:
+def _grouped(file: Path, parts: Sequence[ParsedRows]) -> tuple[tuple[str, ...], IntArray]:
     """The queries and the query of every row, from `qid:` or from a file of group sizes."""
     named = [part.queries is not None for part in parts]
     if all(named):
@@ -378,7 +378,11 @@ def _group_sizes(file: Path, rows: int) -> IntArray:
 
 
 def _documents(
-    file: Path, parts: Sequence[Rows], queries: tuple[str, ...], offsets: IntArray, order: IntArray | None
+    file: Path,
+    parts: Sequence[ParsedRows],
+    queries: tuple[str, ...],
+    offsets: IntArray,
+    order: IntArray | None,
 ) -> Ids | None:
     """The documents that comments name, in the order of the table; rows without one are `qid-row`."""
     if all(part.documents is None for part in parts):

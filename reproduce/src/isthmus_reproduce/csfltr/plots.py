@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isthmus.federation.semisupervised import ANCHORED
-from isthmus.report import Estimate, Line, Plot, Table, line_plot
+from isthmus.report import Estimate, Plot, Series, Table, line_plot
 from isthmus_reproduce.intervals import fold_interval
 from isthmus_reproduce.notebook import Cell
 from isthmus_reproduce.prose import Prose
@@ -105,7 +105,7 @@ def curves(units: Sequence[Any], name: str) -> Iterator[Plot]:
         for way in WAYS:
             values = np.array([unit[way][at] for unit in units], dtype=np.float64)
             mean, spread = np.nanmean(values, axis=0), np.nanstd(values, axis=0) / max(1, len(units)) ** 0.5
-            lines[way] = Line(units[0]["epochs"], mean, mean - 2 * spread, mean + 2 * spread)
+            lines[way] = Series(units[0]["epochs"], mean, mean - 2 * spread, mean + 2 * spread)
         caption = PROSE("curve_caption", name=name, silo=at + 1, seeds=len(units))
         yield line_plot(lines, x="epochs", y="nDCG@10", caption=caption)
 
@@ -126,7 +126,7 @@ def points(cells: Sequence[Cell], x: str) -> Plot:
         at, values = [place for place, _ in ordered], [cell.value for _, cell in ordered]
         low = [cell.value if cell.low is None else cell.low for _, cell in ordered]
         high = [cell.value if cell.high is None else cell.high for _, cell in ordered]
-        drawn[row] = Line(at, values, low, high) if row in BANDS else Line(at, values)
+        drawn[row] = Series(at, values, low, high) if row in BANDS else Series(at, values)
     last = "; log₂ ε, the last point is without noise" if x == "ε" else ""
     caption = f"95 % intervals over seeds for {', '.join(BANDS)}{last}"
     return line_plot(drawn, x="log₂ ε" if x == "ε" else x, y="nDCG@10", caption=caption)

@@ -40,7 +40,7 @@ from isthmus.private import (
     in_memory,
 )
 from isthmus.randomness import Streams
-from isthmus.report import Line, Page, Plot, Section, line_plot
+from isthmus.report import Page, Plot, Section, Series, line_plot
 from isthmus.tables import Corpus
 from isthmus.text import Tokens
 from isthmus_reproduce import synthetic_text
@@ -248,7 +248,7 @@ def _curves(cells: Sequence[Cell]) -> Plot:
     return Plot(draw, caption, (9.6, 4.8))
 
 
-def _lines(cells: Sequence[Cell], measured: str) -> dict[str, Line]:
+def _lines(cells: Sequence[Cell], measured: str) -> dict[str, Series]:
     """Means with their intervals by mechanism and reader, over the places of ε in their order."""
     found: dict[str, list[tuple[int, Cell]]] = {}
     for cell in cells:
@@ -256,7 +256,7 @@ def _lines(cells: Sequence[Cell], measured: str) -> dict[str, Line]:
             reader, _, told = cell.variant.rpartition(", ε = ")
             found.setdefault(f"{cell.row} ({reader})", []).append((EPSILONS.index(float(told)), cell))
     return {
-        name: Line(
+        name: Series(
             [place for place, _ in points],
             [cell.value for _, cell in points],
             [cell.value if cell.low is None else cell.low for _, cell in points],

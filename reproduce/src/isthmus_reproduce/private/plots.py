@@ -20,7 +20,7 @@ from isthmus.features import NAMES, ExactCounts, Pairs
 from isthmus.features import compute as features
 from isthmus.private import CountMin, CountSketch, HashFamily, Sketch
 from isthmus.randomness import Streams
-from isthmus.report import Line, Plot, Section, line_plot
+from isthmus.report import Plot, Section, Series, line_plot
 from isthmus.retrieval import Statistics
 from isthmus.tables import Corpus
 from isthmus.text import Tokens, tokenise
@@ -187,7 +187,7 @@ def _text(ranks: IntArray) -> Tokens:
 def _converging_plot(found: Mapping[Picture, Any]) -> Plot:
     widths = list(WIDTHS)
     lines = {
-        name: Line(widths, [found[Picture("converging", width)][name] or np.nan for width in WIDTHS])
+        name: Series(widths, [found[Picture("converging", width)][name] or np.nan for width in WIDTHS])
         for name in found[Picture("converging", widths[0])]
     }
     caption = PROSE("converging_caption", features=len(NAMES))
@@ -202,7 +202,7 @@ def _theorem_plot(found: Mapping[Picture, Any], number: int) -> Plot:
         "noise a cell": "noise of its own for every cell",
     }
     lines = {
-        told: Line(widths, [found[Picture("theorems", width)][f"{name} {number}"] for width in widths])
+        told: Series(widths, [found[Picture("theorems", width)][f"{name} {number}"] for width in widths])
         for name, told in names.items()
     }
     caption = PROSE("theorem_caption", number=number, words=WORDS, epsilon=EPSILON, rows=ROWS)
