@@ -44,9 +44,9 @@ def _run(arguments: argparse.Namespace) -> None:
 def _offline(arguments: argparse.Namespace, settings: NodeSettings) -> None:
     """Work on the silo's folder while no node serves it."""
     from isthmus.report import Progress, summary
-    from isthmus.service import Node, alone, export_judgements, load_all
+    from isthmus.service import Node, export_judgements, folder_lock, load_all
 
-    with alone(settings.folder), Node(settings).offline() as node:
+    with folder_lock(settings.folder), Node(settings).offline() as node:
         if arguments.export_judgements:
             counts = export_judgements(node.searcher, arguments.export_judgements)
             wrote = [

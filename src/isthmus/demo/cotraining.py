@@ -40,7 +40,7 @@ SHOWN = {
 
 @dataclass(frozen=True)
 class CotrainingStory:
-    """The ways beside each other, and which of them the product uses."""
+    """A table of the ways to train, the share of pairs across silos, and a sentence on the result."""
 
     share: float
     table: Table

@@ -34,7 +34,7 @@ _SHOWN = 20  # best documents of a query that stand in the picture
 
 @dataclass(frozen=True, eq=False)
 class ReleasesStory:
-    """What left, and what it was good for."""
+    """What silos released, its privacy cost, and the rankings that it allows."""
 
     released: Table
     meaning: str

@@ -48,7 +48,7 @@ LEAD = "Four silos hold documents that they do not share. How well can they be s
 
 @dataclass(frozen=True)
 class Tale:
-    """What one chapter hands to the next."""
+    """The state that one chapter passes to the next."""
 
     world: Corpus
     seed: int
@@ -59,7 +59,7 @@ class Tale:
     sections: tuple[Section, ...] = ()
 
     def tell(self, heading: str, *parts: str | Table | Plot) -> Tale:
-        """Add a section to the report; its sentences and tables are said at once, figures are only drawn."""
+        """Add a section to the report; sentences and tables are printed at once, plots are not."""
         say(f"\n{heading}", style="bold")
         for part in parts:
             if not isinstance(part, Plot):
@@ -76,7 +76,7 @@ Chapter = Callable[[Tale], Tale]
 
 @dataclass(frozen=True)
 class DemoResult:
-    """How the story ended."""
+    """The comparison of all rankings, the report's path and the seconds it took."""
 
     comparison: Comparison
     page: Path
@@ -151,7 +151,7 @@ def open_page(address: str) -> None:
 
 
 def the_world(tale: Tale) -> Tale:
-    """Who holds what."""
+    """Documents and queries by silo."""
     world = tale.world
     documents = np.bincount(world.documents.silos, minlength=len(world.silos)).tolist()
     queries = np.bincount(world.queries.silos, minlength=len(world.silos)).tolist()
@@ -360,7 +360,7 @@ CHAPTERS: tuple[Chapter, ...] = (
 
 
 def say(text: str, *, style: str | None = None) -> None:
-    """Talk for the reader, on stderr."""
+    """Print a paragraph on stderr."""
     from rich.console import Console
 
     Console(stderr=True, highlight=False).print(text, markup=False, style=style)

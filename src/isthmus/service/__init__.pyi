@@ -21,7 +21,7 @@ from isthmus.service.local import free_ports as free_ports
 from isthmus.service.local import run_federation as run_federation
 from isthmus.service.logs import log_to_stderr as log_to_stderr
 from isthmus.service.node import Node as Node
-from isthmus.service.node import alone as alone
+from isthmus.service.node import folder_lock as folder_lock
 from isthmus.service.pupil import Lesson as Lesson
 from isthmus.service.pupil import Pupil as Pupil
 from isthmus.service.pupil import own_directions as own_directions

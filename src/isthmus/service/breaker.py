@@ -29,7 +29,7 @@ TRIAL, MOST_DEBT = 2 * TIMELY, 4 * TIMELY
 
 
 class Breaker:
-    """Whether a silo may be asked. Of all who want to while it is half open, one may."""
+    """The circuit breaker of one silo: decides whether a search asks it. Half open, it admits one search."""
 
     def __init__(self, settings: BreakerSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._clock = settings, clock
@@ -44,13 +44,13 @@ class Breaker:
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """Closed (the silo is asked), open (it is not), or half open (one search tries it)."""
         if self._failures < self._settings.failures:
             return "closed"
         return "open" if self._clock() < self._until else "half open"
 
     def admits(self) -> bool:
-        """Whether to ask the silo now; whoever is told yes reports back with one of the methods below."""
+        """Whether to ask the silo now; a caller that gets True must report the outcome by a method below."""
         state = self.state
         if state == "half open" and not self._probing:
             self._probing = True
@@ -68,18 +68,18 @@ class Breaker:
         return max(0.0, self._until - self._clock())
 
     def succeeded(self) -> None:
-        """It answered before the deadline: failures are forgotten, and delays are paid for one by one."""
+        """Record an answer before the deadline: resets the failures and lowers the debt of delays by one."""
         self._failures, self._pause, self._probing = 0, self._settings.pause, False
         self._debt = max(0, self._debt - 1)
         self.on_trial &= self._debt > 0
 
     def delayed(self) -> None:
-        """It held up a search by its own fault."""
+        """Record a delay that the silo caused: `TIMELY` answers in time make up for it."""
         self._debt = min(MOST_DEBT, self._debt + TIMELY)
         self.on_trial |= self._debt > TRIAL
 
     def failed(self, status: Status, reason: str) -> None:
-        """It did not."""
+        """Record a failure; after `failures` in a row the breaker opens for a pause."""
         tried, self._probing = self._probing, False
         self.last, self.reason = status, reason
         self._failures += 1
@@ -92,18 +92,18 @@ class Breaker:
         self._until = self._clock() + self._pause
 
     def responded(self, since: float = -math.inf) -> None:
-        """It has just answered what was sent at `since`, whether or not anybody still waits for all of it."""
+        """Record a response to a request sent at `since`, even if nobody waits for it any more."""
         self._last_response, self._latest = self._clock(), max(self._latest, since)
 
     def late(self, since: float) -> None:
-        """No answer in time to what was sent at `since`: a failure, unless it answered others meanwhile."""
+        """Record that a request of `since` had no answer in time: a failure, unless it answered others."""
         if self._last_response >= since:
             self.dropped()
         else:
             self.failed("late", "no answer in time")
 
     def held_up(self, since: float) -> None:
-        """Other silos answered this search in time, and it did not.
+        """Record that other silos answered this search in time and this one did not.
 
         A queue of ours explains that only where it answered what was before in the queue: where it answered
         nothing, or what was sent after half of this wait, it chose to let this one wait.
@@ -112,5 +112,5 @@ class Breaker:
             self.delayed()
 
     def dropped(self) -> None:
-        """Nobody waited for the answer, or it had no time for one, so nothing is known."""
+        """Record a request without an outcome: it was cancelled, or the silo was busy."""
         self._probing = False

@@ -52,7 +52,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass
 class SiloClient:
-    """What the broker holds of a silo."""
+    """One silo as the broker sees it: its connections, its breaker and how many documents it has."""
 
     name: str
     url: str
@@ -66,7 +66,7 @@ class SiloClient:
     async def ask(
         self, method: str, path: str, body: bytes = b"", kind: str = JSON, *, unless: str = ""
     ) -> HttpReply:
-        """One message to the silo, which it cannot take for another; see `Talks`."""
+        """Send one message to the silo, under a header that protects against replays; see `Talks`."""
         headers = {**self.headers, **message_header()}
         if body:
             headers["content-type"] = kind
@@ -75,11 +75,11 @@ class SiloClient:
         return await self.http.ask(method, wire.PREFIX + path, headers=headers, body=body)
 
     async def read(self, path: str, model: type[M]) -> M:
-        """What the silo says at this path; SiloUnavailable or Refused if it does not."""
+        """GET a path of the silo as a message; raises SiloUnavailable or Refused."""
         return understood(await self.ask("GET", path), model)
 
     def status(self, status: wire.Status, detail: str = "", took: float | None = None) -> wire.SiloStatus:
-        """What became of a search here."""
+        """The status of this silo in the answer to a search; `took` in seconds."""
         milliseconds = None if took is None else round(took * 1000, 1)
         return wire.SiloStatus(
             silo=self.name, status=status, detail=detail, took_ms=milliseconds, documents=self.documents
@@ -88,7 +88,7 @@ class SiloClient:
 
 @dataclass(frozen=True)
 class _Question:
-    """What the silos are asked, and for how long."""
+    """A search as it is sent to the silos: its JSON body and its deadline in seconds."""
 
     body: bytes
     seconds: float
@@ -157,11 +157,11 @@ async def _follow(silo: SiloClient, task: _Asking, question: _Question) -> None:
 
 
 class Busy(SiloUnavailable):
-    """A silo that says itself that it had no time to answer: it is there."""
+    """The silo is up, but answered that it is overloaded or out of time."""
 
 
 def understood(reply: HttpReply, model: type[M]) -> M:
-    """A reply as the message it should be; anything else is SiloUnavailable or Refused."""
+    """Parse a reply into a message; raises SiloUnavailable or Refused for anything else."""
     if reply.status != 200:
         raise failure_of(reply)
     if reply.kind != JSON:
@@ -174,7 +174,7 @@ def understood(reply: HttpReply, model: type[M]) -> M:
 
 
 def failure_of(reply: HttpReply) -> IsthmusError:
-    """Why a silo did not do as it was asked, in our own words: its own may be anything."""
+    """The exception for a reply that is no success, in our own words: the silo's text is not trusted."""
     failures = {
         401: Refused("it does not know this broker"),
         403: Refused("its policy does not allow this"),
@@ -187,10 +187,10 @@ def failure_of(reply: HttpReply) -> IsthmusError:
 
 
 class Broker:
-    """All silos, and what is asked of them."""
+    """Sends searches, feedback and views to all silos and merges their answers."""
 
     def __init__(self, settings: BrokerSettings, *, most: int = 8 << 20) -> None:
-        """`most` bytes is what a silo may answer with."""
+        """`most` is the largest reply of a silo in bytes."""
         if not settings.silos:
             raise ConfigError(
                 "a broker needs at least one silo", key="silos", expected="[silos.NAME] url = …"
@@ -226,7 +226,7 @@ class Broker:
         )
 
     async def start(self) -> None:
-        """Begin to exchange statistics."""
+        """Start the exchange of statistics."""
         if self.settings.share_statistics:
             self._tasks.append(asyncio.create_task(self.exchange.run()))
 
@@ -241,7 +241,7 @@ class Broker:
             silo.http.close()
 
     async def search(self, request: wire.Search) -> wire.Answer:
-        """Ask the silos, wait for all of them or the deadline, and put what they found in one order.
+        """Ask the silos, wait for all of them or the deadline, and merge their hits by probability.
 
         Cancelled, it stops asking: a node skips what nobody waits for.
         """
@@ -289,13 +289,13 @@ class Broker:
         return [self.silos[name] for name in wanted]
 
     async def _ask(self, silo: SiloClient, question: _Question) -> _Outcome:
-        """What becomes of the question at one silo, unless it is late; its breaker hears of it at once."""
+        """Ask one silo: its status and hits, unless it is late; the outcome is recorded in its breaker."""
         breaker, began = silo.breaker, time.monotonic()
         try:
             answer = understood(await silo.ask("POST", "/search", question.body), wire.NodeAnswer)
             breaker.responded(began)
             if answer.silo != silo.name or any(hit.silo != silo.name for hit in answer.hits):
-                raise BrokenReply("it speaks for another silo")
+                raise BrokenReply("its answer names another silo")
         except Refused as error:
             breaker.succeeded()
             return silo.status("refused", str(error)), []
@@ -337,7 +337,7 @@ class Broker:
 
     @cached_property
     def _persons(self) -> bytes:
-        """The key of the names that people have towards silos."""
+        """The key of the pseudonyms under which people's feedback reaches silos."""
         return local_secret(self.settings.folder / "persons.key")
 
     async def view_silos(self) -> wire.SiloList:
@@ -365,7 +365,7 @@ class Broker:
         return wire.SiloView(**fields)
 
     async def view_calibration(self) -> wire.Calibration:
-        """The reliability curves of all silos that tell them."""
+        """The reliability curves of all silos that publish them."""
 
         async def curves(silo: SiloClient) -> list[wire.ReliabilityCurve]:
             try:
@@ -386,7 +386,7 @@ class Broker:
         return await asyncio.to_thread(training_of, folder)
 
     async def cached_view(self, name: str, make: Callable[[], Awaitable[M]]) -> M:
-        """A view, made once for all who look at it within a moment."""
+        """A view, computed at most once in `FRESH_SECONDS` for all callers."""
         now = time.monotonic()
         if name not in self._views or now - self._views[name][0] > FRESH_SECONDS:
             self._views[name] = (now, asyncio.ensure_future(make()))
@@ -422,6 +422,6 @@ def _order(hit: wire.Hit) -> tuple[float, float, str, str]:
 
 
 def _question(request: wire.Search, deadline: int) -> bytes:
-    """For the nodes. The threshold is ours to apply, or nobody could say how many hits it left out."""
+    """The search as JSON for nodes, without the threshold: the broker applies it, to count the hits below."""
     payload = {"query": request.query, "k": request.k, "deadline_ms": deadline, "explain": request.explain}
     return json.dumps(payload).encode()

@@ -58,7 +58,7 @@ class Client:
             self._http = httpx.Client(base_url=self.url, headers=headers, verify=verify, timeout=timeout)
             self._http.headers["accept-encoding"] = "identity"  # nothing that unpacks to more than it is
         except (httpx.InvalidURL, UnicodeEncodeError):
-            raise ServiceError(f"{url!r} is not an address, or the API key is not one") from None
+            raise ServiceError(f"{url!r} is not a URL, or the API key has an illegal character") from None
 
     def search(
         self,
@@ -90,7 +90,7 @@ class Client:
         return self._read(self._ask("GET", "/v1/training"), wire.TrainingView)
 
     def calibration(self) -> wire.Calibration:
-        """How honest the probabilities are."""
+        """The reliability curves of the probabilities, by silo and retriever."""
         return self._read(self._ask("GET", "/v1/calibration"), wire.Calibration)
 
     def health(self) -> wire.Health:
@@ -98,7 +98,7 @@ class Client:
         return self._read(self._ask("GET", "/v1/health"), wire.Health)
 
     def metrics(self) -> str:
-        """What the broker counts, as Prometheus reads it."""
+        """The broker's metrics in Prometheus' text format."""
         return self._ask("GET", "/metrics").body.decode(errors="replace")
 
     def close(self) -> None:

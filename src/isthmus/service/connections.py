@@ -80,7 +80,7 @@ class Door:
         return True
 
     def answered(self, visitor: Visitor) -> None:
-        """A request of this visitor is done: it waits anew."""
+        """Note that a request of this visitor was answered; its waiting time starts again."""
         if visitor in self._all:
             self.left(visitor)
             self._all[visitor] = None  # last in the dict: the one that has waited least
@@ -135,7 +135,7 @@ class PeerProtocol(HttpToolsProtocol):
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def pause_writing(self) -> None:
-        """The other side does not take its answer; it has as long as for its headers."""
+        """Start a timeout for a client that does not read its response: as long as for its headers."""
         super().pause_writing()
         self._write_timeout = self.loop.call_later(self._limits.header_seconds, self.transport.abort)
 
@@ -334,7 +334,7 @@ def _peer(connection: ssl.SSLObject | None) -> Peer | None:
 
 
 def listen_problem(port: int, host: str = "127.0.0.1") -> str:
-    """Why nobody new can listen there; empty where somebody can."""
+    """Why a port cannot be listened at; empty if it can."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""A federation on a judged collection: founded, filled, trained and calibrated, ready to be started.
+"""A federation on a judged collection: created, filled, trained and calibrated, ready to be started.
 
 What takes a federation its first months happens here within a minute, by the product's own steps:
 
@@ -66,7 +66,7 @@ STAGED = "staged.json"
 
 @dataclass(frozen=True)
 class Staged:
-    """What came of it, before anything is started."""
+    """A federation on disk, before its processes are started."""
 
     folder: Path
     judgements: int
@@ -79,7 +79,7 @@ Proposed = tuple[IntArray, NDArray[np.str_], NDArray[np.float32], FloatArray]
 
 
 def is_staged(folder: Path, world: Corpus, seed: int, port: int | None) -> bool:
-    """Whether the folder holds this very federation, made by this code, at ports that are free."""
+    """Whether the folder has this federation, staged by this code and seed, at ports that are free."""
     try:
         stamp = json.loads((folder / STAGED).read_text(encoding="utf-8"))
         settings = read_broker(folder / "broker.toml")
@@ -125,7 +125,7 @@ def stage(world: Corpus, folder: Path, *, port: int, seed: int = 0, workers: int
 
 
 def _fill(own: Path, part: Corpus) -> None:
-    """The silo's documents in place of the example, and its configuration told so."""
+    """Write the silo's documents in place of the example, and name them in its configuration."""
     (own / "documents" / "example.md").unlink()
     write_corpus_beir(part, own / "documents")
     _edit(own / "silo.toml", {'{ kind = "folder", ': '{ kind = "beir", '})
@@ -205,7 +205,7 @@ def _answer(own: Path, texts: Sequence[str], own_documents: Sequence[str | None]
 
 @dataclass(frozen=True)
 class _Silos:
-    """All silos at work side by side."""
+    """The silos' work, one task a silo in a pool of processes."""
 
     world: Corpus
     folder: Path
@@ -213,7 +213,7 @@ class _Silos:
     advance: Callable[[], None]
 
     def each(self, work: Callable[..., T], *arguments: object) -> list[T]:
-        """The same work in every silo."""
+        """Run `work(folder, *arguments)` for every silo; the results in the order of silos."""
         tasks = [self.pool.submit(work, self.folder / silo, *arguments) for silo in self.world.silos]
         done = []
         for task in tasks:
@@ -302,7 +302,7 @@ class CandidateRows:
 
 
 def _judge(world: Corpus, folder: Path, rows: CandidateRows) -> int:
-    """People look at ten hits of each query, and know the right ones further down: their silos keep it."""
+    """Store judgements of the ten best hits of each query, and of all relevant rows, in their silos."""
     chosen = (rows.top_hits(rows.scores) | rows.relevant) & (rows.parts != "test")
     now = time.time()
     for at, silo in enumerate(world.silos):

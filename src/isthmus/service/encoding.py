@@ -115,11 +115,11 @@ class NoQueries(QueryEncoder):
         pass
 
     def documents(self, texts: Sequence[str]) -> Vectors:
-        """Nothing of every text."""
+        """An array of shape (texts, 0)."""
         return np.zeros((len(texts), 0), dtype=np.float32)
 
     def query(self, text: str, words: Sequence[str]) -> Vectors:
-        """Nothing."""
+        """An empty vector."""
         return np.zeros(0, dtype=np.float32)
 
 

@@ -26,7 +26,7 @@ many again as it has bytes, so that chunks may be small, but not one byte each."
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """A whole answer."""
+    """A complete HTTP response: status, media type without parameters, body."""
 
     status: int
     kind: str
@@ -38,7 +38,7 @@ class BrokenReply(SiloUnavailable):
 
 
 class HttpClient:
-    """Connections to one address; `name` is what the certificate there must say."""
+    """Keep-alive connections to one address; `name` is the DNS name its certificate must have."""
 
     def __init__(
         self, url: str, *, context: ssl.SSLContext | None = None, name: str | None = None, most: int = 8 << 20
@@ -81,7 +81,7 @@ class HttpClient:
         return reply
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().close()
 

@@ -37,7 +37,7 @@ from isthmus.service.encoding import (
 from isthmus.service.segments import Segment, build, merge
 from isthmus.service.snapshot import Part, Snapshot
 from isthmus.service.space import Space, SpaceQueries
-from isthmus.service.stores import Change, Store
+from isthmus.service.stores import Change, DocumentStore
 from isthmus.tables import Bundle
 
 BATCH = 4_000
@@ -60,7 +60,7 @@ class Index:
     def __init__(
         self,
         folder: Path,
-        store: Store,
+        store: DocumentStore,
         *,
         encoder: settings.EncoderSettings | None = None,
         family: HashFamily | None = None,

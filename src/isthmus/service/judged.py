@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from isthmus.errors import DataError, Refused
 from isthmus.service.reliability import curves_of, save_curves
 from isthmus.service.settings import Learning, NodeSettings
-from isthmus.service.stores import Judgement, Store, majority
+from isthmus.service.stores import DocumentStore, Judgement, majority
 from isthmus.tables import replacing
 
 FOLDS = (8, 4, 2)
@@ -84,7 +84,12 @@ class JudgedQueries:
     """A silo's set of judgements for learning, in a file."""
 
     def __init__(
-        self, settings: NodeSettings, store: Store, *, key: bytes, clock: Callable[[], float] = time.time
+        self,
+        settings: NodeSettings,
+        store: DocumentStore,
+        *,
+        key: bytes,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.rules: Learning = settings.learning
         self.curves_file = settings.folder / "feedback.curves"

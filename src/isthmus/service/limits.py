@@ -89,7 +89,7 @@ class HttpProblem(ServiceError):
         super().__init__(detail or HTTPStatus(status).phrase)
 
     def response(self) -> Response:
-        """As the other side sees it."""
+        """The HTTP response, `application/problem+json`."""
         payload = {"type": "about:blank", "title": HTTPStatus(self.status).phrase, "status": self.status}
         payload |= {"detail": self.detail} if self.detail else {}
         return Response(json.dumps(payload), self.status, dict(self.headers), PROBLEM_TYPE)
@@ -151,7 +151,7 @@ class PendingWaits:
 
     @asynccontextmanager
     async def awaited(self, sender: str, seconds: float, problem: HttpProblem) -> AsyncIterator[None]:
-        """While it comes; the HttpProblem if that takes too long."""
+        """Wait inside this block for at most `seconds`; then raise `problem`."""
         try:
             async with asyncio.timeout(seconds) as until:
                 self._make_room(sender)
@@ -224,7 +224,7 @@ class _Exchange:
 
 @dataclass(frozen=True)
 class Surface:
-    """What of an app is reached how.
+    """How the paths of an app may be reached.
 
     `open` paths need no key; on `large` ones a known peer may send
     bodies of the operator's size; `abandoned` ones are cancelled when the caller goes away; `hosts` are the
@@ -267,7 +267,7 @@ class Protect:
         self._strangers = PendingWaits(limits.strangers, limits.strangers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let one request through, or tell why not."""
+        """Pass one request on to the app, or answer with a problem."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
@@ -353,13 +353,13 @@ class Protect:
         host = _header(scope, b"host").rpartition("@")[2].lower()
         name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
         if name not in self.surface.hosts:
-            raise HttpProblem(421, "this server does not go by that name")
+            raise HttpProblem(421, "the Host header is not a name of this server")
 
     def _check_site(self, scope: Scope) -> None:
         """What a browser asks for another page: a link to an open path, and nothing else."""
         link = scope["method"] in ("GET", "HEAD") and scope["path"] in self.surface.open
         if not link and _header(scope, b"sec-fetch-site") in ("cross-site", "same-site"):
-            raise HttpProblem(403, "another page may not use this one")
+            raise HttpProblem(403, "requests from other sites are not allowed")
 
     def _check_rate(self, name: str, cost: float = 1.0) -> None:
         if wait := self._rates.wait(name, cost):

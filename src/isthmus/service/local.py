@@ -46,7 +46,7 @@ Processes = dict[str, "subprocess.Popen[bytes]"]
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """What runs."""
+    """A running federation: its folder, the broker's settings and the processes by name."""
 
     folder: Path
     settings: BrokerSettings
@@ -73,7 +73,7 @@ class Federation:
         return Client(self.url, key=self.key, authority=None if tls is None else tls.authority)
 
     def check(self) -> None:
-        """Fail with the last words of a process that has ended."""
+        """Raise a ServiceError with the end of its log if a process has ended."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 last_words = _last_words(log_of(self.folder, name))
@@ -125,7 +125,7 @@ def _wait(federation: Federation, until: float, what: str, done: Callable[[], bo
     while not done():
         federation.check()
         if time.monotonic() > until:
-            raise ServiceError(f"waited in vain: {what}; the logs are in {federation.folder}")
+            raise ServiceError(f"timed out waiting: {what}; the logs are in {federation.folder}")
         time.sleep(TICK)
 
 
@@ -204,7 +204,7 @@ def _pages(url: str) -> str:
             stranger.search("anything")
     except Refused:
         return "served, and a stranger's key is refused"
-    raise ServiceError("a key that nobody made may search")
+    raise ServiceError("an API key that was never issued may search")
 
 
 def _searches(broker: Client, queries: Sequence[str]) -> str:

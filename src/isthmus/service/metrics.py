@@ -47,7 +47,7 @@ class Metric:
             self._sample(labels, [("", "")])["", ""] += amount
 
     def observe(self, seconds: float, **labels: str) -> None:
-        """Note how long something took."""
+        """Add a time in seconds to a histogram."""
         with self._lock:
             sample = self._sample(labels, [*_BUCKETS, ("_sum", ""), ("_count", "")])
             for bucket, end in _BUCKETS.items():
@@ -61,7 +61,7 @@ class Metric:
         return self._samples.setdefault(tuple(labels[name] for name in self.labels), dict.fromkeys(parts, 0))
 
     def lines(self) -> Iterator[str]:
-        """As Prometheus reads it."""
+        """The lines of Prometheus' text format."""
         yield f"# HELP {self.name} {self.meaning}"
         yield f"# TYPE {self.name} {self.kind}"
         with self._lock:
@@ -75,7 +75,7 @@ class Metric:
 
 
 class Metrics:
-    """All that a server counts."""
+    """The metrics of one server."""
 
     def __init__(self) -> None:
         self._all: list[Metric] = []
@@ -91,7 +91,7 @@ class Metrics:
     def gauge(
         self, name: str, meaning: str, values: Callable[[], Mapping[Labels, float]], *labels: str
     ) -> Metric:
-        """Numbers that are looked up when they are asked for."""
+        """Numbers that `values()` returns by labels whenever the metrics are read."""
         return self._added(Metric(name, meaning, "gauge", labels, values))
 
     def _added(self, metric: Metric) -> Metric:

@@ -41,7 +41,7 @@ from isthmus.service.settings import OPERATOR, NodeSettings, secret
 from isthmus.service.snapshot import Snapshot
 from isthmus.service.sources import check_sources, load_all
 from isthmus.service.space import Space
-from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, Store
+from isthmus.service.stores import Counts, DocumentStore, Draft, Judgement, SqliteStore
 from isthmus.tables import Documents, locked, replacing
 
 TICK = 5.0
@@ -59,7 +59,7 @@ _log = logging.getLogger("isthmus.service")
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """One process at a time works on a node's folder: another would remove what this one is writing.
 
     The lock is the system's and ends with the process, however that ends. What the process writes meanwhile
@@ -265,7 +265,7 @@ class Node:
             raise ServiceError(f"nothing may leave: {error}") from error
 
     def statistics(self, peer: str) -> bytes:
-        """The silo's figures in the form it allows, charged before they leave."""
+        """The silo's statistics in the form it allows, charged before they leave."""
         return self._releases.to(peer)
 
     # statistics of all silos
@@ -287,26 +287,26 @@ class Node:
             _log.warning("%s was set aside as %s: %s; the broker brings another", file, aside.name, error)
 
     def share(self, data: bytes) -> str:
-        """Score with the sum of all silos' figures from now on; the version of it.
+        """Score with the sum of all silos' statistics from now on; the version of it.
 
         One that is out of bounds, or that a search fails with, is a ProtocolError; the one before it stays.
         """
         with self._sharing:  # one is unpacked at a time
-            figures = self._checked(data)
+            statistics = self._checked(data)
             with replacing(self._shared_file) as stream:
                 stream.write(data)
-            self.index.share(figures)
-        return figures.version
+            self.index.share(statistics)
+        return statistics.version
 
     def _checked(self, data: bytes) -> Statistics:
-        figures = Statistics.from_bytes(data)
-        if figures.documents < 1:
+        statistics = Statistics.from_bytes(data)
+        if statistics.documents < 1:
             raise ProtocolError("statistics of no documents")
-        figures.counts(TEXT, ["a"], self.family)  # under this silo's hash key, or refused in its own words
-        try_on_query(figures, self.family)
-        snapshot = replace(self.index.snapshot, shared=figures)
+        statistics.counts(TEXT, ["a"], self.family)  # under this silo's hash key, or refused in its own words
+        try_on_query(statistics, self.family)
+        snapshot = replace(self.index.snapshot, shared=statistics)
         check_scores(snapshot, self._some_text(snapshot), self.searcher.scorer)
-        return figures
+        return statistics
 
     def _some_text(self, snapshot: Snapshot) -> str:
         """The beginning of a document that the silo has, as a query to try statistics on."""
@@ -459,7 +459,7 @@ class Node:
             yield wire.PeerBudget(peer=name, budget=limit, left=left, **rights)
 
 
-def open_store(settings: NodeSettings) -> Store:
+def open_store(settings: NodeSettings) -> DocumentStore:
     """The store that the settings name."""
     if settings.store.kind == "sqlite":
         return SqliteStore(settings.folder / "documents.db")
@@ -468,7 +468,7 @@ def open_store(settings: NodeSettings) -> Store:
     return PostgresStore(secret(settings.store.url, "store.url"))
 
 
-def all_documents(store: Store) -> Documents:
+def all_documents(store: DocumentStore) -> Documents:
     """Everything a store has, as a table."""
     documents = list(store.living())
     return Documents(

@@ -37,10 +37,10 @@ LARGE = ("/v1/documents", "/v1/statistics", "/v1/directions", "/v1/learning")
 OWN_PROBLEMS = problems(
     {409: "The message was sent before, or its time stamp is off.", 504: "The deadline passed."}
 )
-_FIGURES = {"content": {wire.STATISTICS_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+_STATISTICS = {"content": {wire.STATISTICS_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 _BUNDLE = {"content": {wire.BUNDLE_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 BODIES = {
-    ("PUT", "/statistics"): _FIGURES,
+    ("PUT", "/statistics"): _STATISTICS,
     ("PUT", "/directions"): _BUNDLE,
     ("POST", "/learning"): _BUNDLE,
     ("PUT", "/learning"): _BUNDLE,
@@ -48,7 +48,7 @@ BODIES = {
 """What is sent and is not JSON."""
 ANSWERS: dict[tuple[str, str], Answers] = {
     ("GET", "/statistics"): {
-        200: {"content": _FIGURES["content"], "description": "The silo's figures."},
+        200: {"content": _STATISTICS["content"], "description": "The silo's statistics."},
         304: {"description": "They are those that If-None-Match names."},
     },
     ("GET", "/directions"): {200: {**_BUNDLE, "description": "The silo's directions."}},
@@ -99,7 +99,7 @@ class NodeApi:
         return caller.name, policy
 
     async def _apart(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Work that takes a disk, or waits for the index, beside the loop and beside searches."""
+        """Run work that uses the disk or waits for the index in a thread, outside the event loop."""
         return await self._threaded(lambda: work(*arguments, **named), None)
 
     async def _in_turn(self, work: Callable[[], T]) -> T:
@@ -171,20 +171,20 @@ class NodeApi:
         return Response(status_code=204)
 
     async def statistics(self, request: Request) -> Response:
-        """The silo's own figures, exact or private; not of half a collection, which would be charged too."""
+        """The silo's own statistics, exact or private; 503 until the whole collection is indexed."""
         peer, _ = self._allowed(request, "counts")
         await self._check_indexed()
         try:
-            figures = await self._apart(self.node.statistics, peer)
+            packed = await self._apart(self.node.statistics, peer)
         except BudgetExhausted:
             raise HttpProblem(403, "the budget for this peer is spent") from None
-        tag = etag(figures)
+        tag = etag(packed)
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304)
-        return Response(figures, media_type=wire.STATISTICS_TYPE, headers={"etag": tag})
+        return Response(packed, media_type=wire.STATISTICS_TYPE, headers={"etag": tag})
 
     async def share(self, request: Request) -> Response:
-        """Take the sum of all silos' figures."""
+        """Take the sum of all silos' statistics."""
         self._allowed(request, "counts")
         await self._accept(self.node.share, await request.body())
         return Response(status_code=204)
@@ -223,7 +223,7 @@ class NodeApi:
         return Response(status_code=204)
 
     async def _accept(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Work on what a peer sent; what is wrong with it is the peer's to mend."""
+        """Run `work` on a message of a peer; errors in the message become 4xx problems."""
         try:
             return await self._apart(work, *arguments, **named)
         except Refused as error:
@@ -291,13 +291,13 @@ class NodeApi:
         return _json(state if known else wire.Ready(ready=state.ready), 200 if state.ready else 503)
 
     async def count(self, request: Request) -> Response:
-        """For Prometheus."""
+        """The metrics in Prometheus' text format."""
         self._allowed(request, "known")
         return Response(await self._apart(self.metrics.text), media_type=CONTENT_TYPE)
 
 
 def _json(model: BaseModel, status: int = 200) -> Response:
-    """Written once: FastAPI would validate and convert it again."""
+    """A response of a model as JSON, without FastAPI's second validation."""
     return Response(model.model_dump_json(), status, media_type="application/json")
 
 

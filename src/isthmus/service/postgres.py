@@ -15,7 +15,7 @@ import numpy as np
 from isthmus.encoders import Vectors
 from isthmus.errors import ConfigError, MissingExtra, ServiceError
 from isthmus.service.settings import is_loopback
-from isthmus.service.stores import Store, migrations_of
+from isthmus.service.stores import DocumentStore, migrations_of
 
 SCHEMA_LOCK = 0x49534E44
 CLEAR = ("disable", "allow", "prefer")
@@ -59,7 +59,7 @@ def _is_here(host: str) -> bool:
     return not host or host.startswith(("/", "@")) or is_loopback(host)  # the former are sockets
 
 
-class PostgresStore(Store):
+class PostgresStore(DocumentStore):
     """Every thread has a connection of its own; a connection that the server closed is made again."""
 
     migrations = migrations_of("postgres")

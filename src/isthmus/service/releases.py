@@ -1,4 +1,4 @@
-"""What a silo shows of its figures: exact ones, or private ones whose noise is drawn once and kept on disk.
+"""The collection statistics that a silo releases: exact, or private with noise drawn once and stored.
 
 A private release is charged to every document it is of, then kept, and only then shown. It is drawn anew when
 enough documents have changed and the budget allows; else what was shown before is shown again, which costs
@@ -31,7 +31,7 @@ _log = logging.getLogger("isthmus.service")
 
 
 class Releases:
-    """The figures that leave one silo, whoever asks for them and how often."""
+    """The statistics that leave one silo, the same for every peer and every request."""
 
     def __init__(self, settings: NodeSettings, ledger: Ledger, index: Index, family: HashFamily) -> None:
         self.silo, self.settings = settings.silo, settings.statistics
@@ -47,7 +47,7 @@ class Releases:
             ledger.expect(int(last.about.get("ledger", 0)), self._file)
 
     def to(self, peer: str) -> bytes:
-        """The figures in the form that the silo allows; Refused or BudgetExhausted if it does not."""
+        """The packed statistics in the form that the silo allows; raises Refused or BudgetExhausted."""
         with self._lock:
             if self.settings.form == "none":
                 raise Refused("this silo does not share statistics")
@@ -57,10 +57,10 @@ class Releases:
     def _tables(self) -> tuple[str, ...]:
         return (TEXT, *FIELD_TABLES) if self.settings.fields else (TEXT,)
 
-    def _packed_as(self, source: object, figures: Callable[[], Statistics]) -> bytes:
-        """A broker asks again and again: what has not changed is packed once."""
+    def _packed_as(self, source: object, statistics: Callable[[], Statistics]) -> bytes:
+        """Pack statistics, once for each `source`: a broker asks often, and they seldom change."""
         if self._packed is None or self._packed[0] is not source:
-            self._packed = (source, figures().to_bytes())
+            self._packed = (source, statistics().to_bytes())
         return self._packed[1]
 
     def _exact(self, peer: str) -> bytes:
@@ -84,7 +84,7 @@ class Releases:
         return self._packed_as(release, lambda: public)
 
     def _last(self) -> Statistics | None:
-        """The release on disk; one that cannot be read is lost."""
+        """The release on disk; None if there is none or it cannot be read."""
         if self._cached is None and self._file.exists():
             try:
                 self._cached = Statistics.from_bytes(self._file.read_bytes(), most=OWN)
@@ -107,7 +107,7 @@ class Releases:
         return other > max(1.0, self.settings.renew * release.documents)
 
     def _drawn(self, peer: str) -> Statistics:
-        """Draw, charge, keep. Which documents the figures are of is in the file, and stays here."""
+        """Draw noise, charge the ledger and store the release; the list of its documents never leaves."""
         snapshot = self.index.snapshot
         covered = self._covered(snapshot)
         about = {
@@ -136,24 +136,24 @@ class Releases:
         covered = self.ledger.versions(names, digests)
         return covered.take(np.flatnonzero(~self.ledger.copies(covered)).tolist())
 
-    def _charge(self, figures: Statistics, peer: str) -> None:
-        """Charged again it costs nothing, but a peer that comes later has its own sums."""
-        draw = _draw_of(figures)
+    def _charge(self, statistics: Statistics, peer: str) -> None:
+        """Charge a release to a peer; a second charge of the same release costs nothing."""
+        draw = _draw_of(statistics)
         if (peer, draw) not in self._charged:
-            covered = Covered(tuple(figures.about["documents"]), tuple(figures.about["versions"]))
-            charges = release_costs(figures.tables, figures.epsilon or 0.0, draw)
+            covered = Covered(tuple(statistics.about["documents"]), tuple(statistics.about["versions"]))
+            charges = release_costs(statistics.tables, statistics.epsilon or 0.0, draw)
             self.ledger.charge_all([(cost, covered, peer) for cost in charges], kind="sums")
             self._charged.add((peer, draw))
 
 
 def released_file(settings: NodeSettings) -> Path:
-    """Where the last release is."""
+    """The path of the last release."""
     return settings.folder / "released.statistics"
 
 
-def _draw_of(figures: Statistics) -> str:
+def _draw_of(statistics: Statistics) -> str:
     """The name of a release's noise; older files have the number of a refresh."""
-    about = figures.about
+    about = statistics.about
     return f"draw {about['draw']}" if "draw" in about else f"refresh {int(about['refresh'])}"
 
 

@@ -1,4 +1,4 @@
-"""How honest a silo's probabilities are, for the Calibration view: from validation, and from feedback."""
+"""Reliability curves of a silo's probabilities, for the Calibration view: of validation, and of feedback."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _thresholds(chance: FloatArray, truth: FloatArray, least: int) -> list[Thres
 
 
 def curves_of(silo: str, judgements: Sequence[Judgement]) -> list[ReliabilityCurve]:
-    """By what people said: of the probabilities shown to them, and of every retriever's."""
+    """Curves of people's judgements: of the probabilities they saw, and of every retriever's."""
     pairs: dict[str, list[tuple[float, bool]]] = {}
     for judgement in judgements:
         named = {SHOWN: judgement.probability, **judgement.evidence}

@@ -46,11 +46,11 @@ def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda 
     if settings.training is not None:
         check_extra("train", "[training]", "flwr")
     _check_free(settings.host, settings.port)
-    from isthmus.service.node import Node, alone
+    from isthmus.service.node import Node, folder_lock
     from isthmus.service.node_api import node_app
 
     with ExitStack() as stack:
-        stack.enter_context(alone(settings.folder))
+        stack.enter_context(folder_lock(settings.folder))
         node = stack.enter_context(Node(settings))
         _warn_of_endings(settings.keys)
         signal.signal(signal.SIGUSR1, lambda number, frame: node.read_again())

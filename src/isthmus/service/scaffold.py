@@ -33,12 +33,18 @@ def create_federation(folder: Path, silos: Sequence[str], *, port: int = 8100) -
     names = [check_name(name) for name in silos]
     if len({name.lower() for name in names} | {BROKER, "authority"}) != len(names) + 2:
         raise ConfigError(
-            "silos need names of their own", value=", ".join(silos), expected="all different, not broker"
+            "silos must have different names",
+            value=", ".join(silos),
+            expected="different names, not broker or authority",
         )
     if not names or not 0 < port <= 65_535 - len(names):
-        raise ConfigError("a federation needs a silo, and ports to listen at", value=port)
+        raise ConfigError(
+            "a federation needs a silo, and a port for each",
+            value=port,
+            expected="one silo or more, and a port with as many free numbers after it",
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already", value=str(folder), expected="a new folder")
+        raise ConfigError(f"{folder} exists already", value=str(folder), expected="a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     make_keys(folder, names, broker=BROKER)
     hash_key = secrets.token_urlsafe(24)

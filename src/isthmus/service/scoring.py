@@ -1,4 +1,4 @@
-"""Candidates in an order, and why: what every scorer of a node gives."""
+"""Scorers of a node: they order candidates and explain the order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from isthmus.service.wire import Evidence
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Candidates in order, best first: their places among those found, scores and probabilities."""
+    """Candidates in order: `order` has their positions, best first; scores and probabilities by position."""
 
     order: IntArray
     scores: FloatArray
@@ -28,13 +28,13 @@ class Scored:
 
 
 def raw_score(candidates: Found, retriever: str, at: int) -> float | None:
-    """What a retriever gave a candidate, if that is in its list."""
+    """The score of the candidate at a position by one retriever; None if it did not return it."""
     listed = candidates.listed.get(retriever)
     return float(candidates.scores[retriever][at]) if listed is not None and listed[at] else None
 
 
 class Scorer(Protocol):
-    """Puts candidates in order and says why."""
+    """Orders candidates and explains the order."""
 
     def score(self, snapshot: Snapshot, candidates: Found) -> Scored: ...
 
@@ -44,10 +44,10 @@ class Scorer(Protocol):
 
 
 class Bm25Scorer:
-    """BM25 as it is."""
+    """Orders candidates by BM25 alone, without probabilities."""
 
     def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
-        """Only what BM25 listed, by its score."""
+        """The candidates that BM25 returned, by its score."""
         scores = candidates.scores["bm25"]
         order = best_first(candidates, scores)
         return Scored(order[candidates.listed["bm25"][order]], scores, None)
@@ -65,19 +65,19 @@ class Bm25Scorer:
 def evidence(
     retriever: str, raw: float | None, probability: float | None, weight: float | None, contribution: float
 ) -> Evidence:
-    """What one retriever had to say about a hit."""
+    """One retriever's share in a hit's explanation."""
     return Evidence(
         retriever=retriever, raw=raw, probability=probability, weight=weight, contribution=contribution
     )
 
 
 def best_first(candidates: Found, scores: FloatArray) -> IntArray:
-    """By score, ties by id, both descending."""
+    """Positions of candidates by score, ties by id, both descending."""
     return np.lexsort((-Ids.of(candidates.documents).codes, -scores))
 
 
 def check_scores(snapshot: Snapshot, query: str, scorer: Scorer | None = None) -> None:
-    """Search as anybody would; a ProtocolError unless every score and every feature is a finite number."""
+    """Run one search; raises a ProtocolError unless all scores and features are finite."""
     try:
         candidates = snapshot.find(query, 10)
         values = [candidates.scores["bm25"], snapshot.features(candidates)]
@@ -88,19 +88,19 @@ def check_scores(snapshot: Snapshot, query: str, scorer: Scorer | None = None) -
                 values.append(scored.probabilities)
         usable = all(np.isfinite(each).all() for each in values)
     except Exception as error:  # whatever it is, it would fail every search
-        raise ProtocolError("numbers that no query can be scored with") from error
+        raise ProtocolError("scoring a query with these numbers failed") from error
     if not usable:
-        raise ProtocolError("numbers that give scores which are not finite")
+        raise ProtocolError("these numbers give scores that are not finite")
 
 
-def try_on_query(figures: Statistics, family: HashFamily | None = None) -> None:
+def try_on_query(statistics: Statistics, family: HashFamily | None = None) -> None:
     """Score one document with these statistics, before anybody relies on them; a ProtocolError if that fails.
 
     Who adds up private statistics has no hash key: any key finds cells of a table of that width.
     """
-    if figures.form == "private" and family is None:
-        family = family_of("", len(figures.tables[TEXT]))
-        figures = replace(figures, hashing=family.public_name)
+    if statistics.form == "private" and family is None:
+        family = family_of("", len(statistics.tables[TEXT]))
+        statistics = replace(statistics, hashing=family.public_name)
     probe = Change("probe", 1, False, "moon", "moon tide")
     segment = build("probe", [probe], np.zeros((1, 0), dtype=np.float32))
-    check_scores(Snapshot((Part(segment),), NoQueries(), shared=figures, family=family), "moon tide sun")
+    check_scores(Snapshot((Part(segment),), NoQueries(), shared=statistics, family=family), "moon tide sun")

@@ -30,7 +30,7 @@ from isthmus.service.learned import Learned
 from isthmus.service.scoring import Bm25Scorer, Scored, Scorer, best_first, evidence, raw_score
 from isthmus.service.settings import Models
 from isthmus.service.snapshot import Found, Snapshot
-from isthmus.service.stores import Draft, Store
+from isthmus.service.stores import DocumentStore, Draft
 from isthmus.service.wire import Evidence, Hit, NodeAnswer, Search
 from isthmus.tables import Letor, Run
 from isthmus.text import STOP_WORDS
@@ -223,7 +223,7 @@ class Searcher:
 
     silo: str
     index: Index
-    store: Store
+    store: DocumentStore
     scorer: Scorer
     depth: int = 100
 
@@ -281,7 +281,7 @@ class Searcher:
         return [] if probabilities is None else [at for at in best if probabilities[at] >= request.threshold]
 
     def evidence(self, query: str, document: str) -> tuple[float | None, Mapping[str, float | None]]:
-        """What is said of a document now: its probability, and each retriever's; nothing if not found."""
+        """A document's probability for a query, and each retriever's; (None, {}) if it is no candidate."""
         snapshot = self.index.snapshot
         candidates = snapshot.find(query, self.depth)
         if document not in candidates.documents:

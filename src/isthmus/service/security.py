@@ -133,13 +133,13 @@ class ApiKeys:
         number, secret, salt = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16)
         expires = None if days is None else now + days * _DAY
         key = ApiKey(number, name, wanted, now, expires, salt, _digest(salt, secret))
-        with self._alone():
+        with self._file_lock():
             self._write({**self._read(), number: key})
         return f"{PREFIX}_{number}_{secret}"
 
     def revoke(self, number: str) -> ApiKey:
         """Forget the key with this id."""
-        with self._alone():
+        with self._file_lock():
             keys = dict(self._read())
             if number not in keys:
                 raise ConfigError(f"no API key {number!r} in {self.path}", key=number, known=keys)
@@ -192,7 +192,7 @@ class ApiKeys:
             self._keys, self._seen = _parsed(private_file(self.path)), seen
         return self._keys
 
-    def _alone(self) -> AbstractContextManager[int]:
+    def _file_lock(self) -> AbstractContextManager[int]:
         return locked(private_folder(self.path.parent) / f".{self.path.name}.lock")
 
     def _write(self, keys: Mapping[str, ApiKey]) -> None:

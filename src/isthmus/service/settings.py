@@ -207,7 +207,7 @@ class SharedStatistics:
     """How a silo's term statistics may leave it, to those whose policy allows counts.
 
     The private form is charged to every document's budget: `epsilon` for one replaced word. It is released
-    again when the share `renew` of documents has changed, if the budget allows. `fields` adds figures of
+    again when the share `renew` of documents has changed, if the budget allows. `fields` adds statistics of
     title and body apart, which a shared ranker reads, at the same ε once more.
     """
 

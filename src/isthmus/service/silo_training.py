@@ -97,7 +97,7 @@ def pauses() -> Iterator[float]:
 
 
 class Unreachable(ServiceError):
-    """The coordinator does not answer, or not as one."""
+    """The coordinator does not answer, or not in the protocol."""
 
 
 class CoordinatorClient:
@@ -116,7 +116,7 @@ class CoordinatorClient:
         return self._post(FETCH, b"", {BUSY: busy} if busy else {}) or None
 
     def reply(self, data: bytes) -> None:
-        """Bring a reply; one that nobody waits for any more is no failure."""
+        """Send a reply; that nobody waits for it any more is no failure."""
         self._post(REPLY, data, {"content-type": MESSAGE_TYPE})
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class CoordinatorClient:
 
 
 class Participant:
-    """The loop: fetch, answer, bring the reply; after a failure wait, and try again."""
+    """The loop of a silo: fetch a message, answer it, send the reply; after a failure, wait and retry."""
 
     def __init__(self, coordinator: CoordinatorClient, answer: Callable[[bytes], bytes]) -> None:
         self._coordinator, self._answer = coordinator, answer
@@ -152,11 +152,11 @@ class Participant:
         self._last_message = ""
 
     def stop(self) -> None:
-        """End after what is under way."""
+        """Stop after the current message."""
         self._stopped.set()
 
     def run(self) -> None:
-        """Take part until stopped."""
+        """Answer messages until `stop`."""
         waits = pauses()
         while not self._stopped.is_set():
             try:
@@ -256,7 +256,7 @@ def confine(user: str = "") -> None:
 
 
 def main() -> None:
-    """The process that a node starts: its part is a line on stdin, which is open as long as the node runs."""
+    """The process that a node starts: reads its role as JSON from stdin, and ends when stdin does."""
     log_to_stderr()
     try:
         part = TrainingRole.loaded(sys.stdin.buffer.readline())

@@ -24,7 +24,7 @@ from typing import Any
 from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, several
 from isthmus.service.parsing import READERS, Parser, ParsingLimits
 from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret
-from isthmus.service.stores import BATCH, Counts, Draft, Store
+from isthmus.service.stores import BATCH, Counts, DocumentStore, Draft
 from isthmus.service.wire import LONGEST_ID
 from isthmus.tables import records
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("isthmus.service")
 
 
 def read(source: Source, tell: Tell, limits: ParsingLimits | None = None) -> Iterator[Draft]:
-    """The documents of a source; what is wrong with single ones is told."""
+    """The documents of a source; `tell` gets an error for each that cannot be read."""
     kinds = {"folder": _folder, "beir": _beir, "sql": _sql}
     for file, document in kinds[source.kind](source, tell, limits or ParsingLimits()):
         try:
@@ -48,7 +48,7 @@ def read(source: Source, tell: Tell, limits: ParsingLimits | None = None) -> Ite
 
 
 def load_all(
-    sources: tuple[Source, ...], store: Store, tell: Tell, limits: ParsingLimits | None = None
+    sources: tuple[Source, ...], store: DocumentStore, tell: Tell, limits: ParsingLimits | None = None
 ) -> Counts:
     """Every source, one after the other; one that cannot be read at all is told, and the next goes on.
 
@@ -67,7 +67,7 @@ def load_all(
 
 def load(
     source: Source,
-    store: Store,
+    store: DocumentStore,
     tell: Tell,
     limits: ParsingLimits | None = None,
     *,
@@ -110,7 +110,7 @@ def _names(id: str, source: Source) -> list[str]:
 
 
 def _placed(
-    drafts: Iterator[Draft], source: Source, store: Store, others: Collection[str], tell: Tell
+    drafts: Iterator[Draft], source: Source, store: DocumentStore, others: Collection[str], tell: Tell
 ) -> Iterator[Draft]:
     """The documents under ids that no other source has."""
     own, used = (source.label, source.unnamed), set[str]()
@@ -132,7 +132,7 @@ def _placed(
             yield draft if id == draft.id else replace(draft, id=id)
 
 
-def _forget(sources: Collection[Source], failed: Collection[Source], store: Store) -> int:
+def _forget(sources: Collection[Source], failed: Collection[Source], store: DocumentStore) -> int:
     """Remove what sources gave that are no longer named; how many documents there were.
 
     Not while a source that never gave any cannot be read: it may be the same one under another path.
@@ -161,7 +161,7 @@ def _counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{several(count, 'document')} of {label}" for label, count in counts.items())
 
 
-def check_sources(settings: NodeSettings, store: Store) -> None:
+def check_sources(settings: NodeSettings, store: DocumentStore) -> None:
     """That no source at all is what the operator means, where there were some: a ConfigError."""
     gone = _of_sources(store.by_source())
     if gone and not settings.sources and not settings.forget_sources:

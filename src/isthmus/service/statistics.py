@@ -1,7 +1,7 @@
 """The exchange that makes scores of different silos comparable: their statistics are summed and handed back.
 
-What a silo gives is its own choice (exact, private, nothing). The broker keeps the last figures of each, so
-that one that is down for a while still counts; the sum's version tells whether two silos scored alike.
+What a silo gives is its own choice (exact, private, nothing). The broker stores the last statistics of each,
+so that one that is down for a while still counts; the sum's version tells whether two silos scored alike.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _log = logging.getLogger("isthmus.service")
 
 
 def etag(content: bytes) -> str:
-    """What tells statistics that were fetched before from others."""
+    """The ETag of packed statistics: a digest."""
     return f'"{hashlib.sha256(content).hexdigest()[:32]}"'
 
 
 class Talks(Protocol):
-    """A silo that messages can be sent to."""
+    """A silo to which messages can be sent."""
 
     name: str
 
@@ -93,7 +93,7 @@ class StatisticsExchange:
     ) -> None:
         self._silos, self._documents = silos, documents
         self._names = tuple(silo.name for silo in silos)
-        self._figures: dict[str, Statistics] = {}
+        self._statistics: dict[str, Statistics] = {}
         self._tags: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._kind: tuple[Any, ...] = ()
@@ -106,7 +106,7 @@ class StatisticsExchange:
         self.problems: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Exchange again and again, whatever a silo has sent."""
+        """Exchange statistics periodically; no reply of a silo ends the loop."""
         pause = EAGER
         while True:
             try:
@@ -119,7 +119,7 @@ class StatisticsExchange:
             await asyncio.sleep(pause)
 
     def remark(self, version: str) -> str:
-        """What to say of a silo that scored with this version."""
+        """A remark on a silo that scored with this version of the statistics; empty for the current one."""
         if not self.version or version == self.version:
             return ""
         self._holders.clear()  # it restarted, or was away: hand the sum out again
@@ -128,7 +128,7 @@ class StatisticsExchange:
     async def once(self) -> None:
         """Collect, sum, hand back. What is wrong with whose statistics is in the log, once a change."""
         await self._collect()
-        if not any(figures.documents for figures in self._figures.values()):
+        if not any(statistics.documents for statistics in self._statistics.values()):
             self._note(self._refused, "")
             return  # no silo has anything yet
         problem = ""
@@ -154,24 +154,24 @@ class StatisticsExchange:
         kind = self._prevailing()
         total: Statistics | None = None
         left_out: dict[str, str] = {}
-        for name in sorted(self._figures, key=lambda name: (len(self._figures[name].words), name)):
-            figures, stated = self._figures[name], self._documents(name)
-            if figures.kind != kind:
+        for name in sorted(self._statistics, key=lambda name: (len(self._statistics[name].words), name)):
+            statistics, stated = self._statistics[name], self._documents(name)
+            if statistics.kind != kind:
                 left_out[name] = "of another form, hash key or tables than most silos'"
-            elif stated is not None and figures.documents > TOLERANCE * stated + SOME:
-                left_out[name] = f"of {figures.documents:,} documents, where its answers are of {stated:,}"
+            elif stated is not None and statistics.documents > TOLERANCE * stated + SOME:
+                left_out[name] = f"of {statistics.documents:,} documents, where its answers are of {stated:,}"
             else:
                 try:
-                    total = figures if total is None else _checked_sum(total, figures)
+                    total = statistics if total is None else _checked_sum(total, statistics)
                 except ProtocolError as error:
                     left_out[name] = str(error)
         if total is None:
-            raise ProtocolError("none of them can be used")
+            raise ProtocolError("no silo's statistics can be used")
         return replace(total, silos=tuple(sorted(total.silos)), about={}), left_out
 
     def _prevailing(self) -> tuple[Any, ...]:
         """The kind that most silos have; of several such, that of the sum before."""
-        kinds = [figures.kind for figures in self._figures.values() if figures.documents]
+        kinds = [statistics.kind for statistics in self._statistics.values() if statistics.documents]
         most = max(map(kinds.count, kinds))
         common = [kind for kind in kinds if kinds.count(kind) == most]
         if self._kind in common:
@@ -197,19 +197,19 @@ class StatisticsExchange:
         """Take in one silo's reply; they come one at a time, so that hostile ones do not add up."""
         if reply.status in (401, 403, 404):  # it does not share, which is its right
             self._sharing.discard(name)
-            for known in (self._figures, self._tags, self._refused):
+            for known in (self._statistics, self._tags, self._refused):
                 known.pop(name, None)
         if reply.status != 200:
             return
-        figures = Statistics.from_bytes(reply.body)
-        if figures.silos != (name,):
+        statistics = Statistics.from_bytes(reply.body)
+        if statistics.silos != (name,):
             raise ProtocolError("statistics of another silo")
         self._refused.pop(name, None)
-        self._figures[name], self._tags[name] = figures, etag(reply.body)
+        self._statistics[name], self._tags[name] = statistics, etag(reply.body)
         self._sharing.add(name)
 
     async def _hand_out(self) -> None:
-        """The sum, to whoever does not have it."""
+        """Send the sum to every silo that does not have it."""
         missing = tuple(name for name in self._names if name not in self._holders)
 
         def request(silo: Talks) -> Awaitable[HttpReply]:
@@ -231,8 +231,8 @@ class StatisticsExchange:
         self.problem = "; ".join([*lines, problem] if problem else lines)
 
 
-def _checked_sum(total: Statistics, figures: Statistics) -> Statistics:
-    both = total + figures
+def _checked_sum(total: Statistics, statistics: Statistics) -> Statistics:
+    both = total + statistics
     both.check()
     return both
 

@@ -44,7 +44,7 @@ class Draft:
 
     @property
     def digest(self) -> bytes:
-        """Tells whether it changed."""
+        """A digest of title and body, to detect changes."""
         digest = hashlib.blake2b(digest_size=16)
         for text in (self.title, self.body):
             spelled = text.encode("utf-8", "surrogatepass")
@@ -65,7 +65,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What writing did."""
+    """How many documents were added, changed and removed."""
 
     added: int = 0
     changed: int = 0
@@ -77,7 +77,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """That a document is right or wrong for a query, and what the node had said when it was judged."""
+    """A person's judgement of a document for a query, and the node's probabilities at that time."""
 
     query: str
     document: str
@@ -92,7 +92,7 @@ class Judgement:
 
 
 def majority(judgements: Iterable[Judgement]) -> dict[tuple[str, str], bool]:
-    """What most people said of a query and a document, one vote a person, the earliest first.
+    """The majority's judgement by query and document, one vote a person, in order of time.
 
     Where they are split, what held before stays: nobody undoes another's word by saying the opposite.
     """
@@ -112,7 +112,7 @@ def migrations_of(database: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(step.partition("\n")[2].strip().split("\n\n")) for step in steps)
 
 
-class Store(ABC):
+class DocumentStore(ABC):
     """Documents, judgements and vectors behind SQL that SQLite and PostgreSQL both understand.
 
     Safe to use from many threads; several processes may read, and one node writes.
@@ -137,7 +137,7 @@ class Store(ABC):
         return False
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close all connections."""
         with self._lock:
             for db in self._all:
                 db.close()
@@ -190,7 +190,7 @@ class Store(ABC):
         return self._rows(db, f"{sql} ({', '.join('?' * len(ids))})", (*values, *ids))
 
     def _by_id(self, sql: str, ids: Iterable[str], *values: Any) -> Iterator[tuple[Any, ...]]:
-        """The same for any number of ids."""
+        """Rows by id, for any number of ids."""
         with self._transaction() as db:
             for batch in _batches(ids):
                 yield from self._among(db, sql, batch, *values)
@@ -280,7 +280,7 @@ class Store(ABC):
             after = changes[-1].change
 
     def get(self, ids: Sequence[str]) -> dict[str, Draft]:
-        """Those of the documents that are there."""
+        """The documents with these ids, by id; unknown ids are left out."""
         sql = "SELECT id, title, body FROM document WHERE removed = 0 AND id IN"
         return {id: Draft(id, title, body) for id, title, body in self._by_id(sql, ids)}
 
@@ -297,7 +297,7 @@ class Store(ABC):
         return int(value)
 
     def judge(self, *judgements: Judgement) -> None:
-        """Keep what people said; a person's last word about a query and a document holds."""
+        """Store judgements; a later one of the same person, query and document replaces the earlier."""
         with self._transaction(writing=True) as db:
             self._many(
                 db,
@@ -321,7 +321,7 @@ class Store(ABC):
             )
 
     def judgements(self) -> list[Judgement]:
-        """Everything that was said about documents that are still there, in order."""
+        """All judgements of documents that are still stored, in order of time."""
         sql = """SELECT j.query, j.document, j.relevant, j.peer, j.at, j.probability, j.evidence, j.person
             FROM judgement j JOIN document d ON d.id = j.document AND d.removed = 0
             ORDER BY j.at, j.query, j.document, j.peer, j.person"""
@@ -333,7 +333,7 @@ class Store(ABC):
         ]
 
     def keep_vectors(self, encoder: str, ids: Sequence[str], vectors: Vectors) -> None:
-        """Keep what an encoder made of documents, so that it need not be made again."""
+        """Cache an encoder's vectors of documents."""
         rows = [(id, encoder, self._vector(row)) for id, row in zip(ids, vectors, strict=True)]
         with self._transaction(writing=True) as db:
             self._many(
@@ -344,7 +344,7 @@ class Store(ABC):
             )
 
     def vectors(self, encoder: str, ids: Sequence[str]) -> dict[str, Vectors]:
-        """What was kept."""
+        """The cached vectors, by document."""
         sql = "SELECT document, value FROM embedding WHERE encoder = ? AND document IN"
         return {id: self._array(value) for id, value in self._by_id(sql, ids, encoder)}
 
@@ -367,7 +367,7 @@ def _storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", " ")
 
 
-class SqliteStore(Store):
+class SqliteStore(DocumentStore):
     """One file, in WAL mode; every thread has a connection of its own."""
 
     migrations = migrations_of("sqlite")

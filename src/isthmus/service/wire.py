@@ -55,13 +55,13 @@ def moment(seconds: float) -> str:
 
 
 class RequestModel(BaseModel):
-    """A request: nothing in it may be unknown."""
+    """Base of requests: unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ResponseModel(BaseModel):
-    """An answer: a newer speaker may add to it."""
+    """Base of responses: unknown keys are ignored, so that a newer server may add some."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -76,7 +76,7 @@ class Problem(ResponseModel):
 
 
 class Search(RequestModel):
-    """A question. The deadline is counted from when the request arrives."""
+    """A search request. The deadline is counted from when the request arrives."""
 
     query: QueryText
     k: Annotated[int, Field(ge=1, le=MOST_HITS)] = 10
@@ -88,7 +88,7 @@ class Search(RequestModel):
 
 
 class Evidence(ResponseModel):
-    """What one retriever had to say about a hit: raw score → probability → weight → contribution.
+    """One retriever's share in a hit: raw score → probability → weight → contribution.
 
     Contributions add up, with the ranker's start, to the hit's log-odds. A document that the retriever did
     not return has no raw score.
@@ -102,7 +102,7 @@ class Evidence(ResponseModel):
 
 
 class Hit(ResponseModel):
-    """A document found: a probability if the silo has a calibrator, a snippet if it allows them."""
+    """A document of the result: a probability if the silo has a calibrator, a snippet if it allows them."""
 
     document: DocumentId
     silo: Name
@@ -116,7 +116,7 @@ class Hit(ResponseModel):
 
 
 class NodeAnswer(ResponseModel):
-    """What one silo found, best first."""
+    """The hits of one silo, best first."""
 
     silo: Name
     hits: Annotated[list[Hit], Field(fail_fast=True, max_length=MOST_HITS)]
@@ -128,7 +128,7 @@ class NodeAnswer(ResponseModel):
 
 
 class SiloStatus(ResponseModel):
-    """What became of a search in one silo."""
+    """The outcome of a search in one silo."""
 
     silo: Name
     status: Status
@@ -138,7 +138,7 @@ class SiloStatus(ResponseModel):
 
 
 class Answer(ResponseModel):
-    """What all silos found, best first, at or above the threshold; and what became of each silo."""
+    """The hits of all silos, best first, at or above the threshold; and the outcome in each silo."""
 
     hits: list[Hit]
     silos: list[SiloStatus]
@@ -225,7 +225,7 @@ class Reread(ResponseModel):
 
 
 class Health(ResponseModel):
-    """Alive, and as what."""
+    """The server is up: its name, role and version."""
 
     status: Literal["ok"] = "ok"
     name: Name
@@ -310,7 +310,7 @@ class Session(RequestModel):
 
 
 class Me(ResponseModel):
-    """Who is asking, and what they may do."""
+    """The caller's name and scopes."""
 
     name: str
     scopes: list[str]
@@ -319,7 +319,7 @@ class Me(ResponseModel):
 
 
 class Bin(ResponseModel):
-    """Hits whose probability lay between `low` and `high`: what was said, and what was right."""
+    """Hits whose probability lay between `low` and `high`: mean probability, and share relevant."""
 
     low: Probability
     high: Probability
@@ -329,7 +329,7 @@ class Bin(ResponseModel):
 
 
 class ThresholdRow(ResponseModel):
-    """What a threshold keeps."""
+    """Precision, recall and number of hits at or above a threshold."""
 
     threshold: Probability
     precision: Probability
@@ -353,7 +353,7 @@ class ReliabilityCurve(ResponseModel):
 
 
 class Calibration(ResponseModel):
-    """All that is known of how honest the probabilities are."""
+    """Reliability curves by silo and retriever."""
 
     curves: Annotated[list[ReliabilityCurve], Field(fail_fast=True, max_length=MOST_ROWS)]
 
@@ -372,7 +372,7 @@ class Round(ResponseModel):
 
 
 class TrainingView(ResponseModel):
-    """A run as far as it has come."""
+    """A training run up to its latest round."""
 
     run: str
     strategy: str = ""

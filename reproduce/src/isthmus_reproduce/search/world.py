@@ -176,7 +176,7 @@ class Federation:
     family: HashFamily
 
     def share(self, form: str | None) -> None:
-        """Hand every silo the sum of all silos' figures, exact or with the default noise; or none."""
+        """Hand every silo the sum of all silos' statistics, exact or with the default noise; or none."""
         total = None if form is None else summed(self._figures(silo, form) for silo in self.silos)
         for silo in self.silos:
             silo.index.share(total)
