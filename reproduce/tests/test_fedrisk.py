@@ -198,7 +198,7 @@ def test_the_paper_s_protocol_where_the_data_allow_it(folder: Path) -> None:
     assert (many.silos, many.per_round, many.rounds, many.seeds) == (100, 10, 100, 1)
     look = protocol_for(replace(fold, train=table(900, 9)), "smoke", folds=5)
     assert (look.folds, look.seeds, look.queries) == (2, 1, 300)
-    assert "300 training queries" in look.told
+    assert "300 training queries" in look.description
 
 
 def test_intervals_are_over_folds_and_tests_over_queries() -> None:

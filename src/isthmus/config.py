@@ -51,7 +51,7 @@ def load(cls: type[T], source: Source = None, overrides: Iterable[str] = ()) -> 
 
 
 def require(holds: object, message: str) -> None:
-    """What `__post_init__` refuses a configuration with, unless this holds: a ValueError."""
+    """Raise ValueError with the message unless the condition holds; for `__post_init__` of configurations."""
     if not holds:
         raise ValueError(message)
 

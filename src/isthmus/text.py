@@ -94,7 +94,7 @@ class Tokeniser:
 
     @property
     def name(self) -> str:
-        """What tells texts read in this way from the same texts read in another: a later stemmer is one."""
+        """A digest of stemmer, its version and stop words: equal for tokenisers that yield the same terms."""
         from Stemmer import version
 
         parts = [self.stemmer or "", version() if self.stemmer else "", *sorted(self.stop_words)]
@@ -126,7 +126,7 @@ class Tokeniser:
 
 
 ENGLISH = Tokeniser()
-"""How every part of Isthmus reads a text unless told otherwise."""
+"""The default tokeniser of all of Isthmus."""
 
 
 def tokenise(texts: Iterable[str]) -> Tokens:

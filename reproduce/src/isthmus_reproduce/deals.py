@@ -53,15 +53,15 @@ def by_topic(
         raise DataError(
             f"{len(documents)} documents cannot be dealt to {silos} silos", cure="deal to fewer silos"
         )
-    points, asked = _tf_idf(documents, queries)
+    points, query_points = _tf_idf(documents, queries)
     if not points.nnz:
         raise DataError("no document has a word to tell its topic by", cure="deal at random")
     rng = streams("partition", "topic")
     homes, centres, _ = max(
-        (_k_means(points, silos, rng) for _ in range(RESTARTS)), key=lambda found: found[2]
+        (_k_means(points, silos, rng) for _ in range(RESTARTS)), key=lambda clustering: clustering[2]
     )
-    nearest = (asked @ centres.T).argmax(axis=1)
-    return _anywhere(points, homes, silos, rng), _anywhere(asked, nearest, silos, rng)
+    nearest = (query_points @ centres.T).argmax(axis=1)
+    return _anywhere(points, homes, silos, rng), _anywhere(query_points, nearest, silos, rng)
 
 
 def _tf_idf(documents: Sequence[str], queries: Sequence[str]) -> tuple[Any, Any]:
@@ -89,14 +89,14 @@ def _k_means(points: Any, k: int, rng: Rng, *, rounds: int = 60) -> tuple[IntArr
     homes = np.full(count, -1)
     for _ in range(rounds):
         likeness = points @ centres.T
-        found = likeness.argmax(axis=1)
+        nearest = likeness.argmax(axis=1)
         best = likeness.max(axis=1)
-        for empty in np.flatnonzero(np.bincount(found, minlength=k) == 0):
+        for empty in np.flatnonzero(np.bincount(nearest, minlength=k) == 0):
             lonely = int(best.argmin())
-            found[lonely], best[lonely] = empty, np.inf
-        if np.array_equal(found, homes):
+            nearest[lonely], best[lonely] = empty, np.inf
+        if np.array_equal(nearest, homes):
             break
-        homes = found
+        homes = nearest
         chosen = csr_array((np.ones(count, np.float32), (homes, np.arange(count))), shape=(k, count))
         sums = (chosen @ points).toarray()
         centres = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
@@ -112,8 +112,8 @@ def _seeds(points: Any, k: int, rng: Rng) -> NDArray[Any]:
         distance = np.maximum(1.0 - nearest, 0.0)
         distance[rows] = 0.0
         total = distance.sum()
-        chances = distance / total if total > 0 else None
-        rows.append(int(rng.choice(points.shape[0], p=chances)))
+        probabilities = distance / total if total > 0 else None
+        rows.append(int(rng.choice(points.shape[0], p=probabilities)))
     return np.asarray(points[rows].toarray())
 
 

@@ -16,16 +16,16 @@ def fold_interval(values: ArrayLike, *, level: float = 0.95, ci: str = "t") -> I
     """
     from scipy.special import ndtri, stdtrit
 
-    found = np.asarray(values, dtype=np.float64).reshape(-1)
-    found = found[np.isfinite(found)]
-    if not len(found):
+    finite = np.asarray(values, dtype=np.float64).reshape(-1)
+    finite = finite[np.isfinite(finite)]
+    if not len(finite):
         raise DataError("no value to make an interval of")
     if ci not in ("t", "normal"):
         raise ConfigError(f"unknown interval {ci!r}", key=ci, known=("t", "normal"))
-    mean, folds = float(found.mean()), len(found)
+    mean, folds = float(finite.mean()), len(finite)
     if folds < 2:
         return Interval(mean, float("nan"), float("nan"), folds, ci)
     tail = (1 + level) / 2
     quantile = float(stdtrit(folds - 1, tail) if ci == "t" else ndtri(tail))
-    reach = quantile * float(found.std(ddof=1)) / folds**0.5
+    reach = quantile * float(finite.std(ddof=1)) / folds**0.5
     return Interval(mean, mean - reach, mean + reach, folds, ci)

@@ -90,8 +90,8 @@ class Cell:
             "n",
             "paper",
         )
-        found = asdict(self)
-        plain = {name: found[name] for name in order}
+        fields_of_cell = asdict(self)
+        plain = {name: fields_of_cell[name] for name in order}
         return {name: None if _is_nan(value) else value for name, value in plain.items()}
 
 
@@ -119,13 +119,13 @@ class Notebook:
         self._claim(config)
 
     def _claim(self, config: Any) -> None:
-        told, file = to_toml(config), self.folder / "config.toml"
-        if file.exists() and file.read_text(encoding="utf-8") != told:
+        text, file = to_toml(config), self.folder / "config.toml"
+        if file.exists() and file.read_text(encoding="utf-8") != text:
             raise ConfigError(
                 f"{self.folder} holds a run with another configuration",
                 expected="another --out, or an empty one",
             )
-        self.write("config.toml", told)
+        self.write("config.toml", text)
         packages = {package: version(package) for package in PACKAGES}
         self.write(
             "environment.json", json.dumps({"python": platform.python_version(), **packages}, indent=1)
@@ -177,9 +177,9 @@ def _name(key: Key) -> str:
 
 
 def _joined(values: Iterable[Any]) -> str:
-    said = (_joined(value) if isinstance(value, tuple) else value for value in values)
+    parts = (_joined(value) if isinstance(value, tuple) else value for value in values)
     return " ".join(
-        f"{one:g}" if isinstance(one, float) else str(one) for one in said if one not in ("", None)
+        f"{one:g}" if isinstance(one, float) else str(one) for one in parts if one not in ("", None)
     )
 
 
@@ -218,48 +218,53 @@ def cells_table(cells: Sequence[Cell], title: str, *, digits: int = 3) -> Table:
     A column that would be empty is left out. With many measures the three stand below each other instead.
     """
     lines = dict.fromkeys((cell.row, cell.part, cell.variant) for cell in cells)
-    found = {(cell.row, cell.part, cell.variant, cell.measure, cell.mode): cell for cell in cells}
-    said = {
+    by_place = {(cell.row, cell.part, cell.variant, cell.measure, cell.mode): cell for cell in cells}
+    published = {
         (cell.row, cell.part, cell.variant, cell.measure): cell.paper
         for cell in cells
         if cell.paper is not None
     }
     measures = columns_of(cells)
-    shown = {
-        (line, measure, kind): told
+    displayed = {
+        (line, measure, kind): entry
         for line, measure, kind in product(lines, measures, _KINDS)
-        if (told := _shown(found, said, line, measure, kind)) is not None
+        if (entry := _displayed(by_place, published, line, measure, kind)) is not None
     }
     kinds = [
         (measure, kind)
         for measure, kind in product(measures, _KINDS)
-        if any((line, measure, kind) in shown for line in lines)
+        if any((line, measure, kind) in displayed for line in lines)
     ]
     names = [at for at in range(3) if at == 0 or any(line[at] for line in lines)]
     header = tuple(("row", "part", "variant")[at] for at in names)
     if len(kinds) <= _WIDE or len(kinds) == len(measures):
         header += tuple(f"{measure} {_KINDS[kind]}" for measure, kind in kinds)
         rows = [
-            (*(line[at] for at in names), *(shown.get((line, *column)) for column in kinds)) for line in lines
+            (*(line[at] for at in names), *(displayed.get((line, *column)) for column in kinds))
+            for line in lines
         ]
     else:
         header += ("figures", *measures)
         rows = [
-            (*(line[at] for at in names), _KINDS[kind], *(shown.get((line, each, kind)) for each in measures))
+            (
+                *(line[at] for at in names),
+                _KINDS[kind],
+                *(displayed.get((line, each, kind)) for each in measures),
+            )
             for line, kind in product(lines, _KINDS)
-            if any((line, each, kind) in shown for each in measures)
+            if any((line, each, kind) in displayed for each in measures)
         ]
     return Table(header, tuple(rows), title, (), digits)
 
 
-def _shown(
-    found: Mapping[Any, Cell],
-    said: Mapping[Any, float | None],
+def _displayed(
+    by_place: Mapping[Any, Cell],
+    published: Mapping[Any, float | None],
     line: tuple[str, ...],
     measure: str,
     kind: str,
 ) -> Estimate | float | None:
     if kind == "printed":
-        return said.get((*line, measure))
-    cell = found.get((*line, measure, kind))
+        return published.get((*line, measure))
+    cell = by_place.get((*line, measure, kind))
     return None if cell is None or np.isnan(cell.value) else Estimate(cell.value, cell.low, cell.high)

@@ -22,15 +22,15 @@ class Prose:
 
 @cache
 def _environment() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader("isthmus_reproduce"),
         undefined=StrictUndefined,
         autoescape=False,
         trim_blocks=True,
     )
-    found.filters["fixed"] = lambda value, digits: f"{value:.{digits}f}"
-    found.filters["signed"] = lambda value, digits: f"{value:+.{digits}f}"
-    found.filters["short"] = lambda value, digits=6: f"{value:.{digits}g}"
-    found.filters["percent"] = lambda value: f"{value:.0%}"
-    found.filters["thousands"] = lambda value: f"{value:,.0f}"
-    return found
+    environment.filters["fixed"] = lambda value, digits: f"{value:.{digits}f}"
+    environment.filters["signed"] = lambda value, digits: f"{value:+.{digits}f}"
+    environment.filters["short"] = lambda value, digits=6: f"{value:.{digits}g}"
+    environment.filters["percent"] = lambda value: f"{value:.0%}"
+    environment.filters["thousands"] = lambda value: f"{value:,.0f}"
+    return environment

@@ -66,7 +66,7 @@ def text(
     language = _Language(max(silos, documents // (ASPECTS * ABOUT)), streams("language"))
     about = _Subjects.drawn(documents, language.topics, streams("subjects"))
     titles, bodies = _written(language, about, words, streams)
-    asked = _asked(about, queries, streams("queries"))
+    aspects = _aspects_of_queries(about, queries, streams("queries"))
     ids = tuple(f"d{number}" for number in range(1, documents + 1))
     names = tuple(f"q{number}" for number in range(1, queries + 1))
     return Corpus(
@@ -74,11 +74,11 @@ def text(
         Documents(ids, titles, bodies, frozen(move_share(ids, about.main // ASPECTS % silos, moved, silos))),
         Queries(
             names,
-            language.questions(asked, streams("questions")),
-            frozen(move_share(names, asked // ASPECTS % silos, moved, silos)),
-            _splits(asked, streams("splits")),
+            language.questions(aspects, streams("questions")),
+            frozen(move_share(names, aspects // ASPECTS % silos, moved, silos)),
+            _splits(aspects, streams("splits")),
         ),
-        about.judgements(asked, names, ids),
+        about.judgements(aspects, names, ids),
         tuple(f"silo{number + 1}" for number in range(silos)),
     )
 
@@ -99,28 +99,28 @@ class _Subjects:
         minor = np.where(rng.random(documents) < 0.8, sibling, foreign)
         return cls(main, np.where((rng.random(documents) < 0.5) & (minor != main), minor, -1))
 
-    def judgements(self, asked: IntArray, names: tuple[str, ...], ids: tuple[str, ...]) -> Qrels:
+    def judgements(self, wanted: IntArray, names: tuple[str, ...], ids: tuple[str, ...]) -> Qrels:
         """2 for documents with the asked aspect as their main one, 1 as the minor one."""
         queries, documents, grades = [], [], []
         for aspects, grade in ((self.main, 2), (self.minor, 1)):
-            offsets = offsets_of(aspects + 1, int(max(aspects.max(), asked.max())) + 2)  # -1 is a group too
-            found = np.argsort(aspects, kind="stable")[rows_of(offsets, asked + 1)]
-            queries.append(np.repeat(np.arange(len(asked)), np.diff(offsets)[asked + 1]))
-            documents.append(found)
-            grades.append(np.full(len(found), grade))
+            offsets = offsets_of(aspects + 1, int(max(aspects.max(), wanted.max())) + 2)  # -1 is a group too
+            matching = np.argsort(aspects, kind="stable")[rows_of(offsets, wanted + 1)]
+            queries.append(np.repeat(np.arange(len(wanted)), np.diff(offsets)[wanted + 1]))
+            documents.append(matching)
+            grades.append(np.full(len(matching), grade))
         rows = Ids.of(names)[np.concatenate(queries)], Ids.of(ids)[np.concatenate(documents)]
         return Qrels.of(*rows, np.concatenate(grades))
 
 
-def _asked(about: _Subjects, queries: int, rng: Rng) -> IntArray:
+def _aspects_of_queries(about: _Subjects, queries: int, rng: Rng) -> IntArray:
     """The aspect of every query: all that have documents, in random order, and then again."""
     return np.resize(rng.permutation(np.unique(about.main)), queries)
 
 
-def _splits(asked: IntArray, rng: Rng) -> tuple[str, ...]:
-    if len(np.unique(asked)) < len(SPLITS):
-        return (SPLITS[-1],) * len(asked)
-    return tuple(SPLITS[part] for part in divide(len(asked), (0.6, 0.2, 0.2), rng, groups=asked).tolist())
+def _splits(aspects: IntArray, rng: Rng) -> tuple[str, ...]:
+    if len(np.unique(aspects)) < len(SPLITS):
+        return (SPLITS[-1],) * len(aspects)
+    return tuple(SPLITS[part] for part in divide(len(aspects), (0.6, 0.2, 0.2), rng, groups=aspects).tolist())
 
 
 class _Language:
@@ -167,21 +167,21 @@ class _Language:
         ]
         return words
 
-    def questions(self, asked: IntArray, rng: Rng) -> tuple[str, ...]:
+    def questions(self, aspects: IntArray, rng: Rng) -> tuple[str, ...]:
         """For every query two or three words of the aspect and one or two of its topic."""
-        lengths = rng.integers(3, 6, size=len(asked))
+        lengths = rng.integers(3, 6, size=len(aspects))
         words = [
-            listed[subjects, rng.integers(listed.shape[1] // share, size=len(asked))]
+            listed[subjects, rng.integers(listed.shape[1] // share, size=len(aspects))]
             for listed, subjects, share in (
-                (self._aspect_words, asked, CHIEF),
-                (self._topic_words, asked // ASPECTS, CHIEF),
-                (self._aspect_words, asked, 1),
-                (self._aspect_words, asked, 1),
-                (self._topic_words, asked // ASPECTS, 1),
+                (self._aspect_words, aspects, CHIEF),
+                (self._topic_words, aspects // ASPECTS, CHIEF),
+                (self._aspect_words, aspects, 1),
+                (self._aspect_words, aspects, 1),
+                (self._topic_words, aspects // ASPECTS, 1),
             )
         ]
-        kept = np.arange(len(words)) < lengths[:, None]
-        return tuple(self._joined(np.stack(words, axis=1)[kept], lengths))
+        mask = np.arange(len(words)) < lengths[:, None]
+        return tuple(self._joined(np.stack(words, axis=1)[mask], lengths))
 
     def _joined(self, tokens: NDArray[np.int32], lengths: IntArray) -> list[str]:
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
@@ -208,8 +208,8 @@ def _written(
 def _zipf(ranks: int, size: int) -> NDArray[np.int32]:
     """A table of ranks in which every rank r ≥ 1 stands as often as 1/r demands: drawing is a look-up."""
     shares = np.cumsum(1 / np.arange(1, ranks + 1))
-    found = np.searchsorted(shares / shares[-1], (np.arange(size) + 0.5) / size)
-    return found.astype(np.int32)
+    drawn = np.searchsorted(shares / shares[-1], (np.arange(size) + 0.5) / size)
+    return drawn.astype(np.int32)
 
 
 def _spelled(count: int) -> list[str]:

@@ -73,7 +73,7 @@ class PerPart(Calibrator):
 
     @property
     def needs_lists(self) -> bool:  # type: ignore[override]
-        """As the calibrator inside."""
+        """Whether the wrapped calibrator needs lists."""
         return (self.calibrator or Platt()).needs_lists
 
     def fit(
@@ -316,7 +316,7 @@ def _chosen(run: Run, qrels: Qrels, method: str | Calibrator, judging: Judging) 
 
 
 def _context(run: Run, calibrator: Calibrator, parts: Mapping[str, str] | None) -> dict[str, Any]:
-    """What a calibrator wants to know beside the scores."""
+    """The keyword arguments that a calibrator takes beside the scores: `groups`, `parts`."""
     context: dict[str, Any] = {"groups": run.query_of_row} if calibrator.needs_lists else {}
     if isinstance(calibrator, PerPart) and parts is not None:
         named = np.array([parts.get(word, "") for word in run.documents.words], dtype=np.str_)

@@ -1,4 +1,4 @@
-"""What a command is, and how commands speak: stdout is data, stderr is talk."""
+"""The form of a command and of its output: data on stdout, messages on stderr."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def add_settings(parser: argparse.ArgumentParser, about: str, *, example: str, r
 
 
 def add_serving(parser: argparse.ArgumentParser) -> None:
-    """How a command that serves is run by people and by programs."""
+    """Add the options of commands that serve until interrupted."""
     add(parser, "--quiet", "no line for every request in the log")
     add(parser, "--until-eof", "end when stdin ends too, that is with the program behind it")
 

@@ -1,4 +1,4 @@
-"""What was trained is usable: `rank`."""
+"""`isthmus rank`: a run from a saved ranker and feature rows."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class PydocsWorld:
     queries: dict[str, str]
     splits: list[str]
     distractors: int = 0
-    """How many of the documents, the last ones, are there to be passed over."""
+    """The number of documents, the last ones, that are relevant to no query."""
 
     def corpus(self, *, share: float = SHARE, silos: int = SILOS) -> Corpus:
         """Dealt into silos; `share` is the part of the documents that leaves its sub-package's silo.
@@ -162,7 +162,7 @@ def _fingerprint() -> str:
 
 
 def _reopened(path: Path) -> PydocsWorld | None:
-    """What was kept, unless there is nothing or it is damaged."""
+    """The world read from a cache file; None if the file is missing or damaged."""
     try:
         fields = json.loads(path.read_bytes())
         return PydocsWorld(**fields | {"links": [(a, b) for a, b in fields["links"]]})

@@ -71,7 +71,7 @@ class SyntheticWorld:
             raise DataError(problem, cure="at least one of each")
 
     def letor(self, queries: int, split: Split = "train") -> Letor:
-        """So many queries in memory."""
+        """A table of `queries` queries in memory."""
         rows = int(self._offsets(queries, split)[-1])
         features = np.empty((rows, self.features), dtype=np.float32)
         grades = np.empty(rows, dtype=np.int32)
@@ -82,9 +82,9 @@ class SyntheticWorld:
         return self._table(queries, split, frozen(features), frozen(grades))
 
     def mapped(self, path: Path, queries: int, split: Split = "train") -> Letor | None:
-        """So many queries in a file, mapped into memory; it is written whole if it is not there yet.
+        """A table of `queries` queries mapped from a file, which is written first if it is not there.
 
-        None if there is no writing such a file.
+        None if the file cannot be written.
         """
         about = {"format": FORMAT, "queries": queries, "split": split, **asdict(self)}
         opened = open_columns(path)

@@ -36,7 +36,7 @@ class Means(dict[str, float]):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation(Tabular):
-    """What `evaluate` found.
+    """The result of `evaluate`: every measure of every query.
 
     `values[measure]` has one number per query of the judgements, NaN where the query does not count;
     `weights[measure]` says how much each counts, for the measures that are ratios of means.
@@ -109,7 +109,7 @@ class Evaluation(Tabular):
         return preview(self.to_arrow(), title=f"Evaluation {self.run!r}")
 
     def remarks(self) -> list[str]:
-        """What must not pass in silence: queries that only one side has, and tied scores."""
+        """Warnings: queries that only the run or only the judgements have, and tied scores."""
         whose = f"{self.run}: " if self.run else ""
         remarks = []
         if self.missing:

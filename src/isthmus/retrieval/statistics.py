@@ -151,7 +151,7 @@ class Statistics:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What must be the same of statistics that add up."""
+        """Unit, hashing and fields; only statistics for which these are equal can be added."""
         return self.unit, self.hashing, sorted(self.lengths), sorted(self.tables)
 
     @cached_property

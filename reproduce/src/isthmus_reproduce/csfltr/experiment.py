@@ -68,10 +68,10 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     """Compute what is missing in the folder, and write the report."""
     notebook = Notebook(out, config)
     names = _names(config)
-    found: dict[Piece, Any] = {}
+    results_by_piece: dict[Piece, Any] = {}
     for label, work, units in _work(names, config):
-        found |= notebook.compute(work, units, label=label, workers=workers)
-    results = {name: _sorted(name, found) for name in names}
+        results_by_piece |= notebook.compute(work, units, label=label, workers=workers)
+    results = {name: _sorted(name, results_by_piece) for name in names}
     cells = tuple(cell for name in names for cell in cells_of(name, results[name]))
     page = page_of(results, cells, seeds=len(config.seeds_of("table")))
     return notebook.publish(cells, page)

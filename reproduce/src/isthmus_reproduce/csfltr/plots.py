@@ -66,17 +66,17 @@ def mean_of(records: Records, row: str, measure: str = "nDCG@10") -> float:
 def side_by_side(cells: Sequence[Cell], measure: str, name: str) -> Table:
     """One measure of Table 4: what is printed, and the counts as columns."""
     here = [cell for cell in cells if cell.table == "4" and cell.measure == measure]
-    found = {(cell.row, cell.part, cell.variant): cell for cell in here}
+    by_place = {(cell.row, cell.part, cell.variant): cell for cell in here}
     lines = sorted(
         {(cell.row, cell.part) for cell in here if cell.row in (*WAYS, *CONTROLS)},
         key=lambda line: ((*WAYS, *CONTROLS).index(line[0]), line[1] == "all", line[1]),
     )
     rows = []
     for row, part in lines:
-        mine = [found.get((row, part, shown)) for shown in SHOWN.values()]
+        mine = [by_place.get((row, part, variant)) for variant in SHOWN.values()]
         printed = next((cell.paper for cell in mine if cell is not None and cell.paper is not None), None)
-        told = "mean of silos" if part == "all" and row in ("Local", "Local+") else part
-        rows.append((row, told, printed, *(_estimate(cell) for cell in mine)))
+        label = "mean of silos" if part == "all" and row in ("Local", "Local+") else part
+        rows.append((row, label, printed, *(_estimate(cell) for cell in mine)))
     return Table(("row", "part", "printed", *SHOWN), tuple(rows), f"{measure}, {name}", (), 3)
 
 
@@ -134,8 +134,8 @@ def points(cells: Sequence[Cell], x: str) -> Plot:
 
 def _place(variant: str) -> float:
     if variant.startswith("ε = "):
-        told = variant.removeprefix("ε = ")
-        return 5.0 if told == "inf" else float(np.log2(float(told)))
+        epsilon = variant.removeprefix("ε = ")
+        return 5.0 if epsilon == "inf" else float(np.log2(float(epsilon)))
     return float(variant.removesuffix(" silos"))
 
 
@@ -159,8 +159,8 @@ def gain_map(places: Mapping[Place, Sequence[Any]], name: str) -> Iterator[str |
             seeds = at_labels(units, labels)
             means = {row: float(np.mean([mean_of(records, row) for records in seeds])) for row in POINTS}
             best = max(POINTS, key=means.__getitem__)
-            said = (place.deal, f"{place.epsilon:g}", said_labels(labels))
-            rows.append((*said, *(means[row] for row in POINTS), best))
+            place_names = (place.deal, f"{place.epsilon:g}", said_labels(labels))
+            rows.append((*place_names, *(means[row] for row in POINTS), best))
     header = ("deal", "ε", "labelled queries a silo", *POINTS, "best")
     yield Table(header, tuple(rows), f"nDCG@10 across the map, {name}", (), 3)
     leads = [row[-1] for row in rows]

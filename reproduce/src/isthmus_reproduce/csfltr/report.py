@@ -145,12 +145,12 @@ def cells_of(name: str, results: Results) -> Iterator[Cell]:
     """Every figure of one collection."""
     mode: Literal["paper", "sound"] = "paper" if name == "synthetic" else "sound"
     units = results.table
-    for variant, shown in SHOWN.items():
+    for variant, display in SHOWN.items():
         for record in units[0][variant]:
             row, part = record["row"], record["part"]
-            yield from _table_cells(name, mode, units, (variant, row), part, shown)
+            yield from _table_cells(name, mode, units, (variant, row), part, display)
         for row in ("Local", "Local+") if variant != "clipped" else ():
-            yield from _table_cells(name, mode, units, (variant, row), "all", shown)
+            yield from _table_cells(name, mode, units, (variant, row), "all", display)
     for variant, row in (("private", DEFAULT_ROW), ("exact", DEFAULT_ROW)):
         for measure in MEASURES:
             values = seed_means(units, (variant, row), measure)
@@ -164,11 +164,11 @@ def cells_of(name: str, results: Results) -> Iterator[Cell]:
 
 
 def _table_cells(
-    name: str, mode: Literal["paper", "sound"], units: Sequence[Any], key: Key, part: str, shown: str
+    name: str, mode: Literal["paper", "sound"], units: Sequence[Any], key: Key, part: str, display: str
 ) -> Iterator[Cell]:
     variant, row = key
     party = PARTIES[int(part[4:]) - 1] if part.startswith("silo") and int(part[4:]) <= 4 else part
-    said = PRINTED.get((row, party))
+    published = PRINTED.get((row, party))
     for at, measure in enumerate(MEASURES):
         if part == "all":
             values = seed_means(units, key, measure).tolist()
@@ -180,11 +180,11 @@ def _table_cells(
             table="4",
             row=row,
             part=part,
-            variant=shown,
+            variant=display,
             mode=mode,
             data=name,
             measure=measure,
-            paper=None if said is None else said[at],
+            paper=None if published is None else published[at],
         )
 
 
@@ -237,11 +237,11 @@ def _sections(name: str, results: Results, cells: Sequence[Cell]) -> Iterator[Se
     mine = [cell for cell in cells if cell.data == name]
     circular = name == "synthetic"
     note = " — circular: labels are ranks of a BM25 run" if circular else ""
-    found = contrasts(results.table)
-    yield Section(f"What it says ({name})", tuple(verdicts(results.table, found, circular=circular)))
+    by_pair = contrasts(results.table)
+    yield Section(f"What it says ({name})", tuple(verdicts(results.table, by_pair, circular=circular)))
     tables = tuple(side_by_side(mine, measure, name) for measure in BY_INTEREST)
     yield Section(f"Table 4 ({name}{note})", tables)
-    yield Section(f"Tests ({name})", (_tests_table(found, name),))
+    yield Section(f"Tests ({name})", (_tests_table(by_pair, name),))
     yield Section(f"Every option, private counts ({name})", (options(mine, name),))
     if results.curve:
         yield Section(f"Figure 6 ({name})", tuple(curves(results.curve, name)))
@@ -254,9 +254,9 @@ def _sections(name: str, results: Results, cells: Sequence[Cell]) -> Iterator[Se
     if results.rough:
         some = [cell for cell in mine if cell.table == "rough"]
         words, tests = _rough(results.rough, name)
-        shown = cells_table(some, f"Dealt at random, ε = 2, {name}")
+        dealt = cells_table(some, f"Dealt at random, ε = 2, {name}")
         yield Section(
-            f"Most relevant pairs across silos, little seen of them ({name})", (words, shown, tests)
+            f"Most relevant pairs across silos, little seen of them ({name})", (words, dealt, tests)
         )
     if results.places:
         yield Section(f"A map of the gain ({name})", tuple(gain_map(results.places, name)))
@@ -266,14 +266,14 @@ def _rough(results: Sequence[Any], name: str) -> tuple[str, Table]:
     """What the paper's labeller is worth where silos are dealt at random and ε is small."""
     units = [{"private": records} for records in at_labels(results)]
     rows = (*CONTROLLED["private"], DEFAULT_ROW, "BM25")
-    found = {row: contrast(units, ("private", "CS-F-LTR"), ("private", row)) for row in rows}
-    worth = _worth([found[row] for row in CONTROLLED["private"]])
-    tests = {(one.first, one.second): one for one in found.values()}
+    against = {row: contrast(units, ("private", "CS-F-LTR"), ("private", row)) for row in rows}
+    worth = _worth([against[row] for row in CONTROLLED["private"]])
+    tests = {(one.first, one.second): one for one in against.values()}
     table = _tests_table(tests, f"{name}, dealt at random, ε = 2")
-    return PROSE("rough", worth=worth, tests=found), table
+    return PROSE("rough", worth=worth, tests=against), table
 
 
-def _tests_table(found: Mapping[tuple[Key, Key], Contrast], name: str) -> Table:
+def _tests_table(tests: Mapping[tuple[Key, Key], Contrast], name: str) -> Table:
     rows = [
         (
             f"{one.first[1]} ({SHOWN[one.first[0]]})",
@@ -282,14 +282,14 @@ def _tests_table(found: Mapping[tuple[Key, Key], Contrast], name: str) -> Table:
             one.over_seeds,
             one.over_queries,
         )
-        for one in found.values()
+        for one in tests.values()
     ]
     header = ("row", "against", "nDCG@10", "p over seeds", "p over queries")
     return Table(header, tuple(rows), f"Paired tests, {name}", (), 4)
 
 
 def verdicts(
-    units: Sequence[Any], found: Mapping[tuple[Key, Key], Contrast], *, circular: bool = False
+    units: Sequence[Any], tests: Mapping[tuple[Key, Key], Contrast], *, circular: bool = False
 ) -> Iterator[str]:
     """What the figures say, in words; a gain is claimed only where both tests and both controls allow it."""
     if circular:
@@ -297,15 +297,15 @@ def verdicts(
         yield _direction(units)
     yield PROSE("cross_share", share=float(np.mean([unit["cross share"] for unit in units])))
     for row in ("Global", "CS-F-LTR"):
-        yield PROSE("against_local", row=row, contrast=found[("exact", row), ("exact", "Local")])
-    yield from _privacy(found)
+        yield PROSE("against_local", row=row, contrast=tests[("exact", row), ("exact", "Local")])
+    yield from _privacy(tests)
     for variant in CONTROLLED:
-        yield _labeller(variant, found)
-    yield _ours(units, found)
+        yield _labeller(variant, tests)
+    yield _ours(units, tests)
     yield PROSE(
         "oracle",
-        exact=found[("exact", "oracle"), ("exact", "Global")],
-        private=found[("private", "oracle"), ("private", "noise-aware Global")],
+        exact=tests[("exact", "oracle"), ("exact", "Global")],
+        private=tests[("private", "oracle"), ("private", "noise-aware Global")],
     )
 
 
@@ -320,23 +320,23 @@ def _direction(units: Sequence[Any]) -> str:
     return PROSE("direction", steps=steps)
 
 
-def _privacy(found: Mapping[tuple[Key, Key], Contrast]) -> Iterator[str]:
-    cost, gain = found[NAIVE, ("exact", "Global")], found[DEFAULT, NAIVE]
+def _privacy(tests: Mapping[tuple[Key, Key], Contrast]) -> Iterator[str]:
+    cost, gain = tests[NAIVE, ("exact", "Global")], tests[DEFAULT, NAIVE]
     yield PROSE("cost_of_noise", cost=cost)
     yield PROSE(
         "default_row",
         row=DEFAULT_ROW,
         gain=gain,
         cost=cost,
-        shrunk=found[("private", "Global"), NAIVE],
-        trained=found[DEFAULT, ("private", "Global")],
-        clipped=found[("clipped", "noise-aware Global"), NAIVE],
+        shrunk=tests[("private", "Global"), NAIVE],
+        trained=tests[DEFAULT, ("private", "Global")],
+        clipped=tests[("clipped", "noise-aware Global"), NAIVE],
     )
 
 
-def _labeller(variant: str, found: Mapping[tuple[Key, Key], Contrast]) -> str:
+def _labeller(variant: str, by_pair: Mapping[tuple[Key, Key], Contrast]) -> str:
     """What the paper's labeller is worth, in words."""
-    tests = {row: found[(variant, "CS-F-LTR"), (variant, row)] for row in CONTROLLED[variant]}
+    tests = {row: by_pair[(variant, "CS-F-LTR"), (variant, row)] for row in CONTROLLED[variant]}
     return PROSE("labeller", counts=SHOWN[variant], worth=_worth(list(tests.values())), tests=tests)
 
 
@@ -350,12 +350,12 @@ def _worth(tests: Sequence[Contrast]) -> str:
     return "is worth nothing that these tests can see"
 
 
-def _ours(units: Sequence[Any], found: Mapping[tuple[Key, Key], Contrast]) -> str:
+def _ours(units: Sequence[Any], by_pair: Mapping[tuple[Key, Key], Contrast]) -> str:
     """The best of our own labellers by validation, against the controls."""
     private = [unit["private"] for unit in units]
     have = [row for row in OURS if all(rows_named(rows, row) for rows in private)]
     best = max(have, key=lambda row: np.mean([_one(rows, row)["validation"] for rows in private]))
-    tests = [found[("private", best), ("private", row)] for row in ("all-zero", "noise-aware Global")]
+    tests = [by_pair[("private", best), ("private", row)] for row in ("all-zero", "noise-aware Global")]
     return PROSE("ours", best=best, worth=_worth(tests), zero=tests[0], aware=tests[1])
 
 

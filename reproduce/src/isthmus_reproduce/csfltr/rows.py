@@ -149,8 +149,10 @@ class Bench(Ways):
             for silo in rows
         ]
         guessed = [replace(silo, labelled=lesson) for lesson, silo in zip(lessons, rows, strict=True)]
-        made = self.trained(guessed, replace(config, scaling="none"))
-        yield Way(f"LambdaRank {prefix}calibrated confident", "all", lambda table: made(start.scaling(table)))
+        scorer = self.trained(guessed, replace(config, scaling="none"))
+        yield Way(
+            f"LambdaRank {prefix}calibrated confident", "all", lambda table: scorer(start.scaling(table))
+        )
         judged = [TrainingRows.of_letor(silo.labelled) for silo in rows]
         for name, parts in (("Global", judged), ("calibrated confident", lessons)):
             trees = LambdaMART(trees=60, depth=3).fit(TrainingRows.joined(parts))
@@ -194,13 +196,13 @@ def table_unit(*, case: Mapping[str, Any], more: bool = True) -> dict[str, Any]:
     """The rows of one seed, on every variant of the counts; with `more`, every option too."""
     began = time.process_time()
     world = DealtSilos(Case(**case))
-    found: dict[str, Any] = {"cross share": world.cross_share}
-    found["exact"] = measured(world, "exact", Bench(world.tables["exact"]).rows(EXACT))
+    results: dict[str, Any] = {"cross share": world.cross_share}
+    results["exact"] = measured(world, "exact", Bench(world.tables["exact"]).rows(EXACT))
     rows = Bench(world.tables["private"]).rows(FULL if more else MAIN, more=more)
-    found["private"] = measured(world, "private", rows)
+    results["private"] = measured(world, "private", rows)
     clipped = Bench(world.tables["clipped"]).rows(FEW, locals_too=False)
-    found["clipped"] = measured(world, "clipped", clipped)
-    return {**found, "seconds": time.process_time() - began}
+    results["clipped"] = measured(world, "clipped", clipped)
+    return {**results, "seconds": time.process_time() - began}
 
 
 def point_unit(*, case: Mapping[str, Any], labels: list[int | None]) -> dict[str, Any]:
@@ -228,7 +230,7 @@ def curve_unit(*, case: Mapping[str, Any]) -> dict[str, Any]:
     models = local_models(silos, config, scaling, grades=world.grades)
     blank = State(0, first_model(config, scaling, world.grades), scaling)
     start = State(0, averaged(models), scaling)
-    found: dict[str, Any] = {
+    curves: dict[str, Any] = {
         "epochs": [STRIDE * (at + 1) for at in range(config.rounds)],
         "Local": [],
         "Local+": [],
@@ -239,14 +241,14 @@ def curve_unit(*, case: Mapping[str, Any]) -> dict[str, Any]:
         guesses = guess(models[at], rows, Labelling("soft"), world.grades)
         again = list(_passes(models[at], joint_rows(rows, guesses, 0.1), config, at))
         for way, path in (("Local", alone), ("Local+", again)):
-            found[way].append([_by_silo(world, model, scaling)[name] for model in path])
+            curves[way].append([_by_silo(world, model, scaling)[name] for model in path])
     labelled = replace(config, labelling=LABELLINGS["CS-F-LTR"])
     for way, using, first in (("Global", config, blank), ("CS-F-LTR", labelled, start)):
         states: list[State] = []
         cotrain(silos, using, grades=world.grades, start=first, remember=states.append)
         values = [_by_silo(world, state.parameters, scaling) for state in states]
-        found[way] = [[value[name] for value in values] for name in tables.inside]
-    return {**found, "silos": list(tables.inside)}
+        curves[way] = [[value[name] for value in values] for name in tables.inside]
+    return {**curves, "silos": list(tables.inside)}
 
 
 def _passes(
@@ -264,8 +266,8 @@ def _by_silo(world: DealtSilos, model: Mapping[str, NDArray[Any]], scaling: Scal
     table = world.tables["private"].ranked[2]
     values = world.evaluated(table, scores_of(dict(model), scaling(table)), 2).per_query("nDCG@10")
     homes = dict(zip(world.corpus.queries.ids, world.corpus.queries.silos.tolist(), strict=True))
-    found = {}
+    means = {}
     for at, name in enumerate(world.names):
         own = [value for query, value in values.items() if homes[query] == at]
-        found[name] = float(np.mean(own)) if own else float("nan")
-    return found
+        means[name] = float(np.mean(own)) if own else float("nan")
+    return means

@@ -34,25 +34,27 @@ class ReverseTopK:
         """Keep the α·K largest positive values of every cell; of equal ones the earlier documents."""
         if k < 1 or factor < 1:
             raise ConfigError(f"α = {factor} and K = {k}", key="k", expected="whole numbers from 1")
-        held = np.flatnonzero(noisy.values > 0)
-        document = np.repeat(np.arange(len(noisy)), np.diff(noisy.offsets))[held]
-        cells, values = noisy.cells[held].astype(np.int64), noisy.values[held]
+        positive = np.flatnonzero(noisy.values > 0)
+        document = np.repeat(np.arange(len(noisy)), np.diff(noisy.offsets))[positive]
+        cells, values = noisy.cells[positive].astype(np.int64), noisy.values[positive]
         order = np.lexsort((document, -values, cells))
         offsets = offsets_of(cells, noisy.family.size)
         rank = np.arange(len(order)) - offsets[cells[order]]
-        kept = order[rank < k * factor]
-        documents, chosen = frozen(document[kept]), frozen(values[kept])
-        return cls(noisy.family, offsets_of(cells[kept], noisy.family.size), documents, chosen)
+        best = order[rank < k * factor]
+        documents, chosen = frozen(document[best]), frozen(values[best])
+        return cls(noisy.family, offsets_of(cells[best], noisy.family.size), documents, chosen)
 
     def having(self, word: int, cells: IntArray, *, share: float = SHARE) -> tuple[IntArray, FloatArray]:
         """The documents that a word's cells list often enough, and their counts."""
         rows = rows_of(self.offsets, cells[:, word])
         order = np.lexsort((self.values[rows], self.documents[rows]))
-        found, starts, times = np.unique(self.documents[rows][order], return_index=True, return_counts=True)
+        distinct, starts, times = np.unique(
+            self.documents[rows][order], return_index=True, return_counts=True
+        )
         values = self.values[rows][order].astype(np.float64)
         middles = (values[starts + (times - 1) // 2] + values[starts + times // 2]) / 2
         enough = times > share * self.family.rows
-        return found[enough], middles[enough]
+        return distinct[enough], middles[enough]
 
     def search(self, words: Ids, weights: FloatArray, *, k: int = DEPTH, share: float = SHARE) -> IntArray:
         """The K documents with the largest weighted sum of counts over a query's words, best first.
@@ -61,11 +63,11 @@ class ReverseTopK:
         """
         cells = self.family.of_vocabulary(words).cells
         parts = [(word, *self.having(word, cells, share=share)) for word in np.unique(words.codes).tolist()]
-        documents = np.concatenate([np.empty(0, np.int64), *(found for _, found, _ in parts)])
+        documents = np.concatenate([np.empty(0, np.int64), *(distinct for _, distinct, _ in parts)])
         scores = np.concatenate([np.empty(0), *(weights[word] * counts for word, _, counts in parts)])
-        found, back = np.unique(documents, return_inverse=True)
-        totals = np.bincount(back, scores, len(found))
-        best: IntArray = found[np.argsort(-totals, kind="stable")[:k]]
+        distinct, back = np.unique(documents, return_inverse=True)
+        totals = np.bincount(back, scores, len(distinct))
+        best: IntArray = distinct[np.argsort(-totals, kind="stable")[:k]]
         return best
 
     def __repr__(self) -> str:

@@ -115,8 +115,8 @@ class Row:
 class Outcome:
     """All units of a run, read as rows and curves."""
 
-    def __init__(self, found: Results, protocol: Protocol, seed: int) -> None:
-        self.found, self.protocol, self.seed = found, protocol, seed
+    def __init__(self, results: Results, protocol: Protocol, seed: int) -> None:
+        self.results, self.protocol, self.seed = results, protocol, seed
         self._rows: dict[tuple[str, str, str, str], Row] = {}
         for run, plan in plans(protocol).items():
             self._add_run(run, run.table, self._read(run, plan.seeds, "queries"))
@@ -146,7 +146,7 @@ class Outcome:
             [RunUnit(run, fold, self.seed + seed) for seed in range(seeds)]
             for fold in range(self.protocol.folds)
         ]
-        there = [[self.found[unit] for unit in fold if unit in self.found] for fold in units]
+        there = [[self.results[unit] for unit in fold if unit in self.results] for fold in units]
         return [fold for fold in there if fold]
 
     def _read(self, run: RunName, seeds: int, key: str) -> Runs:
@@ -183,8 +183,8 @@ class Outcome:
         others = [row for row in self.rows("1", mode) if row is not base]
         if base is None or not others:
             return {}
-        found = [paired_t(row.by_query(measure), base.by_query(measure)).p for row in others]
-        return {(row.row, row.variant): float(p) for row, p in zip(others, holm(found), strict=True)}
+        p_values = [paired_t(row.by_query(measure), base.by_query(measure)).p for row in others]
+        return {(row.row, row.variant): float(p) for row, p in zip(others, holm(p_values), strict=True)}
 
 
 def _curve(unit: Any, key: str) -> Sequence[float | None]:
@@ -222,8 +222,8 @@ def _table_1_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
     tests = {(mode, measure): outcome.p_values(mode, measure) for mode in MODES for measure in MEASURES}
     for row in outcome.rows("1"):
         for measure in MEASURES:
-            said = printed.TABLE_1.get((row.row, measure), (None, None))[0] if not row.variant else None
-            cell = row.cell(measure, data, said)
+            published = printed.TABLE_1.get((row.row, measure), (None, None))[0] if not row.variant else None
+            cell = row.cell(measure, data, published)
             yield cell
             facts: dict[str, Any] = {"mode": row.mode, "data": data, "variant": row.variant, "n": row.n}
             gap = outcome.gap(cell.value, measure)
@@ -294,7 +294,7 @@ def figure_5(protocol: Protocol, mode: Mode) -> list[RunName]:
 
 def holdings(outcome: Outcome, run: RunName) -> NDArray[np.int64] | None:
     """How many rows of every grade each silo held in the first fold."""
-    unit = outcome.found.get(RunUnit(run, 0, outcome.seed))
+    unit = outcome.results.get(RunUnit(run, 0, outcome.seed))
     return None if unit is None else np.array(unit["holdings"], np.int64)
 
 
@@ -356,15 +356,15 @@ def _peak(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
 def _growth_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
     for row in outcome.rows("A3"):
         yield row.cell(MAIN, data)
-    for found in growths(outcome):
-        told = {
-            f"{MAIN} round sd": found.restless,
-            "rounds": found.rounds,
-            "log10 norm": found.norm,
-            "log10 (1 - cosine)": found.turn,
+    for growth in growths(outcome):
+        values = {
+            f"{MAIN} round sd": growth.restless,
+            "rounds": growth.rounds,
+            "log10 norm": growth.norm,
+            "log10 (1 - cosine)": growth.turn,
         }
-        for measure, value in told.items():
-            yield Cell("A3", found.row, measure, value, "paper", data, variant=found.depth, n=found.folds)
+        for measure, value in values.items():
+            yield Cell("A3", growth.row, measure, value, "paper", data, variant=growth.depth, n=growth.folds)
 
 
 def _attack_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
@@ -388,8 +388,8 @@ def _attack_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
 def bad_weight(outcome: Outcome, row: Row) -> float | None:
     """The mean share of weight that silos with inverted grades had."""
     units = outcome.units(RunName("attack", "sound", row.row), outcome.protocol.seeds)
-    told = [unit["bad weight"] for fold in units for unit in fold if unit.get("bad weight")]
-    return float(np.mean(told)) if told else None
+    weights = [unit["bad weight"] for fold in units for unit in fold if unit.get("bad weight")]
+    return float(np.mean(weights)) if weights else None
 
 
 @dataclass(frozen=True)
@@ -417,26 +417,26 @@ class Overrun:
 
 def overruns(outcome: Outcome) -> dict[str, Overrun]:
     """Every row that went through bad rounds."""
-    found = {}
+    by_row = {}
     for row in all_bad(outcome.protocol):
         folds = outcome.units(overrun_name(row), 1)
         units = [unit for fold in folds for unit in fold]
         if units:
             curves, released = (stacked([[unit[key]] for unit in units]) for key in ("curve", "released"))
             memory = float(np.mean([unit["memory weight"] for unit in units]))
-            found[row] = Overrun(units[0]["good rounds"], curves, released, memory)
-    return found
+            by_row[row] = Overrun(units[0]["good rounds"], curves, released, memory)
+    return by_row
 
 
 def _overrun_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
-    for row, found in overruns(outcome).items():
-        told = {
-            "before": found.at(0),
-            "after one bad round": found.at(1),
-            f"after {found.bad} bad rounds": found.at(found.bad),
-            f"released after {found.bad} bad rounds": found.at(found.bad, released=True),
+    for row, overrun in overruns(outcome).items():
+        curves = {
+            "before": overrun.at(0),
+            "after one bad round": overrun.at(1),
+            f"after {overrun.bad} bad rounds": overrun.at(overrun.bad),
+            f"released after {overrun.bad} bad rounds": overrun.at(overrun.bad, released=True),
         }
         about: dict[str, Any] = {"table": "overrun", "row": row, "mode": "sound", "data": data}
-        for measure, values in told.items():
+        for measure, values in curves.items():
             yield Cell.over_folds(values.tolist(), measure=f"{MAIN} {measure}", **about)
-        yield Cell(measure="weight of the memory", value=found.memory, n=len(found.curves), **about)
+        yield Cell(measure="weight of the memory", value=overrun.memory, n=len(overrun.curves), **about)

@@ -56,10 +56,10 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     protocol = protocol_for(runs.fold_of(config.data, 0), config.scale, folds=runs.count_folds(config.data))
     for number, fault in FedRisk.paper().faults().items():
         logger.warning("paper mode, known fault %s: %s", number, fault)
-    found: dict[RunUnit, Any] = {}
+    results: dict[RunUnit, Any] = {}
     for label, work, units in _work(config, protocol):
-        found |= notebook.compute(work, units, label=label, workers=workers)
-    outcome = Outcome(found, protocol, config.seed)
+        results |= notebook.compute(work, units, label=label, workers=workers)
+    outcome = Outcome(results, protocol, config.seed)
     data = Path(config.data).name
     cells = tuple(all_cells(outcome, data))
     page = report(outcome, data)
@@ -73,15 +73,15 @@ def table_rows(protocol: Protocol) -> tuple[str, ...]:
 
 
 def _work(config: Config, protocol: Protocol) -> Iterator[tuple[str, Work, list[Unit]]]:
-    known, asked = table_rows(protocol), config.only
-    for name in asked:
+    known, requested = table_rows(protocol), config.only
+    for name in requested:
         if name not in known:
             raise ConfigError(f"Table 1 has no row {name!r}", key=name, value=name, known=known)
     about: dict[str, Any] = {"data": config.data, "protocol": protocol}
     folds = range(protocol.folds)
 
     def wanted(*rows: str) -> bool:
-        return not asked or any(row in asked for row in rows)
+        return not requested or any(row in requested for row in rows)
 
     yield "training", runs.federated, list(_training(config, protocol))
     central = [
@@ -105,7 +105,7 @@ def _work(config: Config, protocol: Protocol) -> Iterator[tuple[str, Work, list[
         )
         for row in all_bad(protocol)
         for fold in folds
-        if not asked
+        if not requested
     ]
     yield "rounds of bad silos only", runs.overrun, overrun
 

@@ -58,7 +58,7 @@ class Protocol:
     """Rounds of the runs that show what alpha_mix = beta_mix = 1 does."""
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """For titles."""
         seeds = f" × {self.seeds} seeds" if self.seeds > 1 else ""
         some = "" if self.queries is None else f", the first {self.queries} training queries of a fold"
@@ -124,12 +124,12 @@ class RunName:
 @cache
 def plans(protocol: Protocol) -> Mapping[RunName, Plan]:
     """Every run by name."""
-    found: dict[RunName, Plan] = {}
+    all_plans: dict[RunName, Plan] = {}
     for mode in MODES:
-        found |= _table_1(protocol, mode)
-        found |= _figure_2(protocol, mode)
-        found |= _figure_5(protocol, mode)
-    return found | _ours(protocol) | _ablations(protocol) | _attacked(protocol)
+        all_plans |= _table_1(protocol, mode)
+        all_plans |= _figure_2(protocol, mode)
+        all_plans |= _figure_5(protocol, mode)
+    return all_plans | _ours(protocol) | _ablations(protocol) | _attacked(protocol)
 
 
 def _config(protocol: Protocol, mode: Mode, strategy: StrategyOptions) -> FaultyConfig:
@@ -194,20 +194,20 @@ def strategies(mode: Mode) -> dict[str, StrategyOptions]:
 
 
 def _table_1(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
-    shown = ("FedAvg", "FedProx", "FedRisk")
-    found = {
+    plotted = ("FedAvg", "FedProx", "FedRisk")
+    plans = {
         RunName("1", mode, row): Plan(
             mode,
             _config(protocol, mode, strategy),
             protocol.seeds,
-            curve=row in shown,
+            curve=row in plotted,
             cuts=row == "FedAvg",
         )
         for row, strategy in strategies(mode).items()
     }
     momentum = _config(protocol, mode, StrategyOptions("fedavgm"))
-    found[RunName("1", mode, "FedAvgM", "momentum 0.9")] = Plan(mode, momentum, protocol.seeds, curve=False)
-    return found
+    plans[RunName("1", mode, "FedAvgM", "momentum 0.9")] = Plan(mode, momentum, protocol.seeds, curve=False)
+    return plans
 
 
 def _ours(protocol: Protocol) -> dict[RunName, Plan]:
@@ -257,12 +257,12 @@ def _figure_5(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
         else:
             strategy = StrategyOptions(server="convex" if beta else "average", momentum=beta)
         rows[f"({alpha:g}, {beta:g})"] = _config(fewer, mode, strategy)
-    found = {RunName("fig5", mode, "FedRisk", pair): Plan(mode, config) for pair, config in rows.items()}
+    plans = {RunName("fig5", mode, "FedRisk", pair): Plan(mode, config) for pair, config in rows.items()}
     average = _config(fewer, mode, StrategyOptions("fedavg"))
-    found[RunName("fig5", mode, "FedAvg", "IID")] = Plan(mode, _alike(average, mode))
+    plans[RunName("fig5", mode, "FedAvg", "IID")] = Plan(mode, _alike(average, mode))
     prox = _config(fewer, mode, StrategyOptions("fedprox", proximal=0.9))
-    found[RunName("fig5", mode, "FedProx")] = Plan(mode, prox)
-    return found
+    plans[RunName("fig5", mode, "FedProx")] = Plan(mode, prox)
+    return plans
 
 
 def _ablations(protocol: Protocol) -> dict[RunName, Plan]:
@@ -297,7 +297,7 @@ def _attacked(protocol: Protocol) -> dict[RunName, Plan]:
         "mean probe error": _without_georisk(),
         "FedAvg with the probe": StrategyOptions("fedavg-probe"),
     }
-    found = {
+    plans = {
         RunName("attack", "sound", row): Plan(
             "sound", replace(clean, strategy=strategy, faults=(ATTACK,)), protocol.seeds, curve=False
         )
@@ -306,8 +306,8 @@ def _attacked(protocol: Protocol) -> dict[RunName, Plan]:
     for row in ("FedAvg", "default"):
         config = replace(clean, strategy=rows[row])
         plan = Plan("sound", config, protocol.seeds, honest=True, curve=False)
-        found[RunName("attack", "sound", f"{row}, honest silos only")] = plan
-    return found
+        plans[RunName("attack", "sound", f"{row}, honest silos only")] = plan
+    return plans
 
 
 def all_bad(protocol: Protocol) -> Mapping[str, FaultyConfig]:

@@ -30,8 +30,8 @@ class Curve:
     @property
     def rounds(self) -> Floats:
         """The rounds that are shown, from 1."""
-        shown: Floats = 1.0 + np.flatnonzero(np.isfinite(self.folds).all(axis=0)).astype(np.float64)
-        return shown
+        rounds: Floats = 1.0 + np.flatnonzero(np.isfinite(self.folds).all(axis=0)).astype(np.float64)
+        return rounds
 
     @property
     def known(self) -> Floats:
@@ -62,8 +62,8 @@ def _draw(axes: Any, name: str, curve: Curve) -> None:
     style = {"color": f"C{curve.colour}", "linestyle": "--" if curve.dashed else "-"}
     axes.plot(curve.rounds, curve.known.mean(axis=0), label=name, linewidth=1.5, **style)
     if curve.band and len(curve.known) > 1:
-        found = [fold_interval(column) for column in curve.known.T]
-        low, high = [one.low for one in found], [one.high for one in found]
+        intervals = [fold_interval(column) for column in curve.known.T]
+        low, high = [one.low for one in intervals], [one.high for one in intervals]
         axes.fill_between(curve.rounds, low, high, color=f"C{curve.colour}", alpha=0.13, lw=0)
 
 

@@ -128,8 +128,12 @@ class _Tables(Writer):
         names = dict.fromkeys((row.row, row.variant) for mode in MODES for row in self._ordered(mode))
         lines = []
         for name, variant in names:
-            said = None if variant else printed.TABLE_1.get((name, measure))
-            line: list[Shown] = [name, variant, None if said is None else f"{said[0]} ± {said[1]}"]
+            published = None if variant else printed.TABLE_1.get((name, measure))
+            line: list[Shown] = [
+                name,
+                variant,
+                None if published is None else f"{published[0]} ± {published[1]}",
+            ]
             for mode in MODES:
                 row = self.outcome.row("1", mode, name, variant)
                 line.append(None if row is None else self.estimate(row, measure))
@@ -147,27 +151,27 @@ class _Tables(Writer):
         return sorted(self.outcome.rows("1", mode), key=lambda row: order.get(row.row, len(order)))
 
     def verdicts(self) -> Iterator[str]:
-        found = self.outcome
-        default, central = (found.row("1", "sound", name) for name in ("default", CENTRAL))
+        outcome = self.outcome
+        default, central = (outcome.row("1", "sound", name) for name in ("default", CENTRAL))
         if default is not None and central is not None:
             means = {"default": default.mean(MAIN), "central": central.mean(MAIN)}
             yield PROSE("default_row", measure=MAIN, gap=self.gap(default, MAIN), **means)
         trees, pooled = (
-            found.row("1", "sound", name) for name in ("federated LambdaMART", "LambdaMART, centralised")
+            outcome.row("1", "sound", name) for name in ("federated LambdaMART", "LambdaMART, centralised")
         )
         if trees is not None and pooled is not None:
             yield PROSE("trees", federated=trees.mean(MAIN), pooled=pooled.mean(MAIN))
         yield from self.georisk("1", "With honest silos")
         same = (BASELINE, "FedOpt", "FedAvgM")
-        rows = [found.row("1", mode, name) for mode in MODES for name in same]
+        rows = [outcome.row("1", mode, name) for mode in MODES for name in same]
         if all(row is not None for row in rows):
             figures = {round(row.mean(MAIN), 6) for row in rows[:3] if row is not None}
-            said = [printed.TABLE_1[name, MAIN][0] for name in same]
-            yield PROSE("one_algorithm", one_figure=len(figures) == 1, printed=said)
-        features = [result["feature"] for unit, result in found.found.items() if unit.run == REFERENCED]
+            published = [printed.TABLE_1[name, MAIN][0] for name in same]
+            yield PROSE("one_algorithm", one_figure=len(figures) == 1, printed=published)
+        features = [result["feature"] for unit, result in outcome.results.items() if unit.run == REFERENCED]
         if features:
             yield PROSE("best_feature", features=features)
-        if not any(found.rows("1", "sound")) or found.row("1", "sound", "LightGBM") is None:
+        if not any(outcome.rows("1", "sound")) or outcome.row("1", "sound", "LightGBM") is None:
             yield PROSE("no_trees")
 
     # Figures
@@ -189,15 +193,15 @@ class _Tables(Writer):
                 self._add(curves, row, run)
             yield from self._plotted(curves, f"Figure 4, {mode} mode", MAIN)
             for row, run in figure_4(mode).items():
-                found = self.outcome.curves(run)
-                if found.size:
+                folds = self.outcome.curves(run)
+                if folds.size:
                     yield PROSE(
                         "curve_end",
                         row=row,
                         mode=mode,
-                        last=100 * last(found).mean(),
+                        last=100 * last(folds).mean(),
                         rounds=LAST,
-                        restless=restlessness(found),
+                        restless=restlessness(folds),
                     )
 
     def mixes(self) -> Iterator[Part]:
@@ -222,9 +226,9 @@ class _Tables(Writer):
     def _add(
         self, curves: dict[str, Curve], name: str, run: RunName, *, key: str = "curve", **style: Any
     ) -> None:
-        found = self.outcome.curves(run, key)
-        if found.size:
-            curves[name] = Curve(100 * found, **{"colour": len(curves), **style})
+        folds = self.outcome.curves(run, key)
+        if folds.size:
+            curves[name] = Curve(100 * folds, **{"colour": len(curves), **style})
 
     def _plotted(self, curves: Mapping[str, Curve], title: str, y: str) -> Iterator[Plot]:
         if curves:
@@ -233,18 +237,18 @@ class _Tables(Writer):
             yield curves_plot(curves, y=f"{y} (×100)", caption=caption, levels=levels)
 
     def time(self) -> Iterator[Part]:
-        found: dict[tuple[str, str], list[float]] = {}
-        for unit, result in self.outcome.found.items():
+        by_row: dict[tuple[str, str], list[float]] = {}
+        for unit, result in self.outcome.results.items():
             run = unit.run
             row = f"{run.row} {run.variant}".strip() + f", {run.mode} mode" if run.table == "1" else ""
             kind = f"{CENTRAL} {run.mode}" if run.table == "central" else _KINDS.get(run.table, run.table)
-            found.setdefault((kind, row), []).append(result["seconds"])
+            by_row.setdefault((kind, row), []).append(result["seconds"])
         lines = [
-            (kind, row, len(seconds), sum(seconds), max(seconds)) for (kind, row), seconds in found.items()
+            (kind, row, len(seconds), sum(seconds), max(seconds)) for (kind, row), seconds in by_row.items()
         ]
-        clock = sum(unit["seconds"] for unit in self.outcome.found.values())
-        processor = sum(unit["processor"] for unit in self.outcome.found.values())
-        yield PROSE("time", units=len(self.outcome.found), clock=clock, processor=processor)
+        clock = sum(unit["seconds"] for unit in self.outcome.results.values())
+        processor = sum(unit["processor"] for unit in self.outcome.results.values())
+        yield PROSE("time", units=len(self.outcome.results), clock=clock, processor=processor)
         header = ("what", "row", "units", "seconds together", "the longest")
         yield Table(header, tuple(lines), f"Time by the clock ({self.where})", (), 1)
 

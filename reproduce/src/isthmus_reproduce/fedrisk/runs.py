@@ -97,10 +97,10 @@ def timed(work: Callable[..., Result]) -> Callable[..., Result]:
     def measured(**arguments: Any) -> Result:
         clock, processor = time.perf_counter(), time.process_time()
         with _once_is_enough():
-            found = work(**arguments)
-        found["seconds"] = round(time.perf_counter() - clock, 3)
-        found["processor"] = round(time.process_time() - processor, 3)
-        return found
+            result = work(**arguments)
+        result["seconds"] = round(time.perf_counter() - clock, 3)
+        result["processor"] = round(time.process_time() - processor, 3)
+        return result
 
     return measured
 
@@ -128,16 +128,16 @@ def federated(*, data: str, protocol: Protocol, run: RunName, fold: int, seed: i
     cuts = _Cuts(tables.test, config) if chosen.cuts else None
     watched = tables.test if chosen.curve else _few(tables.validation)
     trained = train(config, replace(tables, validation=watched), watch=cuts)
-    found = _told(trained, tables.test)
+    result = _result(trained, tables.test)
     if not chosen.curve:
-        del found["curve"]
+        del result["curve"]
     if cuts is not None:
-        found["cuts"] = cuts.curves
+        result["cuts"] = cuts.curves
     if chosen.config.faults and any(record.weights for record in trained.history):
-        found["bad weight"] = _weight_of_bad(trained.history, config)
+        result["bad weight"] = _weight_of_bad(trained.history, config)
     if fold == 0 and trained.label_counts is not None:
-        found["holdings"] = trained.label_counts.counts.tolist()
-    return found
+        result["holdings"] = trained.label_counts.counts.tolist()
+    return result
 
 
 def _few(letor: Letor) -> Letor:
@@ -145,13 +145,13 @@ def _few(letor: Letor) -> Letor:
     return letor[np.flatnonzero(highest_grades(letor) > 0)[:10]]
 
 
-def _told(trained: Training, test: Letor) -> Result:
+def _result(trained: Training, test: Letor) -> Result:
     ranker, history = trained.ranker, trained.history
-    found: Result = {"queries": by_query(test, _scores(ranker, test))}
+    result: Result = {"queries": by_query(test, _scores(ranker, test))}
     if ranker.scoring == "argmax":
         expected = MLP.of(ranker.parameters_, ranker.scaling_)
-        found["expected grade"] = by_query(test, _scores(expected, test))
-    return found | {
+        result["expected grade"] = by_query(test, _scores(expected, test))
+    return result | {
         "curve": [_rounded(record.measure) for record in history],
         "norm": [_rounded(record.norm) for record in history],
         "turn": [_turn(record) for record in history],
@@ -175,8 +175,8 @@ def _scores(ranker: MLP, test: Letor) -> NDArray[np.float64]:
 
 def by_query(test: Letor, scores: NDArray[np.float64]) -> dict[str, list[float | None]]:
     """Every measure of every query; none where a query does not count."""
-    found = evaluate(test.qrels(), test.run(scores), list(MEASURES.values()))
-    values = {name: found.values[found.resolve(said)] for name, said in MEASURES.items()}
+    evaluation = evaluate(test.qrels(), test.run(scores), list(MEASURES.values()))
+    values = {name: evaluation.values[evaluation.resolve(measure)] for name, measure in MEASURES.items()}
     return {
         name: [None if np.isnan(value) else round(float(value), 6) for value in array]
         for name, array in values.items()
@@ -210,11 +210,11 @@ def honest_only(tables: Fold, config: FaultyConfig) -> tuple[Fold, FaultyConfig]
         replace(part, queries=tuple(f"{silo}/{query}" for query in part.queries))
         for silo, part in ((silo, dealt.part(tables.train, silo)) for silo in honest.tolist())
     ]
-    kept = replace(tables, train=Letor.concat(parts))
-    rest, _ = held_back(kept, config)  # a small silo may lose all its queries to the probe
+    honest_tables = replace(tables, train=Letor.concat(parts))
+    rest, _ = held_back(honest_tables, config)  # a small silo may lose all its queries to the probe
     left = len({query.partition("/")[0] for query in rest.train.queries})
     rounds = replace(config.rounds, silos=min(config.rounds.silos, left))
-    return kept, replace(config, dealing=Dealing("site", silos=left), rounds=rounds)
+    return honest_tables, replace(config, dealing=Dealing("site", silos=left), rounds=rounds)
 
 
 def _weight_of_bad(history: Sequence[RoundRecord], config: FaultyConfig) -> float:
@@ -263,8 +263,8 @@ def central(*, data: str, protocol: Protocol, mode: Mode, fold: int, seed: int) 
         ranker = MLP(seed=seed).fit(tables.train, validation=tables.validation)
         return {"queries": by_query(tables.test, ranker.score(tables.test))}
     passes = round(protocol.rounds * 5 * protocol.per_round / protocol.silos)
-    told = paper_training(max(1, passes))
-    ranker = MLP((), training=told, scaling="none", scoring="argmax", seed=seed).fit(tables.train)
+    recipe = paper_training(max(1, passes))
+    ranker = MLP((), training=recipe, scaling="none", scoring="argmax", seed=seed).fit(tables.train)
     expected = MLP.of(ranker.parameters_, ranker.scaling_)
     return {
         "queries": by_query(tables.test, _scores(ranker, tables.test)),

@@ -39,7 +39,7 @@ class Writer:
 
     def __init__(self, outcome: Outcome, data: str) -> None:
         self.outcome, self.data = outcome, data
-        self.where = f"{data}; {outcome.protocol.told}"
+        self.where = f"{data}; {outcome.protocol.description}"
 
     def estimate(self, row: Row, measure: str) -> Estimate:
         """The mean of a row with its interval."""
@@ -53,8 +53,8 @@ class Writer:
     def levels(self) -> dict[str, float]:
         """What curves of the main measure are compared with."""
         levels = {"centralised (sound)": CENTRAL, "best single feature": SINGLE, "random ranker": RANDOM}
-        found = {shown: self.outcome.row("1", "sound", name) for shown, name in levels.items()}
-        return {shown: row.mean(MAIN) for shown, row in found.items() if row is not None}
+        rows = {label: self.outcome.row("1", "sound", name) for label, name in levels.items()}
+        return {label: row.mean(MAIN) for label, row in rows.items() if row is not None}
 
     def georisk(self, table: str, when: str) -> Iterator[str]:
         """What the formula is worth beside the plain mean of the same probe errors."""
@@ -71,17 +71,18 @@ class Trials(Writer):
     """The sections on growth and on bad silos."""
 
     def growth(self) -> Iterator[Part]:
-        found = list(growths(self.outcome))
-        if not found:
+        all_growths = list(growths(self.outcome))
+        if not all_growths:
             return
         rounds = self.outcome.protocol.growth
         yield PROSE("doubling")
         yield from self._growth_plots()
         header = ("row", "model", "rounds", MAIN, "round sd", "log10 ‖θ‖", "log10 (1 − cos)")
         lines = [
-            (one.row, one.depth, one.rounds, one.ndcg, one.restless, one.norm, one.turn) for one in found
+            (one.row, one.depth, one.rounds, one.ndcg, one.restless, one.norm, one.turn)
+            for one in all_growths
         ]
-        title = f"Ablations, paper mode, at most {rounds} rounds, {found[0].folds} folds ({self.data})"
+        title = f"Ablations, paper mode, at most {rounds} rounds, {all_growths[0].folds} folds ({self.data})"
         yield Table(header, tuple(lines), title, (PROSE("note_ablations"),), 2)
         yield from self._explained()
 
@@ -95,10 +96,10 @@ class Trials(Writer):
             curves = {}
             for colour, depth in enumerate(DEPTHS):
                 for row, dashed in (("(1, 1)", False), (BASELINE, True)):
-                    found = self.outcome.curves(RunName("A3", "paper", row, depth), key)
-                    if found.size:
+                    folds = self.outcome.curves(RunName("A3", "paper", row, depth), key)
+                    if folds.size:
                         named = f"{row}, {depth}"
-                        curves[named] = Curve(scale(found), colour, dashed=dashed, band=False)
+                        curves[named] = Curve(scale(folds), colour, dashed=dashed, band=False)
             caption = f"alpha_mix = beta_mix = 1 beside FedAvg, paper mode: {label} ({self.data})"
             yield curves_plot(curves, y=label, caption=caption)
 
@@ -152,10 +153,10 @@ class Trials(Writer):
         note = PROSE("note_collapsed", share=COLLAPSED, runs=rows[0].n)
         yield Table(header, tuple(lines), title, (note, PROSE("note_probe")), 3)
         yield from self.georisk("attack", "With three silos in ten inverted")
-        yield from self._kept()
+        yield from self._honest_share()
 
-    def _kept(self) -> Iterator[str]:
-        """What the default keeps of the honest silos' models."""
+    def _honest_share(self) -> Iterator[str]:
+        """nDCG of the default under attack beside that of honest silos alone."""
         names = ("default", HONEST, "default, honest silos only")
         default, honest, twin = (self.outcome.row("attack", "sound", name) for name in names)
         if default is None or honest is None or twin is None:
@@ -164,11 +165,11 @@ class Trials(Writer):
         yield PROSE("honest_share", runs=default.n, worst=default.worst(MAIN), **means)
 
     def overrun(self) -> Iterator[Part]:
-        found = overruns(self.outcome)
-        if not found:
+        by_row = overruns(self.outcome)
+        if not by_row:
             return
-        some = next(iter(found.values()))
-        curves = {row: Curve(100 * one.curves, at) for at, (row, one) in enumerate(found.items())}
+        some = next(iter(by_row.values()))
+        curves = {row: Curve(100 * one.curves, at) for at, (row, one) in enumerate(by_row.items())}
         caption = (
             f"From round {some.good + 1} on all silos are bad: {MAIN} of the global model ({self.where})"
         )
@@ -188,14 +189,14 @@ class Trials(Writer):
                 float(one.at(one.bad, released=True).mean()),
                 one.memory or None,
             )
-            for row, one in found.items()
+            for row, one in by_row.items()
         ]
         title = f"{MAIN} through rounds in which every silo has inverted grades ({self.data})"
         yield Table(header, tuple(table), title, (PROSE("note_overrun"),), 2)
-        yield self._survived(found)
+        yield self._survived(by_row)
 
     @staticmethod
-    def _survived(found: Mapping[str, Overrun]) -> str:
+    def _survived(by_row: Mapping[str, Overrun]) -> str:
         """What a bad round costs, and what all of them do."""
         rows = {"default": "default", "plain": "FedRisk", "bare": "default without memory"}
 
@@ -203,7 +204,7 @@ class Trials(Writer):
             return float((one.at(0) - one.at(place)).mean())
 
         costs = {
-            name: {"one": lost(found[row], 1), "all": lost(found[row], found[row].bad)}
+            name: {"one": lost(by_row[row], 1), "all": lost(by_row[row], by_row[row].bad)}
             for name, row in rows.items()
         }
-        return PROSE("survived", rounds=found["default"].bad, **costs)
+        return PROSE("survived", rounds=by_row["default"].bad, **costs)

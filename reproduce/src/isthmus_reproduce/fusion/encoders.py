@@ -147,5 +147,5 @@ def _contrast(
 
 def _softmax(logits: Vectors) -> Vectors:
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    chances: Vectors = shifted / shifted.sum(axis=1, keepdims=True)
-    return chances
+    probabilities: Vectors = shifted / shifted.sum(axis=1, keepdims=True)
+    return probabilities

@@ -102,11 +102,11 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     for name in names:
         texts = label_fold(name, 0, seed=config.seed, most=config.most).texts
         encoder(texts, label=f"encoding the texts of {_short(name)}")
-    found: dict[Piece, Any] = {}
+    results: dict[Piece, Any] = {}
     for label, work, units in _work(config, names):
-        found |= notebook.compute(work, units, label=label, workers=workers)
-    cells = tuple(_all_cells(names, found, config))
-    page = _page(names, found, cells, config)
+        results |= notebook.compute(work, units, label=label, workers=workers)
+    cells = tuple(_all_cells(names, results, config))
+    page = _page(names, results, cells, config)
     return notebook.publish(cells, page)
 
 
@@ -127,13 +127,13 @@ def _short(name: str) -> str:
 
 
 def _work(config: Config, names: Sequence[str]) -> Iterator[tuple[str, Any, list[Unit]]]:
-    folds, given = range(config.folds), {"seed": config.seed, "most": config.most}
+    folds, settings = range(config.folds), {"seed": config.seed, "most": config.most}
     pairs = [(name, fold) for name in names for fold in folds]
     yield (
         "the paper's two retrievers",
         two_retrievers,
         [
-            Unit(Piece(_short(name), fold, mode), {"data": name, "fold": fold, "mode": mode, **given})
+            Unit(Piece(_short(name), fold, mode), {"data": name, "fold": fold, "mode": mode, **settings})
             for name, fold in pairs
             for mode in MODES
             if name != "trec" or mode == "sound"  # TREC is not among the paper's sets
@@ -143,45 +143,45 @@ def _work(config: Config, names: Sequence[str]) -> Iterator[tuple[str, Any, list
         "the default",
         default_stack,
         [
-            Unit(Piece(_short(name), fold, "default"), {"data": name, "fold": fold, **given})
+            Unit(Piece(_short(name), fold, "default"), {"data": name, "fold": fold, **settings})
             for name, fold in pairs
         ],
     )
 
 
-def _of(found: Results, name: str, kind: Kind, config: Config) -> list[Any]:
+def _of(results: Results, name: str, kind: Kind, config: Config) -> list[Any]:
     """The results of one kind, fold by fold."""
     pieces = (Piece(_short(name), fold, kind) for fold in range(config.folds))
-    return [found[piece] for piece in pieces if piece in found]
+    return [results[piece] for piece in pieces if piece in results]
 
 
-def _folds(found: Results, name: str, mode: Mode, config: Config) -> list[Fold]:
+def _folds(results: Results, name: str, mode: Mode, config: Config) -> list[Fold]:
     """What the paper's two retrievers came to, fold by fold."""
-    return [Fold(result) for result in _of(found, name, mode, config)]
+    return [Fold(result) for result in _of(results, name, mode, config)]
 
 
-def _all_cells(names: Sequence[str], found: Results, config: Config) -> Iterator[Cell]:
+def _all_cells(names: Sequence[str], results: Results, config: Config) -> Iterator[Cell]:
     for name in names:
         short = _short(name)
         for mode in MODES:
-            folds = _folds(found, name, mode, config)
+            folds = _folds(results, name, mode, config)
             if folds:
                 yield from _calibration_cells(short, mode, folds)
                 yield from _figure_cells(short, mode, folds)
                 yield from _fusion_cells(short, mode, folds)
-        yield from _default_cells(short, _of(found, name, "default", config))
+        yield from _default_cells(short, _of(results, name, "default", config))
     if config.data == "all":
         yield from _absent_cells()
 
 
 def _absent_cells() -> Iterator[Cell]:
     """What the paper prints for ACM, whose data are absent: no figure of ours stands beside it."""
-    for (data, part, row, measure), said in printed.HEAD_TAIL.items():
+    for (data, part, row, measure), published in printed.HEAD_TAIL.items():
         if data == ABSENT:
-            yield Cell("IV", row, measure, float("nan"), "paper", data, part=part, n=0, paper=said)
-    for (data, row, measure), said in printed.OVERALL.items():
+            yield Cell("IV", row, measure, float("nan"), "paper", data, part=part, n=0, paper=published)
+    for (data, row, measure), published in printed.OVERALL.items():
         if data == ABSENT:
-            yield Cell("V", row, measure, float("nan"), "paper", data, n=0, paper=said)
+            yield Cell("V", row, measure, float("nan"), "paper", data, n=0, paper=published)
 
 
 def _calibration_cells(data: str, mode: Mode, folds: Sequence[Fold]) -> Iterator[Cell]:
@@ -194,19 +194,19 @@ def _calibration_cells(data: str, mode: Mode, folds: Sequence[Fold]) -> Iterator
         errors: dict[str, float] = {}
         for calibration in CALIBRATIONS:
             for measure, value in _honest(_sums(folds, retriever, calibration, part), PAPER_BINS).items():
-                said = printed.CALIBRATION_ERROR.get((retriever, calibration, measure))
+                published = printed.CALIBRATION_ERROR.get((retriever, calibration, measure))
                 facts: dict[str, Any] = {"part": part, "n": len(folds)}
-                facts["paper"] = said if data == "reuters" else None
+                facts["paper"] = published if data == "reuters" else None
                 cell = Cell(table, calibration, measure, value, mode, data, **facts)
                 yield cell
-                if calibration in TOLD_TWICE and said is not None:
+                if calibration in TOLD_TWICE and published is not None:
                     yield replace(cell, table="VI", variant=retriever)
                     errors[f"{calibration} {measure}"] = value
         if f"{TOLD_TWICE[1]} ECE" in errors:
             before, after = (errors[f"{row} ECE"] for row in TOLD_TWICE)
-            said = printed.ECE_REDUCTION[retriever] if data == "reuters" else None
+            published = printed.ECE_REDUCTION[retriever] if data == "reuters" else None
             reduced = 100 * (1 - after / before) if before > 0 else float("nan")
-            facts = {"part": part, "variant": retriever, "n": len(folds), "paper": said}
+            facts = {"part": part, "variant": retriever, "n": len(folds), "paper": published}
             yield Cell("VI", TOLD_TWICE[1], "ECE reduction", reduced, mode, data, **facts)
 
 
@@ -224,8 +224,8 @@ def _figure_cells(data: str, mode: Mode, folds: Sequence[Fold]) -> Iterator[Cell
                 share = column if measure == "count" else column / np.maximum(pooled.count, 1)
                 for low, high, value in zip(pooled.edges[:-1], pooled.edges[1:], share, strict=True):
                     which, n = f"{retriever}, {low:.1f}-{high:.1f}", len(folds)
-                    shown = float(value)
-                    yield Cell("fig1", calibration, measure, shown, mode, data, part, which, n=n)
+                    number = float(value)
+                    yield Cell("fig1", calibration, measure, number, mode, data, part, which, n=n)
 
 
 def _part(mode: str) -> str:
@@ -265,16 +265,16 @@ def _fusion_cells(data: str, mode: Mode, folds: Sequence[Fold]) -> Iterator[Cell
             way = Way(calibration, "CombMNZ", "none")
             for measure in MEASURES[:6]:
                 alike = "P@1" if measure == "nDCG@1" else measure  # one label: they are equal
-                said = printed.HEAD_TAIL.get((data, part, calibration, alike))
+                published = printed.HEAD_TAIL.get((data, part, calibration, alike))
                 values = _values(folds, way, measure, part=part)
                 about = {"row": calibration, "measure": measure, "mode": mode, "data": data}
-                yield Cell.over_folds(values, table="IV", part=part, paper=said, **about)
+                yield Cell.over_folds(values, table="IV", part=part, paper=published, **about)
         for way in folds[0].ways(calibration):
             for measure in ("P@1", "psP@10", "nDCG@1", "nDCG@10", "psnDCG@10"):
-                said = printed.FUSIONS.get((*way, measure)) if data == "reuters" else None
+                published = printed.FUSIONS.get((*way, measure)) if data == "reuters" else None
                 about = {"row": calibration, "measure": measure, "mode": mode, "data": data}
                 values = _values(folds, way, measure)
-                yield Cell.over_folds(values, table="VII", variant=_named(way), paper=said, **about)
+                yield Cell.over_folds(values, table="VII", variant=_named(way), paper=published, **about)
         yield from _chosen_cells(data, mode, folds, calibration)
 
 
@@ -292,9 +292,9 @@ def _chosen_cells(data: str, mode: Mode, folds: Sequence[Fold], calibration: str
     """Tables V and VIII: what the chosen configuration reaches, beside the one printed as best."""
     ways = chosen(folds, calibration, mode, "psnDCG@1")
     for measure in MEASURES:
-        said = printed.OVERALL.get((data, calibration, measure))
+        published = printed.OVERALL.get((data, calibration, measure))
         values = _reached(folds, ways, measure)
-        facts: dict[str, Any] = {"measure": measure, "mode": mode, "data": data, "paper": said}
+        facts: dict[str, Any] = {"measure": measure, "mode": mode, "data": data, "paper": published}
         yield Cell.over_folds(values, table="V", row=calibration, variant=_told_ways(ways), **facts)
     ways = chosen(folds, calibration, mode, "nDCG@10")
     facts = {"table": "VIII", "row": calibration, "measure": "nDCG@10", "mode": mode, "data": data}
@@ -343,10 +343,10 @@ def _default_cells(data: str, folds: Sequence[Any]) -> Iterator[Cell]:
                 about = {"row": row, "measure": measure, "mode": "sound", "data": data}
                 yield Cell.over_folds(values, table="V", part=part, **about)
     for name in folds[0]["honesty"] if folds else ():
-        for scope, shown in (("all", "all pairs"), ("top1", "top 1")):
+        for scope, label in (("all", "all pairs"), ("top1", "top 1")):
             sums = [fold["honesty"][name][scope] for fold in folds]
             for measure, value in _honest(sums, BINS).items():
-                yield Cell("calibration", name, measure, value, "sound", data, variant=shown, n=len(folds))
+                yield Cell("calibration", name, measure, value, "sound", data, variant=label, n=len(folds))
 
 
 def _means(fold: Mapping[str, Any], run: str, part: str) -> list[Mapping[str, float]]:
@@ -355,27 +355,27 @@ def _means(fold: Mapping[str, Any], run: str, part: str) -> list[Mapping[str, fl
     return [record["means"] for record in records]
 
 
-def _page(names: Sequence[str], found: Results, cells: Sequence[Cell], config: Config) -> Page:
-    sections = [section for name in names for section in _sections(name, found, cells, config)]
+def _page(names: Sequence[str], results: Results, cells: Sequence[Cell], config: Config) -> Page:
+    sections = [section for name in names for section in _sections(name, results, cells, config)]
     if config.data == "all":
         mine = [cell for cell in cells if cell.data == ABSENT]
         sections.append(Section("ACM", (PROSE("absent"), cells_table(mine, "Tables IV and V, ACM"))))
-    lead = _lead(names, found, config)
+    lead = _lead(names, results, config)
     return Page("Calibrated rank fusion: printed, paper mode, sound mode", tuple(sections), lead)
 
 
-def _lead(names: Sequence[str], found: Results, config: Config) -> str:
+def _lead(names: Sequence[str], results: Results, config: Config) -> str:
     """What a reader must know before the first table."""
     return PROSE(
         "lead",
         folds=config.folds,
         most=config.most,
-        encoders=", ".join(Counter(one["encoder"] for one in found.values())),
+        encoders=", ".join(Counter(one["encoder"] for one in results.values())),
         trec="trec" in names,
     )
 
 
-def _sections(name: str, found: Results, cells: Sequence[Cell], config: Config) -> Iterator[Section]:
+def _sections(name: str, results: Results, cells: Sequence[Cell], config: Config) -> Iterator[Section]:
     short = _short(name)
     mine = [cell for cell in cells if cell.data == short]
     titles = {
@@ -388,39 +388,39 @@ def _sections(name: str, found: Results, cells: Sequence[Cell], config: Config) 
         "VIII": "Table VIII: which configuration is best by nDCG@10",
     }
     for table, title in titles.items():
-        shown = [cell for cell in mine if cell.table == table]
-        yield Section(f"{title} ({short})", (cells_table(shown, f"{title}, {short}"),))
+        rows = [cell for cell in mine if cell.table == table]
+        yield Section(f"{title} ({short})", (cells_table(rows, f"{title}, {short}"),))
     yield Section(f"Honesty of probabilities ({short})", tuple(_honesty_parts(short, mine)))
-    yield Section(f"Figure 1: reliability ({short})", tuple(_diagrams(name, found, config)))
-    yield Section(f"What it says ({short})", tuple(_verdicts(name, found, mine, config)))
+    yield Section(f"Figure 1: reliability ({short})", tuple(_diagrams(name, results, config)))
+    yield Section(f"What it says ({short})", tuple(_verdicts(name, results, mine, config)))
 
 
 def _honesty_parts(short: str, cells: Sequence[Cell]) -> Iterator[str | Table]:
-    shown = [cell for cell in cells if cell.table == "calibration"]
+    rows = [cell for cell in cells if cell.table == "calibration"]
     yield PROSE("honesty", bins=BINS)
-    yield cells_table(shown, f"Calibration on test, {short}", digits=4)
+    yield cells_table(rows, f"Calibration on test, {short}", digits=4)
 
 
-def _diagrams(name: str, found: Results, config: Config) -> Iterator[Plot]:
+def _diagrams(name: str, results: Results, config: Config) -> Iterator[Plot]:
     for mode in MODES:
         part = _part(mode)
-        folds = _folds(found, name, mode, config)
+        folds = _folds(results, name, mode, config)
         for retriever in (SPARSE, DENSE):
             named = {}
-            for calibration, shown in zip(TOLD_TWICE, ("min-max scores", "QueryFeature"), strict=True):
+            for calibration, label in zip(TOLD_TWICE, ("min-max scores", "QueryFeature"), strict=True):
                 if sums := _sums(folds, retriever, calibration, part):
-                    named[shown] = _pooled(sums, PAPER_BINS)
+                    named[label] = _pooled(sums, PAPER_BINS)
             if named:
                 caption = f"{_short(name)}, {mode} mode, {part} labels: {retriever}"
                 yield reliability_diagram(named, caption=caption)
-    defaults = _of(found, name, "default", config)
+    defaults = _of(results, name, "default", config)
     fused = _pooled([fold["honesty"]["default"]["all"] for fold in defaults], BINS)
     caption = f"{_short(name)}, sound mode, all labels: the default's fused probabilities"
     yield reliability_diagram({"default": fused}, caption=caption)
 
 
-def _verdicts(name: str, found: Results, cells: Sequence[Cell], config: Config) -> Iterator[str]:
-    folds = _of(found, name, "default", config)
+def _verdicts(name: str, results: Results, cells: Sequence[Cell], config: Config) -> Iterator[str]:
+    folds = _of(results, name, "default", config)
     default, linear = (
         [means["P@1"] for fold in folds for means in _means(fold, row, "all")] for row in ("default", LINEAR)
     )

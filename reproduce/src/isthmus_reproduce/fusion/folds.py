@@ -114,8 +114,8 @@ def label_fold(
     if fold_files(data):
         corpus = load(data, fold=fold)
         parts = [_part(corpus, split) for split in ("train", "validation", "test")]
-        found = _thinned(LabelFold(corpus.name, corpus.documents, *parts), most)
-        return found if copies else _apart(found)
+        thinned = _thinned(LabelFold(corpus.name, corpus.documents, *parts), most)
+        return thinned if copies else _apart(thinned)
     return _thinned(_dealt_fold(load(data), fold, copies=copies, seed=seed), most)
 
 
@@ -127,12 +127,14 @@ def _dealt_fold(corpus: Corpus, fold: int, *, copies: bool, seed: int) -> LabelF
     dealt = folds(len(whole), FOLDS, Streams(seed)("label folds", corpus.name), groups=groups)
     others = np.flatnonzero(dealt != fold)
     inner = None if groups is None else groups[others]
-    held = folds(len(others), FOLDS, Streams(seed)("label validation", corpus.name, fold), groups=inner) == 0
+    validation = (
+        folds(len(others), FOLDS, Streams(seed)("label validation", corpus.name, fold), groups=inner) == 0
+    )
     return LabelFold(
         corpus.name,
         corpus.documents,
-        whole.take(others[~held]),
-        whole.take(others[held]),
+        whole.take(others[~validation]),
+        whole.take(others[validation]),
         whole.take(dealt == fold),
     )
 
@@ -144,9 +146,9 @@ def _thinned(fold: LabelFold, most: int | None) -> LabelFold:
     if most is None or total <= most:
         return fold
     limit = most / total * 2**32
-    kept = [np.array([_hashed(text) < limit for text in part.texts], dtype=bool) for part in parts]
+    masks = [np.array([_hashed(text) < limit for text in part.texts], dtype=bool) for part in parts]
     return LabelFold(
-        fold.data, fold.documents, *(part.take(rows) for part, rows in zip(parts, kept, strict=True))
+        fold.data, fold.documents, *(part.take(rows) for part, rows in zip(parts, masks, strict=True))
     )
 
 
@@ -196,5 +198,5 @@ def _apart(fold: LabelFold) -> LabelFold:
     spelt = [[normal_text(text) for text in part.texts] for part in parts]
     later, last = set(spelt[1]) | set(spelt[2]), set(spelt[2])
     train = fold.train.take(np.array([text not in later for text in spelt[0]], dtype=bool))
-    held = fold.validation.take(np.array([text not in last for text in spelt[1]], dtype=bool))
-    return replace(fold, train=train, validation=held)
+    validation = fold.validation.take(np.array([text not in last for text in spelt[1]], dtype=bool))
+    return replace(fold, train=train, validation=validation)

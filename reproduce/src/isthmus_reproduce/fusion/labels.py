@@ -73,10 +73,10 @@ class OneVsRest:
         weights = np.array([np.zeros(width) if one is None else one[0] for one in learned])
         intercepts = np.array([0.0 if one is None else one[1] for one in learned])
 
-        def scores(asked: Sight) -> FloatArray:
-            found = np.asarray(asked[self.view] @ weights.T + intercepts)
-            found[:, silent] = np.nan
-            return found
+        def scores(queries: Sight) -> FloatArray:
+            values = np.asarray(queries[self.view] @ weights.T + intercepts)
+            values[:, silent] = np.nan
+            return values
 
         return scores
 
@@ -131,10 +131,10 @@ class NaiveBayes:
         weights = logs / logs.mean(axis=1, keepdims=True)
         silent = ~labels.any(axis=0)
 
-        def scores(asked: Sight) -> FloatArray:
-            found = np.asarray(asked[self.view] @ weights.T)
-            found[:, silent] = np.nan
-            return found
+        def scores(queries: Sight) -> FloatArray:
+            values = np.asarray(queries[self.view] @ weights.T)
+            values[:, silent] = np.nan
+            return values
 
         return scores
 
@@ -156,11 +156,11 @@ class Neighbours:
         return (self.view,)
 
     def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
-        held = sight[self.view]
+        stored = sight[self.view]
         k = min(self.k, labels.shape[0])
 
-        def scores(asked: Sight) -> FloatArray:
-            near = _dense(asked[self.view] @ held.T)
+        def scores(queries: Sight) -> FloatArray:
+            near = _dense(queries[self.view] @ stored.T)
             rows = np.argpartition(-near, k - 1, axis=1)[:, :k]
             values = np.take_along_axis(near, rows, axis=1)
             values = np.exp(self.sharpness * values) if self.sharpness else values
@@ -182,8 +182,8 @@ class Nearest:
     def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], tuple[IntArray, FloatArray]]:
         index = self.bm25.index(_plain_documents(texts))
 
-        def near(asked: Sequence[str]) -> tuple[IntArray, FloatArray]:
-            run = index.search(_plain_queries(asked), self.k)
+        def near(texts_of_queries: Sequence[str]) -> tuple[IntArray, FloatArray]:
+            run = index.search(_plain_queries(texts_of_queries), self.k)
             rows = np.zeros((len(run), self.k), dtype=np.int64)
             scores = np.full((len(run), self.k), np.nan)
             numbers = np.array([int(name) for name in run.documents.words], dtype=np.int64)
@@ -209,8 +209,8 @@ class Bm25Neighbours:
     def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
         (view,) = self.views
 
-        def scores(asked: Sight) -> FloatArray:
-            rows, values = asked[view]
+        def scores(queries: Sight) -> FloatArray:
+            rows, values = queries[view]
             return _pooled(rows, values, labels, self.pool)
 
         return scores
@@ -222,10 +222,10 @@ def _pooled(rows: IntArray, values: FloatArray, labels: Labels, pool: str) -> Fl
     for label, right in enumerate(labels.T):
         carried = right[rows] & ~np.isnan(values)
         if pool == "sum":
-            found = np.where(carried, values, 0).sum(axis=1)
+            best = np.where(carried, values, 0).sum(axis=1)
         else:
-            found = np.where(carried, values, -np.inf).max(axis=1, initial=-np.inf)
-        pooled[:, label] = np.where(carried.any(axis=1), found, np.nan)
+            best = np.where(carried, values, -np.inf).max(axis=1, initial=-np.inf)
+        pooled[:, label] = np.where(carried.any(axis=1), best, np.nan)
     return pooled
 
 
@@ -244,10 +244,10 @@ class Centroid:
         centres = unit(sums.astype(np.float32))
         silent = ~labels.any(axis=0)
 
-        def scores(asked: Sight) -> FloatArray:
-            found = np.asarray(asked[self.view] @ centres.T, dtype=np.float64)
-            found[:, silent] = np.nan
-            return found
+        def scores(queries: Sight) -> FloatArray:
+            values = np.asarray(queries[self.view] @ centres.T, dtype=np.float64)
+            values[:, silent] = np.nan
+            return values
 
         return scores
 
@@ -264,7 +264,7 @@ class LabelText:
 
     def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
         named = sight.fitted[self.view](documents.texts)
-        return lambda asked: _dense(asked[self.view] @ named.T)
+        return lambda queries: _dense(queries[self.view] @ named.T)
 
 
 @dataclass(frozen=True)
@@ -281,12 +281,12 @@ class Bm25LabelText:
         index = self.bm25.index(documents)
         column = {label: at for at, label in enumerate(documents.ids)}
 
-        def scores(asked: Sight) -> FloatArray:
-            run = index.search(_plain_queries(asked.texts), len(documents))
-            found = np.full((len(run), len(documents)), np.nan)
+        def scores(queries: Sight) -> FloatArray:
+            run = index.search(_plain_queries(queries.texts), len(documents))
+            values = np.full((len(run), len(documents)), np.nan)
             columns = np.array([column[word] for word in run.documents.words], dtype=np.int64)
-            found[run.query_of_row, columns[run.documents.codes]] = run.scores
-            return found
+            values[run.query_of_row, columns[run.documents.codes]] = run.scores
+            return values
 
         return scores
 
@@ -313,18 +313,18 @@ class Trained:
         learned = Projected.fit(self.view.encoder, pairs, epochs=self.epochs)
         towards = unit(self.view.encoder.encode(named) @ learned.matrix).T
 
-        def scores(asked: Sight) -> FloatArray:
-            cosines = np.clip(unit(asked[self.view] @ learned.matrix) @ towards, -1, 1)
+        def scores(queries: Sight) -> FloatArray:
+            cosines = np.clip(unit(queries[self.view] @ learned.matrix) @ towards, -1, 1)
             return shaped(cosines.astype(np.float64), self.score)
 
         return scores
 
 
 def _dense(matrix: Any) -> FloatArray:
-    found: FloatArray = np.asarray(
+    array: FloatArray = np.asarray(
         matrix.todense() if hasattr(matrix, "todense") else matrix, dtype=np.float64
     )
-    return found
+    return array
 
 
 def _plain_documents(texts: Sequence[str]) -> Documents:
@@ -377,9 +377,10 @@ class FittedPanel:
         """Every ranker's lists of labels, as any retriever gives them."""
         check_depth(k)
         check_unique(queries.ids, "query")
-        found = self.scores(queries.texts)
+        by_ranker = self.scores(queries.texts)
         return {
-            name: as_run(queries.ids, self.documents.ids, scores, k, name) for name, scores in found.items()
+            name: as_run(queries.ids, self.documents.ids, scores, k, name)
+            for name, scores in by_ranker.items()
         }
 
 

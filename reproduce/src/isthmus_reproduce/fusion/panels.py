@@ -36,12 +36,12 @@ def encoder(texts: Iterable[str], *, label: str | None = None) -> tuple[Encoder,
     """
     known = sorted(set(texts))
     try:
-        found: Encoder = Transformer(max_tokens=MAX_TOKENS)
-        found.fingerprint  # noqa: B018  # raises where package or weights are missing
+        model: Encoder = Transformer(max_tokens=MAX_TOKENS)
+        model.fingerprint  # noqa: B018  # raises where package or weights are missing
         name = "all-MiniLM-L6-v2"
     except MissingExtra:
-        found, name = Lsa.fit(known, dimensions=256), "LSA (no transformer installed)"
-    return Remembered.of(found, known, label=label), name
+        model, name = Lsa.fit(known, dimensions=256), "LSA (no transformer installed)"
+    return Remembered.of(model, known, label=label), name
 
 
 def _marked(texts: Sequence[str]) -> bool:

@@ -88,14 +88,14 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | N
         split: label_lists(chosen, split, scores[split], oracle_partition=mode == "paper")
         for split in ("validation", "test")
     }
-    for part, held in lists["validation"].items():
-        asked = lists["test"][part]
-        if not held or not asked:
+    for part, validation in lists["validation"].items():
+        test = lists["test"][part]
+        if not validation or not test:
             continue
         by_position: dict[str, Run] = {}
-        for name, (on_held, on_asked) in _calibrated(held, asked, mode):
-            result["calibration"] += _errors(name, part, on_asked, asked.qrels)
-            for split, runs in (("validation", on_held), ("test", on_asked)):
+        for name, (on_validation, on_test) in _calibrated(validation, test, mode):
+            result["calibration"] += _errors(name, part, on_test, test.qrels)
+            for split, runs in (("validation", on_validation), ("test", on_test)):
                 if not runs:
                     continue
                 if split not in by_position:
@@ -123,8 +123,8 @@ def _judged(fold: LabelFold, split: str, part: str) -> Qrels:
 
 def _scores(fold: LabelFold, mode: str) -> dict[str, Any]:
     """Both retrievers' scores of the validation and the test part."""
-    found, name = encoder(fold.texts)
-    panel = Panel(paper_panel(Encoded(found), as_printed=mode == "paper"))
+    model, name = encoder(fold.texts)
+    panel = Panel(paper_panel(Encoded(model), as_printed=mode == "paper"))
     fitted = panel.fit(fold.train.texts, fold.train.labels, fold.documents)
     scores = {split: fitted.scores(getattr(fold, split).texts) for split in ("validation", "test")}
     if mode == "paper":  # its test index holds the validation texts too; its validation index cannot
@@ -152,26 +152,31 @@ def _lists(fold: LabelFold, part: str, split: str, scores: dict[str, FloatArray]
     texts: Part = getattr(fold, split)
     among = fold.partition(part)
     mine: NDArray[np.bool_] = np.any(texts.labels & among, axis=1)
-    labels = tuple(label for label, kept in zip(fold.documents.ids, among, strict=True) if kept)
+    labels = tuple(label for label, is_among in zip(fold.documents.ids, among, strict=True) if is_among)
     ids = texts.take(mine).ids
-    runs = tuple(as_run(ids, labels, found[mine][:, among], DEPTH, name) for name, found in scores.items())
+    runs = tuple(as_run(ids, labels, matrix[mine][:, among], DEPTH, name) for name, matrix in scores.items())
     return LabelLists(runs, texts.qrels(fold.documents, among))
 
 
 def _calibrated(
-    held: LabelLists, asked: LabelLists, mode: str
+    validation: LabelLists, test: LabelLists, mode: str
 ) -> Iterator[tuple[str, tuple[tuple[Run, ...], tuple[Run, ...]]]]:
     """Per calibration: validation runs, cross-fitted, and test runs by calibrators fitted on validation.
 
     In paper mode nothing is chosen on validation, so that no run of it is needed.
     """
     sound = mode == "sound"
-    yield "base", (held.runs if sound else (), asked.runs)
+    yield "base", (validation.runs if sound else (), test.runs)
     for name, method in CALIBRATORS[mode].items():
-        on_held = tuple(calibrate(run, method, qrels=held.qrels) for run in held.runs if sound)
-        fitted = [fit_calibrator(run, held.qrels, method) for run in held.runs]
-        pairs = zip(asked.runs, fitted, strict=True)
-        yield name, (on_held, tuple(run.with_probabilities(probabilities_of(run, one)) for run, one in pairs))
+        on_validation = tuple(
+            calibrate(run, method, qrels=validation.qrels) for run in validation.runs if sound
+        )
+        fitted = [fit_calibrator(run, validation.qrels, method) for run in validation.runs]
+        pairs = zip(test.runs, fitted, strict=True)
+        yield (
+            name,
+            (on_validation, tuple(run.with_probabilities(probabilities_of(run, one)) for run, one in pairs)),
+        )
 
 
 def _fused(calibration: str, runs: tuple[Run, ...], *, shift: bool) -> Iterator[tuple[tuple[str, str], Run]]:
@@ -180,12 +185,12 @@ def _fused(calibration: str, runs: tuple[Run, ...], *, shift: bool) -> Iterator[
     Without `shift`, products are of scores as they are, negative ones too, as the paper prints them.
     """
     replaced = calibration != "base"
-    for shown, norm in NORMS.items():
+    for label, norm in NORMS.items():
         raw = Candidates.of(runs, norm)
         plain = Candidates.of(raw.union, norm, probabilities=True) if replaced else raw
         for fusion, formula in FUSIONS.items():
             candidates = raw if formula.endswith(("conf", "variant")) else plain
-            yield (fusion, shown), candidates.union.ranked(FUSERS[formula](candidates, shift=shift))
+            yield (fusion, label), candidates.union.ranked(FUSERS[formula](candidates, shift=shift))
 
 
 def _by_position(runs: tuple[Run, ...]) -> Run:
@@ -198,41 +203,41 @@ def _errors(name: str, part: str, runs: tuple[Run, ...], qrels: Qrels) -> list[d
     """Calibration error of each retriever; the baseline's probability is its min-max score."""
     records = []
     for run in runs:
-        chances = (
+        probabilities = (
             Candidates.of([run], "min-max").scores[0] if run.probabilities is None else run.probabilities
         )
         right = run.grades(qrels) > 0
         about = {"retriever": run.name, "calibration": name, "part": part}
-        records.append({**about, "sums": _honesty(chances, right)})
+        records.append({**about, "sums": _honesty(probabilities, right)})
     return records
 
 
-def _honesty(chances: FloatArray, right: NDArray[np.bool_]) -> dict[str, Any]:
+def _honesty(probabilities: FloatArray, right: NDArray[np.bool_]) -> dict[str, Any]:
     """Sums that add over folds: reliability bins, squared errors, log-losses."""
     outcome = right.astype(np.float64)
-    told: dict[str, Any] = {"n": len(chances), "right": float(outcome.sum())}
+    sums: dict[str, Any] = {"n": len(probabilities), "right": float(outcome.sum())}
     for bins in (PAPER_BINS, BINS):
-        found = reliability(chances, outcome, bins=bins)
-        told[f"bins{bins}"] = [found.count.tolist(), found.promised.tolist(), found.came_true.tolist()]
-    told["squares"] = float(((chances - outcome) ** 2).sum())
-    told["losses"] = log_loss(chances, outcome) * len(chances)
-    return told
+        bins_of = reliability(probabilities, outcome, bins=bins)
+        sums[f"bins{bins}"] = [bins_of.count.tolist(), bins_of.promised.tolist(), bins_of.came_true.tolist()]
+    sums["squares"] = float(((probabilities - outcome) ** 2).sum())
+    sums["losses"] = log_loss(probabilities, outcome) * len(probabilities)
+    return sums
 
 
 def default_stack(data: str, fold: int, seed: int = 0, most: int | None = None) -> dict[str, Any]:
     """The product's default on one fold: a panel of label rankers, stacked on out-of-fold predictions."""
     chosen = label_fold(data, fold, seed=seed, most=most)
     seen = chosen.train + chosen.validation
-    found, name = encoder(chosen.texts)
-    panel = Panel(default_panel(Encoded(found), chosen.texts, single=chosen.single))
-    held = _out_of_fold(panel, seen, chosen, seed)
+    model, name = encoder(chosen.texts)
+    panel = Panel(default_panel(Encoded(model), chosen.texts, single=chosen.single))
+    out_of_fold = _out_of_fold(panel, seen, chosen, seed)
     fitted = panel.fit(seen.texts, seen.labels, chosen.documents)
-    asked = fitted.scores(chosen.test.texts)
+    test_scores = fitted.scores(chosen.test.texts)
     qrels = seen.qrels(chosen.documents)
     labels, depth = chosen.documents.ids, len(chosen.documents)
     stacked = Stacked(calibrator="softmax" if chosen.single else "platt", single_label=chosen.single)
-    stacked.fit([as_run(seen.ids, labels, held[one], depth, one) for one in panel.rankers], qrels)
-    test = [as_run(chosen.test.ids, labels, asked[one], depth, one) for one in panel.rankers]
+    stacked.fit([as_run(seen.ids, labels, out_of_fold[one], depth, one) for one in panel.rankers], qrels)
+    test = [as_run(chosen.test.ids, labels, test_scores[one], depth, one) for one in panel.rankers]
     fused = stacked.fuse(test, name="default")
     propensity = Propensity.of_qrels(qrels)
     result: dict[str, Any] = {
@@ -248,7 +253,7 @@ def default_stack(data: str, fold: int, seed: int = 0, most: int | None = None) 
             result["metrics"].append({"run": run.name, "part": part, "means": dict(means)})
     result["honesty"]["default"] = _honesty_of(fused, 0.0, chosen)
     for run, ranker in zip(test, panel.rankers, strict=True):
-        lists = as_run(seen.ids, labels, held[ranker], depth, ranker)
+        lists = as_run(seen.ids, labels, out_of_fold[ranker], depth, ranker)
         calibrated, absent = _default_calibration(lists, run, qrels, chosen.single)
         result["honesty"][ranker] = _honesty_of(calibrated, absent, chosen)
     return result
@@ -258,16 +263,16 @@ def _out_of_fold(panel: Panel, seen: Part, fold: LabelFold, seed: int) -> dict[s
     """Scores of every training text by rankers that saw neither it nor its copies."""
     parts = OUT_OF_FOLD if fold.single else OUT_OF_FOLD_MANY
     dealt = folds(len(seen), parts, Streams(seed)("out of fold", fold.data), groups=same_text(seen.texts))
-    held: dict[str, FloatArray] = {name: np.full(seen.labels.shape, np.nan) for name in panel.rankers}
+    out_of_fold: dict[str, FloatArray] = {name: np.full(seen.labels.shape, np.nan) for name in panel.rankers}
     for part in range(parts):
         inside, outside = seen.take(dealt == part), seen.take(dealt != part)
         fitted = panel.fit(outside.texts, outside.labels, fold.documents)
-        for name, found in fitted.scores(inside.texts).items():
-            held[name][dealt == part] = found
-    return held
+        for name, values in fitted.scores(inside.texts).items():
+            out_of_fold[name][dealt == part] = values
+    return out_of_fold
 
 
-def _default_calibration(lists: Run, asked: Run, qrels: Qrels, single: bool) -> tuple[Run, float]:
+def _default_calibration(lists: Run, test: Run, qrels: Qrels, single: bool) -> tuple[Run, float]:
     """A single retriever's calibration: a softmax across complete lists, QueryFeature where they are not.
 
     With it comes the probability of a label that the list does not hold.
@@ -275,23 +280,23 @@ def _default_calibration(lists: Run, asked: Run, qrels: Qrels, single: bool) -> 
     longest = int(np.diff(lists.offsets).max())
     complete = lists.rows == len(lists) * longest
     method = "softmax" if single and complete else "query-feature"
-    chances = probabilities_of(asked, fit_calibrator(lists, qrels, method))
+    probabilities = probabilities_of(test, fit_calibrator(lists, qrels, method))
     relevant = lists.grades(qrels) > 0
     missed, absent = qrels.rows - int(relevant.sum()), len(lists) * longest - lists.rows
-    return asked.with_probabilities(chances), missed / absent if absent > 0 else 0.0
+    return test.with_probabilities(probabilities), missed / absent if absent > 0 else 0.0
 
 
 def _honesty_of(run: Run, absent: float, fold: LabelFold) -> dict[str, Any]:
     """Over all pairs of a test text and a label, and over each text's likeliest label."""
-    chances = np.full(fold.test.labels.shape, absent)
+    probabilities = np.full(fold.test.labels.shape, absent)
     row = {name: at for at, name in enumerate(fold.test.ids)}
     column = {name: at for at, name in enumerate(fold.documents.ids)}
     places = np.array([column[word] for word in run.documents.words])[run.documents.codes]
     homes = np.array([row[query] for query in run.queries])[run.query_of_row]
-    chances[homes, places] = run.probabilities
-    first = chances.argmax(axis=1)
-    rows = np.arange(len(chances))
+    probabilities[homes, places] = run.probabilities
+    first = probabilities.argmax(axis=1)
+    rows = np.arange(len(probabilities))
     return {
-        "all": _honesty(chances.ravel(), fold.test.labels.ravel()),
-        "top1": _honesty(chances[rows, first], fold.test.labels[rows, first]),
+        "all": _honesty(probabilities.ravel(), fold.test.labels.ravel()),
+        "top1": _honesty(probabilities[rows, first], fold.test.labels[rows, first]),
     }

@@ -107,14 +107,14 @@ class Counted:
 
     def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
         frequencies = np.bincount(self._chosen(texts).indices, minlength=self.counts.shape[1])
-        kept = frequencies >= max(1, self.grams.least)
-        if not kept.any():
+        mask = frequencies >= max(1, self.grams.least)
+        if not mask.any():
             raise DataError(
                 f"no word to learn from in {len(texts)} texts: none is in {self.grams.least} of them"
             )
-        place = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)  # liblinear reads no wider ones
-        rarity = 1 + np.log((1 + len(texts)) / (1 + frequencies[kept]))
-        return lambda asked: _weighed(self._chosen(asked), place, rarity)
+        place = np.where(mask, np.cumsum(mask) - 1, -1).astype(np.int32)  # liblinear reads no wider ones
+        rarity = 1 + np.log((1 + len(texts)) / (1 + frequencies[mask]))
+        return lambda queries: _weighed(self._chosen(queries), place, rarity)
 
     def _chosen(self, texts: Sequence[str]) -> Any:
         """The counts of these texts; of a strange one, counted now, only n-grams that known texts have."""
@@ -153,7 +153,7 @@ class Encoded:
     encoder: Encoder
 
     def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
-        return lambda asked: encode_cached(self.encoder, asked)
+        return lambda queries: encode_cached(self.encoder, queries)
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,9 @@ class Beside:
 
         parts = [view.fit(texts) for view in self.views]
 
-        def transform(asked: Sequence[str]) -> Any:
+        def transform(queries: Sequence[str]) -> Any:
             pairs = zip(parts, self.weights, strict=True)
-            return hstack([csr_array(part(asked)) * weight for part, weight in pairs], format="csr")
+            return hstack([csr_array(part(queries)) * weight for part, weight in pairs], format="csr")
 
         return transform
 

@@ -74,16 +74,16 @@ def differencing(values: NDArray[Any]) -> IntArray:
     return cells
 
 
-def contrast(found: Neighbours, draws: NDArray[Any]) -> FloatArray:
+def contrast(neighbours: Neighbours, draws: NDArray[Any]) -> FloatArray:
     """The first word's cells minus the second's."""
-    first, second = np.einsum("wp,wpd->wd", found.facing.astype(np.float64), draws)
+    first, second = np.einsum("wp,wpd->wd", neighbours.facing.astype(np.float64), draws)
     difference: FloatArray = first - second
     return difference
 
 
-def without_shared_noise(found: Neighbours, draws: NDArray[Any]) -> FloatArray:
+def without_shared_noise(neighbours: Neighbours, draws: NDArray[Any]) -> FloatArray:
     """The same contrast after differencing."""
-    return contrast(found, np.stack([differencing(vector) for vector in draws]))
+    return contrast(neighbours, np.stack([differencing(vector) for vector in draws]))
 
 
 ATTACKS = (likelihood, contrast, without_shared_noise)
@@ -117,25 +117,25 @@ def compute(notebook: Notebook, *, seed: int, trials: int, workers: int | None) 
         for name in (SHARED, "per_cell")
         for width in WIDTHS
     ]
-    found = notebook.compute(recovered, units, label="differencing", workers=workers)
+    results = notebook.compute(recovered, units, label="differencing", workers=workers)
     units = []
     for name, epsilon, rows in AUDITED:
         draws = trials // 5 if name == SHARED else trials  # thirty parts an answer, and no doubt after few
         about = {"name": name, "epsilon": epsilon, "rows": rows, "trials": draws, "seed": seed}
         units.append(Unit(Audit(name, epsilon, rows), about))
-    return found | notebook.compute(audited, units, label="audits", workers=workers)
+    return results | notebook.compute(audited, units, label="audits", workers=workers)
 
 
-def sections(found: Mapping[Any, Any]) -> tuple[Section, ...]:
+def sections(results: Mapping[Any, Any]) -> tuple[Section, ...]:
     """The attacks for a report."""
     differences = [
-        {"mechanism": name, "cells a row": width} | found[Differencing(name, width)]
+        {"mechanism": name, "cells a row": width} | results[Differencing(name, width)]
         for name in (SHARED, "per_cell")
         for width in WIDTHS
     ]
     audits = [
         {"mechanism": kind[0], "rows": kind[2]}
-        | {key: _shown(value) for key, value in found[Audit(*kind)].items()}
+        | {key: _finite_or_sign(value) for key, value in results[Audit(*kind)].items()}
         for kind in AUDITED
     ]
     return (
@@ -151,13 +151,13 @@ def sections(found: Mapping[Any, Any]) -> tuple[Section, ...]:
     )
 
 
-def _shown(value: Any) -> Any:
+def _finite_or_sign(value: Any) -> Any:
     return "∞" if value is None else value
 
 
 def recovered(*, name: str, width: int, seed: int) -> dict[str, float]:
     """How often differencing finds the true cell: of all cells, and of those that are not empty."""
-    kind = _made(name, epsilon=0.5, rows=30)
+    kind = _mechanism(name, epsilon=0.5, rows=30)
     rng = Streams(seed)("attack", width)
     ranks = np.minimum(rng.zipf(1.35, size=(_DOCUMENTS, 1000)), 20_000)
     tokens = _PLAIN([" ".join(f"w{rank}" for rank in row) for row in ranks])
@@ -167,9 +167,9 @@ def recovered(*, name: str, width: int, seed: int) -> dict[str, float]:
     of = Release("body", family, kind, NoiseKey.fresh(rng.bytes), no_charge)
     words = Ids.of([f"v{number}" for number in range(6000)])
     asker = Asker(of.terms, family, kind, Decoys(words, np.arange(6000), rng.bytes(16)))
-    asked = asker.ask(Ids.of(_WORDS))
-    answer = in_memory(Desk(Owner.of(tokens, covered, of)), "attacker")(asked.message)
-    cells = asked.question.columns + np.arange(kind.rows) * width
+    request = asker.ask(Ids.of(_WORDS))
+    answer = in_memory(Desk(Owner.of(tokens, covered, of)), "attacker")(request.message)
+    cells = request.question.columns + np.arange(kind.rows) * width
     truth = CountSketch.of(tokens, family).columns(cells.ravel()).reshape(*cells.shape, -1)
     right = np.stack([differencing(vector) for vector in Answer.decode(answer).table()]) == truth
     return {"all cells": float(right.mean()), "not empty": float(right[truth != 0].mean())}
@@ -177,7 +177,7 @@ def recovered(*, name: str, width: int, seed: int) -> dict[str, float]:
 
 def audited(*, name: str, epsilon: float, rows: int, trials: int, seed: int) -> dict[str, float | None]:
     """The best that three attacks do; ∞ is None."""
-    kind = _made(name, epsilon=epsilon, rows=rows)
+    kind = _mechanism(name, epsilon=epsilon, rows=rows)
     tried = [audit(kind, trials=trials, statistic=attack, seed=seed) for attack in ATTACKS]
     first = tried[0]
     return {
@@ -189,7 +189,7 @@ def audited(*, name: str, epsilon: float, rows: int, trials: int, seed: int) -> 
     }
 
 
-def _made(name: str, *, epsilon: float, rows: int) -> Mechanism:
+def _mechanism(name: str, *, epsilon: float, rows: int) -> Mechanism:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report says which one is insecure
         return mechanism(name, epsilon=epsilon, rows=rows)

@@ -94,11 +94,11 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     notebook = Notebook(out, config)
     names = _names(config)
     units = [unit for seed in config.seeds for name in names for unit in _units(name, seed, config)]
-    found = notebook.compute(measure, units, label="private BM25", workers=workers)
+    results = notebook.compute(measure, units, label="private BM25", workers=workers)
     drawn = pictures.compute(notebook, seed=config.seed, workers=workers)
     trials = 100_000 if config.scale == "full" else 4_000
     tried = attacks.compute(notebook, seed=config.seed, trials=trials, workers=workers)
-    cells = tuple(_cells(names, found, config))
+    cells = tuple(_cells(names, results, config))
     page = _page(names, cells, (*pictures.sections(drawn), *attacks.sections(tried)), config)
     return notebook.publish(cells, page)
 
@@ -139,8 +139,8 @@ def measure(
     for reader, scores in _one_shot(world, epsilon):
         records.append({"mechanism": "one_shot", "reader": reader, **world.judged(scores)})
     for kind, nominal in _per_query(world, epsilon):
-        told = {"mechanism": kind.name, "reader": "ask", "an answer": nominal}
-        records.append(told | world.judged(_asked(world, kind)))
+        about = {"mechanism": kind.name, "reader": "ask", "an answer": nominal}
+        records.append(about | world.judged(_answered(world, kind)))
     return records
 
 
@@ -162,7 +162,7 @@ def _per_query(world: UnchargedSilos, epsilon: float) -> Iterator[tuple[Mechanis
     yield PerCell(epsilon / words, 10), epsilon / words
 
 
-def _asked(world: UnchargedSilos, kind: Mechanism) -> FloatArray:
+def _answered(world: UnchargedSilos, kind: Mechanism) -> FloatArray:
     """Scores from what askers recover of the answers to their questions."""
     family = HashFamily(world.streams("hashes", kind.name).bytes(32), kind.rows, NARROW)
     carriers = [in_memory(world.desk(holder, kind, family), "peer") for holder in world.silos]
@@ -191,11 +191,11 @@ def _moments(own: Tokens, lengths: IntArray) -> FloatArray:
     return lengths.astype(np.float64) * (squares / max(len(own.terms), 1))
 
 
-def _cells(names: Sequence[str], found: Mapping[Point, Any], config: Config) -> Iterator[Cell]:
+def _cells(names: Sequence[str], results: Mapping[Point, Any], config: Config) -> Iterator[Cell]:
     """Means over seeds with their intervals, a row for each mechanism and ε."""
     for name in names:
         for epsilon in EPSILONS:
-            units = [found[Point(name, seed, epsilon)] for seed in config.seeds]
+            units = [results[Point(name, seed, epsilon)] for seed in config.seeds]
             for records in zip(*units, strict=True):  # one record a seed
                 row, reader = records[0]["mechanism"], records[0]["reader"]
                 if row == EXACT and epsilon != EPSILONS[0]:
@@ -250,11 +250,11 @@ def _curves(cells: Sequence[Cell]) -> Plot:
 
 def _lines(cells: Sequence[Cell], measured: str) -> dict[str, Series]:
     """Means with their intervals by mechanism and reader, over the places of ε in their order."""
-    found: dict[str, list[tuple[int, Cell]]] = {}
+    by_name: dict[str, list[tuple[int, Cell]]] = {}
     for cell in cells:
         if cell.measure == measured and cell.row != EXACT:
-            reader, _, told = cell.variant.rpartition(", ε = ")
-            found.setdefault(f"{cell.row} ({reader})", []).append((EPSILONS.index(float(told)), cell))
+            reader, _, epsilon = cell.variant.rpartition(", ε = ")
+            by_name.setdefault(f"{cell.row} ({reader})", []).append((EPSILONS.index(float(epsilon)), cell))
     return {
         name: Series(
             [place for place, _ in points],
@@ -262,5 +262,5 @@ def _lines(cells: Sequence[Cell], measured: str) -> dict[str, Series]:
             [cell.value if cell.low is None else cell.low for _, cell in points],
             [cell.value if cell.high is None else cell.high for _, cell in points],
         )
-        for name, points in found.items()
+        for name, points in by_name.items()
     }

@@ -59,8 +59,8 @@ class SketchedCounts(ExactCounts):
 
     def counts(self, documents: IntArray, words: Ids) -> NDArray[Any]:
         """What the sketch says, negative estimates as 0."""
-        found: NDArray[Any] = np.maximum(self.sketch.at(documents, words), 0)
-        return found
+        counts: NDArray[Any] = np.maximum(self.sketch.at(documents, words), 0)
+        return counts
 
 
 @dataclass(frozen=True)
@@ -74,21 +74,21 @@ class Picture:
 
 def compute(notebook: Notebook, *, seed: int, workers: int | None) -> dict[Picture, Any]:
     """The data of all plots."""
-    found: dict[Picture, Any] = {}
+    results: dict[Picture, Any] = {}
     units = [Unit(Picture("converging", width), {"width": width, "seed": seed}) for width in WIDTHS]
-    found |= notebook.compute(converging, units, label="widening sketches", workers=workers)
+    results |= notebook.compute(converging, units, label="widening sketches", workers=workers)
     units = [Unit(Picture("theorems", width), {"width": width, "seed": seed}) for width in WIDTHS[1:8]]
-    found |= notebook.compute(theorems, units, label="errors and bounds", workers=workers)
+    results |= notebook.compute(theorems, units, label="errors and bounds", workers=workers)
     units = [Unit(Picture("panel", panel=name), {"panel": name, "seed": seed}) for name in PANELS]
-    return found | notebook.compute(panel, units, label="embedding feature vectors", workers=workers)
+    return results | notebook.compute(panel, units, label="embedding feature vectors", workers=workers)
 
 
-def sections(found: Mapping[Picture, Any]) -> tuple[Section, ...]:
+def sections(results: Mapping[Picture, Any]) -> tuple[Section, ...]:
     """The pictures for a report."""
     return (
-        Section("Sketches without noise", (_converging_plot(found),)),
-        Section("Errors and the paper's bounds", (_theorem_plot(found, 2), _theorem_plot(found, 3))),
-        Section("Feature vectors in the plane", (_panels_plot(found),)),
+        Section("Sketches without noise", (_converging_plot(results),)),
+        Section("Errors and the paper's bounds", (_theorem_plot(results, 2), _theorem_plot(results, 3))),
+        Section("Feature vectors in the plane", (_panels_plot(results),)),
     )
 
 
@@ -99,20 +99,20 @@ def converging(*, width: int, seed: int) -> dict[str, float]:
     pairs = Pairs.all(len(queries), len(body))
     truth = features(queries, pairs, title=ExactCounts.of(title), body=ExactCounts.of(body))
     spread = truth.std(axis=0) + 1e-12
-    found = {}
+    errors = {}
     for name, kind, rows in (("Count-Min, 1 row", CountMin, 1), ("Count Sketch, 10 rows", CountSketch, 10)):
         family = HashFamily(Streams(seed)("converging", name).bytes(32), rows, width)
         sketched = [SketchedCounts.through(tokens, kind, family) for tokens in (title, body)]
         table = features(queries, pairs, title=sketched[0], body=sketched[1])
-        found[name] = float((np.abs(table - truth) / spread).mean())
-    return found
+        errors[name] = float((np.abs(table - truth) / spread).mean())
+    return errors
 
 
 def theorems(*, width: int, seed: int) -> dict[str, float]:
     """One error in 200 is above this, for one word and for queries of five, beside the printed bounds."""
     rng = Streams(seed)("theorems", width)
     ranks = np.minimum(rng.zipf(1.3, size=(300, 1000)), 20_000)
-    found: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
     for row in ranks:
         tokens = _text(row)
         truth = np.bincount(tokens.terms.codes).astype(np.float64)
@@ -126,14 +126,14 @@ def theorems(*, width: int, seed: int) -> dict[str, float]:
             noisy = cells + noise
             one = np.median(noisy, axis=0) - truth
             several = np.median(noisy[:, chosen].sum(axis=2), axis=0) - truth[chosen].sum(axis=1)
-            found.setdefault(f"{name} 2", []).extend(np.abs(one).tolist())
-            found.setdefault(f"{name} 3", []).extend(np.abs(several).tolist())
+            errors.setdefault(f"{name} 2", []).extend(np.abs(one).tolist())
+            errors.setdefault(f"{name} 3", []).extend(np.abs(several).tolist())
         rest = float((np.sort(truth)[::-1][width // 8 :] ** 2).sum())
-        found.setdefault("bound 2", []).append((16 / EPSILON**2 + 64 * rest / width) ** 0.5)
-        found.setdefault("bound 3", []).append((WORDS * (16 / EPSILON**2 + 64 * rest / width)) ** 0.5)
+        errors.setdefault("bound 2", []).append((16 / EPSILON**2 + 64 * rest / width) ** 0.5)
+        errors.setdefault("bound 3", []).append((WORDS * (16 / EPSILON**2 + 64 * rest / width)) ** 0.5)
     return {
         name: float(np.mean(values) if name.startswith("bound") else np.quantile(values, 0.995))
-        for name, values in found.items()
+        for name, values in errors.items()
     }
 
 
@@ -149,8 +149,8 @@ def panel(*, panel: str, seed: int) -> dict[str, list[float]]:
     counts: list[ExactCounts] = [ExactCounts.of(tokens) for tokens in (title, body)]
     if kind != "exact":
         family = HashFamily(rng.bytes(32), rows, width)
-        made = CountSketch if kind == "signed" else CountMin
-        counts = [SketchedCounts.through(tokens, made, family) for tokens in (title, body)]
+        sketch = CountSketch if kind == "signed" else CountMin
+        counts = [SketchedCounts.through(tokens, sketch, family) for tokens in (title, body)]
     table = features(queries, pairs, title=counts[0], body=counts[1])
     table = (table - table.mean(axis=0)) / (table.std(axis=0) + 1e-9)
     placed = TSNE(init="pca", random_state=seed, perplexity=30).fit_transform(table.astype(np.float32))
@@ -162,11 +162,15 @@ def _sampled(corpus: Corpus, rng: np.random.Generator) -> tuple[Pairs, IntArray]
     place = {query: at for at, query in enumerate(corpus.queries.ids)}
     judged = np.flatnonzero(corpus.qrels.grades > 0)
     judged = rng.permutation(judged)[: PAIRS // 2]
-    asked = np.array([place[query] for query in corpus.qrels.queries])[corpus.qrels.query_of_row[judged]]
-    held = [corpus.row_of_document[corpus.qrels.documents.word(row)] for row in judged.tolist()]
+    judged_queries = np.array([place[query] for query in corpus.qrels.queries])[
+        corpus.qrels.query_of_row[judged]
+    ]
+    judged_documents = [corpus.row_of_document[corpus.qrels.documents.word(row)] for row in judged.tolist()]
     others = PAIRS - len(judged)
-    queries = np.concatenate([asked, rng.integers(len(corpus.queries), size=others)])
-    documents = np.concatenate([held, rng.integers(len(corpus.documents), size=others)]).astype(np.int64)
+    queries = np.concatenate([judged_queries, rng.integers(len(corpus.queries), size=others)])
+    documents = np.concatenate([judged_documents, rng.integers(len(corpus.documents), size=others)]).astype(
+        np.int64
+    )
     grades = np.concatenate([corpus.qrels.grades[judged], np.zeros(others)]).astype(np.int64)
     order = np.argsort(queries, kind="stable")
     return Pairs(queries[order], documents[order]), grades[order]
@@ -184,26 +188,26 @@ def _text(ranks: IntArray) -> Tokens:
     return Tokens(Ids(codes, words.vocabulary), np.array([0, len(codes)]))
 
 
-def _converging_plot(found: Mapping[Picture, Any]) -> Plot:
+def _converging_plot(results: Mapping[Picture, Any]) -> Plot:
     widths = list(WIDTHS)
     lines = {
-        name: Series(widths, [found[Picture("converging", width)][name] or np.nan for width in WIDTHS])
-        for name in found[Picture("converging", widths[0])]
+        name: Series(widths, [results[Picture("converging", width)][name] or np.nan for width in WIDTHS])
+        for name in results[Picture("converging", widths[0])]
     }
     caption = PROSE("converging_caption", features=len(NAMES))
     return _on_log_axes(line_plot(lines, x="cells a row", y="mean distance"), caption)
 
 
-def _theorem_plot(found: Mapping[Picture, Any], number: int) -> Plot:
-    widths = [width for width in WIDTHS if Picture("theorems", width) in found]
+def _theorem_plot(results: Mapping[Picture, Any], number: int) -> Plot:
+    widths = [width for width in WIDTHS if Picture("theorems", width) in results]
     names = {
         "bound": f"bound of Theorem {number}",
         "shared noise": "shared noise, as the paper has it",
         "noise a cell": "noise of its own for every cell",
     }
     lines = {
-        told: Series(widths, [found[Picture("theorems", width)][f"{name} {number}"] for width in widths])
-        for name, told in names.items()
+        label: Series(widths, [results[Picture("theorems", width)][f"{name} {number}"] for width in widths])
+        for name, label in names.items()
     }
     caption = PROSE("theorem_caption", number=number, words=WORDS, epsilon=EPSILON, rows=ROWS)
     return _on_log_axes(line_plot(lines, x="cells a row", y="error in words"), caption)
@@ -231,12 +235,12 @@ def _plainly(value: float, _: object) -> str:
     return f"{value:,g}"
 
 
-def _panels_plot(found: Mapping[Picture, Any]) -> Plot:
+def _panels_plot(results: Mapping[Picture, Any]) -> Plot:
     def draw(axes: Any) -> None:
         figure = axes.figure
         axes.remove()
         for own, name in zip(figure.subplots(2, 4).ravel(), PANELS, strict=True):
-            places = found[Picture("panel", panel=name)]
+            places = results[Picture("panel", panel=name)]
             own.scatter(places["x"], places["y"], c=np.array(places["grade"]) > 0, s=4, cmap="coolwarm")
             own.set_title(name, fontsize=9)
             own.set_xticks([])

@@ -63,9 +63,9 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
         for name in names
         for kind in search_world.WORK
     ]
-    found = notebook.compute(work, units, label="searching", workers=workers)
+    results = notebook.compute(work, units, label="searching", workers=workers)
     outcomes = [
-        Outcome.of(name, found[Part("references", name)], found[Part("learned", name)], config.seed)
+        Outcome.of(name, results[Part("references", name)], results[Part("learned", name)], config.seed)
         for name in names
     ]
     cells = [cell for outcome in outcomes for cell in outcome.cells()]
@@ -86,10 +86,10 @@ def _present() -> Iterator[str]:
 def work(kind: str, data: str, seed: int, scale: str) -> dict[str, Any]:
     """One part of one collection."""
     world = World.of(data, seed=seed, smoke=scale == "smoke")
-    told: dict[str, Any] = {"groups": world.groups.tolist(), "documents": len(world.corpus.documents)}
+    about: dict[str, Any] = {"groups": world.groups.tolist(), "documents": len(world.corpus.documents)}
     if kind == "references":
-        return {**told, "values": search_world.references(world, 1 if scale == "smoke" else DRAWS)}
-    return {**told, **search_world.learned(world)}
+        return {**about, "values": search_world.references(world, 1 if scale == "smoke" else DRAWS)}
+    return {**about, **search_world.learned(world)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,44 +108,44 @@ class Outcome:
 
     data: str
     values: Mapping[str, FloatArray]
-    shown: Mapping[str, Shown]
+    hits: Mapping[str, Shown]
     groups: IntArray
     seed: int
 
     @classmethod
     def of(cls, data: str, plain: Mapping[str, Any], learned: Mapping[str, Any], seed: int) -> Outcome:
         """From what the units kept."""
-        values = {name: np.array(held) for name, held in plain["values"].items()}
-        values |= {name: np.mean(held, axis=0) for name, held in learned["values"].items()}
+        values = {name: np.array(lists) for name, lists in plain["values"].items()}
+        values |= {name: np.mean(lists, axis=0) for name, lists in learned["values"].items()}
         draws = [name for name in values if name.startswith("raw, shared privately")]
         values["raw, shared privately"] = np.mean([values.pop(name) for name in draws], axis=0)
-        shown = {}
+        hits = {}
         for way in learned["values"]:
             rows = [row for row in learned["shown"] if row[0] == way]
             query, chance, right, number = (np.array([row[at] for row in rows]) for at in (1, 3, 4, 5))
-            shown[way] = Shown(query, chance.astype(float), right.astype(float), number)
-        return cls(data, values, shown, np.array(plain["groups"]), seed)
+            hits[way] = Shown(query, chance.astype(float), right.astype(float), number)
+        return cls(data, values, hits, np.array(plain["groups"]), seed)
 
     def against(self, row: str, other: str) -> tuple[Estimate, float]:
         """The mean difference with its interval, and the p of a paired test; groups count once."""
         difference = self.values[row] - self.values[other]
-        told = bootstrap(difference, groups=self.groups, seed=self.seed)
+        interval = bootstrap(difference, groups=self.groups, seed=self.seed)
         p = paired_t(self.values[row], self.values[other], groups=self.groups).p
-        return Estimate(told.value, told.low, told.high), p
+        return Estimate(interval.value, interval.low, interval.high), p
 
     def sure(self, way: str) -> tuple[int, float, Estimate | None]:
         """Of the hits at 0.7 and above: how many, their mean probability, and the share that was right."""
-        shown = self.shown[way]
-        chosen = shown.probability >= SURE
+        hits = self.hits[way]
+        chosen = hits.probability >= SURE
         count = int(chosen.sum())
         if count < FEW:
             return count, float("nan"), None
-        groups = self.groups[shown.query[chosen]]
-        told = bootstrap(shown.relevant[chosen], groups=groups, seed=self.seed)
+        groups = self.groups[hits.query[chosen]]
+        interval = bootstrap(hits.relevant[chosen], groups=groups, seed=self.seed)
         return (
             count,
-            float(shown.probability[chosen].mean()),
-            Estimate(told.value, told.low, told.high),
+            float(hits.probability[chosen].mean()),
+            Estimate(interval.value, interval.low, interval.high),
         )
 
     def cells(self) -> Iterator[Cell]:
@@ -153,20 +153,22 @@ class Outcome:
         n = len(self.groups)
         about: dict[str, Any] = {"table": "search", "mode": "sound", "data": self.data, "n": n}
         for row, values in self.values.items():
-            told = bootstrap(values, groups=self.groups, seed=self.seed)
-            yield Cell(row=row, measure=MEASURE, value=told.value, low=told.low, high=told.high, **about)
+            interval = bootstrap(values, groups=self.groups, seed=self.seed)
+            yield Cell(
+                row=row, measure=MEASURE, value=interval.value, low=interval.low, high=interval.high, **about
+            )
             for other in (CENTRAL, *(BASELINES if row == DEFAULT else ())):
                 if row != other:
                     by, p = self.against(row, other)
                     measure = f"{MEASURE} over {other}"
                     yield Cell(row=row, measure=measure, value=by.value, low=by.low, high=by.high, **about)
                     yield Cell(row=row, measure=f"p over {other}", value=p, **about)
-        for way, shown in self.shown.items():
-            error, floor = ece_and_floor(shown)
+        for way, hits in self.hits.items():
+            error, floor = ece_and_floor(hits)
             count, chance, right = self.sure(way)
             yield Cell(row=way, measure="ECE", value=error, **about)
             yield Cell(row=way, measure="ECE floor", value=floor, **about)
-            yield Cell(row=way, measure="ECE of one round", value=round_by_round(shown), **about)
+            yield Cell(row=way, measure="ECE of one round", value=round_by_round(hits), **about)
             yield Cell(row=way, measure=f"hits at p ≥ {SURE}", value=count, **about)
             if right is not None:
                 measure = f"precision at p ≥ {SURE}"
@@ -176,18 +178,18 @@ class Outcome:
                 )
 
 
-def ece_and_floor(shown: Shown) -> tuple[float, float]:
+def ece_and_floor(hits: Shown) -> tuple[float, float]:
     """The calibration error over ten bins, and what a perfect model would show with the hits of one round."""
-    error = reliability(shown.probability, shown.relevant, bins=BINS).ece
-    rounds = np.unique(shown.round).tolist()
-    floors = [sampling_floor(shown.probability[shown.round == number]) for number in rounds]
+    error = reliability(hits.probability, hits.relevant, bins=BINS).ece
+    rounds = np.unique(hits.round).tolist()
+    floors = [sampling_floor(hits.probability[hits.round == number]) for number in rounds]
     return error, float(np.mean(floors))
 
 
-def round_by_round(shown: Shown) -> float:
+def round_by_round(hits: Shown) -> float:
     """The mean calibration error of single rounds."""
-    rounds = [shown.round == number for number in np.unique(shown.round).tolist()]
-    errors = [reliability(shown.probability[each], shown.relevant[each], bins=BINS).ece for each in rounds]
+    rounds = [hits.round == number for number in np.unique(hits.round).tolist()]
+    errors = [reliability(hits.probability[each], hits.relevant[each], bins=BINS).ece for each in rounds]
     return float(np.mean(errors))
 
 
@@ -228,21 +230,21 @@ def _identity(outcomes: Sequence[Outcome]) -> Table:
 def _honesty(outcomes: Sequence[Outcome]) -> Iterator[Any]:
     rows = []
     for outcome in outcomes:
-        for way, shown in outcome.shown.items():
+        for way, hits in outcome.hits.items():
             count, chance, right = outcome.sure(way)
-            said = "too few" if right is None else _inside(chance, right)
+            verdict = "too few" if right is None else _inside(chance, right)
             mean = None if right is None else chance
-            errors = (*ece_and_floor(shown), round_by_round(shown))
-            rows.append((outcome.data, way, len(shown.query), *errors, count, mean, right, said))
+            errors = (*ece_and_floor(hits), round_by_round(hits))
+            rows.append((outcome.data, way, len(hits.query), *errors, count, mean, right, verdict))
     header = (
         *("data", "calibrators", "hits", "ECE", "floor", "ECE of one round"),
         *("p ≥ 0.7", "mean p", "precision", "inside"),
     )
     yield Table(header, tuple(rows), "Pooled over all test folds", (), 3)
     named = {
-        outcome.data: reliability(shown.probability, shown.relevant, bins=BINS)
+        outcome.data: reliability(hits.probability, hits.relevant, bins=BINS)
         for outcome in outcomes
-        for shown in (outcome.shown[DEFAULT],)
+        for hits in (outcome.hits[DEFAULT],)
     }
     yield reliability_diagram(named, caption="The product's probabilities of the ten hits shown.")
 

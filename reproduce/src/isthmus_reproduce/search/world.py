@@ -103,18 +103,18 @@ class World:
         """By the text of a query and the id of a document."""
         text = dict(zip(self.corpus.queries.ids, self.corpus.queries.texts, strict=True))
         qrels = self.corpus.qrels
-        found: dict[str, dict[str, bool]] = {}
+        by_query: dict[str, dict[str, bool]] = {}
         for query, document, grade in zip(
             qrels.query_of_row.tolist(), qrels.documents.tolist(), qrels.grades.tolist(), strict=True
         ):
             if grade > 0 and qrels.queries[query] in text:
-                found.setdefault(text[qrels.queries[query]], {})[document] = True
-        return found
+                by_query.setdefault(text[qrels.queries[query]], {})[document] = True
+        return by_query
 
     def values(self, run: Run) -> FloatArray:
         """The measure of every query."""
-        told = evaluate(self.corpus.qrels[list(self.corpus.queries.ids)], run, [MEASURE])
-        (values,) = told.values.values()
+        evaluation = evaluate(self.corpus.qrels[list(self.corpus.queries.ids)], run, [MEASURE])
+        (values,) = evaluation.values.values()
         return np.asarray(values)
 
     def lesson(self, chosen: IntArray) -> Lesson:
@@ -143,9 +143,9 @@ def _smaller(corpus: Corpus, streams: Streams) -> Corpus:
     qrels = corpus.qrels[list(queries.ids)]
     wanted = set(qrels.documents.tolist())
     others = rng.permutation(len(corpus.documents))[:SMOKE_DOCUMENTS]
-    kept = np.array([id in wanted for id in corpus.documents.ids])
-    kept[others] = True
-    return replace(corpus, documents=corpus.documents.take(kept), queries=queries, qrels=qrels)
+    mask = np.array([id in wanted for id in corpus.documents.ids])
+    mask[others] = True
+    return replace(corpus, documents=corpus.documents.take(mask), queries=queries, qrels=qrels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,12 +159,12 @@ class Silo:
     def listed(self, text: str, itself: str | None) -> dict[str, float]:
         """Its best documents by BM25 alone."""
         snapshot = self.index.snapshot
-        found = snapshot.find(text, DEPTH + 1)
-        scored = Bm25Scorer().score(snapshot, found)
-        names = [found.documents[at] for at in scored.order.tolist()]
+        candidates = snapshot.find(text, DEPTH + 1)
+        scored = Bm25Scorer().score(snapshot, candidates)
+        names = [candidates.documents[at] for at in scored.order.tolist()]
         scores = scored.scores[scored.order].tolist()
-        held = {name: score for name, score in zip(names, scores, strict=True) if name != itself}
-        return dict(list(held.items())[:DEPTH])
+        by_document = {name: score for name, score in zip(names, scores, strict=True) if name != itself}
+        return dict(list(by_document.items())[:DEPTH])
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,9 +188,9 @@ class Federation:
     def lists(self) -> list[Run]:
         """Every silo's BM25 lists with the figures it has now."""
         queries = self.world.corpus.queries
-        asked = list(zip(queries.ids, queries.texts, self.world.own, strict=True))
+        entries = list(zip(queries.ids, queries.texts, self.world.own, strict=True))
         return [
-            Run.from_dict({id: silo.listed(text, own) for id, text, own in asked}, name=silo.name)
+            Run.from_dict({id: silo.listed(text, own) for id, text, own in entries}, name=silo.name)
             for silo in self.silos
         ]
 
@@ -229,18 +229,18 @@ def references(world: World, draws: int) -> dict[str, list[float]]:
     """The measure, query by query, of one index and of lists merged without learning."""
     corpus = world.corpus
     central = BM25().index(corpus.documents).search(corpus.queries, DEPTH)
-    found = {"central BM25": central, "central BM25+LSA": _with_lsa(world, central)}
+    runs = {"central BM25": central, "central BM25+LSA": _with_lsa(world, central)}
     with federation(world) as silos:
         lists = silos.lists()
-        found["raw, local statistics"] = Run.concat(lists)
-        found["RRF"] = fuse(lists, "rrf")
-        found["z-score"] = fuse(lists, "comb-sum", norm="z-score")
+        runs["raw, local statistics"] = Run.concat(lists)
+        runs["RRF"] = fuse(lists, "rrf")
+        runs["z-score"] = fuse(lists, "comb-sum", norm="z-score")
         silos.share("exact")
-        found["raw, shared exactly"] = Run.concat(silos.lists())
+        runs["raw, shared exactly"] = Run.concat(silos.lists())
         for draw in range(draws):
             silos.share("private")
-            found[f"raw, shared privately {draw}"] = Run.concat(silos.lists())
-    return {name: world.values(run).tolist() for name, run in found.items()}
+            runs[f"raw, shared privately {draw}"] = Run.concat(silos.lists())
+    return {name: world.values(run).tolist() for name, run in runs.items()}
 
 
 def _with_lsa(world: World, central: Run) -> Run:
@@ -257,7 +257,7 @@ def learned(world: World) -> dict[str, Any]:
     """What silos that learn together find and say: by way to calibrate, the measure of every query in every
     round, and all hits shown as (way, query, silo, probability, whether it was right, round)."""
     values: dict[str, list[list[float]]] = {}
-    shown: list[list[Any]] = []
+    rows: list[list[Any]] = []
     with federation(world) as silos:
         silos.share("private")
         space = silos.learn_space()
@@ -268,12 +268,12 @@ def learned(world: World) -> dict[str, Any]:
             for way, at, hits in _round(silos, pupils, space, fold_of):
                 places = {hit.document: float(-place) for place, hit in enumerate(hits)}
                 lists.setdefault(way, {})[world.corpus.queries.ids[at]] = places
-                shown += [
+                rows += [
                     [way, at, hit.silo, hit.probability, _is_right(world, at, hit), number] for hit in hits
                 ]
-            for way, found in lists.items():
-                values.setdefault(way, []).append(world.values(Run.from_dict(found)).tolist())
-    return {"values": values, "shown": shown}
+            for way, documents in lists.items():
+                values.setdefault(way, []).append(world.values(Run.from_dict(documents)).tolist())
+    return {"values": values, "shown": rows}
 
 
 def _round(
@@ -283,8 +283,8 @@ def _round(
     world = silos.world
     for fold in np.unique(fold_of).tolist():
         lesson = world.lesson(np.flatnonzero(fold_of != fold))
-        asked = {str(at): partial(_answer, pupil, lesson) for at, pupil in enumerate(pupils)}
-        model = learn(Silos.in_memory(asked), lesson.queries, folds=max(lesson.folds) + 1, space=space)
+        answer_of = {str(at): partial(_answer, pupil, lesson) for at, pupil in enumerate(pupils)}
+        model = learn(Silos.in_memory(answer_of), lesson.queries, folds=max(lesson.folds) + 1, space=space)
         ways = _ways(model, pupils)
         for at in np.flatnonzero(fold_of == fold).tolist():
             answers = _answers(silos, model, world.corpus.queries.texts[at], world.own[at])
@@ -308,23 +308,23 @@ def _ways(model: Learned, pupils: Sequence[Pupil]) -> dict[str, list[Line]]:
 
 def _answers(silos: Federation, model: Learned, text: str, itself: str | None) -> list[list[Hit]]:
     """What every node answers, without the document that the query was made from."""
-    asked = Search.model_construct(query=text, k=SHOWN + 1)  # some queries are longer than messages may be
-    found = []
+    request = Search.model_construct(query=text, k=SHOWN + 1)  # some queries are longer than messages may be
+    answers = []
     for silo in silos.silos:
         searcher = Searcher(silo.name, silo.index, silo.store, model)
-        hits = searcher.search(asked, snippets=False).hits
-        found.append([hit for hit in hits if hit.document != itself][:SHOWN])
-    return found
+        hits = searcher.search(request, snippets=False).hits
+        answers.append([hit for hit in hits if hit.document != itself][:SHOWN])
+    return answers
 
 
 def _fused(answers: Sequence[Sequence[Hit]], lines: Sequence[Line]) -> list[Hit]:
     """The broker's list of the hits, each with the probability of its silo's line."""
-    told = [
+    lists = [
         hit.model_copy(update={"probability": _chance(line, hit.score)})
         for hits, line in zip(answers, lines, strict=True)
         for hit in hits
     ]
-    return merge_hits(told, k=SHOWN, threshold=0.0)[0]
+    return merge_hits(lists, k=SHOWN, threshold=0.0)[0]
 
 
 def _chance(line: Line, score: float) -> float:

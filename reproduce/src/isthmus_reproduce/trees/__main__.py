@@ -52,8 +52,8 @@ def _grow(letor: Letor, parameters: dict[str, Any], trees: int, seat: Seat) -> A
 
 def _in_short(error: ValueError) -> str:
     """What XGBoost says, without its stack trace and where in its sources it says so."""
-    said = str(error).partition("Stack trace:")[0].split("\n")
-    last = next((line for line in reversed(said) if line.strip()), type(error).__name__)
+    lines = str(error).partition("Stack trace:")[0].split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), type(error).__name__)
     return re.sub(r"^[- ]*\[[^]]*\][: ]*", "", last)
 
 
