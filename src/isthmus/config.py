@@ -71,12 +71,12 @@ def settings_repr(thing: object) -> str:
 
     What may be given by position is always there: `MLP(hidden=(32,))`.
     """
-    shown = []
+    settings = []
     for name, parameter in _parameters(type(thing)).items():
         value = getattr(thing, name)
         if parameter.kind is not parameter.KEYWORD_ONLY or value != parameter.default:
-            shown.append(f"{name}={value!r}")
-    return f"{type(thing).__name__}({', '.join(shown)})"
+            settings.append(f"{name}={value!r}")
+    return f"{type(thing).__name__}({', '.join(settings)})"
 
 
 def _parameters(cls: type) -> dict[str, Parameter]:
