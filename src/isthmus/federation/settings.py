@@ -262,7 +262,7 @@ MEASURES = ("nDCG@10", *(f"{name}(empty=skip)" for name in _SKIPPING))
 
 @dataclass(frozen=True)
 class Config:
-    """A training run."""
+    """A training run: data, silos, rounds, strategy, local training, model, protection, as in a TOML file."""
 
     data: str = "synthetic"
     seed: int = 0
