@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import ConfigError, DataError
 from isthmus.retrieval import TIMES, Statistics, idf
-from isthmus.tables import Corpus, Letor, Postings, Queries, Run, rows_of
+from isthmus.tables import Corpus, CountColumns, Letor, Queries, Run, rows_of
 from isthmus.text import ENGLISH, Tokeniser, Tokens
 
 FIELDS = ("title", "body")
@@ -188,8 +188,8 @@ class ExactCounts:
         return self.tokens.counts()
 
     @cached_property
-    def _by_term(self) -> Postings:
-        return Postings(self._table.tocsc())
+    def _by_term(self) -> CountColumns:
+        return CountColumns(self._table.tocsc())
 
 
 def compute(

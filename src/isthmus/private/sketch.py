@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from isthmus.arrays import Ids, IntArray, frozen
 from isthmus.errors import ConfigError, PrivacyError
 from isthmus.report import progress
-from isthmus.tables import Postings, offsets_of, rows_of
+from isthmus.tables import CountColumns, offsets_of, rows_of
 from isthmus.text import Tokens
 
 Counts = NDArray[np.int32]
@@ -182,8 +182,8 @@ class Sketch:
         return csr_array((self.values, self.cells, self.offsets), shape=(len(self), self.family.size))
 
     @cached_property
-    def _by_cell(self) -> Postings:
-        return Postings(self.table.tocsc())
+    def _by_cell(self) -> CountColumns:
+        return CountColumns(self.table.tocsc())
 
     def estimate(self, words: Ids) -> NDArray[Any]:
         """How often every document has every word, of shape (words, documents)."""

@@ -15,6 +15,7 @@ from isthmus.tables.corpus import SPLITS as SPLITS
 from isthmus.tables.corpus import Corpus as Corpus
 from isthmus.tables.corpus import Documents as Documents
 from isthmus.tables.corpus import Queries as Queries
+from isthmus.tables.count_columns import CountColumns as CountColumns
 from isthmus.tables.files import Block as Block
 from isthmus.tables.files import cache_folder as cache_folder
 from isthmus.tables.files import locked as locked
@@ -31,7 +32,6 @@ from isthmus.tables.letor_files import read_letor_fold as read_letor_fold
 from isthmus.tables.letor_files import read_letor_folds as read_letor_folds
 from isthmus.tables.letor_files import rotated_folds as rotated_folds
 from isthmus.tables.letor_files import write_letor as write_letor
-from isthmus.tables.postings import Postings as Postings
 from isthmus.tables.rankings import UNJUDGED as UNJUDGED
 from isthmus.tables.rankings import Qrels as Qrels
 from isthmus.tables.rankings import Run as Run

@@ -15,8 +15,8 @@ _FILLED = 256  # places of whole columns that may be filled for one that is want
 
 
 @dataclass(frozen=True, eq=False)
-class Postings:
-    """`table` is a SciPy CSC array of integers; what is in no column is 0."""
+class CountColumns:
+    """Counts by column; `table` is a SciPy CSC array of integers, places without an entry are 0."""
 
     table: Any
 
