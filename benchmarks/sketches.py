@@ -22,7 +22,7 @@ from benchmarks._rows import limited, row
 from benchmarks.evaluation import seconds
 from isthmus.arrays import Ids, frozen
 from isthmus.features import ExactCounts, Pairs, compute
-from isthmus.private.counts import Asker, Desk, Owner, Release, in_memory
+from isthmus.private.counts import Asker, CountRelease, Desk, Owner, in_memory
 from isthmus.private.decoys import Decoys
 from isthmus.private.ledger import Budget, Ledger, fingerprint
 from isthmus.private.mechanisms import OneShot
@@ -127,7 +127,7 @@ def answering(body: Tokens, sketch: CountMin, path: Path) -> list[dict[str, Any]
     with Ledger(path, Budget()) as ledger:
         covered = ledger.versions(names, [fingerprint(name) for name in names])
         kind = OneShot()
-        release = Release("body", sketch.family, kind, NoiseKey(KEY), ledger.charge_all)
+        release = CountRelease("body", sketch.family, kind, NoiseKey(KEY), ledger.charge_all)
         desk = in_memory(Desk(Owner(sketch, body.lengths, covered, release)), "asker")
         occurrences = np.bincount(body.terms.codes, minlength=VOCABULARY)
         asker = Asker(release.terms, sketch.family, kind, Decoys(body.terms, occurrences, KEY))

@@ -43,7 +43,7 @@ CONTENTS: dict[str, tuple[str, ...]] = {
         "Model",
         "PrivateUpdates",
     ),
-    "isthmus.private.counts": ("Release", "Owner", "Desk", "Asker", "PrivateCounts"),
+    "isthmus.private.counts": ("CountRelease", "Owner", "Desk", "Asker", "PrivateCounts"),
     "isthmus.private.mechanisms": ("OneShot", "Scalar", "PerCell", "SharedNoise", "mechanism"),
     "isthmus.private.ledger": ("Ledger", "Budget"),
     "isthmus.private.secure_sum": ("Member", "total", "sum_in_memory", "FixedPoint"),

@@ -25,7 +25,7 @@ from isthmus.federation.carriers import (
     written_reply,
 )
 from isthmus.federation.runtimes import LocalGrid, in_process
-from isthmus.private.exchange import Party, Relay, Reply, Turn
+from isthmus.private.exchange import ExchangeRelay, ExchangeReply, Party, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger, fingerprint
 from isthmus.private.store import LEDGER, SiloFolder
@@ -76,7 +76,7 @@ def features(made: list[Party]) -> dict[tuple[str, str], np.ndarray]:
 def test_flower_carries_what_memory_carries(tmp_path: Path) -> None:
     """With the same keys, nonces and noise, features are the same to the last digit."""
     here, there = parties(tmp_path / "here"), parties(tmp_path / "there")
-    exchange_in_memory(dict(zip(NAMES, here, strict=True)), Relay(4, WIDTH))
+    exchange_in_memory(dict(zip(NAMES, here, strict=True)), ExchangeRelay(4, WIDTH))
 
     def party(context: Context) -> Party:
         return there[int(context.node_config["partition-id"])]
@@ -119,15 +119,15 @@ def turn() -> Turn:
     )
 
 
-def reply() -> Reply:
-    return Reply("north", (b"letter",), {"body": b"x"}, True, 2, ("south",), b"key")
+def reply() -> ExchangeReply:
+    return ExchangeReply("north", (b"letter",), {"body": b"x"}, True, 2, ("south",), b"key")
 
 
 def test_records_come_back_as_they_were() -> None:
     assert read_turn(written(turn())) == turn()
     assert read_reply(written_reply(reply())) == reply()
     assert read_turn(written(Turn(Agreed(b"s" * 16, (), 4, WIDTH), 0))).letters == ()
-    for content, read in ((written(turn()), read_turn), (written_reply(Reply("north")), read_reply)):
+    for content, read in ((written(turn()), read_turn), (written_reply(ExchangeReply("north")), read_reply)):
         travelled = recorddict_from_proto(recorddict_to_proto(content))  # as over Flower's wire
         assert read(travelled) == read(content)
 

@@ -13,7 +13,7 @@ from isthmus.errors import PrivacyError
 from isthmus.private import composition
 from isthmus.private.composition import (
     RULES,
-    Loss,
+    PrivacyLoss,
     approximate_to_zcdp,
     ceiling,
     pure_to_zcdp,
@@ -44,7 +44,7 @@ def test_zcdp_converts_as_opendp_does(scale: float, delta: float) -> None:
     space = dp.atom_domain(T=int), dp.absolute_distance(T=int)
     gaussian = space >> dp.m.then_gaussian(scale)
     theirs = dp.c.make_zCDP_to_approxDP(gaussian).map(1).epsilon(delta)
-    ours = Loss.gaussian(1, scale).at(delta=delta, rule="zcdp")
+    ours = PrivacyLoss.gaussian(1, scale).at(delta=delta, rule="zcdp")
     assert ours == pytest.approx(theirs, rel=1e-9)
 
 
@@ -54,21 +54,21 @@ def test_sums_are_those_of_opendp(epsilon: float, times: int) -> None:
     dp.enable_features("contrib")
     space = dp.atom_domain(T=int), dp.absolute_distance(T=int)
     laplace = space >> dp.m.then_laplace(1 / epsilon)
-    together = Loss.of(epsilon) * times
+    together = PrivacyLoss.of(epsilon) * times
     summed = dp.c.make_composition([laplace] * times).map(1)
     assert together.at() == pytest.approx(summed)
     concentrated = dp.c.make_composition([dp.c.make_pureDP_to_zCDP(laplace)] * times)
     theirs = dp.c.make_zCDP_to_approxDP(concentrated).map(1).epsilon(1e-6)
     ours = RULES["zcdp"](together, 1e-6)
     assert ours <= theirs * (1 + 1e-9), "ε tanh(ε/2) is never more than ε²/2"
-    assert RULES["zcdp"](Loss(rho=times * epsilon**2 / 2), 1e-6) == pytest.approx(theirs, rel=1e-9)
+    assert RULES["zcdp"](PrivacyLoss(rho=times * epsilon**2 / 2), 1e-6) == pytest.approx(theirs, rel=1e-9)
 
 
 @pytest.mark.parametrize("rule", list(RULES))
 @pytest.mark.parametrize(("epsilon", "times"), [(0.05, 200), (0.1, 100), (0.5, 40), (1.0, 12), (4.0, 3)])
 def test_no_rule_promises_more_than_is_true(rule: composition.Rule, epsilon: float, times: int) -> None:
     delta = 1e-5
-    promised = (Loss.of(epsilon) * times).at(delta=delta, rule=rule)
+    promised = (PrivacyLoss.of(epsilon) * times).at(delta=delta, rule=rule)
     assert exact_delta(epsilon, times, promised) <= delta
 
 
@@ -84,10 +84,10 @@ def test_randomised_response_needs_exactly_that_rho(epsilon: float) -> None:
 
 
 def test_many_small_releases_gain_and_one_large_one_does_not() -> None:
-    assert (Loss.of(0.01) * 1000).at(delta=1e-6, rule="zcdp") < 2
+    assert (PrivacyLoss.of(0.01) * 1000).at(delta=1e-6, rule="zcdp") < 2
     for rule in RULES:
-        assert Loss.of(8).at(delta=1e-6, rule=rule) == 8
-        assert (Loss.of(0.01) * 1000).at(delta=0, rule=rule) == pytest.approx(10), (
+        assert PrivacyLoss.of(8).at(delta=1e-6, rule=rule) == 8
+        assert (PrivacyLoss.of(0.01) * 1000).at(delta=0, rule=rule) == pytest.approx(10), (
             "without δ only the sum holds"
         )
 
@@ -97,7 +97,7 @@ def test_many_small_releases_gain_and_one_large_one_does_not() -> None:
 def test_a_ceiling_says_what_the_rule_says(
     epsilons: list[float], budget: float, delta: float, rule: composition.Rule
 ) -> None:
-    together = sum((Loss.of(epsilon) for epsilon in epsilons), Loss())
+    together = sum((PrivacyLoss.of(epsilon) for epsilon in epsilons), PrivacyLoss())
     bound = ceiling(budget, delta=delta, rule=rule)
     if abs(together.at(delta=delta, rule=rule) - budget) > 1e-9:
         assert together.within(bound) == (together.at(delta=delta, rule=rule) <= budget)
@@ -108,12 +108,12 @@ def test_a_ceiling_says_what_the_rule_says(
 def test_room_is_the_largest_that_fits(
     epsilons: list[float], budget: float, delta: float, rule: composition.Rule
 ) -> None:
-    spent = sum((Loss.of(epsilon) for epsilon in epsilons), Loss())
+    spent = sum((PrivacyLoss.of(epsilon) for epsilon in epsilons), PrivacyLoss())
     bound = ceiling(budget, delta=delta, rule=rule)
     left = room(spent, bound)
     if left > 1e-6:
-        assert (spent + Loss.of(left * (1 - 1e-9))).within(bound)
-    assert not (spent + Loss.of(left + 1e-6)).within(bound)
+        assert (spent + PrivacyLoss.of(left * (1 - 1e-9))).within(bound)
+    assert not (spent + PrivacyLoss.of(left + 1e-6)).within(bound)
 
 
 @settings(max_examples=40, deadline=None)
@@ -124,16 +124,16 @@ def test_conversions_come_back(number: float) -> None:
 
 
 def test_infinite_losses_stay_infinite() -> None:
-    exposed = Loss.of(math.inf) + Loss.of(1)
+    exposed = PrivacyLoss.of(math.inf) + PrivacyLoss.of(1)
     for rule in RULES:
         assert exposed.at(delta=1e-6, rule=rule) == math.inf
         assert not exposed.within(ceiling(9, delta=1e-6, rule=rule))
         assert exposed.within(ceiling(math.inf, delta=1e-6, rule=rule))
         assert room(exposed, ceiling(9, delta=1e-6, rule=rule)) == 0
-    assert Loss.of(math.inf) * 0 == Loss()
+    assert PrivacyLoss.of(math.inf) * 0 == PrivacyLoss()
 
 
 @pytest.mark.parametrize("epsilon", [-1.0, math.nan])
 def test_a_negative_loss_is_refused(epsilon: float) -> None:
     with pytest.raises(PrivacyError, match="no privacy loss"):
-        Loss.of(epsilon)
+        PrivacyLoss.of(epsilon)

@@ -21,7 +21,7 @@ from isthmus.federation.runtimes import LocalGrid
 from isthmus.federation.semisupervised.deployed import Cooperation, cooperate, cross_rows
 from isthmus.federation.semisupervised.labelling import Labelling, SiloRows, guess
 from isthmus.federation.semisupervised.training import Anchor, CoTraining, cotrain
-from isthmus.private.exchange import Party, Relay
+from isthmus.private.exchange import ExchangeRelay, Party
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget
 from isthmus.private.store import SiloFolder
@@ -59,7 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         entropy = Streams(1)("entropy", name).bytes
         parties[name] = Party(folder, own.queries, epsilon=1.0, k=5, entropy=entropy)  # with much noise
         write_letor(judged(name, own.queries.ids), path / f"{name}.txt")
-    exchange_in_memory(parties, Relay(4, 1 << 12))
+    exchange_in_memory(parties, ExchangeRelay(4, 1 << 12))
     return path
 
 

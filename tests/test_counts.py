@@ -14,14 +14,14 @@ from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private import counts
 from isthmus.private.cost import Cost, Covered, no_charge, together
 from isthmus.private.counts import (
-    AskedCells,
+    AnsweredCells,
     Asker,
     Carrier,
+    CountRelease,
     Desk,
     Owner,
     PrivateCounts,
     PublishedCells,
-    Release,
     assemble,
     fetch_catalogue,
     fetch_published,
@@ -38,9 +38,9 @@ from isthmus.private.mechanisms import (
     SharedNoise,
     mechanism,
 )
-from isthmus.private.messages import Enquiry, Question
+from isthmus.private.messages import CountsQuestion, Enquiry
 from isthmus.private.noise import NoiseKey, fresh_nonces
-from isthmus.private.reading import Cells, Lexicon, Plain, Shrink, Threshold
+from isthmus.private.reading import Cells, Lexicon, Plain, Shrink, ThresholdReader
 from isthmus.private.sketch import CountMin, HashFamily
 from isthmus.private.topics import Topics
 from isthmus.private.totals import Foreign, hashed, noised, read_totals, totals_costs, worked_out
@@ -79,12 +79,12 @@ def versions(count: int, seed: int = 0) -> Covered:
     return Covered(tuple(f"d{n}" for n in range(count)), tuple(nonce.tobytes().hex() for nonce in nonces))
 
 
-def release(kind: Mechanism, *, width: int = 1024, charge: object = no_charge, key: int = 0) -> Release:
+def release(kind: Mechanism, *, width: int = 1024, charge: object = no_charge, key: int = 0) -> CountRelease:
     family = HashFamily(b"h" * 32, kind.rows, width)
-    return Release("body", family, kind, NoiseKey(bytes([key]) * 32), charge)  # type: ignore[arg-type]
+    return CountRelease("body", family, kind, NoiseKey(bytes([key]) * 32), charge)  # type: ignore[arg-type]
 
 
-def asker(of: Release, tokens: Tokens, **settings: int) -> Asker:
+def asker(of: CountRelease, tokens: Tokens, **settings: int) -> Asker:
     occurrences = np.bincount(tokens.terms.codes, minlength=len(tokens.terms.vocabulary))
     decoys = Decoys(tokens.terms, occurrences, b"s" * 16)
     return Asker(of.terms, of.family, of.mechanism, decoys, **settings)
@@ -104,7 +104,7 @@ def test_published_and_asked_cells_are_the_same() -> None:
     catalogue = fetch_catalogue(carrier, "body")
     published = PublishedCells(fetch_published(carrier, catalogue, of.family))
     words = Ids.of(["c1", "c2", "t0x1", "nowhere"])
-    asked = AskedCells.through(carrier, asker(of, tokens), words, 40, at_once=3)
+    asked = AnsweredCells.through(carrier, asker(of, tokens), words, 40, at_once=3)
     pairs = np.tile(np.arange(40), 4), words[np.repeat(np.arange(4), 40)]
     np.testing.assert_array_equal(asked.values(*pairs), published.values(*pairs))
     exact = CountMin.of(tokens, of.family)
@@ -141,7 +141,7 @@ def test_another_hash_key_has_other_noise_and_is_charged_anew() -> None:
     tables = []
     for key in (b"h" * 32, b"i" * 32):
         family = HashFamily(key, 1, 256)
-        of = Release("body", family, OneShot(1.0), NoiseKey(b"k" * 32), till)
+        of = CountRelease("body", family, OneShot(1.0), NoiseKey(b"k" * 32), till)
         owner = Owner.of(PLAIN(["nothing"] * 40), versions(40), of)
         found = assemble(iter([owner.publish(0, "north")]), owner.catalogue(), family)
         tables.append(found.dense() - CountMin.of(PLAIN(["nothing"] * 40), family).dense())
@@ -172,7 +172,7 @@ def test_every_mechanism_is_right_on_average(name: str) -> None:
         of = release(kind(epsilon, SMALL[name].rows), width=4096)
         ask = asker(of, vocabulary_of(5000))
         carrier = in_memory(Desk(Owner.of(tokens, versions(20), of)), "north")
-        found = AskedCells.through(carrier, ask, words, 20).values(*pairs)
+        found = AnsweredCells.through(carrier, ask, words, 20).values(*pairs)
         miss = found - exact.counts(*pairs)
         if epsilon == np.inf:
             assert np.abs(miss).max() <= 0.5
@@ -193,7 +193,7 @@ def test_several_rows_of_one_shot_read_their_median() -> None:
     published = PublishedCells(fetch_published(carrier, fetch_catalogue(carrier, "body"), of.family))
     words = Ids.of(["c1"])
     pairs = np.arange(10), words[np.zeros(10, np.int64)]
-    asked = AskedCells.through(carrier, asker(of, tokens), words, 10)
+    asked = AnsweredCells.through(carrier, asker(of, tokens), words, 10)
     np.testing.assert_array_equal(asked.values(*pairs), published.values(*pairs))
     assert np.abs(published.values(*pairs) - ExactCounts.of(tokens).counts(*pairs)).max() <= 1
 
@@ -206,7 +206,7 @@ def test_one_shot_costs_once_whatever_is_asked() -> None:
     of = release(OneShot(8.0), charge=till)
     owner = Owner.of(texts(), versions(40), of)
     carrier = in_memory(Desk(owner), "north")
-    AskedCells.through(carrier, asker(of, texts()), Ids.of(["c1", "c2"]), 40, at_once=1)
+    AnsweredCells.through(carrier, asker(of, texts()), Ids.of(["c1", "c2"]), 40, at_once=1)
     fetch_published(carrier, fetch_catalogue(carrier, "body"), of.family)
     costs = {cost for cost, _, _ in till.charged}
     assert len(costs) == 1
@@ -226,10 +226,10 @@ def test_others_cost_for_every_word_and_nothing_for_a_repeat(name: str) -> None:
     of = release(kind, width=120, charge=till)
     carrier = in_memory(Desk(Owner.of(texts(), versions(40), of)), "north")
     ask = asker(of, vocabulary_of(5000))
-    first = AskedCells.through(carrier, ask, Ids.of(["c1", "c2"]), 40)
+    first = AnsweredCells.through(carrier, ask, Ids.of(["c1", "c2"]), 40)
     names = {cost.release for cost, _, _ in till.charged}
     assert len(names) == (6 if name == "scalar" else 2)  # decoys are words of their own, or inside the vector
-    again = AskedCells.through(carrier, ask, Ids.of(["c1", "c2"]), 40)
+    again = AnsweredCells.through(carrier, ask, Ids.of(["c1", "c2"]), 40)
     assert {cost.release for cost, _, _ in till.charged} == names
     np.testing.assert_array_equal(first.table.toarray(), again.table.toarray())
     assert not any(cost.shared for cost, _, _ in till.charged)
@@ -243,7 +243,9 @@ def test_another_peer_gets_other_noise_where_words_are_paid_for_and_the_same_whe
         of = release(kind)
         desk = Desk(Owner.of(tokens, versions(40), of))
         answers = [
-            AskedCells.through(in_memory(desk, peer), asker(of, tokens), Ids.of(["c1"]), 40).table.toarray()
+            AnsweredCells.through(
+                in_memory(desk, peer), asker(of, tokens), Ids.of(["c1"]), 40
+            ).table.toarray()
             for peer in ("north", "south")
         ]
         assert np.array_equal(*answers) == same
@@ -258,9 +260,9 @@ def test_nothing_leaves_that_the_ledger_refuses(tmp_path: object) -> None:
         occurrences = np.bincount(tokens.terms.codes, minlength=len(tokens.terms.vocabulary))
         ask = Asker(of.terms, of.family, of.mechanism, Decoys(tokens.terms, occurrences, b"s" * 16, count=0))
         for word in ("c1", "c2", "c3", "c1"):  # the last is a repeat and free
-            AskedCells.through(carrier, ask, Ids.of([word]), 5)
+            AnsweredCells.through(carrier, ask, Ids.of([word]), 5)
         with pytest.raises(BudgetExhausted):
-            AskedCells.through(carrier, ask, Ids.of(["c4"]), 5)
+            AnsweredCells.through(carrier, ask, Ids.of(["c4"]), 5)
         assert ledger.spent("d0") == pytest.approx(3.0)
 
 
@@ -275,16 +277,16 @@ def test_publishing_is_for_cells_noised_once() -> None:
 # ---------------------------------------------------------------- protocol
 
 
-def desk() -> tuple[Desk, Release]:
+def desk() -> tuple[Desk, CountRelease]:
     of = release(OneShot(8.0))
     return Desk(Owner.of(texts(), versions(40), of)), of
 
 
-def test_a_question_heard_before_is_refused() -> None:
+def test_a_question_received_before_is_refused() -> None:
     at, of = desk()
     asked = asker(of, texts()).ask(Ids.of(["c1"]))
     at.serve(asked.message, "north")
-    with pytest.raises(ProtocolError, match="heard before"):
+    with pytest.raises(ProtocolError, match="received before"):
         at.serve(asked.message, "north")
     at.serve(asked.message, "south")  # another peer has numbers of its own
 
@@ -310,7 +312,7 @@ def test_other_terms_fields_and_columns_are_refused() -> None:
         at.serve(Enquiry("title").encode(), "north")
     with pytest.raises(ProtocolError, match="do not exist"):
         at.serve(Enquiry("body", first=40).encode(), "north")
-    beyond = Question(of.terms, 1, np.array([[1024]], dtype=np.uint32))
+    beyond = CountsQuestion(of.terms, 1, np.array([[1024]], dtype=np.uint32))
     with pytest.raises(ProtocolError, match="column"):
         at.serve(beyond.encode(), "north")
 
@@ -325,11 +327,11 @@ def test_a_question_about_too_much_at_once_is_refused_and_askers_ask_for_less(
     asker = Asker(
         of.terms, of.family, of.mechanism, Decoys(own, np.ones(len(own.vocabulary), int), b"s" * 16)
     )
-    whole = AskedCells.through(in_memory(desk, "north"), asker, words, 40)
+    whole = AnsweredCells.through(in_memory(desk, "north"), asker, words, 40)
     monkeypatch.setattr(counts, "MOST_VALUES", 40 * 3 * 4)
     with pytest.raises(ProtocolError, match="at once"):
         desk.serve(asker.ask(words).message, "north")
-    parts = AskedCells.through(in_memory(desk, "north"), asker, words, 40)
+    parts = AnsweredCells.through(in_memory(desk, "north"), asker, words, 40)
     assert (whole.table != parts.table).nnz == 0
 
 
@@ -354,7 +356,7 @@ def test_batches_that_do_not_follow_on_are_refused() -> None:
 
 def test_values_nobody_asked_for_are_not_guessed() -> None:
     at, of = desk()
-    found = AskedCells.through(in_memory(at, "north"), asker(of, texts()), Ids.of(["c1"]), 40)
+    found = AnsweredCells.through(in_memory(at, "north"), asker(of, texts()), Ids.of(["c1"]), 40)
     with pytest.raises(PrivacyError, match="not asked"):
         found.values(np.array([0]), Ids.of(["c2"]))
 
@@ -367,7 +369,7 @@ def test_versions_must_be_nonces() -> None:
     with pytest.raises(PrivacyError, match="do not belong"):
         Owner.of(PLAIN(["a", "b", "c"]), versions(2), of)
     with pytest.raises(ConfigError, match="rows"):
-        Release("body", HashFamily(b"h" * 32, rows=2), OneShot(8.0), NoiseKey(b"k" * 32), no_charge)
+        CountRelease("body", HashFamily(b"h" * 32, rows=2), OneShot(8.0), NoiseKey(b"k" * 32), no_charge)
 
 
 # ---------------------------------------------------------------- decoys
@@ -479,7 +481,7 @@ def test_shrinking_beats_the_plain_value_and_its_error_bars_are_honest(topics: b
     found = counts.reading(*pairs)
     values = counts.noisy.values(*pairs)
     plain = Plain(OneShot(4.0).law.variance).read(Cells(values, *pairs))
-    believed = Threshold(2.0, 1.0).read(Cells(values, *pairs))
+    believed = ThresholdReader(2.0, 1.0).read(Cells(values, *pairs))
     errors = [((mean - truth) ** 2).mean() for mean in (found.mean, believed.mean, plain.mean)]
     assert errors[0] < 0.7 * min(errors[1:])
     assert ((found.mean - truth) ** 2).sum() == pytest.approx((found.error**2).sum(), rel=0.3)
@@ -560,7 +562,9 @@ def test_totals_are_worked_out_from_the_values_themselves() -> None:
     for epsilon, allowed in ((np.inf, 0.0), (6.0, 8.0)):
         of = release(OneShot(epsilon), width=1 << 16)
         owner = Owner.of(foreign, versions(200), of)
-        values = owner.answer(Question(of.terms, 0, of.family.of_vocabulary(words).cells.T), "north").table()
+        values = owner.answer(
+            CountsQuestion(of.terms, 0, of.family.of_vocabulary(words).cells.T), "north"
+        ).table()
         seen = Foreign(foreign.lengths, words, (values[:, 0] > 0).sum(axis=1), values[:, 0].sum(axis=1))
         found = worked_out(hashed(Statistics.of(own), sums.family), seen, of.mechanism.law)
         at = found.family.of_vocabulary(words).cells[0]

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from exchanges import HeardHere, exchange_in_memory
+from exchanges import GuardInMemory, exchange_in_memory
 from isthmus.arrays import Ids
 from isthmus.errors import FederationError, ProtocolError
 from isthmus.private.counts import Desk, in_memory
-from isthmus.private.exchange import Exchange, Party, Relay, Reply, Turn
+from isthmus.private.envelopes import Envelope, FileCounter, Post, ReplayGuard, SessionKey
+from isthmus.private.exchange import Exchange, ExchangeRelay, ExchangeReply, Party, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger
-from isthmus.private.letters import HeardInFolder, Letter, NumbersInFolder, Post, SessionKey
 from isthmus.private.secure_sum import as_signed
 from isthmus.private.store import SiloFolder
 from isthmus.private.sums import Adding, Agreed, SumPlan
@@ -54,15 +54,15 @@ def parties(path: Path, *, budget: float = 10.0, **more: object) -> dict[str, Pa
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Party], Relay]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Party], ExchangeRelay]:
     made = parties(tmp_path_factory.mktemp("silos"))
-    return made, exchange_in_memory(made, Relay(3, WIDTH))
+    return made, exchange_in_memory(made, ExchangeRelay(3, WIDTH))
 
 
 @pytest.mark.parametrize("form", ["ask", "publish"])
 def test_what_comes_through_the_relay_is_what_a_call_would_bring(tmp_path: Path, form: str) -> None:
     made = parties(tmp_path, form=form)
-    relay = exchange_in_memory(made, Relay(3, WIDTH))
+    relay = exchange_in_memory(made, ExchangeRelay(3, WIDTH))
     north, south = made["north"], made["south"]
     agreed = Agreed(relay.session, relay.silos, 3, WIDTH)
     through = Exchange(north, Turn(agreed, 9)).looked_up("south")
@@ -90,7 +90,7 @@ def test_what_comes_through_the_relay_is_what_a_call_would_bring(tmp_path: Path,
     assert relay.done == set(NAMES)
 
 
-def test_totals_are_the_sum_of_what_silos_added(done: tuple[dict[str, Party], Relay]) -> None:
+def test_totals_are_the_sum_of_what_silos_added(done: tuple[dict[str, Party], ExchangeRelay]) -> None:
     """The sum under masks is that of contributions drawn from the same entropy, cell by cell."""
     made, relay = done
     plan = SumPlan("title", made["north"].folder.keys.group_key().family("totals title", width=WIDTH), NAMES)
@@ -111,7 +111,7 @@ def test_totals_are_the_sum_of_what_silos_added(done: tuple[dict[str, Party], Re
     assert (totals.documents, totals.length) == (truth.documents, truth.length)
 
 
-def test_everything_is_charged_once_for_all(done: tuple[dict[str, Party], Relay]) -> None:
+def test_everything_is_charged_once_for_all(done: tuple[dict[str, Party], ExchangeRelay]) -> None:
     made, _ = done
     for name, party in made.items():
         with Ledger(party.folder.path / "silo.ledger") as ledger:
@@ -122,7 +122,7 @@ def test_everything_is_charged_once_for_all(done: tuple[dict[str, Party], Relay]
         assert left >= {("counts", other) for other in others} | {("query text", other) for other in others}
 
 
-def test_the_keys_of_masks_are_forgotten(done: tuple[dict[str, Party], Relay]) -> None:
+def test_the_keys_of_masks_are_forgotten(done: tuple[dict[str, Party], ExchangeRelay]) -> None:
     made, relay = done
     for party in made.values():
         kept = {path.name for path in (party.folder.path / "exchange" / relay.session.hex()).iterdir()}
@@ -131,13 +131,13 @@ def test_the_keys_of_masks_are_forgotten(done: tuple[dict[str, Party], Relay]) -
 
 
 def test_numbers_grow_whatever_the_clock_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = NumbersInFolder(tmp_path)()
+    first = FileCounter(tmp_path)()
     monkeypatch.setattr("time.time_ns", lambda: 5)
-    assert NumbersInFolder(tmp_path)() == first + 1
+    assert FileCounter(tmp_path)() == first + 1
 
 
 def test_the_relay_cannot_read_along(tmp_path: Path) -> None:
-    made, relay, seen = parties(tmp_path), Relay(3, WIDTH), []
+    made, relay, seen = parties(tmp_path), ExchangeRelay(3, WIDTH), []
     turns = {name: relay.first() for name in made}
     while turns:
         replies = {name: Exchange(made[name], turn).reply() for name, turn in turns.items()}
@@ -153,18 +153,18 @@ def test_the_relay_cannot_read_along(tmp_path: Path) -> None:
             made["north"].folder.keys.trusted(),
             SessionKey(relay.session, X25519PrivateKey.generate()),
             {name: key[:32] for name, key in relay.keys.items()},
-            HeardHere(),
+            GuardInMemory(),
         )
         with pytest.raises(ProtocolError):
-            stranger.hear(letter)
+            stranger.receive(letter)
 
 
-class Disturbed(Relay):
+class Disturbed(ExchangeRelay):
     """A relay that does more than hand on: it repeats, damages, or sends back what it was given."""
 
     how = "repeat"
 
-    def next(self, replies: dict[str, Reply]) -> dict[str, Turn]:  # type: ignore[override]
+    def next(self, replies: dict[str, ExchangeReply]) -> dict[str, Turn]:  # type: ignore[override]
         turns = super().next(replies)
         return {name: replace(turn, letters=self._changed(turn.letters)) for name, turn in turns.items()}
 
@@ -195,10 +195,10 @@ def test_a_relay_that_repeats_or_adds_changes_nothing(tmp_path: Path, how: str) 
 
 
 def test_a_letter_that_is_lost_is_written_again(tmp_path: Path) -> None:
-    class Forgetful(Relay):
+    class Forgetful(ExchangeRelay):
         lost = 0
 
-        def _sorted(self, replies: dict[str, Reply]) -> dict[str, list[bytes]]:  # type: ignore[override]
+        def _sorted(self, replies: dict[str, ExchangeReply]) -> dict[str, list[bytes]]:  # type: ignore[override]
             post = super()._sorted(replies)
             if self.step in (1, 3):
                 self.lost += len(post["south"])
@@ -215,7 +215,7 @@ def test_a_silo_without_budget_refuses_and_the_others_go_on(tmp_path: Path) -> N
     made = parties(tmp_path)
     with made["south"].folder.ledger() as ledger:
         ledger.set_budget(Budget(2.0))
-    turns, relay = {}, Relay(3, WIDTH)
+    turns, relay = {}, ExchangeRelay(3, WIDTH)
     turns = {name: relay.first() for name in made}
     failed: set[tuple[str, str]] = set()
     while turns:
@@ -232,7 +232,7 @@ def test_a_silo_without_budget_refuses_and_the_others_go_on(tmp_path: Path) -> N
 def test_a_relay_cannot_shrink_the_noise(tmp_path: Path) -> None:
     """More silos than take part, or a lower threshold later on, would make every share of noise smaller."""
     made = parties(tmp_path)
-    relay = Relay(3, WIDTH)
+    relay = ExchangeRelay(3, WIDTH)
     turns = {name: relay.first() for name in made}
     for _ in range(2):
         turns = relay.next({name: Exchange(made[name], turn).reply() for name, turn in turns.items()})
@@ -251,7 +251,7 @@ def test_a_relay_cannot_shrink_the_noise(tmp_path: Path) -> None:
 
 def test_an_exchange_without_a_silo_cannot_go_on(tmp_path: Path) -> None:
     made = parties(tmp_path)
-    relay = Relay(3, WIDTH)
+    relay = ExchangeRelay(3, WIDTH)
     replies = {name: Exchange(party, relay.first()).reply() for name, party in made.items()}
     relay.next(replies)
     with pytest.raises(FederationError, match="missing: south"):
@@ -271,7 +271,7 @@ def posts(path: Path) -> dict[str, Post]:
             party.folder.keys.trusted(),
             own[name],
             {other: key.public for other, key in own.items() if other != name},
-            HeardInFolder(path / "heard" / name),
+            ReplayGuard(path / "heard" / name),
         )
         for name, party in made.items()
     }
@@ -282,18 +282,18 @@ def test_letters_are_heard_once_by_whom_they_are_for(tmp_path: Path) -> None:
     sent = post["north"].ask("south", b"what is it")
     for other in ("north", "east"):
         with pytest.raises(ProtocolError, match="another silo"):
-            post[other].hear(sent.letter)
-    heard = post["south"].hear(sent.letter)
+            post[other].receive(sent.envelope)
+    heard = post["south"].receive(sent.envelope)
     assert (heard.sender, heard.message) == ("north", b"what is it")
-    again = replace(post["south"], heard=HeardInFolder(tmp_path / "heard" / "south"))
-    with pytest.raises(ProtocolError, match="heard before"):
-        again.hear(sent.letter)
+    again = replace(post["south"], replay_guard=ReplayGuard(tmp_path / "heard" / "south"))
+    with pytest.raises(ProtocolError, match="received before"):
+        again.receive(sent.envelope)
     answer = post["south"].answer(heard, b"this")
     assert post["north"].open(answer, sent.digest) == b"this"
     with pytest.raises(ProtocolError, match="another question"):
         post["north"].open(answer, b"0" * 16)
     with pytest.raises(ProtocolError, match="answer where"):
-        post["north"].hear(answer)
+        post["north"].receive(answer)
 
 
 def test_a_letter_does_not_come_from_somebody_else(tmp_path: Path) -> None:
@@ -301,14 +301,14 @@ def test_a_letter_does_not_come_from_somebody_else(tmp_path: Path) -> None:
     post = posts(tmp_path)
     forger = replace(post["east"], identity=replace(post["east"].identity, name="north"))
     with pytest.raises(ProtocolError, match="does not open"):
-        post["south"].hear(forger.ask("south", b"x").letter)
-    letter = Letter.decode(post["south"].ask("north", b"x").letter)
+        post["south"].receive(forger.ask("south", b"x").envelope)
+    letter = Envelope.decode(post["south"].ask("north", b"x").envelope)
     back = replace(letter, sender="north", receiver="south").encode()
     with pytest.raises(ProtocolError, match="does not open"):
-        post["south"].hear(back)
+        post["south"].receive(back)
     other = replace(post["north"], group=GroupKey.fresh(epoch=1))
     with pytest.raises(ProtocolError, match="does not open"):
-        post["south"].hear(other.ask("south", b"x").letter)
+        post["south"].receive(other.ask("south", b"x").envelope)
     with pytest.raises(ProtocolError, match="not trusted"):
         post["north"].ask("west", b"x")
 
@@ -331,13 +331,13 @@ def _mutated(data: bytes, rng: np.random.Generator) -> bytes:
 @pytest.mark.soak
 def test_fuzzed_letters_are_refused(tmp_path: Path, soak_count: Callable[[int, int], int]) -> None:
     post, rng = posts(tmp_path), Streams(3)("fuzz")
-    heard = replace(post["south"], heard=HeardHere())
+    heard = replace(post["south"], replay_guard=GuardInMemory())
     for _ in range(soak_count(300, 10_000)):
         sent = post["north"].ask("south", rng.bytes(int(rng.integers(60))))
-        wrong = _mutated(sent.letter, rng)
+        wrong = _mutated(sent.envelope, rng)
         with pytest.raises(ProtocolError):
-            heard.hear(wrong)
-        answer = heard.answer(heard.hear(sent.letter), b"fine")
+            heard.receive(wrong)
+        answer = heard.answer(heard.receive(sent.envelope), b"fine")
         with pytest.raises(ProtocolError):
             post["north"].open(_mutated(answer, rng), sent.digest)
         assert post["north"].open(answer, sent.digest) == b"fine"
@@ -346,7 +346,7 @@ def test_fuzzed_letters_are_refused(tmp_path: Path, soak_count: Callable[[int, i
 @pytest.mark.soak
 def test_fuzzed_steps_of_the_sum_are_refused(tmp_path: Path, soak_count: Callable[[int, int], int]) -> None:
     """Whatever a relay makes of adverts, boxes, lists and totals is a ProtocolError or does no harm."""
-    made, relay = parties(tmp_path), Relay(3, WIDTH)
+    made, relay = parties(tmp_path), ExchangeRelay(3, WIDTH)
     turns = {name: relay.first() for name in made}
     stages = [turns := relay.next({n: Exchange(made[n], t).reply() for n, t in turns.items()}) for _ in "1"]
     rng, refused, trials = Streams(4)("fuzz"), 0, soak_count(40, 2_000)
@@ -372,7 +372,7 @@ def test_fuzzed_steps_of_the_sum_are_refused(tmp_path: Path, soak_count: Callabl
 @pytest.mark.soak
 def test_a_relay_stands_what_silos_send(tmp_path: Path, soak_count: Callable[[int, int], int]) -> None:
     """Parts of the sum that were changed: a ProtocolError, or a total of the right shape."""
-    made, relay = parties(tmp_path), Relay(3, 64)
+    made, relay = parties(tmp_path), ExchangeRelay(3, 64)
     turns, rng, seen = {name: relay.first() for name in made}, Streams(5)("fuzz"), []
     for _ in range(5):
         replies = {name: replace(Exchange(made[name], turns[name]).reply(), letters=()) for name in made}

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
-from isthmus.private.composition import Loss
+from isthmus.private.composition import PrivacyLoss
 from isthmus.private.cost import Cost, Covered
-from isthmus.private.counts import Owner, Release
+from isthmus.private.counts import CountRelease, Owner
 from isthmus.private.ledger import KINDS, NO_GUARANTEE, Budget, Ledger, fingerprint, schema
 from isthmus.private.mechanisms import Mechanism, OneShot, Scalar
-from isthmus.private.messages import Question
+from isthmus.private.messages import CountsQuestion
 from isthmus.private.noise import NoiseKey
 from isthmus.private.sketch import HashFamily
 from isthmus.text import tokenise
@@ -197,14 +197,14 @@ def test_no_privacy_needs_an_infinite_budget(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("rule", "times"), [("basic", 16), ("advanced", 18), ("zcdp", 33)])
 def test_composition_lets_many_small_releases_through(path: Path, rule, times: int) -> None:
     delta = 0.0 if rule == "basic" else 1e-3
-    assert (Loss.of(0.06) * times).at(delta=delta, rule=rule) <= 1
-    assert (Loss.of(0.06) * (times + 1)).at(delta=delta, rule=rule) > 1
+    assert (PrivacyLoss.of(0.06) * times).at(delta=delta, rule=rule) <= 1
+    assert (PrivacyLoss.of(0.06) * (times + 1)).at(delta=delta, rule=rule) > 1
     with Ledger(path, Budget(epsilon=1.0, delta=delta, rule=rule)) as ledger:
         for number in range(times):
             ledger.charge(cost(0.06, f"w{number}"), covering("a"), "north")
         with pytest.raises(BudgetExhausted) as refused:
             ledger.charge(cost(0.06, "one more"), covering("a"), "north")
-        assert ledger.spent("a") == pytest.approx((Loss.of(0.06) * times).at(delta=delta, rule=rule))
+        assert ledger.spent("a") == pytest.approx((PrivacyLoss.of(0.06) * times).at(delta=delta, rule=rule))
         assert ledger.left("a") == refused.value.left < refused.value.requested
         ledger.audit()
 
@@ -533,7 +533,7 @@ def owner(ledger: Ledger, key: NoiseKey, texts: list[str], kind: Mechanism) -> O
     names = [f"north/{number}" for number in range(len(texts))]
     covered = ledger.versions(names, [fingerprint(text) for text in texts])
     family = HashFamily(b"\x05" * 32, rows=kind.rows, width=64)
-    return Owner.of(tokenise(texts), covered, Release("body", family, kind, key, ledger.charge_all))
+    return Owner.of(tokenise(texts), covered, CountRelease("body", family, kind, key, ledger.charge_all))
 
 
 def test_published_counts_are_charged_once_until_text_or_key_change(ledger: Ledger) -> None:
@@ -555,10 +555,10 @@ def test_a_question_that_is_refused_is_not_answered(ledger: Ledger) -> None:
     kind = Scalar(epsilon=4.0, rows=1)
     asked = owner(ledger, NoiseKey.fresh(), ["red apples"], kind)
     columns = np.arange(3, dtype=np.uint32)[:, None]
-    asked.answer(Question(asked.release.terms, 0, columns[:1]), "south")
-    asked.answer(Question(asked.release.terms, 0, columns[:1]), "west")
+    asked.answer(CountsQuestion(asked.release.terms, 0, columns[:1]), "south")
+    asked.answer(CountsQuestion(asked.release.terms, 0, columns[:1]), "west")
     assert ledger.spent("north/0") == 8, "each peer has noise of its own"
     with pytest.raises(BudgetExhausted) as refused:
-        asked.answer(Question(asked.release.terms, 1, columns), "west")
+        asked.answer(CountsQuestion(asked.release.terms, 1, columns), "west")
     assert refused.value.left == 1
     assert ledger.spent("north/0", peer="west") == 4

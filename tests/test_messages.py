@@ -10,19 +10,19 @@ import pytest
 
 from isthmus.arrays import Ids
 from isthmus.errors import PrivacyError, ProtocolError
-from isthmus.private import letters, messages
+from isthmus.private import envelopes, messages
 from isthmus.private.cost import Covered, no_charge
-from isthmus.private.counts import Asker, Desk, Owner, Release, fetch_catalogue, fetch_published
+from isthmus.private.counts import Asker, CountRelease, Desk, Owner, fetch_catalogue, fetch_published
 from isthmus.private.decoys import Decoys
 from isthmus.private.keys import GroupKey, Identity, unwrap, wrap
 from isthmus.private.mechanisms import OneShot, Scalar
 from isthmus.private.messages import (
-    Answer,
     Catalogue,
+    CountsAnswer,
+    CountsMessage,
+    CountsQuestion,
     Enquiry,
-    Message,
     Published,
-    Question,
     Refusal,
     Terms,
     kind_of,
@@ -37,7 +37,7 @@ PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
 SECRETS = ("pangolin", "d17", "topsecret")
 
 
-def samples() -> list[Message]:
+def samples() -> list[CountsMessage]:
     values = np.array([1, -1, 300, -70_000, 2], dtype=np.int32)
     places = np.array([0, 5, 6, 500, 639])
     return [
@@ -46,14 +46,14 @@ def samples() -> list[Message]:
         Refusal("the message was refused"),
         Catalogue(TERMS, ("a", "bé", ""), np.array([1, 0, 4_000_000])),
         Published(TERMS, 5, 10, places, values),
-        Question(TERMS, 12, np.array([[3], [63]], dtype=np.uint32)),
-        Answer.of(b"q" * 16, np.arange(-6, 6, dtype=np.int32).reshape(2, 1, 6)),
-        Answer.of(b"q" * 16, np.linspace(0, 1, 6).reshape(2, 1, 3)),
+        CountsQuestion(TERMS, 12, np.array([[3], [63]], dtype=np.uint32)),
+        CountsAnswer.of(b"q" * 16, np.arange(-6, 6, dtype=np.int32).reshape(2, 1, 6)),
+        CountsAnswer.of(b"q" * 16, np.linspace(0, 1, 6).reshape(2, 1, 3)),
     ]
 
 
 @pytest.mark.parametrize("message", samples(), ids=lambda message: type(message).__name__)
-def test_a_message_comes_back_as_it_was(message: Message) -> None:
+def test_a_message_comes_back_as_it_was(message: CountsMessage) -> None:
     told = message.encode()
     back = type(message).decode(told)
     assert back.encode() == told
@@ -78,24 +78,24 @@ def test_packed_values_come_back_at_any_density(density: float) -> None:
 
 def test_a_sparse_release_is_small() -> None:
     """At ε = 8 a document of 100 words takes a few hundred bytes for its 8,192 cells."""
-    of = Release("body", HashFamily(b"h" * 32), OneShot(8.0), NoiseKey(b"k" * 32), no_charge)
+    of = CountRelease("body", HashFamily(b"h" * 32), OneShot(8.0), NoiseKey(b"k" * 32), no_charge)
     tokens = PLAIN([" ".join(f"w{n}" for n in range(100))] * 20)
     owner = Owner.of(tokens, _covered(20), of)
     assert len(owner.publish(0, "north").encode()) / 20 < 900
 
 
 def test_everything_but_the_message_is_refused() -> None:
-    told = Question(TERMS, 1, np.array([[3]], dtype=np.uint32)).encode()
+    told = CountsQuestion(TERMS, 1, np.array([[3]], dtype=np.uint32)).encode()
     for wrong in (b"", b"ISTH", told[:-1], told[1:], told + b"\0", told[:20] + told[21:], b"\0" * len(told)):
         with pytest.raises(ProtocolError):
-            Question.decode(wrong)
+            CountsQuestion.decode(wrong)
     with pytest.raises(ProtocolError, match="kind"):
-        Answer.decode(told)
+        CountsAnswer.decode(told)
     with pytest.raises(ProtocolError):
-        Question.decode("text")  # type: ignore[arg-type]
+        CountsQuestion.decode("text")  # type: ignore[arg-type]
 
 
-def forged(kind: type[Message], body: bytes) -> bytes:
+def forged(kind: type[CountsMessage], body: bytes) -> bytes:
     """A message with a right frame and checksum around any body."""
 
     class Forged(kind):  # type: ignore[misc, valid-type]
@@ -106,7 +106,7 @@ def forged(kind: type[Message], body: bytes) -> bytes:
 
 
 def test_bodies_that_lie_about_themselves_are_refused() -> None:
-    good = Question(TERMS, 1, np.array([[3]], dtype=np.uint32))._body()
+    good = CountsQuestion(TERMS, 1, np.array([[3]], dtype=np.uint32))._body()
     terms = good[: -(8 + 2 + 4)]
     for body in (
         b"",
@@ -120,7 +120,7 @@ def test_bodies_that_lie_about_themselves_are_refused() -> None:
         terms[:14] + struct.pack("<dBII", 8.0, 0, 64, 3) + good[len(terms) :],
     ):
         with pytest.raises(ProtocolError):
-            Question.decode(forged(Question, body))
+            CountsQuestion.decode(forged(CountsQuestion, body))
 
 
 def test_a_small_answer_cannot_claim_to_be_huge() -> None:
@@ -128,13 +128,13 @@ def test_a_small_answer_cannot_claim_to_be_huge() -> None:
     body = b"q" * 16 + struct.pack("<?HBI", False, 16_000, 255, (1 << 24) - 1)
     body += struct.pack("<?III", False, 0, 0, 0)
     with pytest.raises(ProtocolError, match="more values"):
-        Answer.decode(forged(Answer, body))
+        CountsAnswer.decode(forged(CountsAnswer, body))
     body = body[:16] + struct.pack("<?HBI", False, 100, 1, 1_000) + body[-13:]
-    assert Answer.decode(forged(Answer, body)).shape == (100, 1, 1_000)
-    of = Release("body", HashFamily(b"h" * 32, width=64), OneShot(8.0), NoiseKey(b"k" * 32), no_charge)
+    assert CountsAnswer.decode(forged(CountsAnswer, body)).shape == (100, 1, 1_000)
+    of = CountRelease("body", HashFamily(b"h" * 32, width=64), OneShot(8.0), NoiseKey(b"k" * 32), no_charge)
     asker = Asker(of.terms, of.family, of.mechanism, Decoys(Ids.of(["a"]), np.ones(1, int), b"s" * 16))
     asked = asker.ask(Ids.of(["a"]))
-    lying = forged(Answer, asked.question.digest() + body[16:])
+    lying = forged(CountsAnswer, asked.question.digest() + body[16:])
     with pytest.raises(ProtocolError, match="does not fit"):
         asker.recover(asked, lying, 20)
 
@@ -171,7 +171,7 @@ def test_fuzzed_messages_are_refused_and_nothing_leaks(soak_count: Callable[[int
     desks = []
     for kind in (OneShot(8.0), Scalar(1.0, rows=3)):
         family = HashFamily(b"h" * 32, kind.rows, 64)
-        of = Release("body", family, kind, NoiseKey(b"k" * 32), no_charge)
+        of = CountRelease("body", family, kind, NoiseKey(b"k" * 32), no_charge)
         asker = Asker(of.terms, family, kind, Decoys(tokens.terms, np.ones(3, int), b"s" * 16))
         desks.append((Desk(Owner.of(tokens, _covered(18), of)), asker))
     refused: list[str] = []
@@ -183,12 +183,12 @@ def test_fuzzed_messages_are_refused_and_nothing_leaks(soak_count: Callable[[int
             if kind == "frame":
                 desk.serve(_mutated(asked.message, rng), "north")
             elif kind == "body":
-                desk.serve(forged(Question, _mutated(asked.question._body(), rng)), "north")
+                desk.serve(forged(CountsQuestion, _mutated(asked.question._body(), rng)), "north")
             elif kind == "enquiry":
                 desk.serve(forged(Enquiry, _mutated(Enquiry("body", 0)._body(), rng)), "north")
             else:
-                answer = Answer.decode(desk.serve(asked.message, "north"))
-                told = forged(Answer, _mutated(answer._body(), rng)) if trial % 3 else answer.encode()
+                answer = CountsAnswer.decode(desk.serve(asked.message, "north"))
+                told = forged(CountsAnswer, _mutated(answer._body(), rng)) if trial % 3 else answer.encode()
                 asker.recover(asked, _mutated(told, rng) if trial % 3 == 1 else told, 18)
         except ProtocolError as error:
             refused.append(str(error))
@@ -200,7 +200,7 @@ def test_fuzzed_messages_are_refused_and_nothing_leaks(soak_count: Callable[[int
 @pytest.mark.soak
 @pytest.mark.parametrize("message", samples(), ids=lambda message: type(message).__name__)
 def test_every_kind_of_message_stands_fuzzing(
-    message: Message, soak_count: Callable[[int, int], int]
+    message: CountsMessage, soak_count: Callable[[int, int], int]
 ) -> None:
     """A changed frame is refused; a changed body in a right frame is refused or is another message."""
     rng, kind, whole = Streams(8)("fuzz", type(message).__name__), type(message), message.encode()
@@ -223,13 +223,13 @@ def test_every_kind_of_message_stands_fuzzing(
 def test_what_an_owner_publishes_is_not_believed_either(soak_count: Callable[[int, int], int]) -> None:
     """Catalogues and batches changed in right frames: sketches of their shape, or a ProtocolError."""
     rng, family = Streams(9)("fuzz"), HashFamily(b"h" * 32, 1, 64)
-    of = Release("body", family, OneShot(8.0), NoiseKey(b"k" * 32), no_charge)
+    of = CountRelease("body", family, OneShot(8.0), NoiseKey(b"k" * 32), no_charge)
     desk = Desk(Owner.of(PLAIN([" ".join(SECRETS)] * 18), _covered(18), of))
     refused = 0
     for trial in range(soak_count(200, 10_000)):
         changed = (Catalogue, Published)[trial % 2]
 
-        def carrier(message: bytes, changed: type[Message] = changed) -> bytes:
+        def carrier(message: bytes, changed: type[CountsMessage] = changed) -> bytes:
             told = desk.serve(message, "north")
             if kind_of(told) != changed.kind:
                 return told
@@ -251,9 +251,9 @@ def test_oversized_messages_are_neither_made_nor_read(monkeypatch: pytest.Monkey
         Catalogue.decode(told)
     with pytest.raises(ProtocolError, match="too large"):
         message.encode()
-    monkeypatch.setattr(letters, "_LONGEST", 200)
+    monkeypatch.setattr(envelopes, "_LONGEST", 200)
     with pytest.raises(ProtocolError, match="too long"):
-        letters.Letter.decode(b"ISLE" + bytes(300))
+        envelopes.Envelope.decode(b"ISLE" + bytes(300))
 
 
 # ---------------------------------------------------------------- group keys

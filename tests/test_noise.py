@@ -24,7 +24,7 @@ def test_noise_follows_its_law(rate: float) -> None:
     reach = int(min(8 / rate, 12 / rate**0.5)) + 1
     values = np.arange(-reach, reach + 1)
     seen = np.array([(drawn == value).sum() for value in values])
-    chances = law.chances(values)
+    chances = law.probabilities(values)
     enough = chances * len(drawn) > 20
     rest = len(drawn) - seen[enough].sum()
     expected = np.append(chances[enough], 1 - chances[enough].sum()) * len(drawn)
@@ -53,7 +53,7 @@ def test_extreme_words_are_the_far_tails() -> None:
 
 def test_no_noise_and_too_much() -> None:
     assert not Geometric(math.inf).draw(1000).any()
-    assert Geometric(math.inf).chances(np.array([-1, 0, 1])).tolist() == [0, 1, 0]
+    assert Geometric(math.inf).probabilities(np.array([-1, 0, 1])).tolist() == [0, 1, 0]
     with pytest.raises(PrivacyError, match="drown"):
         Geometric(1e-6)
     with pytest.raises(PrivacyError):
@@ -63,7 +63,7 @@ def test_no_noise_and_too_much() -> None:
 def test_neighbouring_counts_differ_by_the_rate_everywhere() -> None:
     law = Geometric(0.7)
     values = np.arange(-30, 31)
-    ratio = np.log(law.chances(values) / law.chances(values - 1))
+    ratio = np.log(law.probabilities(values) / law.probabilities(values - 1))
     np.testing.assert_allclose(np.abs(ratio), 0.7, rtol=1e-9)
 
 

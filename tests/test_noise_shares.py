@@ -35,7 +35,7 @@ def secret_stream(secret: bytes):
 
 
 def geometric(rate: float) -> np.ndarray:
-    return Geometric(rate).chances(np.arange(-MOST, MOST + 1))
+    return Geometric(rate).probabilities(np.arange(-MOST, MOST + 1))
 
 
 def chances(noise: NoiseShares, shares: int, most: int) -> np.ndarray:

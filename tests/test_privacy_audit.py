@@ -18,10 +18,10 @@ from isthmus.private.auditing import (
     neighbours,
 )
 from isthmus.private.cost import Cost, Covered, certainty, explain, no_charge, surest, together
-from isthmus.private.counts import Asker, Desk, Owner, Release, in_memory
+from isthmus.private.counts import Asker, CountRelease, Desk, Owner, in_memory
 from isthmus.private.decoys import Decoys
 from isthmus.private.mechanisms import Mechanism, OneShot, PerCell, Scalar, SharedNoise
-from isthmus.private.messages import Answer
+from isthmus.private.messages import CountsAnswer
 from isthmus.private.noise import Geometric, NoiseKey, fresh_nonces
 from isthmus.private.sketch import CountSketch, HashFamily
 from isthmus.private.sums import NoiseShares
@@ -46,14 +46,14 @@ def recovered(kind: Mechanism, width: int, length: int = 1000) -> tuple[float, f
     family = HashFamily(rng.bytes(32), kind.rows, width)
     nonces = fresh_nonces(60, rng.bytes)
     covered = Covered(tuple(map(str, range(60))), tuple(nonce.tobytes().hex() for nonce in nonces))
-    of = Release("body", family, kind, NoiseKey.fresh(rng.bytes), no_charge)
+    of = CountRelease("body", family, kind, NoiseKey.fresh(rng.bytes), no_charge)
     words = Ids.of([f"v{n}" for n in range(6000)])
     asker = Asker(of.terms, family, kind, Decoys(words, np.arange(6000), rng.bytes(16)))
     asked = asker.ask(Ids.of(["w1", "w2", "w30", "w400"]))
     answer = in_memory(Desk(Owner.of(tokens, covered, of)), "attacker")(asked.message)
     cells = asked.question.columns + np.arange(kind.rows) * width
     truth = CountSketch.of(tokens, family).columns(cells.ravel()).reshape(*cells.shape, -1)
-    found = np.stack([differencing(vector) for vector in Answer.decode(answer).table()])
+    found = np.stack([differencing(vector) for vector in CountsAnswer.decode(answer).table()])
     right = found == truth
     return float(right.mean()), float(right[truth != 0].mean())
 
@@ -167,7 +167,7 @@ def test_certainty_is_the_best_guess_for_geometric_noise() -> None:
         one_cell = 1 / (1 + a)
         values = np.arange(-80, 81)
         law = Geometric(epsilon / 2)
-        here, there = law.chances(values), law.chances(values - 1)
+        here, there = law.probabilities(values), law.probabilities(values - 1)
         first, second = np.outer(there, here), np.outer(here, there)
         two_cells = 0.5 * np.maximum(first, second).sum()
         assert certainty(epsilon) == pytest.approx(one_cell)
@@ -178,7 +178,7 @@ def test_after_a_single_draw_the_attacker_is_mostly_surer_than_on_average() -> N
     """The posterior of two equally likely words in two cells, over all outcomes of the noise."""
     for epsilon in (0.5, 2.0, 8.0):
         values, law = np.arange(-80, 81), Geometric(epsilon / 2)
-        here, there = law.chances(values), law.chances(values - 1)
+        here, there = law.probabilities(values), law.probabilities(values - 1)
         first, second = np.outer(there, here), np.outer(here, there)
         inner = (slice(1, -1), slice(1, -1))  # beside the edges, where outcomes are cut off
         sure = (np.maximum(first, second) / (first + second))[inner]
@@ -198,7 +198,7 @@ def test_releases_together_give_no_more_than_their_sum() -> None:
     outcomes = np.ones(1), np.ones(1)
     for epsilon in (3.0, 0.5, 0.5):
         law = Geometric(epsilon / 2)
-        here, there = law.chances(values), law.chances(values - 1)
+        here, there = law.probabilities(values), law.probabilities(values - 1)
         pair = np.outer(there, here).ravel(), np.outer(here, there).ravel()
         ratio = np.round(np.log(pair[0] / pair[1]), 9)
         levels, back = np.unique(ratio, return_inverse=True)

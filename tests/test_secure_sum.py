@@ -94,7 +94,7 @@ def test_a_member_is_carried_from_process_to_process_at_every_step() -> None:
     silos = members(4, 3)
 
     def carry() -> None:
-        silos.update({name: Member.resumed(silo.kept()) for name, silo in silos.items()})
+        silos.update({name: Member.resumed(silo.to_bytes()) for name, silo in silos.items()})
 
     adverts, boxes = exchange(silos)
     carry()

@@ -140,7 +140,7 @@ def test_names_of_an_older_ledger_are_followed_too(tmp_path: Path, monkeypatch: 
     """It has digests of whole documents; what is still there under its name is then known by its words."""
     with monkeypatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        store = schema.Store(tmp_path / "ledger", create=True)
+        store = schema.LedgerStore(tmp_path / "ledger", create=True)
         with store.writing() as db:
             db.execute("INSERT INTO setting VALUES ('budget', ?)", (Budget(4.0).to_json(),))
             db.execute("INSERT INTO document VALUES (1, 'old', 1), (2, 'gone', 2)")

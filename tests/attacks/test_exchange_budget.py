@@ -11,7 +11,7 @@ import pytest
 from exchanges import exchange_in_memory
 from isthmus.cli import main
 from isthmus.errors import PrivacyError, ProtocolError
-from isthmus.private.exchange import Exchange, Party, Relay, Turn
+from isthmus.private.exchange import Exchange, ExchangeRelay, Party, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget
 from isthmus.private.store import SiloFolder
@@ -40,9 +40,9 @@ def parties(tmp_path: Path) -> dict[str, Party]:
     return silos
 
 
-def stopped(parties: dict[str, Party], after: int, relay: Relay | None = None) -> Relay:
+def stopped(parties: dict[str, Party], after: int, relay: ExchangeRelay | None = None) -> ExchangeRelay:
     """A session that the relay breaks off when silos have done this step, letters withheld."""
-    relay = relay or Relay(3, WIDTH)
+    relay = relay or ExchangeRelay(3, WIDTH)
     turns = {name: relay.first() for name in parties}
     for _ in range(after + 1):
         replies = {name: Exchange(parties[name], turn).reply() for name, turn in turns.items()}
@@ -66,7 +66,7 @@ def test_sessions_that_are_stopped_cost_nothing(parties: dict[str, Party], step:
     for _ in range(3):
         stopped(parties, step)
     assert [spent(party) for party in parties.values()] == [0.0] * 3
-    relay = exchange_in_memory(parties, Relay(3, WIDTH))
+    relay = exchange_in_memory(parties, ExchangeRelay(3, WIDTH))
     assert relay.done == set(NAMES)
     assert all(parties["north"].features(peer).exists() for peer in ("east", "south"))
     assert [spent(party) for party in parties.values()] == [9.0] * 3
@@ -94,7 +94,7 @@ def test_a_session_that_begins_again_under_its_name_costs_again(
     parties: dict[str, Party], ending: str
 ) -> None:
     """Its noise is fresh, and the relay could average it away: the name of a session is the relay's word."""
-    opened = stopped(parties, 4, Relay(3, WIDTH, session=bytes(16)))
+    opened = stopped(parties, 4, ExchangeRelay(3, WIDTH, session=bytes(16)))
     assert [spent(party) for party in parties.values()] == [1.0] * 3
     if ending == "over":
         for party in parties.values():
@@ -104,7 +104,7 @@ def test_a_session_that_begins_again_under_its_name_costs_again(
     for party in parties.values():
         assert "stopped after its sum was charged" in incidents(party)[0]
     with pytest.raises(PrivacyError, match="no room for another sum"):
-        stopped(parties, 4, Relay(3, WIDTH, session=bytes(16)))
+        stopped(parties, 4, ExchangeRelay(3, WIDTH, session=bytes(16)))
 
 
 def test_what_was_broken_off_or_refused_is_said_aloud(
@@ -141,7 +141,7 @@ def test_a_silo_has_its_own_least_noise_and_widest_sketch(
     parties: dict[str, Party], own: dict[str, int], said: str
 ) -> None:
     party = replace(parties["north"], **own)
-    relay = Relay(3, WIDTH)
+    relay = ExchangeRelay(3, WIDTH)
     with pytest.raises(ProtocolError, match=said):
         Exchange(party, relay.first()).reply()
     turns = {name: relay.first() for name in parties}
@@ -152,7 +152,7 @@ def test_a_silo_has_its_own_least_noise_and_widest_sketch(
 
 def test_silos_with_different_terms_sign_nothing_together(parties: dict[str, Party]) -> None:
     """North is told of two colluding silos and draws larger shares, the others of one."""
-    relay = Relay(3, WIDTH)
+    relay = ExchangeRelay(3, WIDTH)
     turns = {name: relay.first() for name in parties}
 
     def lied(turns: dict[str, Turn]) -> dict[str, Turn]:

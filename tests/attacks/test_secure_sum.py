@@ -81,7 +81,7 @@ class Hostile:
             )
             for name, silo in self.silos.items()
         }
-        seed, key = self.silos[self.accomplice]._held[VICTIM]
+        seed, key = self.silos[self.accomplice]._shares[VICTIM]
         self.seeds, self.mask_keys = [seed], [key]
         return self.vectors
 
@@ -159,7 +159,7 @@ def test_different_stories_to_different_silos_open_nothing(count: int) -> None:
 def test_a_silo_gives_no_share_of_its_own_key_and_does_not_sign_that_it_is_gone() -> None:
     hostile = Hostile(4, 3)
     hostile.masked()
-    assert hostile.silos[VICTIM]._held[VICTIM][1] == b"", "it does not even have one"
+    assert hostile.silos[VICTIM]._shares[VICTIM][1] == b"", "it does not even have one"
     with pytest.raises(ProtocolError, match="leaves out this member"):
         hostile.silos[VICTIM].confirm(["b", "c", "d"])
 
@@ -388,7 +388,7 @@ def test_agreements_are_told_apart_by_every_part_of_them() -> None:
     member = hostile.silos[VICTIM]
     member._survivors = tuple(hostile.silos)
     seen = {member._agreement()}
-    state = json.loads(member.kept())
+    state = json.loads(member.to_bytes())
     for change in (
         {"session": "77"},
         {"threshold": 4},

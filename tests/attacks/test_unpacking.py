@@ -298,14 +298,14 @@ def test_packed_counts_are_unpacked_within_a_budget():
     dense = struct.pack("<?III", True, 2 * count, 0, 0) + b"\x01" * (2 * count)
     shape = struct.pack("<?HBI", False, 16, 1, MEGABYTE)
     with memory(17 * len(dense)):
-        private.Answer.decode(framed(private.Answer, bytes(16) + shape + dense))
+        private.CountsAnswer.decode(framed(private.CountsAnswer, bytes(16) + shape + dense))
 
 
 def test_an_answer_of_impossible_shape_is_refused_when_it_is_read():
     shape = struct.pack("<?HBI", False, 1 << 13, 200, 1 << 23)
     with memory(), pytest.raises(ProtocolError):
-        private.Answer.decode(
-            framed(private.Answer, bytes(16) + shape + struct.pack("<?III", False, 0, 0, 0))
+        private.CountsAnswer.decode(
+            framed(private.CountsAnswer, bytes(16) + shape + struct.pack("<?III", False, 0, 0, 0))
         )
 
 

@@ -17,7 +17,7 @@ from isthmus.cli import main
 from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private.counts import Desk, in_memory
 from isthmus.private.ledger import Budget, Ledger
-from isthmus.private.messages import Question, kind_of
+from isthmus.private.messages import CountsQuestion, kind_of
 from isthmus.private.sketch import CountMin
 from isthmus.private.store import SiloFolder, read_released, write_released
 from isthmus.private.views import Seeker
@@ -176,8 +176,8 @@ def test_a_word_hides_among_the_same_decoys_in_every_field(world: Path) -> None:
         desk = SiloFolder.at("south").desk(8.0, ledger)
 
         def overhearing(message: bytes) -> bytes:
-            if kind_of(message) == Question.kind:
-                question = Question.decode(message)
+            if kind_of(message) == CountsQuestion.kind:
+                question = CountsQuestion.decode(message)
                 asked[question.terms.field] = question.terms.width, {*question.columns.ravel().tolist()}
             return desk.serve(message, "north")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from isthmus.errors import BudgetExhausted
-from isthmus.private.composition import Loss
+from isthmus.private.composition import PrivacyLoss
 from isthmus.private.cost import Cost, Covered
 from isthmus.private.ledger import Budget, Ledger, fingerprint
 
@@ -69,13 +69,13 @@ class Model(RuleBasedStateMachine):
                 self.payers[version] = {own, self.first.setdefault(self.texts[name], own)}
         return Covered(documents, [names[name] for name in documents])
 
-    def loss(self, document: str, field: str, peer: str | None, shown=None) -> Loss:
+    def loss(self, document: str, field: str, peer: str | None, shown=None) -> PrivacyLoss:
         counted = set()
         payer = self.lineage.get(document, document)
         for _, version, cost, seen_by in self.shown if shown is None else shown:
             if payer in self.payers[version] and field in cost.fields and peer in (None, seen_by):
                 counted.add((version, cost, None if cost.shared and peer is None else seen_by))
-        return sum((Loss.of(cost.epsilon) for _, cost, _ in counted), Loss())
+        return sum((PrivacyLoss.of(cost.epsilon) for _, cost, _ in counted), PrivacyLoss())
 
     def fits(self, shown: set[tuple[str, str, Cost, str]], documents=DOCUMENTS) -> bool:
         everybody = all(

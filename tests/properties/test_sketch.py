@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from isthmus.arrays import Ids
 from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private.cost import Cost, together
-from isthmus.private.messages import Answer, Published, Terms
+from isthmus.private.messages import CountsAnswer, Published, Terms
 from isthmus.private.noise import Geometric
 from isthmus.private.sketch import CountMin, CountSketch, HashFamily
 from isthmus.text import Tokeniser
@@ -87,7 +87,7 @@ def test_inversion_is_monotone_and_symmetric_about_the_middle(rate: float, drawn
 @given(st.lists(st.integers(-(2**31) + 1, 2**31 - 1) | st.just(0), max_size=60))
 def test_values_of_any_size_travel(values: list[int]) -> None:
     table = np.array(values, dtype=np.int64).reshape(1, 1, -1)
-    back = Answer.decode(Answer.of(b"d" * 16, table).encode())
+    back = CountsAnswer.decode(CountsAnswer.of(b"d" * 16, table).encode())
     np.testing.assert_array_equal(back.table(), table)
 
 

@@ -1,7 +1,7 @@
 """Private features over Flower messages: the relay of `private.exchange` as a ServerApp, silos as ClientApps.
 
 A message of the kind `query.exchange` is a turn: its record `turn` holds what was agreed and the silo's post,
-its record `sums` the silo's part of a step of the secure sum, its record `keys` everybody's key for letters.
+its record `sums` the silo's part of a step of the secure sum, its record `keys` everybody's envelope key.
 The reply has the same form. Post is sealed between silos; Flower and the relay carry bytes that they cannot
 read.
 
@@ -29,7 +29,7 @@ from isthmus.federation.answers import GridCarrier, connected
 from isthmus.federation.flower import ClientApp, ConfigRecord, Context, Grid, Message, RecordDict
 from isthmus.federation.remote import check_claim
 from isthmus.federation.settings import Rounds
-from isthmus.private import WIDTH, Agreed, Exchange, Party, Relay, Reply, SiloFolder, Turn
+from isthmus.private import WIDTH, Agreed, Exchange, ExchangeRelay, ExchangeReply, Party, SiloFolder, Turn
 from isthmus.report import Progress
 from isthmus.tables import read_queries, replacing
 
@@ -97,16 +97,16 @@ def read_turn(content: RecordDict) -> Turn:
     return Turn(agreed, form.step, tuple(form.letters), form.sums, form.keys, form.over)
 
 
-def written_reply(reply: Reply) -> RecordDict:
+def written_reply(reply: ExchangeReply) -> RecordDict:
     """A reply as Flower's records."""
     return _recorded(vars(reply))
 
 
-def read_reply(content: RecordDict) -> Reply:
+def read_reply(content: RecordDict) -> ExchangeReply:
     """The reply that records are, or a ProtocolError."""
     form = _validated(_ReplyForm, content)
     failed = tuple(form.failed)
-    return Reply(form.silo, tuple(form.letters), form.sums, form.done, form.refused, failed, form.key)
+    return ExchangeReply(form.silo, tuple(form.letters), form.sums, form.done, form.refused, failed, form.key)
 
 
 def _recorded(values: Mapping[str, Any]) -> RecordDict:
@@ -163,9 +163,9 @@ def own_party(context: Context) -> Party:
     )
 
 
-def pass_on(passing: Passing, grid: Grid) -> Relay:
-    """Carry letters between a grid's silos until all are done; the record goes to `out`."""
-    relay = Relay(passing.silos, passing.width, passing.colluding)
+def pass_on(passing: Passing, grid: Grid) -> ExchangeRelay:
+    """Carry envelopes between a grid's silos until all are done; the record goes to `out`."""
+    relay = ExchangeRelay(passing.silos, passing.width, passing.colluding)
     nodes = _gathered(passing, grid)
     record: list[dict[str, Any]] = []
     with Progress("exchange", None) as bar:
@@ -175,7 +175,7 @@ def pass_on(passing: Passing, grid: Grid) -> Relay:
             raise FederationError("two nodes say that they are the same silo")
         while turns := relay.next({reply.silo: reply for reply in replies.values()}):
             record.append(_summary(relay, replies))
-            bar.advance(note=f"{relay.letters} letters, {len(relay.done)} of {passing.silos} silos done")
+            bar.advance(note=f"{relay.letters} envelopes, {len(relay.done)} of {passing.silos} silos done")
             replies = _exchange_turns(passing, grid, {node_of[name]: turn for name, turn in turns.items()})
     record.append(_summary(relay, replies))
     passing.out.mkdir(parents=True, exist_ok=True)
@@ -191,10 +191,10 @@ def _gathered(passing: Passing, grid: Grid) -> list[int]:
     return nodes
 
 
-def _exchange_turns(passing: Passing, grid: Grid, turns: Mapping[int, Turn]) -> dict[int, Reply]:
+def _exchange_turns(passing: Passing, grid: Grid, turns: Mapping[int, Turn]) -> dict[int, ExchangeReply]:
     """Every node's reply; a node that fails is named by its number, with what it said."""
 
-    def read(node: int, message: Message) -> Reply:
+    def read(node: int, message: Message) -> ExchangeReply:
         reply = read_reply(message.content)
         check_claim(grid, node, reply.silo)
         return reply
@@ -205,7 +205,7 @@ def _exchange_turns(passing: Passing, grid: Grid, turns: Mapping[int, Turn]) -> 
     return dict(asker.ask(Each({node: written(turn) for node, turn in turns.items()}), read).by_silo)
 
 
-def _summary(relay: Relay, replies: Mapping[int, Reply]) -> dict[str, Any]:
+def _summary(relay: ExchangeRelay, replies: Mapping[int, ExchangeReply]) -> dict[str, Any]:
     """What the relay saw of a turn."""
     return {
         "step": relay.step,

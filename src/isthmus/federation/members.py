@@ -237,7 +237,7 @@ def _step(context: Context, member: Member, step: str, parts: Parts, **more: Any
 
 
 def _keep(context: Context, member: Member) -> None:
-    context.state[_STATE] = ConfigRecord({"member": member.kept()})
+    context.state[_STATE] = ConfigRecord({"member": member.to_bytes()})
 
 
 def _member(context: Context, session: bytes, trust: Trust | None = None) -> Member:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from isthmus.federation.answers import update_length
 from isthmus.federation.messages import Arrays
 from isthmus.federation.settings import PrivateUpdates
-from isthmus.private import Loss
+from isthmus.private import PrivacyLoss
 from isthmus.private.ledger import NO_GUARANTEE
 
 Entropy = Callable[[int], bytes]
@@ -65,7 +65,7 @@ def private(model: Arrays, start: Arrays, options: PrivateUpdates, *, sharers: i
 def spent(participants: Iterable[Iterable[str]], options: PrivateUpdates) -> float:
     """The largest ε of a silo after it was asked in these rounds."""
     times = Counter(name for silos in participants for name in silos)
-    once = Loss.gaussian(2 * options.clip, options.multiplier * options.clip)
+    once = PrivacyLoss.gaussian(2 * options.clip, options.multiplier * options.clip)
     return (once * max(times.values(), default=0)).at(delta=options.delta, rule="zcdp")
 
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids
 from isthmus.private.cost import Cost, Covered, certainty, explain, together
-from isthmus.private.counts import Asked, Asker, Desk, Owner, Release, fresh_versions, in_memory
+from isthmus.private.counts import Asker, CountRelease, Desk, OpenQuestion, Owner, fresh_versions, in_memory
 from isthmus.private.decoys import Decoys
 from isthmus.private.mechanisms import Mechanism
-from isthmus.private.messages import Answer
+from isthmus.private.messages import CountsAnswer
 from isthmus.private.noise import NoiseKey
 from isthmus.private.sketch import HashFamily
 from isthmus.randomness import Streams
@@ -101,18 +101,18 @@ def neighbours(
     def charge(releases: Iterable[tuple[Cost, Covered, str]]) -> None:
         costs[:] = [cost for cost, _, _ in releases]
 
-    release = Release("body", family, mechanism, NoiseKey.fresh(rng.bytes), charge)
+    release = CountRelease("body", family, mechanism, NoiseKey.fresh(rng.bytes), charge)
     vocabulary = Ids.of([f"w{rank}" for rank in range(_VOCABULARY)])
     asker = Asker(release.terms, family, mechanism, Decoys(vocabulary, np.arange(_VOCABULARY), rng.bytes(16)))
-    asked = asker.ask(Ids.of(_WORDS))
-    order = asked.places[[asked.words.words.index(word) for word in _WORDS]]
+    question = asker.ask(Ids.of(_WORDS))
+    order = question.places[[question.words.words.index(word) for word in _WORDS]]
     draws = []
     for word in _WORDS:
         covered = fresh_versions(list(map(str, range(trials))), rng.bytes)
         owner = Owner.of(_copies(" ".join([word, *filler]), trials), covered, release)
-        answer = Answer.decode(in_memory(Desk(owner), "attacker")(asked.message))
+        answer = CountsAnswer.decode(in_memory(Desk(owner), "attacker")(question.message))
         draws.append(answer.table()[order])
-    return Neighbours((draws[0], draws[1]), _facing(asked, mechanism), tuple(costs))
+    return Neighbours((draws[0], draws[1]), _facing(question, mechanism), tuple(costs))
 
 
 def _copies(text: str, count: int) -> Tokens:
@@ -121,14 +121,14 @@ def _copies(text: str, count: int) -> Tokens:
     return Tokens(Ids(codes, one.terms.vocabulary), np.arange(count + 1) * len(one.terms.codes))
 
 
-def _facing(asked: Asked, mechanism: Mechanism) -> NDArray[np.int8]:
+def _facing(question: OpenQuestion, mechanism: Mechanism) -> NDArray[np.int8]:
     """The signs of the values that belong to each word; only obfuscated cells come with their own."""
     if not mechanism.obfuscated:
         return np.ones((len(_WORDS), 1 if mechanism.signed else mechanism.rows), dtype=np.int8)
     facing = np.zeros((len(_WORDS), mechanism.rows), dtype=np.int8)
     for at, word in enumerate(_WORDS):
-        row = asked.words.words.index(word)
-        facing[at, asked.used[row]] = asked.signs[asked.used[row], row]
+        row = question.words.words.index(word)
+        facing[at, question.used[row]] = question.signs[question.used[row], row]
     return facing
 
 
@@ -136,10 +136,10 @@ Statistic = Callable[[Neighbours, NDArray[Any]], FloatArray]
 """What an attacker makes of one document's draws: a number for each, larger for the first document."""
 
 
-def likelihood(found: Neighbours, draws: NDArray[Any]) -> FloatArray:
+def likelihood(pair: Neighbours, draws: NDArray[Any]) -> FloatArray:
     """What an attacker who knows all else makes of them: with geometric noise, what a cell has above the
     count without the word tells all there is to tell once it reaches 1."""
-    above = found.facing[:, :, None] * (draws - found.without[:, :, None])
+    above = pair.facing[:, :, None] * (draws - pair.without[:, :, None])
     first, second = np.clip(above, 0, 1).sum(axis=1)
     difference: FloatArray = first - second
     return difference
@@ -154,11 +154,11 @@ def audit(
     seed: int = 0,
 ) -> Audit:
     """Bound a mechanism's ε from below by what tells two neighbouring documents apart."""
-    found = neighbours(mechanism, trials=trials, width=width, seed=seed)
-    charged = together(found.costs)
-    halves = all(cost.halves for cost in found.costs)
-    claimed = charged if np.isfinite(charged) else mechanism.epsilon * len(found.costs)
-    first, second = (statistic(found, draws) for draws in found.draws)
+    pair = neighbours(mechanism, trials=trials, width=width, seed=seed)
+    charged = together(pair.costs)
+    halves = all(cost.halves for cost in pair.costs)
+    claimed = charged if np.isfinite(charged) else mechanism.epsilon * len(pair.costs)
+    first, second = (statistic(pair, draws) for draws in pair.draws)
     return audit_draws(first, second, Audit(mechanism.name, claimed, charged, halves, trials))
 
 

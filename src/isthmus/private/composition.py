@@ -1,6 +1,6 @@
 """What several releases cost together: basic and advanced composition, and zCDP.
 
-A `Loss` holds three sums, so losses add like the releases they stand for; a rule makes them one ε at a δ:
+A `PrivacyLoss` holds three sums, so losses add like their releases; a rule makes them one ε at a δ:
 
     basic      ε = Σ ε_i                                      δ = 0
     advanced   ε = ½ Σ ε_i² + √(2 ln(1/δ) Σ ε_i²)             Whitehouse et al. 2023, Theorem 1
@@ -11,8 +11,8 @@ All three hold when the releases and their number are chosen in the light of ear
 Feldman and Zrnic 2021), and so does the best of basic and one other: a history that only basic composition
 admits never loses more than ε, and the other rule bounds the rest.
 
->>> asked = Loss.of(0.1) * 100
->>> [round(asked.at(delta=1e-6, rule=rule), 2) for rule in RULES]
+>>> requested = PrivacyLoss.of(0.1) * 100
+>>> [round(requested.at(delta=1e-6, rule=rule), 2) for rule in RULES]
 [10.0, 5.76, 5.22]
 """
 
@@ -30,7 +30,7 @@ Rule: TypeAlias = Literal["basic", "advanced", "zcdp"]
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class PrivacyLoss:
     """Σ ε, Σ ε² and Σ ρ of some releases."""
 
     epsilon: float = 0.0
@@ -38,57 +38,65 @@ class Loss:
     rho: float = 0.0
 
     @classmethod
-    def of(cls, epsilon: float) -> Loss:
+    def of(cls, epsilon: float) -> PrivacyLoss:
         """One ε-private release."""
         if not epsilon >= 0:
             raise PrivacyError(f"ε = {epsilon} is no privacy loss (expected a number from 0)")
         return cls(epsilon, epsilon * epsilon, pure_to_zcdp(epsilon))
 
     @classmethod
-    def gaussian(cls, sensitivity: float, sigma: float) -> Loss:
+    def gaussian(cls, sensitivity: float, sigma: float) -> PrivacyLoss:
         """One release under Gaussian noise, ρ = Δ²/(2σ²): no finite ε without a δ."""
         return cls(math.inf, math.inf, (sensitivity / sigma) ** 2 / 2)
 
-    def __add__(self, other: Loss) -> Loss:
-        return Loss(self.epsilon + other.epsilon, self.square + other.square, self.rho + other.rho)
+    def __add__(self, other: PrivacyLoss) -> PrivacyLoss:
+        return PrivacyLoss(self.epsilon + other.epsilon, self.square + other.square, self.rho + other.rho)
 
-    def __mul__(self, times: int) -> Loss:
+    def __mul__(self, times: int) -> PrivacyLoss:
         if not times:
-            return Loss()
-        return Loss(times * self.epsilon, times * self.square, times * self.rho)
+            return PrivacyLoss()
+        return PrivacyLoss(times * self.epsilon, times * self.square, times * self.rho)
 
     def at(self, *, delta: float = 0.0, rule: Rule = "basic") -> float:
         """The ε these releases have together at δ: the rule's, or the plain sum where that is less."""
         return min(self.epsilon, RULES[rule](self, delta))
 
-    def within(self, ceiling: Loss) -> bool:
+    def within(self, ceiling: PrivacyLoss) -> bool:
         """Whether one of the sums lies below its ceiling."""
         return self.epsilon <= ceiling.epsilon or self.square <= ceiling.square or self.rho <= ceiling.rho
 
 
-def basic(loss: Loss, delta: float = 0.0) -> float:
+Loss = PrivacyLoss
+"""The former name of `PrivacyLoss`, for one more release."""
+
+
+def basic(loss: PrivacyLoss, delta: float = 0.0) -> float:
     """Σ ε."""
     return loss.epsilon
 
 
-def advanced(loss: Loss, delta: float) -> float:
+def advanced(loss: PrivacyLoss, delta: float) -> float:
     """½ Σ ε² + √(2 ln(1/δ) Σ ε²)."""
     if not 0 < delta < 1:
         return math.inf
     return loss.square / 2 + math.sqrt(-2 * math.log(delta) * loss.square)
 
 
-def zcdp(loss: Loss, delta: float) -> float:
+def zcdp(loss: PrivacyLoss, delta: float) -> float:
     """Σ ρ, converted."""
     return zcdp_to_approximate(loss.rho, delta)
 
 
-RULES: dict[Rule, Callable[[Loss, float], float]] = {"basic": basic, "advanced": advanced, "zcdp": zcdp}
+RULES: dict[Rule, Callable[[PrivacyLoss, float], float]] = {
+    "basic": basic,
+    "advanced": advanced,
+    "zcdp": zcdp,
+}
 """The ways to compose, by name."""
 
 
 @lru_cache(maxsize=256)
-def ceiling(epsilon: float, *, delta: float = 0.0, rule: Rule = "basic") -> Loss:
+def ceiling(epsilon: float, *, delta: float = 0.0, rule: Rule = "basic") -> PrivacyLoss:
     """The largest sums that stay within (ε, δ): `loss.within(it)` exactly if `loss.at(…) <= epsilon`.
 
     A sum the rule does not look at has the ceiling −1, below which nothing lies.
@@ -100,11 +108,11 @@ def ceiling(epsilon: float, *, delta: float = 0.0, rule: Rule = "basic") -> Loss
         square = (2 * epsilon / (math.sqrt(tail) + math.sqrt(tail + 2 * epsilon))) ** 2
     if rule == "zcdp":
         rho = approximate_to_zcdp(epsilon, delta)
-    return Loss(epsilon, square, rho)
+    return PrivacyLoss(epsilon, square, rho)
 
 
-def room(spent: Loss, ceiling: Loss) -> float:
-    """The largest ε that one more release may have: spent + Loss.of(ε) still lies within the ceiling."""
+def room(spent: PrivacyLoss, ceiling: PrivacyLoss) -> float:
+    """The largest ε that one more release may have: spent + PrivacyLoss.of(ε) is still within the ceiling."""
     left = [ceiling.epsilon - spent.epsilon] if spent.epsilon < math.inf else []
     if ceiling.epsilon == math.inf:
         return math.inf

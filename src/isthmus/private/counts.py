@@ -26,19 +26,19 @@ from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
 from isthmus.private.cost import ChargeAll, Cost, Covered
 from isthmus.private.decoys import Decoys
-from isthmus.private.mechanisms import Columns, Held, Mechanism, OneShot
+from isthmus.private.mechanisms import Columns, FieldData, Mechanism, OneShot
 from isthmus.private.messages import (
     MOST_VALUES,
-    Answer,
     Catalogue,
+    CountsAnswer,
+    CountsQuestion,
     Enquiry,
     Published,
-    Question,
     Terms,
     kind_of,
 )
 from isthmus.private.noise import NONCE, Entropy, NoiseKey, fresh_nonces
-from isthmus.private.reading import Cells, Lexicon, Reader, Reading
+from isthmus.private.reading import Cells, CountEstimate, Lexicon, Reader
 from isthmus.private.sketch import CountMin, HashFamily, Sketch
 from isthmus.report import progress
 from isthmus.tables import offsets_of
@@ -48,7 +48,7 @@ _BATCH = 1 << 22  # cells published at once
 
 
 @dataclass(frozen=True, eq=False)
-class Release:
+class CountRelease:
     """How a silo releases the counts of one field."""
 
     field: str
@@ -59,8 +59,8 @@ class Release:
 
     def __post_init__(self) -> None:
         if self.family.rows != self.mechanism.rows:
-            told = f"{self.mechanism.name} has {self.mechanism.rows} rows, the hash family {self.family.rows}"
-            raise ConfigError(told, key="rows", value=self.family.rows)
+            rows = f"{self.mechanism.name} has {self.mechanism.rows} rows, the hash family {self.family.rows}"
+            raise ConfigError(rows, key="rows", value=self.family.rows)
 
     @property
     def terms(self) -> Terms:
@@ -69,22 +69,26 @@ class Release:
         return Terms(kind.name, self.field, kind.epsilon, family.rows, family.width, family.epoch)
 
 
+Release = CountRelease
+"""The former name of `CountRelease`, for one more release."""
+
+
 class Owner:
     """The side of who has the documents: one field of them."""
 
-    def __init__(self, sketch: Sketch, lengths: IntArray, covered: Covered, release: Release) -> None:
+    def __init__(self, sketch: Sketch, lengths: IntArray, covered: Covered, release: CountRelease) -> None:
         if not len(sketch) == len(lengths) == len(covered):
-            told = f"{len(sketch)} sketches, {len(lengths)} lengths and {len(covered)} document versions"
-            raise PrivacyError(f"{told} do not belong together")
+            parts = f"{len(sketch)} sketches, {len(lengths)} lengths and {len(covered)} document versions"
+            raise PrivacyError(f"{parts} do not belong together")
         if type(sketch) is not release.mechanism.sketch or sketch.family != release.family:
             raise PrivacyError("a sketch of another kind or hash family than is released (build it again)")
         self.release, self.covered, self.lengths = release, covered.frozen(), lengths
-        self._held = Held(release.terms, sketch, release.key, _nonces(covered))
-        self._heard: dict[str, int] = {}
+        self._data = FieldData(release.terms, sketch, release.key, _nonces(covered))
+        self._last_number: dict[str, int] = {}
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, tokens: Tokens, covered: Covered, release: Release) -> Owner:
+    def of(cls, tokens: Tokens, covered: Covered, release: CountRelease) -> Owner:
         """Sketch the texts of a field and own them."""
         return cls(release.mechanism.sketch.of(tokens, release.family), tokens.lengths, covered, release)
 
@@ -111,13 +115,14 @@ class Owner:
         self._charge(self.no_columns, peer)
         size = self.release.family.size
         last = min(len(self), first + max(1, _BATCH // size))
-        held = self._held
-        some = Held(held.terms, held.sketch.take(np.arange(first, last)), held.key, held.nonces[first:last])
+        data = self._data
+        sketch = data.sketch.take(np.arange(first, last))
+        some = replace(data, sketch=sketch, nonces=data.nonces[first:last])
         noisy = some.sketch.dense() + kind.noise(some, np.arange(size)).T
         places = np.flatnonzero(noisy)
-        return Published(held.terms, first, last - first, places, noisy.ravel()[places].astype(np.int32))
+        return Published(data.terms, first, last - first, places, noisy.ravel()[places].astype(np.int32))
 
-    def answer(self, question: Question, peer: str) -> Answer:
+    def answer(self, question: CountsQuestion, peer: str) -> CountsAnswer:
         """The noisy values of what was asked."""
         if question.terms != self.release.terms:
             raise ProtocolError("a question under other terms of release than this silo's")
@@ -126,14 +131,14 @@ class Owner:
             raise ProtocolError("a question about more words than are answered at once (ask about fewer)")
         self._hear(question.number, peer)
         self._charge(question.columns, peer)
-        values = self.release.mechanism.answer(self._held, question.columns, peer)
-        return Answer.of(question.digest(), values)
+        values = self.release.mechanism.answer(self._data, question.columns, peer)
+        return CountsAnswer.of(question.digest(), values)
 
     def _hear(self, number: int, peer: str) -> None:
         with self._lock:
-            if number <= self._heard.get(peer, -1):
-                raise ProtocolError("a question that was heard before")
-            self._heard[peer] = number
+            if number <= self._last_number.get(peer, -1):
+                raise ProtocolError("a question that was received before")
+            self._last_number[peer] = number
 
     def charges(self, columns: Columns, peer: str) -> list[tuple[Cost, Covered, str]]:
         """What answering these columns to a peer costs, for a ledger to book."""
@@ -155,8 +160,8 @@ class Desk:
 
     def serve(self, message: bytes, peer: str) -> bytes:
         """Answer a message of a peer whom the carrier has authenticated, or raise a PrivacyError."""
-        if kind_of(message) == Question.kind:
-            question = Question.decode(message)
+        if kind_of(message) == CountsQuestion.kind:
+            question = CountsQuestion.decode(message)
             return self._owner(question.terms.field).answer(question, peer).encode()
         enquiry = Enquiry.decode(message)
         owner = self._owner(enquiry.field)
@@ -226,11 +231,11 @@ def assemble(batches: Iterator[Published], catalogue: Catalogue, family: HashFam
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class OpenQuestion:
     """A question on its way: the message for the owner, and what only the asker knows."""
 
     message: bytes
-    question: Question
+    question: CountsQuestion
     words: Ids
     places: IntArray
     signs: NDArray[np.int8]
@@ -251,7 +256,7 @@ class Asker:
     clock: Callable[[], int] = time.time_ns
     _last: int = field(default=-1, init=False, repr=False)
 
-    def ask(self, words: Ids) -> Asked:
+    def ask(self, words: Ids) -> OpenQuestion:
         """The question about every word of a vocabulary."""
         hashed = self.family.of_vocabulary(words)
         if self.mechanism.obfuscated:
@@ -269,16 +274,17 @@ class Asker:
         used = np.broadcast_to(np.arange(self.family.rows), (len(hashed.cells[0]), self.family.rows))
         places = back.ravel()[: len(words.vocabulary)]
         hidden = 1 + min((len(decoys) for decoys in chosen), default=0)
-        return self._asked(table.astype(np.uint32), words, places, hashed.signs, used, hidden)
+        return self._prepared(table.astype(np.uint32), words, places, hashed.signs, used, hidden)
 
-    def _ask_vectors(self, words: Ids, signs: NDArray[np.int8]) -> Asked:
-        made = self.decoys.vectors(words, self.family, real_rows=self.real_rows, shared_rows=self.shared_rows)
-        table = np.stack([vector.columns for vector in made]).astype(np.uint32)
-        used = np.stack([vector.used for vector in made])
-        hidden = min(vector.anonymity for vector in made)
-        return self._asked(table, words, np.arange(len(made)), signs, used, hidden)
+    def _ask_vectors(self, words: Ids, signs: NDArray[np.int8]) -> OpenQuestion:
+        shape = {"real_rows": self.real_rows, "shared_rows": self.shared_rows}
+        vectors = self.decoys.vectors(words, self.family, **shape)
+        table = np.stack([vector.columns for vector in vectors]).astype(np.uint32)
+        used = np.stack([vector.used for vector in vectors])
+        hidden = min(vector.anonymity for vector in vectors)
+        return self._prepared(table, words, np.arange(len(vectors)), signs, used, hidden)
 
-    def _asked(
+    def _prepared(
         self,
         table: Columns,
         words: Ids,
@@ -286,21 +292,21 @@ class Asker:
         signs: NDArray[np.int8],
         used: IntArray,
         hidden: int,
-    ) -> Asked:
+    ) -> OpenQuestion:
         self._last = max(self._last + 1, self.clock())
-        question = Question(self.terms, self._last, table)
-        return Asked(question.encode(), question, words, places, signs, used, hidden)
+        question = CountsQuestion(self.terms, self._last, table)
+        return OpenQuestion(question.encode(), question, words, places, signs, used, hidden)
 
-    def recover(self, asked: Asked, data: bytes, documents: int) -> NDArray[Any]:
+    def recover(self, sent: OpenQuestion, data: bytes, documents: int) -> NDArray[Any]:
         """The noisy counts of the words asked about, of shape (words, documents)."""
-        answer = Answer.decode(data)
-        if answer.question != asked.question.digest():
+        answer = CountsAnswer.decode(data)
+        if answer.question != sent.question.digest():
             raise ProtocolError("an answer to another question")
         words, parts, rows = answer.shape
         expected = 1 if self.mechanism.signed else self.terms.rows
-        if (words, parts, rows) != (len(asked.question.columns), expected, documents):
+        if (words, parts, rows) != (len(sent.question.columns), expected, documents):
             raise ProtocolError("an answer that does not fit its question")
-        return self.mechanism.read(answer.table()[asked.places], asked.signs, asked.used)
+        return self.mechanism.read(answer.table()[sent.places], sent.signs, sent.used)
 
 
 class Noisy(Protocol):
@@ -318,12 +324,12 @@ class PublishedCells:
     def values(self, documents: IntArray, words: Ids) -> NDArray[Any]:
         """The value of each pair's cell; with several rows, the median."""
         cells = self.sketch.family.of_vocabulary(words).cells[:, words.codes]
-        found = [self.sketch.lookup(documents, row) for row in cells]
-        return found[0] if len(found) == 1 else np.median(found, axis=0)
+        values = [self.sketch.lookup(documents, row) for row in cells]
+        return values[0] if len(values) == 1 else np.median(values, axis=0)
 
 
 @dataclass(frozen=True, eq=False)
-class AskedCells:
+class AnsweredCells:
     """Values of the words that were asked about: documents × words."""
 
     words: Ids
@@ -332,7 +338,7 @@ class AskedCells:
     @classmethod
     def through(
         cls, carrier: Carrier, asker: Asker, words: Ids, documents: int, *, at_once: int = 512
-    ) -> AskedCells:
+    ) -> AnsweredCells:
         """Ask about all words of a vocabulary, some at a time."""
         from scipy.sparse import csr_array, hstack
 
@@ -342,8 +348,8 @@ class AskedCells:
         every = Ids(frozen(np.arange(len(words.vocabulary))), words.vocabulary)
         for first in progress(range(0, len(every), at_once), label="asking"):
             some = Ids.of(every[first : first + at_once].tolist())
-            asked = asker.ask(some)
-            columns = asker.recover(asked, carrier(asked.message), documents)
+            question = asker.ask(some)
+            columns = asker.recover(question, carrier(question.message), documents)
             parts.append(csr_array(columns.T))
         table = hstack(parts, format="csr") if parts else csr_array((documents, 0))
         return cls(every, table)
@@ -380,7 +386,7 @@ class PrivateCounts:
         """The number of distinct words, which is not released: as own documents of that length have."""
         return self.lexicon.distinct(self.lengths)
 
-    def reading(self, documents: IntArray, words: Ids) -> Reading:
+    def reading(self, documents: IntArray, words: Ids) -> CountEstimate:
         """Counts and their error bars, pair by pair."""
         return self.reader.read(Cells(self.noisy.values(documents, words), documents, words))
 

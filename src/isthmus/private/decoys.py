@@ -65,9 +65,9 @@ class Decoys:
     def _place(self) -> dict[str, int]:
         return {word: at for at, word in enumerate(self.words.words)}
 
-    def beside(self, asked: Ids) -> list[IntArray]:
+    def beside(self, words: Ids) -> list[IntArray]:
         """For every word of the asked vocabulary, the positions of its decoys in ours."""
-        return [self._near(word, self._place.get(word, -1)) for word in asked.words]
+        return [self._near(word, self._place.get(word, -1)) for word in words.words]
 
     def named(self, positions: IntArray) -> Ids:
         """The words at these positions, each once."""
@@ -89,11 +89,11 @@ class Decoys:
 
     def _dice(self, word: str, count: int, turn: int = 0) -> NDArray[np.uint64]:
         """Numbers that are the word's own, and nobody's guess."""
-        told = self.secret + turn.to_bytes(4, "little") + word.encode()
-        return np.frombuffer(hashlib.shake_256(told).digest(8 * count), dtype="<u8").astype(np.uint64)
+        seed = self.secret + turn.to_bytes(4, "little") + word.encode()
+        return np.frombuffer(hashlib.shake_256(seed).digest(8 * count), dtype="<u8").astype(np.uint64)
 
     def vectors(
-        self, asked: Ids, family: HashFamily, *, real_rows: int = 10, shared_rows: int = 1
+        self, words: Ids, family: HashFamily, *, real_rows: int = 10, shared_rows: int = 1
     ) -> list[Vector]:
         """A vector for every word of the asked vocabulary, with z₁ = `real_rows` and b = `shared_rows`.
 
@@ -107,18 +107,18 @@ class Decoys:
             )
         base = np.arange(family.rows)[:, None] * family.width
         ours = family.of_vocabulary(self.words).cells - base
-        theirs = family.of_vocabulary(asked).cells - base
+        theirs = family.of_vocabulary(words).cells - base
         shape = _Shape(family.rows, family.width, real_rows, shared_rows)
-        return [self._vector(word, theirs[:, at], ours, shape) for at, word in enumerate(asked.words)]
+        return [self._vector(word, theirs[:, at], ours, shape) for at, word in enumerate(words.words)]
 
     def _vector(self, word: str, mine: IntArray, ours: IntArray, shape: _Shape) -> Vector:
         """The best of some tries; as a rule the first has all the decoys."""
         best: Vector | None = None
         alike = ours == mine[:, None]
         for turn in range(_TRIES if ours.shape[1] else 1):
-            found = self._try(word, turn, mine, ours, alike, shape)
-            if best is None or found.anonymity > best.anonymity:
-                best = found
+            vector = self._try(word, turn, mine, ours, alike, shape)
+            if best is None or vector.anonymity > best.anonymity:
+                best = vector
             if best.anonymity == shape.decoys + 1:
                 break
         if best is None:
@@ -144,8 +144,8 @@ class Decoys:
             chosen.append(decoy)
             columns[group] = ours[group, decoy]
         spare = rest[len(chosen) * shape.group :]
-        taken = np.concatenate([mine[spare, None], ours[spare][:, chosen]], axis=1)
-        columns[spare] = _free(dice[shape.rows : shape.rows + len(spare)], taken, shape.width)
+        occupied = np.concatenate([mine[spare, None], ours[spare][:, chosen]], axis=1)
+        columns[spare] = _free(dice[shape.rows : shape.rows + len(spare)], occupied, shape.width)
         return Vector(columns, np.sort(used), len(chosen) + 1)
 
 
@@ -176,9 +176,9 @@ def _apart(columns: IntArray, at: int, chosen: list[int]) -> bool:
     return not (columns[:, [at]] == columns[:, chosen]).any()
 
 
-def _free(dice: NDArray[np.uint64], taken: IntArray, width: int) -> IntArray:
+def _free(dice: NDArray[np.uint64], occupied: IntArray, width: int) -> IntArray:
     """A random column for every spare row that none of the words there has."""
     columns = (dice % np.uint64(width)).astype(np.int64)
-    for _ in range(taken.shape[1] + 1):
-        columns = np.where((columns[:, None] == taken).any(axis=1), (columns + 1) % width, columns)
+    for _ in range(occupied.shape[1] + 1):
+        columns = np.where((columns[:, None] == occupied).any(axis=1), (columns + 1) % width, columns)
     return columns

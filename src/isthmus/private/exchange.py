@@ -1,7 +1,7 @@
 """Silos that ask each other through a relay, in turns: who takes part, what each does, what the relay does.
 
 The relay speaks first, as servers do. In every turn it hands each silo its post and takes what the silo posts
-in return, until nobody has anything left to say. Letters are sealed (see `letters`), so the relay knows who
+in return, until nobody has anything left to say. Envelopes are sealed (`envelopes`), so the relay knows who
 writes to whom and how much. Alongside, in the first turns, the silos add up how common words are (see
 `sums`). In the end every silo has, in its own folder, the features of its queries over the others'
 documents; whatever a silo releases is charged in its ledger before it leaves.
@@ -25,15 +25,15 @@ from typing import Any, Literal
 from isthmus.arrays import Ids
 from isthmus.errors import BudgetExhausted, ConfigError, FederationError, PrivacyError, ProtocolError
 from isthmus.private.cost import Cost, Covered, no_charge
+from isthmus.private.envelopes import ANSWER, Envelope, FileCounter, Post, ReplayGuard, SessionKey, accepted
 from isthmus.private.ledger import Ledger
-from isthmus.private.letters import ANSWER, HeardInFolder, Letter, NumbersInFolder, Post, SessionKey, accepted
-from isthmus.private.messages import Question, Refusal, kind_of
+from isthmus.private.messages import CountsQuestion, Refusal, kind_of
 from isthmus.private.noise import Entropy
 from isthmus.private.secure_sum import Parts
 from isthmus.private.store import SiloFolder
 from isthmus.private.sums import TURNS, Adding, Agreed, Contribution, Summing
 from isthmus.private.totals import WIDTH
-from isthmus.private.views import Released, Seeker, View, write_cross_rows
+from isthmus.private.views import Released, Seeker, SiloView, write_cross_rows
 from isthmus.retrieval import Statistics
 from isthmus.tables import Queries, replacing
 from isthmus.text import Tokens, tokenise
@@ -45,7 +45,7 @@ LETTERS_KEY = "letters.key"
 RELAY = "relay"
 """The name of the relay in a silo's ledger."""
 AGAIN, PATIENCE = 4, 8
-"""Turns after which a silo asks again, and turns without a letter after which the relay gives up."""
+"""Turns after which a silo asks again, and turns without an envelope after which the relay gives up."""
 
 Form = Literal["publish", "ask"]
 
@@ -95,13 +95,13 @@ class Turn:
     letters: tuple[bytes, ...] = ()
     sums: Mapping[str, bytes] = field(default_factory=dict)
     keys: Mapping[str, bytes] = field(default_factory=dict)
-    """The keys that silos announced for their letters."""
+    """The keys that silos announced for their envelopes."""
     over: bool = False
     """Nobody has anything left to say: keys of this exchange may go."""
 
 
 @dataclass(frozen=True)
-class Reply:
+class ExchangeReply:
     """What a silo hands the relay: post, its part of the sums, and how far it is."""
 
     silo: str
@@ -109,14 +109,14 @@ class Reply:
     sums: Mapping[str, bytes] = field(default_factory=dict)
     done: bool = False
     refused: int = 0
-    """Letters of this turn that were none."""
+    """Envelopes of this turn that could not be opened."""
     failed: tuple[str, ...] = ()
     """Silos that release nothing to this one."""
     key: bytes = b""
-    """In the first turn, its signed key for letters."""
+    """In the first turn, its signed key for envelopes."""
 
 
-class Waiting(Exception):
+class AwaitingOthers(Exception):
     """A question whose answer has not come yet."""
 
     def __init__(self, message: bytes) -> None:
@@ -136,20 +136,20 @@ class Transcript:
         """A `Carrier` that answers what was answered before, and lets the first new question wait."""
         question, answer = self._files(self._at)
         if not answer.exists():
-            raise Waiting(message)
+            raise AwaitingOthers(message)
         if question.read_bytes() != message:
             raise PrivacyError("other questions than were asked before (begin a new exchange)")
         self._at += 1
-        told = answer.read_bytes()
-        if kind_of(told) == Refusal.kind:
-            raise PrivacyError(Refusal.decode(told).reason)
-        return told
+        reply = answer.read_bytes()
+        if kind_of(reply) == Refusal.kind:
+            raise PrivacyError(Refusal.decode(reply).reason)
+        return reply
 
     def clock(self) -> int:
         """The number of a question that is met again, or a new one."""
         question, answer = self._files(self._at)
-        known = answer.exists() and kind_of(question.read_bytes()) == Question.kind
-        return Question.decode(question.read_bytes()).number if known else time.time_ns()
+        known = answer.exists() and kind_of(question.read_bytes()) == CountsQuestion.kind
+        return CountsQuestion.decode(question.read_bytes()).number if known else time.time_ns()
 
     @property
     def expected(self) -> bytes:
@@ -167,9 +167,9 @@ class Transcript:
 
     def received(self, answer: bytes) -> None:
         """Put the answer beside its question."""
-        question, kept = self._files(len(list(self.path.glob("*.answer"))))
+        question, answer_file = self._files(len(list(self.path.glob("*.answer"))))
         _write(question, self._waiting.read_bytes()[24:])
-        _write(kept, answer)  # last, for it is what tells that both are there
+        _write(answer_file, answer)  # last, for it is what tells that both are there
         self._waiting.unlink()
 
     @property
@@ -221,8 +221,8 @@ class Exchange:
 
     @cached_property
     def post(self) -> Post:
-        """Where letters of this exchange are sealed and opened."""
-        keys, heard, session = self.folder.keys, self.folder.path / "heard", self.turn.agreed.session
+        """Where envelopes of this exchange are sealed and opened."""
+        keys, folder, session = self.folder.keys, self.folder.path / "heard", self.turn.agreed.session
         trusted, announced = keys.trusted(), self.turn.keys
         others = {peer: accepted(announced.get(peer, b""), session, trusted[peer]) for peer in self.peers}
         return Post(
@@ -231,16 +231,16 @@ class Exchange:
             trusted,
             SessionKey.in_file(self.path / LETTERS_KEY, session),
             others,
-            HeardInFolder(heard),
-            NumbersInFolder(heard / "own"),
+            ReplayGuard(folder),
+            FileCounter(folder / "own"),
         )
 
-    def reply(self) -> Reply:
+    def reply(self) -> ExchangeReply:
         """Do what the turn asks for."""
         if self.turn.over:
             with self.folder.ledger() as ledger:
                 self._forget(self.path, ledger)
-            return Reply(self.name, done=True)
+            return ExchangeReply(self.name, done=True)
         if self.turn.step:
             self.post  # noqa: B018  refuses keys that are missing or not their silos'
         with self.folder.ledger() as ledger:
@@ -249,7 +249,7 @@ class Exchange:
             questions = list(self._questions(ledger))
         done = self.turn.step >= TURNS and not self.waits and self._finished()
         letters, failed = (*answers, *questions), tuple(sorted(set(self.failed)))
-        return Reply(self.name, letters, sums, done, self.refused, failed, self._announced())
+        return ExchangeReply(self.name, letters, sums, done, self.refused, failed, self._announced())
 
     def _announced(self) -> bytes:
         if self.turn.step:
@@ -324,7 +324,7 @@ class Exchange:
         """Take in answers and answer questions; what is neither comes from the relay or a stranger."""
         for data in self.turn.letters:
             try:
-                if Letter.decode(data).kind == ANSWER:
+                if Envelope.decode(data).kind == ANSWER:
                     self._take(data)
                 else:
                     yield self._served(data, ledger)
@@ -332,23 +332,23 @@ class Exchange:
                 self.refused += 1
 
     def _served(self, data: bytes, ledger: Ledger) -> bytes:
-        heard = self.post.hear(data)
+        question = self.post.receive(data)
         try:
-            told = self.folder.desk(self.party.epsilon, ledger).serve(heard.message, heard.sender)
+            reply = self.folder.desk(self.party.epsilon, ledger).serve(question.message, question.sender)
         except BudgetExhausted:
-            told = Refusal(NO_BUDGET).encode()
+            reply = Refusal(NO_BUDGET).encode()
         except ProtocolError:
             self.refused += 1
-            told = Refusal(REFUSED).encode()
-        return self.post.answer(heard, told)
+            reply = Refusal(REFUSED).encode()
+        return self.post.answer(question, reply)
 
     def _take(self, data: bytes) -> None:
-        letter = Letter.decode(data)
-        if letter.sender not in self.peers:
-            raise ProtocolError("a letter from a silo that takes no part")
-        for transcript in self._transcripts(letter.sender).values():
-            if letter.about == transcript.expected:
-                transcript.received(self.post.open(data, letter.about))
+        envelope = Envelope.decode(data)
+        if envelope.sender not in self.peers:
+            raise ProtocolError("an envelope from a silo that takes no part")
+        for transcript in self._transcripts(envelope.sender).values():
+            if envelope.about == transcript.expected:
+                transcript.received(self.post.open(data, envelope.about))
                 return
         raise ProtocolError("an answer to no question")
 
@@ -360,28 +360,28 @@ class Exchange:
         for peer in self.peers:
             for name, transcript in self._transcripts(peer).items():
                 try:
-                    self._asked(transcript, name)
-                except Waiting as waiting:
+                    self._answered(transcript, name)
+                except AwaitingOthers as waiting:
                     self.waits = True
                     if transcript.is_due(self.turn.step):
                         self._book(ledger, peer, waiting.message)
                         sent = self.post.ask(peer, waiting.message)
                         transcript.sent(waiting.message, sent.digest, self.turn.step)
-                        yield sent.letter
+                        yield sent.envelope
                 except PrivacyError:
                     self.failed.append(peer)
 
     def _book(self, ledger: Ledger, peer: str, message: bytes) -> None:
         """Words among decoys are hidden, not private; the ledger says that they left."""
-        if kind_of(message) == Question.kind:
-            words = len(Question.decode(message).columns)
+        if kind_of(message) == CountsQuestion.kind:
+            words = len(CountsQuestion.decode(message).columns)
             ledger.record("query text", peer, items=words, note="cells of words and decoys")
 
-    def _asked(self, carrier: Transcript, name: str) -> Released:
-        """All that a silo releases of a field to this one, or Waiting."""
+    def _answered(self, carrier: Transcript, name: str) -> Released:
+        """All that a silo releases of a field to this one, or AwaitingOthers."""
         if self.party.form == "publish":
             return self.seeker.fetch(carrier, [name])
-        return self.seeker.ask(carrier, [name], self.asked, clock=carrier.clock)
+        return self.seeker.ask(carrier, [name], self.query_words, clock=carrier.clock)
 
     def _finished(self) -> bool:
         """Compute the features over every silo's documents, once all is there."""
@@ -395,18 +395,18 @@ class Exchange:
             marker.touch()
         return True
 
-    def looked_up(self, peer: str) -> View:
-        """What is known of a silo's documents; Waiting if that is not all yet."""
+    def looked_up(self, peer: str) -> SiloView:
+        """What is known of a silo's documents; AwaitingOthers if that is not all yet."""
         released: dict[str, Any] = {}
         for name, transcript in self._transcripts(peer).items():
-            released |= self._asked(transcript, name)
-        return replace(self.seeker, totals=self.totals).read(released, self.asked)
+            released |= self._answered(transcript, name)
+        return replace(self.seeker, totals=self.totals).read(released, self.query_words)
 
     @cached_property
     def totals(self) -> dict[str, Statistics]:
         """How common words are in all silos."""
-        found = {name: self.summing.totals(name, self._adding(name)) for name in self.fields}
-        return {name: totals for name, totals in found.items() if totals is not None}
+        sums = {name: self.summing.totals(name, self._adding(name)) for name in self.fields}
+        return {name: totals for name, totals in sums.items() if totals is not None}
 
     @cached_property
     def words(self) -> dict[str, Tokens]:
@@ -417,7 +417,7 @@ class Exchange:
         return tokenise(self.party.queries.texts)
 
     @cached_property
-    def asked(self) -> Ids:
+    def query_words(self) -> Ids:
         return Ids.of(self.tokens.terms.words)
 
     @cached_property
@@ -427,8 +427,8 @@ class Exchange:
 
 
 @dataclass(eq=False)
-class Relay:
-    """The relay's side: hands post on and adds up; it can open no letter and sees no silo's cells."""
+class ExchangeRelay:
+    """The relay's side: hands post on and adds up; it can open no envelope and sees no silo's cells."""
 
     count: int
     width: int = WIDTH
@@ -437,7 +437,7 @@ class Relay:
     step: int = 0
     letters: int = 0
     carried: int = 0
-    """Bytes of letters."""
+    """Bytes of envelopes."""
     quiet: int = 0
     over: bool = False
     done: frozenset[str] = frozenset()
@@ -454,7 +454,7 @@ class Relay:
         """What every silo is handed first."""
         return Turn(self._agreed(), 0)
 
-    def next(self, replies: Mapping[str, Reply]) -> dict[str, Turn]:
+    def next(self, replies: Mapping[str, ExchangeReply]) -> dict[str, Turn]:
         """What each silo is handed now, at last that all is over; then nothing."""
         if self.over:
             return {}
@@ -463,8 +463,8 @@ class Relay:
             self.keys = {name: reply.key for name, reply in replies.items()}
         missing = sorted(set(self.silos) - set(replies))
         if missing or len(self.silos) != self.count:
-            told = f"missing: {', '.join(missing)}" if missing else f"{len(self.silos)} came"
-            raise FederationError(f"an exchange of {self.count} silos cannot go on ({told})")
+            reason = f"missing: {', '.join(missing)}" if missing else f"{len(self.silos)} came"
+            raise FederationError(f"an exchange of {self.count} silos cannot go on ({reason})")
         self.done = frozenset(name for name, reply in replies.items() if reply.done)
         post = self._sorted(replies)
         self.quiet = 0 if any(post.values()) or self.step < TURNS else self.quiet + 1
@@ -481,13 +481,13 @@ class Relay:
             for name in self.silos
         }
 
-    def _sorted(self, replies: Mapping[str, Reply]) -> dict[str, list[bytes]]:
-        """The post by receiver; letters without one are dropped."""
+    def _sorted(self, replies: Mapping[str, ExchangeReply]) -> dict[str, list[bytes]]:
+        """The post by receiver; envelopes without one are dropped."""
         post: dict[str, list[bytes]] = {name: [] for name in self.silos}
         for reply in replies.values():
             for data in reply.letters:
                 try:
-                    receiver = Letter.decode(data).receiver
+                    receiver = Envelope.decode(data).receiver
                 except ProtocolError:
                     continue
                 if receiver in post:

@@ -67,10 +67,10 @@ class Keyring:
 
     def identity(self) -> Identity:
         """Who this silo is."""
-        told = _secret(self.path / "identity.key", ("signing", "opening"), "isthmus keys new makes one")
-        signing, opening = (bytes.fromhex(told[part]) for part in ("signing", "opening"))
+        fields = _secret(self.path / "identity.key", ("signing", "opening"), "isthmus keys new makes one")
+        signing, opening = (bytes.fromhex(fields[part]) for part in ("signing", "opening"))
         keys = Ed25519PrivateKey.from_private_bytes(signing), X25519PrivateKey.from_private_bytes(opening)
-        return Identity(told["name"], *keys)
+        return Identity(fields["name"], *keys)
 
     def trust(self, card: Card) -> None:
         """Believe from now on that these are the keys of the silo of that name."""
@@ -95,8 +95,8 @@ class Keyring:
         file = self.path / "group.key"
         if create:
             self._draw(file)
-        told = _secret(file, ("secret",), "get it from another silo of the federation: isthmus keys --help")
-        return GroupKey(bytes.fromhex(told["secret"]), int(told["epoch"]))
+        fields = _secret(file, ("secret",), "get it from another silo of the federation: isthmus keys --help")
+        return GroupKey(bytes.fromhex(fields["secret"]), int(fields["epoch"]))
 
     def join(self, key: GroupKey) -> None:
         """Take a federation's key; one of a later epoch takes the place of the one there is."""
@@ -136,22 +136,22 @@ class Keyring:
 
 def write_card(card: Card, path: str | PathLike[str]) -> None:
     """Write what others may know of a silo."""
-    told = {"verifying": card.verifying.hex(), "sealing": card.sealing.hex()}
+    keys = {"verifying": card.verifying.hex(), "sealing": card.sealing.hex()}
     with replacing(path) as stream:
-        stream.write(json.dumps({"format": "isthmus card", "name": card.name, **told}).encode() + b"\n")
+        stream.write(json.dumps({"format": "isthmus card", "name": card.name, **keys}).encode() + b"\n")
 
 
 def read_card(path: str | PathLike[str]) -> Card:
     """What a silo has told of itself."""
-    told = _read(Path(path), "isthmus card", ("verifying", "sealing"), "ask that silo for its card again")
-    if not _NAME.fullmatch(told["name"]):
-        raise DataError("names no silo", file=path, text=told["name"])
-    return Card(told["name"], bytes.fromhex(told["verifying"]), bytes.fromhex(told["sealing"]))
+    fields = _read(Path(path), "isthmus card", ("verifying", "sealing"), "ask that silo for its card again")
+    if not _NAME.fullmatch(fields["name"]):
+        raise DataError("names no silo", file=path, text=fields["name"])
+    return Card(fields["name"], bytes.fromhex(fields["verifying"]), bytes.fromhex(fields["sealing"]))
 
 
-def _keep(file: Path, told: Mapping[str, str | int]) -> None:
+def _keep(file: Path, fields: Mapping[str, str | int]) -> None:
     """Write a secret in the place of the one there is, if any, which its reader has until then."""
-    write_private(file, json.dumps({"format": f"isthmus {file.name}", "epoch": 0, **told}).encode())
+    write_private(file, json.dumps({"format": f"isthmus {file.name}", "epoch": 0, **fields}).encode())
 
 
 def _secret(file: Path, keys: tuple[str, ...], cure: str) -> dict[str, str]:
@@ -161,12 +161,12 @@ def _secret(file: Path, keys: tuple[str, ...], cure: str) -> dict[str, str]:
 
 def _read(file: Path, form: str, keys: tuple[str, ...], cure: str) -> dict[str, str]:
     try:
-        told: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
-        told.setdefault("name", "")
-        if told["format"] != form or any(len(bytes.fromhex(told[key])) != KEY for key in keys):
+        fields: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+        fields.setdefault("name", "")
+        if fields["format"] != form or any(len(bytes.fromhex(fields[key])) != KEY for key in keys):
             raise ValueError(form)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", file=file, cure=cure) from error
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"is not an {form}", file=file, cure=cure) from None
-    return told
+    return fields

@@ -44,8 +44,8 @@ class Card:
     @property
     def fingerprint(self) -> str:
         """What two people compare by telephone before they trust a card."""
-        told = self.name.encode() + b"\0" + self.verifying + self.sealing
-        spelled = hashlib.blake2b(told, digest_size=16, person=b"isthmus card").hexdigest()
+        data = self.name.encode() + b"\0" + self.verifying + self.sealing
+        spelled = hashlib.blake2b(data, digest_size=16, person=b"isthmus card").hexdigest()
         return " ".join(spelled[at : at + 4] for at in range(0, len(spelled), 4))
 
 
@@ -91,13 +91,13 @@ class GroupKey:
     @property
     def mark(self) -> bytes:
         """Eight bytes that tell this key from others and nothing else about it."""
-        told = b"mark %d" % self.epoch
-        return hashlib.blake2b(told, key=self.secret, digest_size=8, person=b"isthmus group").digest()
+        data = b"mark %d" % self.epoch
+        return hashlib.blake2b(data, key=self.secret, digest_size=8, person=b"isthmus group").digest()
 
     def family(self, purpose: str, *, rows: int = 1, width: int = 8192) -> HashFamily:
         """The hash functions for one purpose, such as the cells of a field or the totals of all silos."""
-        told = hashlib.blake2b(purpose.encode(), key=self.secret, digest_size=KEY, person=b"isthmus family")
-        return HashFamily(told.digest(), rows, width, self.epoch)
+        digest = hashlib.blake2b(purpose.encode(), key=self.secret, digest_size=KEY, person=b"isthmus family")
+        return HashFamily(digest.digest(), rows, width, self.epoch)
 
 
 def wrap(
@@ -110,9 +110,9 @@ def wrap(
 def _box(key: GroupKey, sender: Identity, card: Card, entropy: Entropy) -> bytes:
     once = X25519PrivateKey.from_private_bytes(entropy(32))
     head = _HEAD.pack(_MAGIC, key.epoch, once.public_key().public_bytes_raw(), entropy(12))
-    told = _told(head, sender.card, card)
-    sealed = ChaCha20Poly1305(_box_key(once, card.sealing, told)).encrypt(head[-12:], key.secret, told)
-    return head + sealed + sender.signing.sign(told + sealed)
+    aad = _aad(head, sender.card, card)
+    sealed = ChaCha20Poly1305(_box_key(once, card.sealing, aad)).encrypt(head[-12:], key.secret, aad)
+    return head + sealed + sender.signing.sign(aad + sealed)
 
 
 def unwrap(
@@ -129,15 +129,15 @@ def unwrap(
         raise ProtocolError("not a box with a group key")
     head, sealed, signature = box[: _HEAD.size], box[_HEAD.size : -_SIGNATURE], box[-_SIGNATURE:]
     known = [card for name, card in trusted.items() if sender in (None, name)]
-    signed = (card for card in known if is_signed(card, signature, _told(head, card, receiver.card) + sealed))
+    signed = (card for card in known if is_signed(card, signature, _aad(head, card, receiver.card) + sealed))
     card = next(signed, None)
     if card is None:
         raise ProtocolError("a group key that no trusted silo has signed for this one")
     if epoch <= after:
         raise ProtocolError("a group key of an epoch that is over")
-    told = _told(head, card, receiver.card)
+    aad = _aad(head, card, receiver.card)
     try:
-        secret = ChaCha20Poly1305(_box_key(receiver.opening, once, told)).decrypt(nonce, sealed, told)
+        secret = ChaCha20Poly1305(_box_key(receiver.opening, once, aad)).decrypt(nonce, sealed, aad)
     except InvalidTag:
         raise ProtocolError("a box with a group key that does not open") from None
     return GroupKey(secret, epoch)
@@ -161,11 +161,11 @@ def agreed_key(*ends: tuple[X25519PrivateKey, bytes], info: bytes, salt: bytes |
     return HKDF(hashes.SHA256(), 32, salt=salt, info=info).derive(b"".join(shared))
 
 
-def _box_key(secret: X25519PrivateKey, public: bytes, told: bytes) -> bytes:
-    return agreed_key((secret, public), info=b"isthmus group key" + told)
+def _box_key(secret: X25519PrivateKey, public: bytes, aad: bytes) -> bytes:
+    return agreed_key((secret, public), info=b"isthmus group key" + aad)
 
 
-def _told(head: bytes, sender: Card, receiver: Card) -> bytes:
+def _aad(head: bytes, sender: Card, receiver: Card) -> bytes:
     """What a box is bound to: both ends with all their keys, and its own beginning."""
     parts = [head]
     for card in (sender, receiver):

@@ -37,7 +37,7 @@ MEDIAN = math.pi / 2
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class FieldData:
     """What the owner has of a field: the sketches, and what their noise is made of."""
 
     terms: Terms
@@ -48,16 +48,16 @@ class Held:
     def domain(self, *more: str) -> tuple[str | int | float, ...]:
         """What separates this noise from any other."""
         terms = self.terms
-        told = (terms.mechanism, terms.epsilon, terms.rows, terms.width, terms.epoch, terms.field)
+        parts = (terms.mechanism, terms.epsilon, terms.rows, terms.width, terms.epoch, terms.field)
         # with the hash functions: one noise on two different counts would give away their difference
-        return (*told, self.sketch.family.name, *more)
+        return (*parts, self.sketch.family.name, *more)
 
     def cells(self, columns: Columns) -> NDArray[np.int32]:
         """The true values at one column of every row, of shape (words, rows, documents)."""
         flat = (columns + np.arange(self.terms.rows) * self.terms.width).ravel()
         cells, back = np.unique(flat, return_inverse=True)
-        found: NDArray[np.int32] = self.sketch.columns(cells)[back].reshape(*columns.shape, -1)
-        return found
+        values: NDArray[np.int32] = self.sketch.columns(cells)[back].reshape(*columns.shape, -1)
+        return values
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Mechanism:
         """The ε of one answer as it is booked."""
         return self.epsilon
 
-    def answer(self, held: Held, columns: Columns, peer: str) -> NDArray[Any]:
+    def answer(self, data: FieldData, columns: Columns, peer: str) -> NDArray[Any]:
         """The noisy values, of shape (words, parts, documents)."""
         raise NotImplementedError
 
@@ -156,16 +156,16 @@ class OneShot(Mechanism):
         scale = 2 * self.rows / self.epsilon
         return [Cost(self.name, (terms.field,), self.epsilon, 2.0 * self.rows, scale, release)]
 
-    def answer(self, held: Held, columns: Columns, peer: str) -> NDArray[Any]:
+    def answer(self, data: FieldData, columns: Columns, peer: str) -> NDArray[Any]:
         """Cells plus their noise; cells that are zero are noised like all others."""
-        cells, back = np.unique(columns + np.arange(self.rows) * held.terms.width, return_inverse=True)
-        noisy = held.sketch.columns(cells) + self.noise(held, cells)
-        found: NDArray[Any] = noisy[back.ravel()].reshape(*columns.shape, len(held.sketch))
-        return found
+        cells, back = np.unique(columns + np.arange(self.rows) * data.terms.width, return_inverse=True)
+        noisy = data.sketch.columns(cells) + self.noise(data, cells)
+        values: NDArray[Any] = noisy[back.ravel()].reshape(*columns.shape, len(data.sketch))
+        return values
 
-    def noise(self, held: Held, cells: IntArray) -> NDArray[np.int32]:
+    def noise(self, data: FieldData, cells: IntArray) -> NDArray[np.int32]:
         """The noise of cells in all documents, (cells, documents), the same however they are released."""
-        return held.key.noise(self.law, held.domain(), cells, held.nonces)
+        return data.key.noise(self.law, data.domain(), cells, data.nonces)
 
     def read(self, values: NDArray[Any], signs: NDArray[np.int8], used: IntArray) -> NDArray[Any]:
         """The cell itself; with several rows their median, because a minimum would prefer negative noise."""
@@ -197,19 +197,19 @@ class Scalar(Mechanism):
         """A median of cells changes by two at most."""
         return 2.0
 
-    def answer(self, held: Held, columns: Columns, peer: str) -> NDArray[Any]:
+    def answer(self, data: FieldData, columns: Columns, peer: str) -> NDArray[Any]:
         """Medians, rounded down so that they are integers, plus noise."""
-        signs = np.where(columns >= held.terms.width, -1, 1).astype(np.int8)
-        cells = held.cells(columns % np.uint32(held.terms.width)).swapaxes(0, 1)
+        signs = np.where(columns >= data.terms.width, -1, 1).astype(np.int8)
+        cells = data.cells(columns % np.uint32(data.terms.width)).swapaxes(0, 1)
         middle = np.floor(CountSketch.combine(cells, signs.T)).astype(np.int32)
-        noise = [_noise(self, held, name, peer, parts=1) for name in _names(held.terms, columns)]
+        noise = [_noise(self, data, name, peer, parts=1) for name in _names(data.terms, columns)]
         noisy: NDArray[Any] = middle[:, None, :] + np.stack(noise)
         return noisy
 
     def read(self, values: NDArray[Any], signs: NDArray[np.int8], used: IntArray) -> NDArray[Any]:
         """What was answered."""
-        found: NDArray[Any] = values[:, 0]
-        return found
+        first: NDArray[Any] = values[:, 0]
+        return first
 
     def variance(self, moments: FloatArray, width: int, used: int) -> FloatArray:
         """The median's, and the noise's on top."""
@@ -244,10 +244,10 @@ class PerCell(Vectors):
         """ε/(2z)."""
         return self.epsilon / (2 * self.rows)
 
-    def answer(self, held: Held, columns: Columns, peer: str) -> NDArray[Any]:
+    def answer(self, data: FieldData, columns: Columns, peer: str) -> NDArray[Any]:
         """Cells plus independent noise."""
-        noise = [_noise(self, held, name, peer, parts=self.rows) for name in _names(held.terms, columns)]
-        return held.cells(columns) + np.stack(noise)
+        noise = [_noise(self, data, name, peer, parts=self.rows) for name in _names(data.terms, columns)]
+        return data.cells(columns) + np.stack(noise)
 
     def variance(self, moments: FloatArray, width: int, used: int) -> FloatArray:
         """F₂/w + 2a/(1 − a)² a row."""
@@ -281,15 +281,15 @@ class SharedNoise(Vectors):
         """∞ for every vector."""
         return math.inf
 
-    def answer(self, held: Held, columns: Columns, peer: str) -> NDArray[Any]:
+    def answer(self, data: FieldData, columns: Columns, peer: str) -> NDArray[Any]:
         """Cells plus one real number a vector and document."""
-        uniform = np.stack([self._words(held, name, peer) for name in _names(held.terms, columns)]) / 2.0**64
+        uniform = np.stack([self._words(data, name, peer) for name in _names(data.terms, columns)]) / 2.0**64
         noise = -np.sign(uniform - 0.5) * np.log1p(-2 * np.abs(uniform - 0.5)) / self.epsilon
-        noisy: NDArray[Any] = held.cells(columns) + noise[:, None, :]
+        noisy: NDArray[Any] = data.cells(columns) + noise[:, None, :]
         return noisy
 
-    def _words(self, held: Held, name: str, peer: str) -> NDArray[np.uint64]:
-        return held.key.words(held.domain(peer, name), 0, held.nonces)[:, 0]
+    def _words(self, data: FieldData, name: str, peer: str) -> NDArray[np.uint64]:
+        return data.key.words(data.domain(peer, name), 0, data.nonces)[:, 0]
 
     def variance(self, moments: FloatArray, width: int, used: int) -> FloatArray:
         """No number of rows makes a shared draw smaller, whatever Theorem 2 says (fault C2b)."""
@@ -310,11 +310,11 @@ def mechanism(name: str, **settings: Any) -> Mechanism:
 
 def _names(terms: Terms, columns: Columns) -> list[str]:
     """What each word's or vector's noise is called: a digest of its columns."""
-    told = f"{terms.field}, ε = {terms.epsilon!r}, epoch {terms.epoch}"
+    prefix = f"{terms.field}, ε = {terms.epsilon!r}, epoch {terms.epoch}"
     digests = (hashlib.blake2b(row.tobytes(), digest_size=12).hexdigest() for row in columns.astype("<u4"))
-    return [f"{told}, {digest}" for digest in digests]
+    return [f"{prefix}, {digest}" for digest in digests]
 
 
-def _noise(kind: Mechanism, held: Held, name: str, peer: str, *, parts: int) -> NDArray[np.int32]:
+def _noise(kind: Mechanism, data: FieldData, name: str, peer: str, *, parts: int) -> NDArray[np.int32]:
     """The noise of one word's or vector's parts in all documents; another peer gets another draw."""
-    return held.key.noise(kind.law, held.domain(peer, name), np.arange(parts), held.nonces)
+    return data.key.noise(kind.law, data.domain(peer, name), np.arange(parts), data.nonces)

@@ -1,11 +1,11 @@
 """What silos say to each other about counts, as bytes; nothing here knows a network.
 
-    Enquiry     asker → owner   for the catalogue of a field, or for a part of what is published of it
-    Catalogue   owner → asker   which documents there are, how long, and how counts of a field are released
-    Published   owner → asker   the noisy cells of all documents of a field
-    Question    asker → owner   cells, real and decoy
-    Answer      owner → asker   their noisy values in all documents, bound to the question
-    Refusal     owner → asker   nothing is released, in general words why
+    Enquiry          asker → owner   for the catalogue of a field, or for a part of what is published of it
+    Catalogue        owner → asker   which documents there are, how long, and how counts are released
+    Published        owner → asker   the noisy cells of all documents of a field
+    CountsQuestion   asker → owner   cells, real and decoy
+    CountsAnswer     owner → asker   their noisy values in all documents, bound to the question
+    Refusal          owner → asker   nothing is released, in general words why
 
 A message is `ISTH`, a version, a kind, the length of the body, the body, and a checksum. Whatever is not
 exactly that (cut, longer, of another kind, with a count that does not fit) is a ProtocolError, whose text
@@ -55,7 +55,7 @@ class Terms:
 
 
 @dataclass(frozen=True, eq=False)
-class Message:
+class CountsMessage:
     """A kind of message; subclasses spell their body."""
 
     kind: ClassVar[int]
@@ -85,13 +85,13 @@ class Message:
             raise ProtocolError("a message that was damaged on its way")
         body = _Cursor(framed[_FRAME.size :])
         try:
-            found = cls._read(body)
+            message = cls._read(body)
         except (struct.error, UnicodeDecodeError, ValueError, OverflowError) as error:
             if isinstance(error, ProtocolError):
                 raise
             raise ProtocolError("a message whose body is not what its kind says") from None
         body.end()
-        return found
+        return message
 
     def _body(self) -> bytes:
         raise NotImplementedError
@@ -102,7 +102,7 @@ class Message:
 
 
 @dataclass(frozen=True, eq=False)
-class Enquiry(Message):
+class Enquiry(CountsMessage):
     """Asks for the catalogue of a field or, if `first` is not negative, for its cells from there on."""
 
     kind = 5
@@ -119,7 +119,7 @@ class Enquiry(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Refusal(Message):
+class Refusal(CountsMessage):
     """Nothing is released; `reason` tells what kind of rule forbids it, and no term, id or count."""
 
     kind = 6
@@ -135,7 +135,7 @@ class Refusal(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Catalogue(Message):
+class Catalogue(CountsMessage):
     """The documents of a silo in their order, with the public length of each in the field."""
 
     kind = 1
@@ -166,7 +166,7 @@ class Catalogue(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Published(Message):
+class Published(CountsMessage):
     """The noisy cells of some documents of a catalogue, from `first` on: `values` of those not zero stand at
     `places`, counted document by document and cell by cell."""
 
@@ -190,7 +190,7 @@ class Published(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Question(Message):
+class CountsQuestion(CountsMessage):
     """For every word, real or decoy, the column it has in each row, of shape (words, rows).
 
     Where the mechanism needs signs, column + width stands for the column with a negative one.
@@ -223,7 +223,7 @@ class Question(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Answer(Message):
+class CountsAnswer(CountsMessage):
     """The values for a question, of shape (words, parts, documents): integers sparsely coded, or reals.
 
     `places` is None for reals. Nothing of the shape's size is made before somebody has checked the shape.
@@ -237,7 +237,7 @@ class Answer(Message):
     values: NDArray[Any]
 
     @classmethod
-    def of(cls, question: bytes, table: NDArray[Any]) -> Answer:
+    def of(cls, question: bytes, table: NDArray[Any]) -> CountsAnswer:
         """The answer that holds this table."""
         flat = table.ravel()
         words, parts, documents = table.shape
@@ -282,21 +282,21 @@ def pack(places: IntArray, values: NDArray[Any], size: int) -> bytes:
     Where more than half of them are not zero, as one byte each without gaps.
     """
     dense = 2 * len(places) > size
-    found = np.asarray(values, dtype=np.int64)
+    dense_values = np.asarray(values, dtype=np.int64)
     gaps = np.diff(places, prepend=-1) - 1
     if dense:
-        found = np.zeros(size, dtype=np.int64)
-        found[places] = values
+        dense_values = np.zeros(size, dtype=np.int64)
+        dense_values[places] = values
         gaps = np.empty(0, dtype=np.int64)
-    if np.abs(found).max(initial=0) > np.iinfo(np.int32).max:
+    if np.abs(dense_values).max(initial=0) > np.iinfo(np.int32).max:
         raise ProtocolError("a value is beyond 32 bits")
-    wide, far = np.abs(found) > 127, gaps >= 255
-    head = struct.pack("<?III", dense, len(found), int(far.sum()), int(wide.sum()))
+    wide, far = np.abs(dense_values) > 127, gaps >= 255
+    head = struct.pack("<?III", dense, len(dense_values), int(far.sum()), int(wide.sum()))
     parts = (
         np.where(far, 255, gaps).astype(np.uint8),
-        np.where(wide, -128, found).astype(np.int8),
+        np.where(wide, -128, dense_values).astype(np.int8),
         gaps[far].astype("<u4"),
-        found[wide].astype("<i4"),
+        dense_values[wide].astype("<i4"),
     )
     return head + b"".join(part.tobytes() for part in parts)
 
@@ -305,23 +305,23 @@ def unpack(body: _Cursor, size: int) -> tuple[IntArray, NDArray[np.int32]]:
     """Places and values of what was packed out of so many integers."""
     dense = bool(body.number("<B", 2))
     count, far_count, wide_count = (body.number("<I", size + 1) for _ in range(3))
-    gaps, found = body.array("<u1", 0 if dense else count), body.array("<i1", count)
-    far, wide = gaps == 255, found == -128
+    gaps, small = body.array("<u1", 0 if dense else count), body.array("<i1", count)
+    far, wide = gaps == 255, small == -128
     fits = int(far.sum()) == far_count and int(wide.sum()) == wide_count and not (dense and count != size)
     if not fits:
         raise ProtocolError("packed values that do not fit their message")
-    filled = int(np.count_nonzero(found)) if dense else count
+    filled = int(np.count_nonzero(small)) if dense else count
     body.unpacker.spend(filled * (np.dtype(np.int64).itemsize + np.dtype(np.int32).itemsize))
     if dense:
-        places = np.flatnonzero(found)
-        found, wide = found[places], wide[places]
+        places = np.flatnonzero(small)
+        small, wide = small[places], wide[places]
     else:
         places = gaps.astype(np.int64)
         places[far] = body.array("<u4", far_count)
         places += 1
         np.cumsum(places, out=places)
         places -= 1
-    values = found.astype(np.int32)
+    values = small.astype(np.int32)
     values[wide] = body.array("<i4", wide_count)
     if len(places) and places[-1] >= size:
         raise ProtocolError("packed values that do not fit their message")
@@ -366,10 +366,10 @@ def kind_of(data: bytes) -> int:
 
 
 def _spell(word: str) -> bytes:
-    told = word.encode()
-    if len(told) > 255:
+    data = word.encode()
+    if len(data) > 255:
         raise ProtocolError("a name is too long for a message")
-    return struct.pack("<B", len(told)) + told
+    return struct.pack("<B", len(data)) + data
 
 
 def _spell_terms(terms: Terms) -> bytes:

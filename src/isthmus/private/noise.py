@@ -60,7 +60,7 @@ class Geometric:
         """2a/(1 − a)²."""
         return 2 * self.ratio / (1 - self.ratio) ** 2
 
-    def chances(self, values: IntArray) -> FloatArray:
+    def probabilities(self, values: IntArray) -> FloatArray:
         """P(k) of every value."""
         share: float = (1 - self.ratio) / (1 + self.ratio)
         with np.errstate(invalid="ignore"):
@@ -71,10 +71,10 @@ class Geometric:
         """The integers that uniform 64-bit words stand for, by inversion."""
         first, exact = self._guide
         entry = (words >> np.uint64(64 - _GUIDE)).astype(np.intp)
-        found = first[entry]
+        index = first[entry]
         unsure = np.flatnonzero(~exact[entry])
-        found[unsure] = np.searchsorted(self._cuts, words[unsure], side="right")
-        return found - np.int32(len(self._cuts) // 2)
+        index[unsure] = np.searchsorted(self._cuts, words[unsure], side="right")
+        return index - np.int32(len(self._cuts) // 2)
 
     @cached_property
     def _cuts(self) -> Words:
@@ -129,13 +129,13 @@ class NoiseKey:
 
         One noise on the same text counted in two ways would give away where the counts differ.
         """
-        told = hashlib.blake2b(name.encode(), key=self.secret, digest_size=KEY, person=b"isthmus counted")
-        return NoiseKey(told.digest())
+        digest = hashlib.blake2b(name.encode(), key=self.secret, digest_size=KEY, person=b"isthmus counted")
+        return NoiseKey(digest.digest())
 
     def words(self, domain: Sequence[Name], block: int, nonces: NDArray[np.uint8]) -> Words:
         """Two words for every nonce: those of the domain's block, of shape (nonces, 2)."""
-        found: Words = self._blocks(domain, [block], nonces)[0]
-        return found
+        first: Words = self._blocks(domain, [block], nonces)[0]
+        return first
 
     def _blocks(self, domain: Sequence[Name], blocks: Sequence[int], nonces: NDArray[np.uint8]) -> Words:
         """The words of several blocks, of shape (blocks, nonces, 2)."""

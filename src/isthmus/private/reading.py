@@ -32,7 +32,7 @@ _MOST = 255  # counts above are taken as they are
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class CountEstimate:
     """Counts with an error bar each."""
 
     mean: FloatArray
@@ -51,7 +51,7 @@ class Cells:
 class Reader(Protocol):
     """Turns noisy values into counts."""
 
-    def read(self, cells: Cells) -> Reading: ...
+    def read(self, cells: Cells) -> CountEstimate: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,23 +60,23 @@ class Plain:
 
     variance: float
 
-    def read(self, cells: Cells) -> Reading:
+    def read(self, cells: Cells) -> CountEstimate:
         """max(0, y) ± the noise."""
         mean = np.maximum(cells.values, 0).astype(np.float64)
-        return Reading(mean, np.full(len(mean), self.variance**0.5))
+        return CountEstimate(mean, np.full(len(mean), self.variance**0.5))
 
 
 @dataclass(frozen=True, eq=False)
-class Threshold:
+class ThresholdReader:
     """Values from a level on; what lies below is taken for noise."""
 
     level: float
     variance: float
 
-    def read(self, cells: Cells) -> Reading:
+    def read(self, cells: Cells) -> CountEstimate:
         """y if y ≥ level else 0, ± the noise."""
         mean = np.where(cells.values >= self.level, cells.values, 0).astype(np.float64)
-        return Reading(mean, np.full(len(mean), self.variance**0.5))
+        return CountEstimate(mean, np.full(len(mean), self.variance**0.5))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class Lexicon:
     family: HashFamily
     totals: Statistics
     own: Tokens
-    _kept: dict[int, tuple[Any, WordPriors]] = field(default_factory=dict, init=False, repr=False)
+    _cache: dict[int, tuple[Any, WordPriors]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def collection(self) -> Statistics:
@@ -130,13 +130,13 @@ class Lexicon:
 
     def distinct(self, lengths: IntArray) -> FloatArray:
         """How many distinct words documents of these lengths have, as the reader's own do: u = a·L^b."""
-        own, found = self.own.lengths, np.diff(self.own.counts().indptr)
-        held = own > 1
+        own, distinct = self.own.lengths, np.diff(self.own.counts().indptr)
+        mask = own > 1
         slope, level = 1.0, np.log(0.8)
-        if held.any():
-            level = np.log(found[held].sum() / own[held].sum())
-        if held.sum() > 2 and np.ptp(own[held]):
-            slope, level = np.polyfit(np.log(own[held]), np.log(found[held]), 1)
+        if mask.any():
+            level = np.log(distinct[mask].sum() / own[mask].sum())
+        if mask.sum() > 2 and np.ptp(own[mask]):
+            slope, level = np.polyfit(np.log(own[mask]), np.log(distinct[mask]), 1)
         fitted = np.exp(level) * np.maximum(lengths, 1).astype(np.float64) ** slope
         return np.minimum(np.where(lengths > 0, fitted, 0.0), lengths)
 
@@ -150,12 +150,12 @@ class Lexicon:
 
     def priors(self, words: Ids) -> WordPriors:
         """The priors of any vocabulary; those of the last one are kept."""
-        kept = self._kept.get(id(words.vocabulary))
-        if kept is None or kept[0] is not words.vocabulary:
-            kept = words.vocabulary, self._priors(words)
-            self._kept.clear()
-            self._kept[id(words.vocabulary)] = kept
-        return kept[1]
+        cached = self._cache.get(id(words.vocabulary))
+        if cached is None or cached[0] is not words.vocabulary:
+            cached = words.vocabulary, self._priors(words)
+            self._cache.clear()
+            self._cache[id(words.vocabulary)] = cached
+        return cached[1]
 
     def _priors(self, words: Ids) -> WordPriors:
         read = self.read(words)
@@ -185,7 +185,7 @@ class Shrink:
     lengths: IntArray
     context: Context | None = None
 
-    def read(self, cells: Cells) -> Reading:
+    def read(self, cells: Cells) -> CountEstimate:
         """E[count | value] ± its standard deviation."""
         priors = self.lexicon.priors(cells.words)
         word = cells.words.codes
@@ -200,7 +200,7 @@ class Shrink:
 
     def _posterior(
         self, values: IntArray, present: FloatArray, crowded: FloatArray, level: IntArray
-    ) -> Reading:
+    ) -> CountEstimate:
         alone, shared = self._likelihoods
         at = np.clip(values, -_MOST, _MOST) + _MOST
         here = [
@@ -216,7 +216,7 @@ class Shrink:
         large = (values > _MOST // 2) & (self.law.rate > 0.2)  # so far above the noise that it is the count
         mean = np.where(large, values, mean)
         spread = np.where(large, self.law.variance, np.maximum(square - mean**2, 0.0))
-        return Reading(mean, np.sqrt(spread))
+        return CountEstimate(mean, np.sqrt(spread))
 
     @cached_property
     def _likelihoods(self) -> tuple[list[FloatArray], list[FloatArray]]:
@@ -224,10 +224,10 @@ class Shrink:
         present, the sums of the chance times 1, c and c². For a cell of its own, then for a shared one."""
         values = np.arange(-_MOST, _MOST + 1)
         counts = np.arange(1, _MOST + 1)
-        chances = self.law.chances(values[:, None] - counts)
+        probabilities = self.law.probabilities(values[:, None] - counts)
         tail = (1 - _LEVELS[:, None]) * _LEVELS[:, None] ** (counts - 1)
-        absent = np.broadcast_to(self.law.chances(values), (len(_LEVELS), len(values)))
-        alone = [absent, *((tail * counts**power) @ chances.T for power in (0, 1, 2))]
+        absent = np.broadcast_to(self.law.probabilities(values), (len(_LEVELS), len(values)))
+        alone = [absent, *((tail * counts**power) @ probabilities.T for power in (0, 1, 2))]
         return alone, [_convolved(table, _typical_tail()) for table in alone]
 
 

@@ -19,8 +19,8 @@ while `threshold` of them are left, which is above two thirds of all: every memb
 
 `terms` are what the members know about the sum, such as everybody's weight: members who know different
 things have masks that do not cancel and signatures that do not count. Members without an identity are for
-simulations: they follow the same steps, and believe the relay about who is who. `kept` and `resumed` carry a
-member from process to process.
+simulations: they follow the same steps and believe the relay about who is who. `to_bytes` and `resumed` carry
+a member from process to process.
 
 Whatever carries a sum carries named bytes (`Parts`): `Member.step` takes those of a step and gives those for
 the relay, where `Summation` takes them in and says what each member gets next.
@@ -128,7 +128,7 @@ class Member:
     entropy: Callable[[int], bytes] = os.urandom
     terms: bytes = field(default=b"", init=False)
     _peers: dict[str, Advert] = field(default_factory=dict, init=False, repr=False)
-    _held: dict[str, tuple[bytes, bytes]] = field(default_factory=dict, init=False, repr=False)
+    _shares: dict[str, tuple[bytes, bytes]] = field(default_factory=dict, init=False, repr=False)
     _masked: bool = field(default=False, init=False, repr=False)
     _survivors: tuple[str, ...] = field(default=(), init=False, repr=False)
     _revealed: bool = field(default=False, init=False, repr=False)
@@ -140,7 +140,7 @@ class Member:
         self._masking = X25519PrivateKey.from_private_bytes(self.entropy(_SECRET))
         self._seed = self.entropy(_SECRET)
 
-    def kept(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """The member with all its secrets, to be put away by its own silo between steps."""
         secrets = self._sealing.private_bytes_raw(), self._masking.private_bytes_raw(), self._seed
         state = {
@@ -149,7 +149,7 @@ class Member:
             "threshold": self.threshold,
             "secrets": [secret.hex() for secret in secrets],
             "peers": {name: advert.to_bytes().hex() for name, advert in self._peers.items()},
-            "shares": {name: [seed.hex(), key.hex()] for name, (seed, key) in self._held.items()},
+            "shares": {name: [seed.hex(), key.hex()] for name, (seed, key) in self._shares.items()},
             "terms": self.terms.hex(),
             "masked": self._masked,
             "survivors": self._survivors,
@@ -160,13 +160,13 @@ class Member:
     @classmethod
     def resumed(
         cls,
-        kept: bytes,
+        data: bytes,
         *,
         identity: Ed25519PrivateKey | None = None,
         trusted: Mapping[str, Ed25519PublicKey] | None = None,
     ) -> Member:
-        """The member that `kept` has put away."""
-        state = json.loads(kept)
+        """The member that `to_bytes` has put away."""
+        state = json.loads(data)
         if not isinstance(state.get("peers"), dict):
             raise ProtocolError("a secure sum begun by an older release of Isthmus (begin a new one)")
         secrets = iter([bytes.fromhex(secret) for secret in state["secrets"]])
@@ -175,7 +175,7 @@ class Member:
         member.entropy = os.urandom
         member.terms = bytes.fromhex(state["terms"])
         member._peers = {name: Advert.of(name, bytes.fromhex(keys)) for name, keys in state["peers"].items()}
-        member._held = {
+        member._shares = {
             name: (bytes.fromhex(seed), bytes.fromhex(key)) for name, (seed, key) in state["shares"].items()
         }
         member._masked, member._revealed = state["masked"], state["revealed"]
@@ -216,7 +216,7 @@ class Member:
 
     def share(self, adverts: Sequence[Advert]) -> dict[str, bytes]:
         """Step 2: for every other member a sealed box with its shares of our two secrets."""
-        if self._held:
+        if self._shares:
             raise ProtocolError("this member has shared its secrets in this session already")
         self._peers = self._checked(adverts)
         names = sorted(self._peers)
@@ -225,7 +225,7 @@ class Member:
         keys = shamir.split(secret, self.threshold, len(names), self.entropy)
         shares = dict(zip(names, zip(seeds, keys, strict=True), strict=True))
         own_seed, _ = shares.pop(self.name)  # a share of one's own key is of no use to anybody honest
-        self._held = {self.name: (own_seed, b"")}
+        self._shares = {self.name: (own_seed, b"")}
         return {name: self._seal(name, seed + key) for name, (seed, key) in shares.items()}
 
     def _checked(self, adverts: Sequence[Advert]) -> dict[str, Advert]:
@@ -246,11 +246,11 @@ class Member:
         members without a box dropped out and take no part in the masks."""
         if self._masked:
             raise ProtocolError("this member has masked a vector in this session already")
-        if self.name not in self._held or self.name in boxes:
+        if self.name not in self._shares or self.name in boxes:
             raise ProtocolError("boxes for a member that has not shared its secrets, or one of its own")
         if len(boxes) + 1 < self.threshold:
             raise ProtocolError("fewer members shared their secrets than the threshold")
-        self._held |= {name: self._open(name, box) for name, box in boxes.items()}
+        self._shares |= {name: self._open(name, box) for name, box in boxes.items()}
         self._masked, self.terms = True, terms
         masked = as_words(vector) + _stream(self._seed, self.session, b"seed", np.size(vector))
         scope = joined((self.session, terms))
@@ -265,7 +265,7 @@ class Member:
         survivors = tuple(sorted(answered))
         if not self._masked or len(set(survivors)) != len(survivors):
             raise ProtocolError("a list of those who answered before all have, or with somebody twice")
-        if len(survivors) < self.threshold or not set(survivors) <= set(self._held):
+        if len(survivors) < self.threshold or not set(survivors) <= set(self._shares):
             raise ProtocolError("the list of those who answered is too short or names a stranger")
         if self.name not in survivors:
             raise ProtocolError("the list of those who answered leaves out this member, who has")
@@ -285,14 +285,14 @@ class Member:
             raise ProtocolError("too few members have signed the same list of those who answered")
         self._revealed = True
         return Revealed(
-            {name: self._held[name][0] for name in self._survivors},
-            {name: key for name, (_, key) in self._held.items() if name not in self._survivors},
+            {name: self._shares[name][0] for name in self._survivors},
+            {name: key for name, (_, key) in self._shares.items() if name not in self._survivors},
         )
 
     def _agreement(self) -> bytes:
         """All that members must agree on before anything is opened."""
         keys = [advert.statement(self.session) for _, advert in sorted(self._peers.items())]
-        lists = [joined(name.encode() for name in names) for names in (sorted(self._held), self._survivors)]
+        lists = [joined(name.encode() for name in names) for names in (sorted(self._shares), self._survivors)]
         settled = (self.session, self.threshold.to_bytes(4), joined(keys), self.terms, *lists)
         return joined((b"isthmus secure sum, survivors", hashlib.sha256(joined(settled)).digest()))
 

@@ -15,10 +15,10 @@ from isthmus.arrays import FloatArray, Ids
 from isthmus.features import ExactCounts, Pairs, TermCounts, bm25
 from isthmus.private.cost import ChargeAll, Covered
 from isthmus.private.counts import (
+    CountRelease,
     Desk,
     Owner,
     PrivateCounts,
-    Release,
     fetch_catalogue,
     fetch_published,
     in_memory,
@@ -123,7 +123,7 @@ class ReleasingSilos:
         """Where one silo's documents are asked for, released by a mechanism with noise of its own."""
         rng = self.streams("noise", kind.name, holder, repr(kind.epsilon))
         covered, charge = self.covered(holder, rng)
-        release = Release("body", family, kind, NoiseKey.fresh(rng.bytes), charge)
+        release = CountRelease("body", family, kind, NoiseKey.fresh(rng.bytes), charge)
         return Desk(Owner.of(self.bodies[holder], covered, release))
 
     def lexicon(self, asker: int, family: HashFamily) -> Lexicon:

@@ -86,8 +86,8 @@ class HashFamily:
     @property
     def name(self) -> str:
         """What tells these hash functions from others and nothing else about them."""
-        told = f"{self.rows} {self.width} {self.epoch}".encode()
-        return hashlib.blake2b(told, key=self.key, digest_size=8, person=b"isthmus name").hexdigest()
+        data = f"{self.rows} {self.width} {self.epoch}".encode()
+        return hashlib.blake2b(data, key=self.key, digest_size=8, person=b"isthmus name").hexdigest()
 
     def of(self, words: Ids) -> Hashed:
         """Hash a column of words; every distinct one once."""
@@ -96,9 +96,9 @@ class HashFamily:
 
     def of_vocabulary(self, words: Ids) -> Hashed:
         """Hash the words of the column's vocabulary, in its order."""
-        told = f"isthmus {self.epoch}".encode()[:16]
+        person = f"isthmus {self.epoch}".encode()[:16]
         digests = b"".join(
-            hashlib.blake2b(word.encode(), key=self.key, digest_size=16, person=told).digest()
+            hashlib.blake2b(word.encode(), key=self.key, digest_size=16, person=person).digest()
             for word in words.words
         )
         low, high = np.frombuffer(digests, dtype="<u8").reshape(-1, 2).T.astype(np.uint64)
@@ -247,8 +247,8 @@ class CountSketch(Sketch):
     @staticmethod
     def combine(values: NDArray[Any], signs: NDArray[np.int8]) -> NDArray[Any]:
         """median_a g_a(t)·C(a, h_a(t)): eq. (3) with the sign without which it means nothing."""
-        shown = signs.reshape(*signs.shape, *(1,) * (values.ndim - signs.ndim))
-        middle: NDArray[Any] = np.median(shown * values, axis=0)
+        factors = signs.reshape(*signs.shape, *(1,) * (values.ndim - signs.ndim))
+        middle: NDArray[Any] = np.median(factors * values, axis=0)
         return middle
 
 
@@ -277,18 +277,18 @@ def _counted(
     keys.sort()
     begins = _begins(keys)
     values = np.diff(begins, append=len(keys)).astype(np.int32)
-    found = keys[begins]
+    cells = keys[begins]
     if signed:
-        values = np.where(found & 1, -values, values)
-        places = found >> 1
+        values = np.where(cells & 1, -values, values)
+        places = cells >> 1
         again = _begins(places)
         values = np.add.reduceat(values, again) if len(again) else values
-        kept = values != 0
-        found, values = places[again][kept], values[kept]
+        nonzero = values != 0
+        cells, values = places[again][nonzero], values[nonzero]
     sizes = (
-        np.diff(np.searchsorted(found, starts), append=len(found)) if len(starts) else np.empty(0, np.int64)
+        np.diff(np.searchsorted(cells, starts), append=len(cells)) if len(starts) else np.empty(0, np.int64)
     )
-    return sizes, found - np.repeat(starts, sizes), values
+    return sizes, cells - np.repeat(starts, sizes), values
 
 
 def _begins(ordered: NDArray[Any]) -> IntArray:
@@ -306,6 +306,6 @@ def _summed(documents: NDArray[Any], cells: Counts, values: Counts) -> tuple[Any
         return documents, cells, values
     new = np.flatnonzero((np.diff(documents, prepend=-1) != 0) | (np.diff(cells, prepend=-1) != 0))
     added = np.add.reduceat(values, new)
-    kept = added != 0
-    at = new[kept]
-    return documents[at], cells[at], added[kept]
+    nonzero = added != 0
+    at = new[nonzero]
+    return documents[at], cells[at], added[nonzero]

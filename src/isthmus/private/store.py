@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from isthmus.arrays import Ids, frozen
 from isthmus.errors import DataError, ProtocolError
 from isthmus.private.cost import ChargeAll, Covered
-from isthmus.private.counts import Desk, Owner, Release, assemble
+from isthmus.private.counts import CountRelease, Desk, Owner, assemble
 from isthmus.private.keyring import Keyring
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger, fingerprint, lost
@@ -171,10 +171,10 @@ class SiloFolder:
 
     def fields(self) -> tuple[str, ...]:
         """The fields that were built."""
-        found = tuple(name for name in FIELDS if (self.path / f"{name}.sketch").exists())
-        if not found:
+        names = tuple(name for name in FIELDS if (self.path / f"{name}.sketch").exists())
+        if not names:
             raise DataError("has no sketches", file=self.path, cure="isthmus sketch build makes them")
-        return found
+        return names
 
     def owner(self, name: str, epsilon: float, charge: ChargeAll) -> Owner:
         """The sketches of a field, ready to be released with each cell noised once."""
@@ -188,7 +188,7 @@ class SiloFolder:
         versions = tuple(version.tobytes().hex() for version in arrays["versions"].reshape(-1, NONCE))
         covered = Covered(tuple(json.loads(bundle.texts["documents.json"])), versions)
         noise = self.keys.noise_key().under(str(bundle.header.get("tokeniser")))
-        release = Release(name, family, OneShot(epsilon), noise, charge)
+        release = CountRelease(name, family, OneShot(epsilon), noise, charge)
         return Owner(CountMin(family, *columns), frozen(arrays["lengths"]), covered, release)
 
     def desk(self, epsilon: float, ledger: Ledger, fields: Sequence[str] | None = None) -> BookedDesk:

@@ -282,9 +282,9 @@ class Summing:
         for name, handed in (_by_field(incoming) if number else {name: {} for name in adding}).items():
             member = self._member(name) if number else self._begun(name)
             vector = self._vector(name, member, adding) if STEPS[number] == "mask" else ()
-            told = member.step(STEPS[number], handed, vector=vector, terms=self.agreed.terms)
+            outgoing = member.step(STEPS[number], handed, vector=vector, terms=self.agreed.terms)
             self._keep(name, member)
-            parts |= _of_field(name, told)
+            parts |= _of_field(name, outgoing)
         return parts
 
     def _begun(self, name: str) -> Member:
@@ -316,12 +316,12 @@ class Summing:
 
     def finish(self, incoming: Mapping[str, bytes]) -> None:
         """The last step: keep what the relay has announced, and forget the keys of the masks."""
-        for name, told in incoming.items():
-            if len(told) != 8 * (2 * self.agreed.width + 3):
+        for name, total in incoming.items():
+            if len(total) != 8 * (2 * self.agreed.width + 3):
                 raise ProtocolError("a total of other cells than agreed")
             self._member(name)  # a total that nobody has asked for is none
             with replacing(self._total(name)) as stream:
-                stream.write(told)
+                stream.write(total)
             self._file(name).unlink()
 
     def totals(self, name: str, adding: Contribution) -> Statistics | None:
@@ -354,13 +354,13 @@ class Summing:
         """With all its secrets, for its own silo's eyes."""
         with replacing(self._file(name)) as stream:
             os.fchmod(stream.fileno(), 0o600)
-            stream.write(member.kept())
+            stream.write(member.to_bytes())
 
     def _member(self, name: str) -> Member:
         if not name.isalnum() or not self._file(name).exists():
             raise ProtocolError("a step of a sum that was not begun")
-        kept = self._file(name).read_bytes()
-        return Member.resumed(kept, identity=self.identity.signing, trusted=self.trusted)
+        data = self._file(name).read_bytes()
+        return Member.resumed(data, identity=self.identity.signing, trusted=self.trusted)
 
 
 @dataclass(eq=False)
@@ -376,8 +376,8 @@ class Adding:
         if step >= len(STEPS):
             return {silo: {} for silo in replies}
         for silo, parts in replies.items():
-            for name, told in _by_field(parts).items():
-                self._sum(name).receive(STEPS[step], silo, told)
+            for name, silo_parts in _by_field(parts).items():
+                self._sum(name).receive(STEPS[step], silo, silo_parts)
         if STEPS[step] == "reveal":
             self.totals = {name: each.total(self.agreed.terms) for name, each in self.sums.items()}
             return {silo: self._announced() for silo in replies}
@@ -400,11 +400,11 @@ class Adding:
 
 def _by_field(incoming: Mapping[str, bytes]) -> dict[str, Parts]:
     """`FIELD/SILO` taken apart."""
-    found: dict[str, Parts] = {}
+    fields: dict[str, Parts] = {}
     for label, data in incoming.items():
         name, _, silo = label.partition("/")
-        found.setdefault(name, {})[silo] = data
-    return found
+        fields.setdefault(name, {})[silo] = data
+    return fields
 
 
 def _of_field(name: str, parts: Mapping[str, bytes]) -> Parts:

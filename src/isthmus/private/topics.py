@@ -161,8 +161,8 @@ def _directions(counts: Any, lexicon: Lexicon, rng: np.random.Generator) -> Sing
     table.data /= np.maximum(norms, 1e-9)[rows]
     start = rng.standard_normal(min(table.shape))
     _, _, axes = svds(table, k=DIMENSIONS, v0=start)
-    found: Single = axes.T.astype(np.float32)
-    return found
+    directions: Single = axes.T.astype(np.float32)
+    return directions
 
 
 def _cell_parts(directions: Single, lexicon: Lexicon, law: Geometric) -> Single:
@@ -179,7 +179,7 @@ def _cell_parts(directions: Single, lexicon: Lexicon, law: Geometric) -> Single:
     parts = np.zeros((len(_STEPS), lexicon.family.width, directions.shape[1]), dtype=np.float32)
     for at, step in enumerate(_STEPS):
         value = np.array(step)
-        absent, there = float(law.chances(value)), float(tail @ law.chances(value - counts))
+        absent, there = float(law.probabilities(value)), float(tail @ law.probabilities(value - counts))
         blame = priors.presence * there / (absent + loads[cells] * there + 1e-300)
         np.add.at(parts[at], cells, (blame * weights)[:, None].astype(np.float32) * directions)
     return parts
@@ -187,5 +187,5 @@ def _cell_parts(directions: Single, lexicon: Lexicon, law: Geometric) -> Single:
 
 def _unit(rows: Single) -> Single:
     sizes = np.linalg.norm(rows, axis=1, keepdims=True)
-    found: Single = rows / np.maximum(sizes, 1e-9)
-    return found
+    units: Single = rows / np.maximum(sizes, 1e-9)
+    return units

@@ -127,11 +127,11 @@ def worked_out(own: Statistics, foreign: Foreign, law: Geometric) -> Statistics:
     false = ratio / (1 + ratio)
     more = 1 + count / max(own.documents, 1)
     scale = (1 + ratio) / (1 - ratio)
-    found = np.rint((foreign.positive - count * false) * scale).astype(np.int64)
+    estimated = np.rint((foreign.positive - count * false) * scale).astype(np.int64)
     assert own.family is not None
     cells = own.family.of_vocabulary(foreign.words).cells[0]
     tables = {}
-    for name, more_of_it in ((TEXT, found), (TIMES, foreign.summed)):
+    for name, more_of_it in ((TEXT, estimated), (TIMES, foreign.summed)):
         mine = own.tables[name]
         tables[name] = np.rint(mine * more).astype(np.int64)
         tables[name][cells] = mine[cells]
@@ -183,13 +183,13 @@ def _shrunk(noisy: NDArray[Any], mean: FloatArray, shape: FloatArray, rate: floa
     The prior is a negative binomial of this mean and shape and, one time in ten, 1/(x + 1)^1.5: silos on
     other topics have other words. Sums are over a grid; large ones, whose noise is small, are left alone.
     """
-    found = np.maximum(noisy.astype(np.float64), 0.0)
+    values = np.maximum(noisy.astype(np.float64), 0.0)
     if np.isinf(rate):
-        return found
+        return values
     small = np.flatnonzero(noisy < _GRID - 20 / rate)
     for rows in np.array_split(small, max(1, len(small) * _GRID // (1 << 22))):
-        found[rows] = posterior_means(noisy[rows], _foretold(mean[rows], shape[rows]), rate)
-    return found
+        values[rows] = posterior_means(noisy[rows], _foretold(mean[rows], shape[rows]), rate)
+    return values
 
 
 def _foretold(mean: FloatArray, shape: FloatArray) -> FloatArray:
@@ -201,5 +201,5 @@ def _foretold(mean: FloatArray, shape: FloatArray) -> FloatArray:
     foretold = gammaln(x + size) - gammaln(x + 1) - gammaln(size) + size * np.log1p(-odds)
     foretold = foretold + x * np.log(np.maximum(odds, 1e-12))
     anything = (x + 1) ** -1.5
-    chances: FloatArray = 0.9 * np.exp(foretold) + 0.1 * anything / anything.sum()
-    return chances
+    probabilities: FloatArray = 0.9 * np.exp(foretold) + 0.1 * anything / anything.sum()
+    return probabilities

@@ -1,7 +1,7 @@
 """What one silo knows of another's documents, by the counts that were released: the one view of them.
 
 A `Seeker` has keys and documents of its own, which say what to make of a noisy value. What it reads is a
-`View`: every field's counts with their error bars. How common words are it knows from the totals of all
+`SiloView`: every field's counts with their error bars. How common words are it knows from the totals of all
 silos or, where there are none, works out from the values themselves. A view of one's own documents has exact
 counts (`OwnCounts`) beside the same totals.
 """
@@ -21,7 +21,7 @@ from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import DataError, ProtocolError
 from isthmus.features import FIELDS, ExactCounts, Pairs, TermCounts, bm25, compute
 from isthmus.private.counts import (
-    AskedCells,
+    AnsweredCells,
     Asker,
     Carrier,
     PrivateCounts,
@@ -34,7 +34,7 @@ from isthmus.private.keys import GroupKey
 from isthmus.private.mechanisms import OneShot
 from isthmus.private.messages import Catalogue
 from isthmus.private.noise import Geometric
-from isthmus.private.reading import Lexicon, Plain, Shrink, Threshold
+from isthmus.private.reading import Lexicon, Plain, Shrink, ThresholdReader
 from isthmus.private.sketch import CountMin, HashFamily
 from isthmus.private.topics import Topics
 from isthmus.private.totals import WIDTH, Foreign, hashed, worked_out
@@ -43,7 +43,7 @@ from isthmus.retrieval import Statistics, best_rows
 from isthmus.tables import Letor, Queries, read_letor, replacing, rows_of, write_letor
 from isthmus.text import Tokens
 
-Cells = CountMin | AskedCells
+Cells = CountMin | AnsweredCells
 Released = Mapping[str, tuple[Catalogue, Cells]]
 """What a silo let another have: of every field its catalogue, and noisy sketches or answers."""
 Published = Mapping[str, tuple[Catalogue, CountMin]]
@@ -52,7 +52,7 @@ Reader = Literal["shrink", "threshold", "plain"]
 
 
 @dataclass(frozen=True)
-class Hit:
+class ViewHit:
     """A document of another silo: its score, and for every word of the query a count and its error bar."""
 
     document: str
@@ -61,7 +61,7 @@ class Hit:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class SiloView:
     """A silo's documents as another silo, or the silo itself, has their counts, field by field."""
 
     documents: tuple[str, ...]
@@ -85,14 +85,15 @@ class View:
                 scores += bm25(queries, pairs, counts)
         return scores.reshape(len(queries), len(self))
 
-    def search(self, query: Tokens, k: int) -> Iterator[Hit]:
+    def search(self, query: Tokens, k: int) -> Iterator[ViewHit]:
         """The best k documents of one query, with what is known of each of its words."""
         scores, counts = self.scores(query)[0], self.counts[self.main]
         words = Ids.of(query.terms.words)
         for row in best_rows(scores, k).tolist():
             mean, error = _read(counts, np.full(len(words), row), words)
             known = zip(words.tolist(), mean.tolist(), error.tolist(), strict=True)
-            yield Hit(self.documents[row], float(scores[row]), {word: (at, off) for word, at, off in known})
+            counted = {word: (at, off) for word, at, off in known}
+            yield ViewHit(self.documents[row], float(scores[row]), counted)
 
     def candidates(self, queries: Tokens, k: int) -> Pairs:
         """The best k documents of every query."""
@@ -122,10 +123,10 @@ class View:
 
     def letor(self, queries: Queries, tokens: Tokens, pairs: Pairs, *, name: str) -> Letor:
         """Feature rows of pairs; nobody knows their grades, so these are 0."""
-        asked = Ids.of(queries.ids)[pairs.queries]
+        query_ids = Ids.of(queries.ids)[pairs.queries]
         documents = Ids.of(self.documents)[pairs.documents]
         grades = np.zeros(len(pairs), dtype=np.int64)
-        return Letor.of(asked, self.features(tokens, pairs), grades, documents=documents, name=name)
+        return Letor.of(query_ids, self.features(tokens, pairs), grades, documents=documents, name=name)
 
 
 def _read(
@@ -173,7 +174,7 @@ def read_counts(
         return PrivateCounts(noisy, Plain(law.variance), lexicon, lengths)
     if reader == "threshold":
         level = max(1.0, 2 / law.rate)
-        return PrivateCounts(noisy, Threshold(level, law.variance), lexicon, lengths)
+        return PrivateCounts(noisy, ThresholdReader(level, law.variance), lexicon, lengths)
     placed = topics.placed(cells, lengths) if topics is not None and isinstance(cells, CountMin) else None
     return PrivateCounts(noisy, Shrink(law, lexicon, lengths, placed), lexicon, lengths)
 
@@ -238,11 +239,11 @@ class Seeker:
             catalogue = fetch_catalogue(carrier, name)
             kind = OneShot(catalogue.terms.epsilon, catalogue.terms.rows)
             asker = Asker(catalogue.terms, self._family(catalogue), kind, hiding, clock=clock)
-            cells = AskedCells.through(carrier, asker, words, len(catalogue.documents))
+            cells = AnsweredCells.through(carrier, asker, words, len(catalogue.documents))
             released[name] = catalogue, cells
         return released
 
-    def read(self, released: Released, words: Ids) -> View:
+    def read(self, released: Released, words: Ids) -> SiloView:
         """What a silo released, for questions about these words; topics help to read what was published."""
         counts = {}
         for name, (catalogue, cells) in released.items():
@@ -251,7 +252,7 @@ class Seeker:
             if isinstance(cells, CountMin):
                 topics = Topics.learned(lexicon, law_of(catalogue), Streams(self.seed)("topics", name))
             counts[name] = read_counts(lexicon, catalogue, cells, topics=topics)
-        return View(documents_of(released), counts)
+        return SiloView(documents_of(released), counts)
 
     def _decoys(self, count: int) -> Decoys:
         """From one field's words, whatever field is asked about: with other decoys in the title than in the

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.private import (
-    Answer,
     Asker,
+    CountRelease,
+    CountsAnswer,
     CountSketch,
     Covered,
     Decoys,
@@ -28,7 +29,6 @@ from isthmus.private import (
     Neighbours,
     NoiseKey,
     Owner,
-    Release,
     audit,
     fresh_nonces,
     in_memory,
@@ -164,14 +164,14 @@ def recovered(*, name: str, width: int, seed: int) -> dict[str, float]:
     family = HashFamily(rng.bytes(32), kind.rows, width)
     nonces = fresh_nonces(_DOCUMENTS, rng.bytes)
     covered = Covered(tuple(map(str, range(_DOCUMENTS))), tuple(nonce.tobytes().hex() for nonce in nonces))
-    of = Release("body", family, kind, NoiseKey.fresh(rng.bytes), no_charge)
+    of = CountRelease("body", family, kind, NoiseKey.fresh(rng.bytes), no_charge)
     words = Ids.of([f"v{number}" for number in range(6000)])
     asker = Asker(of.terms, family, kind, Decoys(words, np.arange(6000), rng.bytes(16)))
     request = asker.ask(Ids.of(_WORDS))
     answer = in_memory(Desk(Owner.of(tokens, covered, of)), "attacker")(request.message)
     cells = request.question.columns + np.arange(kind.rows) * width
     truth = CountSketch.of(tokens, family).columns(cells.ravel()).reshape(*cells.shape, -1)
-    right = np.stack([differencing(vector) for vector in Answer.decode(answer).table()]) == truth
+    right = np.stack([differencing(vector) for vector in CountsAnswer.decode(answer).table()]) == truth
     return {"all cells": float(right.mean()), "not empty": float(right[truth != 0].mean())}
 
 

@@ -22,7 +22,7 @@ from isthmus.corpora import available, load
 from isthmus.errors import DataError
 from isthmus.private import (
     EPSILON_TOTALS,
-    AskedCells,
+    AnsweredCells,
     Asker,
     Decoys,
     Geometric,
@@ -176,7 +176,7 @@ def _answered(world: UnchargedSilos, kind: Mechanism) -> FloatArray:
         real = 5 if isinstance(kind, PerCell) else kind.rows
         asking = Asker(catalogue.terms, family, kind, decoys, real_rows=real)
         words = world.queries[asker].terms
-        cells: Noisy = AskedCells.through(carriers[holder], asking, words, len(catalogue.documents))
+        cells: Noisy = AnsweredCells.through(carriers[holder], asking, words, len(catalogue.documents))
         variance = float(kind.variance(_moments(own, catalogue.lengths), NARROW, asking.real_rows).mean())
         law = Geometric(min(max((2 / variance) ** 0.5, 1e-4), 20.0))
         lexicon = lexica[asker]

@@ -29,6 +29,7 @@ from isthmus.federation.semisupervised.selection import DEPTH, Chosen, Pick, Vie
 from isthmus.partition import divide, linked_queries
 from isthmus.private import (
     WIDTH,
+    CountRelease,
     Desk,
     HashFamily,
     Lexicon,
@@ -37,9 +38,8 @@ from isthmus.private import (
     OwnCounts,
     Owner,
     Published,
-    Release,
+    SiloView,
     Topics,
-    View,
     documents_of,
     fetch_released,
     fresh_versions,
@@ -90,16 +90,16 @@ class Viewer:
     totals: Mapping[str, Statistics]
     reader: Reader
     streams: Streams
-    _views: dict[str, View] = field(default_factory=dict, init=False, repr=False)
+    _views: dict[str, SiloView] = field(default_factory=dict, init=False, repr=False)
 
-    def __call__(self, holder: str, *, noised: bool = False) -> View:
+    def __call__(self, holder: str, *, noised: bool = False) -> SiloView:
         """A silo's documents; with `noised`, one's own too as others see them."""
         released = self.released[holder]
         if holder == self.name and not noised:
             own = {name: OwnCounts(self._lexica[name], tokens) for name, tokens in self.own.items()}
-            return View(documents_of(released), own)
+            return SiloView(documents_of(released), own)
         if holder not in self._views:
-            self._views[holder] = View(
+            self._views[holder] = SiloView(
                 documents_of(released),
                 {
                     name: read_counts(
@@ -175,7 +175,7 @@ class CrossSilos:
         key, owners = NoiseKey.fresh(entropy), []
         for name, tokens in self.tokens[silo].items():
             covered = fresh_versions(self.documents[silo], entropy)
-            release = Release(name, families[name], OneShot(self.releasing.epsilon), key, no_charge)
+            release = CountRelease(name, families[name], OneShot(self.releasing.epsilon), key, no_charge)
             owners.append(Owner.of(tokens, covered, release))
         return Desk(*owners)
 

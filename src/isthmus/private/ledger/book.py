@@ -30,8 +30,8 @@ from isthmus.errors import ConfigError, DataError, PrivacyError
 from isthmus.private.cost import Cost, Covered
 from isthmus.private.ledger import charging, lineage, reading, tally
 from isthmus.private.ledger.budget import Budget
-from isthmus.private.ledger.reading import Account
-from isthmus.private.ledger.schema import KINDS, SQL, Store
+from isthmus.private.ledger.reading import LedgerAccount
+from isthmus.private.ledger.schema import KINDS, SQL, LedgerStore
 
 if TYPE_CHECKING:
     import sqlite3
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Asked: TypeAlias = tuple[Cost, Covered, str]
+Charge: TypeAlias = tuple[Cost, Covered, str]
 """A release, the documents it is about, and the peer it goes to."""
 
 NONCE = 16
@@ -80,7 +80,7 @@ class Ledger:
     ) -> None:
         if checked and not os.path.exists(path) and tally.TallyFile(path).path.exists():
             raise tally.lost(path, tally.TallyFile(path).path)
-        self._store = Store(path, create=budget is not None, patience=patience)
+        self._store = LedgerStore(path, create=budget is not None, patience=patience)
         self._clock, self._entropy = clock, entropy
         self._parsed: tuple[tuple[str, float], Budget] | None = None
         self._paid: dict[tuple[Cost, str], Covered] = {}
@@ -95,15 +95,15 @@ class Ledger:
     def _begin(self, budget: Budget | None) -> None:
         """Agree on the budget; a file without one was made by somebody who was killed at once."""
         with self._store.reading() if budget is None else self._store.writing() as db:
-            found = db.execute("SELECT value FROM setting WHERE name = 'budget'").fetchone()
-            kept = None if found is None else Budget.from_json(found[0])
-            if budget is None and kept is None:
+            row = db.execute("SELECT value FROM setting WHERE name = 'budget'").fetchone()
+            stored = None if row is None else Budget.from_json(row[0])
+            if budget is None and stored is None:
                 raise DataError("a ledger without a budget", file=self._store.path, cure="state one")
-            if budget is not None and kept is None:
+            if budget is not None and stored is None:
                 db.execute("INSERT INTO setting VALUES ('budget', ?)", (budget.to_json(),))
-            elif budget not in (None, kept):
+            elif budget not in (None, stored):
                 raise ConfigError(
-                    f"{self._store.path} has a budget of {kept}, not {budget}",
+                    f"{self._store.path} has a budget of {stored}, not {budget}",
                     key="budget",
                     expected="the same, or a change on purpose with set_budget",
                 )
@@ -211,7 +211,7 @@ class Ledger:
         self.charge_all([(cost, covered, peer)], kind=kind)
 
     def charge_all(
-        self, releases: Iterable[Asked], *, kind: str = "counts", reserve: Iterable[Asked] = ()
+        self, releases: Iterable[Charge], *, kind: str = "counts", reserve: Iterable[Charge] = ()
     ) -> None:
         """Book several releases in one transaction: all of them, or none.
 
@@ -220,7 +220,7 @@ class Ledger:
         """
         _check_kind(kind)
         unpaid, spared = (
-            [asked for asked in part if not self._is_paid(*asked)] for part in (releases, reserve)
+            [charge for charge in part if not self._is_paid(*charge)] for part in (releases, reserve)
         )
         if not unpaid and not spared:
             return
@@ -233,7 +233,7 @@ class Ledger:
         for cost, covered, peer in unpaid:
             self._remember(cost, covered, peer)
 
-    def _charge(self, db: sqlite3.Connection, releases: Sequence[Asked], kind: str) -> None:
+    def _charge(self, db: sqlite3.Connection, releases: Sequence[Charge], kind: str) -> None:
         budget, at, loaded = self._budget(db), self._clock(), None
         for cost, covered, peer in releases:
             if covered is not loaded:
@@ -288,8 +288,8 @@ class Ledger:
     def spent(self, document: str, *, peer: str | None = None, field: str | None = None) -> float:
         """What a document has spent over all its versions, on everybody or on one peer."""
         with self._store.reading() as db:
-            found = reading.losses(db, document, peer=peer, field=field)
-            return reading.spent(found, self._budget(db))
+            losses = reading.losses(db, document, peer=peer, field=field)
+            return reading.spent(losses, self._budget(db))
 
     def left(self, document: str, *, peer: str | None = None, field: str | None = None) -> float:
         """The largest ε that one more release of a document may have, to anybody or to one peer."""
@@ -301,7 +301,7 @@ class Ledger:
             own = reading.losses(db, document, peer=peer, field=field)
             return min(whole, reading.left(own, budget.limit(peer)))
 
-    def accounts(self, most: int | None = None) -> Iterator[Account]:
+    def accounts(self, most: int | None = None) -> Iterator[LedgerAccount]:
         """The documents that spent most, dearest first, or all of them."""
         with self._store.snapshot() as db:
             yield from reading.accounts(db, self._budget(db), most)
@@ -347,8 +347,8 @@ def fingerprint(*fields: str) -> bytes:
     """
     digest = hashlib.blake2b(digest_size=DIGEST)
     for text in fields:
-        told = text.encode()
-        digest.update(len(told).to_bytes(8, "little") + told)
+        data = text.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
     words = [_WORD.findall(text.lower()) for text in fields]
     wanted = words[-1:] if words and len(words[-1]) >= ENOUGH else words
     if not any(wanted):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from isthmus.errors import ConfigError
-from isthmus.private.composition import RULES, Loss, Rule, ceiling
+from isthmus.private.composition import RULES, PrivacyLoss, Rule, ceiling
 
 
 @dataclass(frozen=True)
@@ -43,36 +43,36 @@ class Budget:
                     f"{key} = {limit} allows nothing", key=key, value=limit, expected="ε above 0"
                 )
             if limit > self.epsilon:
-                told = f"{key} = {limit:g} lies above the budget of {self.epsilon:g}, which is for all peers"
-                raise ConfigError(told, key=key, value=limit)
+                why = f"{key} = {limit:g} lies above the budget of {self.epsilon:g}, which is for all peers"
+                raise ConfigError(why, key=key, value=limit)
 
     def _limits(self) -> list[tuple[str, float]]:
         own = [] if self.per_peer is None else [("per_peer", self.per_peer)]
         return [("epsilon", self.epsilon), *own, *((f"peers.{name}", it) for name, it in self.peers.items())]
 
     @property
-    def ceiling(self) -> Loss:
+    def ceiling(self) -> PrivacyLoss:
         """The largest sums a document may reach."""
         return self._ceiling(self.epsilon)
 
-    def _ceiling(self, epsilon: float) -> Loss:
-        whole, gone = ceiling(epsilon, delta=self.delta, rule=self.rule), Loss.of(self.forgotten)
-        return Loss(whole.epsilon - gone.epsilon, whole.square - gone.square, whole.rho - gone.rho)
+    def _ceiling(self, epsilon: float) -> PrivacyLoss:
+        whole, gone = ceiling(epsilon, delta=self.delta, rule=self.rule), PrivacyLoss.of(self.forgotten)
+        return PrivacyLoss(whole.epsilon - gone.epsilon, whole.square - gone.square, whole.rho - gone.rho)
 
-    def limit(self, peer: str) -> Loss:
+    def limit(self, peer: str) -> PrivacyLoss:
         """The largest sums a document may reach towards one peer."""
         epsilon = self.peers.get(peer, self.per_peer)
         return self.ceiling if epsilon is None else self._ceiling(epsilon)
 
-    def composed(self, loss: Loss) -> float:
+    def composed(self, loss: PrivacyLoss) -> float:
         """One ε for a loss and what was forgotten, by this budget's rule."""
-        return (loss + Loss.of(self.forgotten)).at(delta=self.delta, rule=self.rule)
+        return (loss + PrivacyLoss.of(self.forgotten)).at(delta=self.delta, rule=self.rule)
 
     def to_json(self) -> str:
         """The form the ledger keeps, ∞ included, which is Python's JSON and nobody else's."""
-        kept = asdict(self) | {"peers": dict(self.peers)}
-        del kept["forgotten"]
-        return json.dumps(kept)
+        fields = asdict(self) | {"peers": dict(self.peers)}
+        del fields["forgotten"]
+        return json.dumps(fields)
 
     @classmethod
     def from_json(cls, text: str) -> Budget:
@@ -80,10 +80,10 @@ class Budget:
         return cls(**json.loads(text))
 
     def __str__(self) -> str:
-        told = f"ε = {self.epsilon:g}"
+        text = f"ε = {self.epsilon:g}"
         if self.rule != "basic":
-            told += f" at δ = {self.delta:g} ({self.rule})"
+            text += f" at δ = {self.delta:g} ({self.rule})"
         if self.per_peer is not None:
-            told += f", {self.per_peer:g} for any one peer"
-        told += "".join(f", {limit:g} for {peer}" for peer, limit in sorted(self.peers.items()))
-        return told + (f", of which {self.forgotten:g} went with a lost ledger" if self.forgotten else "")
+            text += f", {self.per_peer:g} for any one peer"
+        text += "".join(f", {limit:g} for {peer}" for peer, limit in sorted(self.peers.items()))
+        return text + (f", of which {self.forgotten:g} went with a lost ledger" if self.forgotten else "")

@@ -12,7 +12,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from isthmus.errors import BudgetExhausted, PrivacyError
-from isthmus.private.composition import Loss, room
+from isthmus.private.composition import PrivacyLoss, room
 from isthmus.private.cost import Cost
 from isthmus.private.ledger.budget import Budget
 from isthmus.private.ledger.schema import EVERYBODY, SQL
@@ -29,7 +29,7 @@ class Purse:
     """
 
     peer: int
-    most: Loss
+    most: PrivacyLoss
     least: int
 
 
@@ -38,15 +38,15 @@ def charge(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget, kin
     release, who = release_of(db, cost), peer_of(db, peer)
     if not collect_fresh(db, release, who, shared=cost.shared):
         return
-    loss, fields = Loss.of(cost.epsilon), sorted(set(cost.fields))
+    loss, fields = PrivacyLoss.of(cost.epsilon), sorted(set(cost.fields))
     bound = [
         (purse, _parameters(purse, field, loss)) for purse in purses(budget, who, peer) for field in fields
     ]
     for purse, parameters in bound:
-        found = db.execute(SQL["overspent"], parameters).fetchone()
-        if found is not None:
-            _, times, *sums = found
-            raise BudgetExhausted(peer, times * cost.epsilon, room(Loss(*sums), purse.most))
+        row = db.execute(SQL["overspent"], parameters).fetchone()
+        if row is not None:
+            _, times, *sums = row
+            raise BudgetExhausted(peer, times * cost.epsilon, room(PrivacyLoss(*sums), purse.most))
     _write(db, release, who, kind=kind, at=at)
     for _, parameters in bound:
         db.execute(SQL["add"], parameters)
@@ -55,10 +55,10 @@ def charge(db: sqlite3.Connection, cost: Cost, peer: str, *, budget: Budget, kin
 def collect_fresh(db: sqlite3.Connection, release: int, peer: int, *, shared: bool) -> bool:
     """Gather those on the workbench that this peer has not had under this name; whether there are any."""
     db.execute("DELETE FROM fresh")
-    found = db.execute(SQL["fresh"], {"shared": shared, "release": release, "peer": peer})
-    if found.rowcount > 0:
+    cursor = db.execute(SQL["fresh"], {"shared": shared, "release": release, "peer": peer})
+    if cursor.rowcount > 0:
         db.execute(SQL["fresh elsewhere"])
-    return found.rowcount > 0
+    return cursor.rowcount > 0
 
 
 def purses(budget: Budget, who: int, peer: str) -> list[Purse]:
@@ -68,7 +68,7 @@ def purses(budget: Budget, who: int, peer: str) -> list[Purse]:
 
 def release_of(db: sqlite3.Connection, cost: Cost) -> int:
     """The number of a noise, entered if it is new."""
-    told = {
+    fields = {
         "name": cost.release,
         "mechanism": cost.mechanism,
         "fields": json.dumps(sorted(set(cost.fields))),
@@ -79,11 +79,11 @@ def release_of(db: sqlite3.Connection, cost: Cost) -> int:
         "halves": cost.halves,
         "adjacency": cost.adjacency,
     }
-    same = " AND ".join(f"{key} = :{key}" for key in told)
-    for (number,) in db.execute(f"SELECT id FROM release WHERE {same}", told):
+    same = " AND ".join(f"{key} = :{key}" for key in fields)
+    for (number,) in db.execute(f"SELECT id FROM release WHERE {same}", fields):
         return int(number)
-    columns, values = ", ".join(told), ", ".join(f":{key}" for key in told)
-    return int(db.execute(f"INSERT INTO release ({columns}) VALUES ({values})", told).lastrowid or 0)
+    columns, values = ", ".join(fields), ", ".join(f":{key}" for key in fields)
+    return int(db.execute(f"INSERT INTO release ({columns}) VALUES ({values})", fields).lastrowid or 0)
 
 
 def peer_of(db: sqlite3.Connection, name: str) -> int:
@@ -95,7 +95,7 @@ def peer_of(db: sqlite3.Connection, name: str) -> int:
     return int(db.execute("INSERT INTO peer (name) VALUES (?)", (name,)).lastrowid or 0)
 
 
-def _parameters(purse: Purse, field: str, loss: Loss) -> dict[str, object]:
+def _parameters(purse: Purse, field: str, loss: PrivacyLoss) -> dict[str, object]:
     return {
         "peer": purse.peer,
         "least": purse.least,

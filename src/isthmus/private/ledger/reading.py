@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from isthmus.errors import DataError
-from isthmus.private.composition import Loss, pure_to_zcdp, room
+from isthmus.private.composition import PrivacyLoss, pure_to_zcdp, room
 from isthmus.private.cost import explain
 from isthmus.private.ledger.budget import Budget
 from isthmus.private.ledger.schema import EVERYBODY, INCIDENT, NO_GUARANTEE, SQL
@@ -21,7 +21,7 @@ LINEAGE = "(SELECT coalesce(lineage, id) FROM document WHERE name = :document)"
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class LedgerAccount:
     """What a document gave away over all its versions."""
 
     document: str
@@ -34,37 +34,37 @@ class Account:
 
 def losses(
     db: sqlite3.Connection, document: str, *, peer: str | None = None, field: str | None = None
-) -> list[Loss]:
+) -> list[PrivacyLoss]:
     """The sums of a document's lineage, one for each field, towards everybody or one peer."""
     wanted = f"s.document = {LINEAGE} AND " + ("s.peer = 0" if peer is None else "p.name = :peer")
-    found = db.execute(f"{SQL['sums']} WHERE {wanted}", {"document": document, "peer": peer})
-    return [Loss(*sums) for _, _, about, *sums, _ in found if field is None or about == field]
+    rows = db.execute(f"{SQL['sums']} WHERE {wanted}", {"document": document, "peer": peer})
+    return [PrivacyLoss(*sums) for _, _, about, *sums, _ in rows if field is None or about == field]
 
 
-def spent(losses: Iterable[Loss], budget: Budget) -> float:
+def spent(losses: Iterable[PrivacyLoss], budget: Budget) -> float:
     """The field that spent most."""
-    return max((budget.composed(loss) for loss in losses), default=budget.composed(Loss()))
+    return max((budget.composed(loss) for loss in losses), default=budget.composed(PrivacyLoss()))
 
 
-def left(losses: Iterable[Loss], ceiling: Loss) -> float:
+def left(losses: Iterable[PrivacyLoss], ceiling: PrivacyLoss) -> float:
     """What every field still has room for."""
-    return min((room(loss, ceiling) for loss in losses), default=room(Loss(), ceiling))
+    return min((room(loss, ceiling) for loss in losses), default=room(PrivacyLoss(), ceiling))
 
 
-def accounts(db: sqlite3.Connection, budget: Budget, most: int | None = None) -> Iterator[Account]:
+def accounts(db: sqlite3.Connection, budget: Budget, most: int | None = None) -> Iterator[LedgerAccount]:
     """The documents that spent most, dearest first, or all of them."""
     rows = db.execute(SQL["sums"] + SQL["dearest"], (-1 if most is None else most,))
     for name, sums in groupby(rows, key=lambda row: row[0]):
         yield _account(name, list(sums), budget)
 
 
-def _account(document: str, rows: list[tuple[Any, ...]], budget: Budget) -> Account:
-    fields = {field: Loss(*sums) for _, peer, field, *sums, _ in rows if not peer}
+def _account(document: str, rows: list[tuple[Any, ...]], budget: Budget) -> LedgerAccount:
+    fields = {field: PrivacyLoss(*sums) for _, peer, field, *sums, _ in rows if not peer}
     peers: dict[str, float] = {}
     for _, peer, _, *sums, _ in rows:
         if peer:
-            peers[peer] = max(peers.get(peer, 0.0), budget.composed(Loss(*sums)))
-    return Account(
+            peers[peer] = max(peers.get(peer, 0.0), budget.composed(PrivacyLoss(*sums)))
+    return LedgerAccount(
         document,
         rows[0][-1],
         spent(fields.values(), budget),
@@ -88,18 +88,18 @@ def charges(db: sqlite3.Connection, document: str | None) -> Iterator[dict[str, 
 
 def _rows(db: sqlite3.Connection, statement: str, about: Mapping[str, Any] = {}) -> Iterator[dict[str, Any]]:
     """What a statement finds, ready for JSON."""
-    told: dict[str, Callable[[dict[str, Any]], Any]] = {
+    decoders: dict[str, Callable[[dict[str, Any]], Any]] = {
         "at": lambda row: moment(row["at"]),
         "last": lambda row: moment(row["last"]),
         "fields": lambda row: json.loads(row["fields"]),
         "shared": lambda row: bool(row["shared"]),
         "guarantee": lambda row: guarantee(row["epsilon"], row["kind"]),
     }
-    found = db.execute(SQL[statement], about)
-    names = [column[0] for column in found.description]
-    for values in found:
+    cursor = db.execute(SQL[statement], about)
+    names = [column[0] for column in cursor.description]
+    for values in cursor:
         row = dict(zip(names, values, strict=True))
-        yield row | {name: told[name](row) for name in names if name in told}
+        yield row | {name: decoders[name](row) for name in names if name in decoders}
 
 
 def summary(db: sqlite3.Connection, budget: Budget) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def summary(db: sqlite3.Connection, budget: Budget) -> dict[str, Any]:
         for name, table in (("documents", "document"), ("versions", "version"), ("charges", "charge"))
     }
     sums = db.execute(f"SELECT DISTINCT epsilon, square, rho FROM spent WHERE peer = {EVERYBODY}")
-    totals = [Loss(*row) for row in sums]
+    totals = [PrivacyLoss(*row) for row in sums]
     return {
         "budget": asdict(budget),
         **counted,
@@ -137,10 +137,10 @@ def audit(db: sqlite3.Connection, path: str) -> None:
         raise DataError(f"the ledger is damaged: {state}", file=path)
     db.create_function("rho_of", 1, pure_to_zcdp, deterministic=True)
     counted, different = db.execute(SQL["worked out"]).fetchone()
-    (kept,) = db.execute("SELECT count(*) FROM spent").fetchone()
-    if different or counted != kept:
+    (stored,) = db.execute("SELECT count(*) FROM spent").fetchone()
+    if different or counted != stored:
         raise DataError(
-            f"{max(different, abs(counted - kept))} sums are not those of the charges",
+            f"{max(different, abs(counted - stored))} sums are not those of the charges",
             file=path,
             cure="it was written to by other means; go back to a copy",
         )

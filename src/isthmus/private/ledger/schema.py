@@ -61,7 +61,7 @@ SQL: dict[str, str] = {
 """Every longer statement by its name."""
 
 
-class Store:
+class LedgerStore:
     """A connection to the ledger's file, for all threads of one process."""
 
     def __init__(self, path: str | PathLike[str], *, create: bool, patience: float = 60.0) -> None:
@@ -79,7 +79,7 @@ class Store:
         try:
             self._db = self._connected()
         except sqlite3.DatabaseError as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
 
     def _connected(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=self._patience, isolation_level=None, check_same_thread=False)
@@ -152,7 +152,7 @@ class Store:
             db.execute("BEGIN")
             yield db
         except sqlite3.Error as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
         finally:
             db.close()
 
@@ -229,9 +229,9 @@ class Store:
                         self._db.execute("ROLLBACK")
                     raise
             except sqlite3.Error as error:
-                raise self._told(error) from error
+                raise self._translated(error) from error
 
-    def _told(self, error: sqlite3.Error) -> DataError | PrivacyError:
+    def _translated(self, error: sqlite3.Error) -> DataError | PrivacyError:
         if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
             return PrivacyError(
                 f"another process held the ledger for {self._patience:g} s; nothing may leave"

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from exchanges import HeardHere
+from exchanges import GuardInMemory
 from isthmus.errors import ProtocolError
-from isthmus.private.exchange import LETTERS_KEY, Exchange, Party, Relay, Turn
+from isthmus.private.envelopes import ANSWER, Envelope, Post, SessionKey, accepted
+from isthmus.private.exchange import LETTERS_KEY, Exchange, ExchangeRelay, Party, Turn
 from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget
-from isthmus.private.letters import ANSWER, Letter, Post, SessionKey, accepted
 from isthmus.private.store import SiloFolder
 from isthmus_reproduce import synthetic_text
 
@@ -37,13 +37,13 @@ def parties(tmp_path: Path) -> dict[str, Party]:
     return silos
 
 
-def begun(parties: dict[str, Party]) -> tuple[Relay, dict[str, Turn]]:
-    relay = Relay(2, 256)
+def begun(parties: dict[str, Party]) -> tuple[ExchangeRelay, dict[str, Turn]]:
+    relay = ExchangeRelay(2, 256)
     turns = {name: relay.first() for name in parties}
     return relay, relay.next({name: Exchange(parties[name], turn).reply() for name, turn in turns.items()})
 
 
-def test_recorded_letters_stay_closed_to_whoever_steals_all_keys_later(parties: dict[str, Party]) -> None:
+def test_recorded_envelopes_stay_closed_to_whoever_steals_all_keys_later(parties: dict[str, Party]) -> None:
     relay, turns = begun(parties)
     recorded: list[bytes] = []
     copied = SessionKey.in_file(
@@ -53,7 +53,7 @@ def test_recorded_letters_stay_closed_to_whoever_steals_all_keys_later(parties: 
         replies = {name: Exchange(parties[name], turn).reply() for name, turn in turns.items()}
         recorded += [letter for reply in replies.values() for letter in reply.letters]
         turns = relay.next(replies)
-    letters = [data for data in recorded if Letter.decode(data).receiver == "north"]
+    letters = [data for data in recorded if Envelope.decode(data).receiver == "north"]
     assert len(letters) > 4
 
     keys = parties["north"].folder.keys
@@ -61,17 +61,17 @@ def test_recorded_letters_stay_closed_to_whoever_steals_all_keys_later(parties: 
     stolen = keys.identity(), keys.group_key(), keys.trusted()
     assert not [file for party in parties.values() for file in party.folder.path.rglob(LETTERS_KEY)]
     for session_key in (X25519PrivateKey.generate(), stolen[0].opening):
-        thief = Post(*stolen, SessionKey(relay.session, session_key), announced, HeardHere())
+        thief = Post(*stolen, SessionKey(relay.session, session_key), announced, GuardInMemory())
         for data in letters:
             with pytest.raises(ProtocolError, match="does not open"):
                 opened(thief, data)
-    there = Post(*stolen, copied, announced, HeardHere())  # who stole it in time can
+    there = Post(*stolen, copied, announced, GuardInMemory())  # who stole it in time can
     assert all(opened(there, data) for data in letters)
 
 
 def opened(post: Post, data: bytes) -> bytes:
-    letter = Letter.decode(data)
-    return post.open(data, letter.about) if letter.kind == ANSWER else post.hear(data).message
+    letter = Envelope.decode(data)
+    return post.open(data, letter.about) if letter.kind == ANSWER else post.receive(data).message
 
 
 def test_keys_of_an_exchange_that_was_stopped_go_with_the_next(parties: dict[str, Party]) -> None:
@@ -101,4 +101,4 @@ def test_letters_of_the_format_without_such_keys_are_refused(parties: dict[str, 
     _, turns = begun(parties)
     letter = Exchange(parties["north"], turns["north"]).reply().letters[0]
     with pytest.raises(ProtocolError, match="another version"):
-        Letter.decode(letter[:4] + b"\x01" + letter[5:])
+        Envelope.decode(letter[:4] + b"\x01" + letter[5:])

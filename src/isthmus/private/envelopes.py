@@ -1,15 +1,15 @@
-"""Letters between two silos past a relay that may look, change, withhold and repeat what it carries.
+"""Envelopes between two silos past a relay that may look, change, withhold and repeat what it carries.
 
-A letter tells the relay who writes to whom and how much, and nothing else: what is inside is encrypted and
+An envelope tells the relay who writes to whom and how much, and nothing else: what is inside is encrypted and
 authenticated under a key that only the two silos can make. It comes from the keys that both have drawn for
 this exchange and signed (`SessionKey`), from their cards, and from the group's key. When the exchange is over
-its keys are gone: whoever recorded the letters and steals all other keys later can open none. A silo hears a
+its keys are gone: whoever recorded envelopes and steals all other keys later can open none. A silo accepts a
 question once, by numbers that grow; an answer is bound to its very question.
 
-    north: sent = post.ask("south", message)             south: heard = post.hear(letter)
-    north: post.open(letter, sent.digest)                south: post.answer(heard, message)
+    north: sent = post.ask("south", message)             south: question = post.receive(envelope)
+    north: post.open(envelope, sent.digest)              south: post.answer(question, message)
 
-Whatever is not exactly such a letter (cut, changed, another's, heard before, too long) is a ProtocolError.
+Whatever is not exactly that (cut, changed, another's, received before, too long) is a ProtocolError.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _LONGEST = LARGEST + 1024
 
 
 @dataclass(frozen=True)
-class Letter:
-    """What the relay can read of a letter, and what it cannot."""
+class Envelope:
+    """What the relay can read of an envelope, and what it cannot."""
 
     kind: int
     number: int
@@ -57,83 +57,80 @@ class Letter:
         """All but what is sealed."""
         names = [name.encode() for name in (self.sender, self.receiver)]
         if not all(0 < len(name) < 256 for name in names):
-            raise ProtocolError("a name is too long for a letter, or empty")
+            raise ProtocolError("a name is too long for an envelope, or empty")
         sizes = [len(name) for name in names]
         fixed = _HEAD.pack(_MAGIC, _VERSION, self.kind, self.number, self.about, *sizes)
         return fixed + b"".join(names)
 
     def encode(self) -> bytes:
-        """The letter as bytes."""
+        """The envelope as bytes."""
         return self.head() + self.sealed
 
     @classmethod
-    def decode(cls, data: bytes) -> Letter:
-        """The letter that these bytes claim to be; who wrote it is known when it is opened."""
+    def decode(cls, data: bytes) -> Envelope:
+        """The envelope that these bytes claim to be; who wrote it is known when it is opened."""
         if not isinstance(data, bytes) or not _HEAD.size + _NONCE + _TAG <= len(data) <= _LONGEST:
-            raise ProtocolError("not a letter, or one that was cut or is too long")
+            raise ProtocolError("not an envelope, or one that was cut or is too long")
         magic, version, kind, number, about, *sizes = _HEAD.unpack_from(data)
         if magic != _MAGIC or version != _VERSION or kind not in (QUESTION, ANSWER):
-            raise ProtocolError("not a letter, or one of another version (all silos need the same release)")
+            raise ProtocolError("no envelope, or one of another version (all silos need the same release)")
         first = _HEAD.size + sizes[0]
         end = first + sizes[1]
         if not all(sizes) or len(data) < end + _NONCE + _TAG:
-            raise ProtocolError("a letter that was cut")
+            raise ProtocolError("an envelope that was cut")
         try:
             sender, receiver = data[_HEAD.size : first].decode(), data[first:end].decode()
         except UnicodeDecodeError:
-            raise ProtocolError("a letter whose address is no text") from None
+            raise ProtocolError("an envelope whose address is no text") from None
         return cls(kind, number, about, sender, receiver, data[end:])
 
 
-Heard = Callable[[str, int], None]
-"""Takes note of the number of a silo's question; one that is not above the last is a ProtocolError."""
-
-
 @dataclass(frozen=True)
-class HeardInFolder:
-    """Remembers on disk, for all processes of a silo."""
+class ReplayGuard:
+    """Notes the number of a silo's question, on disk for all processes; one that is not above the last raises
+    ProtocolError."""
 
     path: Path
 
     def __call__(self, sender: str, number: int) -> None:
-        with _number(self.path / sender.encode().hex()) as kept:
-            if number <= kept.value:
-                raise ProtocolError("a letter that was heard before")
-            kept.value = number
+        with _number(self.path / sender.encode().hex()) as counter:
+            if number <= counter.value:
+                raise ProtocolError("an envelope that was received before")
+            counter.value = number
 
 
 @dataclass(frozen=True)
-class NumbersInFolder:
+class FileCounter:
     """Numbers that grow from process to process, whatever becomes of the clock."""
 
     path: Path
 
     def __call__(self) -> int:
-        with _number(self.path / "sent") as kept:
-            kept.value = max(time.time_ns(), kept.value + 1)
-            return kept.value
+        with _number(self.path / "sent") as counter:
+            counter.value = max(time.time_ns(), counter.value + 1)
+            return counter.value
 
 
 @dataclass
-class _Kept:
+class _Counter:
     value: int
 
 
 @contextmanager
-def _number(file: Path) -> Iterator[_Kept]:
+def _number(file: Path) -> Iterator[_Counter]:
     """A number in a file, for one process at a time; on disk when the block ends without an error."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(file) as opened:
         raw = os.pread(opened, 8, 0)
-        kept = _Kept(struct.unpack("<Q", raw)[0] if len(raw) == 8 else -1)
-        yield kept
-        os.pwrite(opened, struct.pack("<Q", kept.value), 0)
+        counter = _Counter(struct.unpack("<Q", raw)[0] if len(raw) == 8 else -1)
+        yield counter
+        os.pwrite(opened, struct.pack("<Q", counter.value), 0)
         os.fsync(opened)
 
 
 @dataclass(frozen=True, repr=False)
 class SessionKey:
-    """A silo's key for the letters of one exchange, to be forgotten when that is over."""
+    """A silo's key for the envelopes of one exchange, to be forgotten when that is over."""
 
     session: bytes
     secret: X25519PrivateKey
@@ -163,7 +160,7 @@ def accepted(data: bytes, session: bytes, card: Card) -> bytes:
     """The public key that a silo has announced for this exchange, or a ProtocolError."""
     public, signature = data[:_PUBLIC], data[_PUBLIC:]
     if not is_signed(card, signature, _announcement(session, card.name, public)):
-        raise ProtocolError("a key for letters that its silo has not signed for this exchange")
+        raise ProtocolError("a key for envelopes that its silo has not signed for this exchange")
     return public
 
 
@@ -175,7 +172,7 @@ def _announcement(session: bytes, name: str, public: bytes) -> bytes:
 class Sent:
     """A question that was sealed, and what its answer must be about."""
 
-    letter: bytes
+    envelope: bytes
     digest: bytes
 
 
@@ -190,69 +187,70 @@ class Received:
 
 @dataclass(frozen=True, eq=False)
 class Post:
-    """Where one silo seals and opens its letters; `others` are the keys that silos announced, by name."""
+    """Where one silo seals and opens its envelopes; `others` are the keys that silos announced, by name."""
 
     identity: Identity
     group: GroupKey
     trusted: Mapping[str, Card]
     own: SessionKey
     others: Mapping[str, bytes]
-    heard: Heard
+    replay_guard: Callable[[str, int], None]
     clock: Callable[[], int] = time.time_ns
     entropy: Entropy = os.urandom
 
     def ask(self, receiver: str, message: bytes) -> Sent:
         """A question for another silo."""
-        letter = self._sealed(Letter(QUESTION, self.clock(), bytes(_DIGEST), *self._to(receiver)), message)
-        return Sent(letter, _digest(letter))
+        envelope = Envelope(QUESTION, self.clock(), bytes(_DIGEST), *self._to(receiver))
+        sealed = self._sealed(envelope, message)
+        return Sent(sealed, _digest(sealed))
 
-    def hear(self, data: bytes) -> Received:
+    def receive(self, data: bytes) -> Received:
         """A question from another silo, once."""
-        letter = Letter.decode(data)
-        if letter.kind != QUESTION:
+        envelope = Envelope.decode(data)
+        if envelope.kind != QUESTION:
             raise ProtocolError("an answer where a question was expected")
-        message = self._opened(letter)
-        self.heard(letter.sender, letter.number)
-        return Received(letter.sender, message, _digest(data))
+        message = self._opened(envelope)
+        self.replay_guard(envelope.sender, envelope.number)
+        return Received(envelope.sender, message, _digest(data))
 
     def answer(self, question: Received, message: bytes) -> bytes:
-        """The answer to a question that was heard."""
-        return self._sealed(Letter(ANSWER, 0, question.digest, *self._to(question.sender)), message)
+        """The answer to a question that was received."""
+        return self._sealed(Envelope(ANSWER, 0, question.digest, *self._to(question.sender)), message)
 
     def open(self, data: bytes, digest: bytes) -> bytes:
         """The answer to the question with this digest."""
-        letter = Letter.decode(data)
-        if letter.kind != ANSWER or letter.about != digest:
+        envelope = Envelope.decode(data)
+        if envelope.kind != ANSWER or envelope.about != digest:
             raise ProtocolError("an answer to another question")
-        return self._opened(letter)
+        return self._opened(envelope)
 
     def _to(self, receiver: str) -> tuple[str, str, bytes]:
         return self.identity.name, receiver, b""
 
-    def _sealed(self, letter: Letter, message: bytes) -> bytes:
+    def _sealed(self, envelope: Envelope, message: bytes) -> bytes:
         if len(message) > LARGEST:
-            raise ProtocolError("the letter is too long")
-        head, nonce = letter.head(), self.entropy(_NONCE)
-        key = self._key(self.identity.card, self._card(letter.receiver), letter.receiver)
+            raise ProtocolError("the envelope is too long")
+        head, nonce = envelope.head(), self.entropy(_NONCE)
+        key = self._key(self.identity.card, self._card(envelope.receiver), envelope.receiver)
         return head + nonce + ChaCha20Poly1305(key).encrypt(nonce, message, head)
 
-    def _opened(self, letter: Letter) -> bytes:
-        if letter.receiver != self.identity.name:
-            raise ProtocolError("a letter for another silo")
-        key = self._key(self._card(letter.sender), self.identity.card, letter.sender)
-        nonce, sealed = letter.sealed[:_NONCE], letter.sealed[_NONCE:]
+    def _opened(self, envelope: Envelope) -> bytes:
+        if envelope.receiver != self.identity.name:
+            raise ProtocolError("an envelope for another silo")
+        key = self._key(self._card(envelope.sender), self.identity.card, envelope.sender)
+        nonce, sealed = envelope.sealed[:_NONCE], envelope.sealed[_NONCE:]
         try:
-            return ChaCha20Poly1305(key).decrypt(nonce, sealed, letter.head())
+            return ChaCha20Poly1305(key).decrypt(nonce, sealed, envelope.head())
         except InvalidTag:
-            raise ProtocolError("a letter that does not open: not from whom it says, or changed") from None
+            raise ProtocolError("an envelope that does not open: not from whom it says, or changed") from None
 
     def _card(self, name: str) -> Card:
         if name not in self.trusted or name not in self.others:
-            raise ProtocolError("a letter from or to a silo that is not trusted, or takes no part")
+            raise ProtocolError("an envelope from or to a silo that is not trusted, or takes no part")
         return self.trusted[name]
 
     def _key(self, sender: Card, receiver: Card, other: str) -> bytes:
-        """One key a direction, so that a letter cannot be sent back as if from the other."""
+        """One key a direction, so that an envelope cannot be sent back as if from the other."""
         public = {**self.others, self.identity.name: self.own.public}
         parts = [b"isthmus letter", self.own.session, self.group.epoch.to_bytes(4, "little")]
         for card in (sender, receiver):
@@ -262,5 +260,5 @@ class Post:
         return agreed_key(fleeting, lasting, info=joined(parts), salt=self.group.secret)
 
 
-def _digest(letter: bytes) -> bytes:
-    return hashlib.blake2b(letter, digest_size=_DIGEST).digest()
+def _digest(envelope: bytes) -> bytes:
+    return hashlib.blake2b(envelope, digest_size=_DIGEST).digest()
