@@ -19,4 +19,4 @@ def test_the_demonstration_books_what_it_releases() -> None:
         releases.PRIVATE,
         releases.EXACT,
     ]
-    assert story.picture.svg().startswith("<svg")
+    assert story.plot.svg().startswith("<svg")

@@ -199,7 +199,11 @@ def test_a_parser_that_is_killed_costs_one_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("put", "problem"),
-    [("link", "a link out of its source's folder"), ("folder", "a link out of"), ("pipe", "is no file")],
+    [
+        ("link", "a link out of its source's folder"),
+        ("folder", "a link out of"),
+        ("pipe", "is not a regular file"),
+    ],
 )
 def test_what_takes_a_files_place_after_it_was_listed_is_not_read(put, problem, tmp_path, monkeypatch):
     """Files are listed ahead of being read, by as long as those before them take."""

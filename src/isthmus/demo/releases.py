@@ -29,7 +29,7 @@ EPSILON = 8.0
 QUERIES = 30
 """Queries of every silo that are ranked."""
 EXACT, PRIVATE, HOME = "exact counts of all silos", "private counts of other silos", "own documents alone"
-_SHOWN = 20  # best documents of a query that stand in the picture
+_SHOWN = 20  # best documents of a query that stand in the plot
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class ReleasesStory:
     released: Table
     meaning: str
     comparison: Comparison
-    picture: Plot
+    plot: Plot
 
 
 def tell(world: Corpus, *, seed: int = 0) -> ReleasesStory:
@@ -66,7 +66,7 @@ def tell(world: Corpus, *, seed: int = 0) -> ReleasesStory:
         {name: silos.run(table, name) for name, table in runs.items()},
         ("nDCG@10", "MRR@10"),
     )
-    return ReleasesStory(released, f"{explain(spent)}.", comparison, _picture(silos, scores))
+    return ReleasesStory(released, f"{explain(spent)}.", comparison, _plot(silos, scores))
 
 
 def _sampled(world: Corpus, streams: Streams) -> Corpus:
@@ -99,7 +99,7 @@ def _at_home(silos: ReleasingSilos) -> FloatArray:
     return np.where(same, silos.exact, -1.0)
 
 
-def _picture(silos: ReleasingSilos, scores: FloatArray) -> Plot:
+def _plot(silos: ReleasingSilos, scores: FloatArray) -> Plot:
     """Scores of other silos' documents, exact and private."""
     exact, private = [], []
     for query, home in enumerate(silos.corpus.queries.silos.tolist()):

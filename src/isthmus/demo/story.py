@@ -227,7 +227,7 @@ def released(tale: Tale) -> Tale:
         f"A ledger booked all of this before it left. {story.meaning}",
         f"BM25 from what was released keeps {share:.0%} of the nDCG@10 of exact counts:",
         story.comparison.table(digits=3),
-        story.picture,
+        story.plot,
     )
 
 

@@ -129,7 +129,7 @@ def _give_up(silo: SiloClient, task: _Asking, question: _Question, *, others: bo
     silo.breaker.late(question.began)
 
 
-def _not_asked(silo: SiloClient) -> _Outcome:
+def _skipped(silo: SiloClient) -> _Outcome:
     reason, wait = silo.breaker.reason, silo.breaker.wait
     detail = f"not asked after failing repeatedly ({reason}); next try in {wait:.1f} s"
     return silo.status(silo.breaker.last, detail), []
@@ -266,7 +266,7 @@ class Broker:
         for silo in silos:
             task = tasks.get(silo.name)
             if task is None or task.done():
-                status, hits = _not_asked(silo) if task is None else task.result()
+                status, hits = _skipped(silo) if task is None else task.result()
             else:
                 status, hits = _unanswered(silo, task, question, others=others), []
             statuses.append(status)

@@ -240,9 +240,11 @@ class _Silos:
                 named = {SHOWN: hit.probability} | {
                     part.retriever: part.probability for part in hit.explanation or ()
                 }
-                for retriever, chance in named.items():
-                    if chance is not None:
-                        outcomes.setdefault((hit.silo, retriever), []).append((chance, hit.document in right))
+                for retriever, probability in named.items():
+                    if probability is not None:
+                        outcomes.setdefault((hit.silo, retriever), []).append(
+                            (probability, hit.document in right)
+                        )
         curves = tuple(
             reliability_curve(*zip(*pairs, strict=True), silo=silo, retriever=retriever)
             for (silo, retriever), pairs in sorted(outcomes.items())

@@ -47,7 +47,7 @@ def fold_of(query: str, folds: int, key: bytes) -> int:
 
 @dataclass
 class JudgedSet:
-    """What the file holds."""
+    """The contents of the file of judgements: grades, voters, hits and sessions."""
 
     grades: dict[str, dict[str, bool]] = field(default_factory=dict)
     voters: dict[str, list[Voter]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class JudgedSet:
 
     @classmethod
     def of(cls, judgements: Iterable[Judgement]) -> JudgedSet:
-        """What most people said."""
+        """The majority's grades of all judged queries."""
         every = list(judgements)
         new = cls()
         for (query, document), right in majority(every).items():
@@ -75,7 +75,7 @@ class JudgedSet:
         return new
 
     def crowd(self, peer: str) -> frozenset[str]:
-        """The queries that hide each other from this peer."""
+        """Queries with a judgement that came through another peer than this one; all where there are none."""
         others = {query for query in self.grades if any(name != peer for name, _ in self.voters[query])}
         return frozenset(others or self.grades)
 

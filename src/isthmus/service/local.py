@@ -225,11 +225,11 @@ def _check_reasons(hits: Sequence[wire.Hit]) -> None:
     """Contributions and a start that all hits of a silo have in common make up the log-odds."""
     starts: dict[str, list[float]] = {}
     for hit in hits:
-        parts, chance = hit.explanation or [], hit.probability or 0.0
+        parts, probability = hit.explanation or [], hit.probability or 0.0
         _promise(bool(parts), "every hit has its reasons")
-        if 0 < chance < 1:
+        if 0 < probability < 1:
             contributions = sum(part.contribution for part in parts)
-            starts.setdefault(hit.silo, []).append(math.log(chance / (1 - chance)) - contributions)
+            starts.setdefault(hit.silo, []).append(math.log(probability / (1 - probability)) - contributions)
     apart = max((max(each) - min(each) for each in starts.values()), default=0.0)
     _promise(apart < CLOSE, "reasons add up to the probability")
 

@@ -102,7 +102,7 @@ class Node:
         self.searcher = Searcher(settings.silo, self.index, self.store, self._scorer(), settings.depth)
         self.tokens = HitTokens(settings.silo, local_secret(folder / "feedback.key"))
         self._sharing = threading.Lock()
-        self._share_kept()
+        self._restore_shared()
         self._wake, self._stopped, self._read = threading.Event(), threading.Event(), threading.Event()
         self._again = threading.Event()
         self._reading = threading.Lock()
@@ -274,7 +274,7 @@ class Node:
     def _shared_file(self) -> Path:
         return self.settings.folder / "shared.statistics"
 
-    def _share_kept(self) -> None:
+    def _restore_shared(self) -> None:
         """Score with the last sum again; one that cannot be used is set aside for the operator."""
         file = self._shared_file
         if not file.exists():
@@ -415,10 +415,17 @@ class Node:
         document = self.tokens.open(verdict.token, query=verdict.query, peer=peer)
         if document is None or verdict.silo != self.settings.silo or not self.store.get([document]):
             raise DataError("no such hit")
-        chance, evidence = self.searcher.evidence(verdict.query, document)
+        probability, evidence = self.searcher.evidence(verdict.query, document)
         self.store.judge(
             Judgement(
-                verdict.query, document, verdict.relevant, peer, time.time(), chance, evidence, verdict.person
+                verdict.query,
+                document,
+                verdict.relevant,
+                peer,
+                time.time(),
+                probability,
+                evidence,
+                verdict.person,
             )
         )
 

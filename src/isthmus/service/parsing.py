@@ -58,7 +58,7 @@ _UTF8 = ("utf-8", "surrogatepass")
 
 @dataclass(frozen=True)
 class ParsingLimits:
-    """What reading one file may take; a file that needs more is named in the log and passed over."""
+    """Limits for reading one file; a file that exceeds them is logged and skipped."""
 
     seconds: int = 20
     """Of processor time."""
@@ -73,7 +73,7 @@ class ParsingLimits:
             require(getattr(self, name) >= least, f"{name} = {getattr(self, name)} must be at least {least}")
 
     def beyond(self, name: str, what: str, file: Path) -> DataError:
-        """That a file needs more than one of these allows."""
+        """The error for a file that exceeds one of the limits."""
         return DataError(f"takes more than {what}", file=file, cure=f"split it, or raise reading.{name}")
 
 
@@ -97,7 +97,7 @@ def _opened(path: Path, within: Path | None) -> Iterator[Path]:
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise DataError("is no file", file=path, cure="remove it")
+            raise DataError("is not a regular file", file=path, cure="remove it")
         own = os.readlink(f"/proc/self/fd/{number}") if sys.platform == "linux" else os.path.realpath(path)
         if within is not None and not Path(own).is_relative_to(within):
             raise DataError("is a link out of its source's folder", file=path, cure="remove it")
@@ -301,7 +301,7 @@ READERS: dict[str, Callable[[Path, ParsingLimits], tuple[str, str]]] = {
 
 
 class Parser:
-    """The node's end of it. One thread at a time.
+    """Reads files in a process of its own; for one thread at a time.
 
     Files that do not lie `within` its folder, when they are opened, are not read.
     """
@@ -381,7 +381,7 @@ class Parser:
         return answer
 
     def _ended(self, process: subprocess.Popen[bytes], path: Path) -> DataError:
-        """Why a parser ended in the middle of a file."""
+        """The error for a parser process that ended in the middle of a file."""
         self._end()
         if process.returncode == -signal.SIGXCPU:
             return self.limits.beyond("seconds", f"{self.limits.seconds:,} seconds of processor time", path)
@@ -429,7 +429,7 @@ def _write(pipe: IO[bytes] | None, message: dict[str, Any]) -> None:
 
 
 def _read(pipe: IO[bytes]) -> dict[str, Any] | None:
-    """The next message; None when there is none to come."""
+    """The next message; None at the end of the stream."""
     prefix = pipe.read(_PREFIX)
     if len(prefix) < _PREFIX:
         return None
@@ -438,7 +438,7 @@ def _read(pipe: IO[bytes]) -> dict[str, Any] | None:
 
 
 def main(values: list[str]) -> None:
-    """The parser's end: answer one file after the other until there are no more."""
+    """The parser process: reads paths from stdin and writes texts until stdin ends."""
     limits = ParsingLimits(*map(int, values))
     _limit(resource.RLIMIT_AS, limits.memory_mb << 20)
     _limit(resource.RLIMIT_FSIZE, 0)

@@ -116,7 +116,9 @@ class PostgresStore(DocumentStore):
             with db.transaction():
                 yield db
         except self._psycopg.OperationalError as error:
-            raise ServiceError("PostgreSQL went away in the middle of something") from error
+            raise ServiceError(
+                "the connection to PostgreSQL was lost during a transaction (try again; check the server)"
+            ) from error
 
     def _alive(self) -> Any:
         """This thread's connection, made again if the server has gone away meanwhile."""

@@ -93,7 +93,7 @@ class Releases:
         return self._cached
 
     def _is_stale(self, release: Statistics) -> bool:
-        """Whether it is of other terms than the silo's now, or too many documents are not as they were.
+        """Whether settings differ from the release's, or more than the share `renew` of documents changed.
 
         Documents count, not changes: one that is edited every day spends nobody else's budget.
         """

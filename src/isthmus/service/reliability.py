@@ -40,11 +40,11 @@ def reliability_curve(
 
     Neighbouring bins are joined until each has `least` hits.
     """
-    chance = np.asarray(probabilities, dtype=np.float64)
+    predicted = np.asarray(probabilities, dtype=np.float64)
     truth = np.asarray(relevant, dtype=np.float64)
     from isthmus.evaluation import reliability
 
-    curve = reliability(chance, truth, bins=BINS)
+    curve = reliability(predicted, truth, bins=BINS)
     bins = [
         Bin(
             low=float(curve.edges[first]),
@@ -59,21 +59,21 @@ def reliability_curve(
         silo=silo,
         retriever=retriever,
         source=source,
-        count=len(chance),
+        count=len(predicted),
         relevant=int(truth.sum()),
         ece=curve.ece,
-        floor=sampling_floor(chance),
+        floor=sampling_floor(predicted),
         bins=bins,
-        thresholds=_thresholds(chance, truth, least),
+        thresholds=_thresholds(predicted, truth, least),
     )
 
 
-def sampling_floor(chance: FloatArray) -> float:
+def sampling_floor(probabilities: FloatArray) -> float:
     """The mean ECE of outcomes drawn from the probabilities themselves."""
-    draws = Streams(0)("floor").random((DRAWS, len(chance))) < chance
+    draws = Streams(0)("floor").random((DRAWS, len(probabilities))) < probabilities
     from isthmus.evaluation import reliability
 
-    return float(np.mean([reliability(chance, row, bins=BINS).ece for row in draws]))
+    return float(np.mean([reliability(probabilities, row, bins=BINS).ece for row in draws]))
 
 
 def _share(part: float, whole: float) -> float:
@@ -93,16 +93,16 @@ def _spans(count: NDArray[Any], least: int) -> list[tuple[int, int]]:
     return spans
 
 
-def _thresholds(chance: FloatArray, truth: FloatArray, least: int) -> list[ThresholdRow]:
+def _thresholds(probabilities: FloatArray, truth: FloatArray, least: int) -> list[ThresholdRow]:
     from isthmus.calibration import ThresholdCurve
 
-    curve = ThresholdCurve.of(chance, truth)
+    curve = ThresholdCurve.of(probabilities, truth)
     thresholds: list[ThresholdRow] = []
     for wanted in THRESHOLDS:
         above = np.flatnonzero(curve.thresholds >= wanted)
         if len(above):
             at = int(above[-1])
-            fewer = (thresholds[-1].kept if thresholds else len(chance)) - int(curve.kept[at])
+            fewer = (thresholds[-1].kept if thresholds else len(probabilities)) - int(curve.kept[at])
             if curve.kept[at] < least or 0 < fewer < least:
                 continue
             thresholds.append(
@@ -121,9 +121,9 @@ def curves_of(silo: str, judgements: Sequence[Judgement]) -> list[ReliabilityCur
     pairs: dict[str, list[tuple[float, bool]]] = {}
     for judgement in judgements:
         named = {SHOWN: judgement.probability, **judgement.evidence}
-        for retriever, chance in named.items():
-            if chance is not None:
-                pairs.setdefault(retriever, []).append((chance, judgement.relevant))
+        for retriever, probability in named.items():
+            if probability is not None:
+                pairs.setdefault(retriever, []).append((probability, judgement.relevant))
     return [
         reliability_curve(
             *zip(*outcomes, strict=True), silo=silo, retriever=name, source="feedback", least=LEAST_HITS

@@ -31,7 +31,7 @@ _log = logging.getLogger("isthmus.service")
 def begin(
     config: str, settings: NodeSettings | BrokerSettings, *, quiet: bool = False, until_eof: bool = False
 ) -> None:
-    """What comes before a server: its log, what should not lie open, and who it ends with."""
+    """Set up a server process: its log, warnings of readable secrets, and its end with its parent."""
     log_to_stderr(access=not quiet)
     warn_of_open_files(Path(config), settings)
     if until_eof:
@@ -93,7 +93,7 @@ def run_broker(settings: BrokerSettings, *, started: Callable[[str], None] = lam
 
 
 def warn_of_open_files(config: Path, settings: NodeSettings | BrokerSettings) -> None:
-    """Say what other users of this machine can read and should not."""
+    """Warn of secrets that other users of this machine can read."""
     keys = literal_secrets(settings)
     if keys and config.stat().st_mode & 0o044:
         message = "%s has a secret (%s) and can be read by others: chmod 600 it, or write env:NAME there"
@@ -103,7 +103,7 @@ def warn_of_open_files(config: Path, settings: NodeSettings | BrokerSettings) ->
 
 
 def _warn_of_endings(keys: Path | None) -> None:
-    """Say which API keys end soon, while somebody may still do something about it."""
+    """Warn of API keys that expire soon."""
     for key in ApiKeys(keys).ending() if keys is not None else ():
         ends = wire.moment(key.expires or 0.0)
         _log.warning("the API key %s of %s ends on %s: isthmus keys api add", key.id, key.name, ends)
@@ -119,7 +119,7 @@ def _serve(serving: Server, host: str, started: Callable[[str], None]) -> None:
 
 
 async def _served(serving: Server, host: str, started: Callable[[str], None]) -> None:
-    """Serve, and say where as soon as it is so."""
+    """Run a server; report its address as soon as it listens."""
     work = asyncio.create_task(serving.serve())
     while not (serving.started or work.done()):
         await asyncio.sleep(0.02)
@@ -189,7 +189,7 @@ class TrainingProcess:
 
     @property
     def pid(self) -> int:
-        """The process that there is now."""
+        """The id of the current process."""
         return self._process.pid
 
     def stop(self) -> None:

@@ -68,7 +68,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True)
 class Caller(Generic[P]):
-    """Somebody who may come in, with the scopes of their key or the policy for their certificate."""
+    """An authenticated caller, with the scopes of their key or the policy for their certificate."""
 
     name: str
     scopes: frozenset[str] = frozenset()
@@ -124,7 +124,7 @@ class ApiKeys:
             if scope not in SCOPES:
                 raise ConfigError(f"unknown scope {scope!r}", key=scope, known=SCOPES)
         if not wanted:
-            raise ConfigError("a key without a scope opens nothing", expected=", ".join(SCOPES))
+            raise ConfigError("an API key needs at least one scope", expected=", ".join(SCOPES))
         if not name or len(name) > 80 or not name.isprintable():
             raise ConfigError("a key needs the name of its owner", value=name, expected="1 to 80 letters")
         if days is not None and not 0 < days <= 36_500:
@@ -219,11 +219,11 @@ def _digest(salt: str, secret: str) -> str:
 
 
 class WrongKey(Refused):
-    """A key that is none of ours, which may be a guess."""
+    """An unknown API key, which may be a guess."""
 
 
 class Gate(Generic[P]):
-    """The way in: known certificates, API keys, sessions of the page, and what a stranger may do.
+    """Authentication: known certificates, API keys, sessions of the page, and rights without any.
 
     A peer's policy is found by the name in its certificate, or by that of its API key.
     """
@@ -242,7 +242,7 @@ class Gate(Generic[P]):
         self._clock = clock
 
     def caller(self, scope: Scope) -> Caller[P]:
-        """Who sent the request; Refused when nobody we know did."""
+        """The caller of a request; raises Refused if it is not authenticated."""
         peer: Peer | None = scope.get("extensions", {}).get(PEER)
         if peer is not None and peer.name in self.peers:
             if peer.expires <= self._clock():  # the connection may be older than the certificate's end
@@ -273,7 +273,7 @@ def token_in(scope: Scope) -> str | None:
 
 
 class Once:
-    """Refuses a message seen before, and one that is too old or too new to tell.
+    """Refuses replays: messages seen before, or whose time is too far from ours to know.
 
     Messages are remembered as long as their time stamp would be accepted, so memory is bounded by the
     traffic of two windows. What was sent before this began may have been seen by a process before it.
@@ -314,7 +314,7 @@ def local_secret(path: Path) -> bytes:
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise DataError("not a key of ours", file=path, cure="remove it: a new one is made")
+        raise DataError("not a key file of Isthmus", file=path, cure="remove it: a new one is made")
     return key
 
 
@@ -346,7 +346,7 @@ class HitTokens:
         return plain[_STAMP:].rstrip(b"\0").decode("utf-8", "surrogatepass")
 
     def name(self, document: str, *, peer: str) -> str:
-        """What a document is called towards a peer that may not read it; a file's own name would tell."""
+        """A document's pseudonym towards a peer that may not read it: its own id may reveal contents."""
         named = b"\0".join((self._silo, peer.encode(), document.encode("utf-8", "surrogatepass")))
         return hmac.new(self._names, named, hashlib.sha256).hexdigest()[:24]
 
@@ -355,6 +355,6 @@ class HitTokens:
 
 
 def pseudonym(key: bytes, silo: str, person: str) -> str:
-    """Who somebody is to one silo: the same every time, and not to be joined with another silo's."""
+    """A person's pseudonym towards one silo: stable, and not linkable to that of another silo."""
     named = b"\0".join((silo.encode(), person.encode("utf-8", "surrogatepass")))
     return hmac.new(key, named, hashlib.sha256).hexdigest()[:32]

@@ -65,7 +65,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Learning:
-    """What peers whose policy has `learning` get to know of judgements.
+    """What peers whose policy has `learning` may learn of judgements.
 
     Every sum covers at least `least_queries` judged queries, and the silo takes no part while it has too few;
     a peer may begin `sessions` lessons a day.
@@ -82,7 +82,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one caller may ask for, and what strangers may keep open.
+    """Limits of requests by one caller, and of connections by callers without a key.
 
     A proxy or an office behind one address shares `connections_per_address`: when they are all taken, those
     that have waited longest without a valid key make room, so nobody with a key is shut out.
@@ -155,7 +155,7 @@ class Source:
 
     @property
     def unnamed(self) -> str:
-        """What a source without a name is called. No secret is in it."""
+        """The label of a source without a name; contains no secret."""
         where = self.path if self.kind != "sql" else " ".join(self.query.split())
         return f"{self.kind}:{where}" + (f"#{self.part}" if self.part else "")
 
@@ -319,7 +319,7 @@ class NodeSettings:
 
 @dataclass(frozen=True)
 class SiloAddress:
-    """Where a node is found. Beyond this machine it is reached over TLS, unless `unencrypted` says that the
+    """The address of a node. Beyond this machine it is reached over TLS, unless `unencrypted` says that the
     way there is protected otherwise."""
 
     url: str

@@ -50,7 +50,7 @@ def read(source: Source, tell: Tell, limits: ParsingLimits | None = None) -> Ite
 def load_all(
     sources: tuple[Source, ...], store: DocumentStore, tell: Tell, limits: ParsingLimits | None = None
 ) -> Counts:
-    """Every source, one after the other; one that cannot be read at all is told, and the next goes on.
+    """Load every source; `tell` gets an error for one that cannot be read, and the next is loaded.
 
     Then what belongs to none of them is removed, unless an operator has put it.
     """
@@ -133,7 +133,7 @@ def _placed(
 
 
 def _forget(sources: Collection[Source], failed: Collection[Source], store: DocumentStore) -> int:
-    """Remove what sources gave that are no longer named; how many documents there were.
+    """Remove the documents of sources that the configuration no longer names; returns how many.
 
     Not while a source that never gave any cannot be read: it may be the same one under another path.
     """
@@ -148,7 +148,7 @@ def _forget(sources: Collection[Source], failed: Collection[Source], store: Docu
             "%s are kept, though not named, until %s can be read", _counts_text(gone), ", ".join(new)
         )
         return 0
-    _log.warning("the configuration names no more, and so were removed: %s", _counts_text(gone))
+    _log.warning("removed, because the configuration no longer names their source: %s", _counts_text(gone))
     return sum(store.retain(label, ()) for label in gone)
 
 
