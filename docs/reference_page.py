@@ -20,9 +20,9 @@ from typing import Any
 PAGE = "reference.md"
 HEAD = """# Reference
 
-Made from the code when this site is built. `import isthmus` has the names that most programs need; everything
-else is imported from the module it is listed under. Names that begin with an underscore, and modules that are
-not here, may change without notice.
+Made from the code when this site is built. [`import isthmus`](api.md) has the names that most programs need;
+everything else is imported from the module it is listed under. Names that begin with an underscore, and
+modules that are not here, may change without notice.
 """
 CONTENTS: dict[str, tuple[str, ...]] = {
     "isthmus.tables": (),
@@ -34,6 +34,7 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "isthmus.rankers": ("Ranker", "Linear", "MLP", "LambdaMART", "load_ranker", "LocalTraining"),
     "isthmus.features": ("Settings", "Pairs", "ExactCounts", "TermCounts", "compute", "bm25", "letor"),
     "isthmus.partition": ("Dealing", "Deal", "deal", "divide", "folds"),
+    "isthmus.training": ("train", "rank"),
     "isthmus.federation.apps": ("Training", "train"),
     "isthmus.federation.settings": (
         "Config",

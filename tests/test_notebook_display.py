@@ -7,11 +7,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from isthmus.calibration import Platt
+from isthmus.calibration import Judging, Platt
 from isthmus.errors import MissingExtra
 from isthmus.evaluation import compare, evaluate
 from isthmus.fusion import Formula, LogOdds, Stacked, Weighted
-from isthmus.rankers import MLP, LambdaMART, Linear
+from isthmus.rankers import MLP, LambdaMART, Linear, LocalTraining
 from isthmus.report import Estimate, Page, Section, Table
 from isthmus.retrieval import BM25
 from isthmus.tables import Letor, Qrels, Run
@@ -108,6 +108,10 @@ def test_estimators_print_what_differs_from_the_default() -> None:
     assert repr(MLP([64], seed=3)) == "MLP(hidden=(64,), seed=3)"
     assert repr(Linear(patience=5)) == "Linear(patience=5)"
     assert repr(LambdaMART(trees=10)) == "LambdaMART(trees=10)"
+    assert (
+        repr(MLP(training=LocalTraining(epochs=3))) == "MLP(hidden=(32,), training=LocalTraining(epochs=3))"
+    )
+    assert repr(Stacked(judging=Judging(threshold=2))) == "Stacked(judging=Judging(threshold=2))"
     assert repr(Stacked()) == "Stacked()"
     assert repr(LogOdds(calibrator="platt")) == "LogOdds(calibrator='platt')"
     assert repr(Weighted(weights=[1, 2], folds=3)) == "Weighted(folds=3, weights=(1.0, 2.0))"

@@ -43,7 +43,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_080,
     "src/isthmus/cli": 1_825,  # `arguments` is a longer word than the one before
-    "src/isthmus/config.py": 245,  # settings as scikit-learn prints them
+    "src/isthmus/config.py": 250,  # settings as scikit-learn prints them
     "src/isthmus/corpora": 990,
     "src/isthmus/demo": 440,
     "src/isthmus/encoders": 315,

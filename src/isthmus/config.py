@@ -75,8 +75,17 @@ def settings_repr(thing: object) -> str:
     for name, parameter in _parameters(type(thing)).items():
         value = getattr(thing, name)
         if parameter.kind is not parameter.KEYWORD_ONLY or value != parameter.default:
-            settings.append(f"{name}={value!r}")
+            settings.append(f"{name}={_short(value)}")
     return f"{type(thing).__name__}({', '.join(settings)})"
+
+
+def _short(value: Any) -> str:
+    """A value as Python writes it; of settings inside settings, what differs from the default."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return repr(value)
+    defaults = {name: each.default for name, each in _parameters(type(value)).items()}
+    changed = [each.name for each in fields(value) if getattr(value, each.name) != defaults.get(each.name)]
+    return f"{type(value).__name__}({', '.join(f'{name}={getattr(value, name)!r}' for name in changed)})"
 
 
 def _parameters(cls: type) -> dict[str, Parameter]:
