@@ -345,7 +345,7 @@ class Broker:
         views = await asyncio.gather(*(self._view(silo) for silo in self.silos.values()))
         return wire.SiloList(silos=views, statistics=self.exchange.version)
 
-    async def _view(self, silo: SiloClient) -> wire.SiloView:
+    async def _view(self, silo: SiloClient) -> wire.SiloState:
         problem = self.exchange.problems.get(silo.name, "")
         fields: dict[str, Any] = {"silo": silo.name, "url": silo.url, "status": "answered"}
         fields["detail"] = f"its statistics are left out of the sum: {problem}" if problem else ""
@@ -362,7 +362,7 @@ class Broker:
             fields |= {"status": "late", "detail": "no answer in time"}
         except (SiloUnavailable, OSError) as error:
             fields |= {"status": "broken" if isinstance(error, BrokenReply) else "down", "detail": str(error)}
-        return wire.SiloView(**fields)
+        return wire.SiloState(**fields)
 
     async def view_calibration(self) -> wire.Calibration:
         """The reliability curves of all silos that publish them."""

@@ -284,7 +284,7 @@ class SiloRelease(ResponseModel):
     last_training: Text | None = None
 
 
-class SiloView(ResponseModel):
+class SiloState(ResponseModel):
     """A silo as the broker sees it."""
 
     silo: Name
@@ -299,7 +299,7 @@ class SiloView(ResponseModel):
 class SiloList(ResponseModel):
     """Every silo, and the version of the statistics they share."""
 
-    silos: list[SiloView]
+    silos: list[SiloState]
     statistics: str = ""
 
 
