@@ -10,7 +10,7 @@ from isthmus.cli.command import Command, add, add_json, add_verbs, print_json, s
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
-    from isthmus.private import SiloView
+    from isthmus.private import CountsView
     from isthmus.tables import Queries
     from isthmus.text import Tokens
 
@@ -185,7 +185,7 @@ def _queries(arguments: argparse.Namespace) -> Queries:
     return read_queries(arguments.queries)
 
 
-def _look_up(arguments: argparse.Namespace, tokens: Tokens) -> SiloView:
+def _look_up(arguments: argparse.Namespace, tokens: Tokens) -> CountsView:
     from isthmus.arrays import Ids
     from isthmus.private import Seeker, SiloFolder, in_memory, read_released
 
@@ -223,7 +223,7 @@ def _fields(arguments: argparse.Namespace, there: tuple[str, ...]) -> tuple[str,
     return ("body",) if "body" in there else there[:1]
 
 
-def _show_hits(arguments: argparse.Namespace, view: SiloView, query: Tokens) -> None:
+def _show_hits(arguments: argparse.Namespace, view: CountsView, query: Tokens) -> None:
     from isthmus.report import Table
 
     hits = list(view.search(query, arguments.k))
@@ -238,7 +238,9 @@ def _show_hits(arguments: argparse.Namespace, view: SiloView, query: Tokens) -> 
     print(Table.of(records, digits=3))
 
 
-def _write_features(arguments: argparse.Namespace, view: SiloView, queries: Queries, tokens: Tokens) -> None:
+def _write_features(
+    arguments: argparse.Namespace, view: CountsView, queries: Queries, tokens: Tokens
+) -> None:
     from isthmus.report import summary
     from isthmus.tables import write_letor
 

@@ -71,10 +71,10 @@ from isthmus.private.totals import hashed as hashed
 from isthmus.private.totals import noised as noised
 from isthmus.private.totals import release_costs as release_costs
 from isthmus.private.totals import released as released
+from isthmus.private.views import CountsView as CountsView
 from isthmus.private.views import OwnCounts as OwnCounts
 from isthmus.private.views import Published as Published
 from isthmus.private.views import Seeker as Seeker
-from isthmus.private.views import SiloView as SiloView
 from isthmus.private.views import documents_of as documents_of
 from isthmus.private.views import fetch_released as fetch_released
 from isthmus.private.views import law_of as law_of

@@ -33,7 +33,7 @@ from isthmus.private.secure_sum import Parts
 from isthmus.private.store import SiloFolder
 from isthmus.private.sums import TURNS, Adding, Agreed, Contribution, Summing
 from isthmus.private.totals import WIDTH
-from isthmus.private.views import Released, Seeker, SiloView, write_cross_rows
+from isthmus.private.views import CountsView, Released, Seeker, write_cross_rows
 from isthmus.retrieval import Statistics
 from isthmus.tables import Queries, replacing
 from isthmus.text import Tokens, tokenise
@@ -395,7 +395,7 @@ class Exchange:
             marker.touch()
         return True
 
-    def looked_up(self, peer: str) -> SiloView:
+    def looked_up(self, peer: str) -> CountsView:
         """What is known of a silo's documents; AwaitingOthers if that is not all yet."""
         released: dict[str, Any] = {}
         for name, transcript in self._transcripts(peer).items():

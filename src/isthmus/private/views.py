@@ -1,7 +1,7 @@
 """What one silo knows of another's documents, by the counts that were released: the one view of them.
 
 A `Seeker` has keys and documents of its own, which say what to make of a noisy value. What it reads is a
-`SiloView`: every field's counts with their error bars. How common words are it knows from the totals of all
+`CountsView`: every field's counts with their error bars. How common words are it knows from the totals of all
 silos or, where there are none, works out from the values themselves. A view of one's own documents has exact
 counts (`OwnCounts`) beside the same totals.
 """
@@ -61,7 +61,7 @@ class ViewHit:
 
 
 @dataclass(frozen=True, eq=False)
-class SiloView:
+class CountsView:
     """A silo's documents as another silo, or the silo itself, has their counts, field by field."""
 
     documents: tuple[str, ...]
@@ -243,7 +243,7 @@ class Seeker:
             released[name] = catalogue, cells
         return released
 
-    def read(self, released: Released, words: Ids) -> SiloView:
+    def read(self, released: Released, words: Ids) -> CountsView:
         """What a silo released, for questions about these words; topics help to read what was published."""
         counts = {}
         for name, (catalogue, cells) in released.items():
@@ -252,7 +252,7 @@ class Seeker:
             if isinstance(cells, CountMin):
                 topics = Topics.learned(lexicon, law_of(catalogue), Streams(self.seed)("topics", name))
             counts[name] = read_counts(lexicon, catalogue, cells, topics=topics)
-        return SiloView(documents_of(released), counts)
+        return CountsView(documents_of(released), counts)
 
     def _decoys(self, count: int) -> Decoys:
         """From one field's words, whatever field is asked about: with other decoys in the title than in the

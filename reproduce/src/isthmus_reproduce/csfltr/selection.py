@@ -16,14 +16,14 @@ from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import ConfigError
 from isthmus.features import FIELDS, Pairs
 from isthmus.federation.semisupervised import Mask, Pick, best
-from isthmus.private import PrivateCounts, PublishedCells, SiloView
+from isthmus.private import CountsView, PrivateCounts, PublishedCells
 from isthmus.retrieval import idf
 from isthmus.text import Tokens
 from isthmus_reproduce.csfltr.rtk import ReverseTopK
 
 
 def by_sketch(
-    view: SiloView, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
+    view: CountsView, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
 ) -> IntArray:
     """What the reverse top-K sketch of the bodies finds, then others."""
     counts = view.counts["body"]
@@ -41,14 +41,14 @@ def by_sketch(
 
 
 def at_random(
-    view: SiloView, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
+    view: CountsView, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
 ) -> IntArray:
     """Any documents."""
     return best(rng.random((len(queries), len(view))), depth, banned)
 
 
 def half_at_random(
-    view: SiloView, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
+    view: CountsView, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
 ) -> IntArray:
     """The upper half of the best by BM25, and documents below them at random."""
     scores = view.scores(queries, FIELDS)

@@ -20,7 +20,7 @@ from isthmus.errors import DataError
 from isthmus.features import FIELDS, ExactCounts
 from isthmus.federation.semisupervised import Chosen, CrossSilos, CrossTables, Releasing, Views
 from isthmus.partition import move_share
-from isthmus.private import SiloView
+from isthmus.private import CountsView
 from isthmus.randomness import Streams
 from isthmus.retrieval import BM25, Statistics
 from isthmus.tables import Corpus, Letor, Qrels
@@ -89,10 +89,10 @@ class DealtSilos(CrossSilos):
         releasing = Releasing(epsilon=case.epsilon, reader=case.reader, width=case.width)
         super().__init__(_dealt(whole, case, streams), streams, releasing)
 
-    def exact(self, holder: str, *, noised: bool = False) -> SiloView:
+    def exact(self, holder: str, *, noised: bool = False) -> CountsView:
         """What nobody sees: a silo's documents exactly, for comparison; there is no noise to ask for."""
         fields = self.tokens[holder].items()
-        return SiloView(
+        return CountsView(
             self.documents[holder], {name: ExactCounts.of(own, self._whole[name]) for name, own in fields}
         )
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.features import FIELDS, Pairs
-from isthmus.private import SiloView
+from isthmus.private import CountsView
 from isthmus.randomness import Streams
 from isthmus.tables import Letor
 from isthmus.text import Tokens
@@ -25,21 +25,21 @@ from isthmus.text import Tokens
 DEPTH = 100
 """Documents of a silo that a query is paired with."""
 Mask = NDArray[np.bool_]
-Pick = Callable[[SiloView, Tokens, int, np.random.Generator, Mask | None], IntArray]
+Pick = Callable[[CountsView, Tokens, int, np.random.Generator, Mask | None], IntArray]
 """For every query so many documents of a silo, but for banned pairs (queries × documents), or −1 for none."""
 
 
 class Views(Protocol):
     """Every silo's documents, as one silo has their counts; `noised` are its own as others see them."""
 
-    def __call__(self, holder: str, *, noised: bool = False) -> SiloView: ...
+    def __call__(self, holder: str, *, noised: bool = False) -> CountsView: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
     """Pairs in the order of their queries; `documents` are positions among the holder's.
 
-    `errors` is how uncertain the counts of each are: see `SiloView.errors`.
+    `errors` is how uncertain the counts of each are: see `CountsView.errors`.
     """
 
     queries: IntArray
@@ -74,7 +74,7 @@ class Chosen:
 
 
 def best_by_bm25(
-    view: SiloView, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
+    view: CountsView, queries: Tokens, depth: int, rng: np.random.Generator, banned: Mask | None = None
 ) -> IntArray:
     """The documents with the largest BM25, title and body added."""
     return best(view.scores(queries, FIELDS), depth, banned)

@@ -30,6 +30,7 @@ from isthmus.partition import divide, linked_queries
 from isthmus.private import (
     WIDTH,
     CountRelease,
+    CountsView,
     Desk,
     HashFamily,
     Lexicon,
@@ -38,7 +39,6 @@ from isthmus.private import (
     OwnCounts,
     Owner,
     Published,
-    SiloView,
     Topics,
     documents_of,
     fetch_released,
@@ -90,16 +90,16 @@ class Viewer:
     totals: Mapping[str, Statistics]
     reader: Reader
     streams: Streams
-    _views: dict[str, SiloView] = field(default_factory=dict, init=False, repr=False)
+    _views: dict[str, CountsView] = field(default_factory=dict, init=False, repr=False)
 
-    def __call__(self, holder: str, *, noised: bool = False) -> SiloView:
+    def __call__(self, holder: str, *, noised: bool = False) -> CountsView:
         """A silo's documents; with `noised`, one's own too as others see them."""
         released = self.released[holder]
         if holder == self.name and not noised:
             own = {name: OwnCounts(self._lexica[name], tokens) for name, tokens in self.own.items()}
-            return SiloView(documents_of(released), own)
+            return CountsView(documents_of(released), own)
         if holder not in self._views:
-            self._views[holder] = SiloView(
+            self._views[holder] = CountsView(
                 documents_of(released),
                 {
                     name: read_counts(
