@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, files with secrets, and locks between processes.."""
+"""Files that are there whole or not at all, files with secrets, and locks between processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import get_ident
+from secrets import token_hex
 from typing import IO
 
 from isthmus.errors import DataError
@@ -31,10 +31,10 @@ def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterato
             yield stream
         return
     target = target.resolve()
-    temporary = target.with_name(f".{os.getpid()}-{get_ident()}.part")
+    temporary = target.with_name(f".{os.getpid()}-{token_hex(8)}.part")
     try:
-        opener = partial(os.open, mode=0o600) if private else None
-        with open(temporary, "wb", opener=opener) as raw:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "wb", opener=partial(_create, mode=0o600 if private else 0o666)) as raw:
             if packed:
                 with gzip.GzipFile(target.stem, "wb", fileobj=raw, mtime=0) as squeezed:
                     yield squeezed  # type: ignore[misc]
@@ -90,6 +90,11 @@ def private_file(path: str | os.PathLike[str]) -> Path:
         problem = f"a secret that can be read by others (mode {mode:o})"
         raise DataError(problem, file=file, cure=f"chmod 600 {file}, if it is still a secret")
     return file
+
+
+def _create(path: str, flags: int, *, mode: int) -> int:
+    """Open a file that is not there yet; one that is, or a link, is an error."""
+    return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), mode)
 
 
 def _is_special(path: Path) -> bool:

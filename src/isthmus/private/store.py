@@ -12,7 +12,6 @@ field a catalogue, then the noisy sketches in batches.
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,7 +155,7 @@ class SiloFolder:
             "versions": np.frombuffer(bytes.fromhex("".join(covered.versions)), dtype=np.uint8),
         }
         names = {"documents.json": json.dumps(list(covered.documents))}
-        _write(SketchBundle(header, arrays, names), self.path / f"{name}.sketch")
+        SketchBundle(header, arrays, names).write(self.path / f"{name}.sketch", private=True)
         return Built(name, len(tokens), len(tokens.terms), len(sketch.cells), family.width)
 
     def _keep_words(self, name: str, tokens: Tokens) -> None:
@@ -167,7 +166,7 @@ class SiloFolder:
             "times": table.data.astype(np.int32),
         }
         words = {"words.json": json.dumps(tokens.terms.words, ensure_ascii=False)}
-        _write(WordsBundle({"field": name}, arrays, words), self.path / f"{name}.words")
+        WordsBundle({"field": name}, arrays, words).write(self.path / f"{name}.words", private=True)
 
     def fields(self) -> tuple[str, ...]:
         """The fields that were built."""
@@ -232,12 +231,6 @@ def _number_of(file: Path) -> int:
             return int(json.loads(packed.read("header.json")).get("ledger", 0))
     except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
         raise DataError("is not a saved sketch", file=file, cure="isthmus sketch build makes it") from error
-
-
-def _write(bundle: Bundle, path: Path) -> None:
-    """What is exact is its owner's alone."""
-    bundle.write(path)
-    os.chmod(path, 0o600)
 
 
 def write_released(desk: BookedDesk, key: GroupKey, peer: str, path: str | PathLike[str]) -> int:

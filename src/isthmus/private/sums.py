@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import IntArray
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
+from isthmus.files import replacing, write_private
 from isthmus.private.cost import ChargeAll, Cost, Covered, no_charge
 from isthmus.private.keyring import Keyring
 from isthmus.private.noise import Entropy, Geometric
@@ -61,7 +62,6 @@ from isthmus.private.secure_sum import (
 from isthmus.private.sketch import HashFamily
 from isthmus.private.totals import hashed, totals_costs
 from isthmus.retrieval import TEXT, TIMES, Statistics
-from isthmus.tables import replacing
 from isthmus.text import Tokens
 
 SENSITIVITY = 2.0
@@ -352,9 +352,7 @@ class Summing:
 
     def _keep(self, name: str, member: Member) -> None:
         """With all its secrets, for its own silo's eyes."""
-        with replacing(self._file(name)) as stream:
-            os.fchmod(stream.fileno(), 0o600)
-            stream.write(member.to_bytes())
+        write_private(self._file(name), member.to_bytes())
 
     def _member(self, name: str) -> Member:
         if not name.isalnum() or not self._file(name).exists():

@@ -52,9 +52,9 @@ class Bundle:
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
 
-    def write(self, path: str | PathLike[str]) -> None:
-        """Write the file atomically."""
-        with replacing(path) as stream:
+    def write(self, path: str | PathLike[str], *, private: bool = False) -> None:
+        """Write the file atomically; what is `private` only its owner can read."""
+        with replacing(path, private=private) as stream:
             self._fill(stream)
 
     def to_bytes(self) -> bytes:
