@@ -11,7 +11,7 @@ import pytest
 import isthmus
 from easy_rows import easy
 from isthmus.errors import ConfigError, DataError
-from isthmus.federation import Config, FedRisk, Model, Rounds, train
+from isthmus.federation import Config, FedRisk, Model, Rounds, settings, train
 from isthmus.partition import Dealing
 from isthmus.tables import Fold
 
@@ -45,6 +45,13 @@ def test_a_strategy_is_a_name_or_fedrisk_with_settings():
     without = isthmus.train(FOLD, strategy=FedRisk(memory=False), config=SMALL)
     assert without.history[-1].risks
     assert "memory" not in without.history[-1].weights
+
+
+def test_the_old_name_of_fedrisk_works_with_a_hint():
+    with pytest.warns(FutureWarning, match="FedRisk"):
+        assert settings.RiskOptions is FedRisk
+    with pytest.raises(AttributeError, match="nonsense"):
+        settings.nonsense  # noqa: B018
 
 
 def test_what_does_not_fit_is_told():

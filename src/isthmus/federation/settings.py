@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from isthmus.config import require
 from isthmus.partition import Dealing
@@ -78,8 +78,15 @@ class FedRisk:
         return dict(sorted(faults.items()))
 
 
-RiskOptions = FedRisk
-"""The old name, until the next release."""
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """The old name of FedRisk works until the next release."""
+        if name != "RiskOptions":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn("RiskOptions is called FedRisk now; change the name", FutureWarning, stacklevel=2)
+        return FedRisk
+
 
 Mean = Literal["fedavg", "fedavgm", "fedprox", "fedopt", "fedadam", "fedyogi", "fedadagrad"]
 """Strategies whose aggregate is the mean by examples; some step from it."""
