@@ -40,7 +40,7 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield from ("| argument | meaning |", "|---|---|")
     below: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:
-        if isinstance(action, argparse._HelpAction):
+        if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
             continue
         if isinstance(action, argparse._SubParsersAction):
             below = dict(action.choices)

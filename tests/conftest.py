@@ -20,7 +20,7 @@ from hypothesis import settings
 SOAKING = os.environ.get("ISTHMUS_SOAK") == "1"
 
 # A busy machine is not a failure.
-settings.register_profile("isthmus", deadline=None, max_examples=500 if SOAKING else 40)
+settings.register_profile("isthmus", deadline=None, max_examples=500 if SOAKING else 100)
 settings.load_profile("isthmus")
 
 
