@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from isthmus.arrays import Ids
 from isthmus.encoders import Lsa
-from isthmus.errors import ProtocolError
+from isthmus.errors import ConfigError, PrivacyError, ProtocolError
 from isthmus.features import NAMES, ExactCounts, Pairs, compute
 from isthmus.private.noise import Geometric
-from isthmus.private.totals import family_of, read_alone, released
-from isthmus.retrieval import BM25, FIELD_TABLES, TEXT, Dense, Statistics, summed
+from isthmus.private.totals import family_of, hashed, noised, read_alone, released
+from isthmus.retrieval import BM25, FIELD_TABLES, TEXT, TIMES, Dense, Statistics, summed
 from isthmus.service import index as indexing
 from isthmus.service.encoding import LsaQueries, load_lsa, save_lsa
 from isthmus.service.index import Index
@@ -214,6 +214,55 @@ def test_figures_from_elsewhere_are_whole_or_refused():
             damaged[at] = rng.integers(256)
         with contextlib.suppress(ProtocolError):
             Statistics.from_bytes(bytes(damaged)[: rng.integers(1, 2 * len(damaged))])
+
+
+def test_bm25_reads_private_statistics_with_their_hash_family_only():
+    texts = ["pear apple", "pear", "plum"] * 40
+    documents = Documents(tuple(map(str, range(120))), ("",) * 120, tuple(texts), np.zeros(120, int))
+    exact, family = Statistics.of(tokenise(texts)), family_of("federation", 1 << 12)
+    private = released(replace(exact, tables={TEXT: exact.tables[TEXT]}), family, 1e4)
+    with pytest.raises(ConfigError, match="hash family"):
+        BM25().index(documents, statistics=private)
+    with pytest.raises(ProtocolError, match="another hash key"):
+        BM25().index(documents, statistics=replace(private, family=family_of("others", 1 << 12)))
+    named = replace(private, family=family)
+    words = tokenise(["pear apple plum"]).terms
+    assert named.unit > 1
+    assert named.counts_of(words) == pytest.approx(exact.counts_of(words), abs=0.1)
+    queries = Queries(("q",), ("apple plum",), np.zeros(1, int), ("test",))
+    scores = BM25().index(documents, statistics=named).search(queries, 9).scores
+    assert scores == pytest.approx(BM25().index(documents).search(queries, 9).scores, rel=0.01)
+
+
+def test_cells_without_noise_know_what_they_are_and_do_not_leave():
+    exact = replace(Statistics.of(tokenise(["pear apple", "pear"])), silos=("north",))
+    family = family_of("federation", 64)
+    cells = hashed(exact, family)
+    private = noised(cells, {TEXT: 0.5, TIMES: 0.25})
+    assert (exact.form, cells.form, private.form) == ("exact", "cells", "private")
+    assert (cells.epsilon, private.epsilon) == (None, 0.75)
+    for secret in (cells, cells + cells, noised(cells, {TEXT: np.inf, TIMES: np.inf})):
+        with pytest.raises(PrivacyError, match="without noise"):
+            secret.to_bytes()
+    for one, other in ((cells, private), (private, cells)):
+        with pytest.raises(ProtocolError, match="do not add up"):
+            one + other
+    assert exact.to_bytes()
+    assert private.to_bytes()
+
+
+def test_a_sum_of_noised_cells_knows_its_noise():
+    exact = Statistics.of(tokenise(["pear"]))
+    cells = hashed(exact, family_of("federation", 64))
+    first, second = (noised(cells, dict.fromkeys((TEXT, TIMES), epsilon)) for epsilon in (0.5, 2.0))
+    total = replace(first, about={"draw": "ab"}) + second
+    assert total.epsilon == (second + first).epsilon == 1.0, "the least: it bounds the noise of every part"
+    assert total.about == {}, "a sum is no draw"
+    for table in (TEXT, TIMES):
+        variances = [Geometric(part.rates[table]).variance for part in (first, second, total)]
+        assert variances[2] == pytest.approx(variances[0] + variances[1])
+    endless = noised(cells, dict.fromkeys((TEXT, TIMES), np.inf))
+    assert (endless + endless).rates[TEXT] == np.inf
 
 
 batches = st.lists(

@@ -175,11 +175,11 @@ class ExactCounts:
             values[known] = self._by_term.at(documents[known], terms[known])
         return values
 
-    def frequencies(self, words: Ids) -> IntArray:
+    def frequencies(self, words: Ids) -> NDArray[Any]:
         """The number of documents that have each word of the vocabulary."""
         return self.collection.counts_of(words)
 
-    def occurrences(self, words: Ids) -> IntArray:
+    def occurrences(self, words: Ids) -> NDArray[Any]:
         """How often the collection has each word of the vocabulary."""
         return self.collection.counts_of(words, TIMES)
 

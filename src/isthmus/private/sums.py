@@ -200,9 +200,14 @@ class SumPlan:
         documents, length = (int(number) for number in values[2 * size :])
         tables = {TEXT: values[:size], TIMES: values[size : 2 * size]}
         rates = {name: each.law(answered).rate for name, each in zip(tables, self.shares, strict=True)}
-        hashing = self.family.public_name
         return Statistics(
-            documents, {"text": length}, tables, hashing=hashing, family=self.family, rates=rates
+            documents,
+            {"text": length},
+            tables,
+            hashing=self.family.public_name,
+            epsilon=self.epsilon_df + self.epsilon_cf,
+            family=self.family,
+            rates=rates,
         )
 
 

@@ -47,12 +47,13 @@ def hashed(statistics: Statistics, family: HashFamily) -> Statistics:
 
 
 def noised(cells: Statistics, epsilons: Mapping[str, float], entropy: Entropy = os.urandom) -> Statistics:
-    """Cells with all the noise they need from one hand, table by table."""
+    """Cells with all the noise they need from one hand, table by table; their ε is that of all tables."""
     laws = {name: Geometric(epsilon / 2) for name, epsilon in epsilons.items()}
     tables = {
         name: cells.tables[name] + law.draw(len(cells.tables[name]), entropy) for name, law in laws.items()
     }
-    return replace(cells, tables=tables, rates={name: law.rate for name, law in laws.items()})
+    rates = {name: law.rate for name, law in laws.items()}
+    return replace(cells, tables=tables, epsilon=sum(epsilons.values()), rates=rates)
 
 
 def released(exact: Statistics, family: HashFamily, epsilon: float) -> Statistics:

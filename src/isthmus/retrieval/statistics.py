@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
-from isthmus.errors import DataError, ProtocolError
+from isthmus.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from isthmus.tables import Bundle, Declared
 from isthmus.text import Tokens
 
@@ -119,9 +119,12 @@ class Statistics:
         return cls(len(tokens), {"text": len(tokens.terms)}, tables, terms)
 
     @property
-    def form(self) -> Literal["exact", "private"]:
-        """Exact ones count terms by their words, private ones by cells."""
-        return "private" if self.hashing else "exact"
+    def form(self) -> Literal["exact", "cells", "private"]:
+        """`exact` counts terms by their words; `private` counts in cells, with noise that was paid for; what
+        has cells but no such noise is `cells`, and does not leave its silo."""
+        if not self.hashing:
+            return "exact"
+        return "cells" if self.epsilon is None or np.isinf(self.epsilon) else "private"
 
     @property
     def words(self) -> list[str]:
@@ -151,8 +154,9 @@ class Statistics:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Unit, hashing and fields; only statistics for which these are equal can be added."""
-        return self.unit, self.hashing, sorted(self.lengths), sorted(self.tables)
+        """Unit, hashing, fields and noise; only statistics for which these are equal can be added."""
+        noise = self.epsilon is None, sorted(self.rates)
+        return self.unit, self.hashing, sorted(self.lengths), sorted(self.tables), *noise
 
     @cached_property
     def _place(self) -> dict[str, int]:
@@ -164,20 +168,33 @@ class Statistics:
         if self.form == "exact":
             places = [self._place.get(word, -1) for word in words]
             return np.array([column[at] if at >= 0 else 0 for at in places], dtype=np.float64)
-        if family is None or family.public_name != self.hashing or len(column) != family.size:
-            raise ProtocolError("statistics under another hash key than this silo's")
         named = Ids.of(list(words))
-        cells: IntArray = family.of_vocabulary(named).cells[0][named.codes]
-        return np.maximum(column[cells], 0) / self.unit
+        return np.maximum(column[self._cells(named, family)[named.codes]], 0) / self.unit
 
-    def counts_of(self, words: Ids, table: str = TEXT) -> IntArray:
-        """One table's counts of every word of a vocabulary; those of cells with whatever noise is on them."""
-        if self.family is not None:
-            cells: IntArray = self.family.of_vocabulary(words).cells[0]
-            return self.tables[table][cells]
-        return np.append(self.tables[table], 0)[words.translation(self.terms)]
+    def counts_of(self, words: Ids, table: str = TEXT) -> NDArray[Any]:
+        """One table's counts of every word of a vocabulary; those of cells with whatever noise is on them,
+        and with `family` only."""
+        if self.form == "exact":
+            return np.append(self.tables[table], 0)[words.translation(self.terms)]
+        if self.family is None:
+            raise ConfigError(
+                "statistics in hashed cells cannot be read by word without their hash family",
+                key="statistics",
+                expected="exact statistics, or replace(statistics, family=…) with the silos' hash family",
+            )
+        counts = self.tables[table][self._cells(words, self.family)]
+        return counts if self.unit == 1 else counts / self.unit
+
+    def _cells(self, words: Ids, family: Hashing | None) -> IntArray:
+        """The cell of every word of a vocabulary, under the key that these statistics are of."""
+        if family is None or family.public_name != self.hashing or len(self.tables[TEXT]) != family.size:
+            raise ProtocolError("statistics under another hash key than this silo's")
+        cells: IntArray = family.of_vocabulary(words).cells[0]
+        return cells
 
     def __add__(self, other: Statistics) -> Statistics:
+        """The statistics of both. ε is the least of the parts', by which the noise of each is bounded; a sum
+        is no draw of noise and has none in `about`."""
         if self.kind != other.kind:
             raise ProtocolError("statistics of different forms, hash keys or tables do not add up")
         terms, tables = self._added(other)
@@ -188,12 +205,13 @@ class Statistics:
             tables=tables,
             terms=terms,
             silos=(*self.silos, *other.silos),
-            epsilon=None if self.epsilon is None else min(self.epsilon, other.epsilon or self.epsilon),
+            epsilon=min((part.epsilon for part in (self, other) if part.epsilon is not None), default=None),
             about={},
+            rates={name: _added_rate(rate, other.rates[name]) for name, rate in self.rates.items()},
         )
 
     def _added(self, other: Statistics) -> tuple[Ids, dict[str, IntArray]]:
-        if self.form == "private":
+        if self.form != "exact":
             return self.terms, {name: table + other.tables[name] for name, table in self.tables.items()}
         both = Ids.concat([self.terms, other.terms])
         size = len(both.vocabulary)
@@ -208,7 +226,11 @@ class Statistics:
         return f"Statistics: {self.documents:,} documents of {self.average_length:.4g} terms, {size}"
 
     def to_bytes(self) -> bytes:
-        """For the wire and for the disk."""
+        """For the wire and for the disk; cells without noise are a PrivacyError."""
+        if self.form == "cells":
+            raise PrivacyError(
+                "cells without noise do not leave a silo (noise them first, or send exact ones)"
+            )
         header = {
             "form": self.form,
             "silos": list(self.silos),
@@ -306,6 +328,15 @@ def summed(parts: Iterable[Statistics]) -> Statistics:
     if not every:
         raise ProtocolError("no statistics to add up")
     return replace(reduce(add, every), about={})
+
+
+def _added_rate(first: float, second: float) -> float:
+    """The rate of the two-sided geometric noise that has the variance of two such noises together.
+
+    A rate r has the variance 1/(cosh(r) − 1).
+    """
+    variance = sum(1 / (np.cosh(min(rate, 700.0)) - 1) for rate in (first, second) if np.isfinite(rate))
+    return float(np.arccosh(1 + 1 / variance)) if variance else np.inf
 
 
 def posterior_means(noisy: NDArray[Any], prior: FloatArray, rate: float) -> FloatArray:
