@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from easy_rows import easy
+from isthmus.config import load, to_toml
 from isthmus.corpora import load_folds
 from isthmus.errors import ConfigError, DataError, RoundFailed
 from isthmus.evaluation import evaluate
@@ -496,3 +497,21 @@ def test_the_old_name_of_a_runtime_is_read_with_a_hint():
     with pytest.warns(FutureWarning, match="engine is called runtime"):
         told = Config(engine="ray")
     assert (told.runtime, told.engine) == ("ray", None)
+
+
+@pytest.mark.filterwarnings("ignore:engine is called runtime")
+def test_a_run_folder_of_the_previous_release_resumes(tmp_path):
+    settings = Config(dealing=Dealing(silos=6), rounds=Rounds(count=2, silos=3), model=Model(hidden=(6,)))
+    first = apps.train(settings, FOLD, out=tmp_path)
+    file = tmp_path / "config.toml"
+    lines = [line for line in file.read_text().splitlines() if not line.startswith(("runtime", "engine"))]
+    file.write_text("\n".join(['faults = []\nengine = "in-process"', *lines]))
+    saved = RunFolder(tmp_path).config()
+    assert to_toml(saved) == to_toml(settings)
+    assert facts(apps.train(saved, FOLD, out=tmp_path, resume=True)) == facts(first)
+
+
+def test_faults_in_a_configuration_name_the_place_where_they_are_given_now():
+    with pytest.raises(ConfigError, match=r"faults is no longer a key.*isthmus_reproduce\.faults"):
+        load(Config, {"faults": [{"kind": "invert"}]})
+    assert load(FaultyConfig, {"faults": [{"kind": "invert"}]}).faults == (Fault("invert"),)

@@ -13,7 +13,8 @@
 
 The dataclass is the schema. Its fields may be bool, int, float, str, Path, `Literal`, tuples,
 `Mapping[str, …]`, other dataclasses, and unions of these; its `__post_init__` may refuse a value with a
-ValueError. TOML has no null, so where None is allowed the word "none" stands for it.
+ValueError. TOML has no null, so where None is allowed the word "none" stands for it. A class variable
+`retired` names keys of earlier releases, each with a cure: an empty one is ignored, a filled one refused.
 """
 
 from __future__ import annotations
@@ -176,6 +177,7 @@ class _Reader:
         if not isinstance(table, Mapping):
             raise self._wrong(at, table, cls)
         hints = _hints(cls)
+        table = self._without_retired(cls, table, at)
         for key in table:
             if key not in hints:
                 raise ConfigError(
@@ -191,6 +193,17 @@ class _Reader:
             raise
         except ValueError as error:
             raise ConfigError(f"{self.origin}{at + ': ' if at else ''}{error}", key=at or None) from error
+
+    def _without_retired(self, cls: Any, table: Mapping[str, Any], at: str) -> dict[str, Any]:
+        """The table without keys of earlier releases, which must be empty there."""
+        retired = {key: cure for key, cure in getattr(cls, "retired", {}).items() if key not in _hints(cls)}
+        for key, cure in retired.items():
+            value = table.get(key)
+            if (value.value if isinstance(value, _Said) else value) not in (None, NONE, "", [], (), {}):
+                raise ConfigError(
+                    f"{self.origin}{_join(at, key)} is no longer a key: {cure}", key=_join(at, key)
+                )
+        return {key: value for key, value in table.items() if key not in retired}
 
     def convert(self, kind: Any, value: Any, at: str) -> Any:
         if not isinstance(value, _Said):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from isthmus.config import require
 from isthmus.partition import Dealing
@@ -263,6 +265,17 @@ class Rounds:
         require(enough, f"minimum = {self.minimum} is more than the {self.silos} silos of a round")
 
 
+def read_engine_as_runtime(config: Any) -> None:
+    """Move what stands under `engine`, the old name of `runtime`, to `runtime`, with a warning.
+
+    For `__post_init__` of frozen configurations that have both fields.
+    """
+    if config.engine is not None:
+        warnings.warn("engine is called runtime now; change the key", FutureWarning, stacklevel=4)
+        object.__setattr__(config, "runtime", config.engine)
+        object.__setattr__(config, "engine", None)
+
+
 _SKIPPING = ("nDCG@1", "nDCG@5", "nDCG@10", "MRR@10")
 MEASURES = ("nDCG@10", *(f"{name}(empty=skip)" for name in _SKIPPING))
 
@@ -271,6 +284,10 @@ MEASURES = ("nDCG@10", *(f"{name}(empty=skip)" for name in _SKIPPING))
 class Config:
     """A training run: data, silos, rounds, strategy, local training, model, protection, as in a TOML file."""
 
+    retired: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"faults": "faults are given to isthmus_reproduce.faults.FaultyConfig now"}
+    )
+    """Keys of the previous release, empty in its run folders, and the cure for a filled one."""
     data: str = "synthetic"
     seed: int = 0
     fold: int = 0
@@ -295,10 +312,7 @@ class Config:
     measures: tuple[str, ...] = MEASURES
 
     def __post_init__(self) -> None:
-        if self.engine is not None:
-            warnings.warn("engine is called runtime now; change the key", FutureWarning, stacklevel=2)
-            object.__setattr__(self, "runtime", self.engine)
-            object.__setattr__(self, "engine", None)
+        read_engine_as_runtime(self)
         if self.rounds.silos > self.dealing.silos:
             raise ValueError(f"rounds.silos = {self.rounds.silos} of dealing.silos = {self.dealing.silos}")
         if self.strategy.needs_probe and self.probe is None:

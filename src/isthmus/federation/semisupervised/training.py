@@ -30,7 +30,7 @@ from isthmus.federation.messages import ARRAYS, answer, order, pack, settings_of
 from isthmus.federation.rounds import Coordinator, HeldOut, RoundRecord, State
 from isthmus.federation.runtimes import run_in
 from isthmus.federation.semisupervised.labelling import Guesses, Labelling, SiloRows, guess, joint_rows, mixed
-from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
+from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions, read_engine_as_runtime
 from isthmus.partition import Dealing
 from isthmus.randomness import Streams
 from isthmus.rankers import (
@@ -120,10 +120,13 @@ class CoTraining:
     anchor: Anchor | None = None
     secure: bool = False
     """Add models up under masks; the mean then counts silos by their examples."""
-    engine: Literal["in-process", "ray"] = "in-process"
+    runtime: Literal["in-process", "ray"] = "in-process"
     seed: int = 0
+    engine: Literal["in-process", "ray"] | None = None
+    """The old name of `runtime`, read until the next release."""
 
     def __post_init__(self) -> None:
+        read_engine_as_runtime(self)
         if self.model not in _LOSSES:
             raise ConfigError(f"no model {self.model!r}", key=self.model, known=_LOSSES)
         if self.updates not in ("parallel", "serial"):
@@ -482,5 +485,5 @@ def cotrain(
     def rounds(grid: Grid) -> State:
         return conductor.run(grid, start, remember)
 
-    state = run_in(config.engine, rounds, studying_app(InMemory(silos, names)), len(silos), workers=1)
+    state = run_in(config.runtime, rounds, studying_app(InMemory(silos, names)), len(silos), workers=1)
     return CoTrained(dict(state.parameters), state.scaling, config.local(config.epochs), state.history)
