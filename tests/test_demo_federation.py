@@ -31,15 +31,15 @@ def test_a_silo_with_much_to_tell_bends_the_line_and_one_with_little_hardly(tmp_
     pooled = Platt().fit(everybody.scores, everybody.relevant)
     grid = np.linspace(-2, 2, 5)
     many, few = hits(rng, 40_000, 1.0, -3.0), hits(rng, 40, 1.0, -3.0)
-    assert log_odds(demo_federation.shrunk_calibrator(pooled, many), grid) == pytest.approx(
+    assert log_odds(pooled.shrunk(many, shrinkage=demo_federation.SHRINKAGE), grid) == pytest.approx(
         grid - 3, abs=0.35
     )
-    drawn = log_odds(demo_federation.shrunk_calibrator(pooled, few), grid) - log_odds(pooled, grid)
+    drawn = log_odds(pooled.shrunk(few, shrinkage=demo_federation.SHRINKAGE), grid) - log_odds(pooled, grid)
     assert np.abs(drawn).max() < 0.3
     alone = Platt().fit(many.scores, many.relevant)
     trust = many.relevant.sum() / (many.relevant.sum() + demo_federation.SHRINKAGE)
     wanted = trust * log_odds(alone, grid) + (1 - trust) * log_odds(pooled, grid)
-    made = demo_federation.shrunk_calibrator(pooled, many)
+    made = pooled.shrunk(many, shrinkage=demo_federation.SHRINKAGE)
     assert log_odds(made, grid) == pytest.approx(wanted, abs=1e-9)
     save_calibrator(made, tmp_path / "calibrator")
     again = load_calibrator(tmp_path / "calibrator")
@@ -49,7 +49,7 @@ def test_a_silo_with_much_to_tell_bends_the_line_and_one_with_little_hardly(tmp_
 def test_a_silo_that_saw_one_kind_of_hit_has_the_line_of_all():
     everybody = hits(np.random.default_rng(0), 500, 1.0, 0.0)
     pooled = Platt().fit(everybody.scores, everybody.relevant)
-    assert demo_federation.shrunk_calibrator(pooled, LabelledScores(np.zeros(3), np.zeros(3))) is pooled
+    assert pooled.shrunk(LabelledScores(np.zeros(3), np.zeros(3)), shrinkage=200.0) is pooled
 
 
 def test_the_hits_shown_are_the_best_of_all_silos():

@@ -20,6 +20,17 @@ from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import DataError
 
 
+def own_weight(positives: float, pairs: float, *, shrinkage: float, least: int = 2) -> float:
+    """λ = n₊/(n₊ + shrinkage) in logit p = λ·logit p_own + (1 − λ)·logit p_pooled, for one silo or part.
+
+    `shrinkage` is the number of relevant pairs at which both count the same. λ is 0 where the pairs are fewer
+    than `least` or of one class only: they have no calibrator of their own.
+    """
+    if pairs < least or not 0 < positives < pairs:
+        return 0.0
+    return positives / (positives + shrinkage)
+
+
 class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Turns a retriever's scores into probabilities of relevance."""
 

@@ -27,7 +27,7 @@ from isthmus.calibration.curves import (
     Platt,
     Temperature,
 )
-from isthmus.calibration.estimator import Calibrator
+from isthmus.calibration.estimator import Calibrator, own_weight
 from isthmus.calibration.query_feature import QueryFeature
 from isthmus.calibration.softmax import Softmax
 from isthmus.errors import ConfigError, DataError
@@ -95,10 +95,11 @@ class PerPart(Calibrator):
         names = _named(parts, len(values))
         for name in np.unique(names[known]) if parts is not None else ():
             mine = known & (names == name)
-            hits = float(relevant[mine].sum())
-            if mine.sum() >= LEAST_PAIRS and 0 < hits < mine.sum():
+            positives, pairs = float(relevant[mine].sum()), int(mine.sum())
+            trust = own_weight(positives, pairs, shrinkage=self.shrinkage, least=LEAST_PAIRS)
+            if trust:
                 self.parts_[str(name)] = clone(inside).fit(values, relevant, judged=mine, **context)
-                self.trust_[str(name)] = hits / (hits + self.shrinkage)
+                self.trust_[str(name)] = trust
         return self
 
     def probabilities(

@@ -6,7 +6,7 @@ What takes a federation its first months happens here within a minute, by the pr
     index       every silo reads its documents; the silos' statistics are summed and handed back
     judge       what people would say of the hits for train and validation queries, kept by their silo
     train       one ranker on the rows of all silos; only the sum of their models leaves them
-    calibrate   from scores to probabilities: from sums over all silos' hits, bent to each silo's own
+    calibrate   from scores to probabilities: from sums over all silos' hits, drawn to each silo's own
     measure     how honest the probabilities are that the nodes give for the part test
 
 Silos work side by side, each in a process of its own.
@@ -27,7 +27,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import clone
 
 from isthmus import __version__
 from isthmus.arrays import FloatArray, IntArray
@@ -349,34 +348,10 @@ def _calibrate(world: Corpus, folder: Path, rows: CandidateRows, training: Train
     silos = Silos.in_memory(dict(zip(world.silos, (own.answer for own in pairs), strict=True)))
     pooled = Platt().fit_sums(silos.sum)
     for silo, own in zip(world.silos, pairs, strict=True):
-        save_calibrator(shrunk_calibrator(pooled, own), folder / silo / CALIBRATOR)
+        save_calibrator(pooled.shrunk(own, shrinkage=SHRINKAGE), folder / silo / CALIBRATOR)
         (folder / silo / MODEL).write_bytes((folder / TRAINING / MODEL).read_bytes())
         _edit(folder / silo / "silo.toml", {f"# {line}": line for line in _MODELS})
     _edit(folder / "broker.toml", {'# training = "runs/first"  ': f'training = "{TRAINING}"  '})
-
-
-def shrunk_calibrator(pooled: Platt, own: LabelledScores) -> Platt:
-    """All silos' calibrator, bent towards a silo's own hits as far as its right ones, n₊, can tell.
-
-    The log-odds are λ·own + (1 − λ)·pooled with λ = n₊/(n₊ + SHRINKAGE): both are lines, and so is this.
-    """
-    right = float(own.relevant.sum())
-    if not 0 < right < len(own.relevant):
-        return pooled
-    trust = right / (right + SHRINKAGE)
-    lines = [_line_of(each) for each in (Platt().fit(own.scores, own.relevant), pooled)]
-    shrunk: Platt = clone(pooled)
-    shrunk.classes_, shrunk.n_features_in_ = pooled.classes_, pooled.n_features_in_
-    shrunk.bounds_ = np.array([0.0, 1.0])
-    shrunk.coef_ = trust * lines[0] + (1 - trust) * lines[1]
-    return shrunk
-
-
-def _line_of(calibrator: Platt) -> FloatArray:
-    """Slope and start of the log-odds over raw scores."""
-    (low, high), (slope, start) = calibrator.bounds_.tolist(), calibrator.coef_.tolist()
-    steep = slope / (high - low) if high > low else 0.0
-    return np.array([steep, start - steep * low])
 
 
 _MODELS = (
