@@ -19,6 +19,7 @@ from isthmus.files import private_file
 from isthmus.service import certificates, connections, security
 from isthmus.service.certificates import Authority
 from isthmus.service.security import ApiKeys, Caller, Gate, Once
+from isthmus.service.settings import RequestLimits
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,54 @@ def test_a_certificate_that_ends_while_connected_is_refused():
     assert Gate(peers={"broker": 1}, clock=lambda: 99.0).caller(scope).policy == 1
     with pytest.raises(Refused, match="expired"):
         Gate(peers={"broker": 1}, clock=lambda: 100.0).caller(scope)
+
+
+class Watched(connections.Visitor):
+    """A connection that counts how often a server looks at any of them."""
+
+    looks = 0
+
+    def __getattribute__(self, name):
+        Watched.looks += 1
+        return super().__getattribute__(name)
+
+
+def test_a_newcomer_costs_as_much_however_many_are_connected():
+    limits = RequestLimits(connections=4_000, connections_per_address=4)
+    door, costs = connections.Door(limits), []
+    for number in range(4_004):
+        before = Watched.looks
+        assert door.enter(Watched(f"10.0.{number // 2}", float(number), lambda: None))
+        costs.append(Watched.looks - before)
+    for number in range(20):
+        before = Watched.looks
+        assert door.enter(Watched("one", float(number), lambda: None))
+        costs.append(Watched.looks - before)
+    assert max(costs) < 30
+
+
+def test_a_full_address_and_a_full_door_close_who_waited_longest():
+    door, closed = connections.Door(RequestLimits(connections=4, connections_per_address=2)), []
+
+    def visitor(name, address, **state):
+        return connections.Visitor(address, 0.0, lambda: closed.append(name), **state)
+
+    first, second = visitor("first", "a"), visitor("second", "a")
+    assert all(door.enter(each) for each in (first, second, visitor("third", "b")))
+    door.answered(first)
+    assert door.enter(visitor("fourth", "a"))
+    assert closed == ["second"], "of the same address, the one that was not answered last"
+    assert door.enter(visitor("fifth", "c", known=True, busy=True))
+    assert door.enter(visitor("sixth", "d"))
+    assert closed == ["second", "third"]
+    for _ in range(2):
+        door.left(first)
+    assert door.enter(visitor("seventh", "e", known=True, busy=True))
+    assert closed == ["second", "third"], "there was room"
+    busy = connections.Door(RequestLimits(connections=4, connections_per_address=1))
+    assert busy.enter(visitor("own", "a", known=True, busy=True))
+    assert not busy.enter(visitor("other", "a"))
+    assert busy.enter(visitor("elsewhere", "b"))
 
 
 def test_keys_are_for_their_owner_only(folder, tmp_path):

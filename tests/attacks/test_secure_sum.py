@@ -280,6 +280,21 @@ class Steps:
         return members.parts_of(members.confirm(message, self.contexts[name], self.trusts[name]))
 
 
+@pytest.mark.parametrize("part", [1 << 33, 7, True, 0.5, "text", [1 << 20, 2], [b"a"]])
+def test_a_part_that_is_no_bytes_is_refused_and_takes_no_memory(part: Any) -> None:
+    """A number would become as many zeros."""
+    runtimes.give_identity()
+    content = RecordDict({members.PARTS: ConfigRecord({"a": part})})
+    with pytest.raises(ProtocolError, match="a part that is"):
+        members.parts_of(Message(content, 2, "train"))
+
+
+def test_a_message_without_parts_is_refused() -> None:
+    runtimes.give_identity()
+    with pytest.raises(ProtocolError, match="no parts"):
+        members.parts_of(Message(RecordDict(), 2, "train"))
+
+
 def test_weights_of_a_half_and_a_half_and_nothing_are_refused() -> None:
     """The accomplice weighs a half: without it the sum is the victim's model."""
     steps = Steps(3, {"a": 0.5, "b": 0.5, "c": 0.0})

@@ -205,9 +205,16 @@ def _spelled(content: RecordDict) -> Iterator[bytes]:
 
 
 def parts_of(message: Message) -> Parts:
-    """What a message has of a step of the sum, by member."""
-    record = message.content.config_records[PARTS]
-    return {str(name): bytes(part) for name, part in record.items()}  # type: ignore[arg-type]
+    """What a message has of a step of the sum, by member; anything but bytes is a ProtocolError."""
+    record = message.content.config_records.get(PARTS)
+    if record is None:
+        raise ProtocolError("a step of the sum has no parts")
+    parts = {}
+    for name, part in record.items():
+        if not isinstance(part, bytes):  # bytes(n) would be n zeros
+            raise ProtocolError(f"the sum has a part that is of type {type(part).__name__}, expected bytes")
+        parts[str(name)] = part
+    return parts
 
 
 def _reply(message: Message, parts: Parts) -> Message:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -58,19 +58,25 @@ class Door:
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
         self._all: dict[Visitor, None] = {}
+        self._by_address: dict[str, dict[Visitor, None]] = {}
 
     def enter(self, visitor: Visitor) -> bool:
         """Whether there is room for one more, if need be in place of another."""
-        own = [each for each in self._all if each.address == visitor.address]
+        own = self._by_address.get(visitor.address, {})
         if len(own) >= self.limits.connections_per_address and not self._make_room(own):
             return False
         if len(self._all) >= self.limits.connections and not self._make_room(self._all):
             return False
-        self._all[visitor] = None
+        self._add(visitor)
         return True
 
-    def _make_room(self, among: Iterable[Visitor]) -> bool:
-        waiting = list(among)
+    def _add(self, visitor: Visitor) -> None:
+        """Last in both dicts: the one that has waited least."""
+        self._all[visitor] = None
+        self._by_address.setdefault(visitor.address, {})[visitor] = None
+
+    def _make_room(self, waiting: Collection[Visitor]) -> bool:
+        """Close one of these that waited longest; strangers first, and nobody who is being answered."""
         stranger = next((each for each in waiting if not each.known), None)
         out = stranger or next((each for each in waiting if not each.busy), None)
         if out is None:
@@ -83,11 +89,17 @@ class Door:
         """Note that a request of this visitor was answered; its waiting time starts again."""
         if visitor in self._all:
             self.left(visitor)
-            self._all[visitor] = None  # last in the dict: the one that has waited least
+            self._add(visitor)
 
     def left(self, visitor: Visitor) -> None:
         """The connection is gone."""
-        self._all.pop(visitor, None)
+        if visitor not in self._all:
+            return
+        del self._all[visitor]
+        own = self._by_address[visitor.address]
+        del own[visitor]
+        if not own:
+            del self._by_address[visitor.address]
 
 
 class TooLarge(Exception):
