@@ -66,6 +66,20 @@ def functions(file: str) -> dict[str, ast.AST]:
     return named
 
 
+def imported(file: str) -> set[str]:
+    """Names that a file imports, and modules, whose names it may use."""
+    statements = [node for node in ast.walk(ast.parse(source(file))) if isinstance(node, ast.ImportFrom)]
+    names = {alias.name for node in statements for alias in node.names}
+    modules = [ROOT / "src" / str(node.module).replace(".", "/") for node in statements]
+    return names | {
+        name
+        for module in modules
+        for alias in names
+        if (module / f"{alias}.py").exists()
+        for name in functions((module / f"{alias}.py").relative_to(ROOT / "src/isthmus").as_posix())
+    }
+
+
 def names_used(node: ast.AST) -> set[str]:
     inside = list(ast.walk(node))
     names = {part.id for part in inside if isinstance(part, ast.Name)}
@@ -76,7 +90,7 @@ def reached(file: str, name: str) -> set[str]:
     """Names that a function uses, and those that what it calls in the same file uses."""
     local = functions(file)
     by_last: dict[str, list[str]] = {}
-    for dotted in local:
+    for dotted in (dotted for dotted, node in local.items() if not isinstance(node, ast.ClassDef)):
         by_last.setdefault(dotted.rpartition(".")[2], []).append(dotted)
     seen: set[str] = set()
     names: set[str] = set()
@@ -109,12 +123,14 @@ def test_a_walk_is_short_and_every_hop_changes_the_module(title: str) -> None:
 def test_every_hop_is_in_the_code(title: str) -> None:
     steps = walks()[title]
     for step in steps:
-        assert step.function in functions(step.file), f"{step.file} has no {step.function}"
+        node = functions(step.file).get(step.function)
+        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef), f"{step.file} has no {step.function}"
     for step in steps[1:]:
         caller = steps[step.caller - 1]
         if step.word:
             assert step.word in source(caller.file), f"{caller.file} does not name {step.word}"
             assert step.word in source(step.file), f"{step.file} does not name {step.word}"
         else:
-            called = step.function.removesuffix(".__init__").rpartition(".")[2]
+            owner, _, called = step.function.rpartition(".")
             assert called in reached(caller.file, caller.function), f"{caller} does not call {called}"
+            assert owner or called in imported(caller.file), f"{caller.file} does not import {called}"

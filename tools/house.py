@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 32_240,  # on the way to 26,000
+    "src/isthmus": 29_400,  # on the way to 26,000
     "benchmarks": 1_660,
     "docs": 230,
     "reproduce": 6_500,

@@ -55,7 +55,7 @@ class CountRelease:
     family: HashFamily
     mechanism: Mechanism
     key: NoiseKey
-    charge: ChargeAll
+    charge_all: ChargeAll
 
     def __post_init__(self) -> None:
         if self.family.rows != self.mechanism.rows:
@@ -149,7 +149,7 @@ class Owner:
         return [(cost, self.covered, peer) for cost in named]
 
     def _charge(self, columns: Columns, peer: str) -> None:
-        self.release.charge(self.charges(columns, peer))
+        self.release.charge_all(self.charges(columns, peer))
 
 
 class Desk:
