@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.asking import Each, Silos, Step, TooFew, settle
+from isthmus.asking import Each, Silos, TooFew, settle
 from isthmus.errors import PrivacyError, ProtocolError, Refused
 from isthmus.private.secure_sum import least_threshold
+from masked_sums import Step, masked_sum, respondents
 
 SESSION = b"a session of 16 b"
 
@@ -19,7 +20,7 @@ SESSION = b"a session of 16 b"
 def holding(vectors: list[list[int]], **needs: object) -> Silos:
     """Silos that answer with a vector, times whatever they are asked."""
     answers = {f"s{at}": lambda times, own=own: times * np.array(own) for at, own in enumerate(vectors)}
-    return Silos.in_memory(answers, **needs)
+    return respondents(answers, **needs)
 
 
 @settings(max_examples=15, deadline=None)
@@ -34,7 +35,7 @@ def test_the_total_is_the_sum_of_the_answers_plain_or_masked(vectors: list[list[
     silos, expected = holding(vectors), 3 * np.sum(vectors, axis=0)
     np.testing.assert_array_equal(silos.sum(3), expected)
     threshold = least_threshold(len(vectors))
-    masked = silos.masked_sum(3, len(vectors[0]), session=SESSION, threshold=threshold)
+    masked = masked_sum(silos, 3, len(vectors[0]), session=SESSION, threshold=threshold)
     np.testing.assert_array_equal(masked, expected)
     by_silo = silos.collect(3, shows="its vector").by_silo
     np.testing.assert_array_equal(sum(by_silo.values()), expected)
@@ -55,11 +56,11 @@ def dropping(gone: int, *, at: str, count: int = 7) -> Silos:
 
 @pytest.mark.parametrize("step", ["agree", "share", "mask", "confirm", "reveal"])
 def test_drop_outs_down_to_the_least_number_are_survived_and_no_further(step: str) -> None:
-    total = dropping(2, at=step).masked_sum(1, 2, session=SESSION, threshold=5)
+    total = masked_sum(dropping(2, at=step), 1, 2, session=SESSION, threshold=5)
     answered = 7 if step in ("confirm", "reveal") else 5
     np.testing.assert_array_equal(total, [answered, 2 * answered])
     with pytest.raises(TooFew, match="4 silos answered, 5 are needed") as few:
-        dropping(3, at=step).masked_sum(1, 2, session=SESSION, threshold=5)
+        masked_sum(dropping(3, at=step), 1, 2, session=SESSION, threshold=5)
     assert few.value.answers.reasons() == dict.fromkeys(["s0", "s1", "s2"], "not today")
 
 
@@ -70,12 +71,16 @@ def test_a_plain_sum_needs_everybody_unless_told_otherwise() -> None:
     np.testing.assert_array_equal(Silos(silos.names, silos.carrier, least=2).sum(1), [2, 4])
 
 
-def test_a_collection_is_never_masked_and_says_what_it_shows() -> None:
+def test_a_collection_says_what_it_shows_in_its_answers_and_in_the_log(caplog) -> None:
     silos = holding([[1], [2], [3]])
-    with pytest.raises(PrivacyError, match="never masked"):
-        silos.collect(Step("mask", SESSION, 3, 1, {}), shows="its vector")
-    with pytest.raises(PrivacyError, match="says what it shows"):
+    with pytest.raises(PrivacyError, match="say what it shows"):
         silos.collect(1, shows="")
+    with caplog.at_level("DEBUG", "isthmus.asking"):
+        silos.sum(1)
+        assert not caplog.records, "of a sum no silo's answer is seen"
+        assert silos.collect(1, shows="its vector").shows == "its vector"
+    (record,) = caplog.records
+    assert (record.shows, record.getMessage()) == ("its vector", "3 silos have each shown its vector")
 
 
 def test_a_silo_takes_part_in_the_session_that_it_began() -> None:

@@ -537,3 +537,25 @@ def test_plain_updates_are_in_the_ledger_with_their_epsilon(tmp_path):
     assert [entry["kind"] for entry in left] == ["sums", "model update"]
     assert left[1]["epsilon"] > 0
     assert "seen by the coordinator" in left[1]["note"]
+
+
+def test_the_relay_leaves_the_orders_of_a_round_as_they_are(monkeypatch):
+    original, changed = relay.SecureSumRelay.reports, []
+
+    def reports(self, attempt, orders, limits):
+        before = [list(order.content) for order in orders]
+        checked = original(self, attempt, orders, limits)
+        changed.append(before != [list(order.content) for order in orders])
+        return checked
+
+    monkeypatch.setattr(relay.SecureSumRelay, "reports", reports)
+    train(config(rounds=Rounds(count=1, silos=5)), FOLD)
+    assert changed == [False]
+
+
+@pytest.mark.parametrize(("secure", "shown"), [(True, "not its model"), (False, "its whole model")])
+def test_a_round_says_what_it_shows_of_a_silo(secure, shown, caplog):
+    with caplog.at_level("DEBUG", "isthmus.asking"):
+        train(config(secure=secure, rounds=Rounds(count=1, silos=5)), FOLD)
+    *_, last = [record.shows for record in caplog.records]
+    assert shown in last

@@ -16,10 +16,12 @@ from isthmus.corpora import load_folds
 from isthmus.errors import ConfigError, DataError, RoundFailed
 from isthmus.evaluation import evaluate
 from isthmus.federation import apps
-from isthmus.federation.answers import ReplyLimits
+from isthmus.federation.answers import ReplyLimits, check
 from isthmus.federation.apps import held_back
 from isthmus.federation.checkpoints import RunFolder
+from isthmus.federation.flower import Message, MessageType, give_identity
 from isthmus.federation.judge import Judge
+from isthmus.federation.messages import answer, arrays_of, metric, order, with_update
 from isthmus.federation.rounds import Coordinator
 from isthmus.federation.settings import (
     Config,
@@ -515,3 +517,18 @@ def test_faults_in_a_configuration_name_the_place_where_they_are_given_now():
     with pytest.raises(ConfigError, match=r"faults is no longer a key.*isthmus_reproduce\.faults"):
         load(Config, {"faults": [{"kind": "invert"}]})
     assert load(FaultyConfig, {"faults": [{"kind": "invert"}]}).faults == (Fault("invert"),)
+
+
+def test_checking_replies_leaves_them_as_they_are():
+    give_identity()
+    model = {"w": np.zeros(2, np.float32)}
+    sent = Message(order(None, {}), 7, MessageType.TRAIN)
+    reply = answer(sent, {"num-examples": 50, "steps": 1, "loss": 0.1}, arrays=model, more=model)
+    limits = ReplyLimits(counts={"a": 5})
+    checked = check([reply], {7: "a"}, limits, deadline=1.0, shows="its model", model=model)
+    (usable,) = checked.usable
+    other = with_update(usable, {"w": np.ones(2, np.float32)}, examples=1)
+    assert [metric(each, "num-examples") for each in (reply, usable, other)] == [50, 5, 1]
+    assert ["more" in each.content for each in (reply, usable)] == [True, False]
+    assert [arrays_of(each)["w"][0] for each in (reply, usable, other)] == [0, 0, 1]
+    assert usable.metadata.src_node_id == reply.metadata.src_node_id == 7

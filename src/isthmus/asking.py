@@ -5,9 +5,10 @@
     silos.collect(question, shows="how large it is")    every silo's own answer, by name
 
 *Sums* add: vectors of one length. They are plain, where the asker is trusted with each; masked, where it can
-open the total alone (`private.secure_sum`); or noised, where every silo has added its share of noise, and
-charged its own ledger, before it answers (`private.sums`). *Collections* are each silo's own. They are never
-masked, and whoever collects says what an answer shows of its silo.
+open the total alone (`pass_on` takes the steps of a `private.Summation` to silos and back); or noised, where
+every silo has added its share of noise, and charged its own ledger, before it answers (`private.sums`).
+*Collections* are each silo's own. They are never masked, and whoever collects says what an answer shows of
+its silo: `shows` is in the answers and in the log.
 
 A *carrier* takes questions to silos and brings replies until the deadline: within one process (`in_memory`),
 over the nodes' HTTPS interface (`service.statistics.Nodes`), or as Flower messages
@@ -24,17 +25,19 @@ refuses, what cannot be read and what never came is in `Answers.failed`, by silo
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import FederationError, IsthmusError, PrivacyError, ProtocolError
-from isthmus.private import STEPS, Member, Parts, Summation, as_signed
+from isthmus.private import Parts, Summation
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 DEADLINE = 600.0
@@ -58,6 +61,8 @@ class Answers(Generic[T]):
 
     by_silo: Mapping[Any, T]
     failed: Mapping[Any, Exception] = field(default_factory=dict)
+    shows: str = ""
+    """What every answer of a collection shows of its silo; of a sum nothing is seen but the total."""
 
     def reasons(self) -> dict[str, str]:
         """What was wrong, by silo and in the order of names."""
@@ -78,10 +83,12 @@ def settle(
     read: Callable[[Any, Any], T],
     *,
     deadline: float = DEADLINE,
+    shows: str = "",
 ) -> Answers[T]:
     """What `read(silo, reply)` makes of replies, one at a time: one bad answer costs that answer alone.
 
-    Replies of strangers, and second ones, are ignored; an error that is no silo's is raised.
+    Replies of strangers, and second ones, are ignored; an error that is no silo's is raised. Of a collection
+    `shows` says what each answer shows of its silo.
     """
     failed: dict[Any, Exception] = dict.fromkeys(silos, TimeoutError(f"no answer within {deadline:g} s"))
     by_silo: dict[Any, T] = {}
@@ -99,7 +106,9 @@ def settle(
             failed[silo] = error
         except Exception as error:  # a hostile reply may fail in any way while it is read
             failed[silo] = FederationError(f"sent what cannot be read ({type(error).__name__})")
-    return Answers(by_silo, failed)
+    if shows:
+        logger.debug("%d silos have each shown %s", len(by_silo), shows, extra={"shows": shows})
+    return Answers(by_silo, failed, shows)
 
 
 class Each(dict[Any, Any]):
@@ -124,28 +133,26 @@ class Silos:
     @classmethod
     def in_memory(cls, answers: Mapping[str, Callable[[Any], Any]], **needs: Any) -> Silos:
         """Silos within this process, each the function that answers."""
-        return cls(
-            tuple(answers), _Memory({name: Respondent(name, each) for name, each in answers.items()}), **needs
-        )
+        return cls(tuple(answers), _Memory(answers), **needs)
 
-    def ask(self, question: Any, read: Callable[[Any, Any], T]) -> Answers[T]:
+    def ask(self, question: Any, read: Callable[[Any, Any], T], *, shows: str = "") -> Answers[T]:
         """Ask all silos one question or `Each` its own; TooFew if fewer than `least` answer."""
         questions = question if isinstance(question, Each) else dict.fromkeys(self.names, question)
         least = len(self.names) if self.least is None else self.least
         replies = self.carrier(questions, deadline=self.deadline, enough=max(1, self.enough or least))
-        answers = settle(questions, replies, read, deadline=self.deadline)
+        answers = settle(questions, replies, read, deadline=self.deadline, shows=shows)
         if (count := len(answers.by_silo)) < least:
             why = "; ".join(f"{name}: {reason}" for name, reason in answers.reasons().items())
             raise TooFew(f"{count} silos answered, {least} are needed ({why})", answers)
         return answers
 
     def collect(self, question: Any, read: Callable[[Any, Any], T] = _as_it_is, *, shows: str) -> Answers[T]:
-        """Every silo's own answer; `shows` says what it tells of a silo."""
-        if isinstance(question, Step) or not shows:
+        """Every silo's own answer; `shows` says what it shows of a silo, after "each silo has shown"."""
+        if not shows:
             raise PrivacyError(
-                "a collection is every silo's own answer: never masked, and it says what it shows"
+                "a collection is every silo's own answer: say what it shows of a silo (shows=…)"
             )
-        return self.ask(question, read)
+        return self.ask(question, read, shows=shows)
 
     def sum(self, question: Any, read: Callable[[Any, Any], Any] = _as_it_is) -> NDArray[Any]:
         """The total of the vectors that silos answer with, in the order of their names here."""
@@ -154,15 +161,6 @@ class Silos:
             raise ProtocolError("answers of different lengths do not add up")
         first, *others = (vectors[name] for name in self.names if name in vectors)
         return sum(others, start=np.asarray(first))
-
-    def masked_sum(self, question: Any, size: int, *, session: bytes, threshold: int) -> NDArray[np.int64]:
-        """The total of vectors of so many integers, of which the asker can open none."""
-        sums, silos = Summation(session, threshold, size), self.names
-        asker = replace(self, least=threshold)
-        for step in STEPS:
-            write = partial(Step, step, session, threshold, question)
-            silos = tuple(asker.pass_on(sums, step, silos, write).by_silo)
-        return as_signed(sums.total())
 
     def pass_on(
         self,
@@ -175,37 +173,6 @@ class Silos:
         """One step of a secure sum: hand every silo what is for it, and take in what comes back."""
         questions = Each({name: write(sums.next(step, name)) for name in silos})
         return self.ask(questions, lambda name, reply: sums.receive(step, name, read(reply)))
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of a masked sum of what silos answer to a question."""
-
-    step: str
-    session: bytes
-    threshold: int
-    question: Any
-    parts: Parts
-
-
-@dataclass
-class Respondent:
-    """A silo of this process: it answers questions, and takes part in masked sums of its answers."""
-
-    name: str
-    answer: Callable[[Any], Any]
-    member: Member | None = None
-
-    def __call__(self, question: Any) -> Any:
-        """The answer, or the next step of a masked sum of such answers."""
-        if not isinstance(question, Step):
-            return self.answer(question)
-        if question.step == "agree":
-            self.member = Member(self.name, question.session, question.threshold)
-        if self.member is None or self.member.session != question.session:
-            raise ProtocolError("this silo takes no part in that session")
-        vector = self.answer(question.question) if question.step == "mask" else ()
-        return self.member.step(question.step, question.parts, vector=vector)
 
 
 @dataclass(frozen=True)

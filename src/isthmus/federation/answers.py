@@ -24,6 +24,7 @@ from isthmus.federation.messages import (
     ask,
     metric,
     unpack,
+    with_content,
 )
 from isthmus.federation.settings import Rounds
 
@@ -110,12 +111,14 @@ def check(
     limits: ReplyLimits,
     *,
     deadline: float,
+    shows: str,
     model: Arrays | None = None,
     complete: Callable[[str, Message], None] = lambda silo, reply: None,
 ) -> Checked:
     """Sort the replies of the silos that were asked into usable ones and offences.
 
-    They hold a model like `model`, if there is one; `complete` looks for whatever else they must have.
+    They hold a model like `model`, if there is one; `complete` looks for whatever else they must have, and
+    `shows` says what a reply shows of its silo. The replies themselves stay as they are.
     """
 
     def read(silo: str, reply: Message) -> tuple[Message, float]:
@@ -125,18 +128,19 @@ def check(
         complete(silo, reply)
         return reply, length
 
-    answers = settle(silos.values(), by_silo(replies, silos), read, deadline=deadline)
+    answers = settle(silos.values(), by_silo(replies, silos), read, deadline=deadline, shows=shows)
     usable, rejected = dict(answers.by_silo), answers.reasons()
     for silo in [] if model is None else _too_long(usable, model, limits):
         rejected[silo] = f"sent an update of length {usable.pop(silo)[1]:.3g}"
     capped: dict[str, str] = {}
+    tidied: dict[str, Message] = {}
     for silo, (reply, _) in usable.items():
         claimed = metric(reply, EXAMPLES)
         counted = limits.examples(silo, claimed)
         if counted != claimed:
             capped[silo] = f"claims {claimed:,.0f} examples, counted as {counted:,}"
-        reply.content = _tidied(reply, counted, report=bool(limits.report))
-    ordered = [usable[silo][0] for silo in sorted(usable)]
+        tidied[silo] = with_content(reply, _tidied(reply, counted, report=bool(limits.report)))
+    ordered = [tidied[silo] for silo in sorted(tidied)]
     return Checked(ordered, dict(sorted(rejected.items())), dict(sorted(capped.items())))
 
 

@@ -202,7 +202,9 @@ def _exchange_turns(passing: Passing, grid: Grid, turns: Mapping[int, Turn]) -> 
     nodes = {node: node for node in turns}
     carrier = GridCarrier(grid, f"query.{ACTION}", nodes, Rounds(deadline=passing.deadline))
     asker = Silos(tuple(nodes), carrier, passing.deadline)
-    return dict(asker.ask(Each({node: written(turn) for node, turn in turns.items()}), read).by_silo)
+    shows = "its name, its key, sealed letters, how many it refused, and its part of a masked sum"
+    questions = Each({node: written(turn) for node, turn in turns.items()})
+    return dict(asker.collect(questions, read, shows=shows).by_silo)
 
 
 def _summary(relay: ExchangeRelay, replies: Mapping[int, ExchangeReply]) -> dict[str, Any]:

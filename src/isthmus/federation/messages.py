@@ -11,6 +11,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -178,10 +179,17 @@ def arrays_of(message: Message, record: str = ARRAYS) -> Arrays:
     return unpack(message.content.array_records[record])
 
 
-def replace_update(reply: Message, model: Arrays, *, examples: int) -> None:
-    """Put another model, and another count of examples, into a silo's reply."""
-    reply.content[ARRAYS] = pack(model)
-    reply.content.metric_records[METRICS][EXAMPLES] = examples
+def with_content(message: Message, content: RecordDict) -> Message:
+    """The message with other records; the one that came in stays as it is."""
+    other = copy(message)
+    other.content = content
+    return other
+
+
+def with_update(reply: Message, model: Arrays, *, examples: int) -> Message:
+    """A silo's reply with another model, and another count of examples."""
+    metrics = MetricRecord({**reply.content.metric_records[METRICS], EXAMPLES: examples})
+    return with_content(reply, RecordDict({**reply.content, ARRAYS: pack(model), METRICS: metrics}))
 
 
 def metric(message: Message, key: str) -> float:

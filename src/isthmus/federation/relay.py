@@ -75,18 +75,24 @@ class SecureSumRelay:
     def reports(self, attempt: Attempt, orders: Sequence[Message], limits: ReplyLimits) -> Checked:
         """Step 2: they train, tell of themselves, and share their secrets with each other."""
         sums = attempt.sums
-        sent = [each for each in orders if attempt.silos[each.metadata.dst_node_id] in sums.adverts]
-        for message in sent:
-            message.content[silo.SECURE] = ConfigRecord({silo.SESSION: sums.session})
-            message.content[silo.PARTS] = ConfigRecord(dict(sums.next("share", "")))
-            attempt.trained = silo.digest(message.content)  # the same for all of them
+        sent = list[Message]()
+        for each in orders:
+            if attempt.silos[each.metadata.dst_node_id] not in sums.adverts:
+                continue
+            session = ConfigRecord({silo.SESSION: sums.session})
+            parts = ConfigRecord(dict(sums.next("share", "")))
+            content = RecordDict({**each.content, silo.SECURE: session, silo.PARTS: parts})
+            attempt.trained = silo.digest(content)  # the same for all of them
+            sent.append(Message(content, each.metadata.dst_node_id, each.metadata.message_type))
         replies = ask(self.grid, sent, rounds=self.rounds, enough=self.threshold)
         there = {node: name for node, name in attempt.silos.items() if name in sums.adverts}
 
         def complete(name: str, reply: Message) -> None:
             sums.receive("share", name, silo.parts_of(reply))
 
-        checked = check(replies, there, limits, deadline=self.rounds.deadline, complete=complete)
+        shows = "how many examples it trained on, its loss and the errors that it reports, not its model"
+        deadline = self.rounds.deadline
+        checked = check(replies, there, limits, deadline=deadline, shows=shows, complete=complete)
         attempt.rejected.update(checked.rejected)
         if len(checked.usable) < self.threshold:
             raise TooFew(f"{len(checked.usable)} silos were left of the {self.threshold} that the sum needs")

@@ -265,7 +265,8 @@ class Coordinator:
         """Every model is seen: those that pass the checks are judged on the probe, weighed, and averaged."""
         rounds, strategy, model = self.config.rounds, self.config.strategy, state.parameters
         replies = messages.ask(self.grid, orders, rounds=rounds, enough=rounds.minimum)
-        checked = check(replies, silos, limits, deadline=rounds.deadline, model=model)
+        shows = "its whole model, how many examples it trained on and its loss"
+        checked = check(replies, silos, limits, deadline=rounds.deadline, shows=shows, model=model)
         if len(checked.usable) < rounds.minimum:
             return Outcome(checked)
         named = _named(self._noised(checked.usable, model), silos)
@@ -386,10 +387,11 @@ class Coordinator:
         privacy = self.config.privacy
         if privacy is None or privacy.where != "server":
             return answers
+        noised = []
         for reply in answers:
             model = private(messages.arrays_of(reply), start, privacy, sharers=len(answers))
-            messages.replace_update(reply, model, examples=1)
-        return answers
+            noised.append(messages.with_update(reply, model, examples=1))
+        return noised
 
     def _sample(self, number: int, attempt: int) -> dict[int, str]:
         """The silos of a round, by node: drawn among names, which stay when nodes change."""

@@ -30,6 +30,9 @@ T = TypeVar("T")
 MOST_BYTES = 192 << 20
 PATIENCE = 300.0
 """Seconds that silos have for one answer: directions and rows take their time."""
+_DIRECTIONS = "the keyed hashes of its words, their rarity and the directions it would give them"
+_JUDGED = "which queries somebody judged hits of, and into how many folds they may be dealt"
+_ACCEPTED = "that it has accepted what was sent"
 
 
 async def teach(settings: BrokerSettings) -> Learned:
@@ -45,11 +48,13 @@ async def teach(settings: BrokerSettings) -> Learned:
 
 async def taught(silos: Sequence[Talks]) -> Learned:
     """Let these silos learn."""
-    parts = [Space.from_bytes(reply.body) for reply in await _all(silos, "GET", "/directions")]
+    parts = [
+        Space.from_bytes(reply.body) for reply in await _all(silos, "GET", "/directions", shows=_DIRECTIONS)
+    ]
     space = await asyncio.to_thread(joined, parts)
     packed = space.to_bytes()
-    await _all(silos, "PUT", "/directions", packed)
-    judged = [understood(reply, Judged) for reply in await _all(silos, "GET", "/learning")]
+    await _all(silos, "PUT", "/directions", packed, shows=_ACCEPTED)
+    judged = [understood(reply, Judged) for reply in await _all(silos, "GET", "/learning", shows=_JUDGED)]
     folds = min((each.folds for each in judged if each.folds), default=0)
     if not folds:
         raise DataError(
@@ -64,14 +69,15 @@ async def taught(silos: Sequence[Talks]) -> Learned:
     asker = _asker(silos, Nodes(silos, write=request, read=lambda reply: answer_of(_accepted(reply).body)))
     name = Space.from_bytes(packed).fingerprint
     learned = await _together(learn, asker, queries, folds=folds, space=name)
-    await _all(silos, "PUT", "/learning", learned.to_bytes())
+    await _all(silos, "PUT", "/learning", learned.to_bytes(), shows=_ACCEPTED)
     return learned
 
 
-async def _all(silos: Sequence[Talks], method: str, path: str, body: bytes = b"") -> list[HttpReply]:
+async def _all(
+    silos: Sequence[Talks], method: str, path: str, body: bytes = b"", *, shows: str
+) -> list[HttpReply]:
     """The same to every silo at once; whoever does not answer as it should ends the lesson."""
     asker = _asker(silos, Nodes(silos, read=_accepted))
-    shows = f"what its policy lets {method} {path} tell"
     answers = await _together(
         asker.collect, lambda silo: silo.ask(method, path, body, BUNDLE_TYPE), shows=shows
     )
