@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from exchanges import GuardInMemory, exchange_in_memory
 from isthmus.arrays import Ids
-from isthmus.errors import FederationError, ProtocolError
+from isthmus.errors import DataError, FederationError, ProtocolError
+from isthmus.private import exchange, store, views
 from isthmus.private.counts import Desk, in_memory
 from isthmus.private.envelopes import Envelope, FileCounter, Post, ReplayGuard, SessionKey
 from isthmus.private.exchange import Exchange, ExchangeRelay, ExchangeReply, Party, Turn
@@ -21,9 +24,9 @@ from isthmus.private.keys import GroupKey
 from isthmus.private.ledger import Budget, Ledger
 from isthmus.private.secure_sum import as_signed
 from isthmus.private.store import SiloFolder
-from isthmus.private.sums import Adding, Agreed, SumPlan
+from isthmus.private.sums import TURNS, Adding, Agreed, Contribution, SumPlan
 from isthmus.private.totals import hashed
-from isthmus.private.views import Seeker, read_cross_rows
+from isthmus.private.views import Seeker, read_cross_rows, write_cross_rows
 from isthmus.randomness import Streams
 from isthmus.retrieval import Statistics
 from isthmus.text import tokenise
@@ -51,6 +54,10 @@ def parties(path: Path, *, budget: float = 10.0, **more: object) -> dict[str, Pa
         entropy = Streams(1)("entropy", name).bytes
         made[name] = Party(folder, own.queries, **{"k": 5, "entropy": entropy, **more})  # type: ignore[arg-type]
     return made
+
+
+def no_contribution(name: str) -> Contribution:
+    raise AssertionError(f"nothing of {name} is added in this step")
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +116,96 @@ def test_totals_are_the_sum_of_what_silos_added(done: tuple[dict[str, Party], Ex
         Statistics.of(made["east"].folder.words("body")),
     )
     assert (totals.documents, totals.length) == (truth.documents, truth.length)
+
+
+def test_contributions_are_built_in_the_steps_that_need_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for the sum is checked in step 1, cells are masked in 2, the sum is charged in 4; totals are read
+    when features are computed."""
+    made, relay, steps = parties(tmp_path), ExchangeRelay(3, WIDTH), []
+    build = exchange.Contribution
+
+    def noted(*parts: Any) -> Contribution:
+        steps.append(relay.step)
+        return build(*parts)
+
+    monkeypatch.setattr(exchange, "Contribution", noted)
+    exchange_in_memory(made, relay)
+    early = [step for step in steps if step < TURNS]
+    assert sorted(set(early)) == [1, 2, 4]
+    assert len(early) == 3 * len(NAMES) * 2
+    assert len(steps) - len(early) == len(NAMES) * 2, "once for the features, in the turn that has them all"
+
+
+def test_the_relay_says_who_spoiled_a_sum(tmp_path: Path) -> None:
+    made, relay = parties(tmp_path), ExchangeRelay(3, WIDTH)
+    replies = {name: Exchange(made[name], relay.first()).reply() for name in NAMES}
+    spoiled = {**replies["north"].sums, "title/north": b"short"}
+    with pytest.raises(ProtocolError, match="the silo north: public keys of the wrong length"):
+        relay.next({**replies, "north": replace(replies["north"], sums=spoiled)})
+
+
+def test_rows_are_never_beside_error_bars_of_others(
+    done: tuple[dict[str, Party], ExchangeRelay], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, errors = read_cross_rows(done[0]["north"].features("south"))
+    path = tmp_path / "features" / "south.txt"
+    write_cross_rows(rows, errors, path)
+
+    def killed(*parts: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(views, "write_letor", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_cross_rows(rows, errors + 1, path)
+    assert not path.exists(), "its error bars are those of other rows now"
+    monkeypatch.undo()
+    write_cross_rows(rows, errors + 1, path)
+    np.testing.assert_array_equal(read_cross_rows(path)[1], errors + 1)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -0.5])
+def test_error_bars_are_finite_and_not_negative(
+    done: tuple[dict[str, Party], ExchangeRelay], tmp_path: Path, wrong: float
+) -> None:
+    rows, errors = read_cross_rows(done[0]["north"].features("south"))
+    errors[1] = wrong
+    write_cross_rows(rows, errors, tmp_path / "features" / "south.txt")
+    with pytest.raises(DataError, match="finite"):
+        read_cross_rows(tmp_path / "features" / "south.txt")
+
+
+def _released(folder: SiloFolder, path: Path) -> tuple[bytes, dict[str, list[bytes]]]:
+    """What a silo publishes in a file: its head, and every field's messages, the catalogue first."""
+    with folder.ledger() as ledger:
+        store.write_released(folder.desk(8.0, ledger), folder.keys.group_key(), "north", path)
+    data, fields = path.read_bytes(), iter(folder.fields())
+    head, at, parts = data[: store._HEAD.size], store._HEAD.size, {}
+    while at < len(data):
+        end = at + 4 + struct.unpack_from("<I", data, at)[0]
+        if store.kind_of(data[at + 4 : end]) == store.Catalogue.kind:
+            parts[name := next(fields)] = []
+        parts[name].append(data[at:end])
+        at = end
+    return head, parts
+
+
+def test_a_released_file_has_every_catalogue_once_and_first(tmp_path: Path) -> None:
+    folder = parties(tmp_path)["south"].folder
+    head, parts = _released(folder, tmp_path / "released")
+    (title, *titles), (body, *bodies) = parts["title"], parts["body"]
+    key, path = folder.keys.group_key(), tmp_path / "forged"
+    for messages, problem in (
+        ([title, *titles, *bodies], "without its catalogue"),
+        ([*bodies, body, *bodies], "without its catalogue"),
+        ([title, *titles, body, *bodies, title, *titles], "two catalogues"),
+    ):
+        path.write_bytes(head + b"".join(messages))
+        with pytest.raises(DataError, match=problem):
+            store.read_released(path, key)
+    path.write_bytes(head + b"".join([title, body, *bodies, *titles]))
+    assert set(store.read_released(path, key)) == {"title", "body"}
 
 
 def test_everything_is_charged_once_for_all(done: tuple[dict[str, Party], ExchangeRelay]) -> None:
@@ -361,7 +458,7 @@ def test_fuzzed_steps_of_the_sum_are_refused(tmp_path: Path, soak_count: Callabl
         if rng.random() < 0.2:
             wrong[rng.bytes(4).hex() + "/" + name] = rng.bytes(128)
         try:
-            Exchange(made["north"], replace(turn, sums=wrong)).summing.step(1, wrong, {})
+            Exchange(made["north"], replace(turn, sums=wrong)).summing.step(1, wrong, (), no_contribution)
         except ProtocolError:
             refused += 1
         for file, data in kept.items():

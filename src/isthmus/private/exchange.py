@@ -272,7 +272,7 @@ class Exchange:
         if step >= TURNS - 1:
             self.summing.finish(incoming if step < TURNS else {})
             return {}
-        parts = self.summing.step(step, incoming, {name: self._adding(name) for name in self.fields})
+        parts = self.summing.step(step, incoming, self.fields, self._adding)
         if step in (1, 4):  # there is room before anything can be opened, and it is booked before it is
             self._charge(ledger, book=step == 4)
         return parts
@@ -405,7 +405,7 @@ class Exchange:
     @cached_property
     def totals(self) -> dict[str, Statistics]:
         """How common words are in all silos."""
-        sums = {name: self.summing.totals(name, self._adding(name)) for name in self.fields}
+        sums = {name: self.summing.totals(name, self._adding) for name in self.fields}
         return {name: totals for name, totals in sums.items() if totals is not None}
 
     @cached_property

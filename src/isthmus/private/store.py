@@ -260,7 +260,7 @@ def _released(owner: Owner, peer: str) -> Iterator[bytes]:
 
 
 def read_released(path: str | PathLike[str], key: GroupKey) -> dict[str, tuple[Catalogue, CountMin]]:
-    """What a peer published in a file."""
+    """What a peer published in a file: of every field one catalogue, then its counts in batches."""
     catalogues: dict[str, Catalogue] = {}
     batches: dict[str, list[Published]] = {}
     released = {}
@@ -268,10 +268,14 @@ def read_released(path: str | PathLike[str], key: GroupKey) -> dict[str, tuple[C
         for message in _messages(path, key):
             if kind_of(message) == Catalogue.kind:
                 catalogue = Catalogue.decode(message)
+                if catalogue.terms.field in catalogues:
+                    raise ProtocolError(f"two catalogues of {catalogue.terms.field}")
                 catalogues[catalogue.terms.field], batches[catalogue.terms.field] = catalogue, []
             else:
                 batch = Published.decode(message)
-                batches.setdefault(batch.terms.field, []).append(batch)
+                if batch.terms.field not in catalogues:
+                    raise ProtocolError(f"counts of {batch.terms.field} without its catalogue before them")
+                batches[batch.terms.field].append(batch)
         for name, catalogue in catalogues.items():
             family = key.family(name, rows=catalogue.terms.rows, width=catalogue.terms.width)
             released[name] = catalogue, assemble(iter(batches[name]), catalogue, family)

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
 from functools import cached_property
@@ -266,8 +266,8 @@ class Contribution:
     entropy: Entropy = os.urandom
 
 
-Contributions = Mapping[str, Contribution]
-"""By field."""
+ContributionOf = Callable[[str], Contribution]
+"""Builds the contribution of a field, for the steps that need it."""
 
 
 class Summing:
@@ -281,12 +281,19 @@ class Summing:
             name: Ed25519PublicKey.from_public_bytes(card.verifying) for name, card in trusted.items()
         }
 
-    def step(self, number: int, incoming: Mapping[str, bytes], adding: Contributions) -> Parts:
-        """A step but the last: of all fields at first, later of those that the relay hands something for."""
+    def step(
+        self, number: int, incoming: Mapping[str, bytes], fields: Collection[str], adding: ContributionOf
+    ) -> Parts:
+        """A step but the last: of all the silo's fields at first, later of those that the relay hands
+        something for."""
         parts: Parts = {}
-        for name, handed in (_by_field(incoming) if number else {name: {} for name in adding}).items():
+        for name, handed in (_by_field(incoming) if number else {name: {} for name in fields}).items():
             member = self._member(name) if number else self._begun(name)
-            vector = self._vector(name, member, adding) if STEPS[number] == "mask" else ()
+            vector: IntArray | tuple[()] = ()
+            if STEPS[number] == "mask":
+                if name not in fields:
+                    raise ProtocolError("a sum of a field that this silo does not have")
+                vector = self._vector(name, member, adding(name))
             outgoing = member.step(STEPS[number], handed, vector=vector, terms=self.agreed.terms)
             self._keep(name, member)
             parts |= _of_field(name, outgoing)
@@ -298,14 +305,12 @@ class Summing:
         session, identity = self.agreed.of_field(name), self.identity
         return Member(identity.name, session, self.agreed.count, identity.signing, self.trusted)
 
-    def _vector(self, name: str, member: Member, adding: Contributions) -> IntArray:
+    def _vector(self, name: str, member: Member, own: Contribution) -> IntArray:
         """The cells of this silo with its share of noise."""
-        if name not in adding:
-            raise ProtocolError("a sum of a field that this silo does not have")
-        plan = self._plan(name, adding[name])
+        plan = self._plan(name, own)
         if member.peers != set(plan.silos) or member.threshold != plan.threshold:
             raise ProtocolError("a sum of other silos than those that have begun it")  # or less noise
-        own, sums = adding[name], hashed(Statistics.of(adding[name].words), plan.family)
+        sums = hashed(Statistics.of(own.words), plan.family)
         return plan.contribute(self.identity.name, sums, own.covered, charge=no_charge, entropy=own.entropy)
 
     def charges(self, name: str, adding: Contribution) -> list[tuple[Cost, Covered, str]]:
@@ -329,12 +334,12 @@ class Summing:
                 stream.write(total)
             self._file(name).unlink()
 
-    def totals(self, name: str, adding: Contribution) -> Statistics | None:
+    def totals(self, name: str, adding: ContributionOf) -> Statistics | None:
         """The noisy totals of a field, once they are there."""
         if not self._total(name).exists():
             return None
         words = np.frombuffer(self._total(name).read_bytes(), dtype="<u8").astype(np.uint64)
-        return self._plan(name, adding).totals(words[:-1], answered=int(words[-1]))
+        return self._plan(name, adding(name)).totals(words[:-1], answered=int(words[-1]))
 
     def _plan(self, name: str, adding: Contribution) -> SumPlan:
         agreed = self.agreed
@@ -375,12 +380,18 @@ class Adding:
     totals: dict[str, Words] = field(default_factory=dict)
 
     def after(self, step: int, replies: Mapping[str, Parts]) -> dict[str, Parts]:
-        """What every silo gets for the next step, from what silos gave in this one."""
+        """What every silo gets for the next step, from what silos gave in this one.
+
+        A ProtocolError names the silo that sent something else than the step asks for.
+        """
         if step >= len(STEPS):
             return {silo: {} for silo in replies}
         for silo, parts in replies.items():
             for name, silo_parts in _by_field(parts).items():
-                self._sum(name).receive(STEPS[step], silo, silo_parts)
+                try:
+                    self._sum(name).receive(STEPS[step], silo, silo_parts)
+                except ProtocolError as error:
+                    raise ProtocolError(f"the silo {silo}: {error}") from error
         if STEPS[step] == "reveal":
             self.totals = {name: each.total(self.agreed.terms) for name, each in self.sums.items()}
             return {silo: self._announced() for silo in replies}

@@ -288,6 +288,7 @@ def write_cross_rows(letor: Letor, errors: FloatArray, path: Path) -> None:
     """Feature rows of pairs across silos, and in `error-bars` beside their folder those of their counts."""
     for file in (path, _errors_file(path)):
         file.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)  # old rows would be read with the new error bars
     with replacing(_errors_file(path)) as stream:
         np.savetxt(stream, errors, fmt="%.17g")
     write_letor(letor, path)  # last: whoever sees it sees its error bars
@@ -304,6 +305,9 @@ def read_cross_rows(path: Path) -> tuple[Letor, FloatArray]:
         raise DataError(f"are no error bars: {error}", file=file, cure="exchange again") from error
     if errors.shape != (letor.rows,):
         raise DataError(f"{errors.size} error bars for {letor.rows} rows", file=file, cure="exchange again")
+    if not (np.isfinite(errors) & (errors >= 0)).all():
+        problem = "has error bars that are negative or not finite"
+        raise DataError(problem, file=file, cure="exchange again")
     return letor, errors
 
 
