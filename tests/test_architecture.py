@@ -180,4 +180,4 @@ def test_flower_is_imported_in_one_place() -> None:
         and (node.module or "").partition(".")[0] == "flwr"
         and not node.level
     }
-    assert eager == {"flower.py", "runtimes.py"}  # the latter when Flower's own simulation is asked for
+    assert eager == {"flower.py"}

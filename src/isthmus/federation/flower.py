@@ -1,4 +1,4 @@
-"""What training takes from Flower, the extra `train`: the only place that imports it when it is imported.
+"""What training takes from Flower, the extra `train`: the only place that imports it.
 
 Every module of this folder that carries messages needs it, and raises MissingExtra where it is missing.
 Settings, weights, the judge and the tables of pairs across silos do without.
@@ -6,7 +6,10 @@ Settings, weights, the judge and the tables of pairs across silos do without.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from isthmus.errors import MissingExtra
@@ -137,3 +140,36 @@ def server_step(
 
 def _packed(arrays: Arrays) -> dict[str, Array]:
     return {key: Array(array) for key, array in arrays.items()}
+
+
+def simulate(server: ServerApp, client: ClientApp, silos: int, *, workers: int) -> None:
+    """Run the apps in Flower's Ray simulation, one core a worker."""
+    from flwr.simulation import run_simulation  # it takes a second, and needs Ray
+
+    resources: dict[str, Any] = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": workers, "log_to_driver": False},
+    }
+    with _without_telemetry():
+        run_simulation(server, client, silos, backend_config=resources)
+
+
+@contextmanager
+def _without_telemetry() -> Iterator[None]:
+    """Without Flower's and Ray's telemetry, and without Flower's log messages: the record has it all."""
+    from flwr.supercore import telemetry
+
+    enabled, usage = telemetry.FLWR_TELEMETRY_ENABLED, os.environ.get("RAY_USAGE_STATS_ENABLED")
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    telemetry.FLWR_TELEMETRY_ENABLED = os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        telemetry.FLWR_TELEMETRY_ENABLED = enabled
+        logger.setLevel(level)
+        if usage is None:
+            del os.environ["RAY_USAGE_STATS_ENABLED"]
+        else:
+            os.environ["RAY_USAGE_STATS_ENABLED"] = usage

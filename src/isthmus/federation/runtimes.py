@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import gc
 import itertools
-import logging
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -43,6 +41,7 @@ from isthmus.federation.flower import (
     context_to_proto,
     give_identity,
     message_from_proto,
+    simulate,
     stamp,
 )
 from isthmus.federation.messages import encode
@@ -136,35 +135,7 @@ def ray(server: ServerApp, client: ClientApp, silos: int, *, workers: int | None
         import ray as _  # noqa: F401
     except ImportError as error:
         raise MissingExtra("ray", "the Ray runtime") from error
-    from flwr.simulation import run_simulation
-
-    resources: dict[str, Any] = {
-        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        "init_args": {"num_cpus": workers or available_cores(), "log_to_driver": False},
-    }
-    with _telling_nobody():
-        run_simulation(server, client, silos, backend_config=resources)
-
-
-@contextmanager
-def _telling_nobody() -> Iterator[None]:
-    """Without Flower's and Ray's telemetry, and without Flower's commentary: the record has it all."""
-    from flwr.supercore import telemetry
-
-    enabled, usage = telemetry.FLWR_TELEMETRY_ENABLED, os.environ.get("RAY_USAGE_STATS_ENABLED")
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    telemetry.FLWR_TELEMETRY_ENABLED = os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        telemetry.FLWR_TELEMETRY_ENABLED = enabled
-        logger.setLevel(level)
-        if usage is None:
-            del os.environ["RAY_USAGE_STATS_ENABLED"]
-        else:
-            os.environ["RAY_USAGE_STATS_ENABLED"] = usage
+    simulate(server, client, silos, workers=workers or available_cores())
 
 
 def run_in(
