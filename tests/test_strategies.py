@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from isthmus.federation.aggregation import MEMORY, correction, norm, refusal
 from isthmus.federation.risk import batch_risks, mean_error, probe_risk, softmax_weights
-from isthmus.federation.settings import FedRisk, StrategyOptions
+from isthmus.federation.settings import FedRisk, Name, StrategyOptions
 from rounds_by_hand import HandMade, Probe, coordinator, same
 from rounds_by_hand import play as play_rounds
 
@@ -301,3 +302,17 @@ def test_paper_mode_names_its_faults():
 def test_settings_that_contradict_each_other_are_refused(wrong):
     with pytest.raises(ValueError):
         wrong()
+
+
+def test_a_round_asks_settings_what_a_strategy_needs():
+    flags = ("uses_control_variates", "trains_on_probe", "judges_on_probe")
+    names = [name for names in get_args(Name) for name in get_args(names)]
+    needs = {name: [flag for flag in flags if getattr(options(name), flag)] for name in names}
+    assert {name: flags for name, flags in needs.items() if flags} == {
+        "scaffold": ["uses_control_variates"],
+        "fedavg-probe": ["trains_on_probe"],
+        "fedrisk": ["judges_on_probe"],
+    }
+    assert options("fedtrimmedavg", trim=0.3).centre_options == {"beta": 0.3}
+    assert options("fedmedian", trim=0.3).centre_options == {}
+    assert [options(name, proximal=0.3).proximal_term for name in ("fedprox", "fedavg")] == [0.3, 0.0]

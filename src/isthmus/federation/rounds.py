@@ -176,14 +176,14 @@ class Coordinator:
             raise RoundFailed(0, {}, self.config.rounds.minimum)
         if state is None:
             state = self._first()
-        for number, fault in self._faults().items():
+        for number, fault in self.config.strategy.faults.items():
             logger.warning("paper mode, known fault %s: %s", number, fault)
         self.extras = {"scaling": messages.pack(state.scaling.arrays())}
         if self.held_out.validation is not None:
             self.judge = Judge(state.scaling(self.held_out.validation), scoring=self.config.model.scoring)
         if self.held_out.probe is not None and self.config.strategy.needs_probe:
             self._probe_rows = state.scaling(self.held_out.probe)
-        if self._probe_rows is not None and self.config.strategy.name == "fedrisk":
+        if self._probe_rows is not None and self.config.strategy.judges_on_probe:
             self.probe = Judge(self._probe_rows, scoring=self.config.model.scoring)
             if self.relay is not None:
                 self.extras[PROBE] = messages.pack(self.probe.arrays())
@@ -198,10 +198,6 @@ class Coordinator:
         outputs = loss.outputs(highest + 1)
         parameters = initial_parameters(scaling.width, model.hidden, outputs, self.streams("init"))
         return State(0, dict(parameters), scaling)
-
-    def _faults(self) -> dict[str, str]:
-        strategy = self.config.strategy
-        return strategy.risk.faults() if strategy.name == "fedrisk" else {}
 
     def _round(self, state: State) -> State:
         """One round: another model, and the record of how it came about."""
@@ -273,15 +269,14 @@ class Coordinator:
         sizes: Sizes = _sizes(named)
         errors, memory = _errors(named), state.strategy
         if strategy.centred:
-            trim = {"beta": strategy.trim} if strategy.name == "fedtrimmedavg" else {}
-            weighed = self._weighed(errors, sizes)
-            return Outcome(checked, weighed, centre(strategy.name, named.values(), **trim), memory)
+            mean = centre(strategy.name, named.values(), **strategy.centre_options)
+            return Outcome(checked, self._weighed(errors, sizes), mean, memory)
         models = {name: messages.arrays_of(reply) for name, reply in named.items()}
         if self.probe is not None:
             errors = {name: self.probe.errors(arrays) for name, arrays in models.items()}
         own, errors, sizes = self._own_candidates(number, model, errors, sizes)
         weighed = self._weighed(errors, sizes)
-        if strategy.name == "scaffold":
+        if strategy.uses_control_variates:
             rate, population = self.config.local.learning_rate, len(self.registration.silos)
             memory = aggregation.control_variates(
                 model, models, sizes, memory, learning_rate=rate, population=population
@@ -330,7 +325,7 @@ class Coordinator:
         under fedavg-probe a model that was trained on the probe does.
         """
         strategy, local = self.config.strategy, self.config.local
-        if strategy.name == "fedavg-probe" and self._probe_rows is not None:
+        if strategy.trains_on_probe and self._probe_rows is not None:
             rng = self.streams("round", number, "probe")
             taught = dict(train_epochs(model, self._probe_rows, local, rng).parameters)
             return {PROBE: taught}, errors, {**sizes, PROBE: Size(examples(self._probe_rows, local))}
@@ -368,13 +363,13 @@ class Coordinator:
     def _orders(self, state: State, number: int) -> Callable[[Mapping[int, str], int], list[Message]]:
         """The round's orders to train: for silos by node, in an attempt."""
         strategy, model, settings = self.config.strategy, state.parameters, self._settings(state.scaling)
-        packed, proximal = messages.pack(model), strategy.proximal if strategy.name == "fedprox" else 0.0
+        packed, proximal = messages.pack(model), strategy.proximal_term
 
         def orders(silos: Mapping[int, str], attempt: int) -> list[Message]:
             options, sent = {"attempt": attempt, "round": number}, []
             for node, name in silos.items():
                 records = {messages.ARRAYS: packed, **self.extras}
-                if strategy.name == "scaffold":
+                if strategy.uses_control_variates:
                     records["correction"] = messages.pack(aggregation.correction(state.strategy, name, model))
                 content = messages.train_order(records, settings, **options, proximal=proximal)
                 sent.append(Message(content, node, MessageType.TRAIN))
@@ -465,8 +460,8 @@ class Coordinator:
         """Training ends with the model before, and says why."""
         grown = norm(state.parameters)
         reason = f"the parameters of round {done.round} are not finite (before it ‖θ‖ was {grown:.3g})"
-        if "A3" in self._faults():
-            reason += f": {self._faults()['A3']}"
+        if growth := self.config.strategy.faults.get("A3"):
+            reason += f": {growth}"
         logger.warning("training stopped: %s", reason)
         record = replace(done, norm=None, cosine=None)
         return replace(state, round=done.round, history=(*state.history, record), stopped=reason)

@@ -157,12 +157,42 @@ class StrategyOptions:
     @property
     def needs_probe(self) -> bool:
         """Whether the coordinator must hold judged queries."""
-        return self.name == "fedavg-probe" or (self.name == "fedrisk" and self.risk.columns == "probe")
+        return self.trains_on_probe or self.judges_on_probe
+
+    @property
+    def trains_on_probe(self) -> bool:
+        """Whether a model that the coordinator trains on the probe is one of the candidates."""
+        return self.name == "fedavg-probe"
+
+    @property
+    def judges_on_probe(self) -> bool:
+        """Whether candidates are weighed by their errors on the probe."""
+        return self.name == "fedrisk" and self.risk.columns == "probe"
 
     @property
     def centred(self) -> bool:
         """Whether Flower computes the mean (or median) of the models."""
         return self.name in (*_MEANS, "fedmedian", "fedtrimmedavg")
+
+    @property
+    def centre_options(self) -> dict[str, float]:
+        """What Flower's mean is told, in its words."""
+        return {"beta": self.trim} if self.name == "fedtrimmedavg" else {}
+
+    @property
+    def uses_control_variates(self) -> bool:
+        """Whether silos correct their gradients by control variates that the server keeps."""
+        return self.name == "scaffold"
+
+    @property
+    def proximal_term(self) -> float:
+        """The weight of the distance to the global model in a silo's loss."""
+        return self.proximal if self.name == "fedprox" else 0.0
+
+    @property
+    def faults(self) -> dict[str, str]:
+        """The known faults of the strategy as it is set, by number."""
+        return self.risk.faults() if self.name == "fedrisk" else {}
 
     @property
     def mixes_memory(self) -> bool:
@@ -317,7 +347,7 @@ class Config:
             raise ValueError(f"rounds.silos = {self.rounds.silos} of dealing.silos = {self.dealing.silos}")
         if self.strategy.needs_probe and self.probe is None:
             raise ValueError(f"{self.strategy.name} needs a probe: probe = 40, or strategy.name = 'fedavg'")
-        if self.strategy.name == "scaffold" and self.local.optimiser != "sgd":
+        if self.strategy.uses_control_variates and self.local.optimiser != "sgd":
             raise ValueError("scaffold reads gradients off plain steps: local.optimiser = 'sgd'")
         if self.strategy.name == "fednova" and self.local.optimiser == "adam":
             raise ValueError("fednova is defined for sgd and momentum: local.optimiser = 'sgd'")
