@@ -52,7 +52,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/facade.py": 25,
     "src/isthmus/features.py": 270,
     "src/isthmus/federation": 4_090,  # a training shows its rounds
-    "src/isthmus/files.py": 65,  # was in tables/files.py; the service starts without NumPy
+    "src/isthmus/files.py": 70,  # was in tables/files.py; the service starts without NumPy
     "src/isthmus/fusion": 1_110,  # `probabilities` is a longer word than the one before
     "src/isthmus/logistic.py": 50,
     "src/isthmus/losses.py": 170,
