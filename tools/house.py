@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 29_400,  # on the way to 26,000
+    "src/isthmus": 29_240,  # on the way to 26,000
     "benchmarks": 1_660,
     "docs": 230,
     "reproduce": 6_500,
@@ -43,7 +43,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_080,
     "src/isthmus/cli": 1_825,  # `arguments` is a longer word than the one before
-    "src/isthmus/config.py": 250,  # settings as scikit-learn prints them
+    "src/isthmus/config.py": 260,  # old keys are read for one release
     "src/isthmus/corpora": 990,
     "src/isthmus/demo": 445,  # longer names break lines
     "src/isthmus/encoders": 315,
@@ -51,13 +51,13 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/evaluation": 1_475,
     "src/isthmus/facade.py": 25,
     "src/isthmus/features.py": 270,
-    "src/isthmus/federation": 4_090,  # a training shows its rounds
+    "src/isthmus/federation": 4_140,  # old names are read for one release; what strategies need is named
     "src/isthmus/files.py": 70,  # was in tables/files.py; the service starts without NumPy
     "src/isthmus/fusion": 1_110,  # `probabilities` is a longer word than the one before
     "src/isthmus/logistic.py": 50,
     "src/isthmus/losses.py": 170,
     "src/isthmus/partition.py": 240,
-    "src/isthmus/private": 4_790,
+    "src/isthmus/private": 4_810,  # checks of what a relay and a released file bring
     "src/isthmus/randomness.py": 30,
     "src/isthmus/rankers": 805,
     "src/isthmus/report": 415,  # what a notebook shows of any table, once
