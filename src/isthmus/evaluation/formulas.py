@@ -213,25 +213,30 @@ def rank_biased_precision(view: RankingView, measure: Measure) -> FloatArray:
 
 
 def set_precision(view: RankingView, measure: Measure) -> FloatArray:
+    """Relevant retrieved documents / retrieved documents; 0 where nothing was retrieved."""
     return _share(_relevant_retrieved(view, measure), view.length)
 
 
 def set_f(view: RankingView, measure: Measure) -> FloatArray:
+    """(β + 1)·P·R / (β·P + R) of the whole list's precision and recall, trec_eval's `set_F`."""
     beta = float(measure["beta"])
     p, r = set_precision(view, measure), recall(view, measure)
     return _share((beta + 1) * p * r, beta * p + r)
 
 
 def set_average_precision(view: RankingView, measure: Measure) -> FloatArray:
+    """Precision × recall of the whole list, trec_eval's `set_map`."""
     retrieved = _relevant_retrieved(view, measure)
     return _share(retrieved * retrieved, view.length * relevant(view, measure))
 
 
 def set_relative_precision(view: RankingView, measure: Measure) -> FloatArray:
+    """Relevant retrieved documents / the most that a list of this length could have."""
     return _share(_relevant_retrieved(view, measure), np.minimum(view.length, relevant(view, measure)))
 
 
 def utility(view: RankingView, measure: Measure) -> FloatArray:
+    """hit · relevant retrieved + noise · others retrieved + miss · relevant missed."""
     retrieved = _relevant_retrieved(view, measure)
     hit, noise, miss = (float(measure[name]) for name in ("hit", "noise", "miss"))
     missed = relevant(view, measure) - retrieved
@@ -240,11 +245,13 @@ def utility(view: RankingView, measure: Measure) -> FloatArray:
 
 
 def judged(view: RankingView, measure: Measure) -> FloatArray:
+    """The share of the first documents, or of all, that has a judgement."""
     seen = view.length if measure.cutoff is None else np.minimum(view.length, int(measure.cutoff))
     return _share(view.judged.to(measure.cutoff).count, seen)
 
 
 def worthless_retrieved(view: RankingView, measure: Measure) -> FloatArray:
+    """How many retrieved documents are judged not relevant."""
     grade = view.judged.grade
     return view.judged.keep((grade >= 0) & (grade < _threshold(measure))).count.astype(np.float64)
 
