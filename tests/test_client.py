@@ -95,6 +95,36 @@ class TestClient:
         ):
             broker.search("tides")
 
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"-----BEGIN PRIVATE KEY-----\nhush\n-----END PRIVATE KEY-----\n",
+            b'hash_key = "hush"\n',
+            b"hush\nhush\n",
+            b"hush\xff\x00",
+            "hush\N{EURO SIGN}".encode(),
+            b"hush" * 1000,
+        ],
+    )
+    def test_what_is_no_key_is_neither_sent_nor_repeated(self, site, content, tmp_path, monkeypatch, capsys):
+        file = tmp_path / "wrong.key"
+        file.write_bytes(content)
+        file.chmod(0o600)
+        assert main(["search", "tides", "--broker", site.url, "--key", str(file)]) == 1
+        said = capsys.readouterr().err
+        assert "wrong.key: not an API key (expected one line" in said
+        assert "admin.key" in said
+        assert "hush" not in said
+        assert "BEGIN" not in said
+        text = content.decode("latin-1")
+        with pytest.raises(ServiceError, match="not an API key") as failure:
+            Client(site.url, key=text)
+        assert "hush" not in str(failure.value)
+        if "\0" not in text:
+            monkeypatch.setenv("ISTHMUS_API_KEY", text)
+            with pytest.raises(ServiceError, match="ISTHMUS_API_KEY: not an API key"):
+                Client(site.url)
+
     def test_failures_say_what_to_do(self, site, monkeypatch):
         with Client(site.url) as broker, pytest.raises(Refused, match="ISTHMUS_API_KEY"):
             broker.search("tides")

@@ -25,6 +25,8 @@ from isthmus.service.http_client import HttpReply
 KEY_VARIABLE, AUTHORITY_VARIABLE = "ISTHMUS_API_KEY", "ISTHMUS_AUTHORITY"
 MOST_BYTES = 8 << 20
 """Of an answer."""
+LONGEST_KEY = 512
+"""Characters of an API key; those that `isthmus keys` writes have fewer than 100."""
 DEFAULT_URL = "http://127.0.0.1:8100"
 
 M = TypeVar("M", bound=BaseModel)
@@ -46,8 +48,7 @@ class Client:
         authority: str | os.PathLike[str] | None = None,
         timeout: float = 30.0,
     ) -> None:
-        token = private_file(key).read_text(encoding="utf-8").strip() if isinstance(key, Path) else key
-        token = token or os.environ.get(KEY_VARIABLE, "")
+        token = _token(key)
         headers = {"authorization": f"Bearer {token}"} if token else {}
         trusted = authority or os.environ.get(AUTHORITY_VARIABLE)
         verify = trusting(trusted) if url.startswith("https:") else True
@@ -57,8 +58,8 @@ class Client:
         try:
             self._http = httpx.Client(base_url=self.url, headers=headers, verify=verify, timeout=timeout)
             self._http.headers["accept-encoding"] = "identity"  # nothing that unpacks to more than it is
-        except (httpx.InvalidURL, UnicodeEncodeError):
-            raise ServiceError(f"{url!r} is not a URL, or the API key has an illegal character") from None
+        except httpx.InvalidURL:
+            raise ServiceError(f"{url!r} is not a URL") from None
 
     def search(
         self,
@@ -118,6 +119,8 @@ class Client:
                 reply = HttpReply(response.status_code, "", self._body(response))
         except httpx.TimeoutException:
             raise SiloUnavailable(f"the broker at {self.url} does not answer in time") from None
+        except httpx.LocalProtocolError:  # its text may quote headers, and with them the key
+            raise ServiceError(f"the request to {self.url} is not HTTP, and was not sent") from None
         except httpx.TransportError as error:
             raise SiloUnavailable(f"no broker at {self.url}: {error} ({_cure(error)})") from error
         if 200 <= reply.status < 300:
@@ -154,6 +157,26 @@ class Client:
             return model.model_validate_json(reply.body)
         except ValidationError:
             raise ServiceError(f"{self.url} answers in a form that this Isthmus does not know") from None
+
+
+def _token(key: str | Path | None) -> str:
+    """The API key, or "" for none. What is no key is refused before it is sent, and never repeated."""
+    if isinstance(key, Path):
+        with private_file(key).open("rb") as file:
+            content, place = file.read(LONGEST_KEY + 3), str(key)  # with the end of its line
+    elif key:
+        content, place = key.encode(errors="replace"), "key"
+    else:
+        content, place = os.environ.get(KEY_VARIABLE, "").encode(errors="replace"), KEY_VARIABLE
+    token = content.strip()
+    if len(token) > LONGEST_KEY or not all(0x21 <= byte <= 0x7E for byte in token):
+        raise ServiceError(
+            f"{place}: not an API key (expected one line of at most {LONGEST_KEY} ASCII characters without "
+            "spaces: the file that isthmus keys wrote, or the broker's admin.key)"
+        )
+    if isinstance(key, Path) and not token:
+        raise ServiceError(f"{place}: empty (expected an API key, as isthmus keys writes it)")
+    return token.decode("ascii")
 
 
 def _cure(error: httpx.TransportError) -> str:
