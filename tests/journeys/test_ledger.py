@@ -220,7 +220,7 @@ def test_no_ledger_is_one_line(tmp_path: Path) -> None:
     done = isthmus("ledger", "show", tmp_path / "none", check=False)
     assert done.returncode == 1
     assert done.stderr.strip().endswith(
-        "none: there is no ledger (isthmus sketch build begins one, or a budget)"
+        "none: there is no ledger (check the path; isthmus sketch build and a node's first start create one)"
     )
 
 

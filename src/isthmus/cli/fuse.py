@@ -360,7 +360,7 @@ COMMANDS = (
     ),
     Command(
         name="fuse",
-        summary="fuse several runs into one, with a probability for every hit",
+        summary="fuse several runs into one, with probabilities if judged or calibrated",
         example="isthmus fuse bm25.run dense.run --method stacked --qrels validation.qrels -o fused.run",
         add_arguments=_fuse_arguments,
         run=_fuse,

@@ -72,9 +72,8 @@ class LedgerStore:
         self._process = os.getpid()
         if not os.path.exists(self.path):
             if not create:
-                raise DataError(
-                    "there is no ledger", file=self.path, cure="isthmus sketch build begins one, or a budget"
-                )
+                cure = "check the path; isthmus sketch build and a node's first start create one"
+                raise DataError("there is no ledger", file=self.path, cure=cure)
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # it names documents
         try:
             self._db = self._connected()
