@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from typing import Any
 _STATEMENT = re.compile(r"from (\S+) import|(\w+) as \w+")
 
 
-def contents(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def contents(
+    package: str, renamed: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package, from the imports in its stub.
 
-    `__getattr__` raises AttributeError for a name that the stub does not have.
+    `__getattr__` raises AttributeError for a name that the stub does not have. `renamed` has the present
+    names of those of the previous release, which work with a FutureWarning.
     """
     module = sys.modules[package]
     stub = Path(str(module.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
@@ -29,9 +33,24 @@ def contents(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]
         if name:
             homes[name] = home
 
+    former = former_names(package, renamed or {}, stacklevel=3)
+
     def load(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            return former(name)
         return getattr(import_module(homes[name]), name)
 
     return load, lambda: [*vars(module), *homes], sorted(homes)
+
+
+def former_names(module: str, renamed: Mapping[str, str], *, stacklevel: int = 2) -> Callable[[str], Any]:
+    """`__getattr__` of a module whose names of the previous release work with a FutureWarning."""
+
+    def load(name: str) -> Any:
+        if name not in renamed:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        message = f"{module}.{name} is called {renamed[name]} now; change the name"
+        warnings.warn(message, FutureWarning, stacklevel=stacklevel)
+        return getattr(sys.modules[module], renamed[name])
+
+    return load

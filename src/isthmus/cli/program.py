@@ -13,11 +13,12 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, TextIO
 
 from isthmus import __version__
 from isthmus.cli.command import Command
@@ -113,7 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         arguments = parser(words[0] if words else None).parse_args(words)
-        status = arguments.run(arguments) or 0
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            status = arguments.run(arguments) or 0
         sys.stdout.flush()  # so that a closed pipe shows here and not when the interpreter ends
         return int(status)
     except IsthmusError as error:
@@ -150,6 +153,21 @@ def _make_safe() -> None:
 def _forget_stdout() -> None:
     """Nothing is left to flush when the interpreter ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning about names that will go is one line for whoever typed them; others say where they arose."""
+    if issubclass(category, FutureWarning):
+        print(f"isthmus: {' '.join(str(message).split())}", file=sys.stderr)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _failed(problem: str) -> int:

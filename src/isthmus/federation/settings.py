@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
-from isthmus.config import require
+from isthmus.config import former_key, require, two_names
+from isthmus.facade import former_names
 from isthmus.partition import Dealing
 from isthmus.rankers import LocalTraining, Scoring
 
@@ -81,13 +82,7 @@ class FedRisk:
 
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """The old name of FedRisk works until the next release."""
-        if name != "RiskOptions":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warnings.warn("RiskOptions is called FedRisk now; change the name", FutureWarning, stacklevel=2)
-        return FedRisk
+    __getattr__ = former_names(__name__, {"RiskOptions": "FedRisk"})
 
 
 Mean = Literal["fedavg", "fedavgm", "fedprox", "fedopt", "fedadam", "fedyogi", "fedadagrad"]
@@ -301,6 +296,8 @@ def read_engine_as_runtime(config: Any) -> None:
     For `__post_init__` of frozen configurations that have both fields.
     """
     if config.engine is not None:
+        if config.runtime not in ("in-process", config.engine):
+            raise two_names("engine", config.engine, "runtime", config.runtime)
         warnings.warn("engine is called runtime now; change the key", FutureWarning, stacklevel=4)
         object.__setattr__(config, "runtime", config.engine)
         object.__setattr__(config, "engine", None)
@@ -336,7 +333,7 @@ class Config:
     ledgers: Path | None = None
     """Where simulated silos keep ledgers of what leaves them, as real ones do; by default nowhere."""
     runtime: Literal["in-process", "ray"] = "in-process"
-    engine: Literal["in-process", "ray"] | None = None
+    engine: Literal["in-process", "ray"] | None = former_key("runtime")
     """The old name of `runtime`, read until the next release."""
     workers: int | None = None
     measures: tuple[str, ...] = MEASURES

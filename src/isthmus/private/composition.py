@@ -22,9 +22,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from isthmus.errors import PrivacyError
+from isthmus.facade import former_names
 
 Rule: TypeAlias = Literal["basic", "advanced", "zcdp"]
 
@@ -66,8 +67,8 @@ class PrivacyLoss:
         return self.epsilon <= ceiling.epsilon or self.square <= ceiling.square or self.rho <= ceiling.rho
 
 
-Loss = PrivacyLoss
-"""The former name of `PrivacyLoss`, for one more release."""
+if not TYPE_CHECKING:
+    __getattr__ = former_names(__name__, {"Loss": "PrivacyLoss"})  # for one more release
 
 
 def basic(loss: PrivacyLoss, delta: float = 0.0) -> float:

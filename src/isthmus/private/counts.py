@@ -17,13 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
+from isthmus.facade import former_names
 from isthmus.private.cost import ChargeAll, Cost, Covered
 from isthmus.private.decoys import Decoys
 from isthmus.private.mechanisms import Columns, FieldData, Mechanism, OneShot
@@ -69,8 +70,8 @@ class CountRelease:
         return Terms(kind.name, self.field, kind.epsilon, family.rows, family.width, family.epoch)
 
 
-Release = CountRelease
-"""The former name of `CountRelease`, for one more release."""
+if not TYPE_CHECKING:
+    __getattr__ = former_names(__name__, {"Release": "CountRelease"})  # for one more release
 
 
 class Owner:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.config import load, to_mapping
+from isthmus.config import former_key, load, to_mapping
 from isthmus.errors import ConfigError
 from isthmus.features import FIELDS, NAMES
 from isthmus.federation import members
@@ -122,7 +122,7 @@ class CoTraining:
     """Add models up under masks; the mean then counts silos by their examples."""
     runtime: Literal["in-process", "ray"] = "in-process"
     seed: int = 0
-    engine: Literal["in-process", "ray"] | None = None
+    engine: Literal["in-process", "ray"] | None = former_key("runtime")
     """The old name of `runtime`, read until the next release."""
 
     def __post_init__(self) -> None:
