@@ -15,10 +15,12 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from isthmus.config import load, require
@@ -232,6 +234,7 @@ class SiloTraining:
     asks about.
     """
 
+    retired: ClassVar[Mapping[str, str]] = MappingProxyType({"superlink": "it is called coordinator now"})
     coordinator: str
     """Its address, host:port."""
     data: Path
@@ -424,8 +427,33 @@ def read_coordinator(path: str | os.PathLike[str], overrides: Iterable[str] = ()
 
 
 def _read(kind: type[T], path: str | os.PathLike[str], overrides: Iterable[str]) -> T:
-    settings: T = _moved(load(kind, path, overrides), Path(path).resolve().parent)
+    try:
+        settings: T = _moved(load(kind, path, overrides), Path(path).resolve().parent)
+    except ConfigError as error:
+        raise _other_kind(kind, path) or error from None
     return settings
+
+
+_TELLING: dict[type, tuple[str, frozenset[str], str]] = {
+    NodeSettings: ("a silo's", frozenset({"silo", "sources", "peers"}), "isthmus node"),
+    BrokerSettings: ("a broker's", frozenset({"silos", "node_key", "share_statistics"}), "isthmus broker"),
+}
+"""Whose configuration each is, top-level keys that only it has, and the command that reads it."""
+
+
+def _other_kind(kind: type, path: str | os.PathLike[str]) -> ConfigError | None:
+    """What to say of a configuration that is not of this kind and has the keys of another."""
+    try:
+        keys = tomllib.loads(Path(path).read_text(encoding="utf-8")).keys()
+    except (OSError, ValueError):
+        return None
+    for other, (whose, telling, command) in _TELLING.items():
+        if other is not kind and kind in _TELLING and keys & telling and not keys & _TELLING[kind][1]:
+            return ConfigError(
+                f"{path}: this is {whose} configuration, not {_TELLING[kind][0]}",
+                expected=f"{command} --config {path}",
+            )
+    return None
 
 
 def secret(text: SecretText, key: str) -> str:
