@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.cli import main
 from isthmus.cli.broker import plain
-from isthmus.errors import Refused, ServiceError, SiloUnavailable
+from isthmus.errors import ConfigError, Refused, ServiceError, SiloUnavailable
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.certificates import Authority
@@ -171,6 +171,23 @@ class TestSearch:
         assert status == 0
         assert "nothing found, 4 more below 0.99 · 2 of 2 silos answered" in out
 
+    def test_hits_without_a_probability_are_not_said_to_be_below_a_threshold(self, ask, site, monkeypatch):
+        for name, silo in site.silos.items():
+            monkeypatch.setattr(silo, "hits", [hit(name, 0, None)])
+        status, out, _ = ask("--threshold", "0.5")
+        out = " ".join(out.split())
+        assert status == 0
+        assert "nothing found, 2 left out that have no probability yet (search without --threshold" in out
+        assert "below" not in out
+        assert "no probability yet" not in ask()[1]
+
+    def test_nothing_to_look_for_and_silos_that_are_not_there(self, ask, capsys):
+        assert main(["search", " "]) == 1
+        assert "isthmus: nothing to look for (expected words" in capsys.readouterr().err
+        status, _, problem = ask("--silos", "north")
+        assert status == 1
+        assert "silos: only names that there are: east, west" in problem
+
     def test_a_silo_that_failed_is_named(self, ask, site):
         site.silos["east"].behave = (403, b"application/problem+json", b"{}")
         try:
@@ -238,6 +255,26 @@ class TestKeys:
 
 
 class TestNew:
+    def test_a_configuration_for_another_command_is_said_to_be_that(self, tmp_path, capsys):
+        folder = tmp_path / "federation"
+        assert main(["new", str(folder), "--silos", "a,b"]) == 0
+        capsys.readouterr()
+        assert main(["node", "--config", str(folder / "broker.toml")]) == 1
+        problem = capsys.readouterr().err
+        assert (
+            "broker.toml: this is a broker's configuration, not a silo's (expected isthmus broker" in problem
+        )
+        assert main(["broker", "--config", str(folder / "a" / "silo.toml")]) == 1
+        assert "silo.toml: this is a silo's configuration, not a broker's" in capsys.readouterr().err
+
+    def test_a_silo_that_names_a_superlink_is_told_its_name_now(self, tmp_path):
+        from isthmus.service.settings import read_node
+
+        file = tmp_path / "silo.toml"
+        file.write_text('silo = "a"\nfolder = "a"\n[training]\nsuperlink = "there:9092"\n')
+        with pytest.raises(ConfigError, match=r"training\.superlink is no longer a key: .* coordinator now"):
+            read_node(file)
+
     def test_the_settings_are_read_back(self, tmp_path, capsys):
         from isthmus.service.settings import read_broker, read_node
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.cli.command import Command, add, add_json, add_serving, add_settings, print_json, say, whole
-from isthmus.errors import several
+from isthmus.errors import ConfigError, several
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -94,6 +94,8 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
 def _search(arguments: argparse.Namespace) -> None:
     from isthmus.service import DEFAULT_URL, Client
 
+    if not arguments.query.strip():
+        raise ConfigError("nothing to look for", expected='words: isthmus search "tidal power"')
     url = arguments.broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     with Client(
         url, key=Path(arguments.key) if arguments.key else None, authority=arguments.authority
@@ -133,8 +135,13 @@ def summary_of(answer: Answer) -> str:
     answered = [silo for silo in answer.silos if silo.status == "answered"]
     others = [f"{plain(silo.silo)} {silo.status}" for silo in answer.silos if silo.status != "answered"]
     line = several(len(answer.hits), "hit") if answer.hits else "nothing found"
-    if answer.below:
-        line += f", {answer.below} more below {answer.threshold:g}"
+    if compared := answer.below - answer.without_probability:
+        line += f", {compared} more below {answer.threshold:g}"
+    if answer.without_probability:
+        line += (
+            f", {answer.without_probability} left out that have no probability yet"
+            " (search without --threshold; isthmus broker --learn makes probabilities from feedback)"
+        )
     line += f" · {len(answered)} of {several(len(answer.silos), 'silo')} answered"
     return line + (f" ({', '.join(others)})" if others else "") + f" · {_took(answer.took_ms)}"
 

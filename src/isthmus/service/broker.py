@@ -274,10 +274,16 @@ class Broker:
             self._answers.add(silo=silo.name, status=status.status)
         threshold = max(request.threshold, self.settings.threshold)
         hits, below = merge_hits(candidates, k=request.k, threshold=threshold)
+        uncalibrated = sum(hit.probability is None for hit in candidates) if threshold > 0 else 0
         self._searches.add(found="yes" if hits else "no")
         took = round((time.monotonic() - question.began) * 1000, 1)
         return wire.Answer.model_construct(
-            hits=hits, silos=statuses, threshold=threshold, below=below, took_ms=took
+            hits=hits,
+            silos=statuses,
+            threshold=threshold,
+            below=below,
+            without_probability=uncalibrated,
+            took_ms=took,
         )
 
     def _named(self, names: Iterable[str] | None) -> list[SiloClient]:
@@ -285,7 +291,7 @@ class Broker:
             return list(self.silos.values())
         wanted = dict.fromkeys(names)
         if not wanted or not wanted.keys() <= self.silos.keys():
-            raise HttpProblem(404, "silos: only names that /v1/silos lists")
+            raise HttpProblem(404, f"silos: only names that there are: {', '.join(self.silos)}")
         return [self.silos[name] for name in wanted]
 
     async def _ask(self, silo: SiloClient, question: _Question) -> _Outcome:

@@ -145,6 +145,8 @@ class Answer(ResponseModel):
     threshold: Probability
     below: int = 0
     """Hits that were left out because of the threshold."""
+    without_probability: int = 0
+    """Those of them that have no probability, since their silo has no calibrator yet."""
     took_ms: float
 
 
