@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 29_240,  # on the way to 26,000
+    "src/isthmus": 29_340,  # on the way to 26,000; errors that say which file, key or silo is wrong
     "benchmarks": 1_660,
     "docs": 230,
     "reproduce": 6_500,
@@ -42,14 +42,14 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/asking.py": 140,
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_080,
-    "src/isthmus/cli": 1_825,  # `arguments` is a longer word than the one before
-    "src/isthmus/config.py": 260,  # old keys are read for one release
+    "src/isthmus/cli": 1_845,  # a warning about an old option is one line
+    "src/isthmus/config.py": 285,  # old keys are read for one release, refused against new ones
     "src/isthmus/corpora": 990,
     "src/isthmus/demo": 445,  # longer names break lines
     "src/isthmus/encoders": 315,
     "src/isthmus/errors.py": 100,  # one error for what cannot be read
     "src/isthmus/evaluation": 1_475,
-    "src/isthmus/facade.py": 25,
+    "src/isthmus/facade.py": 35,  # old names warn for one release
     "src/isthmus/features.py": 270,
     "src/isthmus/federation": 4_140,  # old names are read for one release; what strategies need is named
     "src/isthmus/files.py": 70,  # was in tables/files.py; the service starts without NumPy
@@ -62,7 +62,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/rankers": 805,
     "src/isthmus/report": 415,  # what a notebook shows of any table, once
     "src/isthmus/retrieval": 490,  # collection statistics of service, private and features in one place
-    "src/isthmus/service": 7_890,  # longer names break lines
+    "src/isthmus/service": 7_940,  # wrong key files and wrong configurations are told apart
     "src/isthmus/tables": 2_025,
     "src/isthmus/text.py": 115,
     "src/isthmus/training.py": 65,  # training in memory, in one call
