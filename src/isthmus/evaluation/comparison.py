@@ -104,7 +104,7 @@ class Comparison(Tabular):
         return self._intervals[run, measure]
 
     def table(self, *, title: str = "", intervals: bool = True, digits: int = 4) -> Table:
-        """One row per run, one column per measure; a letter: significantly better than the run of that letter."""
+        """One row per run, one column per measure; a letter: significantly better than that run."""
         letters = {e.run: _letter(at) for at, e in enumerate(self.evaluations)}
         marks = self._marks(letters)
         several = len(self.evaluations) > 1
