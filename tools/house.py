@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 29_340,  # on the way to 26,000; errors that say which file, key or silo is wrong
+    "src/isthmus": 29_370,  # on the way to 26,000
     "benchmarks": 1_660,
     "docs": 230,
     "reproduce": 6_500,
@@ -53,7 +53,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/features.py": 270,
     "src/isthmus/federation": 4_140,  # old names are read for one release; what strategies need is named
     "src/isthmus/files.py": 70,  # was in tables/files.py; the service starts without NumPy
-    "src/isthmus/fusion": 1_110,  # `probabilities` is a longer word than the one before
+    "src/isthmus/fusion": 1_130,  # what every fuser does is a module of its own
     "src/isthmus/logistic.py": 50,
     "src/isthmus/losses.py": 170,
     "src/isthmus/partition.py": 240,
@@ -62,7 +62,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/rankers": 805,
     "src/isthmus/report": 415,  # what a notebook shows of any table, once
     "src/isthmus/retrieval": 490,  # collection statistics of service, private and features in one place
-    "src/isthmus/service": 7_940,  # wrong key files and wrong configurations are told apart
+    "src/isthmus/service": 7_950,  # wrong key files and wrong configurations are told apart
     "src/isthmus/tables": 2_025,
     "src/isthmus/text.py": 115,
     "src/isthmus/training.py": 65,  # training in memory, in one call
@@ -81,10 +81,9 @@ RETIRED_AT_MOST = 40
 `RoundRecord.asked` and `ThresholdCurve.kept` are keys in files.
 """
 REPLACED = {
-    f"src/isthmus/service/{name}.py"
-    for name in ("evidence", "index", "learned", "learning", "pupil", "segments", "snapshot", "space")
+    f"src/isthmus/service/{name}.py" for name in ("evidence", "learned", "learning", "pupil", "space")
 }
-"""The node's index and its learner, which will be replaced as they are, not renamed."""
+"""The node's learner, which will be replaced as it is, not renamed."""
 
 SAME_NAME: frozenset[str] = frozenset()
 """Public classes of `src/isthmus` whose name stands in two modules. This list only shrinks."""

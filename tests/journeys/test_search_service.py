@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from browsing import opened
+from core_walk import free_base
 from isthmus.cli import main
 from isthmus.errors import ServiceError
 from isthmus.service import certificates
@@ -29,19 +29,6 @@ PATIENCE = 240.0
 DEADLINE = 2.0
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def free_base(count: int) -> int:
-    """A port that is free together with those after it."""
-    for base in range(20_000 + os.getpid() % 20_000, 60_000, count):
-        try:
-            held = [socket.create_server(("127.0.0.1", base + number)) for number in range(count)]
-        except OSError:
-            continue
-        for each in held:
-            each.close()
-        return base
-    raise RuntimeError("no free ports")
 
 
 def until(what, told):

@@ -1,3 +1,6 @@
+from isthmus.fusion.estimator import Explanation as Explanation
+from isthmus.fusion.estimator import Fuser as Fuser
+from isthmus.fusion.estimator import RetrieverScore as RetrieverScore
 from isthmus.fusion.fusers import FUSERS as FUSERS
 from isthmus.fusion.fusers import LEARNED as LEARNED
 from isthmus.fusion.fusers import METHODS as METHODS
@@ -5,11 +8,8 @@ from isthmus.fusion.fusers import Candidates as Candidates
 from isthmus.fusion.fusers import choose as choose
 from isthmus.fusion.fusing import fuse as fuse
 from isthmus.fusion.fusing import fuser as fuser
-from isthmus.fusion.learned import Explanation as Explanation
 from isthmus.fusion.learned import Formula as Formula
-from isthmus.fusion.learned import Fuser as Fuser
 from isthmus.fusion.learned import LogOdds as LogOdds
-from isthmus.fusion.learned import RetrieverScore as RetrieverScore
 from isthmus.fusion.learned import Stacked as Stacked
 from isthmus.fusion.learned import Weighted as Weighted
 from isthmus.fusion.normalisers import NORMALISERS as NORMALISERS

@@ -14,7 +14,7 @@ from isthmus.fusion.fusers import FUSERS, LEARNED, Candidates, choose, default_n
 from isthmus.tables import Qrels, Run
 
 if TYPE_CHECKING:
-    from isthmus.fusion.learned import Fuser
+    from isthmus.fusion.estimator import Fuser
 
 
 def fuse(

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from isthmus.calibration import Calibrator, Judging, ThresholdCurve, pack, record_arrays, record_of, unpack
 from isthmus.errors import DataError
-from isthmus.fusion.learned import Formula, Fuser, LogOdds, Stacked, Weighted
+from isthmus.fusion.estimator import Fuser
+from isthmus.fusion.learned import Formula, LogOdds, Stacked, Weighted
 from isthmus.tables import Bundle
 
 KINDS: dict[str, type[Fuser]] = {kind.method: kind for kind in (Stacked, LogOdds, Weighted, Formula)}

@@ -77,9 +77,9 @@ class Index:
     def _opened(self) -> Snapshot:
         """The index as it is on disk; nothing, to be built from the store, where it is not whole."""
         named = ready_encoder(self.settings)
-        found = self._read(named)
-        self._forget_others(() if found is None else found.parts)
-        return Snapshot((), named or NoQueries()) if found is None else found
+        snapshot = self._read(named)
+        self._forget_others(() if snapshot is None else snapshot.parts)
+        return Snapshot((), named or NoQueries()) if snapshot is None else snapshot
 
     def _read(self, named: QueryEncoder | None) -> Snapshot | None:
         try:
@@ -115,9 +115,9 @@ class Index:
 
     def _forget_others(self, parts: Sequence[Part]) -> None:
         """Remove segments of a process that was killed before it named them."""
-        kept = {part.segment.name for part in parts}
+        named = {part.segment.name for part in parts}
         for path in self.folder.glob("segment-*"):
-            if path.name not in kept:
+            if path.name not in named:
                 path.unlink(missing_ok=True)
 
     @property
@@ -163,8 +163,8 @@ class Index:
             return False
         if isinstance(self.snapshot.encoder, SpaceQueries):  # the silos': learned together, or not at all
             return False
-        held = self.store.count()
-        return held > 0 and held > GROWN * self._fitted_on
+        documents = self.store.count()
+        return documents > 0 and documents > GROWN * self._fitted_on
 
     def _refit(self) -> None:
         """Fit the encoder anew and give every document its new vector; searches go on with the old ones."""
@@ -182,10 +182,10 @@ class Index:
     def _recoded(self, part: Part, encoder: QueryEncoder) -> Part:
         segment = part.segment
         vectors = np.zeros((len(segment), encoder.width), dtype=np.float32)
-        kept = np.flatnonzero(part.kept)
-        for rows in np.array_split(kept, max(1, len(kept) // BATCH)):
-            held = self.store.get([segment.ids[row] for row in rows.tolist()])
-            texts = [held.get(segment.ids[row]) for row in rows.tolist()]
+        living = np.flatnonzero(part.kept)
+        for rows in np.array_split(living, max(1, len(living) // BATCH)):
+            drafts = self.store.get([segment.ids[row] for row in rows.tolist()])
+            texts = [drafts.get(segment.ids[row]) for row in rows.tolist()]
             vectors[rows] = encoder.documents(
                 ["" if text is None else _joined(text.title, text.body) for text in texts]
             )
@@ -200,8 +200,8 @@ class Index:
         if added:
             vectors = self._vectors(old.encoder, added)
             parts.append(Part(self._saved(build(self._next(), added, vectors))))
-        kept = tuple(part for part in parts if part.documents)
-        return replace(old, parts=kept, change=changes[-1].change)
+        remaining = tuple(part for part in parts if part.documents)
+        return replace(old, parts=remaining, change=changes[-1].change)
 
     def _vectors(self, encoder: QueryEncoder, added: Sequence[Change]) -> Vectors:
         """What the encoder makes of documents; what a costly one made before is kept in the store."""
@@ -212,9 +212,9 @@ class Index:
         known = self.store.vectors(encoder.fingerprint, ids)
         missing = [at for at, id in enumerate(ids) if id not in known]
         if missing:
-            made = encoder.documents([texts[at] for at in missing])
-            self.store.keep_vectors(encoder.fingerprint, [ids[at] for at in missing], made)
-            known |= {ids[at]: row for at, row in zip(missing, made, strict=True)}
+            encoded = encoder.documents([texts[at] for at in missing])
+            self.store.keep_vectors(encoder.fingerprint, [ids[at] for at in missing], encoded)
+            known |= {ids[at]: row for at, row in zip(missing, encoded, strict=True)}
         return np.stack([known[id] for id in ids]).astype(np.float32)
 
     def _merge_some(self) -> None:

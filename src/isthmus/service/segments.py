@@ -76,8 +76,8 @@ class Words:
 
     def tolist(self) -> list[str]:
         """As Python strings."""
-        found: list[str] = self.arrow().to_pylist()
-        return found
+        words: list[str] = self.arrow().to_pylist()
+        return words
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +101,8 @@ class Postings:
     def at(self, counts: NDArray[np.int32], wanted: IntArray) -> NDArray[np.int32]:
         """The counts of some documents; 0 where a document is not among these."""
         at = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
-        found: NDArray[np.int32] = np.where(self.rows[at] == wanted, counts[at], 0)
-        return found
+        values: NDArray[np.int32] = np.where(self.rows[at] == wanted, counts[at], 0)
+        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,9 +161,12 @@ class Segment:
         at = self.terms.find(term)
         if at < 0:
             return None
-        held = slice(int(self.starts[at]), int(self.starts[at + 1]))
+        entries = slice(int(self.starts[at]), int(self.starts[at + 1]))
         return Postings(
-            self.rows[held], self.title_counts[held], self.body_counts[held], self.lead_counts[held]
+            self.rows[entries],
+            self.title_counts[entries],
+            self.body_counts[entries],
+            self.lead_counts[entries],
         )
 
     def save(self, folder: Path) -> None:
@@ -174,16 +177,16 @@ class Segment:
             for name in ("documents", "terms")
             for part in ("offsets", "octets")
         }
-        told = {"format": FORMAT, "documents": len(self)}
-        write_columns(folder / self.name, {name: Column.of(each) for name, each in columns.items()}, told)
+        header = {"format": FORMAT, "documents": len(self)}
+        write_columns(folder / self.name, {name: Column.of(each) for name, each in columns.items()}, header)
 
     @classmethod
     def open(cls, folder: Path, name: str) -> Segment | None:
         """Map a file; None if it is not there whole, and must be built again."""
-        found = open_columns(folder / name)
-        if found is None or found[0].get("format") != FORMAT:
+        stored = open_columns(folder / name)
+        if stored is None or stored[0].get("format") != FORMAT:
             return None
-        columns: dict[str, Any] = found[1]
+        columns: dict[str, Any] = stored[1]
         for part in ("documents", "terms"):
             columns[part] = Words(columns.pop(f"{part}_offsets"), columns.pop(f"{part}_octets"))
         return cls(name=name, **columns)
@@ -209,9 +212,9 @@ def build(name: str, texts: Sequence[Change], vectors: Vectors, *, tokeniser: To
     text_of = np.repeat(np.arange(len(fields) * count), np.diff(table.indptr))
     keys = table.indices.astype(np.int64) * count + text_of % max(count, 1)
     inverse: IntArray
-    held, inverse = np.unique(keys, return_inverse=True)
+    entries, inverse = np.unique(keys, return_inverse=True)
     counted = [
-        np.bincount(inverse[part], table.data[part], len(held)).astype(np.int32)
+        np.bincount(inverse[part], table.data[part], len(entries)).astype(np.int32)
         for part in (text_of // max(count, 1) == field for field in range(len(fields)))
     ]
     return Segment(
@@ -219,8 +222,8 @@ def build(name: str, texts: Sequence[Change], vectors: Vectors, *, tokeniser: To
         documents=Words.of(names.vocabulary.take(pa.array(names.codes[order]))),
         terms=Words.of(tokens.terms.vocabulary),
         changes=np.array([text.change for text in ordered], dtype=np.int64),
-        starts=_starts(held // max(count, 1), len(tokens.terms.vocabulary)),
-        rows=(held % max(count, 1)).astype(np.int32),
+        starts=_starts(entries // max(count, 1), len(tokens.terms.vocabulary)),
+        rows=(entries % max(count, 1)).astype(np.int32),
         title_counts=counted[0],
         body_counts=counted[1],
         lead_counts=counted[2],
@@ -233,7 +236,7 @@ def build(name: str, texts: Sequence[Change], vectors: Vectors, *, tokeniser: To
 def merge(name: str, parts: Sequence[tuple[Segment, NDArray[np.bool_]]]) -> Segment:
     """One segment of those documents of several that their masks keep."""
     ids = Ids.of(
-        [id for part, kept in parts for id, keep in zip(part.ids, kept.tolist(), strict=True) if keep]
+        [id for part, mask in parts for id, keep in zip(part.ids, mask.tolist(), strict=True) if keep]
     )
     order = np.argsort(-ids.codes)
     place = np.empty(len(order), dtype=np.int64)
@@ -244,8 +247,8 @@ def merge(name: str, parts: Sequence[tuple[Segment, NDArray[np.bool_]]]) -> Segm
     sequence = np.argsort(code * max(len(order), 1) + row, kind="stable")
     code, vocabulary = _without_gaps(code[sequence], terms.vocabulary)
 
-    def taken(column: str) -> NDArray[Any]:
-        return np.concatenate([getattr(part, column)[kept] for part, kept in parts])[order]
+    def merged(column: str) -> NDArray[Any]:
+        return np.concatenate([getattr(part, column)[mask] for part, mask in parts])[order]
 
     return Segment(
         name=name,
@@ -256,7 +259,7 @@ def merge(name: str, parts: Sequence[tuple[Segment, NDArray[np.bool_]]]) -> Segm
         title_counts=title[sequence],
         body_counts=body[sequence],
         lead_counts=lead[sequence],
-        **{column: taken(column) for column in ("changes", "lengths", "distinct", "vectors")},
+        **{column: merged(column) for column in ("changes", "lengths", "distinct", "vectors")},
     )
 
 
@@ -265,16 +268,16 @@ def _moved(
 ) -> Iterator[tuple[NDArray[Any], ...]]:
     """The postings of every part in the numbers of the whole: term, row, counts by field."""
     first_term, first_row = 0, 0
-    for part, kept in parts:
+    for part, mask in parts:
         row_of = np.full(len(part), -1, dtype=np.int64)
-        row_of[kept] = place[first_row : first_row + int(kept.sum())]
+        row_of[mask] = place[first_row : first_row + int(mask.sum())]
         code = np.repeat(codes[first_term : first_term + len(part.terms)], np.diff(part.starts))
         row = row_of[part.rows]
         alive = row >= 0
         counts = (part.title_counts, part.body_counts, part.lead_counts)
         yield code[alive], row[alive], *(each[alive] for each in counts)
         first_term += len(part.terms)
-        first_row += int(kept.sum())
+        first_row += int(mask.sum())
 
 
 def _without_gaps(codes: IntArray, vocabulary: pa.LargeStringArray) -> tuple[IntArray, pa.LargeStringArray]:

@@ -56,11 +56,11 @@ class Part:
         total: IntArray = self.segment.lengths[self.kept].sum(axis=0, dtype=np.int64)
         return total
 
-    def having(self, found: Postings | None) -> int:
+    def having(self, postings: Postings | None) -> int:
         """How many living documents have a term."""
-        if found is None:
+        if postings is None:
             return 0
-        return len(found.rows) if self.alive is None else int(self.alive[found.rows].sum())
+        return len(postings.rows) if self.alive is None else int(self.alive[postings.rows].sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ class Snapshot:
             scored["dense"] = self._cosines(vector)
         lists = {name: self._best(scores, depth, name) for name, scores in scored.items()}
         rows = np.unique(np.concatenate(list(lists.values())))
-        listed = {name: np.isin(rows, held, assume_unique=True) for name, held in lists.items()}
+        listed = {name: np.isin(rows, selected, assume_unique=True) for name, selected in lists.items()}
         scores = {name: self._taken(each, rows) for name, each in scored.items()}
         documents = tuple(self._documents(rows))
         return Found(words, tokens, rows, documents, scores, listed)
@@ -139,12 +139,14 @@ class Snapshot:
         rarity = self._rarity(postings)
         scores = [np.zeros(len(part.segment)) for part in self.parts]
         for word in words:
-            for held, norms, found in zip(scores, self._norms, postings[word], strict=True):
-                if found is not None:
-                    held[found.rows] += rarity[word] * self.settings.saturation(found.both, norms[found.rows])
-        for part, held in zip(self.parts, scores, strict=True):
+            for totals, norms, entries in zip(scores, self._norms, postings[word], strict=True):
+                if entries is not None:
+                    totals[entries.rows] += rarity[word] * self.settings.saturation(
+                        entries.both, norms[entries.rows]
+                    )
+        for part, totals in zip(self.parts, scores, strict=True):
             if part.alive is not None:
-                held[~part.alive] = 0
+                totals[~part.alive] = 0
         return scores
 
     def _rarity(self, postings: Mapping[str, list[Postings | None]]) -> dict[str, float]:
@@ -157,20 +159,20 @@ class Snapshot:
             having = self.shared.counts(TEXT, words, self.family)
         return dict(zip(words, idf(having, total).tolist(), strict=True))
 
-    def _having(self, found: Sequence[Postings | None]) -> int:
-        return sum(part.having(each) for part, each in zip(self.parts, found, strict=True))
+    def _having(self, postings: Sequence[Postings | None]) -> int:
+        return sum(part.having(each) for part, each in zip(self.parts, postings, strict=True))
 
     def _cosines(self, vector: Vectors) -> list[Vectors]:
         """The cosine of every document, part by part; −inf for one without direction or that is gone."""
-        found = []
+        scores = []
         for part in self.parts:
             cosines = part.segment.vectors @ vector
             if len(part.segment.silent):
                 cosines[part.segment.silent] = -np.inf
             if part.alive is not None:
                 cosines[~part.alive] = -np.inf
-            found.append(cosines)
-        return found
+            scores.append(cosines)
+        return scores
 
     def _best(self, scores: Sequence[NDArray[Any]], depth: int, retriever: str) -> IntArray:
         """The numbers of the best documents; of equal scores those with the larger ids."""
@@ -187,11 +189,11 @@ class Snapshot:
 
     def _taken(self, scores: Sequence[NDArray[Any]], rows: IntArray) -> FloatArray:
         """The scores of documents by number."""
-        found = np.empty(len(rows))
+        values = np.empty(len(rows))
         for base, each in zip(self._bases, scores, strict=False):
             here = (rows >= base) & (rows < base + len(each))
-            found[here] = each[rows[here] - base]
-        return found
+            values[here] = each[rows[here] - base]
+        return values
 
     def _documents(self, rows: IntArray) -> list[str]:
         """The ids of documents by number."""
@@ -208,15 +210,15 @@ class Snapshot:
 
     def vectors(self, rows: IntArray) -> Vectors:
         """The directions of documents by number."""
-        found = np.zeros((len(rows), self.encoder.width), dtype=np.float32)
+        vectors = np.zeros((len(rows), self.encoder.width), dtype=np.float32)
         for part, here, local in self.by_part(rows):
-            found[here] = part.segment.vectors[local]
-        return found
+            vectors[here] = part.segment.vectors[local]
+        return vectors
 
     def rarity(self, words: Sequence[str]) -> FloatArray:
         """The idf of words as BM25 has it here."""
-        held = {word: [part.segment.postings(word) for part in self.parts] for word in words}
-        known = self._rarity(held)
+        postings = {word: [part.segment.postings(word) for part in self.parts] for word in words}
+        known = self._rarity(postings)
         return np.array([known[word] for word in words])
 
     def counted(self) -> Counted:
@@ -240,13 +242,15 @@ class Snapshot:
         word = names.codes[np.concatenate(words)]
         return Counted(first, np.concatenate(documents), word, np.concatenate(times), tuple(names.words))
 
-    def features(self, found: Found) -> FloatArray:
+    def features(self, candidates: Found) -> FloatArray:
         """What a ranker reads: the sixteen features of title and body, then every retriever's score."""
-        pairs = Pairs(np.zeros(len(found), dtype=np.int64), np.arange(len(found)))
-        title, body = (_FieldCounts.of(self, found, field) for field in FIELDS)
-        table = compute(found.tokens, pairs, title=title, body=body)
-        lacking = np.zeros(len(found))
-        extra = [np.nan_to_num(found.scores.get(name, lacking), neginf=0.0) for name in ("bm25", "dense")]
+        pairs = Pairs(np.zeros(len(candidates), dtype=np.int64), np.arange(len(candidates)))
+        title, body = (_FieldCounts.of(self, candidates, field) for field in FIELDS)
+        table = compute(candidates.tokens, pairs, title=title, body=body)
+        lacking = np.zeros(len(candidates))
+        extra = [
+            np.nan_to_num(candidates.scores.get(name, lacking), neginf=0.0) for name in ("bm25", "dense")
+        ]
         return np.column_stack((table, *extra))
 
     def only(self, documents: Container[str]) -> Snapshot:
@@ -264,7 +268,7 @@ class Snapshot:
         size = len(words.vocabulary)
         summed = {
             name: np.bincount(
-                words.codes, np.concatenate([np.empty(0), *(held[name] for _, held in counted)]), size
+                words.codes, np.concatenate([np.empty(0), *(counts[name] for _, counts in counted)]), size
             ).astype(np.int64)
             for name in tables
         }
@@ -284,13 +288,13 @@ def _counted(part: Part, tables: Sequence[str]) -> tuple[list[str], dict[str, Fl
     term = np.repeat(np.arange(len(segment.terms)), np.diff(segment.starts))
     alive = part.kept[segment.rows]
     columns = {"title": segment.title_counts, "body": segment.body_counts}
-    held = {}
+    totals = {}
     for name in tables:
         where, _, kind = name.partition(".")
         counts = columns[where] if where in columns else segment.title_counts + segment.body_counts
         weights = alive * (counts > 0 if kind == "having" else counts)
-        held[name] = np.bincount(term, weights, len(segment.terms)).astype(np.float64)
-    return segment.terms.tolist(), held
+        totals[name] = np.bincount(term, weights, len(segment.terms)).astype(np.float64)
+    return segment.terms.tolist(), totals
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,16 +313,16 @@ class _FieldCounts:
     own: tuple[FloatArray, FloatArray]
 
     @classmethod
-    def of(cls, snapshot: Snapshot, found: Found, field: str) -> _FieldCounts:
+    def of(cls, snapshot: Snapshot, candidates: Found, field: str) -> _FieldCounts:
         column = FIELDS.index(field)
-        words = tuple(found.tokens.terms.words)
-        table = np.zeros((len(found), len(words)), dtype=np.int32)
-        lengths, distinct = np.zeros((2, len(found)), dtype=np.int32)
+        words = tuple(candidates.tokens.terms.words)
+        table = np.zeros((len(candidates), len(words)), dtype=np.int32)
+        lengths, distinct = np.zeros((2, len(candidates)), dtype=np.int32)
         own = np.zeros((2, len(words)))
         for base, part in zip(snapshot._bases, snapshot.parts, strict=False):
             segment = part.segment
-            here = np.flatnonzero((found.rows >= base) & (found.rows < base + len(segment)))
-            local = found.rows[here] - base
+            here = np.flatnonzero((candidates.rows >= base) & (candidates.rows < base + len(segment)))
+            local = candidates.rows[here] - base
             lengths[here], distinct[here] = segment.lengths[local, column], segment.distinct[local, column]
             for at, word in enumerate(words):
                 if (postings := segment.postings(word)) is not None:
@@ -338,8 +342,8 @@ class _FieldCounts:
 
     @property
     def length(self) -> float:
-        held = self.snapshot if self._shared is None else self._shared
-        return held.lengths[self.field]
+        source = self.snapshot if self._shared is None else self._shared
+        return source.lengths[self.field]
 
     def counts(self, documents: IntArray, words: Ids) -> NDArray[Any]:
         """How often candidate `documents[i]` has word `words[i]`; the words are those of the query."""
@@ -360,5 +364,5 @@ class _FieldCounts:
 
 
 def _own(part: Part, postings: Postings, counts: NDArray[np.int32]) -> tuple[int, int]:
-    held = counts if part.alive is None else counts[part.alive[postings.rows]]
-    return int((held > 0).sum()), int(held.sum())
+    living = counts if part.alive is None else counts[part.alive[postings.rows]]
+    return int((living > 0).sum()), int(living.sum())

@@ -1,0 +1,306 @@
+"""What every fuser does: fit on judged runs, fuse, explain; judged queries are always held out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from isthmus.arrays import FloatArray, IntArray
+from isthmus.calibration import (
+    Judging,
+    Platt,
+    ThresholdCurve,
+    query_folds,
+)
+from isthmus.config import settings_repr
+from isthmus.errors import ConfigError, DataError
+from isthmus.fusion.union import Union
+from isthmus.report import Tabular, preview
+from isthmus.tables import Qrels, Run
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class RetrieverScore:
+    """One retriever's part in the score of a document; no score and rank if it did not return it."""
+
+    retriever: str
+    score: float | None
+    rank: int | None
+    probability: float | None
+    weight: float | None
+    contribution: float
+
+
+@dataclass(frozen=True)
+class Explanation(Tabular):
+    """How a fused score came about: `score` = `start` + the contributions, where the fuser adds."""
+
+    query: str
+    document: str
+    rank: int
+    score: float
+    probability: float | None
+    start: float
+    parts: Sequence[RetrieverScore]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def to_arrow(self) -> pa.Table:
+        """One row a retriever: score, rank, probability, weight and contribution."""
+        return pa.Table.from_pylist([asdict(part) for part in self.parts])
+
+    def _repr_html_(self) -> str:
+        return preview(self.to_arrow(), title=str(self).partition("\n")[0])
+
+    def __str__(self) -> str:
+        chance = "" if self.probability is None else f", probability {self.probability:.3f}"
+        lines = [f"{self.query} → {self.document}: rank {self.rank}, score {self.score:.4f}{chance}"]
+        for part in self.parts:
+            raw = "absent" if part.score is None else f"score {part.score:.4f} at rank {part.rank}"
+            probability = "" if part.probability is None else f", probability {part.probability:.3f}"
+            weight = "" if part.weight is None else f", weight {part.weight:.3f}"
+            lines.append(
+                f"  {part.retriever}: {raw}{probability}{weight}, contributes {part.contribution:+.4f}"
+            )
+        return "\n".join([*lines, f"  start {self.start:+.4f}"])
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingUnion:
+    """Training data of a fuser: the union of all runs, which rows are relevant, and folds of queries."""
+
+    union: Union
+    qrels: Qrels
+    relevant: Mask
+    known: Mask
+    """Rows of judged queries; with `Judging(unjudged="skip")` only judged rows."""
+    fold_of_query: IntArray
+    """−1 for a query without judgements."""
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], qrels: Qrels, judging: Judging, folds: int) -> TrainingUnion:
+        union = Union.of(runs)
+        table = union.table()
+        relevant, known = judging.of(table, qrels)
+        if not (relevant & known).any() or not (known & ~relevant).any():
+            raise DataError(
+                f"{(relevant & known).sum()} of {known.sum()} judged candidates are relevant",
+                cure="learning to fuse needs judged queries with relevant and irrelevant candidates",
+            )
+        judged = sum(query in qrels for query in union.queries)
+        if judged < 2:
+            raise DataError(
+                "one judged query alone: nothing is left to learn from when it is held out",
+                cure="judge a second query, or fuse without judgements",
+            )
+        folds = min(folds, judged)
+        return cls(union, qrels, relevant, known, query_folds(table, qrels, folds, judging=judging))
+
+    @property
+    def folds(self) -> int:
+        return int(self.fold_of_query.max()) + 1
+
+    def outside(self, fold: int) -> Mask:
+        """The judged queries of the other folds; of all folds for fold −1."""
+        return np.asarray((self.fold_of_query >= 0) & (self.fold_of_query != fold))
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreBreakdown:
+    """Retrievers × rows of contributions, the rows' start, and what else an explanation shows."""
+
+    contributions: FloatArray
+    start: FloatArray
+    weights: FloatArray | None = None
+    probabilities: FloatArray | None = None
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Fuser:
+    """`fit(runs, qrels)` learns; `fuse(runs)` gives one run with calibrated probabilities.
+
+    A subclass says what evidence it reads (k × rows), how it learns weights from it and how it scores with
+    them. The same retrievers must come to `fuse` as came to `fit`: matched by name if the names are the same,
+    else in the same order.
+    """
+
+    method: ClassVar[str]
+
+    judging: Judging = field(default_factory=Judging)
+    folds: int = 5
+
+    def __repr__(self) -> str:
+        return settings_repr(self)
+
+    @property
+    def label(self) -> str:
+        """What the fused run is called."""
+        return self.method
+
+    def fit(self, runs: Sequence[Run], qrels: Qrels) -> Self:
+        """Learn from runs and the judgements of some or all of their queries."""
+        self.fit_fuse(runs, qrels)
+        return self
+
+    def fit_fuse(self, runs: Sequence[Run], qrels: Qrels, *, name: str = "") -> Run:
+        """Learn, and fuse the same runs: judged queries by models that did not see them."""
+        if not runs:
+            raise DataError("no runs to fuse", cure="give at least one run")
+        self.retrievers_ = names_of(runs)
+        training = TrainingUnion.of(runs, qrels, self.judging, self.folds)
+        evidence = self._gather(training)
+        self.weights_, *by_fold = self._weigh_folds(evidence, training)
+        scores = self._scores(evidence, self.weights_, training.union).copy()
+        for fold, weights in enumerate(by_fold):
+            mine = (training.fold_of_query == fold)[training.union.query_of_row]
+            scores[mine] = self._scores(evidence, weights, training.union)[mine]
+        probabilities = self._learn_probabilities(scores, training)
+        known = training.known
+        self.curve_ = ThresholdCurve.of(probabilities[known], training.relevant[known])
+        return training.union.ranked(scores, name=name or self.label, probabilities=probabilities)
+
+    def fuse(self, runs: Sequence[Run], *, name: str = "") -> Run:
+        """One run, best first, with a probability for every candidate."""
+        union = Union.of(self._matched(runs))
+        scores = self._scores(self._evidence(union), self.weights_, union)
+        return union.ranked(scores, name=name or self.label, probabilities=self._probabilities(scores, union))
+
+    def unjudged(self, runs: Sequence[Run]) -> Self:
+        """Ready to fuse these runs without having learned, where the method can."""
+        raise ConfigError(
+            f"{self.label} learns from judgements and none are given (give qrels, or take another method)",
+            key="qrels",
+        )
+
+    def threshold_for(self, precision: float = 0.9) -> float:
+        """The lowest probability that kept this precision on validation."""
+        if not hasattr(self, "curve_"):
+            raise DataError(f"the fuser {self.method!r} has seen no judgements", cure="fit it on some")
+        return self.curve_.threshold_for(precision)
+
+    def explain(
+        self, runs: Sequence[Run], query: str, document: str | None = None, *, depth: int = 10
+    ) -> list[Explanation]:
+        """Why one document, or each of the first `depth`, stands where it does in a query's fused list."""
+        union = Union.of(self._matched(runs))
+        if query not in union.queries:
+            raise DataError(f"no run has the query {query!r}")
+        evidence = self._evidence(union)
+        scores = self._scores(evidence, self.weights_, union)
+        probabilities = self._probabilities(scores, union)
+        at = union.queries.index(query)
+        rows = union.best_first(scores)[union.offsets[at] : union.offsets[at + 1]].tolist()
+        breakdown = self._breakdown(union, evidence)
+        explanations = [
+            self._explained(union, breakdown, (row, rank), float(scores[row]), probabilities)
+            for rank, row in enumerate(rows, 1)
+            if (document is None and rank <= depth) or document == union.documents.word(row)
+        ]
+        if document is not None and not explanations:
+            raise DataError(f"no run returned {document!r} for the query {query!r}")
+        return explanations
+
+    def _explained(
+        self,
+        union: Union,
+        breakdown: ScoreBreakdown,
+        at: tuple[int, int],
+        score: float,
+        probabilities: FloatArray | None,
+    ) -> Explanation:
+        row, rank = at
+        parts = []
+        for of, (name, run) in enumerate(zip(self.retrievers_, union.runs, strict=True)):
+            here = np.flatnonzero(union.places[of] == row)
+            raw, place = (float(run.scores[here[0]]), int(run.ranks[here[0]])) if len(here) else (None, None)
+            own = None if breakdown.probabilities is None else float(breakdown.probabilities[of, row])
+            weight = None if breakdown.weights is None else float(breakdown.weights[of])
+            parts.append(
+                RetrieverScore(name, raw, place, own, weight, float(breakdown.contributions[of, row]))
+            )
+        query, document = union.queries[union.query_of_row[row]], union.documents.word(row)
+        probability = None if probabilities is None else float(probabilities[row])
+        return Explanation(
+            query, document, rank, score, probability, float(breakdown.start[row]), tuple(parts)
+        )
+
+    def _matched(self, runs: Sequence[Run]) -> list[Run]:
+        if not hasattr(self, "retrievers_"):
+            raise DataError(f"the fuser {self.method!r} is not fitted", cure="call fit, or load a saved one")
+        if len(runs) != len(self.retrievers_):
+            names = ", ".join(self.retrievers_)
+            raise DataError(f"fitted on {len(self.retrievers_)} runs ({names}) and given {len(runs)}")
+        by_name = {run.name: run for run in runs}
+        if set(by_name) == set(self.retrievers_):
+            return [by_name[name] for name in self.retrievers_]
+        for fitted, run in zip(self.retrievers_, runs, strict=True):
+            if run.name != fitted and run.name in self.retrievers_:
+                raise DataError(
+                    f"the run {run.name!r} stands where {fitted!r} stood in fitting",
+                    cure=f"give the runs in the order {', '.join(self.retrievers_)}",
+                )
+        return list(runs)
+
+    def _learn_probabilities(self, scores: FloatArray, training: TrainingUnion) -> FloatArray:
+        """Learn score → probability; returns cross-fitted probabilities of all rows."""
+        query_of_row = training.union.query_of_row
+        self.final_ = Platt().fit(scores[training.known], training.relevant[training.known])
+        probabilities = np.asarray(self.final_.probabilities(scores))
+        for fold in range(training.folds):
+            mine = (training.fold_of_query == fold)[query_of_row]
+            rest = training.outside(fold)[query_of_row] & training.known
+            if mine.any() and 0 < training.relevant[rest].sum() < rest.sum():
+                fitted = Platt().fit(scores[rest], training.relevant[rest])
+                probabilities[mine] = fitted.probabilities(scores[mine])
+        return probabilities
+
+    def _probabilities(self, scores: FloatArray, union: Union) -> FloatArray | None:
+        """Probabilities of fused scores; None where nothing was learned."""
+        if not hasattr(self, "final_"):
+            return None
+        return np.asarray(self.final_.probabilities(scores)) if len(scores) else scores
+
+    def _gather(self, training: TrainingUnion) -> FloatArray:
+        """Learn what each retriever's evidence needs; the evidence, cross-fitted."""
+        return self._evidence(training.union)
+
+    def _evidence(self, union: Union) -> FloatArray:
+        """k × rows of what the scores are made from."""
+        raise NotImplementedError
+
+    def _weigh_folds(self, evidence: FloatArray, training: TrainingUnion) -> list[FloatArray]:
+        """Weights learned from all judged queries, then those for each fold, learned from the others."""
+        return [self._weigh(evidence, training, training.outside(fold)) for fold in range(-1, training.folds)]
+
+    def _weigh(self, evidence: FloatArray, training: TrainingUnion, queries: Mask) -> FloatArray:
+        """Weights learned from these queries; none where a formula needs none."""
+        return np.empty(0)
+
+    def _scores(self, evidence: FloatArray, weights: FloatArray, union: Union) -> FloatArray:
+        """The fused score of every row."""
+        raise NotImplementedError
+
+    def _breakdown(self, union: Union, evidence: FloatArray) -> ScoreBreakdown:
+        """What each retriever contributed to every row."""
+        raise NotImplementedError
+
+    def parameters(self) -> dict[str, Any]:
+        """The constructor's arguments, as JSON can hold them."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**values, "judging": asdict(self.judging)}
+
+
+def names_of(runs: Sequence[Run]) -> tuple[str, ...]:
+    """The runs' names; where two are the same or one is empty, numbers tell them apart."""
+    names = [run.name for run in runs]
+    plain = all(names) and len(set(names)) == len(names)
+    return tuple(name if plain else f"{at} {name}".strip() for at, name in enumerate(names, 1))
