@@ -494,6 +494,26 @@ print(done)
         ledger.audit()
 
 
+def test_a_ledger_that_another_process_creates_meanwhile_is_opened(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(sqlite3.Connection):
+        def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
+            cursor = super().execute(sql, *values)
+            if sqlite3.connect is connect or "application_id" not in sql:
+                return cursor
+            (number,) = cursor.fetchone()
+            cursor.close()
+            monkeypatch.setattr(sqlite3, "connect", connect)
+            Ledger(path, Budget(epsilon=10)).close()
+            return super().execute(f"SELECT {number}")
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Interrupted, **k))
+    with Ledger(path, Budget(epsilon=10)) as ledger:
+        ledger.audit()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_ledger_does_not_survive_a_fork(ledger: Ledger) -> None:
     child = os.fork()

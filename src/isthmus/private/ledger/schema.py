@@ -124,9 +124,10 @@ class LedgerStore:
 
     def _level(self, db: sqlite3.Connection) -> int:
         """How many migrations the file has seen."""
-        (level,) = db.execute("PRAGMA user_version").fetchone()
-        (application,) = db.execute("PRAGMA application_id").fetchone()
+        # Tables first: another process may create them, id and version with them, between these lines.
         (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        (level,) = db.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION and tables:
             raise DataError("a database, but no ledger", file=self.path)
         if level > len(MIGRATIONS):
