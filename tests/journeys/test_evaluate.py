@@ -209,7 +209,7 @@ def test_queries_from_a_file_in_one_silo(folder: Path) -> None:
 
 def test_k_is_a_whole_number(folder: Path) -> None:
     _, err = isthmus(folder, "retrieve", "pydocs", "test", "-o", "x", "-k", "0", status=2)
-    assert "invalid whole number from 1 value: '0'" in err
+    assert "expected a whole number from 1, got '0'" in err
 
 
 def test_retrieve_writes_nothing_it_would_not_read_itself(tmp_path, capsys):

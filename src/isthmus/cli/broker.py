@@ -9,7 +9,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, add_serving, add_settings, print_json, say, whole
+from isthmus.cli.command import (
+    Command,
+    add,
+    add_json,
+    add_serving,
+    add_settings,
+    print_json,
+    probability,
+    say,
+    whole,
+)
 from isthmus.errors import ConfigError, several
 
 if TYPE_CHECKING:
@@ -66,20 +76,10 @@ def _learn(arguments: argparse.Namespace, settings: BrokerSettings) -> None:
     summary("learned", {**learned.about, "silos": ", ".join(settings.silos)})
 
 
-def _probability(text: str) -> float:
-    number = float(text)
-    if not 0 <= number <= 1:
-        raise ValueError(text)
-    return number
-
-
-_probability.__name__ = "probability"
-
-
 def _search_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "query QUERY", "what to look for")
     add(parser, "--broker URL", f"the broker's address ({URL_VARIABLE}, else http://127.0.0.1:8100)")
-    add(parser, "--threshold", "only hits at least this probable", type=_probability, default=0.0)
+    add(parser, "--threshold", "only hits at least this probable", type=probability, default=0.0)
     add(parser, "-k", "hits to show, up to 100 (%(default)s)", type=whole(1), default=10)
     add(parser, "--silos A,B", "only these silos")
     add(parser, "--explain", "why each hit stands where it does")

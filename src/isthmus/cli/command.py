@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -101,13 +102,22 @@ def whole(low: int) -> Callable[[str], int]:
     """An argument type: a whole number of at least `low`."""
 
     def parse(text: str) -> int:
-        number = int(text)
-        if number < low:
-            raise ValueError(text)
-        return number
+        if not text.isascii() or not text.strip().lstrip("+").isdigit() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {low}, got {text!r}")
+        return int(text)
 
-    parse.__name__ = f"whole number from {low}"  # argparse shows it: "invalid whole number from 1 value"
     return parse
+
+
+def probability(text: str) -> float:
+    """An argument type: a number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text!r}")
+    return number
 
 
 def output(text: str) -> str:

@@ -215,7 +215,7 @@ def locate(name_or_path: str, known: dict[str, str]) -> Path:
         ]
         wanted, actual = kinds if known is CORPORA else kinds[::-1]
         raise DataError(f"{name_or_path!r} is {actual}", cure=f"name {wanted}")
-    names = [*known, *BUILT_IN]
+    names = [*known, *(("pydocs",) if known is CORPORA else SYNTHETIC)]
     close = nearest(name_or_path, names)
     meant = f"did you mean {close!r}?" if close else f"give a path, or one of {', '.join(names)}"
     raise DataError(f"no data set and no path {name_or_path!r}", cure=meant)
