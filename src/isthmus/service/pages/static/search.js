@@ -126,7 +126,9 @@ function summary(answer) {
   const answered = answer.silos.filter((silo) => silo.status === "answered");
   const others = answer.silos.filter((silo) => silo.status !== "answered");
   const searched = answered.reduce((sum, silo) => sum + (silo.documents ?? 0), 0);
-  const left = answer.below ? `, ${several(answer.below, "hit")} below ${percent(answer.threshold)} left out` : "";
+  const unlikely = answer.below - answer.without_probability;
+  const left = (unlikely ? `, ${several(unlikely, "hit")} below ${percent(answer.threshold)} left out` : "")
+    + (answer.without_probability ? `, ${several(answer.without_probability, "hit")} without a probability left out` : "");
   return make("div", {},
     make("p", {}, `${answered.length} of ${several(answer.silos.length, "silo")} answered in ${took(answer.took_ms)}`
       + ` from ${several(searched, "document")}${left}.`),
@@ -135,10 +137,13 @@ function summary(answer) {
 
 function nothing(answer) {
   if (!answer.silos.some((silo) => silo.status === "answered")) return make("p", { class: "notice bad" }, "No silo answered.");
-  const told = answer.below
-    ? `Nothing is ${percent(answer.threshold)} likely or more. ${several(answer.below, "hit")} would show below that.`
-    : "No silo holds a document with these words.";
-  return make("p", { class: "notice" }, told);
+  const unlikely = answer.below - answer.without_probability;
+  const message = unlikely
+    ? `Nothing is ${percent(answer.threshold)} likely or more. ${several(unlikely, "hit")} would show below that.`
+    : answer.without_probability
+      ? `${several(answer.without_probability, "hit")} without a probability: set the threshold to 0 to see them.`
+      : "No silo holds a document with these words.";
+  return make("p", { class: "notice" }, message);
 }
 
 function item(hit, query) {
