@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.errors import ConfigError
-from isthmus.text import STOP_WORDS, Tokeniser, tokenise
+from isthmus.text import ENGLISH, STOP_WORDS, Tokeniser, tokenise
 
 PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
 
@@ -49,6 +49,43 @@ def test_stop_words_go_before_stems_are_made() -> None:
     tokens = tokenise(["The transforms of waves", "it's used for transforming"])
     assert tokens.words(0) == ["transform", "wave"]
     assert tokens.words(1) == ["transform"]
+
+
+def test_stop_words_stay_in_their_places_as_they_are() -> None:
+    tokens = ENGLISH.in_place(["The transforms of waves", "", "having waves, does this"])
+    assert tokens.words(0) == ["the", "transform", "of", "wave"]
+    assert tokens.words(2) == ["having", "wave", "does", "this"]
+    assert tokens.stopped is not None
+    assert tokens.stopped.tolist() == [True, False] * 3 + [True, True]
+    assert tokenise(["waves"]).stopped is None
+
+
+@given(st.lists(st.text(alphabet="thewo fi' sé中\n", max_size=30), max_size=5))
+def test_without_stop_words_in_place_is_a_call(texts: list[str]) -> None:
+    every, content = ENGLISH.in_place(texts), ENGLISH(texts)
+    assert every.stopped is not None
+    in_order = [
+        [word for at, word in enumerate(every.words(text), every.offsets[text]) if not every.stopped[at]]
+        for text in range(len(texts))
+    ]
+    assert in_order == [content.words(text) for text in range(len(texts))]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "stopped"),
+    [
+        ("the waves of a transform", ["wave", "transform"], None),
+        ("To be or not to be", ["to", "be", "or", "not", "to", "be"], [True] * 6),
+        ("The Who", ["the", "who"], [True, True]),
+        ("…", [], []),
+    ],
+)
+def test_a_query_of_stop_words_alone_is_searched_as_it_is(
+    text: str, words: list[str], stopped: list[bool] | None
+) -> None:
+    tokens = ENGLISH.query(text)
+    assert tokens.words(0) == words
+    assert (None if tokens.stopped is None else tokens.stopped.tolist()) == stopped
 
 
 def test_a_text_reads_the_same_in_any_company() -> None:

@@ -9,9 +9,9 @@ array([[1, 1, 1, 0],
 
 A token is a run of letters and digits of any script (marks belong to their letter; everything else,
 underscores and apostrophes included, separates), after Unicode compatibility normalisation (NFKC) and
-lower-casing. Stop words go, the rest is stemmed. Texts are cut at the level of bytes and every
-distinct word is looked at once, so the cost is that of reading the text, not of making Python strings.
-Scripts written without spaces are not segmented.
+lower-casing. Stop words go, or stay where and as they are (`in_place`); the rest is stemmed. Texts are cut at
+the level of bytes and every distinct word is looked at once, so the cost is that of reading the text, not of
+making Python strings. Scripts written without spaces are not segmented.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,14 @@ _IS_WORD[128:] = True  # part of a longer character; separators beyond ASCII are
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tokens:
-    """The terms of many texts in their order: those of text i are `terms[offsets[i]:offsets[i + 1]]`."""
+    """The terms of many texts in their order: those of text i are `terms[offsets[i]:offsets[i + 1]]`.
+
+    `stopped` says which of them are stop words, where these were left in their places; None where they went.
+    """
 
     terms: Ids
     offsets: IntArray
+    stopped: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         """The number of texts."""
@@ -102,27 +107,49 @@ class Tokeniser:
 
     def __call__(self, texts: Iterable[str]) -> Tokens:
         """Cut, stop and stem."""
+        return self._tokens(texts, stop=True)
+
+    def in_place(self, texts: Iterable[str]) -> Tokens:
+        """Cut and stem; stop words stay where they are and as they are, and `stopped` says which.
+
+        The others are, in their order, exactly those of a call.
+        """
+        return self._tokens(texts, stop=False)
+
+    def query(self, text: str) -> Tokens:
+        """The terms of one query: its content words; all its words, `stopped`, where it has only stop words.
+
+        >>> ENGLISH.query("to be or not to be").words(0)
+        ['to', 'be', 'or', 'not', 'to', 'be']
+        """
+        content = self([text])
+        return content if len(content.terms) else self.in_place([text])
+
+    def _tokens(self, texts: Iterable[str], *, stop: bool) -> Tokens:
         words, texts_of_words, count = _cut(texts)
         encoded = words.dictionary_encode()
-        codes, vocabulary = self._terms(encoded.dictionary)
-        terms = codes[encoded.indices.to_numpy()]
-        mask = terms >= 0
-        offsets = offsets_of(texts_of_words[mask], count)
-        return Tokens(Ids(frozen(terms[mask]), vocabulary), offsets)
+        spelled = encoded.dictionary.to_pylist()
+        is_stop = np.fromiter((word in self.stop_words for word in spelled), dtype=bool, count=len(spelled))
+        chosen = ~is_stop if stop else np.ones(len(spelled), dtype=bool)
+        terms = Ids.of(self._stems(list(compress(spelled, chosen.tolist()))))
+        codes = np.full(len(spelled), -1, dtype=np.int64)
+        codes[chosen] = terms.codes
+        places = encoded.indices.to_numpy()
+        mask = chosen[places]
+        return Tokens(
+            Ids(frozen(codes[places][mask]), terms.vocabulary),
+            offsets_of(texts_of_words[mask], count),
+            None if stop else frozen(is_stop[places]),
+        )
 
-    def _terms(self, words: pa.LargeStringArray) -> tuple[IntArray, pa.LargeStringArray]:
-        """For every distinct word the code of its term, -1 for a stop word; and the terms in order."""
+    def _stems(self, words: list[str]) -> list[str]:
+        """The stem of every content word; a stop word is left as it is."""
         from Stemmer import Stemmer
 
-        spelled = words.to_pylist()
-        stopped = np.fromiter((word in self.stop_words for word in spelled), dtype=bool, count=len(spelled))
-        content_words = [word for word in spelled if word not in self.stop_words]
-        stems = Ids.of(
-            content_words if self.stemmer is None else Stemmer(self.stemmer).stemWords(content_words)
-        )
-        codes = np.full(len(spelled), -1, dtype=np.int64)
-        codes[~stopped] = stems.codes
-        return codes, stems.vocabulary
+        if self.stemmer is None:
+            return words
+        stems = Stemmer(self.stemmer).stemWords(words)
+        return [word if word in self.stop_words else stem for word, stem in zip(words, stems, strict=True)]
 
 
 ENGLISH = Tokeniser()
