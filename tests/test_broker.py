@@ -125,6 +125,30 @@ class TestSearch:
         assert b"isthmus-message" in headers
         assert b"authorization" not in headers  # a person's key stays at the broker
 
+    def test_a_silo_with_another_encoder_is_named_and_all_hear_which_one_they_share(self, site):
+        for name, silo in site.silos.items():
+            encoder = "onnx-west" if name == "west" else "onnx-most"
+            content = json.dumps(answer(name, silo.hits, encoder=encoder)).encode()
+            silo.behave = (200, b"application/json", content)
+        try:
+            site.search()
+            for silo in site.silos.values():
+                silo.asked = []
+            details = {each["silo"]: each["detail"] for each in site.search()["silos"]}
+            headers = [silo.asked[0][2].get(b"isthmus-encoder") for silo in site.silos.values()]
+            assert headers == [b"onnx-most"] * 3
+            assert "without its dense score" in details.pop("west")
+            assert not any("encoder" in each for each in details.values())
+            site.silos["west"].behave = (
+                200,
+                b"application/json",
+                content.replace(b"onnx-west", b"a\\r\\nb: c"),
+            )
+            assert site.statuses()["west"] == "broken"  # what it says of itself goes into a header
+        finally:
+            for silo in site.broker.silos.values():
+                silo.encoder = ""
+
     def test_explanations_pass_through(self, site):
         why = [{"retriever": "bm25", "raw": 7.1, "probability": 0.8, "weight": 0.5, "contribution": 0.7}]
         site.silos["east"].hits = [hit("east", 0, 0.97, explanation=why)]

@@ -14,6 +14,7 @@ import pytest
 from isthmus import encoders
 from isthmus.encoders import Lsa, Transformer, encode_cached, transformer, vectors
 from isthmus.errors import DataError
+from isthmus.service.encoding import another_encoder, prevailing
 
 TEXTS = [
     "the cat sat on the mat",
@@ -91,6 +92,17 @@ def test_without_a_home_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(vectors, "cache_folder", homeless)
     assert encode_cached(Counting(), ["one", "three"])[:, 0].tolist() == [3, 5]
+
+
+def test_silos_agree_on_the_encoder_that_most_have() -> None:
+    assert prevailing([]) == prevailing([("", 9)]) == ""
+    assert prevailing([("a", 1), ("", 9)]) == "a"
+    assert prevailing([("a", 1), ("b", 9)]) == "none"
+    assert prevailing([("a", 1), ("b", 90), ("a", 1)]) == "a"
+    assert prevailing([("a", 1), ("b", 9), ("a", 1), ("b", 1)]) == "b"
+    assert not another_encoder("a", "none")
+    assert not another_encoder("a", "a")
+    assert "dense" in another_encoder("a", "b")
 
 
 @needs_weights

@@ -405,3 +405,12 @@ def test_a_saved_encoder_encodes_as_it_did(tmp_path):
         np.testing.assert_allclose(
             quick.query(text, tokenise([text]).words(0)), encoder.encode([text])[0], atol=1e-6
         )
+
+
+def test_candidates_as_if_a_retriever_were_not_there(tmp_path):
+    index = made(tmp_path, world(60), encoder=EncoderSettings(dimensions=4))
+    both = index.snapshot.find("pears by the sea", 10)
+    bm25 = both.without("dense")
+    assert listed(bm25, "bm25") == listed(both, "bm25")
+    assert set(bm25.scores) == {"bm25"}
+    assert len(bm25) == bm25.listed["bm25"].sum() < len(both)

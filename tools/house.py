@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 29_370,  # on the way to 26,000
+    "src/isthmus": 29_480,  # on the way to 26,000
     "benchmarks": 1_660,
     "docs": 230,
     "reproduce": 6_500,
@@ -42,7 +42,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/asking.py": 140,
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_080,
-    "src/isthmus/cli": 1_845,  # a warning about an old option is one line
+    "src/isthmus/cli": 1_860,  # a number that is none is told in words
     "src/isthmus/config.py": 285,  # old keys are read for one release, refused against new ones
     "src/isthmus/corpora": 990,
     "src/isthmus/demo": 445,  # longer names break lines
@@ -62,7 +62,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/rankers": 805,
     "src/isthmus/report": 415,  # what a notebook shows of any table, once
     "src/isthmus/retrieval": 490,  # collection statistics of service, private and features in one place
-    "src/isthmus/service": 7_950,  # wrong key files and wrong configurations are told apart
+    "src/isthmus/service": 8_030,  # silos agree on an encoder
     "src/isthmus/tables": 2_025,
     "src/isthmus/text.py": 130,  # stop words in their places, for phrases
     "src/isthmus/training.py": 65,  # training in memory, in one call

@@ -24,6 +24,7 @@ from isthmus.errors import ConfigError, DataError, IsthmusError, Refused, SiloUn
 from isthmus.service import wire
 from isthmus.service.breaker import Breaker
 from isthmus.service.certificates import client_context, server_name
+from isthmus.service.encoding import another_encoder, prevailing
 from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
 from isthmus.service.limits import HttpProblem, message_header
 from isthmus.service.metrics import Metrics
@@ -44,6 +45,8 @@ GRACE = 0.05
 """Least seconds for which a silo on trial is waited for after all others have answered."""
 TRIED = 8
 """Searches of a silo on trial that are followed to their deadline after they were answered without it."""
+START_SECONDS = 0.5
+"""How long the start waits to learn the silos' encoders; those that come later come all the same."""
 VIEW_SECONDS, FRESH_SECONDS = 2.0, 2.0
 """How long a view waits for the silos, and how long what they said is shown again."""
 
@@ -60,14 +63,23 @@ class SiloClient:
     breaker: Breaker
     headers: Mapping[str, str] = field(repr=False)
     documents: int | None = None
+    encoder: str = ""
+    """The fingerprint it has stated last."""
     trials: set[asyncio.Task[None]] = field(default_factory=set, repr=False)
     """Searches answered without it, because it is on trial, whose deadline has not passed."""
 
     async def ask(
-        self, method: str, path: str, body: bytes = b"", kind: str = JSON, *, unless: str = ""
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        kind: str = JSON,
+        *,
+        unless: str = "",
+        encoder: str = "",
     ) -> HttpReply:
         """Send one message to the silo, under a header that protects against replays; see `Talks`."""
-        headers = {**self.headers, **message_header()}
+        headers = {**self.headers, **message_header(), **({wire.ENCODER: encoder} if encoder else {})}
         if body:
             headers["content-type"] = kind
         if unless:
@@ -226,7 +238,9 @@ class Broker:
         )
 
     async def start(self) -> None:
-        """Start the exchange of statistics."""
+        """Start the exchange of statistics, and learn which encoders silos have."""
+        self._tasks.append(asyncio.create_task(self._ask_encoders()))
+        await asyncio.wait(self._tasks, timeout=START_SECONDS)
         if self.settings.share_statistics:
             self._tasks.append(asyncio.create_task(self.exchange.run()))
 
@@ -298,7 +312,8 @@ class Broker:
         """Ask one silo: its status and hits, unless it is late; the outcome is recorded in its breaker."""
         breaker, began = silo.breaker, time.monotonic()
         try:
-            answer = understood(await silo.ask("POST", "/search", question.body), wire.NodeAnswer)
+            reply = await silo.ask("POST", "/search", question.body, encoder=self.encoder)
+            answer = understood(reply, wire.NodeAnswer)
             breaker.responded(began)
             if answer.silo != silo.name or any(hit.silo != silo.name for hit in answer.hits):
                 raise BrokenReply("its answer names another silo")
@@ -316,10 +331,31 @@ class Broker:
             return silo.status(status, str(error)), []
         breaker.succeeded()
         took = time.monotonic() - began
-        silo.documents = answer.documents
+        silo.documents, silo.encoder = answer.documents, answer.encoder
         self._seconds.observe(took, silo=silo.name)
-        remark = self.exchange.remark(answer.statistics) if answer.documents else "it holds no documents yet"
+        remark = self._remark(silo, answer)
         return silo.status("answered", remark, took), answer.hits
+
+    def _remark(self, silo: SiloClient, answer: wire.NodeAnswer) -> str:
+        if not answer.documents:
+            return "it holds no documents yet"
+        remarks = [self.exchange.remark(answer.statistics), another_encoder(silo.encoder, self.encoder)]
+        return "; ".join(filter(None, remarks))
+
+    @property
+    def encoder(self) -> str:
+        """The encoder that silos agree on: "none" where all differ, empty before any has spoken."""
+        return prevailing((silo.encoder, silo.documents or 0) for silo in self.silos.values())
+
+    async def _ask_encoders(self) -> None:
+        """Learn every silo's encoder before the first search."""
+
+        async def one(silo: SiloClient) -> None:
+            with suppress(TimeoutError, Refused, SiloUnavailable, OSError):
+                async with asyncio.timeout(VIEW_SECONDS):
+                    silo.encoder = (await silo.read("/ready", wire.Ready)).encoder
+
+        await asyncio.gather(*map(one, self.silos.values()))
 
     async def feedback(self, feedback: wire.Feedback, person: str) -> None:
         """Take a person's judgement to the silo that showed the hit; nothing of it is kept here."""
@@ -349,7 +385,7 @@ class Broker:
     async def view_silos(self) -> wire.SiloList:
         """Every silo's health and what it has released."""
         views = await asyncio.gather(*(self._view(silo) for silo in self.silos.values()))
-        return wire.SiloList(silos=views, statistics=self.exchange.version)
+        return wire.SiloList(silos=views, statistics=self.exchange.version, encoder=self.encoder)
 
     async def _view(self, silo: SiloClient) -> wire.SiloState:
         problem = self.exchange.problems.get(silo.name, "")
@@ -360,7 +396,9 @@ class Broker:
                 reply = await silo.ask("GET", "/ready")
                 if reply.status == 503:  # it says why itself
                     reply = HttpReply(200, reply.kind, reply.body)
-                fields["ready"] = understood(reply, wire.Ready)
+                fields["ready"] = ready = understood(reply, wire.Ready)
+                silo.encoder = ready.encoder or silo.encoder
+                fields["detail"] = fields["detail"] or another_encoder(silo.encoder, self.encoder)
                 fields["release"] = await silo.read("/release", wire.SiloRelease)
         except Refused as error:
             fields |= {"status": "refused", "detail": str(error)}
@@ -408,6 +446,7 @@ class Broker:
             detail=f"left alone for now: {', '.join(closed)}" if closed else "",
             documents=sum(silo.documents or 0 for silo in self.silos.values()),
             statistics=self.exchange.version,
+            encoder=self.encoder,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 
@@ -121,6 +121,30 @@ class NoQueries(QueryEncoder):
     def query(self, text: str, words: Sequence[str]) -> Vectors:
         """An empty vector."""
         return np.zeros(0, dtype=np.float32)
+
+
+def prevailing(stated: Iterable[tuple[str, int]]) -> str:
+    """The fingerprint that most silos state, of equally many that of more documents; each comes with how many
+    documents its silo has, and is empty where it has said nothing.
+
+    "none" unless two silos have it, or there is but one to speak of; empty where no silo has spoken.
+    """
+    silos, documents = Counter[str](), Counter[str]()
+    for fingerprint, size in stated:
+        if fingerprint:
+            silos[fingerprint] += 1
+            documents[fingerprint] += size
+    if not silos:
+        return ""
+    most = max(silos, key=lambda name: (silos[name], documents[name], name))
+    return most if silos[most] > 1 or len(silos) == 1 else "none"
+
+
+def another_encoder(own: str, agreed: str) -> str:
+    """What is said of a silo whose encoder is not the one that the silos agree on; empty if it is."""
+    if agreed in ("", "none") or own == agreed:
+        return ""
+    return "its encoder is not the one that most silos have: merged without its dense score"
 
 
 def ready_encoder(wanted: settings.EncoderSettings) -> QueryEncoder | None:

@@ -16,7 +16,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -77,6 +77,8 @@ class Learned:
 
     `space` names the directions it was learned with; with others it says nothing.
     """
+
+    comparable: ClassVar[bool] = False
 
     space: str
     first: Look

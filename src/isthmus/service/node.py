@@ -252,7 +252,12 @@ class Node:
         usable = self._read.is_set() and (not behind or len(snapshot) > 0) and not self.problem
         version = "" if snapshot.shared is None else snapshot.shared.version
         return wire.Ready(
-            ready=usable, detail=detail, documents=documents, indexed=len(snapshot), statistics=version
+            ready=usable,
+            detail=detail,
+            documents=documents,
+            indexed=len(snapshot),
+            statistics=version,
+            encoder=snapshot.encoder.fingerprint,
         )
 
     # what leaves

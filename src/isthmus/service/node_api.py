@@ -141,6 +141,7 @@ class NodeApi:
         token = seal if policy.feedback else None
         name = str if policy.snippets else partial(self.node.tokens.name, peer=peer)
         gone: threading.Event = request.scope[GONE]
+        encoder = request.headers.get(wire.ENCODER, "")
 
         def check() -> None:
             waited = (time.perf_counter() - began) * 1000
@@ -149,7 +150,7 @@ class NodeApi:
 
         def work() -> wire.NodeAnswer:
             answer = self.node.searcher.search(
-                body, snippets=policy.snippets, token=token, name=name, check=check
+                body, snippets=policy.snippets, token=token, name=name, check=check, encoder=encoder
             )
             self.node.note("scores", peer, len(answer.hits), "scores and explanations of hits")
             if policy.snippets:

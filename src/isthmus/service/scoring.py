@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -34,7 +34,13 @@ def raw_score(candidates: Found, retriever: str, at: int) -> float | None:
 
 
 class Scorer(Protocol):
-    """Orders candidates and explains the order."""
+    """Orders candidates and explains the order.
+
+    `comparable` are scores that the broker compares with other silos' as they are: vectors of an encoder that
+    the silos have not agreed on may not take part in them.
+    """
+
+    comparable: ClassVar[bool]
 
     def score(self, snapshot: Snapshot, candidates: Found) -> Scored: ...
 
@@ -45,6 +51,8 @@ class Scorer(Protocol):
 
 class Bm25Scorer:
     """Orders candidates by BM25 alone, without probabilities."""
+
+    comparable: ClassVar[bool] = True
 
     def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
         """The candidates that BM25 returned, by its score."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,8 @@ _SURE = 1e-9
 @dataclass(frozen=True, eq=False)
 class FuserScorer:
     """A fitted fuser over the retrievers it was fitted on."""
+
+    comparable: ClassVar[bool] = False
 
     fuser: Fuser
     calibrator: Calibrator | None = None
@@ -90,6 +92,8 @@ class FuserScorer:
 @dataclass(frozen=True, eq=False)
 class RankerScorer:
     """A ranker over the candidates' features."""
+
+    comparable: ClassVar[bool] = False
 
     ranker: Ranker
     width: int
@@ -235,16 +239,20 @@ class Searcher:
         token: Callable[[str], str] | None = None,
         name: Callable[[str], str] = str,
         check: Callable[[], None] = lambda: None,
+        encoder: str = "",
     ) -> NodeAnswer:
         """The best hits; titles and snippets only where they may be seen, a token where it may be judged.
 
         `name` is what a document is called towards the asker.
         `check` is called before each stage, and raises when nobody waits for the answer any more.
+        `encoder` is the fingerprint that the asker's silos agree on; empty where nothing is merged.
         """
         check()
         began = time.perf_counter()
         snapshot = self.index.snapshot
         candidates = snapshot.find(request.query, self.depth)
+        if self.scorer.comparable and encoder not in ("", snapshot.encoder.fingerprint):
+            candidates = candidates.without("dense")
         check()
         scored = self.scorer.score(snapshot, candidates)
         check()
@@ -270,7 +278,12 @@ class Searcher:
         took = round((time.perf_counter() - began) * 1000, 3)
         version = "" if snapshot.shared is None else snapshot.shared.version
         return NodeAnswer(
-            silo=self.silo, hits=hits, documents=len(snapshot), statistics=version, took_ms=took
+            silo=self.silo,
+            hits=hits,
+            documents=len(snapshot),
+            statistics=version,
+            encoder=snapshot.encoder.fingerprint,
+            took_ms=took,
         )
 
     def _select(self, scored: Scored, request: Search) -> list[int]:

@@ -80,6 +80,19 @@ class Found:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def without(self, retriever: str) -> Found:
+        """The candidates as if there were no such retriever."""
+        others = [name for name in self.scores if name != retriever]
+        rows = np.flatnonzero(np.any([self.listed[name] for name in others], axis=0))
+        return Found(
+            self.words,
+            self.tokens,
+            self.rows[rows],
+            tuple(self.documents[row] for row in rows.tolist()),
+            {name: self.scores[name][rows] for name in others},
+            {name: self.listed[name][rows] for name in others},
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:

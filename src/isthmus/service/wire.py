@@ -28,6 +28,9 @@ PREFIX = f"/v{VERSION}"
 PROBLEM_TYPE = "application/problem+json"
 KEY_EXPIRES = "isthmus-key-expires"
 """The header of answers to somebody whose key ends soon: when, ISO 8601."""
+ENCODER = "isthmus-encoder"
+"""The header of a broker's search in a silo: the encoder that its silos agree on, by fingerprint, or "none".
+A silo with another encoder leaves its vectors out of scores that are compared with other silos'."""
 STATISTICS_TYPE = "application/vnd.isthmus.statistics"
 BUNDLE_TYPE = "application/vnd.isthmus.lesson"
 
@@ -46,6 +49,8 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 DocumentId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, pattern=r"^[^\x00-\x1f\x7f]+$")]
 HitToken = Annotated[str, Field(max_length=LONGEST_TOKEN, pattern=r"^[A-Za-z0-9_-]*$")]
 QueryText = Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY, pattern=r"\S")]
+Fingerprint = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9._-]*$")]
+"""Names an encoder's vectors: equal ones encode equal texts alike. It travels in a header."""
 Status = Literal["answered", "late", "refused", "down", "broken"]
 
 
@@ -124,6 +129,8 @@ class NodeAnswer(ResponseModel):
     """How many it searched."""
     statistics: Text
     """The version of the shared statistics it scored with; empty for its own."""
+    encoder: Fingerprint = ""
+    """The fingerprint of its dense retriever's encoder."""
     took_ms: float
 
 
@@ -243,6 +250,8 @@ class Ready(ResponseModel):
     documents: Count = 0
     indexed: Count = 0
     statistics: Text = ""
+    encoder: Fingerprint = ""
+    """The fingerprint of a silo's encoder; of a broker, the one that its silos agree on."""
 
 
 class Departure(ResponseModel):
@@ -299,10 +308,11 @@ class SiloState(ResponseModel):
 
 
 class SiloList(ResponseModel):
-    """Every silo, and the version of the statistics they share."""
+    """Every silo, the version of the statistics they share, and the encoder they agree on."""
 
     silos: list[SiloState]
     statistics: str = ""
+    encoder: str = ""
 
 
 class Session(RequestModel):

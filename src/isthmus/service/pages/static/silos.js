@@ -15,12 +15,14 @@ export async function open(view, { signal, failed }) {
       + " ε is spent by counts, sketches and statistics that leave a silo with noise.")));
   while (!signal.aborted) {
     try {
-      const { silos, statistics } = await api.silos(signal);
+      const { silos, statistics, encoder } = await api.silos(signal);
       rememberSilos(silos.map((silo) => silo.silo));
       const opened = new Set([...cards.querySelectorAll("details[open]")].map((each) => each.dataset.silo));
       const held = silos.reduce((sum, silo) => sum + (silo.ready?.documents ?? 0), 0);
       told.textContent = `${several(held, "document")} in ${several(silos.length, "silo")}; `
-        + (statistics ? `word statistics are shared (version ${statistics.slice(0, 8)}).` : "every silo scores with its own word statistics.");
+        + (statistics ? `word statistics are shared (version ${statistics.slice(0, 8)}).` : "every silo scores with its own word statistics.")
+        + (encoder && encoder !== "none" ? ` Silos share the encoder ${encoder}.`
+          : " Silos share no encoder, so that only words are compared between them.");
       show(cards, silos.map((silo) => card(silo, opened.has(silo.silo))));
     } catch (error) {
       failed(error, cards);
@@ -41,6 +43,7 @@ function card(silo, open) {
   const facts = [
     ["Documents", count(ready?.documents ?? release?.documents)],
     ["Indexed", ready ? count(ready.indexed) : "–"],
+    ["Encoder", ready?.encoder || "–"],
     ["Last training", release?.last_training ? moment(release.last_training) : "none"],
   ];
   return make("section", { class: "card", "aria-label": silo.silo },
