@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 29_480,  # on the way to 26,000
+    "src/isthmus": 29_604,  # on the way to 26,000
     "benchmarks": 1_660,
     "docs": 230,
     "reproduce": 6_500,
@@ -42,13 +42,13 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/asking.py": 140,
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_080,
-    "src/isthmus/cli": 1_860,  # a number that is none is told in words
+    "src/isthmus/cli": 1_873,  # `evaluate --risk`
     "src/isthmus/config.py": 285,  # old keys are read for one release, refused against new ones
     "src/isthmus/corpora": 990,
     "src/isthmus/demo": 445,  # longer names break lines
     "src/isthmus/encoders": 315,
     "src/isthmus/errors.py": 100,  # one error for what cannot be read
-    "src/isthmus/evaluation": 1_475,
+    "src/isthmus/evaluation": 1_600,  # risk of runs against baselines
     "src/isthmus/facade.py": 35,  # old names warn for one release
     "src/isthmus/features.py": 270,
     "src/isthmus/federation": 4_140,  # old names are read for one release; what strategies need is named

@@ -30,9 +30,13 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--profile", "follow that tool's conventions", choices=PROFILES)
     add(parser, "--propensity TRAIN_QRELS", "training judgements, which psP and psnDCG learn from")
     add(parser, "--baseline RUN", "test every run against this one only")
+    add(parser, "--risk", "what runs lose on single queries: URisk, TRisk, ZRisk, GeoRisk, won and lost")
+    add(parser, "--alpha A", "with --risk: a loss counts 1 + A times a gain (1)", type=float)
     add(parser, "--by-query", "values of every query instead of means")
     add(parser, "--format", "of the table (%(default)s)", choices=FORMATS, default="text")
-    add_json(parser, "a list of {run, measure, value, queries}, or {run, measure, query, value} by query")
+    add_json(
+        parser, "a list of {run, measure, value, queries}, {run, measure, query, value} by query, or risks"
+    )
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
@@ -40,6 +44,12 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from isthmus.report import FORMS, Table
     from isthmus.tables import read_qrels, read_run
 
+    if arguments.by_query and arguments.risk:
+        raise ConfigError("--risk is about all queries and --by-query about each", key="risk", expected="one")
+    if arguments.alpha is not None and not arguments.risk:
+        raise ConfigError(
+            "--alpha is how much more a loss counts under --risk", key="alpha", expected="--risk"
+        )
     qrels = read_qrels(arguments.qrels)
     propensity = Propensity.of_qrels(read_qrels(arguments.propensity)) if arguments.propensity else None
     how = {"profile": arguments.profile, "propensity": propensity}
@@ -48,12 +58,18 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         evaluate(qrels, read_run(path, name=name), arguments.measures or MEASURES, **how)
         for path, name in zip(arguments.runs, names, strict=True)
     ]
-    if arguments.by_query or arguments.json:
+    baseline = dict(zip(arguments.runs, names, strict=True)).get(arguments.baseline, arguments.baseline)
+    comparison, alpha = (
+        Comparison(tuple(evaluations), baseline),
+        1.0 if arguments.alpha is None else arguments.alpha,
+    )
+    if arguments.risk and arguments.json:
+        print_json([one.row() for one in comparison.risks(alpha=alpha)])
+    elif arguments.by_query or arguments.json:
         rows = [row for one in evaluations for row in (_by_query(one) if arguments.by_query else one.rows())]
         print_json(rows) if arguments.json else print(FORMS[arguments.format](Table.of(rows)))
     else:
-        baseline = dict(zip(arguments.runs, names, strict=True)).get(arguments.baseline, arguments.baseline)
-        table = Comparison(tuple(evaluations), baseline).table()
+        table = comparison.risk_table(alpha=alpha) if arguments.risk else comparison.table()
         bold = arguments.format == "text" and sys.stdout.isatty()
         print(table.text(bold=True) if bold else FORMS[arguments.format](table))
     for remark in (remark for one in evaluations for remark in one.remarks()):
@@ -140,7 +156,8 @@ COMMANDS = (
     Command(
         "evaluate",
         "measure ranked lists against judgements",
-        "isthmus evaluate qrels.txt bm25.run dense.run -m nDCG@10 'P@5(rel=2)' --baseline bm25.run",
+        "isthmus evaluate qrels.txt bm25.run dense.run -m nDCG@10 'P@5(rel=2)' --baseline bm25.run\n"
+        "  isthmus evaluate qrels.txt bm25.run dense.run -m nDCG@10 --baseline bm25.run --risk --alpha 5",
         _evaluate_arguments,
         _evaluate,
     ),

@@ -21,6 +21,12 @@ from isthmus.evaluation.propensity import Propensity as Propensity
 from isthmus.evaluation.results import Evaluation as Evaluation
 from isthmus.evaluation.results import evaluate as evaluate
 from isthmus.evaluation.results import evaluate_rows as evaluate_rows
+from isthmus.evaluation.risk import contingency_risks as contingency_risks
+from isthmus.evaluation.risk import georisk as georisk
+from isthmus.evaluation.risk import risk_rewards as risk_rewards
+from isthmus.evaluation.risk import trisk as trisk
+from isthmus.evaluation.risk import urisk as urisk
+from isthmus.evaluation.risk import zrisk as zrisk
 from isthmus.evaluation.statistics import Interval as Interval
 from isthmus.evaluation.statistics import bootstrap as bootstrap
 from isthmus.evaluation.statistics import holm as holm

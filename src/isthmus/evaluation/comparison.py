@@ -15,6 +15,7 @@ from isthmus.errors import ConfigError
 from isthmus.evaluation.measures import Measure, as_measures
 from isthmus.evaluation.propensity import Propensity
 from isthmus.evaluation.results import Evaluation, evaluate
+from isthmus.evaluation.risk import georisk, risk_rewards, trisk, zrisk
 from isthmus.evaluation.statistics import Groups, Interval, Paired, bootstrap, holm, paired_t, randomisation
 from isthmus.report import Cell, Estimate, Table, Tabular
 from isthmus.tables import Qrels, Run
@@ -49,6 +50,34 @@ class PairedVerdict:
     second: str
     paired: Paired
     adjusted: float
+
+
+LARGE_LOSS = 0.2
+"""A query that falls this far below the baseline is one that its users notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRisk:
+    """What a run loses on single queries under one measure; the formulas are in `evaluation.risk`."""
+
+    measure: Measure
+    run: str
+    urisk: Interval
+    trisk: float
+    zrisk: float
+    georisk: float
+    wins: int
+    losses: int
+    large_losses: int
+    """Queries that lose more than `LARGE_LOSS`."""
+
+    def row(self) -> dict[str, Any]:
+        """The machine-readable form: `urisk` with `low` and `high`, and `queries`, their number."""
+        numbers = {name: getattr(self, name) for name in ("trisk", "zrisk", "georisk")}
+        counts = {name: getattr(self, name) for name in ("wins", "losses", "large_losses")}
+        bounds = {"urisk": self.urisk.value, "low": self.urisk.low, "high": self.urisk.high}
+        named = {"run": self.run, "measure": str(self.measure)}
+        return {**named, **bounds, **numbers, **counts, "queries": self.urisk.n}
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +143,85 @@ class Comparison(Tabular):
             rows.append(((letters[evaluation.run],) if several else ()) + (evaluation.run, *cells))
         header = ((" ",) if several else ()) + ("run", *map(str, self.measures))
         return Table(header, tuple(rows), title, tuple(self._notes(intervals)), digits)
+
+    def risks(self, *, alpha: float = 1.0) -> tuple[QueryRisk, ...]:
+        """The risk of every run under every measure, on the queries that count for all runs.
+
+        URisk, TRisk and the counts are against the baseline; where none is named, against the mean of the
+        other runs on each query. Sums such as NumRet have no risk. ConfigError for a single run.
+        """
+        if len(self.evaluations) < 2:
+            raise ConfigError("risk is against another run, and there is one", expected="two runs or more")
+        return tuple(
+            one
+            for measure in self.measures
+            if measure.family.aggregate != "sum"
+            for one in self._risks(measure, alpha)
+        )
+
+    def _risks(self, measure: Measure, alpha: float) -> Iterator[QueryRisk]:
+        names = [evaluation.run for evaluation in self.evaluations]
+        values = np.stack([_comparable(evaluation, measure) for evaluation in self.evaluations])
+        values = values[:, np.isfinite(values).all(axis=0)]
+        tables = zrisk(values, alpha=alpha), georisk(values, alpha=alpha)
+        for at, name in enumerate(names):
+            others = np.delete(values, at, axis=0).mean(axis=0)
+            base = others if self.baseline is None else values[names.index(self.baseline)]
+            if name == self.baseline:
+                continue
+            gains = values[at] - base
+            rewards = risk_rewards(values[at], base, alpha=alpha)
+            how = self.testing
+            yield QueryRisk(
+                measure,
+                name,
+                urisk=bootstrap(rewards, groups=how.groups, level=1 - how.alpha, seed=how.seed),
+                trisk=trisk(values[at], base, alpha=alpha),
+                zrisk=float(tables[0][at]),
+                georisk=float(tables[1][at]),
+                wins=int((gains > 0).sum()),
+                losses=int((gains < 0).sum()),
+                large_losses=int((gains < -LARGE_LOSS).sum()),
+            )
+
+    def risk_table(self, *, alpha: float = 1.0, title: str = "", digits: int = 4) -> Table:
+        """One row per run and measure: URisk with its interval, TRisk, ZRisk, GeoRisk, and queries."""
+        header = (
+            "run",
+            "measure",
+            "URisk",
+            "TRisk",
+            "ZRisk",
+            "GeoRisk",
+            "won",
+            "lost",
+            f"lost > {LARGE_LOSS:g}",
+        )
+        risks = self.risks(alpha=alpha)
+        rows: list[tuple[Cell, ...]] = [
+            (
+                one.run,
+                str(one.measure),
+                Estimate(one.urisk.value, one.urisk.low, one.urisk.high),
+                one.trisk,
+                one.zrisk,
+                one.georisk,
+                one.wins,
+                one.losses,
+                one.large_losses,
+            )
+            for one in risks
+        ]
+        against = "the mean of the other runs" if self.baseline is None else f"{self.baseline!r}"
+        counted = "/".join(f"{n:,}" for n in sorted({one.urisk.n for one in risks}))
+        notes = (
+            f"Against {against}, on {counted} queries that count for all runs; a loss counts {1 + alpha:g}"
+            f" times (α = {alpha:g}).",
+            f"In brackets: {1 - self.testing.alpha:.0%} bootstrap interval over queries.",
+            "URisk below 0: losses outweigh gains; TRisk below −2: significantly.",
+            "ZRisk and GeoRisk are among all runs of the table; a larger one is safer.",
+        )
+        return Table(header, tuple(rows), title, notes, digits)
 
     def rows(self) -> list[dict[str, Any]]:
         """The machine-readable form: that of an `Evaluation` with `"low"`, `"high"` and `"better_than"`."""

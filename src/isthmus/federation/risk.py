@@ -22,6 +22,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isthmus.evaluation import contingency_risks
+
 FloatArray = NDArray[np.float64]
 Orientation = Literal["error", "effectiveness"]
 Reference = Literal["mean", "ideal"]
@@ -53,26 +55,10 @@ def risk_matrix(
     rows = values.shape[-2]
     if reference == "ideal":
         values = np.concatenate((values, np.ones_like(values[..., :1, :])), axis=-2)
-    zrisk, georisk = _georisk(values, alpha_risk, orientation, eps)
+    zrisk, georisk = contingency_risks(values, alpha_risk, errors=orientation == "error", eps=eps)
     best = georisk[..., -1] if reference == "ideal" else np.sqrt(values.mean(axis=(-2, -1)) / 2)
     risk = best[..., np.newaxis] - georisk
     return Risks(zrisk[..., :rows], georisk[..., :rows], risk[..., :rows])
-
-
-def _georisk(
-    values: FloatArray, alpha_risk: float, orientation: Orientation, eps: float
-) -> tuple[FloatArray, FloatArray]:
-    from scipy.special import ndtr
-
-    total = values.sum(axis=(-2, -1), keepdims=True)
-    product = values.sum(axis=-1, keepdims=True) * values.sum(axis=-2, keepdims=True)
-    expected = np.divide(product, total, out=np.zeros_like(values), where=total > 0)
-    # A cell whose row or column is all zero has nothing to deviate from: 0/0 is 0 here.
-    z = np.where(expected > 0, (values - expected) / np.sqrt(expected + eps), 0.0)
-    bad = z >= 0 if orientation == "error" else z < 0
-    zrisk = np.where(bad, (1 + alpha_risk) * z, z).sum(axis=-1)
-    mean = np.maximum(values.mean(axis=-1), 0.0)
-    return zrisk, np.sqrt(mean * ndtr(zrisk / values.shape[-1]))
 
 
 def effectiveness(errors: ArrayLike, *, worst: float) -> FloatArray:
