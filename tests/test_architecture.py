@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "isthmus"
 
 ORDER = """
     __main__ cli demo service training federation asking private features rankers losses
-    retrieval encoders fusion calibration logistic corpora partition evaluation text config
+    engines retrieval encoders fusion calibration logistic corpora partition evaluation text config
     tables arrays report files randomness workers errors facade
 """
 LEVEL = {part: level for level, tier in enumerate(ORDER.split()) for part in tier.split("|")}
@@ -31,6 +31,8 @@ HOMES = {
     "xgboost": ("isthmus.rankers",),
     "lightgbm": ("isthmus.rankers",),
     "matplotlib": ("isthmus.report",),
+    "usearch": ("isthmus.engines",),
+    "simsimd": ("isthmus.engines",),
     # never: global random state, code in data files, a second parser, gigabytes
     "random": (),
     "pickle": (),

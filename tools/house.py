@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 29_604,  # on the way to 26,000
+    "src/isthmus": 29_900,  # the vector index; the node's own index goes when the engine is there
     "benchmarks": 1_660,
     "docs": 230,
     "reproduce": 6_500,
@@ -47,6 +47,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/corpora": 990,
     "src/isthmus/demo": 445,  # longer names break lines
     "src/isthmus/encoders": 315,
+    "src/isthmus/engines": 315,  # the vector index
     "src/isthmus/errors.py": 100,  # one error for what cannot be read
     "src/isthmus/evaluation": 1_600,  # risk of runs against baselines
     "src/isthmus/facade.py": 35,  # old names warn for one release
@@ -61,7 +62,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/randomness.py": 30,
     "src/isthmus/rankers": 805,
     "src/isthmus/report": 415,  # what a notebook shows of any table, once
-    "src/isthmus/retrieval": 490,  # collection statistics of service, private and features in one place
+    "src/isthmus/retrieval": 465,  # collection statistics of service, private and features in one place
     "src/isthmus/service": 8_030,  # silos agree on an encoder
     "src/isthmus/tables": 2_025,
     "src/isthmus/text.py": 130,  # stop words in their places, for phrases
@@ -93,7 +94,6 @@ CYCLES: frozenset[frozenset[str]] = frozenset()
 
 DISTRIBUTIONS = {
     "Stemmer": "PyStemmer",
-    "faiss": "faiss-cpu",
     "google": "protobuf",
     "grpc": "grpcio",
     "mpl_toolkits": "matplotlib",

@@ -25,7 +25,6 @@ PURPOSES = {
     "plots": "figures",
     "ray": "training on a Ray cluster",
     "dense": "transformer encoders",
-    "ann": "approximate search",
     "trees": "LambdaMART",
     "postgres": "PostgreSQL as store or source",
     "pdf": "PDF documents",

@@ -1,4 +1,4 @@
-"""Dense retrieval: nearest unit vectors, exactly by blocked matrix products or approximately by a graph.
+"""Dense retrieval: nearest unit vectors, exactly, by blocked matrix products.
 
 >>> from isthmus.encoders import Lsa
 >>> from isthmus.tables import Documents, Queries
@@ -14,35 +14,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Encoder, Vectors, encode_cached
-from isthmus.errors import ConfigError, MissingExtra
+from isthmus.errors import ConfigError
 from isthmus.retrieval.retriever import best_rows, check_depth, check_unique, collect, rows_of
 from isthmus.tables import Documents, Queries, Run
 
 Score = Literal["cosine", "inverse_distance"]
 
 _BLOCK = 256  # queries per matrix product: a block of scores over 40,000 documents takes 40 MB
-_NEIGHBOURS = 32
-_SPARE = 4
 
 
 @dataclass(frozen=True)
 class Dense:
     """Cosine similarity of encoded texts.
 
-    With `approximate`, candidates come from an HNSW graph (faiss, extra `ann`) and are scored exactly;
-    with `score="inverse_distance"` the score is 1/(‖q − d‖² + 1e-9), as the rank-fusion paper's code
+    With `score="inverse_distance"` the score is 1/(‖q − d‖² + 1e-9), as the rank-fusion paper's code
     has it: the same order, another shape.
     """
 
     encoder: Encoder
-    approximate: bool = False
     score: Score = "cosine"
     name: str = "dense"
 
@@ -79,7 +74,7 @@ class DenseIndex:
         check_unique(queries.ids, "query")
         vectors = encode_cached(self.settings.encoder, queries.texts)
         hidden = rows_of(self.documents, queries.own) if queries.own else np.full(len(queries), -1)
-        scored = self._candidates(vectors, k) if self.settings.approximate else self._everything(vectors)
+        scored = self._everything(vectors)
         lists: list[tuple[IntArray, FloatArray]] = []
         for (rows, cosines), skipped in zip(scored, hidden.tolist(), strict=True):
             cosines[rows == skipped] = -np.inf
@@ -97,33 +92,6 @@ class DenseIndex:
             scores[:, silent] = -np.inf
             scores[~block.any(axis=1)] = -np.inf
             yield from ((rows, cosines) for cosines in scores)
-
-    def _candidates(self, vectors: Vectors, k: int) -> Iterator[tuple[IntArray, Vectors]]:
-        """The graph's neighbours, a few more than asked for so that a hidden document costs nothing."""
-        wanted = max(1, min(len(self), k + _SPARE))
-        graph = self._graph
-        graph.hnsw.efSearch = max(64, 2 * wanted)
-        for start in range(0, len(vectors), _BLOCK):
-            block = vectors[start : start + _BLOCK]
-            neighbours = (
-                graph.search(np.ascontiguousarray(block), wanted)[1] if wanted else np.empty((len(block), 0))
-            )
-            for query, near in zip(block, neighbours, strict=True):
-                rows = np.sort(near[near >= 0]).astype(np.int64)
-                cosines = _cosines(self.vectors[rows], query)
-                cosines[~self.vectors[rows].any(axis=1)] = -np.inf
-                yield rows, cosines if query.any() else np.full_like(cosines, -np.inf)
-
-    @cached_property
-    def _graph(self) -> Any:
-        try:
-            import faiss
-        except ImportError:
-            raise MissingExtra("ann", "approximate search") from None
-        graph = faiss.IndexHNSWFlat(self.vectors.shape[1], _NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
-        graph.hnsw.efConstruction = 200
-        graph.add(np.ascontiguousarray(self.vectors))
-        return graph
 
     def __repr__(self) -> str:
         return f"DenseIndex: {len(self):,} documents, {self.vectors.shape[1]} dimensions"

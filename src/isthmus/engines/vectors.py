@@ -1,0 +1,442 @@
+"""The vectors of a node's documents: several passages a document, nearest first, kept on disk.
+
+    state              the encoder, how many rows count, which files, and how many rows the graph has
+    passages-000001    one record a passage: its document, its span of the text, the norm of its vector
+    vectors-000001     its vector in float16, in the same order
+    graph-000001-…     HNSW (usearch) over the first rows in int8: a cache of the two files above
+
+Both files are only appended to, and flushed before `state` is replaced, so a process killed at any point
+finds all that was committed and nothing else. A document is known by its change number in the store. Vectors
+of a removed document are overwritten with zeros when that is committed, left out of the files when half of
+these are dead, and out of the graph when it is built anew.
+
+Rows that no graph has yet are compared one by one (2 ms of processor time for 20,000 rows of 384), so the
+graph may lag behind. Whatever proposes candidates, their cosines are computed from the stored vectors.
+Everything is mapped, not loaded: at a million rows the process itself has 40 MB of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.arrays import FloatArray, IntArray
+from isthmus.errors import DataError
+from isthmus.files import replacing
+
+EXACT = 20_000
+"""Rows that are compared one by one before a graph is built: up to here that is the faster way."""
+STEP = 100_000
+"""Rows that a graph grows by before it is saved."""
+_GROWTH = 0.1
+_LINKS, _BUILD, _SEARCH = 16, 128, 384
+_CHUNK = 16  # rows a call: the library has the interpreter's lock until it returns
+_SPARE = 2  # candidates per row wanted: int8 and half precision order near ties differently
+
+Changes = NDArray[np.uint64]
+_PASSAGE = np.dtype(
+    [("owner", "<u8"), ("start", "<u4"), ("end", "<u4"), ("norm", "<f4"), ("passages", "<u4")]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class VectorReader:
+    """What readers see: rows up to a commit. Never changes, but for rows that are zeroed when removed."""
+
+    vectors: NDArray[np.float16]
+    passages: NDArray[Any]
+    graph: Any = None
+    covered: int = 0
+
+    @cached_property
+    def _alive(self) -> NDArray[np.bool_]:
+        """Rows of documents that are there, with a direction."""
+        return np.asarray((self.passages["owner"] > 0) & (self.passages["norm"] > 0))
+
+    @cached_property
+    def _order(self) -> IntArray:
+        """Rows by document."""
+        return np.argsort(self.passages["owner"], kind="stable")
+
+    @cached_property
+    def _owners(self) -> Changes:
+        """The document of every row in that order; 0 first, for rows that are dead."""
+        return np.asarray(self.passages["owner"][self._order])
+
+    @cached_property
+    def documents(self) -> Changes:
+        """The documents that have a row, ascending."""
+        distinct = np.unique(self._owners)
+        return distinct[distinct > 0]
+
+    def __len__(self) -> int:
+        """Documents that have a vector."""
+        return len(self.documents)
+
+    def known(self, changes: Sequence[int] | Changes) -> NDArray[np.bool_]:
+        """Which of these documents have a vector."""
+        return np.isin(np.asarray(changes, np.uint64), self.documents)
+
+    def unfinished(self) -> Changes:
+        """Documents of which some passages have vectors and others have none yet, ascending."""
+        alive = self.passages[self.passages["owner"] > 0]
+        owners, first, counts = np.unique(alive["owner"], return_index=True, return_counts=True)
+        return np.asarray(owners[counts < alive["passages"][first]])
+
+    def spans(self, change: int) -> list[tuple[int, int]]:
+        """The spans of the text that have vectors, in the order in which they were added."""
+        rows, _ = self._rows_of(np.array([change], np.uint64))
+        return [(int(start), int(end)) for _, start, end, _, _ in self.passages[rows]]
+
+    def search(self, vector: NDArray[np.float32], depth: int) -> tuple[Changes, FloatArray]:
+        """The `depth` documents with the nearest passages, and their cosines, best first.
+
+        Of equal cosines the later change comes first. A vector without direction finds nothing.
+        """
+        unit = _unit(vector)
+        if unit is None or depth < 1:
+            return np.empty(0, np.uint64), np.empty(0)
+        count = _SPARE * depth
+        while True:
+            rows = self._nearest(unit, count)
+            owners, cosines = self.passages["owner"][rows], self._exact(rows, unit)
+            order = np.lexsort((owners, cosines))[::-1]
+            _, first = np.unique(owners[order], return_index=True)
+            if len(first) >= depth or count >= len(self.vectors):
+                best = order[np.sort(first)[:depth]]
+                return np.asarray(owners[best]), cosines[best].astype(np.float64)
+            count *= 4  # many passages of few documents, or dead ones
+
+    def cosines(self, changes: Sequence[int] | Changes, vector: NDArray[np.float32]) -> FloatArray:
+        """The cosine of every document's best passage; −inf for a document that has no vector yet."""
+        unit = _unit(vector)
+        values = np.full(len(changes), -np.inf)
+        if unit is not None and len(changes):
+            rows, starts = self._rows_of(np.asarray(changes, np.uint64))
+            some = np.flatnonzero(np.diff(starts))
+            if len(some):
+                values[some] = np.maximum.reduceat(self._exact(rows, unit), starts[some])
+        return values
+
+    def best_span(self, change: int, vector: NDArray[np.float32]) -> tuple[int, int] | None:
+        """The span of the passage that is nearest to a vector; None without one."""
+        unit = _unit(vector)
+        rows, _ = self._rows_of(np.array([change], np.uint64))
+        if unit is None or not len(rows):
+            return None
+        best = self.passages[rows[np.argmax(self._exact(rows, unit))]]
+        return int(best["start"]), int(best["end"])
+
+    def first_vectors(self, changes: Sequence[int] | Changes) -> NDArray[np.float32]:
+        """The vector of every document's first passage; zeros for a document that has none yet."""
+        rows, starts = self._rows_of(np.asarray(changes, np.uint64))
+        vectors = np.zeros((len(changes), self.vectors.shape[1]), np.float32)
+        some = np.flatnonzero(np.diff(starts))
+        vectors[some] = self.vectors[rows[starts[some]]]
+        return vectors
+
+    def _rows_of(self, changes: Changes) -> tuple[IntArray, IntArray]:
+        """The rows of documents, and where among them those of each document begin, with the end."""
+        first, last = (np.searchsorted(self._owners, changes, side=side) for side in ("left", "right"))
+        counts = np.where(changes > 0, last - first, 0)
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        steps = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+        return self._order[np.repeat(first, counts) + steps], starts
+
+    def _exact(self, rows: IntArray, vector: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Exact cosines of rows and a unit vector; −inf for a row without direction."""
+        norms = self.passages["norm"][rows]
+        products = self.vectors[rows].astype(np.float32) @ vector
+        scaled = np.divide(products, norms, out=np.full(len(rows), -np.inf, np.float32), where=norms > 0)
+        return np.asarray(np.minimum(scaled, 1))
+
+    def _nearest(self, vector: NDArray[np.float32], count: int) -> IntArray:
+        """Rows that include about the nearest `count` ones, in no order."""
+        near, compared = np.empty(0, np.int64), 0
+        if self.graph is not None and count * 16 < self.covered:  # for a larger part of it a graph costs more
+            near = self.graph.search(_int8(vector[None])[0], count, threads=1).keys.astype(np.int64)
+            near, compared = near[self._alive[near]], self.covered
+        rest = self._compare(vector, compared)
+        if len(rest) > count:
+            best = np.argpartition(rest, len(rest) - count)[-count:]
+            return np.concatenate((near, best[np.isfinite(rest[best])] + compared))
+        return np.concatenate((near, np.flatnonzero(np.isfinite(rest)) + compared))
+
+    def _compare(self, vector: NDArray[np.float32], start: int) -> FloatArray:
+        """Cosines of all rows from `start` on, in half precision; −inf for dead ones."""
+        import simsimd
+
+        if start == len(self.vectors):
+            return np.empty(0)
+        distances = simsimd.cdist(vector.astype(np.float16)[None], self.vectors[start:], "cosine")
+        return np.where(self._alive[start:], 1 - np.asarray(distances)[0], -np.inf)
+
+
+class VectorIndex:
+    """One writer, many readers; what was added or removed is searched after `commit`.
+
+    with VectorIndex.open(folder, 384, encoder.fingerprint) as index:
+        index.add([17], encoder.documents(["a red apple"]), [(0, 11)])
+        index.commit()
+        changes, cosines = index.reader.search(encoder.query("apples"), 10)
+    """
+
+    def __init__(self, folder: Path, state: dict[str, Any]) -> None:
+        self.folder, self._state = folder, state
+        self.width, self.fingerprint = int(state["width"]), str(state["encoder"])
+        self._writing, self._maintaining = threading.RLock(), threading.RLock()
+        self._added: list[NDArray[Any]] = []
+        self._removed: list[Changes] = []
+        self._open_files()
+        passages = np.fromfile(self._path("passages"), _PASSAGE)
+        self._show(passages, self._read_graph())
+        self._forget_others()
+
+    @classmethod
+    def open(cls, folder: Path, width: int, fingerprint: str) -> VectorIndex:
+        """The index in this folder, which is made if need be.
+
+        One of another width or encoder, and files that lack what was committed, are a DataError.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = {"format": 1, "width": width, "encoder": fingerprint, "files": 1, "rows": 0, "graph": None}
+        try:
+            state = json.loads((folder / "state").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            state = fresh
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot be read: {error}", file=folder / "state", cure=_CURE) from error
+        for key in ("format", "width", "encoder"):
+            if state.get(key) != fresh[key]:
+                message = f"vectors of {key} {state.get(key)!r}, expected {fresh[key]!r}"
+                raise DataError(message, file=folder / "state", cure=_CURE)
+        return cls(folder, state)
+
+    def _path(self, kind: str) -> Path:
+        return self.folder / f"{kind}-{self._state['files']:06d}"
+
+    def _open_files(self) -> None:
+        """Open both files behind the last row that was committed; what a killed process added is cut off."""
+        self._files = {}
+        for kind, size in (("passages", _PASSAGE.itemsize), ("vectors", 2 * self.width)):
+            path, length = self._path(kind), size * self._state["rows"]
+            self._files[kind] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            if (there := os.fstat(self._files[kind]).st_size) < length:
+                self.close()
+                raise DataError(f"has {there} bytes, {length} were committed", file=path, cure=_CURE)
+            os.ftruncate(self._files[kind], length)
+
+    def close(self) -> None:
+        """Close the files; what was not committed is lost."""
+        for opened in self._files.values():
+            os.close(opened)
+        self._files = {}
+
+    def __enter__(self) -> VectorIndex:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # writing
+
+    def add(
+        self,
+        changes: Sequence[int] | Changes,
+        vectors: NDArray[np.floating],
+        spans: Sequence[tuple[int, int]],
+        *,
+        passages: Sequence[int] | None = None,
+    ) -> None:
+        """Add passages: the documents they are of, vectors of unit length, and spans of their texts.
+
+        `passages` is how many each document has in all, 1 if not said; see `unfinished`. Raises a DataError
+        for vectors of another shape or with a value that is no number.
+        """
+        rows = np.ascontiguousarray(vectors, dtype=np.float16)
+        if rows.shape != (len(changes), self.width) or not np.isfinite(rows).all():
+            message = f"vectors of shape {rows.shape} or not finite, expected ({len(changes)}, {self.width})"
+            raise DataError(message, cure="encode with the encoder that the index was made for")
+        records = np.zeros(len(rows), _PASSAGE)
+        records["owner"] = changes
+        records["start"], records["end"] = np.asarray(spans, np.int64).reshape(-1, 2).T
+        records["norm"] = np.linalg.norm(rows.astype(np.float32), axis=1)
+        records["passages"] = 1 if passages is None else passages
+        with self._writing:
+            end = len(self.reader.passages) + sum(map(len, self._added))
+            _write(self._files["vectors"], rows, end)
+            _write(self._files["passages"], records, end)
+            self._added.append(records)
+
+    def remove(self, changes: Sequence[int] | Changes) -> None:
+        """Remove all passages of documents, those too that are not committed yet."""
+        with self._writing:
+            self._removed.append(np.asarray(changes, np.uint64))
+
+    def commit(self) -> None:
+        """Put what was added and removed on disk, and let searches see it."""
+        with self._writing:
+            if not self._added and not self._removed:
+                return
+            passages = np.concatenate((self.reader.passages, *self._added))
+            removed = np.concatenate((np.empty(0, np.uint64), *self._removed))
+            gone = np.flatnonzero(np.isin(passages["owner"], removed[removed > 0]))
+            passages[gone] = 0
+            self._erase(gone)
+            self._state = {**self._state, "rows": len(passages)}
+            self._flush()
+            self._added, self._removed = [], []
+            self._show(passages, self.reader.graph)
+
+    def _erase(self, rows: IntArray) -> None:
+        """Overwrite rows with zeros: first vectors, then owners, which say that a row is dead."""
+        runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
+        for kind, size in (("vectors", 2 * self.width), ("passages", _PASSAGE.itemsize)):
+            for run in runs:
+                os.pwrite(self._files[kind], bytes(size * len(run)), size * int(run[0]))
+
+    def _flush(self) -> None:
+        for opened in self._files.values():
+            os.fsync(opened)
+        with replacing(self.folder / "state") as stream:
+            stream.write(json.dumps(self._state).encode())
+
+    def _show(self, passages: NDArray[Any], graph: Any) -> None:
+        shape = (len(passages), self.width)
+        vectors = np.memmap(self._path("vectors"), np.float16, "r", shape=shape) if len(passages) else None
+        empty = np.empty(shape, np.float16)
+        named = self._state["graph"]
+        covered = 0 if graph is None else int(named["rows"])
+        self.reader = VectorReader(empty if vectors is None else vectors, passages, graph, covered)
+
+    # keeping in order
+
+    def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Do the next piece of slow work, if there is any: whether there was.
+
+        Compacts where half of the rows are dead; grows the graph by up to `STEP` rows where so many have
+        none. Searches, additions and removals go on meanwhile. The graph's work is discarded once
+        `stopped()`.
+        """
+        with self._maintaining:
+            view = self.reader
+            if len(view.passages) > 2 * int((view.passages["owner"] > 0).sum()):
+                self.compact()
+                return True
+            if len(view.vectors) - view.covered > max(EXACT, _GROWTH * view.covered):
+                return self._grow(view, stopped)
+            return False
+
+    def compact(self) -> None:
+        """Write files without dead rows; the graph is to be built anew."""
+        with self._maintaining, self._writing:
+            self.commit()
+            old, before = self.reader, self._files
+            live = np.flatnonzero(old.passages["owner"] > 0)
+            if len(live) == len(old.passages):
+                return
+            files = self._state["files"] + 1
+            self._state = {**self._state, "files": files, "rows": 0, "graph": None}
+            self._open_files()
+            for start in range(0, len(live), 4096):
+                _write(self._files["vectors"], old.vectors[live[start : start + 4096]], start)
+            _write(self._files["passages"], old.passages[live], 0)
+            self._state["rows"] = len(live)
+            self._flush()
+            for opened in before.values():
+                os.close(opened)
+            self._show(old.passages[live], None)
+            self._forget_others()
+
+    def _grow(self, view: VectorReader, stopped: Callable[[], bool]) -> bool:
+        """A graph with more of the rows, saved beside the old one, then mapped in its place."""
+        end = min(len(view.vectors), view.covered + STEP)
+        graph = _graph(self.width)
+        if view.graph is not None:
+            graph.load(str(self._graph_file(view.covered)))
+        rows = np.arange(view.covered, end)[view._alive[view.covered : end]]
+        for start in range(0, len(rows), _CHUNK):
+            if stopped():
+                return False
+            chunk = rows[start : start + _CHUNK]
+            graph.add(chunk.astype(np.uint64), _int8(view.vectors[chunk].astype(np.float32)), threads=1)
+        with replacing(path := self._graph_file(end)) as stream:
+            graph.save(stream.name)
+        del graph
+        with self._writing:
+            self._state = {**self._state, "graph": {"rows": end, "bytes": path.stat().st_size}}
+            self._flush()
+            self._show(self.reader.passages, self._read_graph())
+            self._forget_others()
+        return True
+
+    def _graph_file(self, rows: int) -> Path:
+        return self.folder / f"graph-{self._state['files']:06d}-{rows}"
+
+    def _read_graph(self) -> Any:
+        """The graph, mapped; None where there is none, or not whole: it is built again."""
+        named = self._state["graph"]
+        path = None if named is None else self._graph_file(named["rows"])
+        if path is None or not path.exists() or path.stat().st_size != named["bytes"]:
+            self._state["graph"] = None
+            return None
+        graph = _graph(self.width)
+        graph.view(str(path))
+        return graph
+
+    def _forget_others(self) -> None:
+        """Remove files that the state does not name. Readers may have them mapped, and keep them."""
+        named = {"state", self._path("passages").name, self._path("vectors").name}
+        if self._state["graph"] is not None:
+            named.add(self._graph_file(self._state["graph"]["rows"]).name)
+        for path in self.folder.iterdir():
+            if path.name not in named:
+                path.unlink(missing_ok=True)
+
+
+_CURE = "remove this folder: vectors are made again from the documents"
+
+
+def _graph(width: int) -> Any:
+    from usearch.index import Index
+
+    return Index(
+        ndim=width,
+        metric="cos",
+        dtype="i8",
+        connectivity=_LINKS,
+        expansion_add=_BUILD,
+        expansion_search=_SEARCH,
+        enable_key_lookups=False,
+    )
+
+
+def _int8(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
+    """Every row scaled so that its largest value is 127: an angle does not depend on length."""
+    largest = np.abs(vectors).max(axis=1, keepdims=True)
+    return np.asarray(np.round(vectors * (127 / np.maximum(largest, 1e-12))), dtype=np.int8)
+
+
+def _unit(vector: NDArray[np.floating]) -> NDArray[np.float32] | None:
+    """The vector with length 1; None for one without direction."""
+    norm = float(np.linalg.norm(vector))
+    return np.asarray(vector / norm, dtype=np.float32) if norm > 0 else None
+
+
+def _write(opened: int, rows: NDArray[Any], row: int) -> None:
+    """All of an array into an open file, from a row on: what a failed call has left there is overwritten."""
+    if not len(rows):
+        return
+    rest, at = memoryview(rows.tobytes()), row * (rows.nbytes // len(rows))
+    while len(rest):
+        done = os.pwrite(opened, rest, at)
+        rest, at = rest[done:], at + done
