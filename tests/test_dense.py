@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from isthmus.encoders import Lsa
+from isthmus.encoders import Encoder, Lsa
 from isthmus.errors import ConfigError
 from isthmus.retrieval import Dense
 from isthmus.tables import Documents, Queries
@@ -64,7 +64,7 @@ def test_inverse_distance_keeps_the_order(world: tuple[Documents, Lsa]) -> None:
     np.testing.assert_allclose(inverse.scores, 1 / (2 - 2 * cosine.scores + 1e-9), rtol=1e-6)
 
 
-class Rounded:
+class Rounded(Encoder):
     """Unit vectors but for rounding: the earlier in the alphabet, the longer."""
 
     fingerprint = "rounded"

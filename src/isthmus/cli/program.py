@@ -32,6 +32,7 @@ GROUPS = (
     "coordinate",
     "rank",
     "sketch",
+    "encoder",
     "keys",
     "ledger",
     "node",

@@ -1,10 +1,11 @@
 """Encoders: texts to unit vectors whose dot product is a similarity.
 
-    Lsa           TF-IDF and a truncated SVD, fitted on the texts at hand; needs no download
-    Transformer   a BERT-like sentence encoder from a folder, all-MiniLM-L6-v2 by default
+    Lsa              TF-IDF and a truncated SVD, fitted on the texts at hand; needs no download
+    load_encoder     one that was added by `isthmus encoder add`: ONNX files, or an endpoint
+    load_cross_encoder   a cross-encoder, which scores pairs of a query and a document
 
 An encoder has a `fingerprint` that changes whenever its vectors would, so `encode_cached` can keep
-vectors on disk.
+vectors on disk, and silos can see whether theirs compare.
 """
 
 from isthmus.facade import contents

@@ -1,5 +1,12 @@
-from isthmus.encoders.transformer import MINILM_SHA256 as MINILM_SHA256
-from isthmus.encoders.transformer import Transformer as Transformer
+from isthmus.encoders.cross import CrossEncoder as CrossEncoder
+from isthmus.encoders.folders import Description as Description
+from isthmus.encoders.installed import add_encoder as add_encoder
+from isthmus.encoders.installed import encoders_folder as encoders_folder
+from isthmus.encoders.installed import installed_encoders as installed_encoders
+from isthmus.encoders.installed import load_cross_encoder as load_cross_encoder
+from isthmus.encoders.installed import load_encoder as load_encoder
+from isthmus.encoders.installed import remove_encoder as remove_encoder
+from isthmus.encoders.presets import PRESETS as PRESETS
 from isthmus.encoders.vectors import Encoder as Encoder
 from isthmus.encoders.vectors import Lsa as Lsa
 from isthmus.encoders.vectors import Vectors as Vectors

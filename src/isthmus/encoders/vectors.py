@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,18 +19,39 @@ from isthmus.tables import Ids, cache_folder, replacing
 from isthmus.text import ENGLISH, Tokeniser, Tokens
 
 _BLOCK_TEXTS = 512
+_WORD = re.compile(r"\S+")
 Vectors = NDArray[np.float32]
+Spans = NDArray[np.int64]
 
 
 class Encoder(Protocol):
-    """Anything that turns texts into unit rows."""
+    """Anything that turns texts into unit rows. One that inherits from this needs only the first two."""
 
     @property
     def fingerprint(self) -> str:
         """Names the vectors: equal fingerprints encode equal texts alike."""
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """One unit row per text (a zero row for a text it can say nothing about)."""
+        """One unit row per document (a zero row for a text it can say nothing about)."""
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """One unit row per query, in the space of the documents."""
+        return self.encode(texts)
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row."""
+        return int(self.encode(["a"]).shape[1])
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens at which a document is cut, those that the encoder adds aside; None if it reads all."""
+        return None
+
+    def token_spans(self, text: str) -> Spans:
+        """Where every token of a document begins and ends, in characters: shape (tokens, 2)."""
+        words = [match.span() for match in _WORD.finditer(text)]
+        return np.array(words, dtype=np.int64).reshape(-1, 2)
 
 
 def unit(vectors: Vectors) -> Vectors:
@@ -39,26 +61,29 @@ def unit(vectors: Vectors) -> Vectors:
     return scaled
 
 
-def encode_cached(encoder: Encoder, texts: Sequence[str], *, label: str | None = None) -> Vectors:
-    """`encoder.encode(texts)`, kept on disk block by block, so that a second call, or one after a kill,
-    computes only what is missing; where nothing can be kept, everything. `label` names the progress bar. An
-    encoder that `keeps_vectors` itself is asked directly."""
-    if getattr(encoder, "keeps_vectors", False):
-        return encoder.encode(texts)
+def encode_cached(
+    encoder: Encoder, texts: Sequence[str], *, queries: bool = False, label: str | None = None
+) -> Vectors:
+    """`encoder.encode(texts)`, or `encode_queries`, kept on disk block by block, so that a second call, or
+    one after a kill, computes only what is missing; where nothing can be kept, everything. `label` names the
+    progress bar. An encoder that `keeps_vectors` itself is asked directly."""
+    encode = encoder.encode_queries if queries else encoder.encode
+    if getattr(encoder, "keeps_vectors", False) or not texts:
+        return encode(texts)
     blocks = [texts[at : at + _BLOCK_TEXTS] for at in range(0, len(texts), _BLOCK_TEXTS)]
-    if not blocks:
-        return encoder.encode(texts)
     try:
-        folder = cache_folder() / "vectors" / encoder.fingerprint
+        folder = cache_folder() / "vectors" / f"{encoder.fingerprint}{'-queries' if queries else ''}"
     except RuntimeError:  # no home folder to keep anything in
         folder = None
     reported = blocks if label is None else progress(blocks, total=len(blocks), label=label)
-    return np.concatenate([_encode_block(encoder, block, folder) for block in reported])
+    return np.concatenate([_encode_block(encode, block, folder) for block in reported])
 
 
-def _encode_block(encoder: Encoder, texts: Sequence[str], folder: Path | None) -> Vectors:
+def _encode_block(
+    encode: Callable[[Sequence[str]], Vectors], texts: Sequence[str], folder: Path | None
+) -> Vectors:
     if folder is None:
-        return encoder.encode(texts)
+        return encode(texts)
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         spelled = text.encode("utf-8", "surrogatepass")
@@ -70,7 +95,7 @@ def _encode_block(encoder: Encoder, texts: Sequence[str], folder: Path | None) -
             return cached
     except (OSError, ValueError, EOFError):
         pass  # absent or damaged: computed again and replaced
-    vectors = encoder.encode(texts)
+    vectors = encode(texts)
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
@@ -79,7 +104,7 @@ def _encode_block(encoder: Encoder, texts: Sequence[str], folder: Path | None) -
 
 
 @dataclass(frozen=True, eq=False)
-class Lsa:
+class Lsa(Encoder):
     """Latent semantic analysis: TF-IDF of stems through a truncated SVD of the texts it was fitted on.
 
     Fit it on the federation's own text: fitted elsewhere it knows neither the words nor their company.

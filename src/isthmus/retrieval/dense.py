@@ -72,7 +72,7 @@ class DenseIndex:
         """
         check_depth(k)
         check_unique(queries.ids, "query")
-        vectors = encode_cached(self.settings.encoder, queries.texts)
+        vectors = encode_cached(self.settings.encoder, queries.texts, queries=True)
         hidden = rows_of(self.documents, queries.own) if queries.own else np.full(len(queries), -1)
         scored = self._everything(vectors)
         lists: list[tuple[IntArray, FloatArray]] = []

@@ -10,7 +10,7 @@ from os import PathLike
 import numpy as np
 
 from isthmus.arrays import Ids
-from isthmus.encoders import Encoder, Lsa, Transformer, Vectors
+from isthmus.encoders import Encoder, Lsa, Vectors, load_encoder
 from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.service import settings
@@ -73,7 +73,7 @@ class QueryEncoder:
 
     def query(self, text: str, words: Sequence[str]) -> Vectors:
         """The vector of a query, which comes with its words."""
-        vector: Vectors = self.encoder.encode([text])[0]
+        vector: Vectors = self.encoder.encode_queries([text])[0]
         return vector
 
 
@@ -151,7 +151,7 @@ def ready_encoder(wanted: settings.EncoderSettings) -> QueryEncoder | None:
     """The encoder that the settings name; None for one that is still to be fitted on the silo's texts."""
     if wanted.kind == "none":
         return NoQueries()
-    if wanted.kind == "transformer":
-        encoder = Transformer(wanted.path)
-        return AnyQueries(encoder, encoder.encode(["a"]).shape[1])
+    if wanted.kind in ("encoder", "transformer"):
+        encoder = load_encoder(wanted.name if wanted.path is None else str(wanted.path))
+        return AnyQueries(encoder, encoder.width)
     return None if wanted.path is None else LsaQueries(load_lsa(wanted.path))

@@ -16,6 +16,7 @@ import hashlib
 import ipaddress
 import os
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -175,14 +176,24 @@ class Source:
 
 @dataclass(frozen=True)
 class EncoderSettings:
-    """The dense retriever's encoder: built in and fitted on the silo's own text (lsa), loaded from a fitted
-    file that silos share (`path`), or a transformer (`path` a folder, else all-MiniLM-L6-v2)."""
+    """The dense retriever's encoder: built in and fitted on the silo's own text (lsa), or loaded from a
+    fitted file that silos share (`path`); or one that `isthmus encoder add` brought (encoder), by `name`,
+    with a folder's `path` or an endpoint's address in its place."""
 
-    kind: Literal["lsa", "transformer", "none"] = "lsa"
+    kind: Literal["lsa", "encoder", "transformer", "none"] = "lsa"
+    """`transformer` is what `encoder` was called."""
+    name: str = ""
     path: Path | None = None
     dimensions: int = 128
 
     def __post_init__(self) -> None:
+        if self.kind == "transformer":
+            message = 'encoder.kind = "transformer" is called "encoder" now, with name = "minilm" or another'
+            warnings.warn(message, FutureWarning, stacklevel=2)
+            object.__setattr__(self, "name", self.name or "minilm")
+        if self.kind == "encoder":
+            expected = 'kind = "encoder" needs a name (bge-small, or an address) or a path, one of them'
+            require(bool(self.name) != (self.path is not None), expected)
         require(self.dimensions >= 1, f"dimensions = {self.dimensions} must be at least 1")
 
 

@@ -43,3 +43,4 @@ from isthmus.tables.trec import write_run as write_run
 from isthmus.tables.unpacking import PLAIN as PLAIN
 from isthmus.tables.unpacking import Declared as Declared
 from isthmus.tables.unpacking import Unpacker as Unpacker
+from isthmus.tables.unpacking import check_directory as check_directory

@@ -17,7 +17,7 @@ from isthmus.tables import Ids
 
 
 @dataclass(frozen=True, eq=False)
-class Remembered:
+class Remembered(Encoder):
     """Another encoder with the vectors of known texts at hand, whatever order and company they come in."""
 
     keeps_vectors = True
@@ -48,7 +48,7 @@ class Remembered:
 
 
 @dataclass(frozen=True, eq=False)
-class Unmarked:
+class Unmarked(Encoder):
     """Another encoder that reads every text as `unmarked` leaves it."""
 
     keeps_vectors = True
@@ -76,7 +76,7 @@ def unmarked(text: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Projected:
+class Projected(Encoder):
     """Another encoder behind a learned linear map, so that judged pairs lie close together.
 
     The map minimises NT-Xent over pairs (a, b) with the other pairs of the batch as negatives:

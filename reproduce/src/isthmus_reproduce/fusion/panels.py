@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from isthmus.encoders import Encoder, Lsa, Transformer
-from isthmus.errors import MissingExtra
+from isthmus.encoders import Encoder, Lsa, load_encoder
+from isthmus.errors import ConfigError, MissingExtra
 from isthmus.retrieval import BM25, Score
 from isthmus.text import Tokeniser
 from isthmus_reproduce.fusion.encoders import Remembered, Unmarked, unmarked
@@ -36,11 +36,11 @@ def encoder(texts: Iterable[str], *, label: str | None = None) -> tuple[Encoder,
     """
     known = sorted(set(texts))
     try:
-        model: Encoder = Transformer(max_tokens=MAX_TOKENS)
-        model.fingerprint  # noqa: B018  # raises where package or weights are missing
+        model = load_encoder("minilm", max_tokens=MAX_TOKENS)
+        model.fingerprint  # noqa: B018  # raises where a library is missing
         name = "all-MiniLM-L6-v2"
-    except MissingExtra:
-        model, name = Lsa.fit(known, dimensions=256), "LSA (no transformer installed)"
+    except (ConfigError, MissingExtra):
+        model, name = Lsa.fit(known, dimensions=256), "LSA (minilm is not added)"
     return Remembered.of(model, known, label=label), name
 
 

@@ -1,0 +1,167 @@
+"""The ONNX graph of a BERT encoder from its weights: what `encoder add` makes of a folder without one.
+
+The graph takes one text a row, without padding, and gives the vectors of its tokens. Its nodes are the fused
+ones of onnxruntime, so that a layer is seven of them. The file is written as the protocol buffer it is
+(onnx.proto of ONNX), field by field, which needs no further package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import DataError, MissingExtra
+
+FUSED = "com.microsoft"
+_FLOAT, _INT32, _INT64 = 1, 6, 7
+_OPSET, _IR_VERSION = 17, 8
+
+Weights = Mapping[str, NDArray[np.float32]]
+
+
+def bert_graph(folder: Path) -> bytes:
+    """The ONNX model of a folder with `config.json` and `model.safetensors`; a DataError for any other."""
+    config = _config(folder / "config.json")
+    try:
+        from safetensors.numpy import load_file
+    except ImportError:
+        raise MissingExtra("dense", "weights in a safetensors file") from None
+    try:
+        raw = load_file(folder / "model.safetensors")
+        weights = {name.removeprefix("bert."): array.astype(np.float32) for name, array in raw.items()}
+        tensors = _tensors(weights, config["num_hidden_layers"])
+        return _model(tensors, config)
+    except KeyError as error:
+        raise DataError(f"has no {error.args[0]}", file=folder / "model.safetensors") from None
+    except Exception as error:  # safetensors has errors of its own
+        if isinstance(error, (DataError, OSError, MemoryError)):
+            raise
+        raise DataError(f"is no safetensors file: {error}", file=folder / "model.safetensors") from None
+
+
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        kind, activation = config["model_type"], config["hidden_act"]
+        positions = config.get("position_embedding_type", "absolute")
+    except OSError as error:
+        raise DataError.unreadable(file, error) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"is no configuration of an encoder: {error}", file=file) from None
+    if (kind, activation, positions) != ("bert", "gelu", "absolute"):
+        problem = (
+            f"is of {kind} with {activation} and {positions} positions, not of bert with gelu and absolute"
+        )
+        raise DataError(problem, file=file, cure="export the model to ONNX and add that folder")
+    return config
+
+
+def _tensors(weights: Weights, layers: int) -> dict[str, NDArray[np.float32]]:
+    """The weights under the names of the graph; matrices transposed for `rows @ matrix`."""
+    names = {"word": "word_embeddings", "position": "position_embeddings", "segment": "token_type_embeddings"}
+    tensors = {name: weights[f"embeddings.{source}.weight"] for name, source in names.items()}
+    tensors |= _norm(weights, "embeddings.LayerNorm", "first")
+    for at in range(layers):
+        prefix = f"encoder.layer.{at}"
+        parts = [f"{prefix}.attention.self.{name}" for name in ("query", "key", "value")]
+        tensors[f"qkv{at}"] = np.concatenate([weights[f"{part}.weight"] for part in parts]).T
+        tensors[f"qkv_bias{at}"] = np.concatenate([weights[f"{part}.bias"] for part in parts])
+        dense = {"out": "attention.output.dense", "up": "intermediate.dense", "down": "output.dense"}
+        for name, source in dense.items():
+            tensors[f"{name}{at}"] = weights[f"{prefix}.{source}.weight"].T
+            tensors[f"{name}_bias{at}"] = weights[f"{prefix}.{source}.bias"]
+        tensors |= _norm(weights, f"{prefix}.attention.output.LayerNorm", f"middle{at}")
+        tensors |= _norm(weights, f"{prefix}.output.LayerNorm", f"last{at}")
+    return tensors
+
+
+def _norm(weights: Weights, source: str, name: str) -> dict[str, NDArray[np.float32]]:
+    return {f"{name}_scale": weights[f"{source}.weight"], f"{name}_shift": weights[f"{source}.bias"]}
+
+
+def _nodes(layers: int, heads: int, epsilon: float) -> Iterator[bytes]:
+    norm = {"epsilon": epsilon}
+    yield _node("Cast", ["input_ids"], ["ids"], {"to": _INT32}, domain="")
+    yield _node("Shape", ["input_ids"], ["shape"], {}, domain="")
+    yield _node("ConstantOfShape", ["shape"], ["segments64"], {}, domain="")
+    yield _node("Cast", ["segments64"], ["segments"], {"to": _INT32}, domain="")
+    first = ["ids", "segments", "word", "position", "segment", "first_scale", "first_shift"]
+    yield _node("EmbedLayerNormalization", first, ["hidden0", "unused"], norm)
+    for at in range(layers):
+        hidden, attended = f"hidden{at}", f"attended{at}"
+        yield _node("Attention", [hidden, f"qkv{at}", f"qkv_bias{at}"], [attended], {"num_heads": heads})
+        yield _node("MatMul", [attended, f"out{at}"], [f"mixed{at}"], {}, domain="")
+        middle = [f"mixed{at}", hidden, f"middle{at}_scale", f"middle{at}_shift", f"out_bias{at}"]
+        yield _node("SkipLayerNormalization", middle, [f"normed{at}"], norm)
+        yield _node("MatMul", [f"normed{at}", f"up{at}"], [f"wide{at}"], {}, domain="")
+        yield _node("BiasGelu", [f"wide{at}", f"up_bias{at}"], [f"gated{at}"], {})
+        yield _node("MatMul", [f"gated{at}", f"down{at}"], [f"narrow{at}"], {}, domain="")
+        last = [f"narrow{at}", f"normed{at}", f"last{at}_scale", f"last{at}_shift", f"down_bias{at}"]
+        output = "token_vectors" if at == layers - 1 else f"hidden{at + 1}"
+        yield _node("SkipLayerNormalization", last, [output], norm)
+
+
+def _model(tensors: Mapping[str, NDArray[np.float32]], config: Mapping[str, Any]) -> bytes:
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    graph = [_field(1, node) for node in _nodes(layers, heads, config["layer_norm_eps"])]
+    graph.append(_field(2, "bert"))
+    graph += [_field(5, _tensor(name, array)) for name, array in tensors.items()]
+    graph.append(_field(11, _value("input_ids", _INT64, "texts", "tokens")))
+    graph.append(_field(12, _value("token_vectors", _FLOAT, "texts", "tokens", config["hidden_size"])))
+    sets = [
+        _field(8, _field(1, domain) + _field(2, version)) for domain, version in (("", _OPSET), (FUSED, 1))
+    ]
+    return b"".join((_field(1, _IR_VERSION), _field(2, "isthmus"), _field(7, b"".join(graph)), *sets))
+
+
+def _node(
+    operator: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    attributes: Mapping[str, int | float],
+    *,
+    domain: str = FUSED,
+) -> bytes:
+    parts = [_field(1, name) for name in inputs] + [_field(2, name) for name in outputs]
+    parts += [_field(4, operator), _field(7, domain)]
+    for name, value in attributes.items():
+        if isinstance(value, int):
+            number = _field(3, value) + _field(20, 2)
+        else:
+            number = b"\x15" + np.float32(value).tobytes() + _field(20, 1)  # field 2, four bytes
+        parts.append(_field(5, _field(1, name) + number))
+    return b"".join(parts)
+
+
+def _tensor(name: str, array: NDArray[np.float32]) -> bytes:
+    sizes = b"".join(_field(1, size) for size in array.shape)
+    content = np.ascontiguousarray(array, dtype="<f4").tobytes()
+    return sizes + _field(2, _FLOAT) + _field(8, name) + _field(9, content)
+
+
+def _value(name: str, kind: int, *shape: int | str) -> bytes:
+    """An input or output: its name, type and shape, in which a name stands for any size."""
+    sizes = b"".join(_field(1, _field(2 if isinstance(size, str) else 1, size)) for size in shape)
+    return _field(1, name) + _field(2, _field(1, _field(1, kind) + _field(2, sizes)))
+
+
+def _field(number: int, value: int | str | bytes) -> bytes:
+    """One field of a protocol buffer: a whole number, or bytes with their length before them."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    content = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, low ones first."""
+    parts = []
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*parts, value))

@@ -1,0 +1,214 @@
+"""An encoder behind an OpenAI-compatible `/v1/embeddings` interface of the organisation's own.
+
+Every document and query is sent there. The key is read from the environment or a file when it is needed, and
+stands in no setting, message or log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import numpy as np
+
+from isthmus.encoders.vectors import Encoder, Vectors, unit
+from isthmus.errors import ConfigError, DataError, ServiceError
+from isthmus.files import private_file
+
+USUAL_KEY = "env:ISTHMUS_ENCODER_KEY"
+BATCH_TEXTS, BATCH_CHARACTERS = 64, 200_000
+TRIES, PAUSE, LONGEST_PAUSE = 4, 0.5, 30.0
+SECONDS = 60.0
+MOST_BYTES = 64 << 20
+"""Of an answer."""
+AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
+"""Statuses after which a request is sent again."""
+LOCAL = ("localhost", "127.0.0.1", "::1")
+PROBES = (
+    "a cat sleeps on the mat",
+    "kittens rest on carpets",
+    "share prices fell sharply",
+    "la pluie tombe sur la mer",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Endpoint(Encoder):
+    """An encoder at an address, `https://host/v1#model`.
+
+    `key` says where the key is: `env:NAME` or `file:PATH`; empty for none. `probe` is what `probe_hash` was
+    when it was added: an endpoint that answers otherwise is refused.
+    """
+
+    url: str
+    key: str = ""
+    probe: str = ""
+    pauses: float = PAUSE
+    _state: dict[str, int] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{self.url!r} is no address", key="encoder", expected="https://host/v1#model")
+        if parts.username or parts.password or parts.query:
+            problem = "the address of an encoder has a password or a query in it"
+            raise ConfigError(problem, key="encoder", expected="a key in an environment variable or a file")
+        if parts.scheme == "http" and parts.hostname not in LOCAL:
+            problem = f"documents would be sent to {parts.hostname} unencrypted"
+            raise ConfigError(problem, key="encoder", expected="https://…, or http:// on this machine")
+
+    @property
+    def model(self) -> str:
+        """The model's name, as the endpoint knows it."""
+        return urlsplit(self.url).fragment
+
+    @cached_property
+    def _address(self) -> str:
+        parts = urlsplit(self.url)
+        path = parts.path.rstrip("/")
+        path = path if path.endswith("/embeddings") else f"{path}/embeddings"
+        return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The hash of the model's name and of what it makes of some texts."""
+        stated = json.dumps((self.model, self.probe or self.probe_hash))
+        return f"endpoint-{hashlib.sha256(stated.encode()).hexdigest()[:16]}"
+
+    @cached_property
+    def probe_hash(self) -> str:
+        """The hash of width and cosines of some vectors, to twentieths: two servers of a model agree."""
+        vectors = unit(np.array(self._ask(PROBES), dtype=np.float32))
+        cosines = np.rint(20 * (vectors @ vectors.T)[np.triu_indices(len(PROBES), 1)]).astype(int)
+        return hashlib.sha256(repr((vectors.shape[1], cosines.tolist())).encode()).hexdigest()
+
+    @cached_property
+    def width(self) -> int:
+        """Numbers in a vector."""
+        self._check()
+        return self._state["width"]
+
+    def _check(self) -> None:
+        """Before the first vectors: the endpoint is what it was when it was added."""
+        if self.probe and self.probe_hash != self.probe:
+            raise DataError(
+                f"{self._address} encodes otherwise than when it was added",
+                cure="if that is meant: isthmus encoder add it under another name, and encode again",
+            )
+        self.probe_hash  # noqa: B018  # asks, and so learns the width
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """One unit row a text; zeros for one without a letter. ServiceError where the endpoint fails."""
+        self._check()
+        vectors = np.zeros((len(texts), self._state["width"]), dtype=np.float32)
+        rows = [row for row, text in enumerate(texts) if text.strip()]
+        for batch in _batches(rows, [len(texts[row]) for row in rows]):
+            vectors[batch] = self._ask([texts[row] for row in batch])
+        return unit(vectors)
+
+    def _ask(self, texts: Sequence[str]) -> list[list[float]]:
+        body = {"model": self.model, "input": list(texts), "encoding_format": "float"}
+        rows = self._rows(self._post(json.dumps(body).encode()), len(texts))
+        width = self._state.setdefault("width", len(rows[0]))
+        if strange := [len(row) for row in rows if len(row) != width]:
+            raise ServiceError(f"{self._address} answered vectors of {strange[0]} numbers, not {width}")
+        return rows
+
+    def _rows(self, content: bytes, count: int) -> list[list[float]]:
+        """The vectors in the order of the texts; ServiceError for any other form."""
+        try:
+            data: list[dict[str, Any]] = json.loads(content)["data"]
+            rows = {int(item.get("index", at)): item["embedding"] for at, item in enumerate(data)}
+            if sorted(rows) != list(range(count)) or len(data) != count:
+                raise ValueError(f"{len(data)} vectors for {count} texts")
+            for row in rows.values():
+                if not row or not np.isfinite(np.array(row, dtype=np.float32)).all():
+                    raise ValueError("a vector that is not of finite numbers")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            problem = f"{self._address} answered no embeddings: {str(error)[:100]}"
+            raise ServiceError(
+                f"{problem} (expected data[].embedding as of OpenAI's /v1/embeddings)"
+            ) from None
+        return [rows[at] for at in range(count)]
+
+    def _post(self, body: bytes) -> bytes:
+        """The answer to a request, sent again while that may help."""
+        import httpx
+
+        problem = ""
+        for attempt in range(TRIES):
+            wait = self.pauses * 2**attempt
+            try:
+                with httpx.stream(
+                    "POST", self._address, content=body, headers=self._headers(), timeout=SECONDS
+                ) as reply:
+                    if reply.status_code == 200:
+                        return _bounded(reply.iter_bytes(), self._address)
+                    problem = f"status {reply.status_code}"
+                    if reply.status_code in (401, 403):
+                        problem += f", key from {self.key or 'nowhere'}"
+                    if reply.status_code not in AGAIN:
+                        break
+                    asked_for = reply.headers.get("retry-after", "")
+                    wait = max(wait, float(asked_for)) if asked_for.isdigit() else wait
+            except httpx.HTTPError as error:
+                problem = type(error).__name__  # its text may quote headers, and with them the key
+            if attempt + 1 < TRIES:
+                time.sleep(min(wait, LONGEST_PAUSE))
+        cure = "check address, model and key: isthmus encoder add URL#MODEL --key env:NAME"
+        raise ServiceError(f"{self._address} encodes nothing: {problem} ({cure})")
+
+    def _headers(self) -> dict[str, str]:
+        key = read_key(self.key)
+        authorization = {"authorization": f"Bearer {key}"} if key else {}
+        return {"content-type": "application/json", **authorization}
+
+
+def read_key(place: str) -> str:
+    """The key at `env:NAME` or `file:PATH`; empty for no place. ConfigError or DataError if it is missing."""
+    if not place:
+        return ""
+    kind, _, where = place.partition(":")
+    if kind == "file":
+        key = private_file(where).read_text(encoding="utf-8").strip()
+    elif kind == "env" and where in os.environ:
+        key = os.environ[where].strip()
+    elif kind == "env":
+        raise ConfigError(f"the environment variable {where} is not set", key="encoder.key")
+    else:
+        raise ConfigError(
+            "a key is not written where others read it", key="key", expected="env:NAME or file:PATH"
+        )
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{place} has more than one line, or letters that no key has", key="encoder.key")
+    return key
+
+
+def _batches(rows: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Rows, so many at a time that a request stays small."""
+    batch: list[int] = []
+    characters = 0
+    for row, length in zip(rows, lengths, strict=True):
+        if batch and (len(batch) == BATCH_TEXTS or characters + length > BATCH_CHARACTERS):
+            yield batch
+            batch, characters = [], 0
+        batch.append(row)
+        characters += length
+    if batch:
+        yield batch
+
+
+def _bounded(chunks: Iterator[bytes], address: str) -> bytes:
+    content = bytearray()
+    for chunk in chunks:
+        content += chunk
+        if len(content) > MOST_BYTES:
+            raise ServiceError(f"{address} answered more than {MOST_BYTES:,} bytes")
+    return bytes(content)

@@ -1,0 +1,159 @@
+"""What a folder says of the encoder in it: its files, pooling, prefixes and limit.
+
+encoder.json        what `isthmus encoder add` wrote, with the sha256 of every file
+modules.json, …     else the files of sentence-transformers
+
+model.onnx          the graph with its weights, or onnx/model.onnx
+tokenizer.json      of the library tokenizers
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from isthmus.errors import DataError
+
+Pooling = Literal["cls", "mean"]
+MANIFEST, MODEL, TOKENIZER = "encoder.json", "model.onnx", "tokenizer.json"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+LONGEST_JSON = 1 << 20
+USUAL_LIMIT = 512
+
+
+@dataclass(frozen=True)
+class Description:
+    """How an encoder's files are used. `limit` counts all tokens of a text, those that are added too."""
+
+    name: str
+    kind: Literal["encoder", "cross-encoder", "endpoint"] = "encoder"
+    pooling: Pooling = "mean"
+    query_prefix: str = ""
+    document_prefix: str = ""
+    limit: int = USUAL_LIMIT
+    licence: str = ""
+    source: str = ""
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """By file; files of other hashes are refused."""
+    url: str = ""
+    """Of an endpoint, the model behind the mark #."""
+    key: str = ""
+    """Where an endpoint's key is: `env:NAME` or `file:PATH`."""
+    width: int = 0
+    probe: str = ""
+    """The hash of an endpoint's vectors of some texts."""
+
+    def __post_init__(self) -> None:
+        if self.pooling not in get_args(Pooling):
+            raise DataError(f"pools tokens by {self.pooling!r}", cure="known: cls, mean")
+        if not 3 <= self.limit <= 1 << 20:
+            raise DataError(f"reads {self.limit} tokens of a text", cure="3 to 1,048,576 are possible")
+
+    def write(self, folder: Path) -> None:
+        """Write it to an encoder's folder."""
+        usual = Description("")
+        stated = {key: value for key, value in asdict(self).items() if value != getattr(usual, key)}
+        (folder / MANIFEST).write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
+
+
+def read_description(folder: Path) -> Description:
+    """What `encoder.json` says, else what the files of sentence-transformers say; DataError for neither."""
+    if not folder.is_dir():
+        raise DataError("is no folder", file=folder, cure="name a folder with model.onnx and tokenizer.json")
+    stated = read_json(folder / MANIFEST)
+    if not stated:
+        return _sentence_transformers(folder)
+    known = {each.name for each in fields(Description)}
+    try:
+        return Description(**{key: value for key, value in stated.items() if key in known})
+    except (TypeError, DataError) as error:
+        raise DataError(f"describes no encoder: {error}", file=folder / MANIFEST) from None
+
+
+def _sentence_transformers(folder: Path) -> Description:
+    """From modules.json, 1_Pooling/config.json, sentence_bert_config.json and the prompts."""
+    modules = read_json(folder / "modules.json", [])
+    kinds = {str(module.get("type", "")).rpartition(".")[2]: module.get("path", "") for module in modules}
+    if strange := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
+        raise DataError(
+            f"has the module {sorted(strange)[0]}, which is not applied here",
+            file=folder / "modules.json",
+            cure="export all of it to one ONNX file with the output sentence_embedding",
+        )
+    prompts = read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
+    own = read_json(folder / CONFIG).get("max_position_embeddings", USUAL_LIMIT)
+    wanted = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    return Description(
+        name=folder.resolve().name,
+        pooling=_pooling(folder / (kinds.get("Pooling") or "1_Pooling") / "config.json"),
+        query_prefix=str(prompts.get("query", "")),
+        document_prefix=str(prompts.get("document", prompts.get("passage", ""))),
+        limit=min(int(wanted or own), int(own)),
+    )
+
+
+def _pooling(file: Path) -> Pooling:
+    config = read_json(file)
+    modes = [key.removeprefix("pooling_mode_") for key, on in config.items() if on is True]
+    named = config.get("pooling_mode")
+    modes = (
+        [named] if isinstance(named, str) else [mode for mode in modes if f"pooling_mode_{mode}" in config]
+    )
+    known: Mapping[str, Pooling] = {"cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean"}
+    if not config:
+        return "mean"
+    if len(modes) != 1 or modes[0] not in known:
+        raise DataError(
+            f"pools tokens by {', '.join(modes) or 'nothing'}", file=file, cure="known: cls, mean"
+        )
+    return known[modes[0]]
+
+
+def model_file(folder: Path) -> Path | None:
+    """The ONNX file of a folder; None where it has none."""
+    named = [folder / MODEL, folder / "onnx" / MODEL]
+    other = sorted(folder.glob("onnx/*.onnx")) or sorted(folder.glob("*.onnx"))
+    for file in named:
+        if file.is_file():
+            return file
+    if len(other) > 1:
+        names = ", ".join(file.name for file in other)
+        raise DataError(f"has several models ({names})", file=folder, cure=f"leave one, called {MODEL}")
+    return other[0] if other else None
+
+
+def weight_files(model: Path) -> list[Path]:
+    """The model and whatever lies beside it that it may keep tensors in."""
+    beside = (f"{model.name}_data", f"{model.name}.data", f"{model.stem}.data")
+    return [model, *(file for name in beside if (file := model.with_name(name)).is_file())]
+
+
+def sha256(file: Path) -> str:
+    """The hash of a file's bytes; DataError if it cannot be read."""
+    try:
+        with open(file, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError.unreadable(file, error) from None
+
+
+def read_json(file: Path, absent: Any = None) -> Any:
+    """What a JSON file holds; `absent`, else {}, where there is none."""
+    empty = {} if absent is None else absent
+    try:
+        if file.stat().st_size > LONGEST_JSON:
+            raise DataError(f"has more than {LONGEST_JSON:,} bytes", file=file)
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return empty
+    except OSError as error:
+        raise DataError.unreadable(file, error) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not JSON: {error}", file=file) from None
+    if not isinstance(content, type(empty)):
+        raise DataError(f"holds no {type(empty).__name__}", file=file)
+    return content
