@@ -182,7 +182,11 @@ def _show(report: dict[str, Any]) -> str:
         status = (
             have if extra["ok"] else f"missing {', '.join(extra['missing'])}: {' && '.join(extra['cure'])}"
         )
-        lines.append(line("extra", f"{extra['name']}, for {PURPOSES[extra['name']]}: {status}"))
+        lines.append(
+            line(
+                "extra", f"{extra['name']}, for {PURPOSES.get(extra['name'], 'an earlier release')}: {status}"
+            )
+        )
     blas = ", ".join(f"{b['library']} {b['version']} with {b['threads']} threads" for b in report["blas"])
     lines.append(line("cores", f"{report['cores']}; BLAS: {blas or 'none'}"))
     lines.append(line("data", ", ".join(report["data"]["found"])))
