@@ -218,7 +218,7 @@ def test_no_error_ends_the_exchange_of_statistics(monkeypatch, caplog):
         await own()
 
     async def until_summed():
-        running = asyncio.create_task(exchange.run())
+        running = asyncio.create_task(statistics.keep_exchanging(exchange))
         while not east.sums and not running.done():
             await asyncio.sleep(0.01)
         running.cancel()

@@ -1,4 +1,4 @@
-"""The broker: one question to all silos at once, one deadline, one list by probability.
+"""The broker: one question to all silos at once, one deadline, one list by probability, or by score.
 
     broker = Broker(read_broker("broker.toml"))
     await broker.start()
@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,9 +29,10 @@ from isthmus.service.encoding import another_encoder, prevailing
 from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
 from isthmus.service.limits import HttpProblem, message_header
 from isthmus.service.metrics import Metrics
+from isthmus.service.scale import ScaleExchange
 from isthmus.service.security import local_secret, pseudonym
 from isthmus.service.settings import BrokerSettings, secret
-from isthmus.service.statistics import StatisticsExchange
+from isthmus.service.statistics import StatisticsExchange, keep_exchanging
 from isthmus.service.training import training_of
 from isthmus.tables import Unpacker
 
@@ -90,11 +92,17 @@ class SiloClient:
         """GET a path of the silo as a message; raises SiloUnavailable or Refused."""
         return understood(await self.ask("GET", path), model)
 
-    def status(self, status: wire.Status, detail: str = "", took: float | None = None) -> wire.SiloStatus:
+    def status(
+        self, status: wire.Status, detail: str = "", took: float | None = None, scorer: str = ""
+    ) -> wire.SiloStatus:
         """The status of this silo in the answer to a search; `took` in seconds."""
-        milliseconds = None if took is None else round(took * 1000, 1)
         return wire.SiloStatus(
-            silo=self.name, status=status, detail=detail, took_ms=milliseconds, documents=self.documents
+            silo=self.name,
+            status=status,
+            detail=detail,
+            took_ms=None if took is None else round(took * 1000, 1),
+            documents=self.documents,
+            scorer=scorer,
         )
 
 
@@ -219,6 +227,7 @@ class Broker:
         self.exchange = StatisticsExchange(
             list(self.silos.values()), documents=lambda name: self.silos[name].documents
         )
+        self.scale = ScaleExchange(list(self.silos.values()))
         self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._count()
@@ -238,11 +247,11 @@ class Broker:
         )
 
     async def start(self) -> None:
-        """Start the exchange of statistics, and learn which encoders silos have."""
+        """Start the exchange of statistics and score sums, and learn which encoders silos have."""
         self._tasks.append(asyncio.create_task(self._ask_encoders()))
         await asyncio.wait(self._tasks, timeout=START_SECONDS)
         if self.settings.share_statistics:
-            self._tasks.append(asyncio.create_task(self.exchange.run()))
+            self._tasks.append(asyncio.create_task(keep_exchanging(self.exchange, self.scale)))
 
     async def stop(self) -> None:
         """End all that runs, and close the connections."""
@@ -287,7 +296,7 @@ class Broker:
             candidates += hits
             self._answers.add(silo=silo.name, status=status.status)
         threshold = max(request.threshold, self.settings.threshold)
-        hits, below = merge_hits(candidates, k=request.k, threshold=threshold)
+        hits, below = merge_hits(candidates, k=request.k, threshold=threshold, last=_odd_ones(statuses))
         uncalibrated = sum(hit.probability is None for hit in candidates) if threshold > 0 else 0
         self._searches.add(found="yes" if hits else "no")
         took = round((time.monotonic() - question.began) * 1000, 1)
@@ -334,12 +343,16 @@ class Broker:
         silo.documents, silo.encoder = answer.documents, answer.encoder
         self._seconds.observe(took, silo=silo.name)
         remark = self._remark(silo, answer)
-        return silo.status("answered", remark, took), answer.hits
+        return silo.status("answered", remark, took, answer.scorer), answer.hits
 
     def _remark(self, silo: SiloClient, answer: wire.NodeAnswer) -> str:
         if not answer.documents:
             return "it holds no documents yet"
-        remarks = [self.exchange.remark(answer.statistics), another_encoder(silo.encoder, self.encoder)]
+        remarks = (
+            self.exchange.remark(answer.statistics),
+            self.scale.remark(silo.name, answer.scorer, answer.scale),
+            another_encoder(silo.encoder, self.encoder),
+        )
         return "; ".join(filter(None, remarks))
 
     @property
@@ -450,20 +463,30 @@ class Broker:
         )
 
 
-def merge_hits(hits: Iterable[wire.Hit], *, k: int, threshold: float) -> tuple[list[wire.Hit], int]:
+def merge_hits(
+    hits: Iterable[wire.Hit], *, k: int, threshold: float, last: Container[str] = ()
+) -> tuple[list[wire.Hit], int]:
     """The k best by probability, ties by score and then by id; and how many the threshold left out.
 
     A hit without a probability, from a silo without a calibrator, comes after all that have one; it
-    passes no threshold but 0.
+    passes no threshold but 0. Those of silos in `last`, whose scores do not compare, come at the end.
     """
     every = list(hits)
     selected = [hit for hit in every if (hit.probability or 0.0) >= threshold]
-    selected.sort(key=_order)
+    selected.sort(key=lambda hit: (hit.probability is None and hit.silo in last, *_order(hit)))
     return selected[:k], len(every) - len(selected)
 
 
 def _order(hit: wire.Hit) -> tuple[float, float, str, str]:
     return (1.0 if hit.probability is None else -hit.probability, -hit.score, hit.document, hit.silo)
+
+
+def _odd_ones(statuses: Iterable[wire.SiloStatus]) -> set[str]:
+    """The silos that scored otherwise than most; of two ways as frequent, otherwise than the hybrid."""
+    scorers = {status.silo: status.scorer or "bm25" for status in statuses if status.status == "answered"}
+    counts = Counter(scorers.values())
+    usual = max(counts, key=lambda scorer: (counts[scorer], scorer == "hybrid"), default="")
+    return {silo for silo, scorer in scorers.items() if scorer != usual}
 
 
 def _question(request: wire.Search, deadline: int) -> bytes:

@@ -57,7 +57,13 @@ def fit_lsa(texts: Sequence[str], *, dimensions: int) -> Lsa:
 
 
 class QueryEncoder:
-    """Encodes documents many at a time and a query at once, with any encoder."""
+    """Encodes documents many at a time and a query at once, with any encoder.
+
+    Cosines of one `pretrained` on other texts than a silo's are worth as much as BM25; those of a latent space
+    of a few thousand documents are not, and take part only where their weight is learned.
+    """
+
+    pretrained = False
 
     def __init__(self, encoder: Encoder, width: int) -> None:
         self.encoder, self.width = encoder, width
@@ -103,6 +109,8 @@ class LsaQueries(QueryEncoder):
 
 class AnyQueries(QueryEncoder):
     """Any other encoder."""
+
+    pretrained = True
 
 
 class NoQueries(QueryEncoder):

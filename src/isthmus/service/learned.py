@@ -78,6 +78,7 @@ class Learned:
     `space` names the directions it was learned with; with others it says nothing.
     """
 
+    name: ClassVar[str] = "learned"
     comparable: ClassVar[bool] = False
 
     space: str

@@ -19,9 +19,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from isthmus.arrays import frozen
-from isthmus.errors import ConfigError, DataError, IsthmusError, PrivacyError, ProtocolError, ServiceError
+from isthmus.errors import (
+    ConfigError,
+    DataError,
+    IsthmusError,
+    PrivacyError,
+    ProtocolError,
+    Refused,
+    ServiceError,
+)
 from isthmus.private import SiloFolder, family_of
 from isthmus.private.ledger import Ahead, Budget, Ledger, lost
 from isthmus.report import Progress
@@ -34,6 +43,7 @@ from isthmus.service.learning import Prepare, Show, answer_bytes, question_of
 from isthmus.service.pupil import GuardedPupil, Lesson, own_directions
 from isthmus.service.releases import Releases, released_file
 from isthmus.service.reliability import save_curves, validation_curves
+from isthmus.service.scale import measure
 from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.security import HitTokens, local_secret
@@ -48,7 +58,7 @@ TICK = 5.0
 """Seconds between two looks at model files."""
 SETTLED = 3600.0
 """Seconds after which the ledger says how much of what was written ahead has left."""
-OWN = ("documents.db*", "ledger.db*", "index", "index/*", "flower", "*.statistics", "learned*")
+OWN = ("documents.db*", "ledger.db*", "index", "index/*", "flower", "*.statistics", "*.scale", "learned*")
 """What a node writes into its folder."""
 READABLE = 10.0
 """Seconds that a change waits to be searchable before it is answered anyway."""
@@ -96,6 +106,10 @@ class Node:
         self.family = family_of(secret(statistics.hash_key, "statistics.hash_key"), statistics.width)
         self.index = Index(folder / "index", self.store, encoder=settings.encoder, family=self.family)
         self._models = self._stamps()
+        self._scale = self._restored_scale()
+        self._sums: wire.SiloScores | None = None
+        self._measured: tuple[object, ...] = ()
+        self._recorded: list[tuple[str, wire.SiloScores]] = []
         self._judged = JudgedQueries(settings, self.store, key=self.family.key)
         self._lesson: tuple[str, GuardedPupil] | None = None
         self._learning = threading.Lock()
@@ -160,6 +174,7 @@ class Node:
                 self._catch_up()
                 self._sketch()
                 self._load_new_models()
+                self._measure_scores()
                 self._ahead.settle(older=SETTLED)
                 self.problem = ""
             except Exception as error:  # whatever it is, the node goes on with the index it has
@@ -301,6 +316,7 @@ class Node:
             with replacing(self._shared_file) as stream:
                 stream.write(data)
             self.index.share(statistics)
+        self._wake.set()
         return statistics.version
 
     def _checked(self, data: bytes) -> Statistics:
@@ -318,6 +334,50 @@ class Node:
         names = [part.segment.ids[int(np.flatnonzero(part.kept)[0])] for part in snapshot.parts[:1]]
         return " ".join(f"{text.title} {text.body[:200]}" for text in self.store.get(names).values())
 
+    # one scale for scores
+
+    @property
+    def _scale_file(self) -> Path:
+        return self.settings.folder / "shared.scale"
+
+    def _restored_scale(self) -> wire.ScoreScale | None:
+        """The last scale that came; None for one that cannot be used: the broker brings another."""
+        try:
+            return wire.ScoreScale.model_validate_json(self._scale_file.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def _measure_scores(self) -> None:
+        """Sum scores for queries of the silo's own, again when it has another encoder, statistics for the
+        first time, or twice the documents."""
+        snapshot = self.index.snapshot
+        state = (snapshot.encoder.fingerprint, snapshot.shared is None, len(snapshot).bit_length())
+        if state != self._measured and self.settings.statistics.form != "none":
+            silo, depth = self.settings.silo, self.settings.depth
+            self._sums = measure(silo, snapshot, self.store, depth=depth)
+            self._measured = state
+
+    def score_sums(self, peer: str) -> wire.SiloScores | None:
+        """The silo's score sums, recorded before they leave; None until they are measured.
+
+        Raises Refused where the silo shares no statistics.
+        """
+        if self.settings.statistics.form == "none":
+            raise Refused("this silo does not share statistics")
+        sums = self._sums
+        if sums is not None and (peer, sums) not in self._recorded:
+            self.ledger.record("sums", peer, note="score sums of queries made of the silo's documents")
+            self._recorded.append((peer, sums))
+        return sums
+
+    def adopt_scale(self, scale: wire.ScoreScale) -> None:
+        """Score on the scale of all silos, unless something is learned."""
+        with self._sharing:
+            with replacing(self._scale_file) as stream:
+                stream.write(scale.model_dump_json().encode())
+            self._scale = scale
+            self.searcher = replace(self.searcher, scorer=self._scorer())
+
     # learning with others
 
     @property
@@ -325,7 +385,7 @@ class Node:
         return self.settings.folder / "learned"
 
     def _scorer(self) -> Scorer:
-        return load_scorer(self.settings.models, self._learned_file)
+        return load_scorer(self.settings.models, self._learned_file, self._scale)
 
     def directions(self, peer: str) -> bytes:
         """The silo's part of directions that all share; exact, and recorded as such."""

@@ -190,6 +190,20 @@ class NodeApi:
         await self._accept(self.node.share, await request.body())
         return Response(status_code=204)
 
+    async def scale(self, request: Request) -> Response:
+        """The silo's score sums; 503 until it has measured them."""
+        peer, _ = self._allowed(request, "counts")
+        sums = await self._apart(self.node.score_sums, peer)
+        if sums is None:
+            raise HttpProblem(503, "scores are not measured yet", Retry_After="5")
+        return _json(sums)
+
+    async def adopt_scale(self, request: Request, body: wire.ScoreScale) -> Response:
+        """Score on the scale of all silos."""
+        self._allowed(request, "counts")
+        await self._accept(self.node.adopt_scale, body)
+        return Response(status_code=204)
+
     async def _check_indexed(self) -> None:
         if (await self._apart(self.node.ready)).detail:
             raise HttpProblem(503, "still indexing", Retry_After="5")
@@ -324,6 +338,8 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
         ("POST", "/feedback", api.feedback, None),
         ("GET", "/statistics", api.statistics, None),
         ("PUT", "/statistics", api.share, None),
+        ("GET", "/scale", api.scale, wire.SiloScores),
+        ("PUT", "/scale", api.adopt_scale, None),
         ("GET", "/directions", api.directions, None),
         ("PUT", "/directions", api.adopt_directions, None),
         ("GET", "/learning", api.judged, wire.Judged),

@@ -1,4 +1,11 @@
-"""Scorers of a node: they order candidates and explain the order."""
+"""Scorers of a node: they order candidates and explain the order.
+
+    bm25      BM25 alone; with shared statistics, all silos rank as one central index
+    hybrid    ½·(s − mean)/deviation + ½·(c − mean)/deviation: BM25's share s of the query's Σ idf, cosine c
+
+Means and deviations of the hybrid are those of all silos' score sums (`scale`), the same in every silo, so
+that scores compare; nothing in it is fitted to judgements.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +22,7 @@ from isthmus.service.encoding import NoQueries
 from isthmus.service.segments import build
 from isthmus.service.snapshot import Found, Part, Snapshot
 from isthmus.service.stores import Change
-from isthmus.service.wire import Evidence
+from isthmus.service.wire import Evidence, ScoreScale, Standard
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +47,8 @@ class Scorer(Protocol):
     the silos have not agreed on may not take part in them.
     """
 
+    name: ClassVar[str]
+    """What answers call it."""
     comparable: ClassVar[bool]
 
     def score(self, snapshot: Snapshot, candidates: Found) -> Scored: ...
@@ -52,6 +61,7 @@ class Scorer(Protocol):
 class Bm25Scorer:
     """Orders candidates by BM25 alone, without probabilities."""
 
+    name: ClassVar[str] = "bm25"
     comparable: ClassVar[bool] = True
 
     def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
@@ -70,6 +80,72 @@ class Bm25Scorer:
         ]
 
 
+SHARE = 0.5
+"""Of either retriever in the hybrid."""
+
+
+def standardised(values: FloatArray, by: Standard) -> FloatArray:
+    """(value − mean)/deviation; the mean, 0, where a score is missing (not finite)."""
+    return np.where(np.isfinite(values), (values - by.mean) / by.deviation, 0.0)
+
+
+def bm25_shares(snapshot: Snapshot, candidates: Found) -> FloatArray:
+    """BM25 scores of candidates as shares of the most that the query allows, Σ idf: between 0 and 1.
+
+    Long queries have high scores and rare words too; shares of different queries compare. A query without a
+    word has no scores: NaN.
+    """
+    most = float(snapshot.rarity(candidates.words).sum())
+    return candidates.scores["bm25"] / most if most > 0 else np.full(len(candidates), np.nan)
+
+
+@dataclass(frozen=True)
+class HybridScorer:
+    """Orders candidates by BM25 and the encoder's cosine in equal shares, without probabilities.
+
+    In a silo whose encoder is not the scale's, and for a document without a vector, the cosine is the mean.
+    """
+
+    name: ClassVar[str] = "hybrid"
+    comparable: ClassVar[bool] = True
+
+    scale: ScoreScale
+
+    def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
+        """The candidates of both retrievers; of BM25 alone where the encoder is another."""
+        scores = sum(self._parts(snapshot, candidates).values(), start=np.zeros(len(candidates)))
+        order = best_first(candidates, scores)
+        return Scored(
+            order if self._dense(snapshot, candidates) else order[candidates.listed["bm25"][order]],
+            scores,
+            None,
+        )
+
+    def explain(
+        self, snapshot: Snapshot, candidates: Found, scored: Scored, depth: int
+    ) -> list[list[Evidence]]:
+        """What each retriever adds, in deviations; both together are the score."""
+        parts = self._parts(snapshot, candidates)
+        raw = {name: candidates.scores[name] for name in parts if name in candidates.scores}
+        return [
+            [
+                evidence(name, finite(raw[name][at]) if name in raw else None, None, SHARE, float(added[at]))
+                for name, added in parts.items()
+            ]
+            for at in scored.order[:depth].tolist()
+        ]
+
+    def _dense(self, snapshot: Snapshot, candidates: Found) -> bool:
+        return "dense" in candidates.scores and snapshot.encoder.fingerprint == self.scale.encoder
+
+    def _parts(self, snapshot: Snapshot, candidates: Found) -> dict[str, FloatArray]:
+        """Every retriever's contribution to the candidates' scores."""
+        parts = {"bm25": SHARE * standardised(bm25_shares(snapshot, candidates), self.scale.bm25)}
+        if self._dense(snapshot, candidates):
+            parts["dense"] = SHARE * standardised(candidates.scores["dense"], self.scale.dense)
+        return parts
+
+
 def evidence(
     retriever: str, raw: float | None, probability: float | None, weight: float | None, contribution: float
 ) -> Evidence:
@@ -77,6 +153,11 @@ def evidence(
     return Evidence(
         retriever=retriever, raw=raw, probability=probability, weight=weight, contribution=contribution
     )
+
+
+def finite(value: float) -> float | None:
+    """A number as messages can have it; None for one that is not finite."""
+    return float(value) if np.isfinite(value) else None
 
 
 def best_first(candidates: Found, scores: FloatArray) -> IntArray:

@@ -1,6 +1,7 @@
 """From a query to hits with probabilities: candidates, then a scorer, then the fields that the peer may see.
 
     Bm25Scorer     BM25 alone; with shared statistics, all silos rank as one central index; no probability
+    HybridScorer   BM25 and an encoder that silos agree on, equal shares, nothing learned; no probability
     Learned        what the silos have learned together (`isthmus broker --learn`), probabilities included
     FuserScorer    a fuser (`isthmus fuse --save`) joins the retrievers' lists
     RankerScorer   a ranker (`isthmus train`) reads features of every candidate
@@ -27,11 +28,11 @@ from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned
-from isthmus.service.scoring import Bm25Scorer, Scored, Scorer, best_first, evidence, raw_score
+from isthmus.service.scoring import Bm25Scorer, HybridScorer, Scored, Scorer, best_first, evidence, raw_score
 from isthmus.service.settings import Models
 from isthmus.service.snapshot import Found, Snapshot
 from isthmus.service.stores import DocumentStore, Draft
-from isthmus.service.wire import Evidence, Hit, NodeAnswer, Search
+from isthmus.service.wire import Evidence, Hit, NodeAnswer, ScoreScale, Search
 from isthmus.tables import Letor, Run
 from isthmus.text import STOP_WORDS
 
@@ -54,6 +55,7 @@ _SURE = 1e-9
 class FuserScorer:
     """A fitted fuser over the retrievers it was fitted on."""
 
+    name: ClassVar[str] = "fuser"
     comparable: ClassVar[bool] = False
 
     fuser: Fuser
@@ -93,6 +95,7 @@ class FuserScorer:
 class RankerScorer:
     """A ranker over the candidates' features."""
 
+    name: ClassVar[str] = "ranker"
     comparable: ClassVar[bool] = False
 
     ranker: Ranker
@@ -161,8 +164,9 @@ class RankerScorer:
         return np.asarray(np.log(sure) - np.log1p(-sure))
 
 
-def load_scorer(models: Models, learned: Path | None = None) -> Scorer:
-    """The scorer of a silo's model files; where it names none, of what it has learned with others."""
+def load_scorer(models: Models, learned: Path | None = None, scale: ScoreScale | None = None) -> Scorer:
+    """The scorer of a silo's model files; where it names none, of what it has learned with others; without
+    either the hybrid on the scale of all silos, or BM25 alone."""
     calibrator = None
     if models.calibrator is not None:
         from isthmus.calibration import load_calibrator
@@ -182,7 +186,9 @@ def load_scorer(models: Models, learned: Path | None = None) -> Scorer:
                 f"joins {retrievers}", file=models.fuser, cure=f"a node has {', '.join(RETRIEVERS)}"
             )
         return FuserScorer(fuser, calibrator)
-    return Learned.load(learned) if learned is not None and learned.exists() else Bm25Scorer()
+    if learned is not None and learned.exists():
+        return Learned.load(learned)
+    return Bm25Scorer() if scale is None else HybridScorer(scale)
 
 
 def _calibrated(calibrator: Calibrator, scores: FloatArray) -> FloatArray:
@@ -283,6 +289,8 @@ class Searcher:
             documents=len(snapshot),
             statistics=version,
             encoder=snapshot.encoder.fingerprint,
+            scorer=self.scorer.name,
+            scale=self.scorer.scale.version if isinstance(self.scorer, HybridScorer) else "",
             took_ms=took,
         )
 

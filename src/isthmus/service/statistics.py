@@ -81,6 +81,37 @@ class Nodes:
             return self._read(await self._write(question)(silo))
 
 
+class Exchange(Protocol):
+    """Something that is collected from silos, added up and handed back, again and again."""
+
+    changed: bool
+    """Whether the sum is another than before; reset by whoever reads it."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether every silo has what it should."""
+
+    async def once(self) -> None:
+        """Collect, add, hand back."""
+
+
+async def keep_exchanging(*exchanges: Exchange) -> None:
+    """One exchange after the other, periodically; no reply of a silo ends the loop."""
+    pause = EAGER
+    while True:
+        for exchange in exchanges:
+            try:
+                await exchange.once()
+            except Exception:
+                _log.exception("statistics could not be exchanged, which is tried again")
+        settled = all(exchange.settled for exchange in exchanges)
+        changed = any(exchange.changed for exchange in exchanges)
+        pause = EAGER if changed else min(2 * pause, CALM if settled else UNEASY)
+        for exchange in exchanges:
+            exchange.changed = False
+        await asyncio.sleep(pause)
+
+
 class StatisticsExchange:
     """Statistics by silo, their sum, and who holds it.
 
@@ -100,23 +131,15 @@ class StatisticsExchange:
         self._total: bytes = b""
         self._holders: set[str] = set()
         self._sharing: set[str] = set(self._names)
-        self._changed = False
+        self.changed = False
         self.version = ""
         self.problem = ""
         self.problems: dict[str, str] = {}
 
-    async def run(self) -> None:
-        """Exchange statistics periodically; no reply of a silo ends the loop."""
-        pause = EAGER
-        while True:
-            try:
-                await self.once()
-            except Exception:
-                _log.exception("statistics could not be exchanged, which is tried again")
-            settled = self._holders >= self._sharing
-            pause = EAGER if self._changed else min(2 * pause, CALM if settled else UNEASY)
-            self._changed = False
-            await asyncio.sleep(pause)
+    @property
+    def settled(self) -> bool:
+        """Whether every silo that shares holds the sum."""
+        return self._holders >= self._sharing
 
     def remark(self, version: str) -> str:
         """A remark on a silo that scored with this version of the statistics; empty for the current one."""
@@ -136,7 +159,7 @@ class StatisticsExchange:
             total, left_out = await asyncio.to_thread(self._sum)
             if total.version != self.version:
                 self._total = await asyncio.to_thread(_packed, total)
-                self.version, self._kind, self._changed = total.version, total.kind, True
+                self.version, self._kind, self.changed = total.version, total.kind, True
                 self._holders.clear()
         except ProtocolError as error:  # the sum before it stays
             problem, left_out = f"the silos' statistics do not add up: {error}", {}

@@ -8,6 +8,7 @@
     GET  /v1/silos         every silo's state (broker)
     GET  /v1/statistics    a silo's collection statistics, exact or private (node)
     PUT  /v1/statistics    the sum of all silos' statistics, to score with from now on (node)
+    GET  /v1/scale         sums of a silo's scores (node); PUT: the scale of all silos', to score on
     PUT  /v1/documents     add or change documents, DELETE /v1/documents/{id}: the operator (node)
     GET  /v1/documents     full-text search of the store, POST /v1/sources: read them again; the operator
     GET  /v1/health, /v1/ready, /metrics
@@ -18,10 +19,11 @@ problem details (RFC 9457) under `application/problem+json` and never echo a que
 
 from __future__ import annotations
 
+import hashlib
 import time
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 VERSION = 1
 PREFIX = f"/v{VERSION}"
@@ -40,6 +42,8 @@ LONGEST_ID = 1_000
 MOST_JUDGED, MOST_ROWS = 100_000, 10_000
 """Queries that a silo may name to learn from, and rows of any table in an answer."""
 LONGEST_TOKEN = 6_000
+LEAST_DEVIATION = 1e-3
+"""Of scores that lie between −1 and 1: no scale makes large numbers of them."""
 
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Text = Annotated[str, Field(max_length=2_000)]
@@ -120,6 +124,58 @@ class Hit(ResponseModel):
     """What feedback on it must bring; only its silo can read it."""
 
 
+class ScoreSums(ResponseModel):
+    """Sums over scores of one retriever that lie between −1 and 1: how many there are, their sum, and the
+    sum of squared distances from the mean of each query's scores."""
+
+    count: Count = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if abs(self.total) > self.count or not 0 <= self.squares <= self.count:
+            raise ValueError("sums that no scores between -1 and 1 have")
+        return self
+
+    def __add__(self, other: ScoreSums) -> ScoreSums:
+        return ScoreSums(
+            count=self.count + other.count,
+            total=self.total + other.total,
+            squares=self.squares + other.squares,
+        )
+
+
+class SiloScores(ResponseModel):
+    """A silo's score sums: BM25's shares of a query's Σ idf, and its encoder's cosines."""
+
+    silo: Name
+    encoder: Fingerprint = ""
+    """The encoder's fingerprint; empty where there are no cosines."""
+    bm25: ScoreSums
+    dense: ScoreSums
+
+
+class Standard(RequestModel):
+    """Mean and deviation of scores that lie between −1 and 1."""
+
+    mean: Annotated[float, Field(ge=-1, le=1)]
+    deviation: Annotated[float, Field(ge=LEAST_DEVIATION, le=1)]
+
+
+class ScoreScale(RequestModel):
+    """What brings BM25's shares of a query's Σ idf and the cosines of one encoder to one scale."""
+
+    encoder: Annotated[Fingerprint, Field(min_length=1)]
+    bm25: Standard
+    dense: Standard
+
+    @property
+    def version(self) -> str:
+        """Changes whenever a score would."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
 class NodeAnswer(ResponseModel):
     """The hits of one silo, best first."""
 
@@ -131,6 +187,10 @@ class NodeAnswer(ResponseModel):
     """The version of the shared statistics it scored with; empty for its own."""
     encoder: Fingerprint = ""
     """The fingerprint of its dense retriever's encoder."""
+    scorer: Text = ""
+    """What put its hits in order: bm25, hybrid, learned, fuser or ranker."""
+    scale: Text = ""
+    """The version of the scale that a hybrid scored with."""
     took_ms: float
 
 
@@ -142,6 +202,8 @@ class SiloStatus(ResponseModel):
     detail: str = ""
     took_ms: float | None = None
     documents: int | None = None
+    scorer: str = ""
+    """What put its hits in order: bm25, hybrid, learned, fuser or ranker."""
 
 
 class Answer(ResponseModel):

@@ -1,0 +1,189 @@
+"""One scale for the scores of two retrievers in all silos, from sums that silos add up, without judgements.
+
+    silo     makes queries of its own documents (a title, or how the text begins), searches itself for them
+             without the document, and sums the scores of the candidates, retriever by retriever
+    broker   adds the sums of all silos whose encoder is the same and hands the total back
+    silo     scores by the total's means and deviations: `scoring.HybridScorer`
+
+Deviations are within queries: only those order a list. BM25 enters as a share of the query's Σ idf, whose
+deviation depends little on how long queries are, so that made-up ones can stand for those people ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterator, Sequence
+from functools import reduce
+from operator import add
+
+import numpy as np
+from pydantic import ValidationError
+
+from isthmus.arrays import FloatArray
+from isthmus.asking import Silos
+from isthmus.errors import ProtocolError, Refused
+from isthmus.service.encoding import prevailing
+from isthmus.service.http_client import HttpReply
+from isthmus.service.scoring import bm25_shares
+from isthmus.service.snapshot import Snapshot
+from isthmus.service.statistics import PATIENCE, Nodes, Talks
+from isthmus.service.stores import Change, DocumentStore
+from isthmus.service.wire import LEAST_DEVIATION, ScoreScale, ScoreSums, SiloScores, Standard
+
+QUERIES, WORDS = 64, 12
+"""Queries that a silo makes of its documents, and words that each has at most."""
+LEAST_QUERIES = 10
+"""A silo with fewer of them keeps its sums to itself."""
+MOST_SCORES = QUERIES * 2_000
+"""In the sums of one silo: one that claims more would count for more than its share."""
+JSON = "application/json"
+
+_log = logging.getLogger("isthmus.service")
+
+
+def measure(silo: str, snapshot: Snapshot, store: DocumentStore, *, depth: int) -> SiloScores:
+    """The silo's score sums over queries made of its own documents; of nothing where it has too few."""
+    lists: dict[str, list[FloatArray]] = {"bm25": [], "dense": []}
+    pretrained = snapshot.encoder.pretrained
+    for change in _spread(store, QUERIES):
+        candidates = snapshot.find(_query(change), depth)
+        others = np.array([document != change.id for document in candidates.documents], dtype=bool)
+        scores = {"bm25": bm25_shares(snapshot, candidates)}
+        if pretrained and "dense" in candidates.scores:
+            scores["dense"] = candidates.scores["dense"]
+        for name, values in scores.items():
+            if (some := values[others & np.isfinite(values)]).size > 1:
+                lists[name].append(np.clip(some, -1, 1))  # of equal texts a cosine may be 1 and a rounding
+    sums = {
+        name: _summed(each) if len(each) >= LEAST_QUERIES else ScoreSums() for name, each in lists.items()
+    }
+    encoder = snapshot.encoder.fingerprint if sums["dense"].count else ""
+    return SiloScores(silo=silo, encoder=encoder, **sums)
+
+
+def _spread(store: DocumentStore, count: int) -> Iterator[Change]:
+    """Documents from the first change to the last, about as far from each other."""
+    seen = set()
+    for after in np.linspace(0, store.latest(), count, endpoint=False).astype(int).tolist():
+        for change in store.changes(after, 1):
+            if not change.removed and change.id not in seen:
+                seen.add(change.id)
+                yield change
+
+
+def _query(change: Change) -> str:
+    """The title, or how the text begins."""
+    return " ".join((change.title.strip() or change.body[:1_000]).split()[:WORDS])
+
+
+def _summed(lists: Sequence[FloatArray]) -> ScoreSums:
+    """The sums over lists of scores, one a query."""
+    return ScoreSums(
+        count=sum(map(len, lists)),
+        total=float(sum(each.sum() for each in lists)),
+        squares=float(sum(((each - each.mean()) ** 2).sum() for each in lists)),
+    )
+
+
+def common_scale(silos: Sequence[SiloScores]) -> ScoreScale | None:
+    """The scale of all silos' sums; None unless they agree on an encoder.
+
+    Cosines are of the silos with that encoder, shares of BM25 of all.
+    """
+    encoder = prevailing((silo.encoder or "none", silo.dense.count) for silo in silos)
+    if encoder in ("", "none"):
+        return None
+    dense = [silo.dense for silo in silos if silo.encoder == encoder]
+    return ScoreScale(encoder=encoder, bm25=_standard([silo.bm25 for silo in silos]), dense=_standard(dense))
+
+
+def _standard(sums: Sequence[ScoreSums]) -> Standard:
+    total = reduce(add, sums)
+    deviation = float(np.sqrt(total.squares / total.count))
+    return Standard(mean=total.total / total.count, deviation=max(deviation, LEAST_DEVIATION))
+
+
+class ScaleExchange:
+    """Score sums by silo, their scale, and who holds it; without a scale, silos score by BM25 alone."""
+
+    def __init__(self, silos: Sequence[Talks]) -> None:
+        self._silos, self._names = silos, tuple(silo.name for silo in silos)
+        self._sums: dict[str, SiloScores] = {}
+        self._holders: set[str] = set()
+        self._refused: dict[str, str] = {}
+        self._measuring: set[str] = set()
+        self._scale: ScoreScale | None = None
+        self.changed = False
+
+    @property
+    def version(self) -> str:
+        """That of the scale; empty without one."""
+        return "" if self._scale is None else self._scale.version
+
+    @property
+    def settled(self) -> bool:
+        """Whether every silo has measured its scores and those that gave sums hold their scale."""
+        return not self._measuring and (self._scale is None or self._holders >= set(self._sums))
+
+    def remark(self, silo: str, scorer: str, version: str) -> str:
+        """A remark on a silo that scored with this version of the scale; empty for the current one, and for
+        scorers that have none."""
+        if not self.version or version == self.version or scorer not in ("bm25", "hybrid"):
+            return ""
+        self._holders.discard(silo)
+        return "scored on another scale than the rest"
+
+    async def once(self) -> None:
+        """Collect, add, hand back."""
+        await self._collect()
+        scale = common_scale(list(self._sums.values()))
+        if scale is not None and scale != self._scale:
+            self._scale, self.changed = scale, True
+            self._holders.clear()
+        if self._scale is not None:
+            await self._hand_out(self._scale.model_dump_json().encode())
+
+    async def _collect(self) -> None:
+        def request(silo: Talks) -> Awaitable[HttpReply]:
+            return silo.ask("GET", "/scale")
+
+        nodes = Silos(self._names, Nodes(self._silos), PATIENCE, least=0)
+        shows = "sums of its retrievers' scores for queries made of its documents"
+        answers = await asyncio.to_thread(nodes.collect, request, self._read, shows=shows)
+        for name, error in answers.failed.items():
+            if isinstance(error, (ProtocolError, Refused)) and self._refused.get(name) != str(error):
+                self._refused[name] = str(error)
+                _log.warning("the score sums of %s are left out: %s", name, error)
+
+    def _read(self, name: str, reply: HttpReply) -> None:
+        self._measuring.discard(name)
+        if reply.status == 503:
+            self._measuring.add(name)
+        if reply.status in (401, 403, 404):  # it does not share, which is its right
+            self._sums.pop(name, None)
+        if reply.status != 200:
+            return
+        try:
+            sums = SiloScores.model_validate_json(reply.body)
+        except ValidationError:
+            raise ProtocolError("not score sums of the documented form") from None
+        if sums.silo != name:
+            raise ProtocolError("score sums of another silo")
+        if max(sums.bm25.count, sums.dense.count) > MOST_SCORES:
+            raise ProtocolError(f"score sums over more than {MOST_SCORES:,} scores")
+        if not sums.bm25.count or bool(sums.dense.count) != bool(sums.encoder):
+            return  # too few documents to say anything
+        self._refused.pop(name, None)
+        self._sums[name] = sums
+
+    async def _hand_out(self, content: bytes) -> None:
+        """Send the scale to every silo that does not have it."""
+        missing = tuple(name for name in self._names if name not in self._holders)
+
+        def request(silo: Talks) -> Awaitable[HttpReply]:
+            return silo.ask("PUT", "/scale", content, JSON)
+
+        nodes = Silos(missing, Nodes(self._silos), PATIENCE, least=0)
+        answers = await asyncio.to_thread(nodes.ask, request, lambda name, reply: reply.status in (200, 204))
+        self._holders |= {name for name, accepted in answers.by_silo.items() if accepted}
