@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 URL_VARIABLE = "ISTHMUS_BROKER"
 BAR = 10
+SCORERS = {
+    "bm25": "BM25",
+    "hybrid": "BM25 and encoder in equal shares",
+    "learned": "what silos have learned",
+}
+"""What put hits in order, for people."""
 
 
 def _broker_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,7 +149,9 @@ def summary_of(answer: Answer) -> str:
             " (search without --threshold; isthmus broker --learn makes probabilities from feedback)"
         )
     line += f" · {len(answered)} of {several(len(answer.silos), 'silo')} answered"
-    return line + (f" ({', '.join(others)})" if others else "") + f" · {_took(answer.took_ms)}"
+    line += f" ({', '.join(others)})" if others else ""
+    ways = sorted({SCORERS.get(silo.scorer, plain(silo.scorer)) for silo in answered if silo.scorer})
+    return line + (f" · ranked by {' / '.join(ways)}" if ways else "") + f" · {_took(answer.took_ms)}"
 
 
 def _took(milliseconds: float) -> str:
@@ -186,6 +194,8 @@ def _why(evidence: Evidence) -> str:
     def number(value: float | None) -> str:
         return "–" if value is None else f"{value:.3g}"
 
+    if evidence.probability is None:
+        return f"{plain(evidence.retriever)}: raw {number(evidence.raw)} adds {evidence.contribution:+.3g}"
     return (
         f"{plain(evidence.retriever)}: raw {number(evidence.raw)}"
         f" → probability {number(evidence.probability)} × weight {number(evidence.weight)}"

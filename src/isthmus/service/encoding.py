@@ -59,8 +59,8 @@ def fit_lsa(texts: Sequence[str], *, dimensions: int) -> Lsa:
 class QueryEncoder:
     """Encodes documents many at a time and a query at once, with any encoder.
 
-    Cosines of one `pretrained` on other texts than a silo's are worth as much as BM25; those of a latent space
-    of a few thousand documents are not, and take part only where their weight is learned.
+    Cosines of one `pretrained` on other texts than a silo's are worth as much as BM25; those of a latent
+    space of a few thousand documents are not, and take part only where their weight is learned.
     """
 
     pretrained = False

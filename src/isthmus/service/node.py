@@ -353,8 +353,7 @@ class Node:
         snapshot = self.index.snapshot
         state = (snapshot.encoder.fingerprint, snapshot.shared is None, len(snapshot).bit_length())
         if state != self._measured and self.settings.statistics.form != "none":
-            silo, depth = self.settings.silo, self.settings.depth
-            self._sums = measure(silo, snapshot, self.store, depth=depth)
+            self._sums = measure(self.settings.silo, snapshot, self.store)
             self._measured = state
 
     def score_sums(self, peer: str) -> wire.SiloScores | None:

@@ -31,23 +31,23 @@ from isthmus.service.statistics import PATIENCE, Nodes, Talks
 from isthmus.service.stores import Change, DocumentStore
 from isthmus.service.wire import LEAST_DEVIATION, ScoreScale, ScoreSums, SiloScores, Standard
 
-QUERIES, WORDS = 64, 12
-"""Queries that a silo makes of its documents, and words that each has at most."""
+QUERIES, WORDS, DEPTH = 64, 12, 100
+"""Queries that a silo makes of its documents, words that each has at most, and candidates of a retriever."""
 LEAST_QUERIES = 10
 """A silo with fewer of them keeps its sums to itself."""
-MOST_SCORES = QUERIES * 2_000
+MOST_SCORES = QUERIES * 2 * DEPTH
 """In the sums of one silo: one that claims more would count for more than its share."""
 JSON = "application/json"
 
 _log = logging.getLogger("isthmus.service")
 
 
-def measure(silo: str, snapshot: Snapshot, store: DocumentStore, *, depth: int) -> SiloScores:
+def measure(silo: str, snapshot: Snapshot, store: DocumentStore) -> SiloScores:
     """The silo's score sums over queries made of its own documents; of nothing where it has too few."""
     lists: dict[str, list[FloatArray]] = {"bm25": [], "dense": []}
     pretrained = snapshot.encoder.pretrained
     for change in _spread(store, QUERIES):
-        candidates = snapshot.find(_query(change), depth)
+        candidates = snapshot.find(_query(change), DEPTH)
         others = np.array([document != change.id for document in candidates.documents], dtype=bool)
         scores = {"bm25": bm25_shares(snapshot, candidates)}
         if pretrained and "dense" in candidates.scores:

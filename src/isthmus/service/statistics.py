@@ -81,7 +81,7 @@ class Nodes:
             return self._read(await self._write(question)(silo))
 
 
-class Exchange(Protocol):
+class SumExchange(Protocol):
     """Something that is collected from silos, added up and handed back, again and again."""
 
     changed: bool
@@ -95,7 +95,7 @@ class Exchange(Protocol):
         """Collect, add, hand back."""
 
 
-async def keep_exchanging(*exchanges: Exchange) -> None:
+async def keep_exchanging(*exchanges: SumExchange) -> None:
     """One exchange after the other, periodically; no reply of a silo ends the loop."""
     pause = EAGER
     while True:

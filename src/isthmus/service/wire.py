@@ -159,8 +159,8 @@ class SiloScores(ResponseModel):
 class Standard(RequestModel):
     """Mean and deviation of scores that lie between −1 and 1."""
 
-    mean: Annotated[float, Field(ge=-1, le=1)]
-    deviation: Annotated[float, Field(ge=LEAST_DEVIATION, le=1)]
+    mean: Annotated[float, Field(ge=-1, le=1, strict=True)]
+    deviation: Annotated[float, Field(ge=LEAST_DEVIATION, le=1, strict=True)]
 
 
 class ScoreScale(RequestModel):

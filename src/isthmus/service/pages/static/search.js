@@ -6,6 +6,7 @@ import { chip, count, decimal, hue, make, percent, rememberSilos, several, show,
 const WORDS = {
   answered: "answered", late: "did not answer in time", refused: "refused", down: "is down", broken: "answered nonsense",
 };
+const SCORERS = { bm25: "BM25", hybrid: "BM25 and encoder in equal shares", learned: "what silos have learned" };
 const PAUSE = 250; // milliseconds between two questions of one person
 let places = null; // the elements of the view that is open
 
@@ -129,9 +130,10 @@ function summary(answer) {
   const unlikely = answer.below - answer.without_probability;
   const left = (unlikely ? `, ${several(unlikely, "hit")} below ${percent(answer.threshold)} left out` : "")
     + (answer.without_probability ? `, ${several(answer.without_probability, "hit")} without a probability left out` : "");
+  const ways = [...new Set(answered.map((silo) => SCORERS[silo.scorer] ?? silo.scorer).filter(Boolean))].sort();
   return make("div", {},
     make("p", {}, `${answered.length} of ${several(answer.silos.length, "silo")} answered in ${took(answer.took_ms)}`
-      + ` from ${several(searched, "document")}${left}.`),
+      + ` from ${several(searched, "document")}${left}${ways.length ? `, ranked by ${ways.join(" / ")}` : ""}.`),
     others.map((silo) => make("p", { class: "warn" }, chip(silo.silo), ` ${WORDS[silo.status] ?? silo.status}${silo.detail ? `: ${silo.detail}` : ""}`)));
 }
 
@@ -180,7 +182,7 @@ function reasons(hit) {
     ["raw score", (part) => (part.raw === null ? "not returned" : decimal(part.raw, 3))],
     ["probability", (part) => percent(part.probability), (part) => part.probability],
     ["weight", (part) => decimal(part.weight), (part) => part.weight],
-    ["adds to the log-odds", (part) => pull(part.contribution, most)],
+    [hit.probability === null ? "adds to the score" : "adds to the log-odds", (part) => pull(part.contribution, most)],
   ].filter(([, , given]) => !given || hit.explanation.some((part) => given(part) !== null)); // what nobody knows is not asked
   return make("div", {},
     table("What every retriever said about this hit", columns.map(([head]) => head),
