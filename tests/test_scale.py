@@ -153,7 +153,7 @@ class TestScorer:
 
 # a small world, as nodes hold it
 
-ENCODED = EncoderSettings("transformer")
+ENCODED = EncoderSettings("encoder", name="minilm")
 WORDS = ["tide", "wave", "turbine", "harbour", "lamp", "bridge", "river", "iron", "apple", "pear"]
 
 
@@ -167,6 +167,8 @@ class Hashed:
 
     def encode(self, texts):
         return unit(self.lsa.encode(texts) + np.float32(0.01))
+
+    encode_queries = encode
 
 
 @pytest.fixture
