@@ -34,7 +34,7 @@ LONGEST = 60
 
 LIMITS: Mapping[str, int] = {
     "src/isthmus": 31_095,  # the vector index; the node's own index goes when the engine is there
-    "benchmarks": 1_660,
+    "benchmarks": 1_790,  # nearest vectors beside faiss
     "docs": 230,
     "reproduce": 6_500,
     "src/isthmus/__init__.py": 10,
