@@ -6,6 +6,7 @@ import json
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -27,6 +28,7 @@ from isthmus.calibration import (
     Isotonic,
     Judging,
     LabelledScores,
+    ListLogistic,
     PerPart,
     Platt,
     QueryFeature,
@@ -39,7 +41,9 @@ from isthmus.calibration import (
     probabilities_of,
     save_calibrator,
 )
+from isthmus.calibration.runs import Contest
 from isthmus.errors import ConfigError, DataError
+from isthmus.evaluation import calibration_of, log_loss, outcomes_of
 from isthmus.tables import Qrels, Run
 
 CURVES = ("platt", "isotonic", "isotonic-binned", "temperature", "gaussian", "gamma", "beta", "beta-cdf")
@@ -375,10 +379,45 @@ def test_folds_do_not_depend_on_the_order_of_queries() -> None:
     assert there.probabilities == pytest.approx(back.probabilities)
 
 
-def test_auto_takes_platt_for_short_lists_few_lists_and_few_positives() -> None:
-    assert isinstance(fit_calibrator(*world(120, 4)), Platt)
+def test_auto_has_the_least_log_loss_at_the_top_of_lists_held_out() -> None:
+    run, qrels = world(120, 30)
+    winner = type(fit_calibrator(run, qrels)).__name__
+    losses = {
+        name: log_loss(*outcomes_of(qrels, calibrate(run, name, qrels=qrels), top=10))
+        for name in ("platt", "isotonic-binned", "list-logistic", "query-feature")
+    }
+    assert min(losses, key=lambda name: losses[name]) == "list-logistic"
+    assert winner == "ListLogistic"
+    assert (
+        log_loss(*outcomes_of(qrels, calibrate(run, qrels=qrels), top=10)) <= losses["list-logistic"] + 0.01
+    )
+
+
+def test_auto_takes_query_feature_where_the_list_tells_what_no_curve_sees() -> None:
+    """A list whose scores are skewed is a good one, whatever the level of its scores."""
+    rng = np.random.default_rng(0)
+    good = rng.random((400, 1)) < 0.5
+    scores = np.where(good, np.exp(rng.normal(size=(400, 20))), rng.normal(size=(400, 20)) + 1.6)
+    place = np.argsort(np.argsort(-scores, axis=1), axis=1)
+    grades = (rng.random(scores.shape) < np.where(good, 0.9, 0.05) * (place < 10)).astype(int)
+    names = np.repeat([f"q{at}" for at in range(400)], 20).tolist()
+    documents = [f"d{at}" for at in range(20)] * 400
+    run, qrels = Run.of(names, documents, scores), Qrels.of(names, documents, grades)
+    assert isinstance(fit_calibrator(run, qrels), QueryFeature)
+
+
+def test_auto_takes_platt_where_the_lists_have_nothing_to_add_or_are_few() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(60, 30))
+    grades = (rng.random(scores.shape) < expit(2 * scores - 2)).astype(int)
+    names = np.repeat([f"q{at}" for at in range(60)], 30).tolist()
+    documents = [f"d{at}" for at in range(30)] * 60
+    run, qrels = Run.of(names, documents, scores), Qrels.of(names, documents, grades)
+    losses = [
+        log_loss(*outcomes_of(qrels, calibrate(run, name, qrels=qrels), top=10)) for name in ("platt", "auto")
+    ]
+    assert losses[1] <= losses[0] + 0.01
     assert isinstance(fit_calibrator(*world(9, 60)), Platt)
-    assert isinstance(fit_calibrator(*world(120, 8)), QueryFeature)
     run, qrels = world(120, 8)
     first = {query: {doc: int(query == "q0" and grade) for doc, grade in judged.items()}
              for query, judged in qrels.to_dict().items()}  # fmt: skip
@@ -386,15 +425,51 @@ def test_auto_takes_platt_for_short_lists_few_lists_and_few_positives() -> None:
     assert isinstance(fit_calibrator(run, Qrels.from_dict(first)), Platt)
 
 
-def test_auto_takes_platt_where_the_lists_have_nothing_to_add() -> None:
-    rng = np.random.default_rng(0)
-    scores = rng.normal(size=(60, 10))
-    grades = (rng.random(scores.shape) < expit(2 * scores - 2)).astype(int)
-    names = np.repeat([f"q{at}" for at in range(60)], 10).tolist()
-    run = Run.of(names, [f"d{at}" for at in range(10)] * 60, scores)
-    assert isinstance(
-        fit_calibrator(run, Qrels.of(names, [f"d{at}" for at in range(10)] * 60, grades)), Platt
+def test_the_contest_of_a_fold_does_not_see_it() -> None:
+    run, qrels = world(40, 20)
+    contest = Contest.of(run, qrels, "auto", judging=Judging(), folds=4)
+    mine = contest.fold_of_query == 2
+    other = replace(
+        contest, losses=np.where(mine, 1e6 * np.arange(len(contest.names))[:, None], contest.losses)
     )
+    assert other.winner(2) == contest.winner(2)
+    assert other.winner() == contest.names[0]
+    rows = mine[run.query_of_row]
+    winner = contest.names.index(contest.winner(2))
+    assert np.array_equal(contest.held_out()[rows], contest.probabilities[winner][rows])
+
+
+def test_list_logistic_is_logistic_regression_on_place_weighted_to_the_top() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    run, qrels = world(80, 30)
+    relevant = run.grades(qrels) > 0
+    for raw in (False, True):
+        model = ListLogistic(raw=raw).fit(run.scores, relevant, groups=run.query_of_row)
+        table = list_features(run.scores, run.query_of_row)
+        columns = [table[:, FEATURES.index("z")], -np.log(run.ranks), *([run.scores] if raw else [])]
+        weights = np.where(run.ranks <= 10, 1.0, 0.3 * 10 / 20)
+        rows = np.column_stack(columns)
+        rows = rows - np.average(rows, axis=0, weights=weights)
+        rows /= np.sqrt(np.average(rows**2, axis=0, weights=weights))
+        peer = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000)
+        peer.fit(rows, relevant, sample_weight=weights)
+        rows = rows[:, peer.coef_[0] > 0]  # no slope of ours is negative
+        there = peer.fit(rows, relevant, sample_weight=weights).predict_proba(rows)[:, 1]
+        ours = model.probabilities(run.scores, groups=run.query_of_row)
+        assert there == pytest.approx(ours, abs=1e-5)
+        falling = np.diff(ours)[np.diff(run.query_of_row) == 0]
+        assert (falling <= 1e-12).all()
+
+
+def test_list_logistic_is_calibrated_where_people_look() -> None:
+    """Most rows are far down and never relevant: a curve of all rows is wrong at the top."""
+    run, qrels = world(150, 200, seed=3)
+    top = {
+        name: calibration_of(qrels, calibrate(run, name, qrels=qrels)) for name in ("platt", "list-logistic")
+    }
+    assert top["list-logistic"]["ECE@10"] <= top["list-logistic"]["ECE@10 floor 95%"]
+    assert top["platt"]["ECE@10"] > top["platt"]["ECE@10 floor 95%"]
 
 
 def test_what_nobody_judged_is_irrelevant_or_skipped() -> None:

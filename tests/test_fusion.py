@@ -567,6 +567,32 @@ def test_the_threshold_curve_counts() -> None:
     assert len(ThresholdCurve.of(many, many > 0.5).thresholds) <= 1_000
 
 
+def test_a_threshold_says_what_it_rests_on() -> None:
+    """Ten rows of one query prove less than ten of ten; independent rows give Clopper and Pearson's."""
+    from scipy.stats import binomtest
+
+    rng = np.random.default_rng(0)
+    values, queries = rng.random(400), np.repeat(np.arange(40), 10)
+    hits = rng.random(400) < 0.8
+    alone = ThresholdCurve.of(values, hits).support(0.0)
+    exact = binomtest(int(hits.sum()), 400).proportion_ci(method="exact")
+    assert (alone.rows, alone.queries) == (400, 400)
+    assert (alone.low, alone.high) == pytest.approx((exact.low, exact.high), abs=1e-3)
+    together = np.repeat(rng.random(40) < 0.8, 10)
+    curve = ThresholdCurve.of(values, together, queries)
+    support = curve.support(0.0)
+    assert (support.rows, support.queries) == (400, 40)
+    few = binomtest(int(together.sum()) // 10, 40).proportion_ci(method="exact")
+    assert (support.low, support.high) == pytest.approx((few.low, few.high), abs=0.02)
+    at = float(curve.thresholds[99])
+    above = values >= at
+    right, size = (np.bincount(queries, weights=each * above) for each in (together, np.ones(400)))
+    precision = right.sum() / size.sum()
+    assert curve.spread[99] == pytest.approx(((right - precision * size) ** 2).sum())
+    assert curve.support(at).queries == (size > 0).sum()
+    assert ThresholdCurve.of(np.ones(20), np.ones(20), np.repeat([0, 1], 10)).support(1.0).low < 0.2
+
+
 def test_figures_are_drawn(tmp_path: Path) -> None:
     runs, qrels = world(40)
     fused = fuse(runs, "stacked", qrels=qrels)

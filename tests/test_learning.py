@@ -35,7 +35,6 @@ from isthmus.service.learning import (
 )
 from isthmus.service.node import Node
 from isthmus.service.pupil import Lesson, Pupil, own_directions
-from isthmus.service.reliability import sampling_floor
 from isthmus.service.searching import Searcher
 from isthmus.service.segments import LEAD_WORDS, lead
 from isthmus.service.settings import EncoderSettings, Policy
@@ -137,7 +136,7 @@ class TestEvidence:
         snapshot = silos[0][2].snapshot
         found = snapshot.find("tide wave", 20)
         one, other = (first_look(snapshot, found) for _ in range(2))
-        assert one.shape == (len(found), len(FIRST))
+        assert one.shape == (len(found), len(FIRST)) == (len(found), len(SECOND) - 2)
         assert np.array_equal(one, other)
         assert np.isfinite(one).all()
 
@@ -372,12 +371,3 @@ def test_a_silo_whose_policy_has_no_learning_is_named(tmp_path):
         pytest.raises(SiloUnavailable, match=r"silo1: its policy"),
     ):
         asyncio.run(taught_over([AtHand(node) for node in held]))
-
-
-def test_the_floor_falls_with_the_number_of_hits():
-    """A perfect model's error is sampling alone: it shrinks like 1/√n and is 0 where outcomes are certain."""
-    rng = np.random.default_rng(0)
-    few, many = (sampling_floor(rng.random(n)) for n in (100, 10_000))
-    assert 0 < many < few / 5
-    assert sampling_floor(np.array([0.0, 1.0, 1.0])) == 0.0
-    assert len(SECOND) == len(FIRST) + 2

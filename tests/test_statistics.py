@@ -11,6 +11,7 @@ from scipy import stats
 from isthmus import evaluation
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation import (
+    Floor,
     Reliability,
     bootstrap,
     calibration,
@@ -23,6 +24,7 @@ from isthmus.evaluation import (
     randomisation,
     reliability,
     reliability_diagram,
+    sampling_floor,
     top_ece,
 )
 from isthmus.tables import Qrels, Run
@@ -193,3 +195,27 @@ class TestCalibration:
     def test_the_diagram_draws(self) -> None:
         found = reliability(self.CHANCES, self.OUTCOMES)
         assert reliability_diagram({"two bins": found}).svg().startswith("<svg")
+
+
+def test_the_floor_is_what_a_perfect_model_shows() -> None:
+    """Sampling alone: it shrinks like 1/√n, is 0 where outcomes are certain, and holds for drawn outcomes."""
+    rng = np.random.default_rng(0)
+    few, many = (sampling_floor(rng.random(n)) for n in (100, 10_000))
+    assert 0 < many.mean < few.mean / 5
+    assert few.mean < few.high
+    assert sampling_floor(np.array([0.0, 1.0, 1.0])) == Floor(0.0, 0.0)
+    chance = rng.random(300) ** 3
+    errors = [ece(chance, rng.random(300) < chance) for _ in range(400)]
+    floor = sampling_floor(chance)
+    assert np.mean(errors) == pytest.approx(floor.mean, rel=0.05)
+    assert np.mean(np.array(errors) > floor.high) == pytest.approx(0.05, abs=0.03)
+
+
+def test_calibration_leads_with_the_top_of_the_list() -> None:
+    run = Run.from_dict({"q": {f"d{at:02}": 1.0 - at / 40 for at in range(30)}})
+    qrels = Qrels.from_dict({"q": {"d00": 1, "d03": 1, "d20": 1}})
+    run = run.with_probabilities(run.scores)
+    record = calibration_of(qrels, run)
+    assert list(record)[:3] == ["ECE@10", "ECE@10 floor", "ECE@10 floor 95%"]
+    assert record["ECE@10"] == top_ece(qrels, run) != record["ECE"]
+    assert (record["n@10"], record["n"]) == (10, 30)

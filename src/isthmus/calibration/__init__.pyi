@@ -7,6 +7,7 @@ from isthmus.calibration.curves import Isotonic as Isotonic
 from isthmus.calibration.curves import Platt as Platt
 from isthmus.calibration.curves import SumCalibrator as SumCalibrator
 from isthmus.calibration.curves import Temperature as Temperature
+from isthmus.calibration.decisions import Support as Support
 from isthmus.calibration.decisions import ThresholdCurve as ThresholdCurve
 from isthmus.calibration.decisions import abstain as abstain
 from isthmus.calibration.decisions import expected_relevant as expected_relevant
@@ -14,6 +15,7 @@ from isthmus.calibration.decisions import score_histogram as score_histogram
 from isthmus.calibration.decisions import threshold_for as threshold_for
 from isthmus.calibration.decisions import threshold_plot as threshold_plot
 from isthmus.calibration.estimator import Calibrator as Calibrator
+from isthmus.calibration.list_logistic import ListLogistic as ListLogistic
 from isthmus.calibration.query_feature import FEATURES as FEATURES
 from isthmus.calibration.query_feature import QueryFeature as QueryFeature
 from isthmus.calibration.query_feature import list_features as list_features

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from isthmus.arrays import FloatArray
 from isthmus.errors import DataError
@@ -29,18 +29,37 @@ class ThresholdCurve:
     relevant: FloatArray
     total: float
     """All relevant rows there were."""
+    queries: FloatArray | None = None
+    """How many queries the rows at or above the threshold belong to; None in files of older releases."""
+    spread: FloatArray | None = None
+    """Σ over queries of (relevant rows − precision · rows)²: how much queries differ."""
 
     @classmethod
-    def of(cls, probabilities: ArrayLike, relevant: ArrayLike) -> ThresholdCurve:
-        """From rows with their probability and whether they were relevant."""
+    def of(
+        cls, probabilities: ArrayLike, relevant: ArrayLike, queries: ArrayLike | None = None
+    ) -> ThresholdCurve:
+        """From rows with their probability, whether they were relevant, and the query of each.
+
+        Without queries every row counts as a query of its own.
+        """
         values = np.asarray(probabilities, dtype=np.float64)
         hits = np.asarray(relevant, dtype=np.float64)
         order = np.argsort(-values, kind="stable")
         ends = np.flatnonzero(np.append(np.diff(values[order]) != 0, True))
         if len(ends) > POINTS:
             ends = ends[np.unique(np.geomspace(1, len(ends), POINTS).astype(np.int64) - 1)]
-        relevant_above = np.cumsum(hits[order])[ends]
-        return cls(values[order][ends], np.asarray(ends + 1, np.float64), relevant_above, float(hits.sum()))
+        hits = hits[order]
+        homes = np.arange(len(hits)) if queries is None else np.asarray(queries)[order]
+        rows, above = np.asarray(ends + 1, np.float64), np.cumsum(hits)[ends]
+        before, right = _so_far(homes, np.ones(len(hits))), _so_far(homes, hits)
+        # what every row adds to Σ n², Σ r² and Σ n·r over queries, n its rows so far and r the relevant ones
+        squares = np.cumsum(2 * before + 1)[ends]
+        right_squares = np.cumsum(hits * (2 * right + 1))[ends]
+        products = np.cumsum(right + hits * (before + 1))[ends]
+        precision = above / rows
+        spread = right_squares - 2 * precision * products + precision**2 * squares
+        begun = np.cumsum(before == 0)[ends].astype(np.float64)
+        return cls(values[order][ends], rows, above, float(hits.sum()), begun, np.maximum(spread, 0.0))
 
     @property
     def precision(self) -> FloatArray:
@@ -67,6 +86,49 @@ class ThresholdCurve:
                 cure="ask for less, or judge more queries",
             )
         return float(self.thresholds[np.flatnonzero(good)[-1]])
+
+    def support(self, threshold: float, *, level: float = 0.95) -> Support:
+        """What a threshold's precision rests on.
+
+        The interval is Clopper and Pearson's for as many independent rows as would vary as much as the
+        queries do; where all rows are alike, for one row a query.
+        """
+        from scipy.special import betaincinv
+
+        at = int(np.flatnonzero(self.thresholds >= threshold)[-1])
+        rows, precision = float(self.kept[at]), float(self.precision[at])
+        queries = rows if self.queries is None else float(self.queries[at])
+        spread = rows * precision * (1 - precision) if self.spread is None else float(self.spread[at])
+        correction = queries / max(queries - 1, 1.0)
+        alike = spread <= 1e-9 * rows
+        size = queries if alike else min(rows, rows**2 * precision * (1 - precision) / (spread * correction))
+        right, tail = size * precision, (1 - level) / 2
+        low = 0.0 if right <= 0 else float(betaincinv(right, size - right + 1, tail))
+        high = 1.0 if right >= size else float(betaincinv(right + 1, size - right, 1 - tail))
+        return Support(int(rows), int(queries), precision, low, high)
+
+
+@dataclass(frozen=True)
+class Support:
+    """The rows and queries of validation at or above a threshold, their precision and its interval."""
+
+    rows: int
+    queries: int
+    precision: float
+    low: float
+    high: float
+
+
+def _so_far(homes: NDArray[Any], values: FloatArray) -> FloatArray:
+    """For every row, the sum of the values of its query's rows before it."""
+    order = np.argsort(homes, kind="stable")
+    ordered = values[order]
+    sums = np.cumsum(ordered) - ordered
+    first = np.flatnonzero(np.append(True, np.diff(homes[order]) != 0))
+    sums -= np.repeat(sums[first], np.diff(np.append(first, len(homes))))
+    before = np.empty(len(homes))
+    before[order] = sums
+    return before
 
 
 def threshold_for(run: Run, qrels: Qrels, *, precision: float = 0.9, relevant: int = 1) -> float:

@@ -28,10 +28,10 @@ from isthmus.calibration.curves import (
     Temperature,
 )
 from isthmus.calibration.estimator import Calibrator, own_weight
+from isthmus.calibration.list_logistic import TOP, ListLogistic
 from isthmus.calibration.query_feature import QueryFeature
 from isthmus.calibration.softmax import Softmax
 from isthmus.errors import ConfigError, DataError
-from isthmus.evaluation import log_loss
 from isthmus.partition import folds as deal_folds
 from isthmus.randomness import Streams
 from isthmus.tables import UNJUDGED, Qrels, Run
@@ -45,16 +45,23 @@ CALIBRATORS: dict[str, Callable[[], Calibrator]] = {
     "gamma": Gamma,
     "beta": Beta,
     "beta-cdf": BetaCDF,
+    "list-logistic": ListLogistic,
+    "list-logistic-score": lambda: ListLogistic(raw=True),
     "query-feature": QueryFeature,
     "query-feature-unconstrained": lambda: QueryFeature(boosting="unconstrained"),
     "softmax": Softmax,
 }
-"""Every calibrator by name; `auto` chooses between query-feature and platt."""
+"""Every calibrator by name."""
+
+SMALL = {"platt": 2, "list-logistic": 3, "list-logistic-score": 4, "gaussian": 3, "gamma": 3, "beta": 3}
+CONTEST = {**SMALL, "temperature": 1, "isotonic-binned": 10, "isotonic": 20, "query-feature": 14}
+"""What `auto` chooses from, with the parameters each counts for. The others are the paper's forms, which
+reorder lists or know no prior, and softmax, for lists in which one answer is right."""
+POSITIVES_PER_PARAMETER = 10
+"""Relevant rows at the top of lists for every parameter, or a calibrator does not stand."""
 
 LEAST_PAIRS = 20
 SURE = 1e-9
-SHORT_LIST = 5
-FEW_POSITIVES = 50
 FEW_LISTS = 10
 LISTS_PER_LABEL = 20
 
@@ -176,18 +183,14 @@ def fit_calibrator(
 ) -> Calibrator:
     """Learn a calibrator from a run's lists and their judgements.
 
-    `auto` is QueryFeature, or Platt where there are fewer than ten lists, the median list is shorter than
-    five, or fewer than fifty rows are relevant; and Platt where it has the lower log-loss on lists held out,
-    because trees need many lists (on 43 queries they are worse than no score at all). `parts` names the
-    part (silo, head, tail) of every document and fits one calibrator per part, shrunk to the pooled one.
+    `auto` is the calibrator of `CONTEST` with the least log-loss over the first ten rows of lists held out,
+    five-fold over all judged queries, a parameter costing the log-loss 1/rows; Platt where there are fewer
+    than ten lists. `small` is the same among calibrators of few parameters, which fit at once. `parts`
+    names the part (silo, head, tail) of every document and fits one calibrator per part, shrunk to the
+    pooled one.
     """
     judging = judging or Judging()
-    relevant, known = judging.of(run, qrels)
-    if not (relevant & known).any() or not (known & ~relevant).any():
-        raise DataError(
-            f"{run.name or 'the run'}: {(relevant & known).sum()} of {known.sum()} judged rows are relevant",
-            cure="calibrating needs relevant and irrelevant documents in the lists of judged queries",
-        )
+    relevant, known = _labelled(run, qrels, judging)
     inside = _chosen(run, qrels, method, judging)
     if parts is not None and not isinstance(inside, PerPart):
         inside = PerPart(inside)
@@ -234,11 +237,18 @@ def cross_fit(
 
     With fewer than two folds nothing is held out.
     """
+    contest = None
+    if calibrator in ("auto", "small") and folds > 1:
+        contest = Contest.of(run, qrels, str(calibrator), judging=judging or Judging(), folds=folds)
+        calibrator = contest.winner()
     final = fit_calibrator(run, qrels, calibrator, judging=judging, parts=parts)
     probabilities = probabilities_of(run, final, parts=parts)
     if folds > 1:
         fold_of = query_folds(run, qrels, folds, judging=judging)
-        held_out = _held_out(run, qrels, final, fold_of, judging=judging, parts=parts)
+        if contest is not None and parts is None:
+            held_out = contest.held_out()
+        else:
+            held_out = _held_out(run, qrels, final, fold_of, judging=judging, parts=parts)
         probabilities = np.where(np.isnan(held_out), probabilities, held_out)
     return final, probabilities
 
@@ -262,6 +272,54 @@ def _held_out(
                 validation, fitted, parts=parts
             )
     return probabilities
+
+
+@dataclass(frozen=True, eq=False)
+class Contest:
+    """Calibrators side by side on lists held out: probabilities of every row, log-losses of every query."""
+
+    names: tuple[str, ...]
+    probabilities: FloatArray
+    """Calibrators × rows, NaN where a row's query is not judged."""
+    losses: FloatArray
+    """Calibrators × queries: summed over the first ten rows."""
+    rows: FloatArray
+    """How many such rows every query has."""
+    fold_of_query: IntArray
+    query_of_row: IntArray
+
+    @classmethod
+    def of(cls, run: Run, qrels: Qrels, among: str, *, judging: Judging, folds: int) -> Contest:
+        """Fit every calibrator that the judgements can bear, `folds`-fold over queries."""
+        relevant, known = _labelled(run, qrels, judging)
+        top = known & (run.ranks <= TOP)
+        judged = sum(query in qrels for query in run.queries)
+        bearable = int((relevant & top).sum()) // POSITIVES_PER_PARAMETER if judged >= FEW_LISTS else 0
+        parameters = SMALL if among == "small" else CONTEST
+        names = tuple(name for name, count in parameters.items() if count <= bearable) or ("platt",)
+        fold_of = query_folds(run, qrels, folds, judging=judging)
+        columns = [_held_out(run, qrels, CALIBRATORS[name](), fold_of, judging=judging) for name in names]
+        probabilities = np.stack(columns)
+        sure = np.clip(probabilities[:, top], SURE, 1 - SURE)
+        losses = np.where(relevant[top], -np.log(sure), -np.log1p(-sure))
+        homes = run.query_of_row[top]
+        per_query = [np.bincount(homes, weights=each, minlength=len(run)) for each in losses]
+        rows = np.bincount(homes, minlength=len(run)).astype(np.float64)
+        return cls(names, probabilities, np.stack(per_query), rows, fold_of, run.query_of_row)
+
+    def winner(self, outside: int = -1) -> str:
+        """The best on the queries outside a fold: the mean log-loss, and 1/rows for every parameter."""
+        queries = (self.fold_of_query >= 0) & (self.fold_of_query != outside)
+        cost = self.losses[:, queries].sum(axis=1) + [CONTEST[name] for name in self.names]
+        return self.names[int(cost.argmin())]
+
+    def held_out(self) -> FloatArray:
+        """Every judged row's probability, by the calibrator that won on the other folds."""
+        held_out = np.full(len(self.query_of_row), np.nan)
+        for fold in range(int(self.fold_of_query.max()) + 1):
+            mine = (self.fold_of_query == fold)[self.query_of_row]
+            held_out[mine] = self.probabilities[self.names.index(self.winner(fold))][mine]
+        return held_out
 
 
 def probabilities_of(
@@ -297,23 +355,27 @@ def query_folds(
     return fold_of
 
 
+def _labelled(run: Run, qrels: Qrels, judging: Judging) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which rows are relevant, and which to learn from; DataError unless there are both kinds."""
+    relevant, known = judging.of(run, qrels)
+    if not (relevant & known).any() or not (known & ~relevant).any():
+        raise DataError(
+            f"{run.name or 'the run'}: {(relevant & known).sum()} of {known.sum()} judged rows are relevant",
+            cure="calibrating needs relevant and irrelevant documents in the lists of judged queries",
+        )
+    return relevant, known
+
+
 def _chosen(run: Run, qrels: Qrels, method: str | Calibrator, judging: Judging) -> Calibrator:
     if isinstance(method, Calibrator):
         copy: Calibrator = clone(method)
         return copy
-    if method != "auto":
+    if method not in ("auto", "small"):
         return calibrator_named(method)
-    relevant, known = judging.of(run, qrels)
-    lengths = np.diff(run.offsets)[np.unique(run.query_of_row[known])]
-    few = len(lengths) < FEW_LISTS or (relevant & known).sum() < FEW_POSITIVES
-    if few or np.median(lengths) < SHORT_LIST:
+    folds = min(5, sum(query in qrels for query in run.queries))
+    if folds < 2:
         return Platt()
-    fold_of = query_folds(run, qrels, 3, judging=judging)
-    contest = [
-        (log_loss(_held_out(run, qrels, each, fold_of, judging=judging)[known], relevant[known]), at, each)
-        for at, each in enumerate((QueryFeature(), Platt()))
-    ]
-    return min(contest)[2]
+    return calibrator_named(Contest.of(run, qrels, method, judging=judging, folds=folds).winner())
 
 
 def _context(run: Run, calibrator: Calibrator, parts: Mapping[str, str] | None) -> dict[str, Any]:

@@ -107,7 +107,8 @@ def _unpack_value(form: Any, name: str, arrays: Mapping[str, NDArray[Any]]) -> A
 
 def record_arrays(record: Any) -> Arrays:
     """The fields of a dataclass of arrays and numbers, as arrays."""
-    return {part.name: np.asarray(getattr(record, part.name)) for part in fields(record)}
+    values = {part.name: getattr(record, part.name) for part in fields(record)}
+    return {name: np.asarray(value) for name, value in values.items() if value is not None}
 
 
 def record_of(kind: Callable[..., T], arrays: Mapping[str, NDArray[Any]]) -> T:

@@ -41,8 +41,9 @@ FUSE_MORE = """
 
 
 CALIBRATE_METHODS = (
-    "auto, platt, isotonic, isotonic-binned, temperature, gaussian, gamma, beta, beta-cdf, softmax, "
-    "query-feature, query-feature-unconstrained (auto)"
+    "auto (the default): the least log-loss over the first ten of lists held out. Also platt, isotonic, "
+    "isotonic-binned, temperature, gaussian, gamma, beta, beta-cdf, softmax, list-logistic, "
+    "list-logistic-score, query-feature, query-feature-unconstrained"
 )
 FUSE_METHODS = (
     "auto: stacked with judgements, else rrf (log-odds with --calibrated). Also weighted, convex, borda, "
@@ -56,7 +57,7 @@ def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "ranking RUN", "a TREC run")
     _shared(parser)
     add(parser, "-m --method", CALIBRATE_METHODS, default="auto")
-    add_json(parser, "one object {run, out, method, queries, rows, calibration, threshold}")
+    add_json(parser, "one object {run, out, method, queries, rows, calibration, threshold, support}")
 
 
 def _calibrate(arguments: argparse.Namespace) -> None:
@@ -84,16 +85,18 @@ def _calibrate(arguments: argparse.Namespace) -> None:
             run, qrels, arguments.method, judging=_judging(arguments), folds=arguments.folds
         )
     calibrated = run.with_probabilities(probabilities)
-    curve = None if qrels is None else ThresholdCurve.of(*_outcomes(arguments, qrels, calibrated))
+    curve = None
+    if qrels is not None:
+        relevant, known = _judging(arguments).of(run, qrels)
+        curve = ThresholdCurve.of(probabilities[known], relevant[known], run.query_of_row[known])
     selected, threshold = _selected(arguments, calibrated, curve)
     plots = _write_figures(arguments, qrels, [run], calibrated, curve)
     if arguments.out:
         write_run(selected, arguments.out, probabilities=True)
     if arguments.save:
         save_calibrator(calibrator, arguments.save)
-    result = _result(
-        arguments, type(calibrator).__name__, selected, _quality(arguments, qrels, calibrated), threshold
-    )
+    result = _result(arguments, type(calibrator).__name__, selected, threshold)
+    result["calibration"] = _quality(arguments, qrels, calibrated)
     if arguments.json:
         print_json({"run": arguments.ranking, **result})
     summary(
@@ -117,7 +120,9 @@ def _fuse_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--document ID", "with --explain: this document only")
     add(parser, "--top K", "write only the best K of every query", type=whole(1))
     add(parser, "--probabilities", "probabilities in the score column")
-    add_json(parser, "one object {runs, out, method, queries, rows, calibration, threshold, explanations}")
+    add_json(
+        parser, "one object {runs, out, method, queries, rows, calibration, threshold, support, explanations}"
+    )
 
 
 def _fuse(arguments: argparse.Namespace) -> None:
@@ -145,7 +150,8 @@ def _fuse(arguments: argparse.Namespace) -> None:
     if arguments.save:
         _save(model, arguments.save)
     reasons = [] if arguments.explain is None else _explained(arguments, runs, model, fused.name)
-    result = _result(arguments, fused.name, selected, _quality(arguments, qrels, fused), threshold)
+    result = _result(arguments, fused.name, selected, threshold)
+    result["calibration"] = _quality(arguments, qrels, fused)
     if arguments.json:
         explanations = [each.to_dict() for each in reasons]
         print_json({"runs": arguments.runs, **result, "explanations": explanations})
@@ -248,16 +254,18 @@ def _judging(arguments: argparse.Namespace) -> Any:
 
 def _selected(
     arguments: argparse.Namespace, run: Run, curve: ThresholdCurve | None
-) -> tuple[Run, float | None]:
-    """The rows that reach the requested precision, and their threshold; all rows and None if none is set."""
+) -> tuple[Run, dict[str, Any]]:
+    """The rows that reach the requested precision, and the threshold with what it rests on."""
     if arguments.precision is None:
-        return run, None
+        return run, {"threshold": None}
     if curve is None:
         raise ConfigError("--precision needs --qrels to learn a threshold from", key="precision")
+    from dataclasses import asdict
+
     from isthmus.calibration import abstain
 
     threshold = curve.threshold_for(arguments.precision)
-    return abstain(run, threshold), threshold
+    return abstain(run, threshold), {"threshold": threshold, "support": asdict(curve.support(threshold))}
 
 
 def _outcomes(arguments: argparse.Namespace, qrels: Qrels, run: Run) -> Any:
@@ -271,9 +279,10 @@ def _quality(arguments: argparse.Namespace, qrels: Qrels | None, run: Run) -> di
     """Calibration errors of the run's probabilities on the judgements; None without either."""
     if qrels is None or run.probabilities is None:
         return None
-    from isthmus.evaluation import calibration
+    from isthmus.evaluation import calibration_of
 
-    return calibration(*_outcomes(arguments, qrels, run))
+    unjudged = "drop" if arguments.unjudged == "skip" else "zero"
+    return calibration_of(qrels, run, rel=arguments.relevant, unjudged=unjudged)
 
 
 def _write_figures(
@@ -306,28 +315,30 @@ def _write_figures(
 
 
 def _result(
-    arguments: argparse.Namespace,
-    method: str,
-    run: Run,
-    quality: dict[str, float] | None,
-    threshold: float | None,
+    arguments: argparse.Namespace, method: str, run: Run, threshold: dict[str, Any]
 ) -> dict[str, Any]:
     """The JSON object of `calibrate` and `fuse`; a query counts if it has a line in the file."""
     answered = int((run.offsets[1:] > run.offsets[:-1]).sum())
     counts = {"queries": answered, "rows": run.rows}
-    return {"out": arguments.out, "method": method, **counts, "calibration": quality, "threshold": threshold}
+    return {"out": arguments.out, "method": method, **counts, "calibration": None, **threshold}
 
 
 def _facts(result: dict[str, Any]) -> dict[str, object]:
     """Titles and values of the closing summary."""
     facts = {"method": result["method"], "queries": f"{result['queries']:,}", "rows": f"{result['rows']:,}"}
-    if result["calibration"] is not None:
-        quality = result["calibration"]
-        facts["honesty"] = (
-            f"ECE {quality['ECE']:.4f}, log-loss {quality['log-loss']:.4f} on the judgements given"
+    if (quality := result["calibration"]) is not None:
+        facts["first ten"] = (
+            f"ECE {quality['ECE@10']:.4f}; a perfect model: {quality['ECE@10 floor']:.4f}, "
+            f"at most {quality['ECE@10 floor 95%']:.4f} in 95 % ({quality['n@10']:,.0f} hits)"
         )
+        facts["all pairs"] = f"ECE {quality['ECE']:.4f}, log-loss {quality['log-loss']:.4f}"
     if result["threshold"] is not None:
         facts["kept from"] = f"probability {result['threshold']:.4f}"
+        facts["precision"] = (
+            "{precision:.3f} ({low:.3f} to {high:.3f}) on {rows:,} rows of {queries:,} queries".format(
+                **result["support"]
+            )
+        )
     return facts
 
 

@@ -4,6 +4,7 @@ from isthmus.evaluation.comparison import compare as compare
 from isthmus.evaluation.measures import FAMILIES as FAMILIES
 from isthmus.evaluation.measures import PROFILES as PROFILES
 from isthmus.evaluation.measures import Measure as Measure
+from isthmus.evaluation.probability import Floor as Floor
 from isthmus.evaluation.probability import Reliability as Reliability
 from isthmus.evaluation.probability import base_rate as base_rate
 from isthmus.evaluation.probability import brier as brier
@@ -16,6 +17,7 @@ from isthmus.evaluation.probability import mce as mce
 from isthmus.evaluation.probability import outcomes_of as outcomes_of
 from isthmus.evaluation.probability import reliability as reliability
 from isthmus.evaluation.probability import reliability_diagram as reliability_diagram
+from isthmus.evaluation.probability import sampling_floor as sampling_floor
 from isthmus.evaluation.probability import top_ece as top_ece
 from isthmus.evaluation.propensity import Propensity as Propensity
 from isthmus.evaluation.results import Evaluation as Evaluation

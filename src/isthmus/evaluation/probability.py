@@ -1,7 +1,7 @@
 """How honest probabilities are: calibration measures over (probability, outcome) pairs.
 
-ECE over all candidates is ruled by the many that are surely worthless; read it beside the log-loss, the
-Brier skill and the ECE of the top k, which `calibration` gives together.
+ECE over all candidates is ruled by the many that are surely worthless: the ECE of the top k comes first,
+beside its floor, which is what a perfectly calibrated model would show on as many hits (`calibration_of`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 from isthmus.arrays import FloatArray, IntArray, frozen
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation.ranking import Ranking
+from isthmus.randomness import Streams
 from isthmus.report import Plot
 from isthmus.tables import UNJUDGED, Qrels, Run
 
 BINS = 15
+DRAWS = 1_000
+"""Outcomes drawn for a floor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,10 +211,40 @@ def top_ece(qrels: Qrels, run: Run, *, top: int = 10, bins: int = BINS, rel: int
     return ece(*outcomes_of(qrels, run, top=top, rel=rel), bins=bins)
 
 
-def calibration_of(qrels: Qrels, run: Run, *, top: int = 10, rel: int = 1) -> Mapping[str, float]:
-    """`calibration` over all rows of a run, and the ECE of its top k."""
-    chance, truth = outcomes_of(qrels, run, rel=rel)
-    return {**calibration(chance, truth), f"ECE@{top}": top_ece(qrels, run, top=top, rel=rel)}
+@dataclass(frozen=True)
+class Floor:
+    """The ECE of a perfectly calibrated model on the same hits: its mean and its 95 % quantile."""
+
+    mean: float
+    high: float
+
+
+def sampling_floor(probabilities: ArrayLike, *, bins: int = BINS, draws: int = DRAWS, seed: int = 0) -> Floor:
+    """The ECE of outcomes drawn from the probabilities themselves, which bins of few hits keep above 0."""
+    chance = np.asarray(probabilities, dtype=np.float64).reshape(-1)
+    place = np.minimum((chance * bins).astype(np.int64), bins - 1)
+    order = np.argsort(place, kind="stable")
+    starts = np.flatnonzero(np.diff(place[order], prepend=-1))
+    chance = chance[order]
+    rng = Streams(seed)("floor")
+    errors = np.empty(draws)
+    for at in range(draws):
+        excess = (rng.random(len(chance)) < chance) - chance
+        errors[at] = np.abs(np.add.reduceat(excess, starts)).sum() / len(chance)
+    return Floor(float(errors.mean()), float(np.quantile(errors, 0.95)))
+
+
+def calibration_of(
+    qrels: Qrels, run: Run, *, top: int = 10, rel: int = 1, unjudged: str = "zero"
+) -> dict[str, float]:
+    """The ECE of a run's top k, its floor and the floor's 95 % quantile; then `calibration` over all rows."""
+    hits = outcomes_of(qrels, run, top=top, rel=rel, unjudged=unjudged)
+    every = calibration(*outcomes_of(qrels, run, rel=rel, unjudged=unjudged))
+    if not len(hits[0]):
+        return every
+    floor = sampling_floor(hits[0])
+    lead = {f"ECE@{top}": ece(*hits), f"ECE@{top} floor": floor.mean, f"ECE@{top} floor 95%": floor.high}
+    return {**lead, f"log-loss@{top}": log_loss(*hits), f"n@{top}": float(len(hits[0])), **every}
 
 
 def _pairs(probabilities: ArrayLike, outcomes: ArrayLike) -> tuple[FloatArray, FloatArray]:

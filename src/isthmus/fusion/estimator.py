@@ -165,7 +165,8 @@ class Fuser:
             scores[mine] = self._scores(evidence, weights, training.union)[mine]
         probabilities = self._learn_probabilities(scores, training)
         known = training.known
-        self.curve_ = ThresholdCurve.of(probabilities[known], training.relevant[known])
+        homes = training.union.query_of_row[known]
+        self.curve_ = ThresholdCurve.of(probabilities[known], training.relevant[known], homes)
         return training.union.ranked(scores, name=name or self.label, probabilities=probabilities)
 
     def fuse(self, runs: Sequence[Run], *, name: str = "") -> Run:

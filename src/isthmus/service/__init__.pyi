@@ -26,7 +26,6 @@ from isthmus.service.pupil import Lesson as Lesson
 from isthmus.service.pupil import Pupil as Pupil
 from isthmus.service.pupil import own_directions as own_directions
 from isthmus.service.reliability import BINS as BINS
-from isthmus.service.reliability import sampling_floor as sampling_floor
 from isthmus.service.running import begin as begin
 from isthmus.service.running import run_broker as run_broker
 from isthmus.service.running import run_node as run_node

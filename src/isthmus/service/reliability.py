@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from isthmus.arrays import FloatArray
 from isthmus.errors import DataError
-from isthmus.randomness import Streams
 from isthmus.service.stores import Judgement
 from isthmus.service.wire import Bin, Calibration, ReliabilityCurve, ThresholdRow
 from isthmus.tables import replacing
@@ -42,7 +41,7 @@ def reliability_curve(
     """
     predicted = np.asarray(probabilities, dtype=np.float64)
     truth = np.asarray(relevant, dtype=np.float64)
-    from isthmus.evaluation import reliability
+    from isthmus.evaluation import reliability, sampling_floor
 
     curve = reliability(predicted, truth, bins=BINS)
     bins = [
@@ -62,18 +61,10 @@ def reliability_curve(
         count=len(predicted),
         relevant=int(truth.sum()),
         ece=curve.ece,
-        floor=sampling_floor(predicted),
+        floor=sampling_floor(predicted, bins=BINS, draws=DRAWS).mean,
         bins=bins,
         thresholds=_thresholds(predicted, truth, least),
     )
-
-
-def sampling_floor(probabilities: FloatArray) -> float:
-    """The mean ECE of outcomes drawn from the probabilities themselves."""
-    draws = Streams(0)("floor").random((DRAWS, len(probabilities))) < probabilities
-    from isthmus.evaluation import reliability
-
-    return float(np.mean([reliability(probabilities, row, bins=BINS).ece for row in draws]))
 
 
 def _share(part: float, whole: float) -> float:

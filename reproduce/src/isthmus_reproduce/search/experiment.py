@@ -16,9 +16,9 @@ import numpy as np
 
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import DataError
-from isthmus.evaluation import bootstrap, paired_t, reliability, reliability_diagram
+from isthmus.evaluation import bootstrap, paired_t, reliability, reliability_diagram, sampling_floor
 from isthmus.report import Estimate, Page, Section, Table
-from isthmus.service import BINS, sampling_floor
+from isthmus.service import BINS
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit
 from isthmus_reproduce.prose import Prose
 from isthmus_reproduce.search import world as search_world
@@ -182,7 +182,9 @@ def ece_and_floor(hits: Shown) -> tuple[float, float]:
     """The calibration error over ten bins, and what a perfect model would show with the hits of one round."""
     error = reliability(hits.probability, hits.relevant, bins=BINS).ece
     rounds = np.unique(hits.round).tolist()
-    floors = [sampling_floor(hits.probability[hits.round == number]) for number in rounds]
+    floors = [
+        sampling_floor(hits.probability[hits.round == number], bins=BINS, draws=100).mean for number in rounds
+    ]
     return error, float(np.mean(floors))
 
 
