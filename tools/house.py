@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 31_095,  # the vector index; the node's own index goes when the engine is there
+    "src/isthmus": 31_265,  # the vector index; the node's own index goes when the engine is there
     "benchmarks": 1_790,  # nearest vectors beside faiss
     "docs": 230,
     "reproduce": 6_500,
@@ -41,15 +41,15 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/__main__.py": 10,
     "src/isthmus/asking.py": 140,
     "src/isthmus/arrays.py": 75,
-    "src/isthmus/calibration": 1_080,
-    "src/isthmus/cli": 1_997,  # isthmus encoder
+    "src/isthmus/calibration": 1_215,  # a contest of all calibrators; what a threshold rests on
+    "src/isthmus/cli": 2_010,  # isthmus encoder
     "src/isthmus/config.py": 285,  # old keys are read for one release, refused against new ones
     "src/isthmus/corpora": 990,
     "src/isthmus/demo": 445,  # longer names break lines
     "src/isthmus/encoders": 1_080,  # presets by hash, folders, endpoints, the graph of a BERT
     "src/isthmus/engines": 315,  # the vector index
     "src/isthmus/errors.py": 100,  # one error for what cannot be read
-    "src/isthmus/evaluation": 1_600,  # risk of runs against baselines
+    "src/isthmus/evaluation": 1_625,  # risk of runs against baselines
     "src/isthmus/facade.py": 35,  # old names warn for one release
     "src/isthmus/features.py": 270,
     "src/isthmus/federation": 4_140,  # old names are read for one release; what strategies need is named
