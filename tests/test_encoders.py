@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from isthmus import encoders
+from isthmus.cli import main
 from isthmus.encoders import (
     PRESETS,
     CrossEncoder,
@@ -332,3 +333,23 @@ def test_presets_state_licence_hash_and_source() -> None:
         assert preset.description.licence
         assert preset.sources
         assert all(len(file.sha256) == 64 and file.size for file in preset.files.values())
+
+
+def test_the_command_line_adds_lists_and_removes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = lookup_encoder(here / "model", np.eye(11))
+    assert main(["encoder", "add", str(folder), "--name", "mine", "--json"]) == 0
+    told = capsys.readouterr()
+    row = json.loads(told.out)
+    assert row["fingerprint"] == load_encoder("mine").fingerprint
+    assert 'name = "mine"' in told.err
+    assert main(["encoder", "list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["mine"]["folder"] == str(encoders_folder() / "mine")
+    assert rows["bge-small"]["folder"] is None
+    assert main(["encoder", "list"]) == 0
+    assert "isthmus encoder add bge-small" in capsys.readouterr().out
+    assert main(["encoder", "remove", "mine"]) == 0
+    assert main(["encoder", "remove", "mine"]) == 1
+    assert "no encoder 'mine'" in capsys.readouterr().err
+    assert main(["encoder", "add", "bge-smal"]) == 1
+    assert "did you mean 'bge-small'?" in capsys.readouterr().err
