@@ -30,6 +30,7 @@ from isthmus.encoders import (
 from isthmus.encoders.folders import Description, sha256
 from isthmus.errors import ConfigError, DataError
 from isthmus.service.encoding import another_encoder, prevailing
+from isthmus.tables import read_run
 from oracles.numpy_bert import token_vectors
 from tiny_encoders import lookup_encoder, random_bert
 
@@ -353,3 +354,27 @@ def test_the_command_line_adds_lists_and_removes(here: Path, capsys: pytest.Capt
     assert "no encoder 'mine'" in capsys.readouterr().err
     assert main(["encoder", "add", "bge-smal"]) == 1
     assert "did you mean 'bge-small'?" in capsys.readouterr().err
+
+
+def test_collections_are_searched_with_an_encoder_and_read_by_a_cross_encoder(here: Path) -> None:
+    add_encoder(str(lookup_encoder(here / "texts", np.eye(11))), name="mine")
+    pairs = lookup_encoder(here / "pairs", np.ones((11, 1)))
+    Description("pairs", kind="cross-encoder").write(pairs)
+    add_encoder(str(pairs), name="pairs")
+    corpus = here / "corpus"
+    (corpus / "qrels").mkdir(parents=True)
+    texts = ["red apple", "green pear", "green", "find me"]
+    rows = [{"_id": f"d{at}", "title": "", "text": text} for at, text in enumerate(texts)]
+    (corpus / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (corpus / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "a green pear"}) + "\n")
+    (corpus / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t1\n")
+    assert main(["retrieve", str(corpus), "all", "-o", str(here / "dense.run"), "--encoder", "mine"]) == 0
+    dense = read_run(here / "dense.run")
+    assert dense.name == "dense"
+    assert list(dense.to_dict()["q"])[:2] == ["d1", "d2"]
+    assert dense.rows == 4  # every text has [CLS] in common
+    words = ["retrieve", str(corpus), "all", "-o", str(here / "cross.run"), "--reranker", "pairs"]
+    assert main(words) == 0
+    cross = read_run(here / "cross.run")
+    assert cross.to_dict() == {"q": {"d2": 1.0, "d1": 1.0}}  # BM25's two hits, all pairs alike
+    assert main([*words, "--encoder", "pairs"]) == 1

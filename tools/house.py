@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 31_265,  # the vector index; the node's own index goes when the engine is there
+    "src/isthmus": 31_310,  # the vector index; the node's own index goes when the engine is there
     "benchmarks": 1_790,  # nearest vectors beside faiss
     "docs": 230,
     "reproduce": 6_500,
@@ -42,7 +42,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/asking.py": 140,
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_215,  # a contest of all calibrators; what a threshold rests on
-    "src/isthmus/cli": 2_010,  # isthmus encoder
+    "src/isthmus/cli": 2_025,  # isthmus encoder
     "src/isthmus/config.py": 285,  # old keys are read for one release, refused against new ones
     "src/isthmus/corpora": 990,
     "src/isthmus/demo": 445,  # longer names break lines
@@ -62,7 +62,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/randomness.py": 30,
     "src/isthmus/rankers": 805,
     "src/isthmus/report": 415,  # what a notebook shows of any table, once
-    "src/isthmus/retrieval": 465,  # collection statistics of service, private and features in one place
+    "src/isthmus/retrieval": 490,  # collection statistics of service, private and features in one place
     "src/isthmus/service": 8_345,  # silos agree on an encoder; the hybrid and its scale
     "src/isthmus/tables": 2_025,
     "src/isthmus/text.py": 130,  # stop words in their places, for phrases

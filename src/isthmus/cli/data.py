@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,8 @@ from isthmus.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from isthmus.evaluation import Evaluation
-    from isthmus.tables import Corpus
+    from isthmus.retrieval import Retriever
+    from isthmus.tables import Corpus, Documents
 
 PROFILES = ("trec_eval", "lightgbm", "sklearn")
 FORMATS = ("text", "markdown", "latex", "html")
@@ -100,6 +101,12 @@ def _retrieve_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--silo NAME", "search the documents of one silo only")
     add(parser, "--k1", "BM25's term saturation (%(default)s)", type=float, default=1.5)
     add(parser, "--b", "BM25's length normalisation (%(default)s)", type=float, default=0.75)
+    add(
+        parser,
+        "--encoder NAME",
+        "nearest vectors instead of BM25: bge-small, a folder, an endpoint's address",
+    )
+    add(parser, "--reranker NAME", "a cross-encoder's scores of the first 20: ms-marco-minilm, a folder")
     add_json(parser, "one object {run, documents, queries, rows, seconds}")
 
 
@@ -107,7 +114,6 @@ def _retrieve(arguments: argparse.Namespace) -> None:
     import time
 
     from isthmus.corpora import load
-    from isthmus.retrieval import BM25
     from isthmus.tables import write_qrels, write_run
 
     if arguments.qrels and arguments.queries not in OWN_QUERIES:
@@ -115,10 +121,10 @@ def _retrieve(arguments: argparse.Namespace) -> None:
     if arguments.qrels and Path(arguments.qrels).resolve() == Path(arguments.out).resolve():
         raise ConfigError(f"run and judgements would both be written to {arguments.out}", key="qrels")
     began = time.perf_counter()
-    settings = BM25(k1=arguments.k1, b=arguments.b)
+    retriever = _retriever(arguments)
     corpus = _with_queries(load(arguments.corpus), arguments.queries)
     documents = corpus.documents if arguments.silo is None else corpus.silo(arguments.silo).documents
-    run = settings.index(documents).search(corpus.queries, arguments.k)
+    run = retriever(documents).search(corpus.queries, arguments.k)
     if not run.rows:
         raise DataError(
             f"none of {len(documents):,} documents shares a word with any of {len(run):,} queries",
@@ -135,6 +141,23 @@ def _retrieve(arguments: argparse.Namespace) -> None:
         "seconds": round(time.perf_counter() - began, 3),
     }
     close(arguments, f"{run.name} on {corpus.name}", done, [arguments.out, arguments.qrels])
+
+
+def _retriever(arguments: argparse.Namespace) -> Callable[[Documents], Retriever]:
+    """What makes a retriever of documents; settings that cannot be used are refused here."""
+    from isthmus.retrieval import BM25, Dense, Reranked
+
+    settings: BM25 | Dense = BM25(k1=arguments.k1, b=arguments.b)
+    if arguments.encoder is not None:
+        from isthmus.encoders import load_encoder
+
+        settings = Dense(load_encoder(arguments.encoder))
+    if arguments.reranker is None:
+        return settings.index
+    from isthmus.encoders import load_cross_encoder
+
+    cross = load_cross_encoder(arguments.reranker)
+    return lambda documents: Reranked(settings.index(documents), documents, cross)
 
 
 def _with_queries(corpus: Corpus, queries: str) -> Corpus:
@@ -163,8 +186,9 @@ COMMANDS = (
     ),
     Command(
         "retrieve",
-        "search a collection with BM25 and write the ranked lists",
-        "isthmus retrieve pydocs test -o bm25.run --qrels test.qrels",
+        "search a collection with BM25 or an encoder and write the ranked lists",
+        "isthmus retrieve pydocs test -o bm25.run --qrels test.qrels\n"
+        "isthmus retrieve pydocs test -o dense.run --encoder bge-small",
         _retrieve_arguments,
         _retrieve,
     ),

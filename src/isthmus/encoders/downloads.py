@@ -81,8 +81,9 @@ def _from_index(source: PresetSource, files: Pinned, folder: Path) -> None:
             try:
                 subprocess.run(command, capture_output=True, check=True, timeout=PIP_SECONDS)
             except subprocess.CalledProcessError as error:
-                lines = error.stderr.decode(errors="replace").strip().splitlines()
-                raise DataError(f"pip: {lines[-1][:200] if lines else 'failed'}") from None
+                lines = error.stderr.decode(errors="replace").splitlines()
+                reasons = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+                raise DataError(f"pip: {reasons[-1][:200] if reasons else 'failed'}") from None
             except subprocess.TimeoutExpired:
                 raise DataError(f"pip: not done in {PIP_SECONDS:.0f} s") from None
         wheels = list(Path(place).glob("*.whl"))

@@ -5,6 +5,8 @@ from isthmus.retrieval.dense import DenseIndex as DenseIndex
 from isthmus.retrieval.dense import Score as Score
 from isthmus.retrieval.dense import shaped as shaped
 from isthmus.retrieval.fused import Fused as Fused
+from isthmus.retrieval.reranked import FIRST as FIRST
+from isthmus.retrieval.reranked import Reranked as Reranked
 from isthmus.retrieval.retriever import Retriever as Retriever
 from isthmus.retrieval.retriever import best_rows as best_rows
 from isthmus.retrieval.retriever import check_depth as check_depth
