@@ -134,7 +134,7 @@ def test_stop_words_are_words() -> None:
     assert all(PLAIN([word]).words(0) == [word] for word in STOP_WORDS)
 
 
-SCRIPTS = "aZ0éßñЖя9אبकि中ー_-'’. \n\t€½²"
+SCRIPTS = "aZ0éßñЖя9אبकि_-'’. \n\t€½²"
 
 
 @given(st.lists(st.text(alphabet=SCRIPTS, max_size=12), max_size=6))
@@ -150,3 +150,48 @@ def test_cutting_bytes_equals_cutting_characters(texts: list[str]) -> None:
 
     expected = [[word for word in by_character(text) if word] for text in texts]
     assert [tokens.words(text) for text in range(len(texts))] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("北京大学", ["北京", "京大", "大学"]),
+        ("使用transforms函数", ["使用", "transform", "函数"]),
+        ("東京タワー", ["東京", "京タ", "タワ", "ワー"]),
+        ("한국어 문서", ["한국", "국어", "문서"]),
+        ("葛\U000e0100城市", ["葛城", "城市"]),
+        ("ﾊﾟﾝ", ["パン"]),
+        ("水。", []),
+    ],
+)
+def test_chinese_japanese_and_korean_are_cut_into_pairs(text: str, words: list[str]) -> None:
+    assert tokenise([text]).words(0) == words
+
+
+def test_a_single_character_is_searched_where_there_is_nothing_longer() -> None:
+    tokens = ENGLISH.in_place(["绿茶"])
+    assert tokens.words(0) == ["绿", "绿茶", "茶"]
+    assert tokens.stopped is not None
+    assert tokens.stopped.tolist() == [True, False, True]
+    assert ENGLISH.query("茶").words(0) == ["茶"]
+    assert ENGLISH.query("茶 水壶").words(0) == ["水壶"]
+
+
+@given(st.text(alphabet="中文字かー가a1 。", max_size=20))
+def test_pairs_are_those_of_neighbours(text: str) -> None:
+    runs = re.findall(r"[中文字かー가]+|[a1]+", text)
+    expected = [
+        part
+        for run in runs
+        for part in ([run] if run[0] in "a1" else [run[at : at + 2] for at in range(len(run) - 1)])
+    ]
+    assert PLAIN([text]).words(0) == expected
+
+
+@given(st.lists(st.text(max_size=20), max_size=5))
+def test_any_text_reads_the_same_alone_and_among_others(texts: list[str]) -> None:
+    for read in (ENGLISH, ENGLISH.in_place):
+        together = read(texts)
+        assert [read([text]).words(0) for text in texts] == [
+            together.words(text) for text in range(len(texts))
+        ]

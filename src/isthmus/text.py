@@ -11,15 +11,22 @@ A token is a run of letters and digits of any script (marks belong to their lett
 underscores and apostrophes included, separates), after Unicode compatibility normalisation (NFKC) and
 lower-casing. Stop words go, or stay where and as they are (`in_place`); the rest is stemmed. Texts are cut at
 the level of bytes and every distinct word is looked at once, so the cost is that of reading the text, not of
-making Python strings. Scripts written without spaces are not segmented.
+making Python strings.
+
+Chinese, Japanese and Korean are cut into overlapping pairs of characters, in whatever text they stand; a
+single character is a stop word.
+
+>>> tokenise(["北京大学 library"]).words(0)
+['北京', '京大', '大学', 'librari']
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +39,18 @@ from isthmus.arrays import Ids, IntArray, frozen
 from isthmus.errors import ConfigError
 from isthmus.tables import offsets_of
 
-STOP_WORDS = frozenset(Path(__file__).with_name("stop_words.txt").read_text(encoding="ascii").split())
+STOP_WORDS_FOLDER = Path(__file__).with_name("stop_words")
+STOP_WORDS = frozenset((STOP_WORDS_FOLDER / "en.txt").read_text(encoding="utf-8").split())
 """English words that carry no topic, with what an apostrophe leaves behind (don't, it's, we'll)."""
 
 _SEPARATORS = r"[^\pL\pN\pM]+"
 _MARK = r"[\pM\x{FF9E}\x{FF9F}]"  # the two half-width signs are marks once normalised
 _MANY_MARKS = rf"({_MARK}{{30}}){_MARK}+"
+_CUTTING = "pairs of Chinese, Japanese and Korean characters"  # to change where other tokens come out
+_CJK = "[々-〇ぁ-ヿㄅ-ㄯㆠ-ㆿㇰ-ㇿ㐀-䶿一-鿿가-힣豈-龎𠀀-\U0003fffd]"
+_VARIANTS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")  # which shape of a character is meant
+_RUNS = re.compile(f"{_CJK}+|[^{_CJK[1:]}+")
+_IS_CJK = re.compile(_CJK).match
 _IS_WORD = np.zeros(256, dtype=bool)
 _IS_WORD[[*b"abcdefghijklmnopqrstuvwxyz0123456789"]] = True
 _IS_WORD[128:] = True  # part of a longer character; separators beyond ASCII are blanked beforehand
@@ -99,10 +112,11 @@ class Tokeniser:
 
     @property
     def name(self) -> str:
-        """A digest of stemmer, its version and stop words: equal for tokenisers that yield the same terms."""
+        """A digest of how texts are cut, the stemmer, its version and stop words: equal for tokenisers that
+        yield the same terms."""
         from Stemmer import version
 
-        parts = [self.stemmer or "", version() if self.stemmer else "", *sorted(self.stop_words)]
+        parts = [_CUTTING, self.stemmer or "", version() if self.stemmer else "", *sorted(self.stop_words)]
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
     def __call__(self, texts: Iterable[str]) -> Tokens:
@@ -126,21 +140,21 @@ class Tokeniser:
         return content if len(content.terms) else self.in_place([text])
 
     def _tokens(self, texts: Iterable[str], *, stop: bool) -> Tokens:
-        words, texts_of_words, count = _cut(texts)
-        encoded = words.dictionary_encode()
-        spelled = encoded.dictionary.to_pylist()
-        is_stop = np.fromiter((word in self.stop_words for word in spelled), dtype=bool, count=len(spelled))
+        spelled, places, texts_of_words, count = _cut(texts)
+        is_stop = np.fromiter(map(self._is_stop, spelled), dtype=bool, count=len(spelled))
         chosen = ~is_stop if stop else np.ones(len(spelled), dtype=bool)
         terms = Ids.of(self._stems(list(compress(spelled, chosen.tolist()))))
         codes = np.full(len(spelled), -1, dtype=np.int64)
         codes[chosen] = terms.codes
-        places = encoded.indices.to_numpy()
         mask = chosen[places]
         return Tokens(
             Ids(frozen(codes[places][mask]), terms.vocabulary),
             offsets_of(texts_of_words[mask], count),
             None if stop else frozen(is_stop[places]),
         )
+
+    def _is_stop(self, word: str) -> bool:
+        return word in self.stop_words or (len(word) == 1 and _IS_CJK(word) is not None)
 
     def _stems(self, words: list[str]) -> list[str]:
         """The stem of every content word; a stop word is left as it is."""
@@ -161,8 +175,8 @@ def tokenise(texts: Iterable[str]) -> Tokens:
     return ENGLISH(texts)
 
 
-def _cut(texts: Iterable[str]) -> tuple[pa.LargeStringArray, IntArray, int]:
-    """All words one after the other, the text of every word, and the number of texts."""
+def _cut(texts: Iterable[str]) -> tuple[list[str], IntArray, IntArray, int]:
+    """The distinct words; the place of every word among them and its text, in order; the number of texts."""
     column = pc.utf8_lower(_plain(_column(list(texts))))
     bounds, data = _buffers(column)
     in_word = _IS_WORD[data]
@@ -171,8 +185,33 @@ def _cut(texts: Iterable[str]) -> tuple[pa.LargeStringArray, IntArray, int]:
     inner = bounds[:-1][np.diff(bounds) > 0]
     begins[inner] = in_word[inner]  # a text's first word does not continue the text before
     starts = np.flatnonzero(begins)
-    words = _strings(data[in_word], np.flatnonzero(begins[in_word]))
-    return words, np.searchsorted(bounds, starts, side="right") - 1, len(column)
+    words = _strings(data[in_word], np.flatnonzero(begins[in_word])).dictionary_encode()
+    places, texts_of_words = words.indices.to_numpy(), np.searchsorted(bounds, starts, side="right") - 1
+    has_cjk = pc.match_substring_regex(words.dictionary, _CJK).to_numpy(zero_copy_only=False)
+    spelled = words.dictionary.to_pylist()
+    if not has_cjk.any():
+        return spelled, places, texts_of_words, len(column)
+    parts = [_segments(word) if cjk else [word] for word, cjk in zip(spelled, has_cjk.tolist(), strict=True)]
+    flat = pa.array(list(chain.from_iterable(parts)), type=pa.large_string()).dictionary_encode()
+    sizes = np.array([len(part) for part in parts])
+    first, repeated = (np.cumsum(sizes) - sizes)[places], sizes[places]
+    # every word becomes its parts, which stand one after the other from `first` on
+    within = np.arange(repeated.sum()) - np.repeat(np.cumsum(repeated) - repeated, repeated)
+    codes = flat.indices.to_numpy()[np.repeat(first, repeated) + within]
+    return flat.dictionary.to_pylist(), codes, np.repeat(texts_of_words, repeated), len(column)
+
+
+def _segments(word: str) -> list[str]:
+    """The characters of Chinese, Japanese and Korean, each followed by its pair with the next; what stands
+    between them as it is."""
+    segments: list[str] = []
+    for run in _RUNS.findall(_VARIANTS.sub("", word)):
+        if not _IS_CJK(run):
+            segments.append(run)
+            continue
+        pairs = [run[at : at + 2] for at in range(len(run))]
+        segments += [part for pair in pairs for part in (pair[0], pair)][:-1]
+    return segments
 
 
 def _column(texts: list[str]) -> pa.LargeStringArray:

@@ -1,0 +1,167 @@
+"""Documents in their own languages: which stemmer and stop words each has, and which language a text is in.
+
+    en de es fr it nl pt    stop words and a Snowball stemmer
+    zh ja ko                pairs of characters, with English words among them as in English
+
+All silos analyse texts alike, so that their counts of terms add up: a language fixes what becomes of a text,
+and `analysis_name` names all of it. A query is read in every language that a silo has documents in.
+
+>>> analyse(["Die Häuser am Fluss", "Houses by the river"], ["de", "en"]).words(0)
+['haus', 'fluss']
+>>> query("Häuser", ["en", "de"]).words(0)
+['häuser', 'haus']
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+
+import numpy as np
+
+from isthmus.arrays import FloatArray, Ids, frozen
+from isthmus.errors import ConfigError
+from isthmus.text import ENGLISH, STOP_WORDS_FOLDER, Tokeniser, Tokens
+
+NAMES = {
+    "en": "English",
+    "de": "German",
+    "es": "Spanish",
+    "fr": "French",
+    "it": "Italian",
+    "ja": "Japanese",
+    "ko": "Korean",
+    "nl": "Dutch",
+    "pt": "Portuguese",
+    "zh": "Chinese",
+}
+"""Languages by their codes (ISO 639-1)."""
+AUTO = "auto"
+DEFAULT = "en"
+_STEMMED = ("en", "de", "es", "fr", "it", "nl", "pt")
+_SCRIPTS = {"ja": ("ぁ", "ヿ", 1.0), "ko": ("가", "힣", 1.0), "zh": ("㐀", "鿿", 0.4)}
+"""From which character to which, and how much a pair says: Japanese is written in Chinese characters too."""
+_READ = 4_000
+"""Characters of a text that tell its language."""
+_EVIDENCE, _AHEAD, _SHARE = 2.0, 1.5, 0.05
+"""What a language needs: so much evidence, so many times that of the next, so much a distinct word."""
+_PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
+
+
+def code_of(language: str) -> str:
+    """The code of a language by its code or its English name, in any case; `auto` is `auto`.
+
+    Raises ConfigError with the nearest for another.
+    """
+    wanted = language.strip().lower()
+    for code, name in NAMES.items():
+        if wanted in (code, name.lower()):
+            return code
+    if wanted == AUTO:
+        return AUTO
+    known = [AUTO, *NAMES, *(name.lower() for name in NAMES.values())]
+    raise ConfigError(f"no analysis for the language {language!r}", key=wanted, value=wanted, known=known)
+
+
+@cache
+def tokeniser_of(language: str) -> Tokeniser:
+    """The tokeniser of a language by its code; that of English for "" and for those without a stemmer."""
+    if language not in _STEMMED[1:]:
+        return ENGLISH
+    words = (STOP_WORDS_FOLDER / f"{language}.txt").read_text(encoding="utf-8").split()
+    return Tokeniser(NAMES[language].lower(), frozenset(words))
+
+
+@cache
+def analysis_name() -> str:
+    """A digest of what becomes of texts in all languages: only counts of terms under one name add up."""
+    names = ["pairs of characters", *(tokeniser_of(code).name for code in _STEMMED)]
+    return hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
+
+
+def detect(texts: Iterable[str], among: Collection[str] = tuple(NAMES)) -> list[str]:
+    """The language of every text, by its stop words and its script; "" for one that does not tell, for it is
+    short or in no language of `among`."""
+    codes = tuple(code for code in NAMES if code in among)
+    tokens = _PLAIN(text[:_READ] for text in texts)
+    if not codes or not len(tokens.terms):
+        return [""] * len(tokens)
+    table = tokens.counts()
+    table.data[:] = 1  # a word says no more the second time: sin(x) is not Spanish
+    evidence = table @ _weights(tokens.terms, codes)
+    scores = np.sort(evidence, axis=1)
+    best, second = scores[:, -1], scores[:, -2] if len(codes) > 1 else 0.0
+    sure = (best >= np.maximum(_EVIDENCE, _SHARE * np.diff(table.indptr))) & (best >= _AHEAD * second)
+    chosen = np.argmax(evidence, axis=1)
+    return [codes[at] if certain else "" for at, certain in zip(chosen.tolist(), sure.tolist(), strict=True)]
+
+
+def _weights(terms: Ids, codes: tuple[str, ...]) -> FloatArray:
+    """What every word of a vocabulary says for every language."""
+    stops, shares = _stop_words(codes)
+    weights: FloatArray = shares[terms.translation(stops)]  # the last row, of zeros, for other words
+    pairs = [(row, word[0]) for row, word in enumerate(terms.words) if len(word) == 2 and word >= "ぁ"]
+    for column, code in enumerate(codes):
+        first, last, weight = _SCRIPTS.get(code, ("", "", 0.0))
+        weights[[row for row, sign in pairs if first <= sign <= last], column] = weight
+    return weights
+
+
+@cache
+def _stop_words(codes: tuple[str, ...]) -> tuple[Ids, FloatArray]:
+    """The stop words of languages, and for each the share of each language: one in all."""
+    lists = [tokeniser_of(code).stop_words if code in _STEMMED else frozenset[str]() for code in codes]
+    words = sorted(word for word in frozenset[str]().union(*lists) if len(word) > 1)  # x, y and n are names
+    table = np.array([[word in each for each in lists] for word in [*words, ""]], dtype=np.float64)
+    return Ids.of(words), table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+
+
+def analyse(texts: Sequence[str], languages: Sequence[str], *, in_place: bool = False) -> Tokens:
+    """The terms of every text in its language, by its code; with `in_place` stop words stay."""
+    tokenisers = [tokeniser_of(language) for language in languages]
+    distinct = list(dict.fromkeys(tokenisers)) or [ENGLISH]
+    rows = [[at for at, each in enumerate(tokenisers) if each is one] for one in distinct]
+    parts = [
+        (one.in_place if in_place else one)([texts[at] for at in some])
+        for one, some in zip(distinct, rows, strict=True)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return _joined(parts, np.argsort(np.concatenate(rows)))
+
+
+def _joined(parts: Sequence[Tokens], order: np.ndarray) -> Tokens:
+    """The texts of all parts one after the other, taken in this order."""
+    terms = Ids.concat([part.terms for part in parts])
+    lengths = np.concatenate([part.lengths for part in parts])
+    starts = (np.cumsum(lengths) - lengths)[order]
+    offsets = np.concatenate(([0], np.cumsum(lengths[order])))
+    rows = np.repeat(starts - offsets[:-1], lengths[order]) + np.arange(offsets[-1])
+    masks = [part.stopped for part in parts if part.stopped is not None]
+    return Tokens(terms[rows], frozen(offsets), frozen(np.concatenate(masks)[rows]) if masks else None)
+
+
+def query(text: str, languages: Collection[str]) -> Tokens:
+    """The terms of a query in every language that some documents are in: those of English first, then
+    what the others add.
+
+    Stop words of English, and of the language that the query is in where it tells, are no content in the
+    other languages either. Where it has no content at all, all its words as they are, `stopped`.
+    """
+    codes = [code for code in NAMES if code in languages]
+    tokenisers = sorted(dict.fromkeys(map(tokeniser_of, codes)), key=lambda each: each != ENGLISH) or [
+        ENGLISH
+    ]
+    if len(tokenisers) == 1:
+        return tokenisers[0].query(text)
+    stops = tokeniser_of(detect([text], codes)[0]).stop_words
+    stops |= ENGLISH.stop_words if ENGLISH in tokenisers else frozenset()
+    terms: list[str] = []
+    for each in tokenisers:
+        known = set(terms)
+        words = Tokeniser(each.stemmer, each.stop_words | stops)([text]).words(0)
+        terms += [word for word in words if word not in known]
+    if not terms:
+        return Tokeniser(None, stops.union(*(each.stop_words for each in tokenisers))).in_place([text])
+    return Tokens(Ids.of(terms), np.array([0, len(terms)]))
