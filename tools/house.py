@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 31_310,  # the vector index; the node's own index goes when the engine is there
+    "src/isthmus": 31_460,  # languages; the vector index; the node's own index goes when the engine is there
     "benchmarks": 1_790,  # nearest vectors beside faiss
     "docs": 230,
     "reproduce": 6_500,
