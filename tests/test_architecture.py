@@ -31,6 +31,7 @@ HOMES = {
     "xgboost": ("isthmus.rankers",),
     "lightgbm": ("isthmus.rankers",),
     "matplotlib": ("isthmus.report",),
+    "tantivy": ("isthmus.engines",),
     "usearch": ("isthmus.engines",),
     "simsimd": ("isthmus.engines",),
     # never: global random state, code in data files, a second parser, gigabytes

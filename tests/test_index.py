@@ -115,7 +115,7 @@ def test_the_dense_list_is_the_dense_retrievers(tmp_path):
     encoder = index.snapshot.encoder.encoder
     run = Dense(encoder).index(as_documents(drafts)).search(asked(["green pears"]), 10)
     found = listed(index.snapshot.find("green pears", 10), "dense")
-    np.testing.assert_allclose([score for score, _ in found], run.scores, atol=1e-6)
+    np.testing.assert_allclose([score for score, _ in found], run.scores, atol=1e-3)  # in half precision
 
 
 def test_features_are_those_of_a_collection_one_may_read(tmp_path):
@@ -273,11 +273,11 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=batches, reopen=st.booleans())
 def test_an_index_grown_by_changes_equals_one_built_at_once(batches, reopen, tmp_path_factory):
     folder = tmp_path_factory.mktemp("grown")
-    encoder = EncoderSettings("lsa", folder / "lsa")
+    encoder = EncoderSettings("lsa", path=folder / "lsa")
     save_lsa(Lsa.fit(TOPICS, dimensions=3), folder / "lsa")
     store = SqliteStore(folder / "documents.db")
     index = Index(folder / "index", store, encoder=encoder)
@@ -289,6 +289,7 @@ def test_an_index_grown_by_changes_equals_one_built_at_once(batches, reopen, tmp
                 store.put([Draft(id, id, text)])
             index.update()
         if reopen:
+            index.close()
             index = Index(folder / "index", store, encoder=encoder)
     index.catch_up()
     fresh = Index(folder / "fresh", store, encoder=encoder)
@@ -310,12 +311,9 @@ def test_an_index_grown_by_changes_equals_one_built_at_once(batches, reopen, tmp
     store.close()
 
 
-def test_many_small_changes_leave_few_segments_and_no_stray_files(tmp_path, monkeypatch):
+def test_many_small_batches_are_one_index(tmp_path, monkeypatch):
     monkeypatch.setattr(indexing, "BATCH", 5)
     index = made(tmp_path / "n", world(137), encoder=EncoderSettings("none"))
-    assert len(index.snapshot.parts) <= indexing.MOST_SEGMENTS
-    named = {part.segment.name for part in index.snapshot.parts}
-    assert {path.name for path in (tmp_path / "n" / "index").glob("segment-*")} == named
     assert listed(index.snapshot.find("pears", 30), "bm25") == central(world(137), "pears", 30)
 
 
@@ -325,24 +323,43 @@ def test_what_is_removed_is_gone_from_disk_after_compacting(tmp_path):
     index.catch_up()
     assert not len(index.snapshot.find("zanzibar", 5))
     index.compact()
-    (segment,) = (tmp_path / "n" / "index").glob("segment-*")
-    assert b"zanzibar" not in segment.read_bytes()
+    files = [path for path in (tmp_path / "n" / "index").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if b"zanzibar" in path.read_bytes()]
+    assert listed(index.snapshot.find("pears", 9), "bm25") == central(world(20), "pears", 9)
 
 
-@pytest.mark.parametrize("damage", ["manifest", "segment", "encoder"])
+def test_an_index_of_mostly_dead_versions_is_written_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(indexing, "FEW", 10)
+    index = made(tmp_path / "n", world(20), encoder=EncoderSettings("none"))
+    for round in range(3):
+        index.store.put([Draft(draft.id, f"round{round}", draft.body) for draft in world(20)])
+        index.catch_up()
+    assert index.engine.wasted <= 20
+    changed = [Draft(draft.id, "round2", draft.body) for draft in world(20)]
+    assert listed(index.snapshot.find("round2 pears", 9), "bm25") == central(changed, "round2 pears", 9)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["manifest.json", "documents", "terms", "words", "spelling", "totals", "state", "encoder", "fitted"],
+)
 def test_a_damaged_index_is_built_again(tmp_path, damage):
     index = made(tmp_path / "n", world(30))
-    before = listed(index.snapshot.find("pears", 10), "bm25")
-    (path,) = (tmp_path / "n" / "index").glob(f"{damage}*")
+    before = [listed(index.snapshot.find("pears", 10), name) for name in ("bm25", "dense")]
+    index.close()
+    (path,) = (tmp_path / "n" / "index").rglob(damage)
     path.write_bytes(path.read_bytes()[:-40])
     again = Index(tmp_path / "n" / "index", index.store)
-    assert again.behind == 30
     again.catch_up()
-    assert listed(again.snapshot.find("pears", 10), "bm25") == before
+    after = [listed(again.snapshot.find("pears", 10), name) for name in ("bm25", "dense")]
+    assert after[0] == before[0]
+    assert {name for _, name in after[1]} == {name for _, name in before[1]}
 
 
 def test_a_warm_start_reads_no_document(tmp_path):
     index = made(tmp_path / "n", world(50))
+    index.close()
     again = Index(tmp_path / "n" / "index", index.store)
     assert again.behind == 0
     assert again.snapshot.change == index.snapshot.change
@@ -358,11 +375,11 @@ def test_the_encoder_is_fitted_again_when_the_silo_has_grown(tmp_path):
     index.store.put(world(90)[30:])
     index.catch_up()
     assert index.snapshot.encoder.fingerprint != first
-    fitted = Lsa.fit(
-        [f"{draft.title}\n{draft.body}" if draft.title else draft.body for draft in world(90)], dimensions=128
-    )
+    whole = [f"{draft.title}\n{draft.body}" if draft.title else draft.body for draft in world(90)]
+    fitted = Lsa.fit(whole, dimensions=128)
     assert index.snapshot.encoder.fingerprint == fitted.fingerprint
-    assert all(part.segment.vectors.shape[1] == index.snapshot.encoder.width for part in index.snapshot.parts)
+    vectors = index.snapshot.reader.vectors(index.snapshot.reader.handles())
+    np.testing.assert_allclose(vectors, fitted.encode(whole), atol=1e-3)
 
 
 def test_no_search_fails_while_documents_come_and_go(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from scipy.special import expit, logit
 
 from isthmus.asking import Silos
+from isthmus.engines import LEAD_WORDS, lead_end
 from isthmus.errors import DataError, ProtocolError, SiloUnavailable
 from isthmus.logistic import likelihood_sums, newton
 from isthmus.retrieval import TEXT, Statistics, summed
@@ -36,7 +37,6 @@ from isthmus.service.learning import (
 from isthmus.service.node import Node
 from isthmus.service.pupil import Lesson, Pupil, own_directions
 from isthmus.service.searching import Searcher
-from isthmus.service.segments import LEAD_WORDS, lead
 from isthmus.service.settings import EncoderSettings, Policy
 from isthmus.service.space import Space, joined
 from isthmus.service.stores import Draft, Judgement, SqliteStore
@@ -171,9 +171,14 @@ class TestEvidence:
         assert Company.of(vectors[:1]).mean(np.array([2.0])).tolist() == [2.0]
 
     def test_a_lead_is_the_first_paragraph_and_short(self):
-        assert lead("\n\nOne two.\n \nThree.") == "One two."
-        long = lead("word " * 5000)
-        assert len(long.split()) == LEAD_WORDS
+        for body, lead in (
+            ("\n\nOne two.\n \nThree.", "\n\nOne two."),
+            ("word " * 5000, "word " * LEAD_WORDS),
+            ("x" * 5000, ""),
+            ("short ", "short "),
+            (" \t\n", " \t\n"),
+        ):
+            assert body[: lead_end(body)] == lead
 
 
 class TestSums:

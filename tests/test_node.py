@@ -275,7 +275,8 @@ def judged_runs(node):
                 )
                 if inside
             }
-        top = sorted(lists["bm25"][f"q{at}"], key=lists["bm25"][f"q{at}"].get, reverse=True)
+        scores = lists["bm25"][f"q{at}"]
+        top = sorted(scores, key=lambda document: (scores[document], document), reverse=True)
         qrels[f"q{at}"] = {document: int(rank < 5 or rank == 9) for rank, document in enumerate(top)}
     return [Run.from_dict(held, name=name) for name, held in lists.items()], Qrels.from_dict(qrels)
 

@@ -71,7 +71,7 @@ def test_killed_while_indexing_it_goes_on_where_it_was(config, tmp_path, soak_co
     for kill in range(soak_count(3, 20)):
         process = start(path, tmp_path / "log")
         try:
-            # once while sources are read, then while the first segments are written
+            # once while sources are read, then while the index is written
             happened = (lambda: (tmp_path / "north" / "documents.db").exists()) if not kill else index.exists
             wait_until(happened, process)
             time.sleep(0.15 * kill)

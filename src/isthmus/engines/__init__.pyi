@@ -1,2 +1,15 @@
+from isthmus.engines.embedded import EmbeddedEngine as EmbeddedEngine
+from isthmus.engines.engine import BY_FIELD as BY_FIELD
+from isthmus.engines.engine import FIELDS as FIELDS
+from isthmus.engines.engine import Change as Change
+from isthmus.engines.engine import Counted as Counted
+from isthmus.engines.engine import Encoded as Encoded
+from isthmus.engines.engine import Engine as Engine
+from isthmus.engines.engine import EngineReader as EngineReader
+from isthmus.engines.engine import WordCounts as WordCounts
+from isthmus.engines.exact import ExactReader as ExactReader
+from isthmus.engines.terms import LEAD_WORDS as LEAD_WORDS
+from isthmus.engines.terms import STOP as STOP
+from isthmus.engines.terms import lead_end as lead_end
 from isthmus.engines.vectors import VectorIndex as VectorIndex
 from isthmus.engines.vectors import VectorReader as VectorReader

@@ -20,7 +20,7 @@ import numpy as np
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.encoders import Vectors
 from isthmus.errors import DataError
-from isthmus.service.snapshot import Found, Snapshot
+from isthmus.service.candidates import QueryCandidates, Snapshot
 from isthmus.service.space import SpaceQueries
 
 BY_WORDS = (
@@ -43,58 +43,31 @@ COMPANY = 5
 """Candidates that feed back, and neighbours that count."""
 
 
-def first_look(snapshot: Snapshot, found: Found) -> FloatArray:
+def first_look(snapshot: Snapshot, candidates: QueryCandidates) -> FloatArray:
     """The columns of `FIRST` for every candidate, from figures and directions that all silos share."""
     encoder = snapshot.encoder
     if not isinstance(encoder, SpaceQueries):
         raise DataError("the silo has no shared directions", cure="let the broker learn first")
-    words = list(dict.fromkeys(found.words))
-    times = np.array([found.words.count(word) for word in words], dtype=np.float64)
-    idf = times * snapshot.rarity(words)
-    asked = (1 + np.log(np.maximum(times, 1))) * encoder.rarities(words)
-    held = _Held.of(snapshot, found, words, encoder)
-    most = max(float(idf.sum()), 1e-9)
+    words, counts = candidates.tokens.terms.words, candidates.counts
+    times = np.bincount(candidates.tokens.terms.codes, minlength=len(words)).astype(np.float64)
+    idf = times * snapshot.rarity(candidates.terms)
     rarity = encoder.rarities(words)
-    present = held.counts > 0
-    weights = (1 + np.log(np.maximum(held.counts, 1))) * present * rarity
-    cosine = _ratio(weights @ asked, held.norms * float(np.linalg.norm(asked)))
-    bm25 = found.scores["bm25"]
-    by_words = [bm25, bm25 / most, cosine, present @ idf / most, np.log1p(held.lengths)]
+    weighted_query = (1 + np.log(np.maximum(times, 1))) * rarity
+    most = max(float(idf.sum()), 1e-9)
+    both = (counts.title + counts.body).astype(np.float64)
+    present = both > 0
+    weights = (1 + np.log(np.maximum(both, 1))) * present * rarity
+    norms, begun = encoder.weighed(snapshot.reader, candidates.handles)
+    cosine = _ratio(weights @ weighted_query, norms * float(np.linalg.norm(weighted_query)))
+    bm25 = candidates.scores["bm25"]
+    by_words = [bm25, bm25 / most, cosine, present @ idf / most, np.log1p(counts.lengths.sum(axis=1))]
     by_words += [(bm25 / most) ** 2, cosine**2]
-    begun = held.leads @ rarity
-    lead = begun / np.sqrt(np.maximum(held.begun * rarity.sum(), 1e-9))
-    by_words += [begun / max(rarity.sum(), 1e-9), _ratio(begun, held.begun), lead, lead**2]
-    by_words.append(np.log1p(held.begun))
-    near = _prefix_cosines(snapshot.vectors(found.rows), encoder.query("", found.words))
+    leading = (counts.lead > 0) @ rarity
+    lead = leading / np.sqrt(np.maximum(begun * rarity.sum(), 1e-9))
+    by_words += [leading / max(rarity.sum(), 1e-9), _ratio(leading, begun), lead, lead**2]
+    by_words.append(np.log1p(begun))
+    near = _prefix_cosines(snapshot.reader.vectors(candidates.handles), encoder.query("", candidates.words))
     return np.column_stack((*by_words, *near, near[1] ** 2))
-
-
-@dataclass(frozen=True, eq=False)
-class _Held:
-    """What the index has of a query's candidates.
-
-    How often each has each word, and whether it begins with it; its length in terms, that of its TF-IDF, and
-    the rarity of all words it begins with.
-    """
-
-    counts: FloatArray
-    leads: FloatArray
-    lengths: FloatArray
-    norms: FloatArray
-    begun: FloatArray
-
-    @classmethod
-    def of(cls, snapshot: Snapshot, found: Found, words: list[str], encoder: SpaceQueries) -> _Held:
-        counts, leads = np.zeros((2, len(found), len(words)))
-        lengths, norms, begun = np.zeros((3, len(found)))
-        for part, here, local in snapshot.by_part(found.rows):
-            lengths[here] = part.segment.total_lengths[local]
-            norms[here], begun[here] = (column[local] for column in encoder.weighed(part.segment))
-            for at, word in enumerate(words):
-                if (postings := part.segment.postings(word)) is not None:
-                    counts[here, at] = postings.of(local)
-                    leads[here, at] = postings.at(postings.lead, local) > 0
-        return cls(counts, leads, lengths, norms, begun)
 
 
 def _ratio(part: FloatArray, whole: FloatArray) -> FloatArray:

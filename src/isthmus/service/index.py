@@ -1,29 +1,33 @@
-"""A node's index: segments on disk, kept up with the store while searches go on.
+"""A node's index: an engine kept up with the store while searches go on, and the encoder of its vectors.
 
-    manifest         which segments, what is gone from each, and the store's last change that is in them
+    manifest.json, generation-…, vectors-…    the engine's
     encoder          the dense retriever's encoder, where it was fitted here
+    fitted           how many documents it was fitted on
     space            directions that silos share, where they have learned together
-    segment-000007   one segment
 
-The manifest is replaced whole after the segments it names are on disk, so a process killed at any point finds
-the index as it was after some batch, and asks the store for what came later. Readers take `snapshot`, which
-is swapped in one assignment.
+Readers take `snapshot`, which is swapped in one assignment. All but `space` is built again from the store
+where it is lost or damaged.
 """
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from isthmus.arrays import IntArray
 from isthmus.encoders import Vectors
+from isthmus.engines import Change, EmbeddedEngine, Encoded, Engine
 from isthmus.errors import DataError, ProtocolError
+from isthmus.files import replacing
 from isthmus.private import HashFamily
 from isthmus.retrieval import Statistics
 from isthmus.service import settings
+from isthmus.service.candidates import Snapshot
 from isthmus.service.encoding import (
     AnyQueries,
     LsaQueries,
@@ -34,22 +38,23 @@ from isthmus.service.encoding import (
     ready_encoder,
     save_lsa,
 )
-from isthmus.service.segments import Segment, build, merge
-from isthmus.service.snapshot import Part, Snapshot
 from isthmus.service.space import Space, SpaceQueries
-from isthmus.service.stores import Change, DocumentStore
+from isthmus.service.stores import READ, DocumentStore
 from isthmus.tables import Bundle
 
-BATCH = 4_000
-"""Changes that become one segment at once."""
-MOST_SEGMENTS = 6
+BATCH, BATCH_CHARACTERS = 20_000, 1 << 25
+"""Changes that are brought in at once, and characters of their texts, at most."""
+ENCODED = 4_000
+"""Documents that are encoded at once."""
 GROWN = 2.0
 """A fitted encoder is fitted again when there are so many times the documents it was fitted on."""
+FEW = 1_000
+"""Where more versions of documents are dead than this and than live, the index is written anew."""
 
 
 @dataclass(frozen=True)
-class Manifest(Bundle):
-    """What the index consists of."""
+class SegmentManifest(Bundle):
+    """What the release before this one wrote: its segments are built anew, its encoder stays."""
 
     noun = "index"
 
@@ -68,67 +73,60 @@ class Index:
         self.folder, self.store = folder, store
         self.settings = encoder or settings.EncoderSettings()
         self._writing = threading.Lock()
-        self._fitted_on = 0
-        folder.mkdir(parents=True, exist_ok=True)
-        self._number = 0
         self._family = family
-        self.snapshot = replace(self._opened(), family=family)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.engine: Engine = EmbeddedEngine(folder)
+        self._fitted_on = 0
+        used = self._opened_encoder()
+        if self.engine.encoder != _vectors_of(used):
+            self.engine.recode(used.fingerprint, used.width)
+        self._complete = False
+        self.snapshot = Snapshot(self.engine.reader, used, family=family)
 
-    def _opened(self) -> Snapshot:
-        """The index as it is on disk; nothing, to be built from the store, where it is not whole."""
+    def _opened_encoder(self) -> QueryEncoder:
+        """The encoder that the settings name, or that was fitted here or by all silos; else none yet."""
         named = ready_encoder(self.settings)
-        snapshot = self._read(named)
-        self._forget_others(() if snapshot is None else snapshot.parts)
-        return Snapshot((), named or NoQueries()) if snapshot is None else snapshot
-
-    def _read(self, named: QueryEncoder | None) -> Snapshot | None:
+        if named is not None:
+            return named
+        fingerprint, self._fitted_on = self._fitted()
         try:
-            manifest = Manifest.read(self.folder / "manifest")
-            encoder = named or self._fitted(manifest.header["encoder"])
-        except (DataError, ProtocolError):  # absent or damaged: all that is in it the store has too
-            return None
-        parts = self._parts(manifest)
-        if parts is None or manifest.header["encoder"] != encoder.fingerprint:
-            return None
-        self._fitted_on, self._number = manifest.header["fitted_on"], manifest.header["number"]
-        return Snapshot(tuple(parts), encoder, manifest.header["change"])
+            if self._family is not None and fingerprint.startswith("space-"):
+                return SpaceQueries(Space.load(self.folder / "space"), self._family)
+            fitted = LsaQueries(load_lsa(self.folder / "encoder"))
+        except (DataError, ProtocolError):  # absent or damaged: another is fitted
+            fitted = None
+        if fitted is None or fitted.fingerprint != fingerprint:
+            self._fitted_on = 0
+            return NoQueries()
+        return fitted
 
-    def _fitted(self, fingerprint: str) -> QueryEncoder:
-        """The encoder that was fitted here, or by all silos."""
-        if self._family is not None and fingerprint.startswith("space-"):
-            return SpaceQueries(Space.load(self.folder / "space"), self._family)
-        return LsaQueries(load_lsa(self.folder / "encoder"))
+    def _fitted(self) -> tuple[str, int]:
+        """The name of the encoder in use, and how many documents it was fitted on."""
+        try:
+            fitted = json.loads((self.folder / "fitted").read_text(encoding="utf-8"))
+            return str(fitted["encoder"]), int(fitted["documents"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        try:
+            before = SegmentManifest.read(self.folder / "manifest").header
+            return str(before["encoder"]), int(before["fitted_on"])
+        except (DataError, ValueError, KeyError, TypeError):
+            return "", 0
 
-    def _parts(self, manifest: Manifest) -> list[Part] | None:
-        parts = []
-        for name in manifest.header["segments"]:
-            segment = Segment.open(self.folder, name)
-            if segment is None:
-                return None
-            gone = manifest.arrays.get(f"gone/{name}")
-            alive = None
-            if gone is not None:
-                alive = np.ones(len(segment), dtype=bool)
-                alive[gone] = False
-            parts.append(Part(segment, alive))
-        return parts
-
-    def _forget_others(self, parts: Sequence[Part]) -> None:
-        """Remove segments of a process that was killed before it named them."""
-        named = {part.segment.name for part in parts}
-        for path in self.folder.glob("segment-*"):
-            if path.name not in named:
-                path.unlink(missing_ok=True)
+    def close(self) -> None:
+        """End what the engine runs; searches that have begun end well."""
+        with self._writing:
+            self.engine.close()
 
     @property
     def behind(self) -> int:
         """How many changes of the store are not in the index, at most."""
         return max(0, self.store.latest() - self.snapshot.change)
 
-    def share(self, figures: Statistics | None) -> None:
-        """Score with these figures from the next search on."""
+    def share(self, statistics: Statistics | None) -> None:
+        """Score with these statistics from the next search on."""
         with self._writing:
-            self.snapshot = replace(self.snapshot, shared=figures)
+            self.snapshot = replace(self.snapshot, shared=statistics)
 
     def adopt(self, space: Space) -> None:
         """Take directions that silos share, and give every document its vector in them."""
@@ -151,11 +149,39 @@ class Index:
         with self._writing:
             if self._outgrown():
                 self._refit()
-            changes = self.store.changes(self.snapshot.change, BATCH)
+            if not self._complete:
+                self._encode_missing()
+            changes = self._next()
             if changes:
-                self._swap(self._with(changes))
-                self._merge_some()
+                self.engine.apply(changes)
+                living = [each for each in changes if not each.removed]
+                handles = np.array([each.change for each in living], dtype=np.int64)
+                self.engine.encode(*self._encoded(self.snapshot.encoder, handles, living))
+                self._show()
+            else:
+                self._forget_segments()
+            if self.engine.wasted > max(FEW, len(self.snapshot)):
+                self._rebuild()
             return len(changes)
+
+    def _next(self) -> list[Change]:
+        """The changes that come next, as many as are handled at once."""
+        changes: list[Change] = []
+        after, characters = self.snapshot.change, 0
+        while len(changes) < BATCH and characters < BATCH_CHARACTERS:
+            more = self.store.changes(after, min(READ, BATCH - len(changes)))
+            changes += more
+            if len(more) < READ:
+                break
+            after = more[-1].change
+            characters += sum(len(each.title) + len(each.body) for each in more)
+        return changes
+
+    def _show(self, encoder: QueryEncoder | None = None) -> None:
+        used = encoder or self.snapshot.encoder
+        self.snapshot = replace(self.snapshot, reader=self.engine.reader, encoder=used)
+
+    # vectors
 
     def _outgrown(self) -> bool:
         """Whether the encoder is to be fitted on the silo's own texts, for the first time or again."""
@@ -168,47 +194,52 @@ class Index:
 
     def _refit(self) -> None:
         """Fit the encoder anew and give every document its new vector; searches go on with the old ones."""
-        texts = [_whole(change) for change in self.store.living()]
+        texts = [_joined(each.title, each.body) for each in self.store.living()]
         fitted = fit_lsa(texts, dimensions=self.settings.dimensions)
         self._fitted_on = max(1, len(texts))
         self._recode(LsaQueries(fitted), lambda: save_lsa(fitted, self.folder / "encoder"))
 
     def _recode(self, encoder: QueryEncoder, save: Callable[[], None]) -> None:
         """Give every document its vector of another encoder, which is saved before anything needs it."""
-        parts = tuple(self._recoded(part, encoder) for part in self.snapshot.parts)
         save()
-        self._swap(replace(self.snapshot, parts=parts, encoder=encoder))
+        self.engine.recode(encoder.fingerprint, encoder.width, self._all_encoded(encoder))
+        with replacing(self.folder / "fitted") as stream:
+            fitted = {"encoder": encoder.fingerprint, "documents": self._fitted_on}
+            stream.write(json.dumps(fitted).encode())
+        self._complete = True
+        self._show(encoder)
 
-    def _recoded(self, part: Part, encoder: QueryEncoder) -> Part:
-        segment = part.segment
-        vectors = np.zeros((len(segment), encoder.width), dtype=np.float32)
-        living = np.flatnonzero(part.kept)
-        for rows in np.array_split(living, max(1, len(living) // BATCH)):
-            drafts = self.store.get([segment.ids[row] for row in rows.tolist()])
-            texts = [drafts.get(segment.ids[row]) for row in rows.tolist()]
-            vectors[rows] = encoder.documents(
-                ["" if text is None else _joined(text.title, text.body) for text in texts]
-            )
-        return replace(part, segment=self._saved(replace(segment, name=self._next(), vectors=vectors)))
+    def _all_encoded(self, encoder: QueryEncoder) -> Iterator[Encoded]:
+        handles = self.engine.reader.handles()
+        for some in np.array_split(handles, len(handles) // ENCODED + 1):
+            yield self._encoded(encoder, some, self._texts(some))
 
-    def _with(self, changes: Sequence[Change]) -> Snapshot:
-        """The snapshot after some changes: older versions are gone, a new segment has the new ones."""
-        old = self.snapshot
-        touched = {change.id for change in changes}
-        parts = [_without(part, touched) for part in old.parts]
-        added = [change for change in changes if not change.removed]
-        if added:
-            vectors = self._vectors(old.encoder, added)
-            parts.append(Part(self._saved(build(self._next(), added, vectors))))
-        remaining = tuple(part for part in parts if part.documents)
-        return replace(old, parts=remaining, change=changes[-1].change)
+    def _texts(self, handles: IntArray) -> list[Change]:
+        """Documents as the store has them now; without text where it has none any more."""
+        ids = self.engine.reader.ids(handles)
+        drafts = self.store.get(ids)
+        return [
+            Change(id, at, False, *((drafts[id].title, drafts[id].body) if id in drafts else ("", "")))
+            for id, at in zip(ids, handles.tolist(), strict=True)
+        ]
 
-    def _vectors(self, encoder: QueryEncoder, added: Sequence[Change]) -> Vectors:
+    def _encode_missing(self) -> None:
+        """Encode what a killed process had not encoded, or another encoder had."""
+        encoder = self.snapshot.encoder
+        while len(handles := self.engine.unencoded(ENCODED)):
+            self.engine.encode(*self._encoded(encoder, handles, self._texts(handles)))
+            self._show()
+        self._complete = True
+
+    def _encoded(self, encoder: QueryEncoder, handles: IntArray, documents: Sequence[Change]) -> Encoded:
+        texts = [_joined(each.title, each.body) for each in documents]
+        ids = [each.id for each in documents]
+        return handles, self._vectors(encoder, ids, texts), [(0, len(text)) for text in texts]
+
+    def _vectors(self, encoder: QueryEncoder, ids: Sequence[str], texts: Sequence[str]) -> Vectors:
         """What the encoder makes of documents; what a costly one made before is kept in the store."""
-        texts = [_whole(change) for change in added]
-        if not isinstance(encoder, AnyQueries):
+        if not isinstance(encoder, AnyQueries) or not ids:
             return encoder.documents(texts)
-        ids = [change.id for change in added]
         known = self.store.vectors(encoder.fingerprint, ids)
         missing = [at for at, id in enumerate(ids) if id not in known]
         if missing:
@@ -217,76 +248,40 @@ class Index:
             known |= {ids[at]: row for at, row in zip(missing, encoded, strict=True)}
         return np.stack([known[id] for id in ids]).astype(np.float32)
 
-    def _merge_some(self) -> None:
-        """Where there are many segments, or one with many dead, join the smaller ones, so that few remain."""
-        parts = sorted(self.snapshot.parts, key=lambda part: part.documents)
-        wasted = [part for part in parts if part.documents < 0.5 * len(part.segment)]
-        if len(parts) > MOST_SEGMENTS:
-            # whatever is smaller than all before it together joins them: sizes then grow geometrically
-            chosen, total = parts[:2], parts[0].documents + parts[1].documents
-            for part in parts[2:]:
-                if part.documents > 2 * total and len(parts) - len(chosen) < MOST_SEGMENTS:
-                    break
-                chosen.append(part)
-                total += part.documents
-        elif wasted:
-            chosen = wasted
-        else:
-            return
-        self._join(chosen)
+    # keeping in order
 
     def compact(self) -> None:
-        """One segment without anything of documents that are gone."""
+        """Let nothing remain of documents that are gone."""
         with self._writing:
-            parts = self.snapshot.parts
-            if len(parts) > 1 or any(part.alive is not None for part in parts):
-                self._join(parts)
+            if self.engine.wasted:
+                self._rebuild()
 
-    def _join(self, chosen: Sequence[Part]) -> None:
-        joined = Part(self._saved(merge(self._next(), [(part.segment, part.kept) for part in chosen])))
-        others = tuple(part for part in self.snapshot.parts if part not in chosen)
-        self._swap(replace(self.snapshot, parts=(*others, joined)))
+    def _rebuild(self) -> None:
+        self.engine.rebuild(self._all_changes())
+        self._show()
 
-    def _next(self) -> str:
-        self._number += 1
-        return f"segment-{self._number:06d}"
+    def _all_changes(self) -> Iterator[list[Change]]:
+        """All that the store has, up to the change that the index has."""
+        batch: list[Change] = []
+        for each in self.store.living():
+            if each.change > self.snapshot.change:
+                break
+            batch.append(each)
+            if len(batch) == BATCH:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
 
-    def _saved(self, segment: Segment) -> Segment:
-        """On disk, and mapped from there, so that its pages can be given back."""
-        segment.save(self.folder)
-        return Segment.open(self.folder, segment.name) or segment
-
-    def _swap(self, snapshot: Snapshot) -> None:
-        """Name the new parts on disk, then show them to readers, then let go of the old ones."""
-        gone = {
-            f"gone/{part.segment.name}": np.flatnonzero(~part.alive)
-            for part in snapshot.parts
-            if part.alive is not None
-        }
-        header = {
-            "encoder": snapshot.encoder.fingerprint,
-            "segments": [part.segment.name for part in snapshot.parts],
-            "change": snapshot.change,
-            "fitted_on": self._fitted_on,
-            "number": self._number,
-        }
-        Manifest(header, gone).write(self.folder / "manifest")
-        self.snapshot = snapshot
-        self._forget_others(snapshot.parts)
+    def _forget_segments(self) -> None:
+        """Remove the index of the release before this one: what it had can now be found here."""
+        for path in (self.folder / "manifest", *self.folder.glob("segment-*")):
+            path.unlink(missing_ok=True)
 
 
-def _without(part: Part, touched: set[str]) -> Part:
-    """The part without documents that were changed or removed."""
-    rows = [row for row in map(part.segment.documents.find_descending, sorted(touched)) if row >= 0]
-    if not rows:
-        return part
-    alive = part.kept.copy()
-    alive[rows] = False
-    return Part(part.segment, alive)
-
-
-def _whole(change: Change) -> str:
-    return _joined(change.title, change.body)
+def _vectors_of(encoder: QueryEncoder) -> str:
+    """What an engine calls the encoder of its vectors."""
+    return encoder.fingerprint if encoder.width else ""
 
 
 def _joined(title: str, body: str) -> str:

@@ -22,9 +22,9 @@ import numpy as np
 
 from isthmus.arrays import FloatArray
 from isthmus.errors import DataError, ProtocolError
+from isthmus.service.candidates import QueryCandidates, Snapshot
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, first_look, second_look
 from isthmus.service.scoring import Bm25Scorer, Scored, best_first, evidence, raw_score
-from isthmus.service.snapshot import Found, Snapshot
 from isthmus.service.wire import Evidence
 from isthmus.tables import Bundle
 
@@ -150,15 +150,15 @@ class Learned:
         """Whether the silo has the directions that this was learned with."""
         return snapshot.encoder.fingerprint == self.space
 
-    def table(self, snapshot: Snapshot, candidates: Found) -> FloatArray:
+    def table(self, snapshot: Snapshot, candidates: QueryCandidates) -> FloatArray:
         """All columns of every candidate."""
         first = first_look(snapshot, candidates)
         query = snapshot.encoder.query("", candidates.words)
         return np.column_stack(
-            (first, second_look(snapshot.vectors(candidates.rows), query, self.first(first)))
+            (first, second_look(snapshot.reader.vectors(candidates.handles), query, self.first(first)))
         )
 
-    def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
+    def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
         """Margins and probabilities; BM25 without any while the silo has other directions."""
         if not self.fits(snapshot):
             return Bm25Scorer().score(snapshot, candidates)
@@ -170,7 +170,7 @@ class Learned:
         return Scored(best_first(candidates, margins), margins, expit(self.shown(margins)))
 
     def explain(
-        self, snapshot: Snapshot, candidates: Found, scored: Scored, depth: int
+        self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
         """What each retriever would say alone, and what its word counts for; the base is in `base`."""
         best = scored.order[:depth]

@@ -36,6 +36,7 @@ from isthmus.private.ledger import Ahead, Budget, Ledger, lost
 from isthmus.report import Progress
 from isthmus.retrieval import TEXT, Statistics
 from isthmus.service import wire
+from isthmus.service.candidates import Snapshot
 from isthmus.service.index import Index
 from isthmus.service.judged import FOLDS, JudgedQueries
 from isthmus.service.learned import Learned
@@ -48,7 +49,6 @@ from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.security import HitTokens, local_secret
 from isthmus.service.settings import OPERATOR, NodeSettings, secret
-from isthmus.service.snapshot import Snapshot
 from isthmus.service.sources import check_sources, load_all
 from isthmus.service.space import Space
 from isthmus.service.stores import Counts, DocumentStore, Draft, Judgement, SqliteStore
@@ -58,7 +58,7 @@ TICK = 5.0
 """Seconds between two looks at model files."""
 SETTLED = 3600.0
 """Seconds after which the ledger says how much of what was written ahead has left."""
-OWN = ("documents.db*", "ledger.db*", "index", "index/*", "flower", "*.statistics", "*.scale", "learned*")
+OWN = ("documents.db*", "ledger.db*", "index", "index/**/*", "flower", "*.statistics", "*.scale", "learned*")
 """What a node writes into its folder."""
 READABLE = 10.0
 """Seconds that a change waits to be searchable before it is answered anyway."""
@@ -137,6 +137,7 @@ class Node:
         if self._thread.ident is not None:
             self._thread.join(timeout=60)
         self._ahead.settle()
+        self.index.close()
         self.store.close()
         self.ledger.close()
 
@@ -331,7 +332,7 @@ class Node:
 
     def _some_text(self, snapshot: Snapshot) -> str:
         """The beginning of a document that the silo has, as a query to try statistics on."""
-        names = [part.segment.ids[int(np.flatnonzero(part.kept)[0])] for part in snapshot.parts[:1]]
+        names = snapshot.reader.ids(snapshot.reader.handles()[:1])
         return " ".join(f"{text.title} {text.body[:200]}" for text in self.store.get(names).values())
 
     # one scale for scores

@@ -24,6 +24,7 @@ from isthmus.service.apps import METRICS, PROBLEMS, Answers, new_app, problems
 from isthmus.service.limits import CALLER, GONE, NOTE, HttpProblem, Protect, Surface, names_of
 from isthmus.service.metrics import CONTENT_TYPE, Metrics
 from isthmus.service.node import Node
+from isthmus.service.scoring import Bm25Scorer
 from isthmus.service.security import ApiKeys, Gate, Once
 from isthmus.service.settings import NodeSettings, Policy
 from isthmus.service.statistics import etag
@@ -77,7 +78,7 @@ class NodeApi:
         index, gauge = node.index, self.metrics.gauge
         gauge("isthmus_documents", "Documents in the index.", lambda: {(): len(index.snapshot)})
         gauge("isthmus_behind", "Changes not in the index.", lambda: {(): index.behind})
-        gauge("isthmus_segments", "Parts of the index.", lambda: {(): len(index.snapshot.parts)})
+        gauge("isthmus_dead_rows", "Versions in the index that are gone.", lambda: {(): index.engine.wasted})
 
     @cached_property
     def _processors(self) -> anyio.CapacityLimiter:
@@ -264,11 +265,14 @@ class NodeApi:
         return _json(wire.Changed(removed=1))
 
     async def find_documents(self, request: Request, query: Annotated[wire.Find, Query()]) -> Response:
-        """What the store's own full-text search finds, for the operator."""
+        """Documents with any of the words, the best first, for the operator."""
         self._allowed(request, "operate")
 
         def work() -> wire.Listed:
-            ids = self.node.store.find(query.find.replace("\0", " ").split(), query.k)
+            snapshot = self.node.index.snapshot
+            candidates = snapshot.find(query.find, query.k)
+            order = Bm25Scorer().score(snapshot, candidates).order
+            ids = [candidates.documents[at] for at in order.tolist()]
             documents = self.node.store.get(ids)
             return wire.Listed(
                 documents=[

@@ -1,4 +1,4 @@
-"""A node's store in PostgreSQL, with full-text search by the server.
+"""A node's store in PostgreSQL.
 
 Several nodes may share a server, each with a database of its own.
 """
@@ -129,14 +129,6 @@ class PostgresStore(DocumentStore):
             db.close()
             db = self._db()
         return db
-
-    def find(self, words: Sequence[str], k: int) -> list[str]:
-        sql = """SELECT id FROM document, CAST(? AS tsquery) asked
-            WHERE words @@ asked AND removed = 0 ORDER BY ts_rank_cd(words, asked) DESC, id LIMIT ?"""
-        with self._transaction() as db:
-            parts = [self._rows(db, "SELECT plainto_tsquery('english', ?)::text", (word,)) for word in words]
-            query = " | ".join(f"({text})" for ((text,),) in parts if text)
-            return [id for (id,) in self._rows(db, sql, (query, k))] if query else []
 
     def _vector(self, row: Vectors) -> Any:
         return row.tolist()

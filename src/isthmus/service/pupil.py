@@ -13,12 +13,12 @@ from isthmus.encoders import Vectors
 from isthmus.errors import ProtocolError
 from isthmus.logistic import likelihood_sums, newton
 from isthmus.retrieval import TEXT
+from isthmus.service.candidates import Snapshot
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, Company, feedback, first_look
 from isthmus.service.judged import Grades, JudgedSet
 from isthmus.service.learned import Learned, Line, Look
 from isthmus.service.learning import HITS, Best, Kept, Moments, Question, Show, Slopes, Think
 from isthmus.service.reliability import LEAST_HITS, SHOWN, reliability_curve
-from isthmus.service.snapshot import Snapshot
 from isthmus.service.space import Space, directions, rarity_of
 from isthmus.service.wire import ReliabilityCurve
 
@@ -134,20 +134,20 @@ class Pupil:
     def _rows(self, query: str, itself: str | None) -> _Rows:
         if (query, itself) not in self._known:
             snapshot = self.snapshot
-            found = snapshot.find(query, self.depth)
-            kept = np.array([name != itself for name in found.documents], dtype=bool)
+            candidates = snapshot.find(query, self.depth)
+            kept = np.array([name != itself for name in candidates.documents], dtype=bool)
             said = self.judged.get(query, {})
-            relevant = np.array([said.get(name, False) for name in found.documents], dtype=np.float64)
-            rows = found.rows[kept]
-            names = tuple(name for name in found.documents if name != itself)
-            table = first_look(snapshot, found)[kept] if len(found) else np.empty((0, len(FIRST)))
+            relevant = np.array([said.get(name, False) for name in candidates.documents], dtype=np.float64)
+            rows = candidates.handles[kept]
+            names = tuple(name for name in candidates.documents if name != itself)
+            table = first_look(snapshot, candidates)[kept] if len(candidates) else np.empty((0, len(FIRST)))
             self._known[query, itself] = _Rows(
                 names=names,
                 documents=rows,
-                query=snapshot.encoder.query(query, found.words),
+                query=snapshot.encoder.query(query, candidates.words),
                 first=table,
                 relevant=relevant[kept],
-                company=Company.of(snapshot.vectors(rows)),
+                company=Company.of(snapshot.reader.vectors(rows)),
             )
         return self._known[query, itself]
 
@@ -170,7 +170,7 @@ class Pupil:
         for rows, start, end in zip(table.held, table.bounds, table.bounds[1:], strict=False):
             log_odds = seemed[start:end]
             if len(log_odds):
-                led = feedback(self.snapshot.vectors(rows.documents), rows.query, log_odds)
+                led = feedback(self.snapshot.reader.vectors(rows.documents), rows.query, log_odds)
                 columns.append(np.column_stack((led, rows.company.mean(log_odds))))
         return np.concatenate([np.empty((0, 2)), *columns])
 
@@ -347,11 +347,11 @@ def own_directions(snapshot: Snapshot) -> Space:
     """What a silo gives for directions that all share, with the rarities of all silos where it has them."""
     if snapshot.family is None:
         raise ProtocolError("shared directions need the federation's hash key")
-    counted = snapshot.counted()
-    shared = snapshot.shared
+    reader, shared = snapshot.reader, snapshot.shared
+    counted, words = reader.terms(reader.handles()), reader.words()
     if shared is None:
-        having = np.bincount(counted.word, minlength=len(counted.words)).astype(np.float64)
+        having = np.bincount(counted.word, minlength=len(words)).astype(np.float64)
         rarity = rarity_of(having, len(snapshot))
     else:
-        rarity = rarity_of(shared.counts(TEXT, counted.words, snapshot.family), shared.documents)
-    return directions(counted, rarity, snapshot.family)
+        rarity = rarity_of(shared.counts(TEXT, words, snapshot.family), shared.documents)
+    return directions(counted, words, rarity, snapshot.family)

@@ -17,13 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
+from isthmus.arrays import IntArray
 from isthmus.errors import BudgetExhausted, ProtocolError, Refused
 from isthmus.private import Covered, HashFamily, release_costs, released
 from isthmus.private.ledger import Ledger, fingerprint
 from isthmus.retrieval import FIELD_TABLES, TEXT, Statistics
+from isthmus.service.candidates import Snapshot
 from isthmus.service.index import Index
 from isthmus.service.settings import NodeSettings
-from isthmus.service.snapshot import Part, Snapshot
 from isthmus.service.statistics import etag
 from isthmus.tables import OWN, replacing
 
@@ -65,7 +66,7 @@ class Releases:
 
     def _exact(self, peer: str) -> bytes:
         snapshot = self.index.snapshot
-        packed = self._packed_as(snapshot.parts, lambda: snapshot.exact_statistics(self.silo, self._tables))
+        packed = self._packed_as(snapshot.reader, lambda: snapshot.exact_statistics(self.silo, self._tables))
         if (peer, etag(packed)) not in self._recorded:
             self.ledger.record("sums", peer, note="exact term statistics")
             self._recorded.add((peer, etag(packed)))
@@ -102,14 +103,14 @@ class Releases:
         if release.hashing != self.family.public_name:
             return True
         snapshot, since = self.index.snapshot, int(release.about["change"])
-        same = sum(int((part.segment.changes[part.kept] <= since).sum()) for part in snapshot.parts)
+        same = len(snapshot) - snapshot.reader.changed_after(since)
         other = max(len(snapshot), release.documents) - same  # new, changed or gone
         return other > max(1.0, self.settings.renew * release.documents)
 
     def _drawn(self, peer: str) -> Statistics:
         """Draw noise, charge the ledger and store the release; the list of its documents never leaves."""
         snapshot = self.index.snapshot
-        covered = self._covered(snapshot)
+        covered, handles = self._covered(snapshot)
         about = {
             "draw": secrets.token_hex(16),
             "change": snapshot.change,
@@ -117,8 +118,7 @@ class Releases:
             "versions": list(covered.versions),
         }
         # how many documents there are and how long is public; what stands in them is counted where it is paid
-        counted = snapshot.only(frozenset(covered.documents)).exact_statistics(self.silo, self._tables)
-        exact = replace(counted, documents=len(snapshot), lengths=snapshot.lengths)
+        exact = snapshot.exact_statistics(self.silo, self._tables, handles)
         drawn = replace(released(exact, self.family, self.settings.epsilon), about=about)
         self._charge(drawn, peer)
         drawn = replace(drawn, about={**about, "ledger": self.ledger.number})
@@ -127,14 +127,17 @@ class Releases:
         self._cached = drawn
         return drawn
 
-    def _covered(self, snapshot: Snapshot) -> Covered:
-        """The documents whose words are counted, one of those that have the same text."""
-        names = [id for part in snapshot.parts for id in _living(part)]
+    def _covered(self, snapshot: Snapshot) -> tuple[Covered, IntArray]:
+        """The documents whose words are counted, one of those that have the same text; and their handles."""
+        handles = snapshot.reader.handles()
+        names = snapshot.reader.ids(handles)
         texts = self.index.store.get(names)
-        names = [name for name in names if name in texts]
+        there = [at for at, name in enumerate(names) if name in texts]
+        names = [names[at] for at in there]
         digests = [fingerprint(texts[name].title, texts[name].body) for name in names]
         covered = self.ledger.versions(names, digests)
-        return covered.take(np.flatnonzero(~self.ledger.copies(covered)).tolist())
+        counted = np.flatnonzero(~self.ledger.copies(covered))
+        return covered.take(counted.tolist()), handles[there][counted]
 
     def _charge(self, statistics: Statistics, peer: str) -> None:
         """Charge a release to a peer; a second charge of the same release costs nothing."""
@@ -155,7 +158,3 @@ def _draw_of(statistics: Statistics) -> str:
     """The name of a release's noise; older files have the number of a refresh."""
     about = statistics.about
     return f"draw {about['draw']}" if "draw" in about else f"refresh {int(about['refresh'])}"
-
-
-def _living(part: Part) -> list[str]:
-    return [id for id, keep in zip(part.segment.ids, part.kept.tolist(), strict=True) if keep]

@@ -23,10 +23,10 @@ from pydantic import ValidationError
 from isthmus.arrays import FloatArray
 from isthmus.asking import Silos
 from isthmus.errors import ProtocolError, Refused
+from isthmus.service.candidates import Snapshot
 from isthmus.service.encoding import prevailing
 from isthmus.service.http_client import HttpReply
 from isthmus.service.scoring import bm25_shares
-from isthmus.service.snapshot import Snapshot
 from isthmus.service.statistics import PATIENCE, Nodes, Talks
 from isthmus.service.stores import Change, DocumentStore
 from isthmus.service.wire import LEAST_DEVIATION, ScoreScale, ScoreSums, SiloScores, Standard

@@ -15,13 +15,12 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from isthmus.arrays import FloatArray, Ids, IntArray
+from isthmus.engines import Change, ExactReader
 from isthmus.errors import ProtocolError
 from isthmus.private import HashFamily, family_of
 from isthmus.retrieval import TEXT, Statistics
+from isthmus.service.candidates import QueryCandidates, Snapshot
 from isthmus.service.encoding import NoQueries
-from isthmus.service.segments import build
-from isthmus.service.snapshot import Found, Part, Snapshot
-from isthmus.service.stores import Change
 from isthmus.service.wire import Evidence, ScoreScale, Standard
 
 
@@ -34,7 +33,7 @@ class Scored:
     probabilities: FloatArray | None
 
 
-def raw_score(candidates: Found, retriever: str, at: int) -> float | None:
+def raw_score(candidates: QueryCandidates, retriever: str, at: int) -> float | None:
     """The score of the candidate at a position by one retriever; None if it did not return it."""
     listed = candidates.listed.get(retriever)
     return float(candidates.scores[retriever][at]) if listed is not None and listed[at] else None
@@ -51,10 +50,10 @@ class Scorer(Protocol):
     """What answers call it."""
     comparable: ClassVar[bool]
 
-    def score(self, snapshot: Snapshot, candidates: Found) -> Scored: ...
+    def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored: ...
 
     def explain(
-        self, snapshot: Snapshot, candidates: Found, scored: Scored, depth: int
+        self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]: ...
 
 
@@ -64,14 +63,14 @@ class Bm25Scorer:
     name: ClassVar[str] = "bm25"
     comparable: ClassVar[bool] = True
 
-    def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
+    def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
         """The candidates that BM25 returned, by its score."""
         scores = candidates.scores["bm25"]
         order = best_first(candidates, scores)
         return Scored(order[candidates.listed["bm25"][order]], scores, None)
 
     def explain(
-        self, snapshot: Snapshot, candidates: Found, scored: Scored, depth: int
+        self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
         """The score is the whole explanation."""
         return [
@@ -89,13 +88,13 @@ def standardised(values: FloatArray, by: Standard) -> FloatArray:
     return np.where(np.isfinite(values), (values - by.mean) / by.deviation, 0.0)
 
 
-def bm25_shares(snapshot: Snapshot, candidates: Found) -> FloatArray:
+def bm25_shares(snapshot: Snapshot, candidates: QueryCandidates) -> FloatArray:
     """BM25 scores of candidates as shares of the most that the query allows, Σ idf: between 0 and 1.
 
     Long queries have high scores and rare words too; shares of different queries compare. A query without a
     word has no scores: NaN.
     """
-    most = float(snapshot.rarity(candidates.words).sum())
+    most = float(snapshot.rarity(candidates.terms)[candidates.tokens.terms.codes].sum())
     return candidates.scores["bm25"] / most if most > 0 else np.full(len(candidates), np.nan)
 
 
@@ -111,7 +110,7 @@ class HybridScorer:
 
     scale: ScoreScale
 
-    def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
+    def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
         """The candidates of both retrievers; of BM25 alone where the encoder is another."""
         scores = sum(self._parts(snapshot, candidates).values(), start=np.zeros(len(candidates)))
         order = best_first(candidates, scores)
@@ -122,7 +121,7 @@ class HybridScorer:
         )
 
     def explain(
-        self, snapshot: Snapshot, candidates: Found, scored: Scored, depth: int
+        self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
         """What each retriever adds, in deviations; both together are the score."""
         parts = self._parts(snapshot, candidates)
@@ -135,10 +134,10 @@ class HybridScorer:
             for at in scored.order[:depth].tolist()
         ]
 
-    def _dense(self, snapshot: Snapshot, candidates: Found) -> bool:
+    def _dense(self, snapshot: Snapshot, candidates: QueryCandidates) -> bool:
         return "dense" in candidates.scores and snapshot.encoder.fingerprint == self.scale.encoder
 
-    def _parts(self, snapshot: Snapshot, candidates: Found) -> dict[str, FloatArray]:
+    def _parts(self, snapshot: Snapshot, candidates: QueryCandidates) -> dict[str, FloatArray]:
         """Every retriever's contribution to the candidates' scores."""
         parts = {"bm25": SHARE * standardised(bm25_shares(snapshot, candidates), self.scale.bm25)}
         if self._dense(snapshot, candidates):
@@ -160,7 +159,7 @@ def finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def best_first(candidates: Found, scores: FloatArray) -> IntArray:
+def best_first(candidates: QueryCandidates, scores: FloatArray) -> IntArray:
     """Positions of candidates by score, ties by id, both descending."""
     return np.lexsort((-Ids.of(candidates.documents).codes, -scores))
 
@@ -190,6 +189,5 @@ def try_on_query(statistics: Statistics, family: HashFamily | None = None) -> No
     if statistics.form == "private" and family is None:
         family = family_of("", len(statistics.tables[TEXT]))
         statistics = replace(statistics, hashing=family.public_name)
-    probe = Change("probe", 1, False, "moon", "moon tide")
-    segment = build("probe", [probe], np.zeros((1, 0), dtype=np.float32))
-    check_scores(Snapshot((Part(segment),), NoQueries(), shared=statistics, family=family), "moon tide sun")
+    probe = ExactReader([Change("probe", 1, False, "moon", "moon tide")])
+    check_scores(Snapshot(probe, NoQueries(), statistics, family), "moon tide sun")

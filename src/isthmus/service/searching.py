@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import DataError
 from isthmus.features import NAMES
+from isthmus.service.candidates import QueryCandidates, Snapshot
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned
 from isthmus.service.scoring import Bm25Scorer, HybridScorer, Scored, Scorer, best_first, evidence, raw_score
 from isthmus.service.settings import Models
-from isthmus.service.snapshot import Found, Snapshot
 from isthmus.service.stores import DocumentStore, Draft
 from isthmus.service.wire import Evidence, Hit, NodeAnswer, ScoreScale, Search
 from isthmus.tables import Letor, Run
@@ -61,7 +61,7 @@ class FuserScorer:
     fuser: Fuser
     calibrator: Calibrator | None = None
 
-    def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
+    def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
         """The fuser's scores and probabilities; or the calibrator's."""
         run = self.fuser.fuse(_runs(candidates))
         order = _places(candidates, run)
@@ -77,7 +77,7 @@ class FuserScorer:
         return Scored(order, scores, probabilities)
 
     def explain(
-        self, snapshot: Snapshot, candidates: Found, scored: Scored, depth: int
+        self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
         """Retriever by retriever, as the fuser accounts for its score."""
         if not len(scored.order):
@@ -116,7 +116,7 @@ class RankerScorer:
             cure="train it on rows that a node or `isthmus.features` made",
         )
 
-    def score(self, snapshot: Snapshot, candidates: Found) -> Scored:
+    def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
         """The ranker's scores; probabilities if the silo has a calibrator."""
         if not len(candidates):
             return Scored(np.empty(0, np.int64), np.empty(0), None)
@@ -128,7 +128,7 @@ class RankerScorer:
         return scores, None if self.calibrator is None else _calibrated(self.calibrator, scores)
 
     def explain(
-        self, snapshot: Snapshot, candidates: Found, scored: Scored, depth: int
+        self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
         """What each retriever's features add to the log-odds (or score) of a candidate that has neither's.
 
@@ -204,7 +204,7 @@ def _letor(table: NDArray[np.floating]) -> Letor:
     return Letor((_QUERY,), np.array([0, rows]), features, np.zeros(rows, dtype=np.int32))
 
 
-def _runs(candidates: Found) -> list[Run]:
+def _runs(candidates: QueryCandidates) -> list[Run]:
     """Every retriever's list as a run of one query."""
     names = Ids.of(candidates.documents)
     runs = []
@@ -221,7 +221,7 @@ def _runs(candidates: Found) -> list[Run]:
     return runs
 
 
-def _places(candidates: Found, run: Run) -> IntArray:
+def _places(candidates: QueryCandidates, run: Run) -> IntArray:
     """Where the rows of a run of the candidates stand among them."""
     place = {document: at for at, document in enumerate(candidates.documents)}
     return np.array([place[document] for document in run.documents.tolist()], dtype=np.int64)

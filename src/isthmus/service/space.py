@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.encoders import Vectors, unit
+from isthmus.engines import Counted, EngineReader
 from isthmus.errors import DataError, ProtocolError
 from isthmus.private import HashFamily
 from isthmus.randomness import Streams
 from isthmus.service.encoding import QueryEncoder
-from isthmus.service.segments import Counted, Segment
 from isthmus.tables import Bundle, Declared
 from isthmus.text import ENGLISH
 
@@ -149,14 +149,14 @@ def named(words: Sequence[str], family: HashFamily) -> Names:
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
 
 
-def directions(counted: Counted, rarity: FloatArray, family: HashFamily) -> Space:
-    """One silo's part: VᵢSᵢ of its documents' TF-IDF."""
+def directions(counted: Counted, words: Sequence[str], rarity: FloatArray, family: HashFamily) -> Space:
+    """One silo's part: VᵢSᵢ of its documents' TF-IDF; `words` and their rarity are by code."""
     from scipy.sparse import csr_array
     from sklearn.utils.extmath import randomized_svd
 
-    having = np.bincount(counted.word, minlength=len(counted.words))
+    having = np.bincount(counted.word, minlength=len(words))
     known = np.flatnonzero(having >= LEAST_DOCUMENTS)
-    place = np.full(len(counted.words), -1)
+    place = np.full(len(words), -1)
     place[known] = np.arange(len(known))
     entries = np.flatnonzero(place[counted.word] >= 0)
     document, word = counted.document[entries], counted.word[entries]
@@ -174,7 +174,7 @@ def directions(counted: Counted, rarity: FloatArray, family: HashFamily) -> Spac
         components = (vectors.T * (scale * strength)).astype(np.float32)
     else:
         components = np.zeros((len(known), 0), dtype=np.float32)
-    names = named([counted.words[at] for at in known.tolist()], family)
+    names = named([words[at] for at in known.tolist()], family)
     order = np.argsort(names)
     return Space(names[order], rarity[known][order], components[order], family.public_name)
 
@@ -208,7 +208,7 @@ class SpaceQueries(QueryEncoder):
         if space.hashing != family.public_name:
             raise ProtocolError("directions under another hash key than this silo's")
         self.space, self.family, self.width = space, family, space.width
-        self._weighed: WeakKeyDictionary[Segment, tuple[FloatArray, FloatArray]] = WeakKeyDictionary()
+        self._by_code: WeakKeyDictionary[object, FloatArray] = WeakKeyDictionary()
 
     @property
     def fingerprint(self) -> str:
@@ -247,19 +247,21 @@ class SpaceQueries(QueryEncoder):
         scaled: Vectors = vector / np.float32(norm) if norm > 0 else vector
         return scaled
 
-    def weighed(self, segment: Segment) -> tuple[FloatArray, FloatArray]:
-        """The length of every document's TF-IDF, and the rarity of all it begins with; once a segment."""
-        if segment not in self._weighed:
-            rarity = np.repeat(self.rarities(segment.terms.tolist()), np.diff(segment.starts))
-            times = (segment.title_counts + segment.body_counts).astype(np.float64)
-            squares = ((1 + np.log(np.maximum(times, 1))) * rarity) ** 2
-            begun = rarity * (segment.lead_counts > 0)
-            norms = np.sqrt(np.bincount(segment.rows, squares, len(segment)))
-            self._weighed[segment] = (
-                norms,
-                np.bincount(segment.rows, begun, len(segment)).astype(np.float64),
-            )
-        return self._weighed[segment]
+    def weighed(self, reader: EngineReader, handles: IntArray) -> tuple[FloatArray, FloatArray]:
+        """The length of documents' TF-IDF, and the rarity of all words that each begins with."""
+        counted = reader.terms(handles)
+        rarity = self._rarities_by_code(reader)[counted.word]
+        squares = ((1 + np.log(np.maximum(counted.times, 1))) * rarity) ** 2
+        norms = np.sqrt(np.bincount(counted.document, squares, len(handles)))
+        return norms, np.bincount(counted.document, rarity * counted.lead, len(handles)).astype(np.float64)
+
+    def _rarities_by_code(self, reader: EngineReader) -> FloatArray:
+        """The rarity of every word that the reader's engine has a code for; of new words as they come."""
+        known = self._by_code.get(reader.vocabulary, np.empty(0))
+        words = reader.words(len(known))
+        if words:
+            known = self._by_code[reader.vocabulary] = np.concatenate((known, self.rarities(words)))
+        return known
 
 
 def rarity_of(having: FloatArray, documents: float) -> FloatArray:

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from isthmus.encoders import Vectors
+from isthmus.engines import Change
 from isthmus.errors import DataError
 from isthmus.service.templates import template
 
@@ -50,17 +51,6 @@ class Draft:
             spelled = text.encode("utf-8", "surrogatepass")
             digest.update(len(spelled).to_bytes(8, "little") + spelled)
         return digest.digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What the store holds of a document since the change with this number."""
-
-    id: str
-    change: int
-    removed: bool
-    title: str
-    body: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +156,6 @@ class DocumentStore(ABC):
     @abstractmethod
     def _transaction(self, *, writing: bool = False) -> Iterator[Any]:
         """A connection inside a transaction: all of it happens, or nothing."""
-
-    @abstractmethod
-    def find(self, words: Sequence[str], k: int) -> list[str]:
-        """Ids of documents that have any of the words, by the database's own full-text search."""
 
     def put(self, documents: Iterable[Draft], *, source: str = "") -> Counts:
         """Add documents and change those that differ, some hundred in a transaction."""
@@ -426,12 +412,3 @@ class SqliteStore(DocumentStore):
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
-
-    def find(self, words: Sequence[str], k: int) -> list[str]:
-        match = " OR ".join('"' + word.replace('"', '""') + '"' for word in words)
-        if not match:
-            return []
-        sql = """SELECT d.id FROM words JOIN document d ON d.number = words.rowid
-            WHERE words MATCH ? AND d.removed = 0 ORDER BY words.rank, d.id LIMIT ?"""
-        with self._transaction() as db:
-            return [id for (id,) in self._rows(db, sql, (match, k))]

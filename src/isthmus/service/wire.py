@@ -10,7 +10,7 @@
     PUT  /v1/statistics    the sum of all silos' statistics, to score with from now on (node)
     GET  /v1/scale         sums of a silo's scores (node); PUT: the scale of all silos', to score on
     PUT  /v1/documents     add or change documents, DELETE /v1/documents/{id}: the operator (node)
-    GET  /v1/documents     full-text search of the store, POST /v1/sources: read them again; the operator
+    GET  /v1/documents     documents by their words, POST /v1/sources: read them again; the operator
     GET  /v1/health, /v1/ready, /metrics
 
 A request with a key that is not known is refused; an answer may hold more than a reader knows. Errors are

@@ -37,3 +37,7 @@ ALTER TABLE vector RENAME TO embedding
 -- one word a person; what was kept before is the peer's own
 ALTER TABLE judgement ADD COLUMN person TEXT COLLATE "C" NOT NULL DEFAULT '',
     DROP CONSTRAINT judgement_pkey, ADD PRIMARY KEY (query, document, peer, person)
+
+-- step 5
+-- documents are found in the index
+ALTER TABLE document DROP COLUMN words

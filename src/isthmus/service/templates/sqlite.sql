@@ -56,3 +56,11 @@ SELECT query, document, peer, '', relevant, at, probability, evidence FROM judge
 DROP TABLE judgement
 
 ALTER TABLE said RENAME TO judgement
+
+-- step 5
+-- documents are found in the index
+DROP TRIGGER document_added
+
+DROP TRIGGER document_changed
+
+DROP TABLE words

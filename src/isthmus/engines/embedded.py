@@ -1,0 +1,364 @@
+"""The engine inside a node: tantivy proposes candidates, our rows count them exactly, vectors stand beside.
+
+    manifest.json          what of the files below counts; replaced whole after they are on disk
+    generation-000001/     tantivy's index and the rows (`rows`)
+    vectors-9f2c…/         vectors of one encoder (`vectors`)
+
+Rows are forced to disk, then tantivy commits, then the manifest is replaced. A process killed at any point
+finds the manifest of an earlier batch: rows beyond it are cut off, documents of tantivy that have no row are
+ignored, and the store is asked for the same changes again. A document is known by the number of the change
+that wrote it.
+
+tantivy scores with its own constants, with rounded lengths and with the document frequencies it has; term
+boosts bring in the weights that are asked for. What it returns is a superset, which exact scores then order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isthmus.arrays import FloatArray, Ids, IntArray
+from isthmus.encoders import Vectors
+from isthmus.engines.engine import FIELDS, Change, Counted, Encoded, WordCounts
+from isthmus.engines.rows import Rows, RowsView
+from isthmus.engines.terms import STOP
+from isthmus.engines.vectors import VectorIndex, VectorReader
+from isthmus.errors import DataError
+from isthmus.files import replacing
+
+FORMAT = 1
+HEAP = 64_000_000
+"""Bytes that tantivy collects before it writes a segment."""
+OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 3, 100, 1 << 14
+FALLEN = 0.9
+"""More is fetched until the score is so much below that of the last candidate wanted, or much was."""
+MANIFEST = "manifest.json"
+EVERY = "1"
+"""A term of every document: its document frequency counts what tantivy's other ones count."""
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedReader:
+    """One commit: see `EngineReader`."""
+
+    view: RowsView
+    searcher: Any
+    schema: Any
+    dense: VectorReader | None
+
+    def __len__(self) -> int:
+        return self.view.living
+
+    @property
+    def change(self) -> int:
+        """The last change; removed documents have rows too."""
+        return int(self.view.changes[-1]) if len(self.view.changes) else 0
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Content terms of all documents, by field."""
+        return dict(zip(FIELDS, self.view.field_lengths.tolist(), strict=True))
+
+    @property
+    def vocabulary(self) -> object:
+        """What words have their codes from."""
+        return self.view.vocabulary
+
+    @cached_property
+    def _every(self) -> int:
+        return int(self.searcher.doc_freq("every", EVERY))
+
+    def matching(self, weights: Mapping[str, float], depth: int) -> IntArray:
+        query = self._query(weights)
+        if query is None or depth < 1:
+            return np.empty(0, dtype=np.int64)
+        limit = max(OVERFETCH * depth, LEAST_FETCHED)
+        while True:
+            hits = self.searcher.search(query, limit, count=False).hits
+            if len(hits) < limit or limit >= MOST_FETCHED or hits[-1][0] < FALLEN * hits[depth - 1][0]:
+                break
+            limit = min(4 * limit, MOST_FETCHED)
+        values = self.searcher.fast_field_values("change", [address for _, address in hits])
+        changes = np.unique(np.array(values, dtype=np.int64))
+        return changes[self.view.rows(changes) >= 0]
+
+    def _query(self, weights: Mapping[str, float]) -> Any:
+        from tantivy import Occur, Query
+
+        parts = []
+        for word, weight in weights.items():
+            field, text = ("stops", word[len(STOP) :]) if word.startswith(STOP) else ("terms", word)
+            having = self.searcher.doc_freq(field, text)
+            if having and weight > 0:
+                own = math.log1p((self._every - having + 0.5) / (having + 0.5))
+                term = Query.term_query(self.schema, field, text, "freq")
+                parts.append((Occur.Should, Query.boost_query(term, weight / own)))
+        return Query.boolean_query(parts) if parts else None
+
+    def nearest(self, vector: Vectors, depth: int) -> IntArray:
+        if self.dense is None:
+            return np.empty(0, dtype=np.int64)
+        changes = self.dense.search(vector, depth)[0].astype(np.int64)
+        return changes[self.view.rows(changes) >= 0]
+
+    def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
+        if self.dense is None:
+            return np.full(len(handles), -np.inf)
+        return self.dense.cosines(handles.astype(np.uint64), vector)
+
+    def vectors(self, handles: IntArray) -> Vectors:
+        if self.dense is None:
+            return np.zeros((len(handles), 0), dtype=np.float32)
+        return self.dense.first_vectors(handles.astype(np.uint64))
+
+    def counts(self, handles: IntArray, words: Sequence[str]) -> WordCounts:
+        return self.view.word_counts(self.view.rows(handles), words)
+
+    def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
+        return self.view.tables(words)
+
+    def ids(self, handles: IntArray) -> list[str]:
+        return self.view.names(self.view.rows(handles))
+
+    def handles(self) -> IntArray:
+        return self.view.changes[self.view.alive]
+
+    def changed_after(self, change: int) -> int:
+        return int(self.view.alive[np.searchsorted(self.view.changes, change, side="right") :].sum())
+
+    def terms(self, handles: IntArray) -> Counted:
+        return self.view.counted(self.view.rows(handles))
+
+    def words(self, first: int = 0) -> list[str]:
+        words: list[str] = self.view.vocabulary.words(first, self.view.totals.shape[1]).to_pylist()
+        return words
+
+    def statistics(
+        self, names: Sequence[str], handles: IntArray | None = None
+    ) -> tuple[Ids, Mapping[str, IntArray]]:
+        totals = self.view.totals if handles is None else self.view.summed(self.view.rows(handles))
+        return self.view.statistics(names, totals)
+
+
+class Generation:
+    """tantivy's index and the rows of the same documents, in a folder of their own."""
+
+    def __init__(self, folder: Path, key: str, sizes: Mapping[str, int]) -> None:
+        import tantivy
+
+        if not sizes:
+            shutil.rmtree(folder, ignore_errors=True)
+        (folder / "tantivy").mkdir(parents=True, exist_ok=True)
+        self.rows = Rows(folder, bytes.fromhex(key), sizes)
+        self.schema = _schema()
+        self._tantivy = tantivy.Index(self.schema, path=str(folder / "tantivy"))
+        self._tantivy.config_reader("manual")
+        self._writer: Any = None
+        # documents of a batch that was never acknowledged are replaced when it comes again
+        self._clean = self._tantivy.searcher().num_docs == self.rows.view.living
+
+    def append(self, changes: Sequence[Change]) -> IntArray:
+        """Bring in changes, on disk; the handles of documents that are gone or have changed."""
+        before = self.rows.view
+        texts = self.rows.append(changes)
+        gone = before.changes[before.alive & ~self.rows.view.alive[: len(before.alive)]]
+        distinct = len({each.id for each in changes}) == len(changes)
+        self._index(changes, texts, delete=len(gone) > 0 or not (distinct and self._clean))
+        return gone
+
+    def _index(self, changes: Sequence[Change], texts: tuple[list[str], list[str]], *, delete: bool) -> None:
+        from tantivy import Document
+
+        if self._writer is None:
+            self._writer = self._tantivy.writer(HEAP, 1)
+        for each, terms, stops in zip(changes, *texts, strict=True):
+            if delete:
+                self._writer.delete_documents_by_term("id", each.id)
+            if not each.removed:
+                document = Document()
+                document.add_text("id", each.id)
+                document.add_unsigned("change", each.change)
+                document.add_text("every", EVERY)
+                document.add_text("terms", terms)
+                if stops:
+                    document.add_text("stops", stops)
+                self._writer.add_document(document)
+        self._writer.commit()
+
+    def reader(self, dense: VectorReader | None) -> EmbeddedReader:
+        """All that was committed."""
+        self._tantivy.reload()
+        return EmbeddedReader(self.rows.view, self._tantivy.searcher(), self.schema, dense)
+
+    def close(self) -> None:
+        """End merges and close the files; readers stay usable."""
+        if self._writer is not None:
+            self._writer.wait_merging_threads()
+            self._writer = None
+        self.rows.close()
+
+
+class EmbeddedEngine:
+    """See `Engine`. One process at a time writes; readers are safe in all threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._dense: VectorIndex | None = None
+        try:
+            self._open(self._manifest())
+        except (DataError, ValueError, KeyError, TypeError, OSError):  # all of it is in the store too
+            self._open(_fresh(1))
+        self._forget_others()
+
+    def _manifest(self) -> dict[str, Any]:
+        path = self.folder / MANIFEST
+        if not path.exists():
+            return _fresh(1)
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise DataError("has another format", file=path)
+        return manifest
+
+    def _open(self, state: dict[str, Any]) -> None:
+        """What a manifest names; raises whatever a damaged one raises."""
+        folder = self._generation_folder(state["generation"])
+        self._state, self._generation = state, Generation(folder, state["key"], state["sizes"])
+        self._dense = None if state["vectors"] is None else self._vectors(*state["vectors"])
+        self._show()
+
+    def _generation_folder(self, number: int) -> Path:
+        return self.folder / f"generation-{number:06d}"
+
+    @property
+    def reader(self) -> EmbeddedReader:
+        """The documents as they are now."""
+        return self._reader
+
+    @property
+    def wasted(self) -> int:
+        """How many versions of documents are stored that are gone or have changed."""
+        return len(self._reader.view.changes) - len(self._reader)
+
+    @property
+    def encoder(self) -> str:
+        """The encoder that the vectors are of; "" without vectors."""
+        return "" if self._state["vectors"] is None else str(self._state["vectors"][0])
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Bring in changes, in ascending order; found and on disk when this returns."""
+        new = [each for each in changes if each.change > self._reader.change]
+        if new:
+            gone = self._generation.append(new)
+            if self._dense is not None and len(gone):
+                self._dense.remove(gone.astype(np.uint64))
+                self._dense.commit()
+            self._commit()
+
+    def _commit(self) -> None:
+        """Let the manifest name what is on disk, then show it to readers."""
+        rows = self._generation.rows
+        self._state = {**self._state, "sizes": rows.sizes}
+        with replacing(self.folder / MANIFEST) as stream:
+            stream.write(json.dumps(self._state).encode())
+        rows.save_totals()
+        self._show()
+
+    def _show(self) -> None:
+        self._reader = self._generation.reader(None if self._dense is None else self._dense.reader)
+
+    def unencoded(self, limit: int) -> IntArray:
+        """Documents without a vector, the first `limit` of them."""
+        if self._dense is None:
+            return np.empty(0, dtype=np.int64)
+        handles = self._reader.handles()
+        return handles[~self._dense.reader.known(handles.astype(np.uint64))][:limit]
+
+    def encode(self, handles: IntArray, vectors: Vectors, spans: Sequence[tuple[int, int]]) -> None:
+        """Give documents their vectors, one for every span of the text."""
+        if self._dense is not None and len(handles):
+            self._dense.add(handles.astype(np.uint64), vectors, spans)
+            self._dense.commit()
+            self._reader = replace(self._reader, dense=self._dense.reader)
+
+    def recode(self, name: str, width: int, batches: Iterable[Encoded] = ()) -> None:
+        """Take vectors of another encoder; readers keep the old ones until all have come."""
+        old, dense = self._dense, None
+        if width:
+            shutil.rmtree(self._vectors_folder(name), ignore_errors=True)
+            dense = self._vectors(name, width)
+            for handles, vectors, spans in batches:
+                dense.add(handles.astype(np.uint64), vectors, spans)
+            dense.commit()
+        self._dense = dense
+        self._state = {**self._state, "vectors": [name, width] if width else None}
+        self._commit()
+        self._forget_others()
+        if old is not None:
+            old.close()
+
+    def _vectors_folder(self, name: str) -> Path:
+        return self.folder / f"vectors-{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
+
+    def _vectors(self, name: str, width: int) -> VectorIndex:
+        return VectorIndex.open(self._vectors_folder(name), width, name)
+
+    def rebuild(self, batches: Iterable[Sequence[Change]]) -> None:
+        """Write all documents anew, so that nothing remains of those that are gone."""
+        old, number = self._generation, self._state["generation"] + 1
+        state = {**_fresh(number), "vectors": self._state["vectors"]}
+        fresh = Generation(self._generation_folder(number), state["key"], {})
+        for batch in batches:
+            fresh.append(batch)
+        fresh.rows.save_totals(always=True)
+        self._state, self._generation = state, fresh
+        if self._dense is not None:
+            self._dense.compact()
+        self._commit()
+        old.close()
+        self._forget_others()
+
+    def _forget_others(self) -> None:
+        """Remove what a killed process left or what was replaced; readers have it mapped, and keep it."""
+        named = {self._generation_folder(self._state["generation"])}
+        if self._state["vectors"] is not None:
+            named.add(self._vectors_folder(self._state["vectors"][0]))
+        for path in (*self.folder.glob("generation-*"), *self.folder.glob("vectors-*")):
+            if path not in named:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def close(self) -> None:
+        """Save what speeds up the next start; end what runs."""
+        self._generation.rows.save_totals(always=True)
+        self._generation.close()
+        if self._dense is not None:
+            self._dense.close()
+
+
+def _fresh(generation: int) -> dict[str, Any]:
+    """The manifest of nothing; the key is nobody's business, so that names cannot be made to collide."""
+    key = secrets.token_hex(16)
+    return {"format": FORMAT, "generation": generation, "key": key, "sizes": {}, "vectors": None}
+
+
+def _schema() -> Any:
+    from tantivy import SchemaBuilder
+
+    builder = SchemaBuilder()
+    builder.add_text_field("id", tokenizer_name="raw", index_option="basic")
+    builder.add_unsigned_field("change", fast=True)
+    builder.add_text_field("every", tokenizer_name="raw", index_option="basic")
+    builder.add_text_field("terms", tokenizer_name="whitespace", index_option="position")
+    builder.add_text_field("stops", tokenizer_name="whitespace", index_option="freq")
+    return builder.build()

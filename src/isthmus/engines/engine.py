@@ -1,0 +1,165 @@
+"""What lies between a node and whatever holds its documents.
+
+A node writes changes to an `Engine` and searches an `EngineReader` of it: candidates of a query, exact term
+counts of some documents, the vocabulary with its counts. BM25 with shared statistics, features, rankers and
+releases are worked out above, the same for all engines.
+
+A document's handle is an integer that the engine chose; it names one version of the document and is never
+used for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.arrays import FloatArray, Ids, IntArray
+from isthmus.encoders import Vectors
+
+FIELDS = ("title", "body")
+BY_FIELD = ("text.having", "title.having", "title.standing", "body.having", "body.standing")
+"""The tables of a vocabulary: documents that have a word, and times it stands in them."""
+
+Encoded = tuple[IntArray, Vectors, Sequence[tuple[int, int]]]
+"""Documents, their vectors, and the span of the text that each is of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a store has of a document since the change with this number."""
+
+    id: str
+    change: int
+    removed: bool
+    title: str
+    body: str
+
+
+@dataclass(frozen=True, eq=False)
+class WordCounts:
+    """How often document i has word j in its title, its body, and the beginning of its body.
+
+    `lengths` and `distinct`, of shape (documents, 2), are a document's terms and different terms in title and
+    body; stop words are not among them.
+    """
+
+    title: NDArray[np.int32]
+    body: NDArray[np.int32]
+    lead: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    distinct: NDArray[np.int32]
+
+    def take(self, rows: IntArray) -> WordCounts:
+        """Of some of the documents."""
+        return WordCounts(*(column[rows] for column in vars(self).values()))
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """The terms of some documents: entry by entry the document's position, the word's code, and the counts.
+
+    `times` is of title and body together; `lead` says whether the document begins with the word.
+    """
+
+    documents: int
+    document: IntArray
+    word: IntArray
+    times: FloatArray
+    lead: NDArray[np.bool_]
+
+
+class EngineReader(Protocol):
+    """An engine's documents at one moment. Searches that began with it end with it."""
+
+    @property
+    def change(self) -> int:
+        """The store's number of the last change that is in it."""
+
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        """Terms of all documents, by field."""
+
+    @property
+    def vocabulary(self) -> object:
+        """The same for readers whose codes mean the same words."""
+
+    def __len__(self) -> int:
+        """The number of documents."""
+
+    def matching(self, weights: Mapping[str, float], depth: int) -> IntArray:
+        """Documents with any of the words, among them the best `depth` by BM25 with these weights, nearly
+        always: more than `depth`, so that exact scores decide."""
+
+    def nearest(self, vector: Vectors, depth: int) -> IntArray:
+        """The `depth` documents with the largest cosines to a vector."""
+
+    def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
+        """Of documents; −inf for one that has no direction, or none yet."""
+
+    def vectors(self, handles: IntArray) -> Vectors:
+        """The vectors of documents; zeros for one that has none."""
+
+    def counts(self, handles: IntArray, words: Sequence[str]) -> WordCounts:
+        """How often documents have words."""
+
+    def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
+        """The counts of some words over all documents, by the names of `BY_FIELD`."""
+
+    def ids(self, handles: IntArray) -> list[str]:
+        """The ids of documents."""
+
+    def handles(self) -> IntArray:
+        """All documents, in the order of their changes."""
+
+    def changed_after(self, change: int) -> int:
+        """How many documents were written after a change."""
+
+    def terms(self, handles: IntArray) -> Counted:
+        """All terms of documents, in codes that `words` spells."""
+
+    def words(self, first: int = 0) -> list[str]:
+        """The words of codes from `first` on; a code means the same word as long as the engine lives."""
+
+    def statistics(
+        self, names: Sequence[str], handles: IntArray | None = None
+    ) -> tuple[Ids, Mapping[str, IntArray]]:
+        """The vocabulary in order with the tables named, of all documents or of some."""
+
+
+class Engine(Protocol):
+    """One writer, many readers."""
+
+    @property
+    def reader(self) -> EngineReader:
+        """The documents as they are now; replaced in one assignment."""
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Bring in changes in ascending order: on disk and found when this returns. Those that it has
+        already do no harm."""
+
+    @property
+    def encoder(self) -> str:
+        """The encoder that the vectors are of; "" without vectors."""
+
+    @property
+    def wasted(self) -> int:
+        """How many versions of documents it stores that are gone or have changed."""
+
+    def unencoded(self, limit: int) -> IntArray:
+        """Documents without a vector, the first `limit` of them."""
+
+    def encode(self, handles: IntArray, vectors: Vectors, spans: Sequence[tuple[int, int]]) -> None:
+        """Give documents their vectors, one for every span of the text."""
+
+    def recode(self, name: str, width: int, batches: Iterable[Encoded] = ()) -> None:
+        """Take vectors of another encoder, none of width 0; readers keep the old ones until all have come."""
+
+    def rebuild(self, batches: Iterable[Sequence[Change]]) -> None:
+        """Write all documents anew, so that nothing remains of those that are gone."""
+
+    def close(self) -> None:
+        """End what runs; readers stay usable."""

@@ -1,0 +1,141 @@
+"""The simplest reader there can be: documents in memory, every one of them a candidate.
+
+It tries statistics on a document before a node relies on them, and other engines are compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from isthmus.arrays import FloatArray, Ids, IntArray
+from isthmus.encoders import Vectors
+from isthmus.engines.engine import BY_FIELD, FIELDS, Change, Counted, WordCounts
+from isthmus.engines.terms import STOP, TermBatch
+
+
+class ExactReader:
+    """See `EngineReader`. Of a document that comes several times the last change holds."""
+
+    def __init__(self, changes: Sequence[Change], vectors: Mapping[int, Vectors] | None = None) -> None:
+        last = {each.id: each for each in changes}
+        living = [each for each in last.values() if not each.removed]
+        self.documents = sorted(living, key=lambda each: each.change)
+        self._change = max((each.change for each in changes), default=0)
+        batch = TermBatch.of([(each.title, each.body) for each in self.documents])
+        self._words, place = batch.words()
+        document, code, counts = batch.entries(place)
+        shape = (len(BY_FIELD[:3]), len(self.documents), len(self._words))
+        self._counts = np.zeros(shape, dtype=np.int32)
+        for table, name in zip(self._counts, (*FIELDS, "lead"), strict=True):
+            table[document, code] = counts[name]
+        self._lengths = batch.lengths().astype(np.int32)
+        self._vectors = dict(vectors or {})
+        self.vocabulary = object()
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @property
+    def change(self) -> int:
+        """The last change."""
+        return self._change
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Content terms of all documents, by field."""
+        return dict(zip(FIELDS, self._lengths.sum(axis=0, dtype=np.int64).tolist(), strict=True))
+
+    @property
+    def _content(self) -> IntArray:
+        return np.array([at for at, word in enumerate(self._words) if not word.startswith(STOP)], np.int64)
+
+    def _rows(self, handles: IntArray) -> IntArray:
+        return np.searchsorted(self.handles(), handles)
+
+    def _codes(self, words: Sequence[str]) -> IntArray:
+        place = {word: at for at, word in enumerate(self._words)}
+        return np.array([place.get(word, -1) for word in words], dtype=np.int64)
+
+    def matching(self, weights: Mapping[str, float], depth: int) -> IntArray:
+        """All documents that have a word."""
+        counts = self.counts(self.handles(), list(weights))
+        return self.handles()[(counts.title + counts.body).any(axis=1)]
+
+    def nearest(self, vector: Vectors, depth: int) -> IntArray:
+        """The nearest documents; of equal cosines the later ones."""
+        cosines = self.cosines(self.handles(), vector)
+        order = np.lexsort((self.handles(), cosines))[::-1]
+        return self.handles()[order[np.isfinite(cosines[order])][:depth]]
+
+    def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
+        """−inf for a document without direction."""
+        vectors = self.vectors(handles)
+        norms = np.linalg.norm(vectors, axis=1)
+        none = np.full(len(handles), -np.inf)
+        products = (vectors @ vector).astype(np.float64)
+        return np.asarray(np.divide(products, norms * np.linalg.norm(vector), out=none, where=norms > 0))
+
+    def vectors(self, handles: IntArray) -> Vectors:
+        """Zeros for a document that has none."""
+        width = max((len(vector) for vector in self._vectors.values()), default=0)
+        none = np.zeros(width, dtype=np.float32)
+        rows = [self._vectors.get(handle, none) for handle in handles.tolist()]
+        return np.array(rows, dtype=np.float32).reshape(len(handles), width)
+
+    def counts(self, handles: IntArray, words: Sequence[str]) -> WordCounts:
+        """How often documents have words."""
+        rows, codes = self._rows(handles), self._codes(words)
+        tables = np.zeros((3, len(rows), len(codes)), dtype=np.int32)
+        tables[:, :, codes >= 0] = self._counts[:, rows][:, :, codes[codes >= 0]]
+        distinct = (self._counts[:2, rows][:, :, self._content] > 0).sum(axis=2).T
+        title, body, lead = tables
+        return WordCounts(title, body, lead, self._lengths[rows], distinct.astype(np.int32))
+
+    def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
+        """The counts of words over all documents."""
+        known = np.append(self._totals(np.arange(len(self))), np.zeros((len(BY_FIELD), 1)), axis=1)
+        return dict(zip(BY_FIELD, known[:, self._codes(words)], strict=True))
+
+    def _totals(self, rows: IntArray) -> IntArray:
+        title, body, _ = self._counts[:, rows]
+        having = [(table > 0).sum(axis=0) for table in (title + body, title, body)]
+        return np.array([having[0], having[1], title.sum(axis=0), having[2], body.sum(axis=0)], np.int64)
+
+    def ids(self, handles: IntArray) -> list[str]:
+        """The ids of documents."""
+        return [self.documents[row].id for row in self._rows(handles).tolist()]
+
+    def handles(self) -> IntArray:
+        """All documents, in the order of their changes."""
+        return np.array([each.change for each in self.documents], dtype=np.int64)
+
+    def changed_after(self, change: int) -> int:
+        """How many documents were written after a change."""
+        return int((self.handles() > change).sum())
+
+    def terms(self, handles: IntArray) -> Counted:
+        """All terms of documents but stop words."""
+        rows = self._rows(handles)
+        title, body, lead = self._counts[:, rows]
+        both = title + body
+        document, at = np.nonzero(both[:, self._content])
+        word = self._content[at]
+        times = both[document, word].astype(np.float64)
+        return Counted(len(rows), document, word, times, lead[document, word] > 0)
+
+    def words(self, first: int = 0) -> list[str]:
+        """The words of codes from `first` on."""
+        return self._words[first:]
+
+    def statistics(
+        self, names: Sequence[str], handles: IntArray | None = None
+    ) -> tuple[Ids, Mapping[str, IntArray]]:
+        """The vocabulary in order with the tables named."""
+        totals = self._totals(np.arange(len(self)) if handles is None else self._rows(handles))
+        tables = {name: totals[BY_FIELD.index(name)] for name in names}
+        some = [at for at in self._content.tolist() if any(table[at] for table in tables.values())]
+        order = sorted(some, key=self._words.__getitem__)
+        terms = Ids.of([self._words[at] for at in order])
+        return terms, {name: table[order] for name, table in tables.items()}

@@ -1,0 +1,301 @@
+"""What the embedded engine remembers of every document: its terms with their counts, in rows that only grow.
+
+    documents    a record for every change, in ascending order: its number, id, lengths, where its terms end
+    terms        the codes of a document's distinct terms, ascending
+    counts       how often it has each, in title, lead and body
+    ids          the ids one after the other
+    words        the vocabulary: a code is a position here
+    spelling     the words one after the other
+    totals       counts of every word over the living documents of the first so many rows
+
+A document is its last row; a removed one ends with a row that says so. So which rows live follows from the
+rows themselves, and one number for every file, the manifest's, says what of it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.arrays import FloatArray, Ids, IntArray
+from isthmus.engines.engine import BY_FIELD, FIELDS, Change, Counted, WordCounts
+from isthmus.engines.growing import GrowingFile
+from isthmus.engines.terms import COUNTS, TermBatch
+from isthmus.engines.vocabulary import Places, Vocabulary, named
+from isthmus.tables import Column, open_columns, write_columns
+
+DOCUMENT = np.dtype(
+    [
+        ("change", "<i8"),
+        ("terms", "<i8"),
+        ("id", "<i8"),
+        ("name", "<u8"),
+        ("lengths", "<i4", (2,)),
+        ("distinct", "<i4", (2,)),
+        ("removed", "<i8"),
+    ]
+)
+"""`terms` and `id` are where those of the document end; `name` is the keyed hash of its id."""
+FILES = {"documents": DOCUMENT, "terms": np.dtype("<i4"), "counts": COUNTS, "ids": np.dtype("u1")}
+SAVED_AFTER = 1 << 20
+"""Terms of new documents after which totals are saved, or an eighth of all."""
+
+Mask = NDArray[np.bool_]
+Counts = NDArray[np.void]
+
+
+@dataclass(frozen=True, eq=False)
+class RowsView:
+    """The rows at one moment. `totals`, of shape (5, words), are the tables of `BY_FIELD`."""
+
+    documents: Counts
+    changes: IntArray
+    terms: NDArray[np.int32]
+    counts: Counts
+    ids: NDArray[np.uint8]
+    alive: Mask
+    field_lengths: IntArray
+    totals: IntArray
+    vocabulary: Vocabulary
+
+    @cached_property
+    def living(self) -> int:
+        """The number of living documents."""
+        return int(self.alive.sum())
+
+    def rows(self, changes: IntArray) -> IntArray:
+        """The rows of changes; -1 for one that is not here or whose document has changed since."""
+        if not len(self.changes):
+            return np.full(len(changes), -1)
+        at = np.minimum(np.searchsorted(self.changes, changes), len(self.changes) - 1)
+        return np.where((self.changes[at] == changes) & self.alive[at], at, -1)
+
+    def _starts(self, column: str, rows: IntArray) -> IntArray:
+        ends = self.documents[column]
+        return np.where(rows > 0, ends[rows - 1], 0)
+
+    def names(self, rows: IntArray) -> list[str]:
+        """The ids of documents."""
+        starts, ends = self._starts("id", rows).tolist(), self.documents["id"][rows].tolist()
+        data = self.ids
+        return [
+            data[start:end].tobytes().decode("utf-8", "surrogatepass")
+            for start, end in zip(starts, ends, strict=True)
+        ]
+
+    def codes(self, words: Sequence[str]) -> IntArray:
+        """-1 for a word that no row here has."""
+        codes = self.vocabulary.codes(words)
+        return np.where(codes < self.totals.shape[1], codes, -1)
+
+    def word_counts(self, rows: IntArray, words: Sequence[str]) -> WordCounts:
+        """How often documents have words: a search by bisection in each document's terms."""
+        codes, documents = self.codes(words), self.documents[rows]
+        shape = (len(rows), len(codes))
+        end = np.broadcast_to(documents["terms"][:, None], shape)
+        low = np.broadcast_to(self._starts("terms", rows)[:, None], shape)
+        high, last = end, max(len(self.terms) - 1, 0)
+        for _ in range(int((end - low).max(initial=0)).bit_length()):
+            middle = (low + high) >> 1
+            below = (self.terms[np.minimum(middle, last)] < codes) & (low < high)
+            low, high = np.where(below, middle + 1, low), np.where(below, high, middle)
+        tables = np.zeros((3, *shape), dtype=np.int32)
+        if len(self.terms):
+            has = np.nonzero((low < end) & (self.terms[np.minimum(low, last)] == codes))
+            entries = self.counts[low[has]]
+            for table, name in zip(tables, ("title", "body", "lead"), strict=True):
+                table[has] = entries[name]
+        return WordCounts(tables[0], tables[1], tables[2], documents["lengths"], documents["distinct"])
+
+    def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
+        """The totals of words."""
+        codes = self.codes(words)
+        known = np.zeros((len(BY_FIELD), len(codes)))
+        known[:, codes >= 0] = self.totals[:, codes[codes >= 0]]
+        return dict(zip(BY_FIELD, known, strict=True))
+
+    def _entries(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """For every term of documents, the position of its document among them, and of the term."""
+        starts, ends = self._starts("terms", rows), self.documents["terms"][rows]
+        sizes = ends - starts
+        first = np.cumsum(sizes) - sizes
+        place = np.arange(int(sizes.sum())) + np.repeat(starts - first, sizes)
+        return np.repeat(np.arange(len(rows)), sizes), place
+
+    def counted(self, rows: IntArray) -> Counted:
+        """All terms of documents but stop words."""
+        document, place = self._entries(rows)
+        code = self.terms[place]
+        content = ~self.vocabulary.stop[code]
+        counts = self.counts[place[content]]
+        times = counts["title"].astype(np.float64) + counts["body"]
+        return Counted(
+            len(rows), document[content], code[content].astype(np.int64), times, counts["lead"] > 0
+        )
+
+    def summed(self, rows: IntArray) -> IntArray:
+        """Totals over some documents."""
+        _, place = self._entries(rows)
+        totals = np.zeros_like(self.totals)
+        add_counts(totals, self.terms[place], self.counts[place])
+        return totals
+
+    def statistics(self, names: Sequence[str], totals: IntArray) -> tuple[Ids, dict[str, IntArray]]:
+        """Totals by word, in the order of words, without stop words and those of no document."""
+        chosen = totals[[BY_FIELD.index(name) for name in names]]
+        size = totals.shape[1]
+        some = np.flatnonzero(chosen.any(axis=0) & ~self.vocabulary.stop[:size])
+        words = Ids.of(self.vocabulary.words(0, size).take(some))
+        order = np.argsort(words.codes)
+        tables = {name: table[some][order] for name, table in zip(names, chosen, strict=True)}
+        return words[order], tables
+
+
+def add_counts(totals: IntArray, codes: NDArray[np.int32], counts: Counts, sign: int = 1) -> None:
+    """Add documents' counts to totals."""
+    np.add.at(totals[0], codes, sign)
+    for at, field in enumerate(FIELDS):
+        column = counts[field].astype(np.int64)
+        has = np.flatnonzero(column)
+        np.add.at(totals[1 + 2 * at], codes[has], sign)
+        np.add.at(totals[2 + 2 * at], codes[has], sign * column[has])
+
+
+class Rows:
+    """The files of the rows, and the view of them that is current. One thread writes."""
+
+    def __init__(self, folder: Path, key: bytes, sizes: Mapping[str, int]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self._key = folder, key
+        self._files = {
+            name: GrowingFile(folder / name, dtype, sizes.get(name, 0)) for name, dtype in FILES.items()
+        }
+        self.vocabulary = Vocabulary(folder, key, sizes.get("words", 0), sizes.get("spelling", 0))
+        names = self._files["documents"].records["name"].copy()
+        self._places = Places(names)
+        self._saved = 0
+        self.view = self._opened(names)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Records of every file, for the manifest."""
+        sizes = {name: file.count for name, file in self._files.items()}
+        return sizes | {"words": self.vocabulary.records.count, "spelling": self.vocabulary.spelling.count}
+
+    def _opened(self, names: NDArray[np.uint64]) -> RowsView:
+        documents = self._files["documents"].records
+        order = np.argsort(names, kind="stable")
+        again = names[order][1:] == names[order][:-1]
+        following = np.full(len(names), len(names))  # the row that replaces a row
+        following[order[:-1][again]] = order[1:][again]
+        there = documents["removed"] == 0
+        alive = there & (following == len(names))
+        bare = self._mapped(alive, documents["lengths"][alive].sum(axis=0, dtype=np.int64))
+        return self._with_totals(bare, there, following)
+
+    def _with_totals(self, view: RowsView, there: Mask, following: IntArray) -> RowsView:
+        """The totals that were saved, brought up to the rows that came later."""
+        saved = open_columns(self.folder / "totals")
+        totals = np.zeros((len(BY_FIELD), len(self.vocabulary)), dtype=np.int64)
+        mark, count = 0, len(following)
+        if saved is not None and saved[0].get("key") == self._key.hex() and saved[0]["rows"] <= count:
+            mark, before = saved[0]["rows"], saved[1]["totals"]
+            totals[:, : before.shape[1]] = before
+        self._saved = int(view.documents["terms"][mark - 1]) if mark else 0
+        gone = np.flatnonzero(there[:mark] & (following[:mark] >= mark) & (following[:mark] < count))
+        for rows, sign in ((mark + np.flatnonzero(view.alive[mark:]), 1), (gone, -1)):
+            for some in np.array_split(rows, len(rows) // 100_000 + 1):
+                _, place = view._entries(some)
+                add_counts(totals, view.terms[place], view.counts[place], sign)
+        return RowsView(**{**view.__dict__, "totals": totals})
+
+    def _mapped(self, alive: Mask, lengths: IntArray, totals: IntArray | None = None) -> RowsView:
+        files = {name: file.records for name, file in self._files.items()}
+        return RowsView(
+            changes=files["documents"]["change"].copy(),
+            alive=alive,
+            field_lengths=lengths,
+            totals=np.zeros((len(BY_FIELD), 0), dtype=np.int64) if totals is None else totals,
+            vocabulary=self.vocabulary,
+            **files,
+        )
+
+    def append(self, changes: Sequence[Change]) -> tuple[list[str], list[str]]:
+        """Write rows of changes, forced to disk; the texts to search of those that are documents."""
+        old = self.view
+        batch = TermBatch.of([(each.title, each.body) for each in changes])
+        words, place = batch.words()
+        document, codes, counts = batch.entries(self.vocabulary.add(words)[place])
+        records = self._records(changes, batch, document, codes, counts)
+        self._files["terms"].append(codes)
+        self._files["counts"].append(counts)
+        self._files["ids"].append(
+            np.frombuffer("".join(each.id for each in changes).encode("utf-8", "surrogatepass"), np.uint8)
+        )
+        self._files["documents"].append(records)
+        for file in self._files.values():
+            file.sync()
+        self.view = self._grown(old, records, codes, counts, document)
+        return batch.texts()
+
+    def _records(
+        self, changes: Sequence[Change], batch: TermBatch, document: IntArray, codes: IntArray, counts: Counts
+    ) -> Counts:
+        records = np.zeros(len(changes), dtype=DOCUMENT)
+        content = ~self.vocabulary.stop[codes]
+        sizes = np.bincount(document, minlength=len(changes))
+        id_sizes = [len(each.id.encode("utf-8", "surrogatepass")) for each in changes]
+        records["change"] = [each.change for each in changes]
+        records["removed"] = [each.removed for each in changes]
+        records["terms"] = self._files["terms"].count + np.cumsum(sizes)
+        records["id"] = self._files["ids"].count + np.cumsum(id_sizes)
+        records["name"] = named((each.id for each in changes), self._key)
+        records["lengths"] = batch.lengths()
+        for at, field in enumerate(FIELDS):
+            has = document[content & (counts[field] > 0)]
+            records["distinct"][:, at] = np.bincount(has, minlength=len(changes))
+        return records
+
+    def _grown(
+        self, old: RowsView, records: Counts, codes: IntArray, counts: Counts, document: IntArray
+    ) -> RowsView:
+        """The view after these rows; a document that comes twice among them is its last row."""
+        first = len(old.changes)
+        last = {name: at for at, name in enumerate(records["name"].tolist())}
+        lasting = np.zeros(len(records), dtype=bool)
+        lasting[list(last.values())] = True
+        fresh = lasting & (records["removed"] == 0)
+        before = np.unique(self._places.find(records["name"]))
+        gone = before[(before >= 0)]
+        gone = gone[old.alive[gone]]
+        self._places.add(records["name"], first)
+        alive = np.concatenate((old.alive, fresh))
+        alive[gone] = False
+        lengths = old.field_lengths + records["lengths"][fresh].sum(axis=0, dtype=np.int64)
+        lengths = lengths - old.documents["lengths"][gone].sum(axis=0, dtype=np.int64)
+        totals = np.zeros((len(BY_FIELD), len(self.vocabulary)), dtype=np.int64)
+        totals[:, : old.totals.shape[1]] = old.totals
+        new = fresh[document]
+        add_counts(totals, codes[new], counts[new])
+        _, place = old._entries(gone)
+        add_counts(totals, old.terms[place], old.counts[place], -1)
+        return self._mapped(alive, lengths, totals)
+
+    def save_totals(self, *, always: bool = False) -> None:
+        """Write the totals where many terms have come since; never before the manifest has their rows."""
+        terms = self._files["terms"].count
+        if always or terms - self._saved > max(SAVED_AFTER, self._saved // 8):
+            header = {"rows": len(self.view.changes), "key": self._key.hex()}
+            write_columns(self.folder / "totals", {"totals": Column.of(self.view.totals)}, header)
+            self._saved = terms
+
+    def close(self) -> None:
+        """Close the files; views stay readable."""
+        for file in self._files.values():
+            file.close()
+        self.vocabulary.close()

@@ -1,0 +1,113 @@
+"""Documents as terms: which stand in title, body and the beginning of the body, and how often.
+
+Every text is cut once. A body is its lead, which ends at white space, and the rest; so the tokens of both
+are those of the body.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from isthmus.arrays import IntArray
+from isthmus.text import ENGLISH, Tokeniser, Tokens
+
+LEAD_WORDS = 50
+"""A document begins with its first paragraph, or so many words of it."""
+LEAD_READ = 2_000
+STOP = "="
+"""Stands before a stop word, so that it is not taken for the stem of another: no token has it."""
+COUNTS = np.dtype([("title", "<u2"), ("lead", "<u2"), ("body", "<i4")])
+"""How often a document has a term; a title counts to 65,535 at most."""
+_PARAGRAPHS = re.compile(r"\n[ \t]*\n")
+_BLANK = pa.scalar(" ", pa.large_string())
+_PARTS = 3  # title, lead, rest of the body
+
+
+def lead_end(body: str) -> int:
+    """Where the beginning of a document ends: before white space, or with the text."""
+    end = len(body) if len(body) <= LEAD_READ else max(body.rfind(" ", 0, LEAD_READ), 0)
+    start = len(body) - len(body.lstrip()) if body[:1].isspace() else 0
+    if (blank := _PARAGRAPHS.search(body, start, end)) is not None:
+        end = blank.start()
+    words = body[start:end].split(None, LEAD_WORDS)
+    return end - len(words[LEAD_WORDS]) if len(words) > LEAD_WORDS else end
+
+
+@dataclass(frozen=True, eq=False)
+class TermBatch:
+    """The tokens of documents, in order: title, lead and rest of each."""
+
+    tokens: Tokens
+    stopped: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, texts: Sequence[tuple[str, str]], tokeniser: Tokeniser = ENGLISH) -> TermBatch:
+        """Of documents' titles and bodies."""
+        parts: list[str] = []
+        for title, body in texts:
+            end = lead_end(body)
+            parts += (title, body[:end], body[end:])
+        tokens = tokeniser.in_place(parts)
+        assert tokens.stopped is not None
+        return cls(tokens, tokens.stopped)
+
+    def words(self) -> tuple[list[str], IntArray]:
+        """The distinct terms, stop words marked, and the place of every token's among them."""
+        size = len(self.tokens.terms.vocabulary)
+        codes = self.tokens.terms.codes + size * self.stopped
+        used = np.flatnonzero(np.bincount(codes, minlength=2 * size))
+        place = np.zeros(2 * size, dtype=np.int64)
+        place[used] = np.arange(len(used))
+        plain = np.searchsorted(used, size)
+        content = self.tokens.terms.vocabulary.take(pa.array(used[:plain])).to_pylist()
+        stops = self.tokens.terms.vocabulary.take(pa.array(used[plain:] - size)).to_pylist()
+        return [*content, *(STOP + word for word in stops)], place[codes]
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """Every document's content terms joined by blanks, and its stop words."""
+        return self._joined(~self.stopped), self._joined(self.stopped)
+
+    def _joined(self, mask: NDArray[np.bool_]) -> list[str]:
+        bounds = self._bounds(mask)[::_PARTS]
+        terms = self.tokens.terms.vocabulary.take(pa.array(self.tokens.terms.codes[mask]))
+        joined: list[str] = pc.binary_join(
+            pa.LargeListArray.from_arrays(pa.array(bounds), terms), _BLANK
+        ).to_pylist()
+        return joined
+
+    def _bounds(self, mask: NDArray[np.bool_]) -> IntArray:
+        """The offsets of the texts among some of the tokens."""
+        passed = np.concatenate(([0], np.cumsum(mask)))
+        bounds: IntArray = passed[self.tokens.offsets]
+        return bounds
+
+    def lengths(self) -> IntArray:
+        """Content terms of title and body, of shape (documents, 2)."""
+        sizes = np.diff(self._bounds(~self.stopped)).reshape(-1, _PARTS)
+        return np.column_stack((sizes[:, 0], sizes[:, 1] + sizes[:, 2]))
+
+    def entries(self, codes: IntArray) -> tuple[IntArray, IntArray, NDArray[np.void]]:
+        """For a code of every token: the document of every entry, its code, and its counts, in this order."""
+        part = np.repeat(np.arange(len(self.tokens)), self.tokens.lengths)
+        document, part = np.divmod(part, _PARTS)
+        size = int(codes.max(initial=0)) + 1
+        keys = (document * size + codes) * 4 + part
+        keys.sort()
+        groups = keys >> 2
+        starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1])) if len(keys) else keys
+        counts = np.zeros(len(starts), dtype=COUNTS)
+        if len(starts):
+            part = keys & 3
+            title = np.add.reduceat(part == 0, starts, dtype=np.int64)
+            counts["title"] = np.minimum(title, 65_535)
+            counts["lead"] = np.add.reduceat(part == 1, starts, dtype=np.int64)
+            counts["body"] = np.diff(starts, append=len(keys)) - title
+        document, code = np.divmod(groups[starts], size)
+        return document, code, counts

@@ -1,0 +1,124 @@
+"""Words as codes that never change: a file that only grows, looked up by keyed hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from isthmus.arrays import IntArray
+from isthmus.engines.growing import GrowingFile
+from isthmus.engines.terms import STOP
+
+WORD = np.dtype([("hash", "<u8"), ("end", "<i8")])
+LATE = 1 << 16
+"""Names that a dictionary has beside the sorted ones, at least, before they are sorted too."""
+
+Names = NDArray[np.uint64]
+
+
+def named(texts: Iterable[str], key: bytes) -> Names:
+    """A 64-bit name for every text. The key is the index's own, so nobody can look for two with one name."""
+    encode = "surrogatepass"
+    digests = [
+        hashlib.blake2b(text.encode("utf-8", encode), key=key, digest_size=8).digest() for text in texts
+    ]
+    return np.frombuffer(b"".join(digests), dtype="<u8")
+
+
+class Places:
+    """The last place of every name: most in a sorted array, the latest in a dictionary.
+
+    One thread adds, others may look up meanwhile.
+    """
+
+    def __init__(self, names: Names) -> None:
+        order = np.argsort(names, kind="stable")
+        self._sorted = (names[order], order)
+        self._late: dict[int, int] = {}
+
+    def find(self, names: Names) -> IntArray:
+        """-1 for a name that is not there."""
+        late, (known, order) = self._late, self._sorted
+        places = np.full(len(names), -1, dtype=np.int64)
+        if len(known):
+            at = np.maximum(np.searchsorted(known, names, side="right") - 1, 0)
+            places = np.where(known[at] == names, order[at], -1)
+        if late:
+            for row, name in enumerate(names.tolist()):
+                places[row] = late.get(name, places[row])
+        return places
+
+    def add(self, names: Names, first: int) -> None:
+        """Names with the places from `first` on."""
+        self._late.update(zip(names.tolist(), range(first, first + len(names)), strict=True))
+        known, order = self._sorted
+        if len(self._late) > max(LATE, len(known) // 4):
+            names = np.concatenate((known, np.fromiter(self._late, np.uint64, len(self._late))))
+            places = np.concatenate((order, np.fromiter(self._late.values(), np.int64, len(self._late))))
+            rank = np.argsort(names, kind="stable")
+            self._sorted = (names[rank], places[rank])
+            self._late = {}
+
+
+class Vocabulary:
+    """The words of an index by code; stop words begin with `STOP`."""
+
+    def __init__(self, folder: Path, key: bytes, words: int, letters: int) -> None:
+        self._key = key
+        self.records = GrowingFile(folder / "words", WORD, words)
+        self.spelling = GrowingFile(folder / "spelling", np.uint8, letters)
+        self._places = Places(self.records.records["hash"].copy())
+        self.stop = self._stops(0)
+
+    def __len__(self) -> int:
+        return len(self.stop)
+
+    def codes(self, words: Sequence[str]) -> IntArray:
+        """-1 for a word that is not there."""
+        return self._places.find(named(words, self._key))
+
+    def add(self, words: Sequence[str]) -> IntArray:
+        """The codes of words, new ones for those that are not there; on disk when this returns."""
+        names = named(words, self._key)
+        codes = self._places.find(names)
+        new = np.flatnonzero(codes < 0)
+        if len(new):
+            first = len(self)
+            codes[new] = np.arange(first, first + len(new))
+            spelled = [words[at].encode() for at in new.tolist()]
+            records = np.empty(len(new), dtype=WORD)
+            records["hash"] = names[new]
+            records["end"] = self.spelling.count + np.cumsum([len(word) for word in spelled])
+            self.spelling.append(np.frombuffer(b"".join(spelled), np.uint8))
+            self.records.append(records)
+            self.spelling.sync()
+            self.records.sync()
+            self.stop = np.concatenate((self.stop, self._stops(first)))
+            self._places.add(names[new], first)
+        return codes
+
+    def _stops(self, first: int) -> NDArray[np.bool_]:
+        starts = self._starts(first)[:-1]
+        stops: NDArray[np.bool_] = self.spelling.records[starts] == ord(STOP)
+        return stops
+
+    def _starts(self, first: int) -> IntArray:
+        ends = self.records.records["end"]
+        return np.concatenate((ends[first - 1 : first] if first else [0], ends[first:])).astype(np.int64)
+
+    def words(self, first: int, last: int) -> pa.LargeStringArray:
+        """The words of a range of codes, as they are marked."""
+        starts = self._starts(first)[: max(last - first, 0) + 1]
+        octets = np.ascontiguousarray(self.spelling.records[starts[0] : starts[-1]])
+        buffers = pa.py_buffer(np.ascontiguousarray(starts - starts[0])), pa.py_buffer(octets)
+        return pa.LargeStringArray.from_buffers(len(starts) - 1, *buffers)
+
+    def close(self) -> None:
+        """Close the files."""
+        self.records.close()
+        self.spelling.close()

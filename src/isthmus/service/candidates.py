@@ -1,0 +1,239 @@
+"""A query's candidates: what an engine proposes, scored exactly with the statistics of all silos.
+
+    score(q, d) = Σ_{t ∈ q} ln(1 + (N − df_t + ½)/(df_t + ½)) · tf / (tf + k1·(1 − b + b·|d|/avg|d|))
+
+is added up in the order of the query's terms, as a central index does it, so that with exact statistics of
+all silos the scores of all silos are those of one index, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.arrays import FloatArray, Ids, IntArray
+from isthmus.engines import FIELDS, STOP, EngineReader, WordCounts
+from isthmus.features import Pairs, compute
+from isthmus.private import HashFamily
+from isthmus.retrieval import BM25, TEXT, Statistics, idf
+from isthmus.service.encoding import QueryEncoder
+from isthmus.text import ENGLISH, Tokens
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class QueryCandidates:
+    """The best of each retriever together, with every retriever's score for each.
+
+    `listed` says by name of a retriever whose list a candidate is in. `terms` are the distinct words of the
+    query in alphabetical order, as the engine knows them; `counts` has a column for each.
+    """
+
+    words: tuple[str, ...]
+    tokens: Tokens
+    terms: tuple[str, ...]
+    handles: IntArray
+    documents: tuple[str, ...]
+    scores: Mapping[str, FloatArray]
+    listed: Mapping[str, Mask]
+    counts: WordCounts
+
+    def __len__(self) -> int:
+        return len(self.handles)
+
+    def take(self, rows: IntArray, retrievers: Iterable[str]) -> QueryCandidates:
+        """Some of the candidates, as some of the retrievers see them."""
+        return replace(
+            self,
+            handles=self.handles[rows],
+            documents=tuple(self.documents[row] for row in rows.tolist()),
+            scores={name: self.scores[name][rows] for name in retrievers},
+            listed={name: self.listed[name][rows] for name in retrievers},
+            counts=self.counts.take(rows),
+        )
+
+    def without(self, retriever: str) -> QueryCandidates:
+        """The candidates as if there were no such retriever."""
+        others = [name for name in self.scores if name != retriever]
+        rows = np.flatnonzero(np.any([self.listed[name] for name in others], axis=0))
+        return self.take(rows, others)
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """What a search uses from its beginning to its end: an engine's documents at one moment, the encoder of
+    their vectors, and `shared`, the statistics of all silos."""
+
+    reader: EngineReader
+    encoder: QueryEncoder
+    shared: Statistics | None = None
+    family: HashFamily | None = None
+    settings: BM25 = field(default_factory=BM25)
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    @property
+    def change(self) -> int:
+        """The store's number of the last change that can be found."""
+        return self.reader.change
+
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        """Terms of all documents, by field."""
+        return self.reader.lengths
+
+    @cached_property
+    def _average_length(self) -> float:
+        if self.shared is not None:
+            return self.shared.average_length
+        total = sum(self.lengths.values())
+        return total / len(self) if total else 1.0
+
+    def find(self, text: str, depth: int) -> QueryCandidates:
+        """The best `depth` documents of each retriever."""
+        tokens = ENGLISH.query(text)
+        spelled = tokens.terms.words
+        terms = spelled if tokens.stopped is None else [STOP + word for word in spelled]
+        codes = tokens.terms.codes
+        words = tuple(spelled[code] for code in codes.tolist())
+        rarity = self.rarity(terms)
+        weights = rarity * np.bincount(codes, minlength=len(terms))
+        lists = {"bm25": self.reader.matching(dict(zip(terms, weights.tolist(), strict=True)), depth)}
+        vector = self.encoder.query(text, words)
+        if vector.any():
+            lists["dense"] = self.reader.nearest(vector, depth)
+        handles = np.unique(np.concatenate(list(lists.values())))
+        counts = self.reader.counts(handles, terms)
+        scores = {"bm25": self._bm25(counts, codes, rarity)}
+        listed = {"bm25": self._best(scores["bm25"], handles, depth)}
+        if "dense" in lists:
+            scores["dense"] = self.reader.cosines(handles, vector)
+            near = np.isin(handles, lists["dense"], assume_unique=True)
+            listed["dense"] = near & np.isfinite(scores["dense"])
+        chosen = np.flatnonzero(np.logical_or.reduce(list(listed.values())))
+        return QueryCandidates(
+            words,
+            tokens,
+            tuple(terms),
+            handles[chosen],
+            tuple(self.reader.ids(handles[chosen])),
+            {name: each[chosen] for name, each in scores.items()},
+            {name: each[chosen] for name, each in listed.items()},
+            counts.take(chosen),
+        )
+
+    def _bm25(self, counts: WordCounts, codes: IntArray, rarity: FloatArray) -> FloatArray:
+        """The score of every document, its terms added up in the order of the query."""
+        if not counts.title.size:
+            return np.zeros(len(counts.title))
+        lengths = counts.lengths.sum(axis=1, dtype=np.int64) / self._average_length
+        spread = self.settings.spread(lengths).reshape(-1, 1)
+        weights = rarity * self.settings.saturation(counts.title + counts.body, spread)
+        scores: FloatArray = np.cumsum(weights[:, codes], axis=1)[:, -1]
+        return scores
+
+    def _best(self, scores: FloatArray, handles: IntArray, depth: int) -> Mask:
+        """Which are the best `depth` above 0; of equal scores those with the larger ids."""
+        best: Mask = scores > 0
+        if int(best.sum()) <= depth:
+            return best
+        least = np.partition(scores, len(scores) - depth)[len(scores) - depth]
+        best = scores > least
+        tied = np.flatnonzero(scores == least)
+        room = depth - int(best.sum())
+        if len(tied) > room:
+            names = self.reader.ids(handles[tied])
+            tied = tied[sorted(range(len(tied)), key=names.__getitem__, reverse=True)[:room]]
+        best[tied] = True
+        return best
+
+    def rarity(self, terms: Sequence[str]) -> FloatArray:
+        """The idf of terms as BM25 has it here."""
+        if self.shared is None:
+            return idf(self.reader.tables(terms)[TEXT], len(self))
+        return idf(self.shared.counts(TEXT, terms, self.family), self.shared.documents)
+
+    def features(self, candidates: QueryCandidates) -> FloatArray:
+        """What a ranker reads: the sixteen features of title and body, then every retriever's score."""
+        pairs = Pairs(np.zeros(len(candidates), dtype=np.int64), np.arange(len(candidates)))
+        own = self.reader.tables(candidates.terms)
+        title, body = (FieldCounts(self, candidates, field, own) for field in FIELDS)
+        table = compute(candidates.tokens, pairs, title=title, body=body)
+        lacking = np.zeros(len(candidates))
+        extra = [
+            np.nan_to_num(candidates.scores.get(name, lacking), neginf=0.0) for name in ("bm25", "dense")
+        ]
+        return np.column_stack((table, *extra))
+
+    def exact_statistics(
+        self, silo: str, tables: Sequence[str], handles: IntArray | None = None
+    ) -> Statistics:
+        """The silo's own statistics, counted; not to be shown to anybody without leave.
+
+        The words of some documents only, where `handles` names them.
+        """
+        terms, counts = self.reader.statistics(tables, handles)
+        return Statistics(
+            silos=(silo,), documents=len(self), lengths=self.lengths, tables=counts, terms=terms
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class FieldCounts:
+    """The counts of one field of a query's candidates, as features read them.
+
+    Statistics of the field are those of all silos where these are shared, else the silo's own.
+    """
+
+    snapshot: Snapshot
+    candidates: QueryCandidates
+    field: str
+    own: Mapping[str, FloatArray]
+
+    @property
+    def _shared(self) -> Statistics | None:
+        shared = self.snapshot.shared
+        return shared if shared is not None and f"{self.field}.having" in shared.tables else None
+
+    @property
+    def documents(self) -> float:
+        return len(self.snapshot) if self._shared is None else self._shared.documents
+
+    @property
+    def length(self) -> float:
+        source = self.snapshot if self._shared is None else self._shared
+        return source.lengths[self.field]
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        return self.candidates.counts.lengths[:, FIELDS.index(self.field)]
+
+    @property
+    def distinct(self) -> NDArray[np.int32]:
+        return self.candidates.counts.distinct[:, FIELDS.index(self.field)]
+
+    def counts(self, documents: IntArray, words: Ids) -> NDArray[Any]:
+        """How often candidate `documents[i]` has word `words[i]`; the words are those of the query."""
+        table: NDArray[Any] = getattr(self.candidates.counts, self.field)
+        return table[documents, words.codes]
+
+    def frequencies(self, words: Ids) -> FloatArray:
+        """The number of documents that have each word of the query."""
+        return self._statistic("having")
+
+    def occurrences(self, words: Ids) -> FloatArray:
+        """How often each word of the query stands in them."""
+        return self._statistic("standing")
+
+    def _statistic(self, kind: str) -> FloatArray:
+        table = f"{self.field}.{kind}"
+        if self._shared is None:
+            return self.own[table]
+        return self._shared.counts(table, self.candidates.terms, self.snapshot.family)
