@@ -80,6 +80,8 @@ class Index:
         used = self._opened_encoder()
         if self.engine.encoder != _vectors_of(used):
             self.engine.recode(used.fingerprint, used.width)
+        if not (self.folder / "fitted").exists():  # as the release before left it
+            self._remember(used)
         self._complete = False
         self.snapshot = Snapshot(self.engine.reader, used, family=family)
 
@@ -203,11 +205,14 @@ class Index:
         """Give every document its vector of another encoder, which is saved before anything needs it."""
         save()
         self.engine.recode(encoder.fingerprint, encoder.width, self._all_encoded(encoder))
+        self._remember(encoder)
+        self._complete = True
+        self._show(encoder)
+
+    def _remember(self, encoder: QueryEncoder) -> None:
         with replacing(self.folder / "fitted") as stream:
             fitted = {"encoder": encoder.fingerprint, "documents": self._fitted_on}
             stream.write(json.dumps(fitted).encode())
-        self._complete = True
-        self._show(encoder)
 
     def _all_encoded(self, encoder: QueryEncoder) -> Iterator[Encoded]:
         handles = self.engine.reader.handles()
