@@ -31,8 +31,8 @@ Mask = NDArray[np.bool_]
 class QueryCandidates:
     """The best of each retriever together, with every retriever's score for each.
 
-    `listed` says by name of a retriever whose list a candidate is in. `terms` are the distinct words of the
-    query in alphabetical order, as the engine knows them; `counts` has a column for each.
+    `listed` says by name of a retriever whose list a candidate is in. `words` are the query's as the engine
+    knows them, `terms` the distinct ones in alphabetical order; `counts` has a column for each.
     """
 
     words: tuple[str, ...]
@@ -102,7 +102,7 @@ class Snapshot:
         spelled = tokens.terms.words
         terms = spelled if tokens.stopped is None else [STOP + word for word in spelled]
         codes = tokens.terms.codes
-        words = tuple(spelled[code] for code in codes.tolist())
+        words = tuple(terms[code] for code in codes.tolist())
         rarity = self.rarity(terms)
         weights = rarity * np.bincount(codes, minlength=len(terms))
         lists = {"bm25": self.reader.matching(dict(zip(terms, weights.tolist(), strict=True)), depth)}

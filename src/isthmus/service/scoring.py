@@ -94,7 +94,7 @@ def bm25_shares(snapshot: Snapshot, candidates: QueryCandidates) -> FloatArray:
     Long queries have high scores and rare words too; shares of different queries compare. A query without a
     word has no scores: NaN.
     """
-    most = float(snapshot.rarity(candidates.terms)[candidates.tokens.terms.codes].sum())
+    most = float(snapshot.rarity(candidates.words).sum())
     return candidates.scores["bm25"] / most if most > 0 else np.full(len(candidates), np.nan)
 
 
