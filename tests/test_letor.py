@@ -315,11 +315,13 @@ def test_folds_are_read_in_their_order_and_equally_wide(tmp_path):
     assert folds[0].validation.queries == ("vali.txt",)
 
 
-def test_a_fold_may_be_compressed_and_must_be_complete(tmp_path):
+def test_a_fold_may_be_compressed_and_needs_a_training_and_a_test_part(tmp_path):
     write_fold(tmp_path / "a", names=("train.txt.gz", "valid.txt", "test.txt"))
     assert read_letor_fold(tmp_path / "a").train.queries == ("train.txt.gz",)
     (tmp_path / "a" / "valid.txt").unlink()
-    with pytest.raises(DataError, match=r"no validation part.*vali\.txt"):
+    assert len(read_letor_fold(tmp_path / "a").validation) == 0
+    (tmp_path / "a" / "test.txt").unlink()
+    with pytest.raises(DataError, match=r"no test part.*test\.txt"):
         read_letor_fold(tmp_path / "a")
     with pytest.raises(DataError, match="no fold here"):
         read_letor_folds(tmp_path)

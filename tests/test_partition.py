@@ -138,7 +138,7 @@ def test_dirichlet_over_queries_leaves_no_silo_empty() -> None:
 def test_dirichlet_draws_as_flower_describes_it() -> None:
     """Shares per class over clients; cuts are the truncated cumulative shares of the class, in row order."""
     labels = np.random.default_rng(0).integers(3, size=1000)
-    dealt = dirichlet(labels, Dealing(silos=7, concentration=0.8), np.random.default_rng(42), least=1)
+    dealt = dirichlet(labels, 7, Dealing(concentration=0.8), np.random.default_rng(42), least=1)
     rng = np.random.default_rng(42)
     for label in range(3):
         cuts = (np.cumsum(rng.dirichlet([0.8] * 7)) * (labels == label).sum()).astype(int)[:-1]
@@ -148,9 +148,9 @@ def test_dirichlet_draws_as_flower_describes_it() -> None:
 
 def test_dirichlet_draws_again_until_every_silo_has_enough() -> None:
     labels = np.random.default_rng(0).integers(2, size=400)
-    dealing = Dealing(silos=8, concentration=0.6, redraws=200)
-    assert dirichlet(labels, dealing, np.random.default_rng(0), least=0).sizes.min() < 20
-    assert dirichlet(labels, dealing, np.random.default_rng(0), least=20).sizes.min() >= 20
+    dealing = Dealing(concentration=0.6, redraws=200)
+    assert dirichlet(labels, 8, dealing, np.random.default_rng(0), least=0).sizes.min() < 20
+    assert dirichlet(labels, 8, dealing, np.random.default_rng(0), least=20).sizes.min() >= 20
 
 
 def test_an_impossible_dirichlet_says_the_cure() -> None:

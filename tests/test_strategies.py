@@ -8,9 +8,19 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from isthmus.federation.aggregation import MEMORY, correction, norm, refusal
+from isthmus.federation.aggregation import (
+    MEMORY,
+    Size,
+    below,
+    correction,
+    norm,
+    refusal,
+    remembered_risks,
+    weigh,
+)
 from isthmus.federation.risk import batch_risks, mean_error, probe_risk, softmax_weights
-from isthmus.federation.settings import FedRisk, Name, StrategyOptions
+from isthmus.federation.settings import Config, FedRisk, Name, Rounds, StrategyOptions
+from isthmus.partition import Dealing
 from rounds_by_hand import HandMade, Probe, coordinator, same
 from rounds_by_hand import play as play_rounds
 
@@ -152,7 +162,7 @@ def shifted(*values):
 
 def test_sound_weights_follow_the_probe_and_the_memory_stands_among_them():
     sent = shifted(1.8, 0.2, 1.2)
-    (state,) = judged(fedrisk(), [(sent, [100, 100, 100], [1, 1, 1])])
+    (state,) = judged(fedrisk(temperature=0.03, past=0), [(sent, [100, 100, 100], [1, 1, 1])])
     last, weights = state.parameters, state.history[-1].weights
     assert set(weights) == {"silo-0", "silo-1", "silo-2", MEMORY}
     assert weights["silo-0"] > 0.99
@@ -163,6 +173,57 @@ def test_sound_weights_follow_the_probe_and_the_memory_stands_among_them():
     np.testing.assert_allclose([weights[name] for name in sorted(weights)], by_hand)
     expected = sum(w * m["w"] for w, m in zip(by_hand, (START, *sent), strict=True))
     np.testing.assert_allclose(last["w"], expected, rtol=1e-6)
+
+
+def test_the_temperature_follows_the_spread_of_the_probe_s_queries():
+    sent = shifted(1.8, 0.2, 1.2)
+    (state,) = judged(fedrisk(past=0), [(sent, [100] * 3, [1] * 3)])
+    errors = np.stack([judge(model) for model in (START, *sent)])
+    around = errors - errors.mean(axis=0)
+    two = 2 * np.sqrt(np.mean([np.var(row, ddof=1) / len(row) for row in around]))
+    by_hand = softmax_weights(probe_risk(errors), temperature=two, sizes=[100] * 4)
+    weights = state.history[-1].weights
+    np.testing.assert_allclose([weights[name] for name in sorted(weights)], by_hand)
+
+
+def test_what_was_seen_of_a_silo_adds_up():
+    """past_k = h Σ d/(T + h): after rounds of d = 0.1, −0.1 and 0 silo-0 has 3 · 0.3/6 beside its 0.1."""
+    one = {"silo-0": np.full(9, 0.6), "silo-1": np.full(9, 0.4), "silo-2": np.full(9, 0.5)}
+    sizes = dict.fromkeys(one, Size(4.0))
+    told = options("fedrisk", risk=FedRisk(formula="mean", temperature=0.1))
+    state = {}
+    for rounds in (1, 2, 3):
+        weighed = weigh(one, sizes, told, past=below(state, "risk"))
+        shares = np.exp(-np.array([0.1, -0.1, 0.0]) * (1 + 3 * rounds / (rounds + 3)) / 0.1)
+        np.testing.assert_allclose(list(weighed.weights.values()), shares / shares.sum())
+        state = remembered_risks(state, weighed.relative)
+    np.testing.assert_allclose(state["risk/silo-0"], [0.3, 3])
+    assert weighed.risks["silo-0"] == pytest.approx(0.6), "the record has the round's own"
+    fresh = weigh(one, sizes, options("fedrisk", risk=FedRisk(formula="mean", temperature=0.1, past=0)))
+    shares = np.exp(-np.array([0.1, -0.1, 0.0]) / 0.1)
+    np.testing.assert_allclose(list(fresh.weights.values()), shares / shares.sum())
+
+
+def test_a_past_of_praise_does_not_pay_where_silos_report_themselves():
+    liar = {"silo-0": np.zeros(9), "silo-1": np.full(9, 0.4), "silo-2": np.full(9, 0.5)}
+    sizes, past = dict.fromkeys(liar, Size(4.0)), {"silo-0": np.array([-40.0, 100.0])}
+    weights = weigh(liar, sizes, options("fedrisk"), past=past, reported=True).weights
+    assert weights["silo-0"] == pytest.approx(weights["silo-1"])
+
+
+def test_momentum_makes_up_for_few_passes_over_the_data():
+    def momentum(count, per_round, silos, strategy=None):
+        rounds = Rounds(count=count, silos=per_round)
+        told = strategy or StrategyOptions()
+        return Config(dealing=Dealing(silos=silos), rounds=rounds, strategy=told).momentum
+
+    assert momentum(100, 10, 100) == 0.9
+    assert momentum(3, 10, 100) == 0.9
+    assert momentum(100, 10, 20) == 0.5
+    assert momentum(60, 5, 20) == 0.85
+    assert momentum(100, 7, 7) == momentum(300, 7, 7) == 0
+    assert momentum(100, 7, 7, StrategyOptions(momentum=0.9)) == 0.9
+    assert momentum(100, 7, 7, StrategyOptions("fedavgm")) == 0.9
 
 
 def test_a_round_of_bad_silos_leaves_the_model_alone():
@@ -222,7 +283,8 @@ def test_the_memory_has_the_median_size():
 
 def test_the_control_without_georisk():
     sent = shifted(1.8, 0.2, 1.2)
-    (state,) = judged(fedrisk(formula="mean", memory=False, by_size=False), [(sent, [1] * 3, [1] * 3)])
+    plain = fedrisk(formula="mean", memory=False, by_size=False, temperature=0.03, past=0)
+    (state,) = judged(plain, [(sent, [1] * 3, [1] * 3)])
     by_hand = softmax_weights(mean_error(np.stack([judge(model) for model in sent])))
     np.testing.assert_allclose(list(state.history[-1].weights.values()), by_hand)
 
@@ -230,7 +292,7 @@ def test_the_control_without_georisk():
 def test_a_server_optimiser_stands_on_fedrisk():
     sent = [(shifted(1.2, 0.2), [1, 1], [1, 1])] * 2
     plain = judged(fedrisk(), sent)
-    moved = judged(fedrisk(server="momentum"), sent)
+    moved = judged(replace(fedrisk(server="momentum"), momentum=0.9), sent)
     np.testing.assert_array_equal(moved[0].parameters["w"], plain[0].parameters["w"])
     assert moved[1].parameters["w"][0] > plain[1].parameters["w"][0]
 

@@ -559,3 +559,68 @@ def test_checking_replies_leaves_them_as_they_are():
     assert ["more" in each.content for each in (reply, usable)] == [True, False]
     assert [arrays_of(each)["w"][0] for each in (reply, usable, other)] == [0, 0, 1]
     assert usable.metadata.src_node_id == reply.metadata.src_node_id == 7
+
+
+# what follows from the data, and what was so before it did
+
+
+@pytest.mark.parametrize(
+    ("secure", "ndcg", "norm"),
+    [(False, 0.5647754838943638, 3.4632758200426057), (True, 0.5604701007258114, 3.4633035300490502)],
+)
+def test_former_settings_give_the_former_model(secure, ndcg, norm):
+    """As release 0.1 trained with its defaults: 40 probe queries were a number, as 20 are here."""
+    former = Config(
+        dealing=Dealing(silos=6),
+        rounds=Rounds(count=4, silos=3),
+        model=Model(hidden=(6,)),
+        probe=20,
+        secure=secure,
+        strategy=StrategyOptions(momentum=0.9, risk=FedRisk(errors="ndcg", temperature=0.03, past=0.0)),
+    )
+    trained = apps.train(former, FOLD)
+    assert trained.final["nDCG@10"] == pytest.approx(ndcg, abs=1e-6)
+    assert trained.history[-1].norm == pytest.approx(norm, rel=1e-6)
+
+
+def test_the_probe_is_the_validation_queries_unless_a_number_is_given():
+    fold, probe = held_back(FOLD, Config())
+    assert len(fold.train) == len(FOLD.train), "it costs no training query"
+    relevant = {query for query in FOLD.validation.queries if FOLD.validation[query].grades.max() > 0}
+    assert set(probe.queries) == relevant
+    many = replace(FOLD, validation=easy("validation", 90))
+    assert len(held_back(many, Config())[1]) == apps.PROBE
+
+
+def test_a_small_validation_part_is_filled_up_from_the_training_queries():
+    fold, probe = held_back(replace(FOLD, validation=FOLD.validation[:3]), Config())
+    assert len(probe) == apps.FEW
+    assert len(fold.train) == len(FOLD.train) - 7
+    assert not set(probe.queries) & set(fold.train.queries)
+    fold, probe = held_back(replace(FOLD, train=FOLD.train[:10], validation=FOLD.validation[:3]), Config())
+    assert (len(fold.train), len(probe)) == (8, 5), "a fifth of ten at most"
+
+
+def test_silos_follow_from_the_queries_unless_given():
+    def silos(queries, **more):
+        sizes = apps.sized(Config(**more), easy("train", queries), FOLD.test)
+        return sizes.dealing.silos, sizes.rounds.silos
+
+    assert [silos(queries) for queries in (3, 23, 90)] == [(1, 1), (5, 5), (20, 10)]
+    assert silos(23, rounds=Rounds(silos=8)) == (8, 8)
+    assert silos(5, secure=True) == (3, 3)
+    assert silos(90, dealing=Dealing(silos=7)) == (7, 7)
+
+
+def test_a_run_s_folder_says_what_followed_from_the_data(tmp_path):
+    settings = Config(rounds=Rounds(count=1), model=Model(hidden=(6,)))
+    apps.train(settings, FOLD, out=tmp_path)
+    record = json.loads((tmp_path / "environment.json").read_text())
+    assert (record["silos"], record["silos a round"], record["queries"]["probe"]) == (20, 10, 19)
+    assert apps.train(settings, FOLD, out=tmp_path, resume=True).rounds == 1
+
+
+def test_no_relevant_document_is_told_in_one_line():
+    nothing = replace(FOLD.train, grades=np.zeros_like(FOLD.train.grades))
+    with pytest.raises(DataError, match="none of 90 training queries has a relevant document"):
+        train(config(strategy=StrategyOptions("fedavg")), replace(FOLD, train=nothing))

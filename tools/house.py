@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 31_980,  # languages; the engine with exact counts and crash safety
+    "src/isthmus": 32_063,  # languages; the engine with exact counts and crash safety
     "benchmarks": 1_790,  # nearest vectors beside faiss
     "docs": 230,
     "reproduce": 6_500,
@@ -52,13 +52,13 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/evaluation": 1_625,  # risk of runs against baselines
     "src/isthmus/facade.py": 35,  # old names warn for one release
     "src/isthmus/features.py": 270,
-    "src/isthmus/federation": 4_140,  # old names are read for one release; what strategies need is named
+    "src/isthmus/federation": 4_238,  # sizes follow from the data; what was seen of silos adds up
     "src/isthmus/files.py": 70,  # was in tables/files.py; the service starts without NumPy
     "src/isthmus/fusion": 1_130,  # what every fuser does is a module of its own
     "src/isthmus/languages.py": 120,  # stop words and stemmers by language, which a text is in
     "src/isthmus/logistic.py": 50,
     "src/isthmus/losses.py": 170,
-    "src/isthmus/partition.py": 240,
+    "src/isthmus/partition.py": 250,  # how many silos
     "src/isthmus/private": 4_810,  # checks of what a relay and a released file bring
     "src/isthmus/randomness.py": 30,
     "src/isthmus/rankers": 805,

@@ -193,12 +193,14 @@ def test_honest_silos_keep_what_they_held(folder: Path) -> None:
 def test_the_paper_s_protocol_where_the_data_allow_it(folder: Path) -> None:
     fold = fedrisk_runs.fold_of(str(folder), 0)
     few = protocol_for(fold, "full", folds=5)
-    assert (few.silos, few.per_round, few.rounds, few.seeds) == (20, 5, 60, 3)
+    assert (few.silos, few.per_round, few.rounds, few.seeds) == (20, 10, 60, 3)
     many = protocol_for(replace(fold, train=table(900, 9)), "full", folds=5)
     assert (many.silos, many.per_round, many.rounds, many.seeds) == (100, 10, 100, 1)
     look = protocol_for(replace(fold, train=table(900, 9)), "smoke", folds=5)
     assert (look.folds, look.seeds, look.queries) == (2, 1, 300)
     assert "300 training queries" in look.description
+    tiny = protocol_for(replace(fold, train=table(23, 9)), "smoke", folds=5)
+    assert (tiny.silos, tiny.per_round) == (5, 5), "as isthmus train deals them"
 
 
 def test_intervals_are_over_folds_and_tests_over_queries() -> None:

@@ -28,6 +28,16 @@ from isthmus.tables import Corpus, Letor
 Rng = np.random.Generator
 
 
+def silos_for(queries: int) -> int:
+    """How many silos so many queries are dealt to unless a number is given: one for every four queries, up
+    to 20; from 800 queries on 100, as in the FedRisk paper.
+
+    >>> [silos_for(queries) for queries in (1, 23, 471, 1000)]
+    [1, 5, 20, 100]
+    """
+    return 100 if queries >= 800 else max(1, min(20, queries // 4))
+
+
 @dataclass(frozen=True)
 class Dealing:
     """How feature rows are dealt to silos; a section of a configuration file.
@@ -40,18 +50,20 @@ class Dealing:
     - `iid`, `dirichlet-pair`: single rows, at random or skewed by their grade, which tears queries. The
       FedRisk paper deals so, with Flower's partitioner: `least` rows a silo or another draw, `redraws` times.
 
+    `silos` follows from the data unless given: as many as there are sites, or `silos_for` the queries.
     `least` is 1 query or 10 rows unless given.
     """
 
     kind: Literal["query", "size", "dirichlet-query", "site", "iid", "dirichlet-pair"] = "query"
-    silos: int = 100
+    silos: int | None = None
     concentration: float = 0.1
     skew: float = 1.0
     least: int | None = None
     redraws: int = 10
 
     def __post_init__(self) -> None:
-        require(self.silos >= 1, f"silos = {self.silos} (at least one silo is needed)")
+        some = self.silos is None or self.silos >= 1
+        require(some, f"silos = {self.silos} (at least one silo is needed)")
         require(self.concentration > 0, f"concentration = {self.concentration} (it must be positive)")
         least = min(self.skew, self.redraws, self.least or 0)
         require(least >= 0, "skew, redraws and least cannot be negative")
@@ -146,17 +158,19 @@ def deal(letor: Letor, dealing: Dealing, streams: Streams, *, sites: Sequence[st
     `sites` names every query's site; by default it is what stands before the first `/` of the query's id.
     """
     rng = streams("partition", dealing.kind)
-    silos = dealing.silos
+    named = () if dealing.kind != "site" else _sites(letor) if sites is None else sites
+    silos = dealing.silos or len(set(named)) or silos_for(len(letor))
+    _check_enough(letor, dealing, silos)
     if dealing.kind == "iid":
         return Deal(divide(letor.rows, np.ones(silos), rng), silos)
     if dealing.kind == "dirichlet-pair":
         least = 10 if dealing.least is None else dealing.least
-        return dirichlet(letor.grades, dealing, rng, least=least)
+        return dirichlet(letor.grades, silos, dealing, rng, least=least)
     if dealing.kind == "site":
-        queries = by_site(_sites(letor) if sites is None else sites, silos)
+        queries = by_site(named, silos)
     elif dealing.kind == "dirichlet-query":
         order = rng.permutation(len(letor))  # or neighbours in the file would stay neighbours
-        shuffled = dirichlet(highest_grades(letor)[order], dealing, rng, least=0)
+        shuffled = dirichlet(highest_grades(letor)[order], silos, dealing, rng, least=0)
         queries = Deal(shuffled.holders[np.argsort(order)], silos)
     else:
         skew = dealing.skew if dealing.kind == "size" else 0.0
@@ -166,6 +180,16 @@ def deal(letor: Letor, dealing: Dealing, streams: Streams, *, sites: Sequence[st
     return _filled(queries, least, rng).following(letor.query_of_row)
 
 
+def _check_enough(letor: Letor, dealing: Dealing, silos: int) -> None:
+    """Refuse more silos than there are queries, or rows, to give one to each."""
+    items, unit = (letor.rows, "rows") if dealing.tears else (len(letor), "queries")
+    if items < silos:
+        raise DataError(
+            f"{items:,} {unit} cannot be dealt to {silos:,} silos",
+            cure=f"deal to at most {items:,} silos" if items else "bring training queries",
+        )
+
+
 def highest_grades(letor: Letor) -> IntArray:
     """The highest grade of every query, the class of a query; 0 for one without documents."""
     highest = np.zeros(len(letor), dtype=np.int64)
@@ -173,7 +197,7 @@ def highest_grades(letor: Letor) -> IntArray:
     return highest
 
 
-def dirichlet(labels: NDArray[Any], dealing: Dealing, rng: Rng, *, least: int) -> Deal:
+def dirichlet(labels: NDArray[Any], silos: int, dealing: Dealing, rng: Rng, *, least: int) -> Deal:
     """Deal items with a label skew: for every label, shares over silos ~ Dirichlet(concentration).
 
     A silo's items of one label are neighbours in the given order. While a silo has fewer than `least` items
@@ -181,18 +205,18 @@ def dirichlet(labels: NDArray[Any], dealing: Dealing, rng: Rng, *, least: int) -
     """
     codes = np.unique(labels, return_inverse=True)[1]
     members = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
-    weights = np.full(dealing.silos, dealing.concentration)
+    weights = np.full(silos, dealing.concentration)
     smallest = 0
     for _ in range(dealing.redraws + 1):
         holders = np.empty(len(codes), dtype=np.int64)
         for items in members if len(codes) else []:
             ends = (np.cumsum(rng.dirichlet(weights)) * len(items)).astype(np.int64)[:-1]
             holders[items] = np.searchsorted(ends, np.arange(len(items)), side="right")
-        smallest = int(np.bincount(holders, minlength=dealing.silos).min())
+        smallest = int(np.bincount(holders, minlength=silos).min())
         if smallest >= least:
-            return Deal(frozen(holders), dealing.silos)
+            return Deal(frozen(holders), silos)
     raise DataError(
-        f"{len(codes):,} items dealt to {dealing.silos} silos with concentration {dealing.concentration:g}: "
+        f"{len(codes):,} items dealt to {silos} silos with concentration {dealing.concentration:g}: "
         f"in {dealing.redraws + 1} draws the smallest silo never had {least} (in the last it had {smallest})",
         cure="raise the concentration, deal to fewer silos, or lower the minimum",
     )

@@ -19,17 +19,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from isthmus.config import load, to_mapping
 from isthmus.rankers import Ranker, load_ranker
 from isthmus.tables import Fold, Letor, Run
 
 if TYPE_CHECKING:
     from isthmus.federation import Config, FedRisk, Training
-
-SILOS, PROBE = 20, 40
-"""Silos, and at most so many judged queries of the coordinator, unless the caller says otherwise."""
 
 
 def train(
@@ -43,21 +38,21 @@ def train(
 ) -> Training:
     """Train one ranker across simulated silos in this process, each with its own queries of `data`.
 
-    `config` says everything else; without it there are 20 silos, of which 10 train in each of 100 rounds
-    with `strategy="fedrisk"`, and the coordinator holds at most 40 judged queries. The other keywords
-    replace what it says. A Letor, or a fold without a validation part, gives a fifth of its queries for
-    validation; where there is no test part, the ranker is measured on those. MissingExtra without Flower,
-    the extra `train`; ConfigError for settings that do not fit together; DataError for too few queries.
+    `config` says everything else; without it the number of silos follows from that of the queries, up to 10
+    train in each of 100 rounds with `strategy="fedrisk"`, and the coordinator's judged queries are those for
+    validation. The other keywords replace what it says. A Letor, or a fold without a validation part, gives a
+    fifth of its queries for validation; where there is no test part, the ranker is measured on those, which
+    flatters it a little. MissingExtra without Flower, the extra `train`; ConfigError for settings that do not
+    fit together; DataError for more silos than queries, and where no document is relevant.
     """
     from isthmus.federation import Config, FedRisk, train
 
     fold = data if isinstance(data, Fold) else Fold(data.name or "data", data, data[:0], data[:0])
     settings = to_mapping(Config() if config is None else config)
-    if config is None:
-        settings["dealing"]["silos"], settings["probe"] = SILOS, _probe_size(fold.train)
     if silos is not None:
         settings["dealing"]["silos"] = silos
-        settings["rounds"]["silos"] = min(settings["rounds"]["silos"], silos)
+        if config is not None and config.rounds.silos is not None:
+            settings["rounds"]["silos"] = min(config.rounds.silos, silos)
     if isinstance(strategy, FedRisk):
         settings["strategy"] |= {"name": "fedrisk", "risk": to_mapping(strategy)}
     elif strategy is not None:
@@ -86,9 +81,3 @@ def model_file(path: str | PathLike[str]) -> Path:
     from isthmus.federation import MODEL
 
     return Path(path) / MODEL
-
-
-def _probe_size(letor: Letor) -> int:
-    """A fifth of the queries with a relevant document, at least one and at most `PROBE`."""
-    relevant = len(np.unique(letor.query_of_row[letor.grades > 0]))
-    return max(1, min(PROBE, relevant // 5))

@@ -11,17 +11,16 @@ from isthmus.errors import ConfigError
 if TYPE_CHECKING:
     from isthmus.federation import Config
 
-PER_ROUND = 10
 OPTIONS: tuple[tuple[str, str, str | None, int | None, str], ...] = (
-    ("silos", "dealing.silos", None, 1, "silos the training queries are dealt to (100)"),
+    ("silos", "dealing.silos", None, 1, "silos the queries are dealt to (by their number: 1 to 100)"),
     ("dealing", "dealing.kind", "KIND", None, "how: query, size, dirichlet-query, site … (query)"),
-    ("per_round", "rounds.silos", None, 1, f"silos asked in a round ({PER_ROUND})"),
+    ("per_round", "rounds.silos", None, 1, "silos asked in a round (10, or all)"),
     ("rounds", "rounds.count", None, 1, "rounds (100)"),
     ("strategy", "strategy.name", "NAME", None, "fedrisk, fedavg, fedprox, scaffold … (fedrisk)"),
     ("server", "strategy.server", "STEP", None, "average, momentum, adam, convex …"),
     ("loss", "local.loss", "NAME", None, "lambdarank, softmax, ranknet … (lambdarank)"),
     ("epochs", "local.epochs", None, 1, "local epochs a round (1)"),
-    ("probe", "probe", "N|FILE|none", None, "the coordinator's judged queries (40)"),
+    ("probe", "probe", "N|FILE|none", None, "judged queries of the coordinator (those for validation)"),
     ("ledgers", "ledgers", "DIR", None, "where silos write down what leaves them (nowhere)"),
     ("patience", "rounds.patience", None, 1, "stop so many rounds after the best one (never)"),
     ("fold", "fold", None, 0, "fold of the data, from 0 (0)"),
@@ -91,8 +90,6 @@ def _configured(arguments: argparse.Namespace) -> Config:
     if arguments.data is None and arguments.config is None:
         raise ConfigError("nothing to train on", expected="DATA, --config FILE or --resume DIR")
     options = {key: value for key in SETTINGS if (value := getattr(arguments, key)) is not None}
-    if "silos" in options and arguments.config is None:
-        options.setdefault("per_round", min(PER_ROUND, options["silos"]))
     if options.get("probe") == "none" and arguments.config is None and "strategy" not in options:
         options = {"strategy": "fedavg", "server": "momentum", **options}
     overrides = [f"{SETTINGS[key]}={value}" for key, value in options.items()]

@@ -36,6 +36,8 @@ MEMORY = "memory"
 """The name of the previous global model among a round's candidates."""
 PROBE = "probe"
 """The name of the coordinator's own model among them, where it trains on the probe."""
+RISK = "risk"
+"""Where a server remembers what it has seen of silos."""
 LIMIT = 3.0
 """Standard errors by which a step may be worse than the best model before the probe refuses it."""
 COMMON = ""
@@ -62,6 +64,8 @@ class Weighed:
 
     weights: Mapping[str, float] = field(default_factory=dict)
     risks: Mapping[str, float] = field(default_factory=dict)
+    relative: Mapping[str, float] = field(default_factory=dict)
+    """By how much the risk of every silo is above that of the median silo."""
     refused: str = ""
     """Why the probe refused the round."""
     rejected: Mapping[str, str] = field(default_factory=dict)
@@ -74,17 +78,18 @@ def weigh(
     options: StrategyOptions,
     *,
     momentum: float = 0.0,
+    past: Arrays | None = None,
     reported: bool = False,
 ) -> Weighed:
     """The weights of a round's candidates from their errors on common items and their (capped) sizes.
 
-    `momentum` is that of the silos' own optimiser, which FedNova undoes; `reported` says that the errors are
-    what silos tell of themselves.
+    `momentum` is that of the silos' own optimiser, which FedNova undoes; `past` is what FedRisk remembers of
+    earlier rounds (`remembered_risks`); `reported` says that the errors are what silos tell of themselves.
     """
     if options.name == "fedrisk":
         if options.risk.mode == "paper":
             return _printed_weights(errors, options.risk)
-        return _risk_weights(errors, sizes, options.risk, reported=reported)
+        return _risk_weights(errors, sizes, options.risk, past=past or {}, reported=reported)
     if options.name in ("fedmedian", "fedtrimmedavg"):
         return Weighed()
     if options.name == "scaffold":
@@ -95,25 +100,43 @@ def weigh(
     return Weighed({name: size.examples / total for name, size in sizes.items()})
 
 
-def _risk_weights(errors: Errors, sizes: Sizes, options: FedRisk, *, reported: bool) -> Weighed:
-    """FedRisk, sound: w_k ∝ softmax(−risk_k/τ) √n_k with M_kj = 1 − nDCG@10 of candidate k on query j.
+def _risk_weights(errors: Errors, sizes: Sizes, options: FedRisk, *, past: Arrays, reported: bool) -> Weighed:
+    """FedRisk, sound: w_k ∝ softmax(−(risk_k + past_k)/τ) √n_k with M_kj the error of candidate k on query j.
 
-    The memory has the median √n of the others. What silos report of themselves can be a lie, so there no
-    silo's risk counts as less than the median.
+    One round tells a bad silo hardly from an unlucky one where the probe is small, so what was seen of a silo
+    adds up: with d_k the risk less the median silo's, summed over its T rounds so far, this one included,
+    past_k = h Σ d_k/(T + h), which is at most h times the mean. τ is two standard errors of a candidate's
+    mean error over the queries unless given. The memory has the median √n of the others, and no past. What
+    silos report of themselves can be a lie, so there no silo's risk counts as less than the median.
     """
     names = sorted(errors)
     roots = {name: np.sqrt(size.examples) for name, size in sizes.items()}
     typical = float(np.median(list(roots.values())))
-    risk = _risk_of(np.stack([errors[name] for name in names]), options)
+    table = np.stack([errors[name] for name in names])
+    risk = _risk_of(table, options)
+    own = np.array([name in sizes for name in names])
+    relative = np.where(own, risk - np.median(risk[own]), 0.0)
     believed = risk
+    if options.past:
+        sums, rounds = np.array([past.get(name, np.zeros(2)) for name in names]).T
+        believed = risk + options.past * (sums + relative) / (rounds + 1 + options.past) * own
     if reported and options.cap_reports:
-        own = np.array([name in sizes for name in names])
-        believed = np.where(own, np.maximum(risk, np.median(risk[own])), risk)
+        believed = np.where(own, np.maximum(believed, np.median(believed[own])), believed)
     counts = [roots.get(name, typical) ** 2 for name in names] if options.by_size else None
-    weights = risks.softmax_weights(believed, temperature=options.temperature, sizes=counts)
+    temperature = options.temperature or risks.spread(table)
+    weights = risks.softmax_weights(believed, temperature=temperature, sizes=counts)
     return Weighed(
-        dict(zip(names, weights.tolist(), strict=True)), dict(zip(names, risk.tolist(), strict=True))
+        dict(zip(names, weights.tolist(), strict=True)),
+        dict(zip(names, risk.tolist(), strict=True)),
+        {name: float(relative[at]) for at, name in enumerate(names) if own[at]},
     )
+
+
+def remembered_risks(state: Arrays, relative: Mapping[str, float]) -> Arrays:
+    """The state with one more round of every silo: the sum of its relative risks, and their number."""
+    added = {name: np.array([value, 1.0]) for name, value in relative.items()}
+    past = {f"{RISK}/{name}": one + state.get(f"{RISK}/{name}", 0.0) for name, one in added.items()}
+    return {**state, **past}
 
 
 def _risk_of(errors: NDArray[Any], options: FedRisk) -> NDArray[np.float64]:
@@ -181,7 +204,7 @@ def step(
     if options.name == "fedrisk" and options.risk.renormalise:
         mean, state = _renormalised(old, mean, state)
     if options.step in ("convex", "halving"):
-        share = 1 - options.momentum if options.step == "convex" else 2.0**-number
+        share = 1 - options.share if options.step == "convex" else 2.0**-number
         return combine({"new": share, "old": 1 - share}, {"new": mean, "old": old}), state
     if options.optimiser == "average":
         return mean, state

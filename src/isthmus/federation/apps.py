@@ -7,6 +7,7 @@ data ── deal ──> silos ──> ClientApp ─┐
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,13 +28,18 @@ from isthmus.federation.flower import Grid, Mod
 from isthmus.federation.plots import curve, run_page
 from isthmus.federation.rounds import Coordinator, HeldOut, RoundRecord, State
 from isthmus.federation.runtimes import run_in
-from isthmus.federation.settings import MODEL, Config
+from isthmus.federation.settings import LEAST, MODEL, PER_ROUND, Config, StrategyOptions
 from isthmus.federation.silo_data import Files, SiloData, Tables
-from isthmus.partition import LabelCounts, deal
+from isthmus.partition import LabelCounts, deal, silos_for
 from isthmus.randomness import Streams
 from isthmus.rankers import MLP
 from isthmus.report import ROWS, Page, Plot, Tabular, preview
 from isthmus.tables import Fold, Letor, read_letor
+
+logger = logging.getLogger(__name__)
+
+PROBE, FEW = 40, 10
+"""Most queries of the probe, and the number below which validation queries are too few for one."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,6 +94,7 @@ def train(
     *,
     out: str | Path | None = None,
     resume: bool = False,
+    probe: Letor | None = None,
     start: State | None = None,
     watch: Callable[[State], None] | None = None,
     spoil: Callable[[list[Letor]], list[Letor]] = list,
@@ -95,20 +102,22 @@ def train(
 ) -> Training:
     """Train one ranker across silos.
 
-    `data` stands in for what `config.data` names. With `out` the run keeps a folder; with `resume` it goes on
-    from that folder's last checkpoint, or starts over where there is none, and ends bit-identical to a run
-    that was never interrupted. `watch` sees the state after every round; training may `start` from such a
-    state, under another configuration too, as long as the model is the same. For trials, `spoil` changes the
-    tables of the silos, and Flower `mods` what they answer.
+    `data` stands in for what `config.data` names, `probe` for what `config.probe` does. With `out` the run
+    keeps a folder; with `resume` it goes on from that folder's last checkpoint, or starts over where there is
+    none, and ends bit-identical to a run that was never interrupted. `watch` sees the state after every
+    round; training may `start` from such a state, under another configuration too, as long as the model is
+    the same. For trials, `spoil` changes the tables of the silos, and Flower `mods` what they answer.
     """
     check_dealable(config)
     folder = None if out is None else RunFolder(out)
     if folder is not None:
         folder.begin(config)
-    fold, probe = held_back(data if data is not None else load_fold(config), config)
+    fold = data if data is not None else load_fold(config)
+    fold, probe = held_back(fold, config) if probe is None else (with_validation(fold, config), probe)
+    whole = sized(config, fold.train, probe)
     if folder is not None:
         parts = {"train": fold.train, "validation": fold.validation, "test": fold.test}
-        folder.environment(parts if probe is None else {**parts, "probe": probe})
+        folder.environment(parts if probe is None else {**parts, "probe": probe}, whole)
     if folder is not None and resume:
         start = folder.state(config) or start
 
@@ -118,10 +127,10 @@ def train(
         if watch is not None:
             watch(state)
 
-    dealt = deal(fold.train, config.dealing, Streams(config.seed))
+    dealt = deal(fold.train, whole.dealing, Streams(config.seed))
     tables, held_out = spoil(dealt.parts(fold.train)), HeldOut(fold.validation, probe)
-    state = simulate(config, tables, held_out, start=start, remember=remember, mods=mods)
-    trained = finished(config, state, fold.test if len(fold.test) else fold.validation, folder)
+    state = simulate(whole, tables, held_out, start=start, remember=remember, mods=mods)
+    trained = finished(whole, state, fold.test if len(fold.test) else fold.validation, folder)
     return replace(trained, label_counts=dealt.label_counts(fold.train.grades))
 
 
@@ -139,10 +148,11 @@ def simulate(
     def rounds(grid: Grid) -> State:
         return Coordinator(config, held_out, grid).run(start, remember)
 
+    silos = len(tables)
     with _reachable(tables, config) as silo_data:
         book = no_book if config.ledgers is None else partial(simulated_book, folder=config.ledgers)
         client = client_app(silo_data, book=book, mods=mods)
-        return run_in(config.runtime, rounds, client, config.dealing.silos, workers=config.workers)
+        return run_in(config.runtime, rounds, client, silos, workers=config.workers)
 
 
 @contextmanager
@@ -180,41 +190,80 @@ def load_fold(config: Config) -> Fold:
 
 
 def held_back(fold: Fold, config: Config) -> tuple[Fold, Letor | None]:
-    """The fold with what the coordinator holds taken out of its training queries, and the probe.
+    """The fold with what the coordinator holds taken out of its training queries, and the probe, if any.
 
-    The probe has relevant documents and is never used to stop or to test; a fold without a validation part
-    gets a fifth of its training queries for it.
+    A fold without a validation part gets a fifth of its training queries for it. The probe is never used to
+    test. Its queries have relevant documents. From validation they are at most `PROBE`; where these are
+    fewer than `FEW`, up to a fifth of the training queries are added.
     """
-    streams = Streams(config.seed)
     wanted = config.probe if config.strategy.needs_probe else None
-    probe: Letor | None = None
     if isinstance(wanted, Path):
-        probe = read_letor(wanted).widened(fold.train.width)
-    elif wanted is not None:
-        relevant = np.zeros(len(fold.train), np.bool_)
-        relevant[fold.train.query_of_row[fold.train.grades > 0]] = True
-        rest, probe = _drawn(fold.train, relevant, wanted, streams("probe"))
-        fold = replace(fold, train=rest)
-    if not len(fold.validation):
-        anyone = np.ones(len(fold.train), np.bool_)
-        rest, watched = _drawn(fold.train, anyone, len(fold.train) // 5, streams("validation"))
-        fold = replace(fold, train=rest, validation=watched)
-    return fold, probe
+        return with_validation(fold, config), read_letor(wanted).widened(fold.train.width)
+    rng = Streams(config.seed)("probe")
+    if isinstance(wanted, int):
+        rest, probe = _drawn(fold.train, wanted, rng)
+        return with_validation(replace(fold, train=rest), config), probe
+    fold = with_validation(fold, config)
+    if wanted is None:
+        return fold, None
+    watched, trained = _relevant(fold.validation), _relevant(fold.train)
+    probe = fold.validation[np.sort(rng.choice(watched, min(PROBE, len(watched)), replace=False))]
+    if missing := min(max(0, FEW - len(watched)), len(trained) // 5):
+        rest, more = _drawn(fold.train, missing, rng)
+        probe, fold = Letor.concat([probe, more]) if len(probe) else more, replace(fold, train=rest)
+    return fold, probe if len(probe) else None
 
 
-def _drawn(
-    table: Letor, eligible: NDArray[np.bool_], count: int, rng: np.random.Generator
-) -> tuple[Letor, Letor]:
-    """The table without so many of its eligible queries, and those."""
-    candidates = np.flatnonzero(eligible)
+def with_validation(fold: Fold, config: Config) -> Fold:
+    """The fold with a fifth of its training queries for validation where it has no such part."""
+    count = len(fold.train) // 5
+    if len(fold.validation) or not count:
+        return fold
+    mask = np.zeros(len(fold.train), np.bool_)
+    mask[Streams(config.seed)("validation").choice(len(fold.train), size=count, replace=False)] = True
+    return replace(fold, train=fold.train[~mask], validation=fold.train[mask])
+
+
+def _relevant(table: Letor) -> NDArray[np.int64]:
+    """The queries that have a relevant document."""
+    return np.unique(table.query_of_row[table.grades > 0])
+
+
+def _drawn(table: Letor, count: int, rng: np.random.Generator) -> tuple[Letor, Letor]:
+    """The table without so many of its queries with relevant documents, and those."""
+    candidates = _relevant(table)
     if not 0 < count < len(candidates):
+        possible = f"at most {len(candidates) - 1} with --probe, or " if len(candidates) > 1 else ""
         raise DataError(
-            f"{count} queries cannot be held back of {len(candidates)} that would do",
-            cure="bring more queries, or hold back fewer with --probe",
+            f"{count} queries cannot be held back of {len(candidates)} that have a relevant document",
+            cure=f"hold back {possible}the validation queries, which is the default",
         )
     mask = np.zeros(len(table), np.bool_)
     mask[rng.choice(candidates, size=count, replace=False)] = True
     return table[~mask], table[mask]
+
+
+def sized(config: Config, letor: Letor, probe: Letor | None) -> Config:
+    """The configuration with the numbers that follow from the training queries.
+
+    There are `silos_for` the queries, but no fewer silos than are asked in a round or needed by it. FedRisk
+    without a query for its probe weighs silos by size. DataError where no query can teach anything.
+    """
+    if not len(_relevant(letor)):
+        raise DataError(
+            f"none of {several(len(letor), 'training query', 'training queries')} has a relevant document",
+            cure="bring queries with a grade above 0",
+        )
+    if config.strategy.needs_probe and probe is None:
+        logger.warning("no judged query is left for a probe: silos are weighed by size")
+        config = replace(config, strategy=StrategyOptions("fedavg", server="momentum"))
+    dealing, rounds = config.dealing, config.rounds
+    silos = dealing.silos
+    if silos is None and dealing.kind != "site":
+        least = max(rounds.minimum, rounds.silos or 1, LEAST if config.secure else 1)
+        silos = max(silos_for(len(letor)), least)
+    per_round = rounds.silos or (None if silos is None else min(PER_ROUND, silos))
+    return replace(config, dealing=replace(dealing, silos=silos), rounds=replace(rounds, silos=per_round))
 
 
 def train_in_folder(
@@ -230,7 +279,7 @@ def train_in_folder(
     """
     folder.begin(config)
     tables = {name: read_letor(path) for name, path in files.items() if path is not None}
-    folder.environment(tables)
+    folder.environment(tables, config)
     state = rounds(tables, folder.state(config), lambda state: folder.save(state, config))
     return finished(config, state, tables.get("test", tables.get("validation")), folder)
 

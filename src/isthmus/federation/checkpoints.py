@@ -94,12 +94,16 @@ class RunFolder:
             raise DataError("no run to resume", file=self.path, cure="name the folder that --out named")
         return load(kind, self.path / "config.toml")
 
-    def environment(self, tables: Mapping[str, Letor]) -> None:
-        """Write down what the run is run with and on."""
+    def environment(self, tables: Mapping[str, Letor], config: Config) -> None:
+        """Write down what the run is run with and on, with the numbers that follow from the data."""
         record = {
             "python": platform.python_version(),
             "packages": {package: version(package) for package in PACKAGES},
             "data": {name: checksum(table) for name, table in tables.items()},
+            "queries": {name: len(table) for name, table in tables.items()},
+            "silos": config.dealing.silos,
+            "silos a round": config.rounds.silos,
+            "server momentum": config.momentum,
         }
         self._write("environment.json", json.dumps(record, indent=1))
 

@@ -239,7 +239,8 @@ def _own_errors(message: Message, model: Arrays, data: Letor) -> NDArray[np.floa
     scoring, records = settings_of(message)["scoring"], message.content.array_records
     if settings_of(message)["report"] == "quantile":
         return quantiles(model, data, scoring)
-    return Judge.from_arrays(unpack(records[members.PROBE]), scoring=scoring).errors(model)
+    judge = Judge.from_arrays(unpack(records[members.PROBE]), scoring=scoring)
+    return judge.counted(model, settings_of(message)["errors"])
 
 
 @lru_cache(maxsize=64)

@@ -41,7 +41,7 @@ from isthmus.tables import Letor
 class Deployment:
     """A run over real silos: where it is kept, and the judged queries that the coordinator has.
 
-    `training.dealing.silos` is how many silos to wait for, and `training.probe` a file or none.
+    `training.dealing.silos` is how many silos to wait for, and `training.probe` a file, `validation` or none.
     """
 
     out: Path
@@ -50,8 +50,20 @@ class Deployment:
     training: Config = field(default_factory=Config)
 
     def __post_init__(self) -> None:
-        if isinstance(self.training.probe, int) and self.training.strategy.needs_probe:
-            raise ValueError("training.probe must be a file: there are no training queries to take it from")
+        own = isinstance(self.training.probe, Path) or (
+            self.training.probe == "validation" and self.validation is not None
+        )
+        if self.training.strategy.needs_probe and not own:
+            raise ValueError(
+                "training.probe must be a file, or 'validation' beside a file of validation queries:"
+                " there are no training queries to take it from"
+            )
+
+    @property
+    def probe(self) -> Path | None:
+        """The file of the probe, where the strategy needs one."""
+        named = self.validation if self.training.probe == "validation" else self.training.probe
+        return named if isinstance(named, Path) and self.training.strategy.needs_probe else None
 
 
 class OwnFolder:
@@ -120,8 +132,7 @@ def read_run(kind: str, path: str) -> DeployedRun:
 def coordinate(deployment: Deployment, grid: Grid) -> None:
     """Train over the grid's silos, from the folder's last checkpoint if it has one."""
     config = deployment.training
-    probe = config.probe if isinstance(config.probe, Path) and config.strategy.needs_probe else None
-    files = {"validation": deployment.validation, "test": deployment.test, "probe": probe}
+    files = {"validation": deployment.validation, "test": deployment.test, "probe": deployment.probe}
 
     def rounds(tables: Mapping[str, Letor], start: State | None, remember: Callable[[State], None]) -> State:
         held_out = HeldOut(tables.get("validation"), tables.get("probe"))

@@ -70,6 +70,10 @@ class Judge:
             np.ones(len(self)) if scores is None else 1.0 - self._sums(scores, self._discounts) / self._ideal
         )
 
+    def counted(self, parameters: Mapping[str, NDArray[Any]], errors: str) -> NDArray[np.float64]:
+        """The error of every query: its `pairs` in the wrong order, or 1 − `ndcg`@10."""
+        return self.disorder(parameters) if errors == "pairs" else self.errors(parameters)
+
     def disorder(self, parameters: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         """The share of every query's pairs in the wrong order, each counted by the difference of its gains.
 

@@ -78,6 +78,20 @@ def mean_error(errors: ArrayLike, *, worst: float = 1.0) -> FloatArray:
     return means
 
 
+def spread(errors: ArrayLike, *, least: float = 1e-4, single: float = 0.03) -> float:
+    """Two standard errors of a candidate's mean error over the columns, less what all candidates share there.
+
+    2 √ mean_k( s_k²/n ) with s_k² the variance over the n columns of M_kj − mean_k M_kj; `single` where there
+    is one column, and never less than `least`.
+    """
+    values = np.asarray(errors, dtype=np.float64)
+    columns = values.shape[-1]
+    if columns < 2:
+        return single
+    deviations = values - values.mean(axis=0)
+    return max(least, 2 * float(np.sqrt((deviations.var(axis=1, ddof=1) / columns).mean())))
+
+
 def batch_risks(errors: Sequence[NDArray[np.floating]], *, alpha_risk: float = 2.0) -> FloatArray:
     """The paper's round risk of every client: the median of its batch risks (Algorithm 4, line 16).
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isthmus.asking import TooFew
 from isthmus.config import to_mapping
@@ -36,7 +37,7 @@ from isthmus.federation.judge import Judge
 from isthmus.federation.noise import private, statement
 from isthmus.federation.registration import Registration
 from isthmus.federation.relay import SUM, SecureSumRelay, even, sum_to_mean
-from isthmus.federation.settings import Config
+from isthmus.federation.settings import PER_ROUND, Config
 from isthmus.private.ledger import NO_GUARANTEE
 from isthmus.randomness import Streams
 from isthmus.rankers import Scaling, initial_parameters, train_epochs
@@ -45,8 +46,10 @@ from isthmus.tables import Letor
 
 logger = logging.getLogger(__name__)
 
-FEW = 20
+FEW = 5
 """Probe queries below which there is a warning."""
+WAITED_FOR = 100
+"""Silos that a coordinator waits for, up to the deadline, where nobody said how many there are."""
 BEST = "restraint/best"
 """In what the server remembers: the best model's errors on the probe."""
 SIMULATED = " (simulated: silos without identities)"
@@ -145,7 +148,8 @@ class Coordinator:
     """The server's side of training over a grid."""
 
     def __init__(self, config: Config, held_out: HeldOut, grid: Grid) -> None:
-        self.config, self.held_out, self.grid = config, held_out, grid
+        strategy = replace(config.strategy, momentum=config.momentum)
+        self.config, self.held_out, self.grid = replace(config, strategy=strategy), held_out, grid
         self.streams = Streams(config.seed)
         self.registration = Registration(config.model.scaling, config.rounds)
         self.judge: Judge | None = None
@@ -171,7 +175,7 @@ class Coordinator:
 
     def _prepared(self, state: State | None) -> State:
         """Meet the silos, agree on a scaling, make the first model and those who judge models."""
-        self.registration.gather(self.grid, self.config.dealing.silos)
+        self.registration.gather(self.grid, self.config.dealing.silos or WAITED_FOR)
         if not self.registration.silos:
             raise RoundFailed(0, {}, self.config.rounds.minimum)
         if state is None:
@@ -179,8 +183,9 @@ class Coordinator:
         for number, fault in self.config.strategy.faults.items():
             logger.warning("paper mode, known fault %s: %s", number, fault)
         self.extras = {"scaling": messages.pack(state.scaling.arrays())}
-        if self.held_out.validation is not None:
-            self.judge = Judge(state.scaling(self.held_out.validation), scoring=self.config.model.scoring)
+        watched = self.held_out.validation
+        if watched is not None and watched.grades.max(initial=0) > 0:
+            self.judge = Judge(state.scaling(watched), scoring=self.config.model.scoring)
         if self.held_out.probe is not None and self.config.strategy.needs_probe:
             self._probe_rows = state.scaling(self.held_out.probe)
         if self._probe_rows is not None and self.config.strategy.judges_on_probe:
@@ -270,12 +275,13 @@ class Coordinator:
         errors, memory = _errors(named), state.strategy
         if strategy.centred:
             mean = centre(strategy.name, named.values(), **strategy.centre_options)
-            return Outcome(checked, self._weighed(errors, sizes), mean, memory)
+            return Outcome(checked, self._weighed(errors, sizes, memory), mean, memory)
         models = {name: messages.arrays_of(reply) for name, reply in named.items()}
         if self.probe is not None:
-            errors = {name: self.probe.errors(arrays) for name, arrays in models.items()}
+            errors = {name: self._probe_errors(arrays) for name, arrays in models.items()}
         own, errors, sizes = self._own_candidates(number, model, errors, sizes)
-        weighed = self._weighed(errors, sizes)
+        weighed = self._weighed(errors, sizes, memory)
+        memory = aggregation.remembered_risks(memory, weighed.relative)
         if strategy.uses_control_variates:
             rate, population = self.config.local.learning_rate, len(self.registration.silos)
             memory = aggregation.control_variates(
@@ -297,7 +303,7 @@ class Coordinator:
             named = _named(reports.usable, silos)
             sizes = _sizes(named)
             own, errors, all_sizes = self._own_candidates(number, state.parameters, _errors(named), sizes)
-            weighed = self._weighed(errors, all_sizes)
+            weighed = self._weighed(errors, all_sizes, state.strategy)
             weighed = replace(weighed, weights={**weighed.weights, **even(weighed.weights, sizes)})
             summed, gone = self.relay.total(attempt, weighed.weights)
         except TooFew as few:
@@ -308,13 +314,24 @@ class Coordinator:
         self.relay.check_credible(attempt, mean, state.parameters, limits)
         usable = [reply for name, reply in named.items() if name in weights]
         checked = Checked(usable, dict(sorted(attempt.rejected.items())), reports.capped)
-        return Outcome(checked, replace(weighed, weights=weights), mean, state.strategy)
+        memory = aggregation.remembered_risks(state.strategy, weighed.relative)
+        return Outcome(checked, replace(weighed, weights=weights), mean, memory)
 
-    def _weighed(self, errors: Errors, sizes: Sizes) -> Weighed:
+    def _probe_errors(self, model: Arrays) -> NDArray[np.float64]:
+        """The errors of a model on every probe query, as the strategy counts them."""
+        assert self.probe is not None
+        return self.probe.counted(model, self.config.strategy.risk.errors)
+
+    def _weighed(self, errors: Errors, sizes: Sizes, memory: Arrays) -> Weighed:
         local = self.config.local
-        momentum = local.momentum if local.optimiser == "momentum" else 0.0
-        reported = self.relay is not None
-        return aggregation.weigh(errors, sizes, self.config.strategy, momentum=momentum, reported=reported)
+        return aggregation.weigh(
+            errors,
+            sizes,
+            self.config.strategy,
+            momentum=local.momentum if local.optimiser == "momentum" else 0.0,
+            past=aggregation.below(memory, aggregation.RISK),
+            reported=self.relay is not None,
+        )
 
     def _own_candidates(
         self, number: int, model: Arrays, errors: Errors, sizes: Sizes
@@ -330,7 +347,7 @@ class Coordinator:
             taught = dict(train_epochs(model, self._probe_rows, local, rng).parameters)
             return {PROBE: taught}, errors, {**sizes, PROBE: Size(examples(self._probe_rows, local))}
         if self.probe is not None and strategy.risk.remembers:
-            return {MEMORY: model}, {**errors, MEMORY: self.probe.errors(model)}, sizes
+            return {MEMORY: model}, {**errors, MEMORY: self._probe_errors(model)}, sizes
         return {MEMORY: model} if strategy.mixes_memory else {}, errors, sizes
 
     def _statement(self, state: State, sampled: tuple[str, ...]) -> str:
@@ -393,7 +410,8 @@ class Coordinator:
         present = self.registration.gather(self.grid, self.config.rounds.minimum)
         names = list(present)
         rng = self.streams("round", number, "sample", attempt)
-        chosen = rng.choice(len(names), size=min(self.config.rounds.silos, len(names)), replace=False)
+        size = min(self.config.rounds.silos or PER_ROUND, len(names))
+        chosen = rng.choice(len(names), size=size, replace=False)
         return {present[names[at]]: names[at] for at in sorted(chosen.tolist())}
 
     def _settings(self, scaling: Scaling) -> str:
@@ -405,6 +423,7 @@ class Coordinator:
             "width": scaling.width,
             "scoring": self.config.model.scoring,
             "report": self._report,
+            "errors": self.config.strategy.risk.errors,
             "privacy": self._silo_noise(),
         }
         return json.dumps(settings)

@@ -16,6 +16,10 @@ from isthmus.rankers import LocalTraining, Scoring
 
 MODEL = "model"
 """The ranker's file in a run's folder."""
+PER_ROUND = 10
+"""Silos asked in a round unless a number is given."""
+MOMENTUM, PASSES = 0.9, 100
+"""Most server momentum unless a number is given, and passes over the data that need none."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +30,22 @@ class FedRisk:
     'probe'
 
     `columns` is what candidates are compared on: the coordinator's `probe` queries, or `quantile` summaries
-    or training `batch` errors that silos report about themselves, which a liar can exploit. Of the formulae
-    `mean` is the control without GeoRisk, `flip` the printed one with its subtraction reversed, and `none`
-    takes all risks for 0.
+    or training `batch` errors that silos report about themselves, which a liar can exploit. On the probe a
+    query's error is the share of its `pairs` in the wrong order, or 1 − `ndcg` at 10. Of the formulae `mean`
+    is the control without GeoRisk, `flip` the printed one with its subtraction reversed, and `none` takes all
+    risks for 0.
     """
 
     mode: Literal["sound", "paper"] = "sound"
     columns: Literal["probe", "quantile", "batch"] = "probe"
+    errors: Literal["pairs", "ndcg"] = "pairs"
     formula: Literal["georisk", "mean", "flip", "none"] = "georisk"
     alpha_risk: float = 2.0
-    temperature: float = 0.03
+    temperature: float | None = None
+    """τ of the softmax; unless given, two standard errors of a mean error over the probe's queries."""
+    past: float = 3.0
+    """A silo's risks of earlier rounds add to that of a round, up to so many times their mean; 0: they do
+    not."""
     by_size: bool = True
     """Multiply the sound weights by √n."""
     memory: bool = True
@@ -51,7 +61,9 @@ class FedRisk:
     def __post_init__(self) -> None:
         if (self.mode == "paper") != (self.columns == "batch"):
             raise ValueError(f"mode = {self.mode!r} does not go with columns = {self.columns!r}")
-        require(self.temperature > 0, f"temperature = {self.temperature} (it must be positive)")
+        some = self.temperature is None or self.temperature > 0
+        require(some, f"temperature = {self.temperature} (it must be positive)")
+        require(self.past >= 0, f"past = {self.past} (it cannot be negative)")
 
     @classmethod
     def paper(cls, alpha_mix: float = 1.0, beta_mix: float = 1.0, **more: Any) -> FedRisk:
@@ -116,14 +128,16 @@ class StrategyOptions:
     name: Name = "fedrisk"
     server: Server | None = None
     """None: momentum for the sound fedrisk, average for the others."""
-    momentum: float = 0.9
+    momentum: float | None = None
+    """Of the server's momentum or convex step. None: 0.9, but for the sound fedrisk what `Config.momentum`
+    says."""
     rate: float | None = None
     proximal: float = 0.1
     trim: float = 0.2
     risk: FedRisk = field(default_factory=FedRisk)
 
     def __post_init__(self) -> None:
-        require(0 <= self.momentum < 1, f"momentum = {self.momentum} (at least 0 and below 1)")
+        require(0 <= self.share < 1, f"momentum = {self.momentum} (at least 0 and below 1)")
         if self.name in _OWN_STEP and self.step != "average":
             raise ValueError(f"{self.name} has a server step of its own; leave out server = {self.step!r}")
         rated = self.name in _RATED or self.step not in ("average", "convex", "halving")
@@ -131,10 +145,19 @@ class StrategyOptions:
             raise ValueError(f"rate = {self.rate}: {self.name} with server {self.step!r} has none")
 
     @property
+    def sound_risk(self) -> bool:
+        """Whether this is fedrisk and not as printed."""
+        return self.name == "fedrisk" and self.risk.mode == "sound"
+
+    @property
     def step(self) -> Server:
         """What the server does with the aggregate."""
-        sound = self.name == "fedrisk" and self.risk.mode == "sound"
-        return self.server or ("momentum" if sound else "average")
+        return self.server or ("momentum" if self.sound_risk else "average")
+
+    @property
+    def share(self) -> float:
+        """The previous step's share in the next one (momentum), or the previous model's (convex)."""
+        return MOMENTUM if self.momentum is None else self.momentum
 
     @property
     def optimiser(self) -> str:
@@ -147,7 +170,7 @@ class StrategyOptions:
         """What Flower's optimiser is told, in its words; its defaults stand unless given."""
         momentum = self.optimiser == "momentum"
         rate = {} if self.rate is None else {"server_learning_rate" if momentum else "eta": self.rate}
-        return {"server_momentum": self.momentum, **rate} if momentum else rate
+        return {"server_momentum": self.share, **rate} if momentum else rate
 
     @property
     def needs_probe(self) -> bool:
@@ -261,8 +284,8 @@ class Rounds:
     """How long to train, with whom, and what to put up with."""
 
     count: int = 100
-    silos: int = 10
-    """Silos asked in a round."""
+    silos: int | None = None
+    """Silos asked in a round; unless given `PER_ROUND`, or all where there are fewer."""
     minimum: int = 1
     """Usable answers a round needs."""
     attempts: int = 3
@@ -284,9 +307,10 @@ class Rounds:
 
     def __post_init__(self) -> None:
         for key in ("count", "silos", "minimum", "attempts", "deadline"):
-            require(getattr(self, key) > 0, f"{key} = {getattr(self, key)} (it must be above 0)")
+            value = getattr(self, key)
+            require(value is None or value > 0, f"{key} = {value} (it must be above 0)")
         require(self.grace is None or self.grace > 0, f"grace = {self.grace} (it must be above 0, or none)")
-        enough = self.minimum <= self.silos
+        enough = self.silos is None or self.minimum <= self.silos
         require(enough, f"minimum = {self.minimum} is more than the {self.silos} silos of a round")
 
 
@@ -323,8 +347,9 @@ class Config:
     strategy: StrategyOptions = field(default_factory=StrategyOptions)
     local: LocalTraining = field(default_factory=Local)
     model: Model = field(default_factory=Model)
-    probe: int | Path | None = 40
-    """Judged queries of the coordinator: so many of the training queries, or a file, or none."""
+    probe: int | Literal["validation"] | Path | None = "validation"
+    """Judged queries of the coordinator: its validation queries, so many of the training queries, or a file,
+    or none."""
     privacy: PrivateUpdates | None = None
     secure: bool = False
     """Let the coordinator see the weighted sum of the silos' models only."""
@@ -340,10 +365,15 @@ class Config:
 
     def __post_init__(self) -> None:
         read_engine_as_runtime(self)
-        if self.rounds.silos > self.dealing.silos:
-            raise ValueError(f"rounds.silos = {self.rounds.silos} of dealing.silos = {self.dealing.silos}")
+        if self.rounds.silos is not None and self.rounds.silos > (self.dealing.silos or self.rounds.silos):
+            raise ValueError(
+                f"rounds.silos = {self.rounds.silos} of dealing.silos = {self.dealing.silos}"
+                f" (ask at most {self.dealing.silos} a round)"
+            )
         if self.strategy.needs_probe and self.probe is None:
-            raise ValueError(f"{self.strategy.name} needs a probe: probe = 40, or strategy.name = 'fedavg'")
+            raise ValueError(
+                f"{self.strategy.name} needs a probe: probe = 'validation', or strategy.name = 'fedavg'"
+            )
         if self.strategy.uses_control_variates and self.local.optimiser != "sgd":
             raise ValueError("scaffold reads gradients off plain steps: local.optimiser = 'sgd'")
         if self.strategy.name == "fednova" and self.local.optimiser == "adam":
@@ -354,6 +384,20 @@ class Config:
         if self.privacy is not None:
             self._check_private(self.privacy)
         self._check_secure()
+
+    @property
+    def momentum(self) -> float:
+        """The server's momentum m: unless given, what makes up for few passes over the data.
+
+        A step of momentum m adds up to 1/(1 − m) steps. In all rounds together a silo trains
+        p = rounds · (silos a round)/silos times; with m = 1 − p/100, between 0 and 0.9, the steps add up to
+        those of 100 passes, as many as a central fit makes at most.
+        """
+        strategy, silos = self.strategy, self.dealing.silos or 1
+        if strategy.momentum is not None or not (strategy.sound_risk and strategy.step == "momentum"):
+            return strategy.share
+        passes = self.rounds.count * min(1.0, (self.rounds.silos or PER_ROUND) / silos)
+        return min(MOMENTUM, max(0.0, round(1 - passes / PASSES, 6)))
 
     @property
     def protection(self) -> str:
@@ -397,8 +441,9 @@ class Config:
             raise ValueError("secure = true does not go with paper mode: it reports errors row by row")
         if self.privacy is not None and self.privacy.where == "server":
             raise ValueError("under secure = true the server cannot clip updates: privacy.where = 'silo'")
-        if self.rounds.silos < LEAST:
-            raise ValueError(f"secure = true needs rounds.silos of at least {LEAST}, not {self.rounds.silos}")
+        fewest = min(self.rounds.silos or LEAST, self.dealing.silos or LEAST)
+        if fewest < LEAST:
+            raise ValueError(f"secure = true needs rounds.silos of at least {LEAST}, not {fewest}")
 
     def _check_private(self, privacy: PrivateUpdates) -> None:
         if privacy.where == "server" and self.strategy.name not in _MEANS:

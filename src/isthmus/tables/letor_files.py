@@ -92,10 +92,13 @@ def read_letor(
 
 
 def read_letor_fold(folder: str | os.PathLike[str], *, cache: bool = True, missing: float = 0.0) -> Fold:
-    """Read `train.txt`, `vali.txt` and `test.txt` of a folder such as MSLR's Fold1."""
-    parts = {
-        part: read_letor(_part_file(Path(folder), part), cache=cache, missing=missing) for part in _PARTS
-    }
+    """Read `train.txt`, `vali.txt` and `test.txt` of a folder such as MSLR's Fold1.
+
+    Without `vali.txt` the validation part is empty; without another DataError.
+    """
+    files = {part: _part_file(Path(folder), part) for part in _PARTS}
+    parts = {part: read_letor(file, cache=cache, missing=missing) for part, file in files.items() if file}
+    parts.setdefault("validation", parts["train"][:0])
     width = max(part.width for part in parts.values())
     wide = {part: table.widened(width, missing=missing) for part, table in parts.items()}
     return Fold(Path(folder).name, **wide)
@@ -130,11 +133,13 @@ def rotated_folds(parts: Sequence[Letor]) -> tuple[Fold, ...]:
     )
 
 
-def _part_file(folder: Path, part: str) -> Path:
+def _part_file(folder: Path, part: str) -> Path | None:
     wanted = [folder / f"{stem}.txt{suffix}" for stem in _PARTS[part] for suffix in ("", ".gz")]
     for file in wanted:
         if file.is_file():
             return file
+    if part == "validation":
+        return None
     raise DataError(f"no {part} part", file=folder, cure=f"it is called {wanted[0].name}")
 
 

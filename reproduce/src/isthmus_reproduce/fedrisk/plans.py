@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from isthmus.federation import FedRisk, Local, Model, Rounds, StrategyOptions
-from isthmus.partition import Dealing
+from isthmus.federation import PER_ROUND, FedRisk, Local, Model, Rounds, StrategyOptions
+from isthmus.partition import Dealing, silos_for
 from isthmus.rankers import LocalTraining
 from isthmus.tables import Fold
 from isthmus_reproduce.faults import Fault, FaultyConfig
@@ -69,22 +69,25 @@ class Protocol:
 
 
 def protocol_for(fold: Fold, scale: str, *, folds: int) -> Protocol:
-    """The paper's protocol where the data are large enough for 100 silos, a smaller one where they are not.
+    """The paper's protocol where the data are large enough for 100 silos, a smaller one where they are not;
+    as many silos, and as many a round, as `isthmus train` has.
 
     The paper has one seed; where folds are small, and share their rows, there are three.
     """
     whole = Protocol(folds=folds)
     if fold.train.rows < 300_000:  # too few for ten rows in every silo at a concentration of 0.1
         whole = replace(whole, concentration=0.3, least=1)
-    if len(fold.train) < 800:
-        whole = replace(whole, silos=20, per_round=5, rounds=60, seeds=3)
+    silos = silos_for(len(fold.train))
+    if silos < whole.silos:
+        whole = replace(whole, silos=silos, per_round=min(PER_ROUND, silos), rounds=60, seeds=3)
     if scale == "full":
         return whole
     looked = min(300, len(fold.train))
+    silos = silos_for(looked)
     return replace(
         whole,
-        silos=20,
-        per_round=5,
+        silos=silos,
+        per_round=min(PER_ROUND, silos),
         rounds=10,
         growth=60,
         folds=min(2, folds),

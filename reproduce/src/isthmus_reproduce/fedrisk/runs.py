@@ -127,14 +127,15 @@ def federated(*, data: str, protocol: Protocol, run: RunName, fold: int, seed: i
         tables, config = honest_only(tables, config)
     cuts = _Cuts(tables.test, config) if chosen.cuts else None
     watched = tables.test if chosen.curve else _few(tables.validation)
-    trained = train(config, replace(tables, validation=watched), watch=cuts)
+    tables, probe = held_back(tables, config)  # before the part that curves are drawn on takes its place
+    trained = train(config, replace(tables, validation=watched), probe=probe, watch=cuts)
     result = _result(trained, tables.test)
     if not chosen.curve:
         del result["curve"]
     if cuts is not None:
         result["cuts"] = cuts.curves
     if chosen.config.faults and any(record.weights for record in trained.history):
-        result["bad weight"] = _weight_of_bad(trained.history, config)
+        result["bad weight"] = _weight_of_bad(trained.history, config, protocol.silos)
     if fold == 0 and trained.label_counts is not None:
         result["holdings"] = trained.label_counts.counts.tolist()
     return result
@@ -203,9 +204,8 @@ class _Cuts:
 
 def honest_only(tables: Fold, config: FaultyConfig) -> tuple[Fold, FaultyConfig]:
     """What the silos hold that the attack would not strike, and a deal that gives each its own again."""
-    silos = config.dealing.silos
     dealt = deal(tables.train, config.dealing, Streams(config.seed))
-    honest = np.flatnonzero(~afflicted(ATTACK, 0, config.seed, silos))
+    honest = np.flatnonzero(~afflicted(ATTACK, 0, config.seed, dealt.silos))
     parts = [
         replace(part, queries=tuple(f"{silo}/{query}" for query in part.queries))
         for silo, part in ((silo, dealt.part(tables.train, silo)) for silo in honest.tolist())
@@ -213,13 +213,12 @@ def honest_only(tables: Fold, config: FaultyConfig) -> tuple[Fold, FaultyConfig]
     honest_tables = replace(tables, train=Letor.concat(parts))
     rest, _ = held_back(honest_tables, config)  # a small silo may lose all its queries to the probe
     left = len({query.partition("/")[0] for query in rest.train.queries})
-    rounds = replace(config.rounds, silos=min(config.rounds.silos, left))
+    rounds = replace(config.rounds, silos=min(config.rounds.silos or left, left))
     return honest_tables, replace(config, dealing=Dealing("site", silos=left), rounds=rounds)
 
 
-def _weight_of_bad(history: Sequence[RoundRecord], config: FaultyConfig) -> float:
+def _weight_of_bad(history: Sequence[RoundRecord], config: FaultyConfig, silos: int) -> float:
     """The share of all weight that silos with spoiled grades had."""
-    silos = config.dealing.silos
     struck = np.flatnonzero(afflicted(config.faults[0], 0, config.seed, silos)).tolist()
     bad = {f"silo-{silo:0{len(str(silos - 1))}}" for silo in struck}
     weights = [(name, weight) for record in history for name, weight in record.weights.items()]
@@ -234,14 +233,15 @@ def overrun(*, data: str, protocol: Protocol, row: str, fold: int, seed: int) ->
     `curve` is the global model's, `released` that of the average over rounds.
     """
     whole = fold_of(data, fold, protocol.queries)
-    tables = replace(whole, validation=_few(whole.validation))
     config = replace(all_bad(protocol)[row], seed=seed)
+    rest, probe = held_back(whole, config)
+    tables = replace(rest, validation=_few(whole.validation))
     states: list[State] = []
-    train(config, tables, watch=states.append)
+    train(config, tables, probe=probe, watch=states.append)
     good = len(states)
     longer = replace(config.rounds, count=good + BAD_ROUNDS)
     bad = replace(config, rounds=longer, faults=(Fault("invert", 1.0),))
-    trained = train(bad, tables, start=states[-1], watch=states.append)
+    trained = train(bad, tables, probe=probe, start=states[-1], watch=states.append)
     judge = Judge(states[0].scaling(whole.test), scoring=config.model.scoring)
     memory = [record.weights.get(MEMORY, 0.0) for record in trained.history[good:]]
     return {

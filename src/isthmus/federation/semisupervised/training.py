@@ -402,7 +402,7 @@ class Conductor:
         kind, config = self._kind(), self.config.rounds_of(silos, last)
         if begun:  # a silo that has left since is not waited for
             there = min(silos, max(1, len(set(grid.get_node_ids()))))
-            rounds = replace(config.rounds, silos=min(config.rounds.silos, there))
+            rounds = replace(config.rounds, silos=min(config.rounds.silos or there, there))
             config = replace(config, dealing=Dealing(silos=there), rounds=rounds)
         return kind(config, self.held_out, grid)
 
