@@ -30,6 +30,11 @@ def test_only_is_for_fedrisk(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--only" in capsys.readouterr().err
 
 
+def test_an_encoder_is_for_search(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "csfltr", "--encoder", "lsa"]) == 1
+    assert "--encoder" in capsys.readouterr().err
+
+
 def test_cells_are_printed_with_named_fields(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

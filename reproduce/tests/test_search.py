@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from isthmus_reproduce.search import experiment as search
+from isthmus_reproduce.search import hybrid
 from isthmus_reproduce.search.experiment import BASELINES, CENTRAL, DEFAULT, Config, Outcome, Shown, reproduce
 from isthmus_reproduce.search.world import World
 
@@ -36,6 +37,26 @@ def test_a_finished_run_computes_nothing(found, monkeypatch):
     monkeypatch.setattr(search, "work", never)
     again = reproduce(Config(data="pydocs", scale="smoke"), found[1], workers=1)
     assert [cell.record() for cell in again.cells] == [cell.record() for cell in found[0].cells]
+
+
+def test_the_hybrid_over_silos_is_that_of_one_index(tmp_path):
+    result = reproduce(Config(data="pydocs", scale="smoke", encoder="lsa"), tmp_path, workers=1)
+    cells = {(cell.row, cell.measure): cell for cell in result.cells}
+    assert {row for row, _ in cells} == set(hybrid.ROWS)
+    exact = cells["BM25, silos, exact statistics", "nDCG@10 over BM25, one index"]
+    assert (exact.value, exact.low, exact.high) == (0, 0, 0)
+    beside = cells["hybrid, silos, exact statistics", "nDCG@10 over hybrid, one index"]
+    assert abs(beside.value) < 0.01, "only the scale differs"
+    alone, both = (cells[row, "nDCG@10"].value for row in ("encoder alone, one index", hybrid.CENTRAL))
+    assert alone != both
+    assert "| pydocs | hybrid, silos, private statistics |" in result.page.markdown()
+
+
+def test_queries_that_lose_are_counted():
+    values = {hybrid.BM25: np.array([0.5, 0.5, 0.5, 0.5]), hybrid.CENTRAL: np.array([0.2, 0.4, 0.5, 0.9])}
+    outcome = hybrid.HybridOutcome("x", values, np.arange(4), 10, 0)
+    assert outcome.worse(hybrid.CENTRAL) == (2, 1)
+    assert outcome.over(hybrid.CENTRAL, hybrid.BM25).value == pytest.approx(0.0)
 
 
 def test_a_group_is_tested_together():

@@ -31,6 +31,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", metavar="ROW", action="append", default=[], help="fedrisk: this row of Table 1 alone"
     )
+    parser.add_argument(
+        "--encoder",
+        metavar="NAME",
+        default="",
+        help="search: measure the hybrid without learning, with an encoder that was added, or lsa",
+    )
     parser.add_argument("--seed", type=whole(0), default=0, help="of every random draw (0)")
     parser.add_argument("--workers", type=whole(1), help="processes at once (one a core)")
     parser.add_argument("--out", metavar="DIR", help="the run's folder; the same folder again resumes")
@@ -44,13 +50,16 @@ def _run(options: argparse.Namespace) -> None:
     from isthmus.report import summary
 
     experiment = import_module(EXPERIMENTS[options.paper])
-    chosen = {"data": options.data, "only": tuple(options.only)}
+    chosen = {"data": options.data, "only": tuple(options.only), "encoder": options.encoder}
+    if options.encoder and options.paper != "search":
+        raise ConfigError(f"{options.paper} has its own encoders", key="--encoder", expected="no --encoder")
     if options.only and options.paper != "fedrisk":
         raise ConfigError(f"{options.paper} is computed whole", key="--only", expected="no --only")
     config = experiment.Config(
         scale=options.scale, seed=options.seed, **{key: value for key, value in chosen.items() if value}
     )
-    out = options.out or f"runs/{options.paper}-{Path(config.data).name}-{config.scale}-{config.seed}"
+    name = f"{options.paper}-{options.encoder}" if options.encoder else options.paper
+    out = options.out or f"runs/{name}-{Path(config.data).name}-{config.scale}-{config.seed}"
     result = experiment.reproduce(config, out, workers=options.workers)
     if options.json:
         print_json([cell.record() for cell in result.cells])
@@ -69,6 +78,7 @@ COMMANDS = (
                 "isthmus reproduce calibrated-fusion --data twitter --scale smoke",
                 "isthmus reproduce private-features --data cran --scale smoke",
                 "isthmus reproduce csfltr --data pydocs --scale smoke --out runs/csfltr",
+                "isthmus reproduce search --data cran --encoder bge-small",
             )
         ),
         add_arguments=_arguments,

@@ -8,6 +8,8 @@ from isthmus.service.client import Client as Client
 from isthmus.service.coordination import coordinating as coordinating
 from isthmus.service.demo_federation import is_staged as is_staged
 from isthmus.service.demo_federation import stage as stage
+from isthmus.service.encoding import AnyQueries as AnyQueries
+from isthmus.service.encoding import save_lsa as save_lsa
 from isthmus.service.export import export_judgements as export_judgements
 from isthmus.service.index import Index as Index
 from isthmus.service.learned import Learned as Learned
@@ -33,7 +35,12 @@ from isthmus.service.running import run_training as run_training
 from isthmus.service.scaffold import ADMIN_KEY as ADMIN_KEY
 from isthmus.service.scaffold import create_federation as create_federation
 from isthmus.service.scaffold import make_keys as make_keys
+from isthmus.service.scale import common_scale as common_scale
+from isthmus.service.scale import measure as measure
 from isthmus.service.scoring import Bm25Scorer as Bm25Scorer
+from isthmus.service.scoring import HybridScorer as HybridScorer
+from isthmus.service.scoring import Scored as Scored
+from isthmus.service.scoring import Scorer as Scorer
 from isthmus.service.searching import Searcher as Searcher
 from isthmus.service.security import ApiKeys as ApiKeys
 from isthmus.service.settings import BrokerSettings as BrokerSettings

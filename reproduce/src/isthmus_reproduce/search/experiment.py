@@ -22,6 +22,7 @@ from isthmus.service import BINS
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit
 from isthmus_reproduce.prose import Prose
 from isthmus_reproduce.search import world as search_world
+from isthmus_reproduce.search.hybrid import HybridOutcome, page_of, values_of
 from isthmus_reproduce.search.world import BUILT_IN, MEASURE, World
 
 PROSE = Prose("search.j2")
@@ -43,6 +44,8 @@ class Config:
     data: str = ALL
     scale: Literal["smoke", "full"] = "full"
     seed: int = 0
+    encoder: str = ""
+    """Measures the hybrid without learning, with this encoder; empty for what is learned."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,13 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     """Compute what is missing in the folder, and write the report."""
     notebook = Notebook(out, config)
     names = tuple(_present()) if config.data == ALL else (config.data,)
-    about = {"seed": config.seed, "scale": config.scale}
+    about = {"seed": config.seed, "scale": config.scale, "encoder": config.encoder}
+    if config.encoder:
+        hybrids = [Unit(Part("hybrid", name), {"kind": "hybrid", "data": name, **about}) for name in names]
+        kept = notebook.compute(work, hybrids, label="searching", workers=workers)
+        measured = [HybridOutcome.of(unit.key.data, kept[unit.key], config.seed) for unit in hybrids]
+        page = page_of(measured, config.encoder)
+        return notebook.publish([cell for outcome in measured for cell in outcome.cells()], page)
     units = [
         Unit(Part(kind, name), {"kind": kind, "data": name, **about})
         for name in names
@@ -83,12 +92,15 @@ def _present() -> Iterator[str]:
         yield name
 
 
-def work(kind: str, data: str, seed: int, scale: str) -> dict[str, Any]:
+def work(kind: str, data: str, seed: int, scale: str, encoder: str = "") -> dict[str, Any]:
     """One part of one collection."""
     world = World.of(data, seed=seed, smoke=scale == "smoke")
     about: dict[str, Any] = {"groups": world.groups.tolist(), "documents": len(world.corpus.documents)}
+    draws = 1 if scale == "smoke" else DRAWS
+    if kind == "hybrid":
+        return {**about, "values": values_of(world, encoder, draws)}
     if kind == "references":
-        return {**about, "values": search_world.references(world, 1 if scale == "smoke" else DRAWS)}
+        return {**about, "values": search_world.references(world, draws)}
     return {**about, **search_world.learned(world)}
 
 

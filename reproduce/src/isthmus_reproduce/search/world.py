@@ -20,6 +20,7 @@ import numpy as np
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.asking import Silos
 from isthmus.corpora import load
+from isthmus.encoders import Encoder, Lsa, Vectors, encode_cached, load_encoder
 from isthmus.evaluation import evaluate
 from isthmus.fusion import fuse
 from isthmus.partition import folds, linked_queries
@@ -27,6 +28,7 @@ from isthmus.private import HashFamily, family_of, released
 from isthmus.randomness import Streams
 from isthmus.retrieval import BM25, TEXT, Statistics, summed
 from isthmus.service import (
+    AnyQueries,
     Bm25Scorer,
     Draft,
     EncoderSettings,
@@ -47,6 +49,7 @@ from isthmus.service import (
     learn,
     merge_hits,
     own_directions,
+    save_lsa,
 )
 from isthmus.tables import Corpus, Run
 from isthmus_reproduce.deals import deal_corpus
@@ -202,18 +205,68 @@ class Federation:
         return space.fingerprint
 
 
+class RememberedEncoder(Encoder):
+    """An encoder whose vectors of a world's texts are known: they are encoded once for all silos and runs."""
+
+    def __init__(self, name: str, encoder: Encoder, world: World) -> None:
+        self.name, self.encoder = name, encoder
+        texts = sorted(set(world.corpus.documents.texts))
+        vectors = encode_cached(encoder, texts, label="encoding documents")
+        self._documents = dict(zip(texts, vectors, strict=True))
+        queries = sorted(set(world.corpus.queries.texts))
+        self._queries = dict(zip(queries, encode_cached(encoder, queries, queries=True), strict=True))
+
+    @property
+    def fingerprint(self) -> str:
+        """The encoder's own."""
+        return self.encoder.fingerprint
+
+    def settings(self, folder: Path) -> EncoderSettings:
+        """As a node names it; one that was fitted is a file in the folder."""
+        if isinstance(self.encoder, Lsa):
+            save_lsa(self.encoder, folder / "lsa")
+            return EncoderSettings("lsa", path=folder / "lsa")
+        return EncoderSettings("encoder", name=self.name)
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Vectors of the world's documents."""
+        return np.stack([self._documents[text] for text in texts])
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """Vectors of queries, those of the world as they are known."""
+        for text in texts:
+            if text not in self._queries:
+                self._queries[text] = self.encoder.encode_queries([text])[0]
+        return np.stack([self._queries[text] for text in texts])
+
+
+def encoder_of(world: World, name: str) -> RememberedEncoder:
+    """An encoder that was added, by name; `lsa` is fitted on the texts of all silos."""
+    if name == "lsa":
+        texts = world.corpus.documents.texts
+        return RememberedEncoder(name, Lsa.fit(texts, dimensions=EncoderSettings().dimensions), world)
+    return RememberedEncoder(name, load_encoder(name), world)
+
+
 @contextmanager
-def federation(world: World) -> Iterator[Federation]:
-    """The silos' stores and indexes in a folder that goes afterwards."""
+def federation(
+    world: World, *, encoder: RememberedEncoder | None = None, whole: bool = False
+) -> Iterator[Federation]:
+    """The silos' stores and indexes in a folder that goes afterwards; `whole` is one silo of everything."""
     family = family_of("experiment", SharedStatistics().width)
+    documents = {name: world.corpus.silo(name).documents for name in world.corpus.silos}
     with TemporaryDirectory(prefix="isthmus-search-") as folder:
         silos = []
-        for name in world.corpus.silos:
-            part = world.corpus.silo(name).documents
+        settings = EncoderSettings("none") if encoder is None else encoder.settings(Path(folder))
+        for name, part in {"all": world.corpus.documents}.items() if whole else documents.items():
             store = SqliteStore(Path(folder) / f"{name}.db")
             store.put(map(Draft, part.ids, part.titles, part.bodies))
-            index = Index(Path(folder) / name, store, encoder=EncoderSettings("none"), family=family)
+            if encoder is not None:
+                store.keep_vectors(encoder.fingerprint, part.ids, encoder.encode(part.texts))
+            index = Index(Path(folder) / name, store, encoder=settings, family=family)
             index.catch_up()
+            if encoder is not None:  # queries are encoded once for all silos
+                index.snapshot = replace(index.snapshot, encoder=AnyQueries(encoder, encoder.encoder.width))
             silos.append(Silo(name, store, index))
         try:
             yield Federation(world, tuple(silos), family)
@@ -245,7 +298,6 @@ def references(world: World, draws: int) -> dict[str, list[float]]:
 
 def _with_lsa(world: World, central: Run) -> Run:
     """One index's BM25 list and its list by latent semantic analysis, standardised and added."""
-    from isthmus.encoders import Lsa
     from isthmus.retrieval import Dense
 
     documents, queries = world.corpus.documents, world.corpus.queries
