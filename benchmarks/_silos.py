@@ -1,4 +1,8 @@
-"""Four nodes and a broker as processes of their own on loopback, over mutual TLS."""
+"""Nodes and a broker as processes of their own on loopback, over mutual TLS, with a cheap encoder.
+
+The encoder is a random BERT of one layer that all silos have, so that they rank by the hybrid as with a real
+one; without the extra `dense` it is each silo's latent space, and BM25 ranks.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 
-from benchmarks.node import zipf_texts
+from benchmarks.node import WORDS, zipf_texts
 from isthmus.service.certificates import Authority
 
 NAMES = ("east", "north", "south", "west")
 DEADLINE_MS, PATIENCE = 2000, 900.0
+EMBEDDINGS = {"word": WORDS + 1, "position": 128, "token_type": 2}
 
 
 @dataclass(frozen=True)
@@ -30,14 +36,18 @@ class Silos:
     root: Path
     port: int
     processes: dict[str, subprocess.Popen[bytes]]
+    names: Sequence[str] = NAMES
+    scorer: str = "bm25"
+    """What silos rank by once all is shared."""
 
     def start(self, name: str) -> None:
         """Start a party, or start it again."""
         verb = "broker" if name == "broker" else "node"
         command = [sys.executable, "-m", "isthmus", verb, "--config", str(self.root / f"{name}.toml")]
-        single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with open(self.root / f"{name}.log", "ab") as log:
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | single)
+            self.processes[name] = subprocess.Popen(
+                command, stdout=log, stderr=log, env=_environment(self.root)
+            )
 
     def client(self, key: str = "") -> httpx.AsyncClient:
         """A caller of the broker."""
@@ -46,7 +56,7 @@ class Silos:
         return httpx.AsyncClient(base_url=url, timeout=30, headers=headers, verify=False)  # no TLS: no roots
 
     async def up(self, client: httpx.AsyncClient) -> None:
-        """Wait until all silos have indexed everything and score with the sum of their statistics."""
+        """Wait until all silos have indexed everything, and rank with the statistics and the scale of all."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             ended = [name for name, process in self.processes.items() if process.poll() is not None]
@@ -58,8 +68,10 @@ class Silos:
                 told = {"silos": [], "statistics": ""}
             ready = [silo["ready"] for silo in told["silos"] if silo["ready"]]
             same = [each["statistics"] for each in ready if each["ready"] and not each["detail"]]
-            if told["statistics"] and same == [told["statistics"]] * len(NAMES):
-                return
+            if told["statistics"] and same == [told["statistics"]] * len(self.names):
+                outcomes = (await client.post("/search", json={"query": "00001x"})).json().get("silos", [])
+                if [(each["scorer"], each["detail"]) for each in outcomes] == [(self.scorer, "")] * len(same):
+                    return
             await asyncio.sleep(0.2)
         raise RuntimeError("the silos were not up in time")
 
@@ -83,14 +95,20 @@ class Silos:
 
 @contextmanager
 def running(
-    root: Path, documents: int, *, gates: Mapping[str, int] | None = None, keys: Path | None = None
+    root: Path,
+    documents: int,
+    *,
+    names: Sequence[str] = NAMES,
+    gates: Mapping[str, int] | None = None,
+    keys: Path | None = None,
 ) -> Iterator[Silos]:
     """All parties, started. The broker asks a silo at its port in `gates`, if it has one; with `keys`, it
     answers those who have one."""
-    port = _written(root, documents, gates or {}, keys)
-    silos = Silos(root, port, {})
+    encoder = _encoder(root)
+    port = _written(root, documents, names, encoder, gates or {}, keys)
+    silos = Silos(root, port, {}, names, "hybrid" if encoder else "bm25")
     try:
-        for name in (*NAMES, "broker"):
+        for name in (*names, "broker"):
             silos.start(name)
         yield silos
     finally:
@@ -110,20 +128,73 @@ def free_ports(wanted: int) -> list[int]:
         return [each.getsockname()[1] for each in found]
 
 
-def _written(root: Path, documents: int, gates: Mapping[str, int], keys: Path | None) -> int:
+def _environment(root: Path) -> dict[str, str]:
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return os.environ | one_thread | {"ISTHMUS_ENCODERS": str(root / "encoders")}
+
+
+def _encoder(root: Path) -> str:
+    """Add a random encoder; its section of a node's settings, empty where encoders cannot run."""
+    if not all(map(find_spec, ("onnxruntime", "tokenizers", "safetensors"))):
+        return ""
+    import numpy as np
+    from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder, width, rng = root / "random-bert", 32, np.random.default_rng(0)
+    folder.mkdir()
+    square, wide, narrow = (width, width), (2 * width, width), (width, 2 * width)
+    attention = {f"attention.self.{part}": square for part in ("query", "key", "value")}
+    dense = {
+        **attention,
+        "attention.output.dense": square,
+        "intermediate.dense": wide,
+        "output.dense": narrow,
+    }
+    shapes = {f"embeddings.{name}_embeddings.weight": (size, width) for name, size in EMBEDDINGS.items()}
+    for name, shape in dense.items():
+        shapes |= {f"encoder.layer.0.{name}.weight": shape, f"encoder.layer.0.{name}.bias": shape[:1]}
+    for name in ("embeddings", "encoder.layer.0.attention.output", "encoder.layer.0.output"):
+        shapes |= {f"{name}.LayerNorm.weight": (width,), f"{name}.LayerNorm.bias": (width,)}
+    weights = {name: rng.normal(scale=0.5, size=shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(weights, folder / "model.safetensors")
+    config = {"model_type": "bert", "hidden_act": "gelu", "num_hidden_layers": 1, "num_attention_heads": 2}
+    config |= {
+        "hidden_size": width,
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": EMBEDDINGS["position"],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    vocabulary = {"[UNK]": 0} | {f"{at:05x}x": at + 1 for at in range(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    add = [sys.executable, "-m", "isthmus", "encoder", "add", str(folder), "--name", "random"]
+    subprocess.run(add, check=True, env=_environment(root), stdout=sys.stderr)
+    return '[encoder]\nkind = "encoder"\nname = "random"\n'
+
+
+def _written(
+    root: Path,
+    documents: int,
+    names: Sequence[str],
+    encoder: str,
+    gates: Mapping[str, int],
+    keys: Path | None,
+) -> int:
     """Documents, certificates and configuration of all parties; the broker's port."""
-    authority, ports = Authority.at(root / "keys"), free_ports(len(NAMES) + 1)
+    authority, ports = Authority.at(root / "keys"), free_ports(len(names) + 1)
     broker = f'folder = "broker"\nport = {ports[-1]}\ndeadline_ms = {DEADLINE_MS}\n'
     broker += f"keys = {json.dumps(str(keys))}\n" if keys is not None else ""
     broker += "[limits]\nper_second = 1000.0\nburst = 2000\n" + _tls(authority, "broker", clients=True)
-    for seed, (name, port) in enumerate(zip(NAMES, ports, strict=False)):
+    for seed, (name, port) in enumerate(zip(names, ports, strict=False)):
         with open(root / f"{name}.jsonl", "w", encoding="utf-8") as out:
             for at, text in enumerate(zipf_texts(documents, 65, seed)):
                 out.write(json.dumps({"_id": f"{name}{at}", "title": text[:20], "text": text}) + "\n")
         (root / f"{name}.toml").write_text(
             f'silo = "{name}"\nfolder = "{name}"\nport = {port}\n'
             f'sources = [{{kind = "beir", path = "{name}.jsonl"}}]\n'
-            "[peers.broker]\nsearch = true\nsnippets = true\ncounts = true\n"
+            f"{encoder}[peers.broker]\nsearch = true\nsnippets = true\ncounts = true\n"
             + _tls(authority, name, clients=False)
         )
         (root / f"{name}.port").write_text(str(port))
