@@ -40,8 +40,8 @@ from isthmus.files import replacing
 FORMAT = 1
 HEAP = 64_000_000
 """Bytes that tantivy collects before it writes a segment."""
-OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 3, 100, 1 << 14
-FALLEN = 0.9
+OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 2, 100, 1 << 14
+FALLEN = 0.99
 """More is fetched until the score is so much below that of the last candidate wanted, or much was."""
 MANIFEST = "manifest.json"
 EVERY = "1"

@@ -1,0 +1,267 @@
+"""Every engine behind the protocol does the same: candidates, counts, vocabulary, vectors, crashes.
+
+The oracle is `ExactReader`, which counts everything in memory, and a central BM25 index.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from isthmus.engines import BY_FIELD, STOP, Change, EmbeddedEngine, ExactReader
+from isthmus.retrieval import BM25, FIELD_TABLES, TEXT, summed
+from isthmus.service.candidates import Snapshot
+from isthmus.service.encoding import NoQueries
+from isthmus.service.index import Index
+from isthmus.service.settings import EncoderSettings
+from isthmus.service.stores import Draft, SqliteStore
+from isthmus.tables import Documents, Queries
+
+WORDS = ("red apples and green pears by the waves of a sea with iron bridges over long rivers").split()  # noqa: SIM905
+QUERIES = ("pears", "the sea and the sea pears", "green bridges rivers", "nothing", "", "the of and")
+
+
+def texts(count, seed=0, longest=40):
+    rng = np.random.default_rng(seed)
+    share = 1 / np.arange(1, len(WORDS) + 1)
+    for at in range(count):
+        title, body = (
+            " ".join(rng.choice(WORDS, int(size), p=share / share.sum()))
+            for size in rng.integers(0, longest, 2)
+        )
+        yield Change(f"d{at:04d}", at + 1, False, title, body)
+
+
+def changed(changes, seed=1):
+    """Some documents again under later numbers, some removed."""
+    rng = np.random.default_rng(seed)
+    after = changes[-1].change
+    for at in rng.choice(len(changes), len(changes) // 3, replace=False).tolist():
+        after += 1
+        gone = bool(rng.random() < 0.4)
+        body = "" if gone else "other " + " ".join(rng.choice(WORDS, 6))
+        yield Change(changes[at].id, after, gone, "", body)
+
+
+@pytest.fixture(params=["embedded"])
+def engine(request, tmp_path):
+    made = {"embedded": EmbeddedEngine}[request.param](tmp_path / "engine")
+    yield made
+    made.close()
+
+
+def hits(reader, query, depth=20):
+    snapshot = Snapshot(reader, NoQueries())
+    found = snapshot.find(query, depth)
+    rows = zip(found.scores["bm25"].tolist(), found.documents, found.listed["bm25"], strict=True)
+    return sorted(((score, id) for score, id, inside in rows if inside), reverse=True)
+
+
+def same(reader, exact):
+    """All that the protocol says of the documents."""
+    assert (len(reader), reader.change, reader.lengths) == (len(exact), exact.change, exact.lengths)
+    handles = reader.handles()
+    np.testing.assert_array_equal(handles, exact.handles())
+    assert reader.ids(handles) == exact.ids(handles)
+    words = [*WORDS, "pear", "bridg", "river", "appl", STOP + "the", STOP + "and", "unknown", "other"]
+    for mine, other in zip(
+        vars(reader.counts(handles, words)).values(), vars(exact.counts(handles, words)).values(), strict=True
+    ):
+        np.testing.assert_array_equal(mine, other)
+    for name, table in exact.tables(words).items():
+        np.testing.assert_array_equal(reader.tables(words)[name], table, name)
+    for some in (None, handles[::2]):
+        terms, tables = reader.statistics(BY_FIELD, some)
+        expected, counts = exact.statistics(BY_FIELD, some)
+        assert terms.tolist() == expected.tolist()
+        for name in BY_FIELD:
+            np.testing.assert_array_equal(tables[name], counts[name])
+    assert spelled(reader, handles[::3]) == spelled(exact, handles[::3])
+    assert reader.changed_after(5) == exact.changed_after(5)
+    for query in QUERIES:
+        assert hits(reader, query) == hits(exact, query)
+
+
+def spelled(reader, handles):
+    counted, words = reader.terms(handles), reader.words()
+    rows = (counted.document, counted.word, counted.times, counted.lead)
+    return sorted((row, words[code], times, lead) for row, code, times, lead in zip(*rows, strict=True))
+
+
+def test_an_engine_is_the_exact_one_through_changes_and_a_restart(engine, tmp_path):
+    first = list(texts(150))
+    later = list(changed(first))
+    for batch in (first[:1], first[1:90], first[90:]):
+        engine.apply(batch)
+    same(engine.reader, ExactReader(first))
+    before = engine.reader
+    engine.apply(later)
+    same(engine.reader, ExactReader([*first, *later]))
+    same(before, ExactReader(first))  # a search that began ends with what it began with
+    engine.apply([*first[-5:], *later])
+    same(engine.reader, ExactReader([*first, *later]))
+    engine.close()
+    again = type(engine)(tmp_path / "engine")
+    same(again.reader, ExactReader([*first, *later]))
+    last = {each.id: each for each in (*first, *later)}
+    again.rebuild([sorted((each for each in last.values() if not each.removed), key=lambda c: c.change)])
+    assert again.wasted == 0
+    again.close()
+
+
+def test_totals_that_were_saved_long_ago_are_brought_up_to_date(tmp_path, monkeypatch):
+    first = list(texts(60))
+    engine = EmbeddedEngine(tmp_path / "engine")
+    engine.apply(first)
+    engine.close()  # saves totals
+    engine = EmbeddedEngine(tmp_path / "engine")
+    later = list(changed(first))
+    engine.apply(later)
+    engine._generation.rows.save_totals = lambda **_: None  # killed before it could
+    engine.close()
+    again = EmbeddedEngine(tmp_path / "engine")
+    same(again.reader, ExactReader([*first, *later]))
+    again.close()
+
+
+def test_vectors_come_go_and_change_encoder(engine):
+    first = list(texts(30))
+    engine.apply(first)
+    assert not len(engine.unencoded(9))
+    engine.recode("one", 4)
+    np.testing.assert_array_equal(engine.unencoded(9), engine.reader.handles()[:9])
+    vectors = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors[3] = 0
+    engine.encode(engine.reader.handles(), vectors, [(0, 1)] * 30)
+    exact = ExactReader(first, dict(enumerate(vectors, 1)))
+    handles, query = exact.handles(), vectors[7]
+    np.testing.assert_array_equal(engine.reader.nearest(query, 5), exact.nearest(query, 5))
+    np.testing.assert_allclose(
+        engine.reader.cosines(handles, query), exact.cosines(handles, query), atol=2e-3
+    )
+    np.testing.assert_allclose(engine.reader.vectors(handles), vectors, atol=1e-3)
+    engine.apply([Change("d0007", 31, True, "", "")])
+    assert 8 not in engine.reader.nearest(query, 30)
+    old = engine.reader
+    width = np.eye(30, 6, dtype=np.float32)[engine.reader.handles() % 30]
+    engine.recode("two", 6, [(engine.reader.handles(), width, [(0, 1)] * len(width))])
+    assert engine.encoder == "two"
+    assert engine.reader.vectors(handles[:1]).shape == (1, 6)
+    assert len(old.nearest(query, 5)) == 5, "a search that began ends with the old vectors"
+    engine.recode("none", 0)
+    assert not len(engine.reader.nearest(query, 5))
+
+
+def test_depth_among_equal_documents_is_by_id(engine):
+    engine.apply([Change(f"d{at:05d}", at + 1, False, "", "same words here") for at in range(1200)])
+    assert [id for _, id in hits(engine.reader, "words", 5)] == [f"d{at:05d}" for at in range(1199, 1194, -1)]
+
+
+def drafts(changes):
+    return [Draft(each.id, each.title, each.body) for each in changes]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_merged_silos_are_one_central_index_over_either_store(tmp_path, request, kind):
+    """Scores to the last bit, ties too, with documents of several silos scored by the statistics of all."""
+    every = list(texts(400, seed=3))
+    silos = []
+    for at in range(2):
+        if kind == "postgres" and at == 0:
+            from isthmus.service.postgres import PostgresStore
+
+            store = PostgresStore(request.getfixturevalue("postgres_url"))
+        else:
+            store = SqliteStore(tmp_path / f"{at}.db")
+        request.addfinalizer(store.close)
+        store.put(drafts(every[at::2]))
+        silos.append(Index(tmp_path / f"i{at}", store, encoder=EncoderSettings("none")))
+        request.addfinalizer(silos[-1].close)
+        silos[-1].catch_up()
+    tables = (TEXT, *FIELD_TABLES)
+    total = summed(silo.snapshot.exact_statistics(f"s{at}", tables) for at, silo in enumerate(silos))
+    documents = Documents(
+        tuple(each.id for each in every),
+        tuple(each.title for each in every),
+        tuple(each.body for each in every),
+        np.zeros(len(every), int),
+    )
+    central = BM25().index(documents)
+    for query in QUERIES[:5]:
+        merged = []
+        for silo in silos:
+            silo.share(total)
+            found = silo.snapshot.find(query, 20)
+            rows = zip(found.scores["bm25"].tolist(), found.documents, found.listed["bm25"], strict=True)
+            merged += [(score, id) for score, id, inside in rows if inside]
+        run = central.search(Queries(("q",), (query,), np.zeros(1, int), ("test",)), 20)
+        expected = list(zip(run.scores.tolist(), run.documents.tolist(), strict=True))
+        assert sorted(merged, reverse=True)[:20] == expected
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from isthmus.service import index as indexing
+from isthmus.service.settings import EncoderSettings
+from isthmus.service.stores import Draft, SqliteStore
+indexing.BATCH = 7
+folder, first = Path(sys.argv[1]), int(sys.argv[2])
+store = SqliteStore(folder / "documents.db")
+index = indexing.Index(folder / "index", store, encoder=EncoderSettings("lsa", dimensions=4))
+index.catch_up()
+print("open", len(index.snapshot), flush=True)
+for at in range(first, first + 100_000):
+    store.put([Draft(f"d{at % 50}", "", f"number{at} red apples {at % 7} green pears")])
+    index.update()
+    print(at, flush=True)
+"""
+
+
+def kill_while_indexing(folder, times, seed):
+    """Kill a writer at random moments; whatever it acknowledged is there when the next one opens."""
+    rng, at = np.random.default_rng(seed), 0
+    latest = {}
+    for _ in range(times):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(folder), str(at)], stdout=subprocess.PIPE, text=True
+        )
+        opened = writer.stdout.readline()
+        assert opened.startswith("open"), "it opens"
+        assert int(opened.split()[1]) >= len(latest)
+        time.sleep(float(rng.uniform(0.01, 1.0)))
+        os.kill(writer.pid, signal.SIGKILL)
+        rest = writer.stdout.read().split("\n")[:-1]
+        writer.wait()
+        for number in map(int, rest):
+            latest[f"d{number % 50}"] = number
+            at = number + 1
+    store = SqliteStore(folder / "documents.db")
+    index = Index(folder / "index", store, encoder=EncoderSettings("lsa", dimensions=4))
+    for id, number in latest.items():  # before anything is brought in
+        if store.get([id])[id].body.startswith(f"number{number} "):
+            assert index.snapshot.find(f"number{number}", 3).documents[:1] or index.behind
+    index.catch_up()
+    changes = list(store.living())
+    same_words = [each.body.split()[0] for each in changes]
+    assert len(index.snapshot) == len(changes) >= len(latest)
+    for each, word in zip(changes, same_words, strict=True):
+        assert each.id in index.snapshot.find(word, 3).documents
+    exact = Snapshot(ExactReader(changes), NoQueries()).exact_statistics("n", (TEXT, *FIELD_TABLES))
+    assert index.snapshot.exact_statistics("n", (TEXT, *FIELD_TABLES)).version == exact.version
+    assert not len(index.engine.unencoded(1)), "every document has its vector"
+    index.close()
+    store.close()
+    return len(latest)
+
+
+@pytest.mark.soak
+def test_a_killed_writer_loses_nothing(tmp_path, soak_count):
+    assert kill_while_indexing(tmp_path, soak_count(3, 50), seed=0)
