@@ -119,15 +119,12 @@ def _stop_words(codes: tuple[str, ...]) -> tuple[Ids, FloatArray]:
 
 def analyse(texts: Sequence[str], languages: Sequence[str], *, in_place: bool = False) -> Tokens:
     """The terms of every text in its language, by its code; with `in_place` stop words stay."""
-    tokenisers = [tokeniser_of(language) for language in languages]
-    distinct = list(dict.fromkeys(tokenisers)) or [ENGLISH]
-    rows = [[at for at, each in enumerate(tokenisers) if each is one] for one in distinct]
-    parts = [
-        (one.in_place if in_place else one)([texts[at] for at in some])
-        for one, some in zip(distinct, rows, strict=True)
-    ]
-    if len(parts) == 1:
-        return parts[0]
+    distinct = list(dict.fromkeys(map(tokeniser_of, dict.fromkeys(languages)))) or [ENGLISH]
+    reads = [one.in_place if in_place else one for one in distinct]
+    if len(reads) == 1:
+        return reads[0](texts)
+    rows = [[at for at, code in enumerate(languages) if tokeniser_of(code) is one] for one in distinct]
+    parts = [read([texts[at] for at in some]) for read, some in zip(reads, rows, strict=True)]
     return _joined(parts, np.argsort(np.concatenate(rows)))
 
 
@@ -140,6 +137,12 @@ def _joined(parts: Sequence[Tokens], order: np.ndarray) -> Tokens:
     rows = np.repeat(starts - offsets[:-1], lengths[order]) + np.arange(offsets[-1])
     masks = [part.stopped for part in parts if part.stopped is not None]
     return Tokens(terms[rows], frozen(offsets), frozen(np.concatenate(masks)[rows]) if masks else None)
+
+
+def beyond_english(languages: Iterable[str]) -> frozenset[str]:
+    """The languages, if any of them is analysed otherwise than English; none if not."""
+    codes = frozenset(code or DEFAULT for code in languages)
+    return codes if any(tokeniser_of(code) != ENGLISH for code in codes) else frozenset()
 
 
 def query(text: str, languages: Collection[str]) -> Tokens:

@@ -36,6 +36,7 @@ from isthmus.engines.terms import STOP
 from isthmus.engines.vectors import VectorIndex, VectorReader
 from isthmus.errors import DataError
 from isthmus.files import replacing
+from isthmus.languages import analysis_name
 
 FORMAT = 1
 HEAP = 64_000_000
@@ -227,8 +228,8 @@ class EmbeddedEngine:
         if not path.exists():
             return _fresh(1)
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise DataError("has another format", file=path)
+        if manifest["format"] != FORMAT or manifest["analysis"] != analysis_name():
+            raise DataError("has another format or analysis of texts", file=path)
         return manifest
 
     def _open(self, state: dict[str, Any]) -> None:
@@ -349,7 +350,14 @@ class EmbeddedEngine:
 def _fresh(generation: int) -> dict[str, Any]:
     """The manifest of nothing; the key is nobody's business, so that names cannot be made to collide."""
     key = secrets.token_hex(16)
-    return {"format": FORMAT, "generation": generation, "key": key, "sizes": {}, "vectors": None}
+    return {
+        "format": FORMAT,
+        "analysis": analysis_name(),
+        "generation": generation,
+        "key": key,
+        "sizes": {},
+        "vectors": None,
+    }
 
 
 def _schema() -> Any:

@@ -37,6 +37,8 @@ class Change:
     removed: bool
     title: str
     body: str
+    language: str = ""
+    """What it is analysed in, by its code; "" for English."""
 
 
 @dataclass(frozen=True, eq=False)

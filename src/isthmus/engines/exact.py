@@ -23,7 +23,7 @@ class ExactReader:
         living = [each for each in last.values() if not each.removed]
         self.documents = sorted(living, key=lambda each: each.change)
         self._change = max((each.change for each in changes), default=0)
-        batch = TermBatch.of([(each.title, each.body) for each in self.documents])
+        batch = TermBatch.of(self.documents)
         self._words, place = batch.words()
         document, code, counts = batch.entries(place)
         shape = (len(BY_FIELD[:3]), len(self.documents), len(self._words))

@@ -228,7 +228,7 @@ class Rows:
     def append(self, changes: Sequence[Change]) -> tuple[list[str], list[str]]:
         """Write rows of changes, forced to disk; the texts to search of those that are documents."""
         old = self.view
-        batch = TermBatch.of([(each.title, each.body) for each in changes])
+        batch = TermBatch.of(changes)
         words, place = batch.words()
         document, codes, counts = batch.entries(self.vocabulary.add(words)[place])
         records = self._records(changes, batch, document, codes, counts)

@@ -16,7 +16,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from isthmus.arrays import IntArray
-from isthmus.text import ENGLISH, Tokeniser, Tokens
+from isthmus.engines.engine import Change
+from isthmus.languages import analyse
+from isthmus.text import Tokens
 
 LEAD_WORDS = 50
 """A document begins with its first paragraph, or so many words of it."""
@@ -48,13 +50,13 @@ class TermBatch:
     stopped: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, texts: Sequence[tuple[str, str]], tokeniser: Tokeniser = ENGLISH) -> TermBatch:
-        """Of documents' titles and bodies."""
+    def of(cls, changes: Sequence[Change]) -> TermBatch:
+        """Of documents' titles and bodies, each in its language."""
         parts: list[str] = []
-        for title, body in texts:
-            end = lead_end(body)
-            parts += (title, body[:end], body[end:])
-        tokens = tokeniser.in_place(parts)
+        for each in changes:
+            end = lead_end(each.body)
+            parts += (each.title, each.body[:end], each.body[end:])
+        tokens = analyse(parts, [each.language for each in changes for _ in range(_PARTS)], in_place=True)
         assert tokens.stopped is not None
         return cls(tokens, tokens.stopped)
 

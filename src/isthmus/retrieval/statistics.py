@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import ConfigError, DataError, PrivacyError, ProtocolError
+from isthmus.languages import analysis_name
 from isthmus.tables import Bundle, Declared
 from isthmus.text import Tokens
 
@@ -92,8 +93,9 @@ class Statistics:
     """Tables of one count a term, or of one count a cell.
 
     `lengths` are the terms of all documents together, by field. `hashing` names the cells, if there are any;
-    those of different hash keys do not mix, and nothing tells the key. A count of 1 is told as `unit`. Where
-    the key is known, `family` may have it, and `rates` those of the noise on tables that nobody has read yet.
+    those of different hash keys do not mix, and nothing tells the key. `analysis` names how texts became
+    terms; those of different analyses do not mix either. A count of 1 is told as `unit`. Where the key is
+    known, `family` may have it, and `rates` those of the noise on tables that nobody has read yet.
     """
 
     documents: int
@@ -105,6 +107,7 @@ class Statistics:
     epsilon: float | None = None
     unit: int = 1
     about: Mapping[str, Any] = field(default_factory=dict)
+    analysis: str = field(default_factory=analysis_name)
     family: Hashing | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
 
@@ -154,9 +157,9 @@ class Statistics:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Unit, hashing, fields and noise; only statistics for which these are equal can be added."""
+        """Analysis, unit, hashing, fields and noise; only statistics with equal ones can be added."""
         noise = self.epsilon is None, sorted(self.rates)
-        return self.unit, self.hashing, sorted(self.lengths), sorted(self.tables), *noise
+        return self.analysis, self.unit, self.hashing, sorted(self.lengths), sorted(self.tables), *noise
 
     @cached_property
     def _place(self) -> dict[str, int]:
@@ -196,7 +199,7 @@ class Statistics:
         """The statistics of both. ε is the least of the parts', by which the noise of each is bounded; a sum
         is no draw of noise and has none in `about`."""
         if self.kind != other.kind:
-            raise ProtocolError("statistics of different forms, hash keys or tables do not add up")
+            raise ProtocolError("statistics of different forms, hash keys, analyses or tables do not add up")
         terms, tables = self._added(other)
         return replace(
             self,
@@ -240,6 +243,7 @@ class Statistics:
             "epsilon": self.epsilon,
             "unit": self.unit,
             "about": dict(self.about),
+            "analysis": self.analysis,
         }
         arrays = {
             name: table.astype(np.int32) if np.abs(table).max(initial=0) < 2**31 else table
@@ -277,6 +281,8 @@ class Statistics:
             epsilon=None if epsilon is None else float(epsilon),
             unit=_whole(header["unit"]),
             about=dict(header["about"]),
+            # the release before did not name it, and read English texts as this one does
+            analysis=_name(header.get("analysis", analysis_name())),
         )
 
     def check(self) -> None:

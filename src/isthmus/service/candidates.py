@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.engines import FIELDS, STOP, EngineReader, WordCounts
 from isthmus.features import Pairs, compute
+from isthmus.languages import query
 from isthmus.private import HashFamily
 from isthmus.retrieval import BM25, TEXT, Statistics, idf
 from isthmus.service.encoding import QueryEncoder
@@ -74,6 +75,8 @@ class Snapshot:
     encoder: QueryEncoder
     shared: Statistics | None = None
     family: HashFamily | None = None
+    languages: frozenset[str] = frozenset()
+    """That documents are in, by their codes, if not all of them are read as English."""
     settings: BM25 = field(default_factory=BM25)
 
     def __len__(self) -> int:
@@ -98,7 +101,7 @@ class Snapshot:
 
     def find(self, text: str, depth: int) -> QueryCandidates:
         """The best `depth` documents of each retriever."""
-        tokens = ENGLISH.query(text)
+        tokens = query(text, self.languages)
         spelled = tokens.terms.words
         terms = spelled if tokens.stopped is None else [STOP + word for word in spelled]
         codes = tokens.terms.codes
@@ -106,7 +109,8 @@ class Snapshot:
         rarity = self.rarity(terms)
         weights = rarity * np.bincount(codes, minlength=len(terms))
         lists = {"bm25": self.reader.matching(dict(zip(terms, weights.tolist(), strict=True)), depth)}
-        vector = self.encoder.query(text, words)
+        # encoders of words are fitted on texts read as English
+        vector = self.encoder.query(text, ENGLISH.query(text).words(0) if self.languages else words)
         if vector.any():
             lists["dense"] = self.reader.nearest(vector, depth)
         handles = np.unique(np.concatenate(list(lists.values())))
@@ -181,7 +185,11 @@ class Snapshot:
         """
         terms, counts = self.reader.statistics(tables, handles)
         return Statistics(
-            silos=(silo,), documents=len(self), lengths=self.lengths, tables=counts, terms=terms
+            silos=(silo,),
+            documents=len(self),
+            lengths=self.lengths,
+            tables=counts,
+            terms=terms,
         )
 
 

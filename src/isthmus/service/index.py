@@ -24,6 +24,7 @@ from isthmus.encoders import Vectors
 from isthmus.engines import Change, EmbeddedEngine, Encoded, Engine
 from isthmus.errors import DataError, ProtocolError
 from isthmus.files import replacing
+from isthmus.languages import DEFAULT, beyond_english
 from isthmus.private import HashFamily
 from isthmus.retrieval import Statistics
 from isthmus.service import settings
@@ -83,7 +84,10 @@ class Index:
         if not (self.folder / "fitted").exists():  # as the release before left it
             self._remember(used)
         self._complete = False
-        self.snapshot = Snapshot(self.engine.reader, used, family=family)
+        self._languages = set(store.languages())
+        self.snapshot = Snapshot(
+            self.engine.reader, used, family=family, languages=beyond_english(self._languages)
+        )
 
     def _opened_encoder(self) -> QueryEncoder:
         """The encoder that the settings name, or that was fitted here or by all silos; else none yet."""
@@ -157,6 +161,7 @@ class Index:
             if changes:
                 self.engine.apply(changes)
                 living = [each for each in changes if not each.removed]
+                self._languages |= {each.language or DEFAULT for each in living}
                 handles = np.array([each.change for each in living], dtype=np.int64)
                 self.engine.encode(*self._encoded(self.snapshot.encoder, handles, living))
                 self._show()
@@ -181,7 +186,8 @@ class Index:
 
     def _show(self, encoder: QueryEncoder | None = None) -> None:
         used = encoder or self.snapshot.encoder
-        self.snapshot = replace(self.snapshot, reader=self.engine.reader, encoder=used)
+        languages = beyond_english(self._languages)
+        self.snapshot = replace(self.snapshot, reader=self.engine.reader, encoder=used, languages=languages)
 
     # vectors
 

@@ -49,7 +49,7 @@ from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.security import HitTokens, local_secret
 from isthmus.service.settings import OPERATOR, NodeSettings, secret
-from isthmus.service.sources import check_sources, load_all
+from isthmus.service.sources import check_sources, in_languages, load_all
 from isthmus.service.space import Space
 from isthmus.service.stores import Counts, DocumentStore, Draft, Judgement, SqliteStore
 from isthmus.tables import Documents, locked, replacing
@@ -235,7 +235,7 @@ class Node:
 
     def put(self, drafts: Sequence[Draft]) -> Counts:
         """Add or change documents; they can be found when this returns, unless indexing is far behind."""
-        done = self.store.put(drafts, source=OPERATOR)
+        done = self.store.put(in_languages(drafts), source=OPERATOR)
         self._await_indexed()
         return done
 

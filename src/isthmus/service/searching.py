@@ -14,11 +14,12 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import DataError
 from isthmus.features import NAMES
+from isthmus.languages import tokeniser_of
 from isthmus.service.candidates import QueryCandidates, Snapshot
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned
@@ -49,6 +51,7 @@ READ_FOR_SNIPPET = 20_000
 _QUERY = "q"
 _WORD = re.compile(r"\w+")
 _SURE = 1e-9
+_ACCENTS = {signs[0]: f"[{signs}]" for signs in ("aàáâãäå", "cç", "eèéêë", "iìíîï", "nñ", "oòóôõö", "uùúûü")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +271,7 @@ class Searcher:
         )
         check()
         texts = self.store.get([candidates.documents[at] for at in selected]) if snippets and selected else {}
-        cut = partial(snippet, pattern=_pattern(request.query, candidates.words))
+        cut = partial(snippet, pattern=_pattern(request.query, candidates.words, snapshot.languages))
         hits = [
             Hit(
                 document=name(candidates.documents[at]),
@@ -320,11 +323,22 @@ def _display_fields(text: Draft | None, cut: partial[str]) -> dict[str, str]:
     return {} if text is None else {"title": text.title[:300], "snippet": cut(text.body)}
 
 
-def _pattern(query: str, stems: Sequence[str]) -> re.Pattern[str]:
-    """Words that begin like a word of the query or like its stem."""
-    words = {word for word in _WORD.findall(query.lower()) if word not in STOP_WORDS} | set(stems)
-    wanted = "|".join(sorted(map(re.escape, words), key=len, reverse=True)[:50])
-    return re.compile(rf"\b(?:{wanted})", re.IGNORECASE) if wanted else re.compile(r"(?!)")
+def _pattern(query: str, stems: Sequence[str], languages: Iterable[str] = ()) -> re.Pattern[str]:
+    """Words that begin like a word of the query or like its stem, with any accents; characters of scripts
+    without spaces anywhere."""
+    stops = STOP_WORDS.union(*(tokeniser_of(code).stop_words for code in languages))
+    words = {word for word in _WORD.findall(query.lower()) if word not in stops} | set(stems)
+    wanted = "|".join(map(_spellings, sorted(words, key=len, reverse=True)[:50]))
+    return re.compile(wanted, re.IGNORECASE) if wanted else re.compile(r"(?!)")
+
+
+def _spellings(word: str) -> str:
+    """A pattern of a word with or without accents: a stem has lost some of its word's."""
+    if word >= "\u3000":
+        return re.escape(word)
+    bare = (normalize("NFD", sign)[0] for sign in word)
+    signs = (_ACCENTS.get(base, re.escape(sign)) for base, sign in zip(bare, word, strict=True))
+    return r"\b" + "".join(signs).replace("ss", "(?:ss|ß)")
 
 
 def snippet(body: str, *, pattern: re.Pattern[str]) -> str:
@@ -336,7 +350,7 @@ def snippet(body: str, *, pattern: re.Pattern[str]) -> str:
         0, _densest([(match.start(), match.group().lower()) for match in pattern.finditer(text)]) - 40
     )
     if start:
-        start = text.find(" ", start) + 1 or start
+        start = text.find(" ", start, start + 40) + 1 or start  # not all scripts have blanks
     end = start + LONGEST_SNIPPET
     if end < len(text):
         end = max(text.rfind(" ", start, end), start + LONGEST_SNIPPET // 2)

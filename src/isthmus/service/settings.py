@@ -147,8 +147,14 @@ class Source:
     query: str = ""
     name: str = ""
     """Stays the same when the path or the query changes; else these are its name."""
+    language: str = "auto"
+    """Of its documents, as a code (de) or in English (German); auto: of each what it seems to be in."""
 
     def __post_init__(self) -> None:
+        if self.language != "auto":
+            from isthmus.languages import code_of
+
+            code_of(self.language)
         if self.name:
             _check_name("name", self.name)
         if self.name == OPERATOR:

@@ -15,16 +15,17 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, several
+from isthmus.languages import AUTO, DEFAULT, code_of, detect
 from isthmus.service.parsing import READERS, Parser, ParsingLimits
 from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret
-from isthmus.service.stores import BATCH, Counts, DocumentStore, Draft
+from isthmus.service.stores import BATCH, READ, Counts, DocumentStore, Draft
 from isthmus.service.wire import LONGEST_ID
 from isthmus.tables import records
 
@@ -94,7 +95,7 @@ def load(
             yield draft
 
     def own() -> Iterator[Draft]:
-        for draft in _placed(each(), source, store, others, tell):
+        for draft in in_languages(_placed(each(), source, store, others, tell), source.language):
             placed.add(draft.id)
             yield draft
 
@@ -102,6 +103,21 @@ def load(
     unreadable = {name for id in unread for name in _names(id, source)}
     below = tuple(f"{name}/" for name in unreadable)
     return done + Counts(removed=store.retain(source.label, placed | unreadable, below=below))
+
+
+def in_languages(drafts: Iterable[Draft], language: str = AUTO) -> Iterator[Draft]:
+    """Documents with the code of their language: the one that is named, else what each seems to be in.
+
+    One that does not tell is in the language of most of the first thousand that do, or in English.
+    """
+    code, rest, usual = code_of(language), iter(drafts), ""
+    while batch := list(islice(rest, READ)):
+        codes = [code] * len(batch)
+        if code == AUTO:
+            codes = detect(f"{draft.title}\n{draft.body}" for draft in batch)
+            usual = usual or max(filter(None, codes), key=codes.count, default=DEFAULT)
+        for draft, each in zip(batch, codes, strict=True):
+            yield replace(draft, language=each or usual)
 
 
 def _names(id: str, source: Source) -> list[str]:

@@ -180,7 +180,7 @@ class StatisticsExchange:
         for name in sorted(self._statistics, key=lambda name: (len(self._statistics[name].words), name)):
             statistics, stated = self._statistics[name], self._documents(name)
             if statistics.kind != kind:
-                left_out[name] = "of another form, hash key or tables than most silos'"
+                left_out[name] = "of another form, hash key, analysis of texts or tables than most silos'"
             elif stated is not None and statistics.documents > TOLERANCE * stated + SOME:
                 left_out[name] = f"of {statistics.documents:,} documents, where its answers are of {stated:,}"
             else:
@@ -200,7 +200,7 @@ class StatisticsExchange:
         if self._kind in common:
             return self._kind
         if any(kind != common[0] for kind in common):
-            raise ProtocolError("they are of different forms, hash keys or tables")
+            raise ProtocolError("they are of different forms, hash keys, analyses of texts or tables")
         return common[0]
 
     async def _collect(self) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 from isthmus.encoders import Vectors
 from isthmus.engines import Change
 from isthmus.errors import DataError
+from isthmus.languages import DEFAULT
 from isthmus.service.templates import template
 
 T = TypeVar("T")
@@ -42,12 +43,15 @@ class Draft:
     id: str
     title: str
     body: str
+    language: str = ""
+    """Its code; "" for English, as the release before had all."""
 
     @property
     def digest(self) -> bytes:
-        """A digest of title and body, to detect changes."""
+        """A digest of title, body and language, to detect changes."""
         digest = hashlib.blake2b(digest_size=16)
-        for text in (self.title, self.body):
+        other = () if self.language in ("", DEFAULT) else (self.language,)
+        for text in (self.title, self.body, *other):
             spelled = text.encode("utf-8", "surrogatepass")
             digest.update(len(spelled).to_bytes(8, "little") + spelled)
         return digest.digest()
@@ -197,13 +201,20 @@ class DocumentStore(ABC):
         first = self._reserve(db, len(drafts))
         self._many(
             db,
-            """INSERT INTO document (id, source, title, body, digest, change, removed)
-            VALUES (?, ?, ?, ?, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET source = excluded.source,
-                title = excluded.title, body = excluded.body, digest = excluded.digest,
-                change = excluded.change, removed = 0""",
+            """INSERT INTO document (id, source, title, body, language, digest, change, removed)
+            VALUES (?, ?, ?, ?, ?, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET source = excluded.source,
+                title = excluded.title, body = excluded.body, language = excluded.language,
+                digest = excluded.digest, change = excluded.change, removed = 0""",
             [
-                (draft.id, source, _storable(draft.title), _storable(draft.body), draft.digest, first + at)
-                for at, draft in enumerate(drafts)
+                (
+                    each.id,
+                    source,
+                    *map(_storable, (each.title, each.body)),
+                    each.language,
+                    each.digest,
+                    change,
+                )
+                for change, each in enumerate(drafts, first)
             ],
         )
         self._forget_vectors(db, [draft.id for draft in drafts])
@@ -252,11 +263,11 @@ class DocumentStore(ABC):
 
     def changes(self, after: int, limit: int) -> list[Change]:
         """What was written or removed since a change, in order, each document as it is now."""
-        sql = """SELECT id, change, removed, title, body FROM document
+        sql = """SELECT id, change, removed, title, body, language FROM document
             WHERE change > ? ORDER BY change LIMIT ?"""
         with self._transaction() as db:
             rows = self._rows(db, sql, (after, limit))
-        return [Change(id, change, bool(removed), title, body) for id, change, removed, title, body in rows]
+        return [Change(id, change, bool(removed), *texts) for id, change, removed, *texts in rows]
 
     def living(self) -> Iterator[Change]:
         """Every document there is, in the order of its last change."""
@@ -267,14 +278,23 @@ class DocumentStore(ABC):
 
     def get(self, ids: Sequence[str]) -> dict[str, Draft]:
         """The documents with these ids, by id; unknown ids are left out."""
-        sql = "SELECT id, title, body FROM document WHERE removed = 0 AND id IN"
-        return {id: Draft(id, title, body) for id, title, body in self._by_id(sql, ids)}
+        sql = "SELECT id, title, body, language FROM document WHERE removed = 0 AND id IN"
+        return {row[0]: Draft(*row) for row in self._by_id(sql, ids)}
 
     def count(self) -> int:
         """How many documents there are."""
         with self._transaction() as db:
             ((count,),) = self._rows(db, "SELECT count(*) FROM document WHERE removed = 0")
         return int(count)
+
+    def languages(self) -> dict[str, int]:
+        """How many documents there are in every language, by its code."""
+        sql = "SELECT language, count(*) FROM document WHERE removed = 0 GROUP BY language"
+        counts: Counter[str] = Counter()
+        with self._transaction() as db:
+            for code, count in self._rows(db, sql):
+                counts[code or DEFAULT] += int(count)
+        return dict(sorted(counts.items()))
 
     def latest(self) -> int:
         """The number of the last change."""

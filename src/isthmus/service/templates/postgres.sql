@@ -41,3 +41,9 @@ ALTER TABLE judgement ADD COLUMN person TEXT COLLATE "C" NOT NULL DEFAULT '',
 -- step 5
 -- documents are found in the index
 ALTER TABLE document DROP COLUMN words
+
+-- step 6
+-- a document is analysed in its language
+ALTER TABLE document ADD COLUMN language TEXT NOT NULL DEFAULT ''
+
+CREATE INDEX document_language ON document (language) WHERE removed = 0

@@ -64,3 +64,9 @@ DROP TRIGGER document_added
 DROP TRIGGER document_changed
 
 DROP TABLE words
+
+-- step 6
+-- a document is analysed in its language
+ALTER TABLE document ADD COLUMN language TEXT NOT NULL DEFAULT ''
+
+CREATE INDEX document_language ON document (language) WHERE removed = 0
