@@ -113,8 +113,14 @@ def test_judgements_from_before_people_had_names_stay(store, request, monkeypatc
     with monkeypatch.context() as old:
         old.setattr(kind, "migrations", kind.migrations[:before])
         written = kind(place)
-        written.put(drafts("a"))
+        (draft,) = drafts("a")
         with written._transaction(writing=True) as db:
+            written._rows(
+                db,
+                """INSERT INTO document (id, source, title, body, digest, change, removed)
+                VALUES (?, '', ?, ?, ?, 1, 0)""",
+                (draft.id, draft.title, draft.body, draft.digest),
+            )
             written._rows(
                 db,
                 """INSERT INTO judgement (query, document, peer, relevant, at, probability, evidence)

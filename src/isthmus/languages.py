@@ -97,6 +97,11 @@ def detect(texts: Iterable[str], among: Collection[str] = tuple(NAMES)) -> list[
     return [codes[at] if certain else "" for at, certain in zip(chosen.tolist(), sure.tolist(), strict=True)]
 
 
+def usual(codes: Sequence[str]) -> str:
+    """The language of most texts that tell theirs; English if none does."""
+    return max(filter(None, codes), key=codes.count, default=DEFAULT)
+
+
 def _weights(terms: Ids, codes: tuple[str, ...]) -> FloatArray:
     """What every word of a vocabulary says for every language."""
     stops, shares = _stop_words(codes)

@@ -101,6 +101,8 @@ def _retrieve_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--silo NAME", "search the documents of one silo only")
     add(parser, "--k1", "BM25's term saturation (%(default)s)", type=float, default=1.5)
     add(parser, "--b", "BM25's length normalisation (%(default)s)", type=float, default=0.75)
+    languages = "BM25's stemmer and stop words: de, German, … (%(default)s: what most documents are in)"
+    add(parser, "--language", languages, default="auto")
     add(
         parser,
         "--encoder NAME",
@@ -145,19 +147,28 @@ def _retrieve(arguments: argparse.Namespace) -> None:
 
 def _retriever(arguments: argparse.Namespace) -> Callable[[Documents], Retriever]:
     """What makes a retriever of documents; settings that cannot be used are refused here."""
+    from dataclasses import replace
+
+    from isthmus.languages import AUTO, code_of, detect, tokeniser_of, usual
     from isthmus.retrieval import BM25, Dense, Reranked
 
-    settings: BM25 | Dense = BM25(k1=arguments.k1, b=arguments.b)
+    language, settings = code_of(arguments.language), BM25(k1=arguments.k1, b=arguments.b)
+
+    def by_words(documents: Documents) -> Retriever:
+        code = usual(detect(documents.texts[:1_000])) if language == AUTO else language
+        return replace(settings, tokeniser=tokeniser_of(code)).index(documents)
+
+    index = by_words
     if arguments.encoder is not None:
         from isthmus.encoders import load_encoder
 
-        settings = Dense(load_encoder(arguments.encoder))
+        index = Dense(load_encoder(arguments.encoder)).index
     if arguments.reranker is None:
-        return settings.index
+        return index
     from isthmus.encoders import load_cross_encoder
 
     cross = load_cross_encoder(arguments.reranker)
-    return lambda documents: Reranked(settings.index(documents), documents, cross)
+    return lambda documents: Reranked(index(documents), documents, cross)
 
 
 def _with_queries(corpus: Corpus, queries: str) -> Corpus:

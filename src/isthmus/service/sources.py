@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, several
-from isthmus.languages import AUTO, DEFAULT, code_of, detect
+from isthmus.languages import AUTO, code_of, detect, usual
 from isthmus.service.parsing import READERS, Parser, ParsingLimits
 from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret
 from isthmus.service.stores import BATCH, READ, Counts, DocumentStore, Draft
@@ -110,14 +110,14 @@ def in_languages(drafts: Iterable[Draft], language: str = AUTO) -> Iterator[Draf
 
     One that does not tell is in the language of most of the first thousand that do, or in English.
     """
-    code, rest, usual = code_of(language), iter(drafts), ""
+    code, rest, majority = code_of(language), iter(drafts), ""
     while batch := list(islice(rest, READ)):
         codes = [code] * len(batch)
         if code == AUTO:
             codes = detect(f"{draft.title}\n{draft.body}" for draft in batch)
-            usual = usual or max(filter(None, codes), key=codes.count, default=DEFAULT)
+            majority = majority or usual(codes)
         for draft, each in zip(batch, codes, strict=True):
-            yield replace(draft, language=each or usual)
+            yield replace(draft, language=each or majority)
 
 
 def _names(id: str, source: Source) -> list[str]:
