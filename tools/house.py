@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 32_140,  # languages; the engine with exact counts and crash safety
+    "src/isthmus": 32_230,  # languages; the engine with exact counts and crash safety
     "benchmarks": 1_865,  # load with a cheap encoder that all silos have
     "docs": 230,
     "reproduce": 6_500,
@@ -42,14 +42,14 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/asking.py": 140,
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_215,  # a contest of all calibrators; what a threshold rests on
-    "src/isthmus/cli": 2_035,  # retrieve in a language; isthmus encoder
+    "src/isthmus/cli": 2_057,  # retrieve in a language; isthmus encoder
     "src/isthmus/config.py": 285,  # old keys are read for one release, refused against new ones
     "src/isthmus/corpora": 990,
     "src/isthmus/demo": 445,  # longer names break lines
     "src/isthmus/encoders": 1_080,  # presets by hash, folders, endpoints, the graph of a BERT
     "src/isthmus/engines": 1_185,  # documents in languages; protocol, embedded engine, vector index
     "src/isthmus/errors.py": 100,  # one error for what cannot be read
-    "src/isthmus/evaluation": 1_625,  # risk of runs against baselines
+    "src/isthmus/evaluation": 1_685,  # risk of runs against baselines, values of single queries
     "src/isthmus/facade.py": 35,  # old names warn for one release
     "src/isthmus/features.py": 270,
     "src/isthmus/federation": 4_238,  # sizes follow from the data; what was seen of silos adds up

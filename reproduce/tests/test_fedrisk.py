@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from isthmus.errors import ConfigError
+from isthmus.evaluation import read_per_query
 from isthmus.partition import deal
 from isthmus.randomness import Streams
 from isthmus.tables import Fold, Letor, write_letor
@@ -19,7 +20,7 @@ from isthmus_reproduce.faults import afflicted
 from isthmus_reproduce.fedrisk import experiment as fedrisk
 from isthmus_reproduce.fedrisk import printed as printed_fedrisk
 from isthmus_reproduce.fedrisk import runs as fedrisk_runs
-from isthmus_reproduce.fedrisk.cells import Row, RunUnit, restlessness, stacked
+from isthmus_reproduce.fedrisk.cells import Row, RunUnit, restlessness, rows_of, stacked
 from isthmus_reproduce.fedrisk.experiment import Config, reproduce
 from isthmus_reproduce.fedrisk.plans import ATTACK, MEASURES, Protocol, RunName, plans, protocol_for
 
@@ -72,7 +73,7 @@ def light() -> Iterator[None]:
 def out(tmp_path_factory: pytest.TempPathFactory, folder: Path, light: None) -> Path:
     """The folder of a finished reproduction."""
     where = tmp_path_factory.mktemp("run")
-    reproduce(Config(data=str(folder), scale="smoke"), where, workers=1)
+    reproduce(Config(data=str(folder), scale="smoke"), where, workers=1, values=where / "values.parquet")
     return where
 
 
@@ -126,6 +127,22 @@ def test_the_report_names_the_data_and_explains(out: Path) -> None:
     titles = [line for line in plain.split("\n") if line.startswith("**") and line.endswith("**")]
     assert len(titles) > 12
     assert all("tiny" in title for title in titles)
+
+
+def test_tables_are_made_again_from_the_values_of_single_queries(out: Path) -> None:
+    values = read_per_query(out / "values.parquet")
+    assert {row["seed"] for row in values} == {0}
+    assert {row["fold"] for row in values} == {0, 1}
+    again = rows_of(values)
+    compared = 0
+    for cell in cells(out):
+        key = tuple(str(cell[name]) for name in ("table", "mode", "row", "variant"))
+        if cell["table"] in ("1", "attack", "scoring") and cell["measure"] in MEASURES:
+            remade = again[key].cell(str(cell["measure"]), "tiny")
+            assert (remade.value, remade.n) == (pytest.approx(cell["value"]), cell["n"])
+            assert (remade.low, remade.high) == (pytest.approx(cell["low"]), pytest.approx(cell["high"]))
+            compared += 1
+    assert compared > 200
 
 
 def test_a_killed_run_repeats_only_what_is_missing(

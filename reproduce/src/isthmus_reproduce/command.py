@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from isthmus.cli import Command, add_json, print_json, whole
+from isthmus.cli import Command, add_json, add_per_query, print_json, whole
 from isthmus.errors import ConfigError
 
 EXPERIMENTS = {
@@ -40,13 +40,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole(0), default=0, help="of every random draw (0)")
     parser.add_argument("--workers", type=whole(1), help="processes at once (one a core)")
     parser.add_argument("--out", metavar="DIR", help="the run's folder; the same folder again resumes")
+    add_per_query(parser)
     add_json(parser, "a list of {table, row, part, variant, mode, data, measure, value, low, high, n, paper}")
 
 
 def _run(options: argparse.Namespace) -> None:
     from importlib import import_module
+    from inspect import signature
     from pathlib import Path
 
+    from isthmus.evaluation import check_per_query
     from isthmus.report import summary
 
     experiment = import_module(EXPERIMENTS[options.paper])
@@ -55,12 +58,17 @@ def _run(options: argparse.Namespace) -> None:
         raise ConfigError(f"{options.paper} has its own encoders", key="--encoder", expected="no --encoder")
     if options.only and options.paper != "fedrisk":
         raise ConfigError(f"{options.paper} is computed whole", key="--only", expected="no --only")
+    more = {"values": options.per_query} if options.per_query else {}
+    if more and "values" not in signature(experiment.reproduce).parameters:
+        raise ConfigError(f"{options.paper} has no values by query", key="--per-query", expected="fedrisk")
+    if more:
+        check_per_query(options.per_query)
     config = experiment.Config(
         scale=options.scale, seed=options.seed, **{key: value for key, value in chosen.items() if value}
     )
     name = f"{options.paper}-{options.encoder}" if options.encoder else options.paper
     out = options.out or f"runs/{name}-{Path(config.data).name}-{config.scale}-{config.seed}"
-    result = experiment.reproduce(config, out, workers=options.workers)
+    result = experiment.reproduce(config, out, workers=options.workers, **more)
     if options.json:
         print_json([cell.record() for cell in result.cells])
     else:

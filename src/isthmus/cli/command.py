@@ -65,6 +65,14 @@ def add_json(parser: argparse.ArgumentParser, shape: str) -> None:
     add(parser, "--json", f"print JSON instead: {shape}")
 
 
+def add_per_query(parser: argparse.ArgumentParser) -> None:
+    """The file that has the measures of every query."""
+    columns = "experiment, data, fold, seed, method, query, measure, value"
+    add(
+        parser, "--per-query FILE", f"also write the values of every query there, .csv or .parquet: {columns}"
+    )
+
+
 def add_settings(parser: argparse.ArgumentParser, about: str, *, example: str, required: bool) -> None:
     """A TOML file, and changes to it on the command line."""
     add(parser, "--config FILE", about, required=required)

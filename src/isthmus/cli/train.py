@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add, add_json, add_settings, print_json, whole
+from isthmus.cli.command import Command, add, add_json, add_per_query, add_settings, print_json, whole
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,13 +50,17 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, "a TOML file with any of these and more", example="local.epochs=5", required=False)
     add(parser, "--out DIR", "the run's folder (runs/DATA-STRATEGY-SEED)")
     add(parser, "--resume DIR", "go on with the run in this folder")
+    add_per_query(parser)
     add_json(parser, "{out, rounds, final: {measure: value}, model_sha256}")
 
 
 def _train(arguments: argparse.Namespace) -> None:
+    from isthmus.evaluation import check_per_query, per_query_rows, write_per_query
     from isthmus.federation import MODEL, RunFolder, run_page, train
     from isthmus.report import summary
 
+    if arguments.per_query:
+        check_per_query(arguments.per_query)
     if arguments.resume:
         config, out = RunFolder(arguments.resume).config(), arguments.resume
     else:
@@ -79,7 +83,12 @@ def _train(arguments: argparse.Namespace) -> None:
     }
     if trained.stopped:
         facts["stopped"] = trained.stopped
-    summary("trained", facts, wrote=[f"{out}/{MODEL}", f"{out}/rounds.json", f"{out}/report.html"])
+    wrote = [f"{out}/{MODEL}", f"{out}/rounds.json", f"{out}/report.html"]
+    if arguments.per_query and trained.evaluation is not None:
+        about = {"experiment": "train", "data": _short(config.data), "fold": config.fold, "seed": config.seed}
+        rows = per_query_rows(trained.evaluation, **about, method=config.strategy.name)
+        wrote.append(str(write_per_query(rows, arguments.per_query)))
+    summary("trained", facts, wrote=wrote)
 
 
 def _configured(arguments: argparse.Namespace) -> Config:

@@ -4,6 +4,11 @@ from isthmus.evaluation.comparison import compare as compare
 from isthmus.evaluation.measures import FAMILIES as FAMILIES
 from isthmus.evaluation.measures import PROFILES as PROFILES
 from isthmus.evaluation.measures import Measure as Measure
+from isthmus.evaluation.per_query import check_per_query as check_per_query
+from isthmus.evaluation.per_query import means_of as means_of
+from isthmus.evaluation.per_query import per_query_rows as per_query_rows
+from isthmus.evaluation.per_query import read_per_query as read_per_query
+from isthmus.evaluation.per_query import write_per_query as write_per_query
 from isthmus.evaluation.probability import Floor as Floor
 from isthmus.evaluation.probability import Reliability as Reliability
 from isthmus.evaluation.probability import base_rate as base_rate

@@ -32,6 +32,7 @@ from isthmus.federation.remote import SiloEnd as SiloEnd
 from isthmus.federation.remote import number_of as number_of
 from isthmus.federation.rounds import RoundRecord as RoundRecord
 from isthmus.federation.rounds import State as State
+from isthmus.federation.settings import MEASURES as MEASURES
 from isthmus.federation.settings import MODEL as MODEL
 from isthmus.federation.settings import PER_ROUND as PER_ROUND
 from isthmus.federation.settings import Config as Config

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from isthmus.corpora import load_folds
 from isthmus.errors import ConfigError, DataError, several
-from isthmus.evaluation import evaluate
+from isthmus.evaluation import Evaluation, evaluate
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.clients import client_app, no_book, simulated_book
 from isthmus.federation.flower import Grid, Mod
@@ -54,6 +54,8 @@ class Training(Tabular):
     out: Path | None = None
     label_counts: LabelCounts | None = None
     """How many rows of every grade each simulated silo held."""
+    evaluation: Evaluation | None = None
+    """The measures of `final` for every query."""
 
     @property
     def rounds(self) -> int:
@@ -288,7 +290,8 @@ def finished(config: Config, state: State, tested: Letor | None, folder: RunFold
     """The ranker of a state, measured on held-out queries if there are any, and saved."""
     parameters = state.released(config.rounds.release)
     ranker = MLP.of(parameters, state.scaling, training=config.local, scoring=config.model.scoring)
-    final = {} if tested is None else _measured(ranker, tested, config)
+    evaluation = None if tested is None else _measured(ranker, tested, config)
+    final = {} if evaluation is None else dict(evaluation.means)
     digest = model_digest(ranker)
     if folder is not None:
         ranker.save(folder.path / MODEL)
@@ -302,13 +305,13 @@ def finished(config: Config, state: State, tested: Letor | None, folder: RunFold
         }
         folder.finish(state, summary)
     where = None if folder is None else folder.path
-    return Training(ranker, state.history, final, digest, state.stopped, where)
+    return Training(ranker, state.history, final, digest, state.stopped, where, evaluation=evaluation)
 
 
-def _measured(ranker: MLP, tested: Letor, config: Config) -> dict[str, float]:
+def _measured(ranker: MLP, tested: Letor, config: Config) -> Evaluation:
     with np.errstate(over="ignore", invalid="ignore"):  # a run that diverged is told, not warned of
         scores = np.nan_to_num(ranker.score(tested))
-    return dict(evaluate(tested.qrels(), tested.run(scores), config.measures).means)
+    return evaluate(tested.qrels(), tested.run(scores), config.measures)
 
 
 def model_digest(ranker: MLP) -> str:

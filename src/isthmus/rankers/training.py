@@ -7,6 +7,7 @@ vector, so an optimiser's step is a handful of vector operations, and buffers ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -266,7 +267,7 @@ class _Network:
     def _views(self, flat: Array) -> Parameters:
         views, start = {}, 0
         for name, shape in self._shapes.items():
-            size = int(np.prod(shape))
+            size = math.prod(shape)
             views[name] = flat[start : start + size].reshape(shape)
             start += size
         return views

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,6 +185,56 @@ class Outcome:
             return {}
         p_values = [paired_t(row.by_query(measure), base.by_query(measure)).p for row in others]
         return {(row.row, row.variant): float(p) for row, p in zip(others, holm(p_values), strict=True)}
+
+
+def per_query(
+    outcome: Outcome, data: str, queries: Callable[[int], Sequence[str]]
+) -> Iterator[dict[str, Any]]:
+    """Every value behind the tables: a row for each measure of each query of a fold, `queries(fold)`.
+
+    The experiment is `fedrisk/TABLE/MODE`, the method the table's row and variant: `FedAvgM/momentum 0.9`.
+    """
+    for unit, result in outcome.results.items():
+        run = unit.run
+        several = {TREES: TREE_ROWS, REFERENCED: REFERENCES}.get(run)
+        table = "1" if several or run.table == "central" else run.table
+        keys = {name: ("1", name) for name in several or ()} or {
+            "queries": (table, _method(run.row, run.variant)),
+            "expected grade": ("scoring", _method(run.row, run.variant)),
+        }
+        for key, (named, method) in keys.items():
+            if key == "expected grade" and table != "1":
+                continue
+            about = {"experiment": f"fedrisk/{named}/{run.mode}", "data": data, "method": method}
+            for measure, values in (result.get(key) or {}).items():
+                for query, value in zip(queries(unit.fold), values, strict=True):
+                    place = {"fold": unit.fold, "seed": unit.seed, "query": query}
+                    yield {**about, **place, "measure": measure, "value": value}
+
+
+def _method(row: str, variant: str) -> str:
+    return f"{row}/{variant}" if variant else row
+
+
+def rows_of(values: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str, str], Row]:
+    """The rows of all tables, by (table, mode, row, variant), made again from what `per_query` gave."""
+    groups: dict[tuple[str, str], dict[tuple[int, int], dict[str, list[float]]]] = {}
+    for one in values:
+        runs = groups.setdefault((one["experiment"], one["method"]), {})
+        measures = runs.setdefault((one["fold"], one["seed"]), {})
+        measures.setdefault(one["measure"], []).append(np.nan if one["value"] is None else one["value"])
+    rows: dict[tuple[str, str, str, str], Row] = {}
+    for (experiment, method), runs in groups.items():
+        _, table, mode = experiment.split("/")
+        row, _, variant = method.partition("/")
+        folds: dict[int, list[Mapping[str, Floats]]] = {}
+        for (fold, _), measures in sorted(runs.items()):
+            folds.setdefault(fold, []).append({name: np.array(each) for name, each in measures.items()})
+        by_fold = tuple(tuple(seeds) for seeds in folds.values())
+        rows[table, mode, row, variant] = Row(
+            table, row, variant, "paper" if mode == "paper" else "sound", by_fold
+        )
+    return rows
 
 
 def _curve(unit: Any, key: str) -> Sequence[float | None]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isthmus.errors import ConfigError
+from isthmus.evaluation import write_per_query
 from isthmus.federation import FedRisk
 from isthmus_reproduce.fedrisk import runs
 from isthmus_reproduce.fedrisk.cells import (
@@ -27,6 +28,7 @@ from isthmus_reproduce.fedrisk.cells import (
     all_cells,
     central_name,
     overrun_name,
+    per_query,
 )
 from isthmus_reproduce.fedrisk.plans import MODES, Protocol, all_bad, plans, protocol_for
 from isthmus_reproduce.fedrisk.report import report
@@ -47,8 +49,14 @@ class Config:
     only: tuple[str, ...] = ()
 
 
-def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
-    """Compute what is missing in the folder, and write the report.
+def reproduce(
+    config: Config,
+    out: str | PathLike[str],
+    *,
+    workers: int | None = None,
+    values: str | PathLike[str] | None = None,
+) -> Reproduction:
+    """Compute what is missing in the folder, and write the report, and to `values` those of every query.
 
     Units of some rows are kept for a run of all rows in the same folder, and the other way round.
     """
@@ -63,7 +71,15 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     data = Path(config.data).name
     cells = tuple(all_cells(outcome, data))
     page = report(outcome, data)
-    return notebook.publish(cells, page)
+    reproduction = notebook.publish(cells, page)
+    if values is None:
+        return reproduction
+
+    def queries(fold: int) -> tuple[str, ...]:
+        return runs.fold_of(config.data, fold, protocol.queries).test.queries
+
+    wrote = write_per_query(per_query(outcome, data, queries), values)
+    return replace(reproduction, wrote=(*reproduction.wrote, wrote))
 
 
 def table_rows(protocol: Protocol) -> tuple[str, ...]:
