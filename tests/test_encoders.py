@@ -186,6 +186,20 @@ def test_the_graph_of_a_bert_equals_its_forward_pass(here: Path, layers: int) ->
     assert not (encoders_folder() / "tiny" / "model.safetensors").exists()
 
 
+def test_a_graph_in_int8_is_close_to_the_exact_one(here: Path) -> None:
+    folder = random_bert(here / "model", width=64, heads=4)
+    add_encoder(str(folder), name="exact")
+    description, _ = add_encoder(str(folder), int8=True)
+    assert description.name == "model-int8"
+    texts = ["red pear", "a green apple : me", "find me a red red red apple"]
+    exact, quick = (load_encoder(name).encode(texts) for name in ("exact", "model-int8"))
+    cosines = (exact * quick).sum(axis=1)
+    assert 0.99 < cosines.min() < 0.999999
+    np.testing.assert_array_equal(load_encoder("model-int8").encode(texts[1:2]), quick[1:2])
+    with pytest.raises(DataError, match="not changed to int8"):
+        add_encoder(str(lookup_encoder(here / "graph", np.eye(11))), int8=True)
+
+
 def test_pooling_and_prompts_are_those_of_the_folder(here: Path) -> None:
     table = np.random.default_rng(0).normal(size=(11, 3))
     prompts = {"query": "find me : ", "document": ""}

