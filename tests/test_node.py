@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from isthmus.calibration import Platt, save_calibrator
+from isthmus.encoders import Description, add_encoder
 from isthmus.errors import ConfigError, DataError
 from isthmus.fusion import fuser, save_fuser
 from isthmus.private.counts import fetch_catalogue, in_memory
@@ -48,6 +49,7 @@ from isthmus.service.settings import (
 )
 from isthmus.service.silo_training import TrainingRole
 from isthmus.tables import Letor, Qrels, Run, read_letor, read_qrels, read_run
+from tiny_encoders import lookup_encoder
 
 ALL = Policy(search=True, snippets=True, counts=True, feedback=True, operate=True)
 WORDS = ["tide", "wave", "turbine", "harbour", "lamp", "bridge", "river", "iron", "apple", "pear"]
@@ -298,6 +300,38 @@ def test_a_fuser_gives_probabilities_with_reasons(settings, tmp_path):
         assert [hit["probability"] for hit in kept] == [chance for chance in chances if chance >= chances[2]]
         assert hits(client, "zzz", explain=True) == []
         assert client.get("/release").json()["last_training"] is not None
+
+
+def test_a_fuser_may_join_a_cross_encoders_list_of_the_first_candidates(settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("ISTHMUS_ENCODERS", str(tmp_path / "encoders"))
+    folder = lookup_encoder(tmp_path / "pairs", np.ones((11, 1)))
+    Description("pairs", kind="cross-encoder").write(folder)
+    add_encoder(str(folder), name="pairs")
+    with serving(settings) as client:
+        runs, qrels = judged_runs(client.node)
+    runs.append(runs[0].top(20).with_scores(np.ones(runs[0].top(20).rows), name="cross"))
+    save_fuser(fuser("stacked", calibrator="platt").fit(runs, qrels), tmp_path / "fuser")
+    models = Models(fuser=tmp_path / "fuser", reranker="pairs")
+    with serving(replace(settings, models=models)) as client:
+        found = hits(client, "tide wave", k=40, explain=True)
+        scores = [part["raw"] for hit in found for part in hit["explanation"] if part["retriever"] == "cross"]
+        assert scores.count(1.0) == 20  # of the first, by any list; the others it has not read
+        assert len(found) > 20
+        assert hits(client, "zzz", explain=True) == []
+    with (
+        pytest.raises(DataError, match=r"joins bm25, dense, cross .*models.reranker"),
+        serving(replace(settings, models=Models(fuser=tmp_path / "fuser"))),
+    ):
+        pass
+
+
+def test_a_node_with_another_encoder_says_so_once(settings, caplog):
+    with serving(settings) as client:
+        for agreed in ("onnx-most", "onnx-most", "none", client.node.ready().encoder):
+            client.post("/search", json={"query": "tide"}, headers={"isthmus-encoder": agreed})
+    told = [record.getMessage() for record in caplog.records if "agree on the encoder" in record.getMessage()]
+    assert len(told) == 1
+    assert "onnx-most" in told[0]
 
 
 def test_a_ranker_and_the_silos_own_calibrator(settings, tmp_path):

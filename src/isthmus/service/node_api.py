@@ -21,6 +21,7 @@ from isthmus import __version__
 from isthmus.errors import BudgetExhausted, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.apps import METRICS, PROBLEMS, Answers, new_app, problems
+from isthmus.service.encoding import another_encoder
 from isthmus.service.limits import CALLER, GONE, NOTE, HttpProblem, Protect, Surface, names_of
 from isthmus.service.metrics import CONTENT_TYPE, Metrics
 from isthmus.service.node import Node
@@ -69,6 +70,7 @@ class NodeApi:
 
     def __init__(self, node: Node) -> None:
         self.node, self.settings = node, node.settings
+        self._agreed = ""
         self.metrics = Metrics()
         self._seconds = self.metrics.histogram("isthmus_search_seconds", "Times of searches.")
         self._hits = self.metrics.counter("isthmus_hits_total", "Hits that left, by peer.", "peer")
@@ -143,6 +145,7 @@ class NodeApi:
         name = str if policy.snippets else partial(self.node.tokens.name, peer=peer)
         gone: threading.Event = request.scope[GONE]
         encoder = request.headers.get(wire.ENCODER, "")
+        self._compare_encoder(encoder)
 
         def check() -> None:
             waited = (time.perf_counter() - began) * 1000
@@ -162,6 +165,14 @@ class NodeApi:
         self._seconds.observe(time.perf_counter() - began)
         self._hits.add(len(answer.hits), peer=peer)
         return _json(answer)
+
+    def _compare_encoder(self, agreed: str) -> None:
+        """Log, once for each, that the silos of a broker agree on another encoder than this silo's."""
+        own = self.node.index.snapshot.encoder.fingerprint
+        if agreed != self._agreed and another_encoder(own, agreed):
+            words = "the silos agree on the encoder %.100s, this one has %s: merged without its dense score"
+            _log.warning(words, agreed, own)
+        self._agreed = agreed
 
     async def feedback(self, request: Request, verdict: wire.AttributedFeedback) -> Response:
         """Keep a judgement of a hit that this peer was shown."""

@@ -15,7 +15,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -25,9 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
+from isthmus.encoders import CrossEncoder, load_cross_encoder
 from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.languages import tokeniser_of
+from isthmus.retrieval import FIRST
 from isthmus.service.candidates import QueryCandidates, Snapshot
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 FEATURES = (*NAMES, "text.BM25", "dense.cosine")
 """What a ranker reads, in the order of its columns."""
 RETRIEVERS = ("bm25", "dense")
+CROSS = "cross"
+"""What a cross-encoder's list is called, where a fuser joins it."""
 LONGEST_SNIPPET = 240
 READ_FOR_SNIPPET = 20_000
 _QUERY = "q"
@@ -63,10 +67,12 @@ class FuserScorer:
 
     fuser: Fuser
     calibrator: Calibrator | None = None
+    cross: CrossEncoder | None = None
+    """Of a fuser that joins its list too."""
 
     def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
         """The fuser's scores and probabilities; or the calibrator's."""
-        run = self.fuser.fuse(_runs(candidates))
+        run = self.fuser.fuse(_runs(candidates, self.fuser.retrievers_))
         order = _places(candidates, run)
         scores = np.full(len(candidates), -np.inf)
         scores[order] = run.scores
@@ -90,7 +96,9 @@ class FuserScorer:
                 evidence(part.retriever, part.score, part.probability, part.weight, part.contribution)
                 for part in explained.parts
             ]
-            for explained in self.fuser.explain(_runs(candidates), _QUERY, depth=depth)
+            for explained in self.fuser.explain(
+                _runs(candidates, self.fuser.retrievers_), _QUERY, depth=depth
+            )
         ]
 
 
@@ -183,12 +191,12 @@ def load_scorer(models: Models, learned: Path | None = None, scale: ScoreScale |
         from isthmus.fusion import load_fuser
 
         fuser = load_fuser(models.fuser)
-        if set(fuser.retrievers_) != set(RETRIEVERS):
-            retrievers = ", ".join(fuser.retrievers_)
-            raise DataError(
-                f"joins {retrievers}", file=models.fuser, cure=f"a node has {', '.join(RETRIEVERS)}"
-            )
-        return FuserScorer(fuser, calibrator)
+        available = (*RETRIEVERS, CROSS) if models.reranker else RETRIEVERS
+        if set(fuser.retrievers_) not in (set(RETRIEVERS), set(available)):
+            cure = f"a node has {', '.join(RETRIEVERS)}, and {CROSS} with models.reranker"
+            raise DataError(f"joins {', '.join(fuser.retrievers_)}", file=models.fuser, cure=cure)
+        cross = load_cross_encoder(models.reranker) if CROSS in fuser.retrievers_ else None
+        return FuserScorer(fuser, calibrator, cross)
     if learned is not None and learned.exists():
         return Learned.load(learned)
     return Bm25Scorer() if scale is None else HybridScorer(scale)
@@ -207,11 +215,11 @@ def _letor(table: NDArray[np.floating]) -> Letor:
     return Letor((_QUERY,), np.array([0, rows]), features, np.zeros(rows, dtype=np.int32))
 
 
-def _runs(candidates: QueryCandidates) -> list[Run]:
+def _runs(candidates: QueryCandidates, retrievers: Sequence[str]) -> list[Run]:
     """Every retriever's list as a run of one query."""
     names = Ids.of(candidates.documents)
     runs = []
-    for retriever in RETRIEVERS:
+    for retriever in retrievers:
         rows = (
             np.flatnonzero(candidates.listed[retriever])
             if retriever in candidates.listed
@@ -259,7 +267,7 @@ class Searcher:
         check()
         began = time.perf_counter()
         snapshot = self.index.snapshot
-        candidates = snapshot.find(request.query, self.depth)
+        candidates = self._candidates(snapshot, request.query)
         if self.scorer.comparable and encoder not in ("", snapshot.encoder.fingerprint):
             candidates = candidates.without("dense")
         check()
@@ -297,6 +305,26 @@ class Searcher:
             took_ms=took,
         )
 
+    def _candidates(self, snapshot: Snapshot, query: str) -> QueryCandidates:
+        """The best of every retriever; of a cross-encoder too where the scorer joins its list."""
+        candidates = snapshot.find(query, self.depth)
+        cross = self.scorer.cross if isinstance(self.scorer, FuserScorer) else None
+        if cross is None or not len(candidates):
+            return candidates
+        first = _first(candidates)
+        drafts = self.store.get([candidates.documents[row] for row in first.tolist()])
+        texts = [drafts.get(candidates.documents[row]) for row in first.tolist()]
+        scores, listed = np.zeros(len(candidates)), np.zeros(len(candidates), dtype=bool)
+        scores[first] = cross.score(
+            query, ["" if text is None else f"{text.title}\n{text.body}" for text in texts]
+        )
+        listed[first] = True
+        return replace(
+            candidates,
+            scores={**candidates.scores, CROSS: scores},
+            listed={**candidates.listed, CROSS: listed},
+        )
+
     def _select(self, scored: Scored, request: Search) -> list[int]:
         best: list[int] = scored.order[: request.k].tolist()
         if request.threshold <= 0:
@@ -307,7 +335,7 @@ class Searcher:
     def evidence(self, query: str, document: str) -> tuple[float | None, Mapping[str, float | None]]:
         """A document's probability for a query, and each retriever's; (None, {}) if it is no candidate."""
         snapshot = self.index.snapshot
-        candidates = snapshot.find(query, self.depth)
+        candidates = self._candidates(snapshot, query)
         if document not in candidates.documents:
             return None, {}
         scored = self.scorer.score(snapshot, candidates)
@@ -317,6 +345,16 @@ class Searcher:
             return None, {}
         parts = self.scorer.explain(snapshot, candidates, scored, places.index(at) + 1)[-1]
         return float(scored.probabilities[at]), {part.retriever: part.probability for part in parts}
+
+
+def _first(candidates: QueryCandidates) -> IntArray:
+    """The rows of the first candidates: by the best place that any list has them in."""
+    places = np.full(len(candidates), len(candidates))
+    for name, mask in candidates.listed.items():
+        rows = np.flatnonzero(mask)
+        order = rows[np.argsort(-candidates.scores[name][rows], kind="stable")]
+        places[order] = np.minimum(places[order], np.arange(len(order)))
+    return np.argsort(places, kind="stable")[:FIRST]
 
 
 def _display_fields(text: Draft | None, cut: partial[str]) -> dict[str, str]:

@@ -209,13 +209,16 @@ class Models:
 
     A `ranker` (isthmus train) scores candidates, else a `fuser` (isthmus fuse --save) joins the retrievers.
     The `calibrator` (isthmus calibrate --save) is the silo's own and makes the scores probabilities.
-    `reliability` is a JSON file of validation curves in the form of /v1/calibration.
+    `reliability` is a JSON file of validation curves in the form of /v1/calibration. `reranker` names a
+    cross-encoder (isthmus encoder add ms-marco-minilm), which reads the first 20 candidates for a fuser that
+    joins bm25, dense and cross.
     """
 
     ranker: Path | None = None
     fuser: Path | None = None
     calibrator: Path | None = None
     reliability: Path | None = None
+    reranker: str = ""
 
     def __post_init__(self) -> None:
         require(not (self.ranker and self.fuser), "name a ranker or a fuser, not both")
