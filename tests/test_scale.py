@@ -50,7 +50,7 @@ class Candidates(SimpleNamespace):
         return len(self.documents)
 
 
-def listed(bm25, dense=None):
+def listed(bm25, dense=None, most=1.0):
     """Candidates by hand: scores of each retriever, −inf for a document without a vector."""
     scores = {"bm25": np.array(bm25, dtype=float)}
     inside = {"bm25": scores["bm25"] > 0}
@@ -58,13 +58,11 @@ def listed(bm25, dense=None):
         scores["dense"] = np.array(dense, dtype=float)
         inside["dense"] = np.isfinite(scores["dense"])
     documents = tuple(f"d{at}" for at in range(len(bm25)))
-    return Candidates(words=("moon",), documents=documents, scores=scores, listed=inside)
+    return Candidates(documents=documents, scores=scores, listed=inside, most=most)
 
 
-def snapshot(idf=1.0, encoder="e"):
-    return SimpleNamespace(
-        rarity=lambda words: np.full(len(words), idf), encoder=SimpleNamespace(fingerprint=encoder)
-    )
+def snapshot(encoder="e"):
+    return SimpleNamespace(encoder=SimpleNamespace(fingerprint=encoder))
 
 
 def scale_of(lists):
@@ -138,12 +136,12 @@ class TestScorer:
 
     def test_long_queries_do_not_drown_the_encoder(self):
         """Twice the words, twice the scores and twice Σ idf: the same list."""
-        short = HybridScorer(SCALE).score(snapshot(1.0), listed([0.4, 0.2], [0.5, 0.6])).scores
-        long = HybridScorer(SCALE).score(snapshot(2.0), listed([0.8, 0.4], [0.5, 0.6])).scores
+        short = HybridScorer(SCALE).score(snapshot(), listed([0.4, 0.2], [0.5, 0.6])).scores
+        long = HybridScorer(SCALE).score(snapshot(), listed([0.8, 0.4], [0.5, 0.6], most=2.0)).scores
         assert long == pytest.approx(short)
 
     def test_a_query_without_words_is_ranked_by_the_encoder(self):
-        scored = HybridScorer(SCALE).score(snapshot(0.0), listed([0.0, 0.0], [0.4, 0.6]))
+        scored = HybridScorer(SCALE).score(snapshot(), listed([0.0, 0.0], [0.4, 0.6], most=0.0))
         assert scored.order.tolist() == [1, 0]
 
     def test_it_is_the_default_where_nothing_is_learned_and_silos_agree_on_an_encoder(self, tmp_path):
@@ -232,6 +230,7 @@ def test_sums_are_those_of_queries_made_of_documents_without_them(world):
         query = change.title or change.body
         rows = snapshot.find(query, 100)
         most = snapshot.rarity(rows.words).sum()
+        assert rows.most == pytest.approx(most)
         others = [row for row, name in enumerate(rows.documents) if name != change.id]
         lists.append((rows.scores["bm25"][others] / most, rows.scores["dense"][others]))
     assert sums.encoder == "hashed-1"
@@ -245,6 +244,22 @@ def test_sums_are_those_of_queries_made_of_documents_without_them(world):
         measured = getattr(sums, name)
         assert measured.count == expected.count
         assert (measured.total, measured.squares) == pytest.approx((expected.total, expected.squares))
+
+
+def test_other_languages_of_a_silo_do_not_lower_its_shares(tmp_path, encoder):
+    """The same query in a silo in English and in one that has German documents too."""
+    english = node(tmp_path / "english", drafts())
+    folder = tmp_path / "both"
+    folder.mkdir()
+    store = SqliteStore(folder / "documents.db")
+    store.put(drafts())
+    store.put([Draft("g", "Brücken", "Die Brücken über den Fluss sind aus Eisen.", language="de")])
+    both = Index(folder / "index", store, encoder=ENCODED)
+    both.catch_up()
+    assert len(both.snapshot.languages) == 2
+    for query in ("rivers and bridges", "harbours"):
+        alone, mixed = (index.snapshot.find(query, 100).most for index in (english, both))
+        assert mixed == pytest.approx(alone, rel=0.05)
 
 
 def test_few_documents_and_latent_spaces_give_no_cosines(tmp_path, encoder, monkeypatch):

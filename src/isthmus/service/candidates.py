@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.engines import FIELDS, STOP, EngineReader, WordCounts
 from isthmus.features import Pairs, compute
-from isthmus.languages import query
+from isthmus.languages import query, tokeniser_of
 from isthmus.private import HashFamily
 from isthmus.retrieval import BM25, TEXT, Statistics, idf
 from isthmus.service.encoding import QueryEncoder
@@ -44,6 +44,8 @@ class QueryCandidates:
     scores: Mapping[str, FloatArray]
     listed: Mapping[str, Mask]
     counts: WordCounts
+    most: float
+    """What BM25 can give at most: Σ idf of the query's words."""
 
     def __len__(self) -> int:
         return len(self.handles)
@@ -131,7 +133,15 @@ class Snapshot:
             {name: each[chosen] for name, each in scores.items()},
             {name: each[chosen] for name, each in listed.items()},
             counts.take(chosen),
+            self._most(text) if len(self.languages) > 1 else float(rarity[codes].sum()),
         )
+
+    def _most(self, text: str) -> float:
+        """Σ idf of a query's words in the language that knows them best, whatever others the silo has: stems
+        that no document has would have the largest idf."""
+        each = [tokeniser_of(code).query(text) for code in self.languages]
+        sums = [float(self.rarity(tokens.words(0)).sum()) for tokens in each if tokens.stopped is None]
+        return min(sums, default=0.0)
 
     def _bm25(self, counts: WordCounts, codes: IntArray, rarity: FloatArray) -> FloatArray:
         """The score of every document, its terms added up in the order of the query."""

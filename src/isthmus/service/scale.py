@@ -49,7 +49,7 @@ def measure(silo: str, snapshot: Snapshot, store: DocumentStore) -> SiloScores:
     for change in _spread(store, QUERIES):
         candidates = snapshot.find(_query(change), DEPTH)
         others = np.array([document != change.id for document in candidates.documents], dtype=bool)
-        scores = {"bm25": bm25_shares(snapshot, candidates)}
+        scores = {"bm25": bm25_shares(candidates)}
         if pretrained and "dense" in candidates.scores:
             scores["dense"] = candidates.scores["dense"]
         for name, values in scores.items():

@@ -88,14 +88,15 @@ def standardised(values: FloatArray, by: Standard) -> FloatArray:
     return np.where(np.isfinite(values), (values - by.mean) / by.deviation, 0.0)
 
 
-def bm25_shares(snapshot: Snapshot, candidates: QueryCandidates) -> FloatArray:
+def bm25_shares(candidates: QueryCandidates) -> FloatArray:
     """BM25 scores of candidates as shares of the most that the query allows, Σ idf: between 0 and 1.
 
     Long queries have high scores and rare words too; shares of different queries compare. A query without a
     word has no scores: NaN.
     """
-    most = float(snapshot.rarity(candidates.words).sum())
-    return candidates.scores["bm25"] / most if most > 0 else np.full(len(candidates), np.nan)
+    if not candidates.most > 0:
+        return np.full(len(candidates), np.nan)
+    return np.minimum(candidates.scores["bm25"] / candidates.most, 1.0)
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class HybridScorer:
 
     def _parts(self, snapshot: Snapshot, candidates: QueryCandidates) -> dict[str, FloatArray]:
         """Every retriever's contribution to the candidates' scores."""
-        parts = {"bm25": SHARE * standardised(bm25_shares(snapshot, candidates), self.scale.bm25)}
+        parts = {"bm25": SHARE * standardised(bm25_shares(candidates), self.scale.bm25)}
         if self._dense(snapshot, candidates):
             parts["dense"] = SHARE * standardised(candidates.scores["dense"], self.scale.dense)
         return parts
