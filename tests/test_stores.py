@@ -6,7 +6,6 @@ import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from isthmus.errors import DataError, ServiceError
@@ -135,19 +134,6 @@ def test_judgements_from_before_people_had_names_stay(store, request, monkeypatc
     opened.judge(Judgement("a query", "a", False, "broker", 2.0, person="one"))
     assert opened.judgements()[0] == was
     assert len(opened.judgements()) == 2
-
-
-def test_vectors_are_kept_until_the_text_changes(store):
-    store.put(drafts("a", "b", "c"))
-    vectors = np.eye(3, 4, dtype=np.float32)
-    store.keep_vectors("lsa-1", ["a", "b", "c"], vectors)
-    kept = store.vectors("lsa-1", ["a", "c", "nobody"])
-    assert set(kept) == {"a", "c"}
-    np.testing.assert_array_equal(kept["c"], vectors[2])
-    assert not store.vectors("lsa-2", ["a"])
-    store.put([Draft("b", "other", "text")])
-    store.remove(["c"])
-    assert set(store.vectors("lsa-1", ["a", "b", "c"])) == {"a"}
 
 
 def test_threads_write_and_read_at_once_and_no_number_is_used_twice(store):

@@ -69,7 +69,7 @@ def test_a_document_is_as_near_as_its_best_passage_and_that_is_the_one_to_show(t
         for at in range(3):
             index.add(owners[at::3], rows[at::3], spans[at::3], passages=[3] * 30)
             index.commit()
-            assert len(index.reader.unfinished()) == (0 if at == 2 else 30)
+            assert len(index.reader.unfinished) == (0 if at == 2 else 30)
         best = (half(rows) @ query).reshape(30, 3)
         changes, cosines = index.reader.search(query, 30)
         assert changes.tolist() == (np.argsort(-best.max(axis=1)) + 1).tolist()

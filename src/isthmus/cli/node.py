@@ -16,7 +16,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         parser, "the silo's settings, TOML", example="port=8102, statistics.epsilon=0.5", required=True
     )
     what = parser.add_mutually_exclusive_group()
-    add(what, "--index-only", "read the sources, index them, and end")
+    add(what, "--index-only", "read the sources, index and encode them, and end")
     about = "write what people said about hits as qrels, runs and feature rows, and end"
     add(what, "--export-judgements DIR", about)
     about = "take part in training alone, and serve no searches"
@@ -60,6 +60,8 @@ def _offline(arguments: argparse.Namespace, settings: NodeSettings) -> None:
             with Progress("indexing", node.index.behind) as bar:
                 node.index.catch_up(bar.advance)
             node.index.compact()
+            with Progress("encoding", node.index.unencoded) as bar:
+                node.index.encode_all(bar.advance)
             counted = {"added": done.added, "changed": done.changed, "removed": done.removed}
             counts = {"documents": len(node.index.snapshot), **counted, "errors": len(errors)}
             wrote = [str(node.settings.folder)]

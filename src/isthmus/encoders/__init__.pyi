@@ -6,9 +6,13 @@ from isthmus.encoders.installed import installed_encoders as installed_encoders
 from isthmus.encoders.installed import load_cross_encoder as load_cross_encoder
 from isthmus.encoders.installed import load_encoder as load_encoder
 from isthmus.encoders.installed import remove_encoder as remove_encoder
+from isthmus.encoders.passages import Span as Span
+from isthmus.encoders.passages import passage_texts as passage_texts
+from isthmus.encoders.passages import split_passages as split_passages
 from isthmus.encoders.presets import PRESETS as PRESETS
 from isthmus.encoders.vectors import Encoder as Encoder
 from isthmus.encoders.vectors import Lsa as Lsa
+from isthmus.encoders.vectors import Spans as Spans
 from isthmus.encoders.vectors import Vectors as Vectors
 from isthmus.encoders.vectors import encode_cached as encode_cached
 from isthmus.encoders.vectors import unit as unit

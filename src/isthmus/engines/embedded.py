@@ -15,12 +15,11 @@ boosts bring in the weights that are asked for. What it returns is a superset, w
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,11 +28,12 @@ from typing import Any
 import numpy as np
 
 from isthmus.arrays import FloatArray, Ids, IntArray
-from isthmus.encoders import Vectors
+from isthmus.encoders import Span, Vectors
 from isthmus.engines.engine import FIELDS, Change, Counted, Encoded, WordCounts
 from isthmus.engines.rows import Rows, RowsView
 from isthmus.engines.terms import STOP
-from isthmus.engines.vectors import VectorIndex, VectorReader
+from isthmus.engines.vector_folders import VectorFolders
+from isthmus.engines.vectors import VectorReader
 from isthmus.errors import DataError
 from isthmus.files import replacing
 from isthmus.languages import analysis_name
@@ -122,6 +122,9 @@ class EmbeddedReader:
         if self.dense is None:
             return np.zeros((len(handles), 0), dtype=np.float32)
         return self.dense.first_vectors(handles.astype(np.uint64))
+
+    def best_span(self, handle: int, vector: Vectors) -> Span | None:
+        return None if self.dense is None else self.dense.best_span(handle, vector)
 
     def counts(self, handles: IntArray, words: Sequence[str]) -> WordCounts:
         return self.view.word_counts(self.view.rows(handles), words)
@@ -216,7 +219,7 @@ class EmbeddedEngine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._dense: VectorIndex | None = None
+        self._vectors = VectorFolders(folder)
         try:
             self._open(self._manifest())
         except (DataError, ValueError, KeyError, TypeError, OSError):  # all of it is in the store too
@@ -236,7 +239,6 @@ class EmbeddedEngine:
         """What a manifest names; raises whatever a damaged one raises."""
         folder = self._generation_folder(state["generation"])
         self._state, self._generation = state, Generation(folder, state["key"], state["sizes"])
-        self._dense = None if state["vectors"] is None else self._vectors(*state["vectors"])
         self._show()
 
     def _generation_folder(self, number: int) -> Path:
@@ -255,16 +257,15 @@ class EmbeddedEngine:
     @property
     def encoder(self) -> str:
         """The encoder that the vectors are of; "" without vectors."""
-        return "" if self._state["vectors"] is None else str(self._state["vectors"][0])
+        return self._vectors.encoder
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Bring in changes, in ascending order; found and on disk when this returns."""
         new = [each for each in changes if each.change > self._reader.change]
         if new:
             gone = self._generation.append(new)
-            if self._dense is not None and len(gone):
-                self._dense.remove(gone.astype(np.uint64))
-                self._dense.commit()
+            if len(gone):
+                self._vectors.remove(gone)
             self._commit()
 
     def _commit(self) -> None:
@@ -277,74 +278,88 @@ class EmbeddedEngine:
         self._show()
 
     def _show(self) -> None:
-        self._reader = self._generation.reader(None if self._dense is None else self._dense.reader)
+        self._reader = self._generation.reader(self._vectors.reader)
+
+    @property
+    def encoded(self) -> int:
+        """How many documents have a vector of the encoder that is filled in."""
+        return self._vectors.encoded
 
     def unencoded(self, limit: int) -> IntArray:
-        """Documents without a vector, the first `limit` of them."""
-        if self._dense is None:
-            return np.empty(0, dtype=np.int64)
-        handles = self._reader.handles()
-        return handles[~self._dense.reader.known(handles.astype(np.uint64))][:limit]
+        """Documents without a vector of the encoder that is filled in, the first `limit` of them."""
+        return self._vectors.unencoded(self._reader.handles())[:limit]
 
-    def encode(self, handles: IntArray, vectors: Vectors, spans: Sequence[tuple[int, int]]) -> None:
-        """Give documents their vectors, one for every span of the text."""
-        if self._dense is not None and len(handles):
-            self._dense.add(handles.astype(np.uint64), vectors, spans)
-            self._dense.commit()
-            self._reader = replace(self._reader, dense=self._dense.reader)
+    def unfinished(self) -> dict[int, set[Span]]:
+        """Some documents with vectors of some passages and not of others, and the spans that have one."""
+        known = self._vectors.unfinished()
+        handles = np.array(list(known), dtype=np.int64)
+        return {handle: known[handle] for handle in handles[self._reader.view.rows(handles) >= 0].tolist()}
 
-    def recode(self, name: str, width: int, batches: Iterable[Encoded] = ()) -> None:
-        """Take vectors of another encoder; readers keep the old ones until all have come."""
-        old, dense = self._dense, None
-        if width:
-            shutil.rmtree(self._vectors_folder(name), ignore_errors=True)
-            dense = self._vectors(name, width)
-            for handles, vectors, spans in batches:
-                dense.add(handles.astype(np.uint64), vectors, spans)
-            dense.commit()
-        self._dense = dense
-        self._state = {**self._state, "vectors": [name, width] if width else None}
-        self._commit()
-        self._forget_others()
-        if old is not None:
-            old.close()
+    def encode(
+        self,
+        handles: IntArray,
+        vectors: Vectors,
+        spans: Sequence[Span],
+        passages: Sequence[int] | None = None,
+    ) -> None:
+        """Give documents vectors, one for every span of the body; those that are gone are passed over."""
+        there = np.flatnonzero(self._reader.view.rows(handles) >= 0)
+        counts = np.ones(len(handles), np.int64) if passages is None else np.asarray(passages)
+        chosen = [spans[at] for at in there.tolist()]
+        self._vectors.add(handles[there], vectors[there], chosen, counts[there].tolist())
+        self._swap_if_whole()
 
-    def _vectors_folder(self, name: str) -> Path:
-        return self.folder / f"vectors-{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
+    def recode(
+        self, name: str, width: int, batches: Iterable[Encoded] | None = None, *, keep: bool = True
+    ) -> None:
+        """Take vectors of another encoder: see `Engine`."""
+        self._vectors.recode(name, width, batches, keep=keep)
+        self._swap_if_whole()
 
-    def _vectors(self, name: str, width: int) -> VectorIndex:
-        return VectorIndex.open(self._vectors_folder(name), width, name)
+    def _swap_if_whole(self) -> None:
+        if self._vectors.is_coming and not len(self.unencoded(1)):
+            self._vectors.swap()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show vectors as they are now to readers that begin."""
+        self._reader = replace(self._reader, dense=self._vectors.reader)
+
+    def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Do a piece of slow work on vectors, if there is any: whether there was."""
+        reader = self._reader
+
+        def gone(handles: IntArray) -> IntArray:
+            return handles[(handles <= reader.change) & (reader.view.rows(handles) < 0)]
+
+        return self._vectors.maintain(gone, stopped)
 
     def rebuild(self, batches: Iterable[Sequence[Change]]) -> None:
         """Write all documents anew, so that nothing remains of those that are gone."""
         old, number = self._generation, self._state["generation"] + 1
-        state = {**_fresh(number), "vectors": self._state["vectors"]}
+        state = _fresh(number)
         fresh = Generation(self._generation_folder(number), state["key"], {})
         for batch in batches:
             fresh.append(batch)
         fresh.rows.save_totals(always=True)
         self._state, self._generation = state, fresh
-        if self._dense is not None:
-            self._dense.compact()
+        self._vectors.compact()
         self._commit()
         old.close()
         self._forget_others()
 
     def _forget_others(self) -> None:
         """Remove what a killed process left or what was replaced; readers have it mapped, and keep it."""
-        named = {self._generation_folder(self._state["generation"])}
-        if self._state["vectors"] is not None:
-            named.add(self._vectors_folder(self._state["vectors"][0]))
-        for path in (*self.folder.glob("generation-*"), *self.folder.glob("vectors-*")):
-            if path not in named:
+        named = self._generation_folder(self._state["generation"])
+        for path in self.folder.glob("generation-*"):
+            if path != named:
                 shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
         """Save what speeds up the next start; end what runs."""
         self._generation.rows.save_totals(always=True)
         self._generation.close()
-        if self._dense is not None:
-            self._dense.close()
+        self._vectors.close()
 
 
 def _fresh(generation: int) -> dict[str, Any]:
@@ -356,7 +371,6 @@ def _fresh(generation: int) -> dict[str, Any]:
         "generation": generation,
         "key": key,
         "sizes": {},
-        "vectors": None,
     }
 
 

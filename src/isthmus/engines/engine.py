@@ -10,7 +10,7 @@ used for another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray
-from isthmus.encoders import Vectors
+from isthmus.encoders import Span, Vectors
 
 FIELDS = ("title", "body")
 BY_FIELD = ("text.having", "title.having", "title.standing", "body.having", "body.standing")
 """The tables of a vocabulary: documents that have a word, and times it stands in them."""
 
-Encoded = tuple[IntArray, Vectors, Sequence[tuple[int, int]]]
+Encoded = tuple[IntArray, Vectors, Sequence[Span]]
 """Documents, their vectors, and the span of the text that each is of."""
 
 
@@ -105,6 +105,9 @@ class EngineReader(Protocol):
     def vectors(self, handles: IntArray) -> Vectors:
         """The vectors of documents; zeros for one that has none."""
 
+    def best_span(self, handle: int, vector: Vectors) -> Span | None:
+        """Where in a document's body the passage nearest to a vector stands; None without vectors."""
+
     def counts(self, handles: IntArray, words: Sequence[str]) -> WordCounts:
         """How often documents have words."""
 
@@ -151,14 +154,37 @@ class Engine(Protocol):
     def wasted(self) -> int:
         """How many versions of documents it stores that are gone or have changed."""
 
+    @property
+    def encoded(self) -> int:
+        """How many documents have a vector of the encoder that is filled in."""
+
     def unencoded(self, limit: int) -> IntArray:
-        """Documents without a vector, the first `limit` of them."""
+        """Documents without a vector of the encoder that is filled in, the first `limit` of them."""
 
-    def encode(self, handles: IntArray, vectors: Vectors, spans: Sequence[tuple[int, int]]) -> None:
-        """Give documents their vectors, one for every span of the text."""
+    def unfinished(self) -> dict[int, set[Span]]:
+        """Some documents with vectors of some passages and not of others, and the spans that have one."""
 
-    def recode(self, name: str, width: int, batches: Iterable[Encoded] = ()) -> None:
-        """Take vectors of another encoder, none of width 0; readers keep the old ones until all have come."""
+    def encode(
+        self,
+        handles: IntArray,
+        vectors: Vectors,
+        spans: Sequence[Span],
+        passages: Sequence[int] | None = None,
+    ) -> None:
+        """Give documents vectors, one for every span of the body; `passages` is how many each has in all."""
+
+    def recode(
+        self, name: str, width: int, batches: Iterable[Encoded] | None = None, *, keep: bool = True
+    ) -> None:
+        """Take vectors of another encoder, none of width 0; with `batches` all now, else as `encode` brings
+        them. Readers see the old ones until every document has a new one, unless those are not to be kept."""
+
+    def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Do a piece of slow work, if there is any: whether there was. Seen after `refresh`. The one method
+        that may run while another thread writes."""
+
+    def refresh(self) -> None:
+        """Show what `maintain` has done to readers that begin."""
 
     def rebuild(self, batches: Iterable[Sequence[Change]]) -> None:
         """Write all documents anew, so that nothing remains of those that are gone."""

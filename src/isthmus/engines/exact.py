@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from isthmus.arrays import FloatArray, Ids, IntArray
-from isthmus.encoders import Vectors
+from isthmus.encoders import Span, Vectors
 from isthmus.engines.engine import BY_FIELD, FIELDS, Change, Counted, WordCounts
 from isthmus.engines.terms import STOP, TermBatch
 
@@ -83,6 +83,10 @@ class ExactReader:
         none = np.zeros(width, dtype=np.float32)
         rows = [self._vectors.get(handle, none) for handle in handles.tolist()]
         return np.array(rows, dtype=np.float32).reshape(len(handles), width)
+
+    def best_span(self, handle: int, vector: Vectors) -> Span | None:
+        """None: documents are not split."""
+        return None
 
     def counts(self, handles: IntArray, words: Sequence[str]) -> WordCounts:
         """How often documents have words."""

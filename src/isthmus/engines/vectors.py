@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,10 +40,12 @@ STEP = 100_000
 """Rows that a graph grows by before it is saved."""
 _GROWTH = 0.1
 _LINKS, _BUILD, _SEARCH = 16, 128, 384
-_CHUNK = 16  # rows a call: the library has the interpreter's lock until it returns
+_CHUNK = 4  # rows a call: the library has the interpreter's lock until it returns
 _SPARE = 2  # candidates per row wanted: int8 and half precision order near ties differently
 
 Changes = NDArray[np.uint64]
+AnyChanges = Sequence[int] | Changes | IntArray
+"""Change numbers of documents, above 0."""
 _PASSAGE = np.dtype(
     [("owner", "<u8"), ("start", "<u4"), ("end", "<u4"), ("norm", "<f4"), ("passages", "<u4")]
 )
@@ -82,10 +85,11 @@ class VectorReader:
         """Documents that have a vector."""
         return len(self.documents)
 
-    def known(self, changes: Sequence[int] | Changes) -> NDArray[np.bool_]:
+    def known(self, changes: AnyChanges) -> NDArray[np.bool_]:
         """Which of these documents have a vector."""
         return np.isin(np.asarray(changes, np.uint64), self.documents)
 
+    @cached_property
     def unfinished(self) -> Changes:
         """Documents of which some passages have vectors and others have none yet, ascending."""
         alive = self.passages[self.passages["owner"] > 0]
@@ -116,7 +120,7 @@ class VectorReader:
                 return np.asarray(owners[best]), cosines[best].astype(np.float64)
             count *= 4  # many passages of few documents, or dead ones
 
-    def cosines(self, changes: Sequence[int] | Changes, vector: NDArray[np.float32]) -> FloatArray:
+    def cosines(self, changes: AnyChanges, vector: NDArray[np.float32]) -> FloatArray:
         """The cosine of every document's best passage; −inf for a document that has no vector yet."""
         unit = _unit(vector)
         values = np.full(len(changes), -np.inf)
@@ -136,7 +140,7 @@ class VectorReader:
         best = self.passages[rows[np.argmax(self._exact(rows, unit))]]
         return int(best["start"]), int(best["end"])
 
-    def first_vectors(self, changes: Sequence[int] | Changes) -> NDArray[np.float32]:
+    def first_vectors(self, changes: AnyChanges) -> NDArray[np.float32]:
         """The vector of every document's first passage; zeros for a document that has none yet."""
         rows, starts = self._rows_of(np.asarray(changes, np.uint64))
         vectors = np.zeros((len(changes), self.vectors.shape[1]), np.float32)
@@ -251,7 +255,7 @@ class VectorIndex:
 
     def add(
         self,
-        changes: Sequence[int] | Changes,
+        changes: AnyChanges,
         vectors: NDArray[np.floating],
         spans: Sequence[tuple[int, int]],
         *,
@@ -277,7 +281,7 @@ class VectorIndex:
             _write(self._files["passages"], records, end)
             self._added.append(records)
 
-    def remove(self, changes: Sequence[int] | Changes) -> None:
+    def remove(self, changes: AnyChanges) -> None:
         """Remove all passages of documents, those too that are not committed yet."""
         with self._writing:
             self._removed.append(np.asarray(changes, np.uint64))
@@ -365,10 +369,11 @@ class VectorIndex:
             graph.load(str(self._graph_file(view.covered)))
         rows = np.arange(view.covered, end)[view._alive[view.covered : end]]
         for start in range(0, len(rows), _CHUNK):
-            if stopped():
+            if stopped() or not self._files:  # closed meanwhile
                 return False
             chunk = rows[start : start + _CHUNK]
             graph.add(chunk.astype(np.uint64), _int8(view.vectors[chunk].astype(np.float32)), threads=1)
+            time.sleep(0)  # searches that wait go first
         with replacing(path := self._graph_file(end)) as stream:
             graph.save(stream.name)
         del graph

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray
+from isthmus.encoders import Span, Vectors
 from isthmus.engines import FIELDS, STOP, EngineReader, WordCounts
 from isthmus.features import Pairs, compute
 from isthmus.languages import query, tokeniser_of
@@ -46,6 +47,7 @@ class QueryCandidates:
     counts: WordCounts
     most: float
     """What BM25 can give at most: Σ idf of the query's words."""
+    vector: Vectors
 
     def __len__(self) -> int:
         return len(self.handles)
@@ -134,6 +136,7 @@ class Snapshot:
             {name: each[chosen] for name, each in listed.items()},
             counts.take(chosen),
             self._most(text) if len(self.languages) > 1 else float(rarity[codes].sum()),
+            vector,
         )
 
     def _most(self, text: str) -> float:
@@ -142,6 +145,12 @@ class Snapshot:
         each = [tokeniser_of(code).query(text) for code in self.languages]
         sums = [float(self.rarity(tokens.words(0)).sum()) for tokens in each if tokens.stopped is None]
         return min(sums, default=0.0)
+
+    def passage(self, candidates: QueryCandidates, at: int) -> Span | None:
+        """Where the best passage stands of a candidate that its vector alone proposed; None for others."""
+        if "dense" not in candidates.listed or candidates.listed["bm25"][at]:
+            return None
+        return self.reader.best_span(int(candidates.handles[at]), candidates.vector)
 
     def _bm25(self, counts: WordCounts, codes: IntArray, rarity: FloatArray) -> FloatArray:
         """The score of every document, its terms added up in the order of the query."""

@@ -10,7 +10,7 @@ from os import PathLike
 import numpy as np
 
 from isthmus.arrays import Ids
-from isthmus.encoders import Encoder, Lsa, Vectors, load_encoder
+from isthmus.encoders import Encoder, Lsa, Span, Vectors, load_encoder, passage_texts, split_passages
 from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.service import settings
@@ -108,7 +108,15 @@ class LsaQueries(QueryEncoder):
 
 
 class AnyQueries(QueryEncoder):
-    """Any other encoder."""
+    """Any other encoder: a costly one, whose vectors come by and by, and which reads a limited length."""
+
+    def split(self, title: str, body: str) -> list[Span]:
+        """The spans of a document's passages in its body."""
+        return split_passages(self.encoder, title, body)
+
+    def passages(self, title: str, body: str, spans: Sequence[Span]) -> list[str]:
+        """What is encoded for spans of the body: the title and the passage."""
+        return passage_texts(self.encoder, title, body, spans)
 
     pretrained = True
 

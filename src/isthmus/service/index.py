@@ -2,7 +2,7 @@
 
     manifest.json, generation-…, vectors-…    the engine's
     encoder          the dense retriever's encoder, where it was fitted here
-    fitted           how many documents it was fitted on
+    fitted           which encoder's vectors are searched, and how to have it again
     space            directions that silos share, where they have learned together
 
 Readers take `snapshot`, which is swapped in one assignment. All but `space` is built again from the store
@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from isthmus.arrays import IntArray
-from isthmus.encoders import Vectors
+from isthmus.encoders import Span, Vectors
 from isthmus.engines import Change, EmbeddedEngine, Encoded, Engine
-from isthmus.errors import DataError, ProtocolError
+from isthmus.errors import DataError, IsthmusError, ProtocolError
 from isthmus.files import replacing
 from isthmus.languages import DEFAULT, beyond_english
 from isthmus.private import HashFamily
@@ -47,6 +49,9 @@ BATCH, BATCH_CHARACTERS = 20_000, 1 << 25
 """Changes that are brought in at once, and characters of their texts, at most."""
 ENCODED = 4_000
 """Documents that are encoded at once."""
+DOCUMENTS, AT_ONCE, SECONDS = 128, 16, 3.0
+"""Of a costly encoder: documents that are read at once, passages that are encoded at once, and seconds
+between two commits."""
 GROWN = 2.0
 """A fitted encoder is fitted again when there are so many times the documents it was fitted on."""
 FEW = 1_000
@@ -58,6 +63,17 @@ class SegmentManifest(Bundle):
     """What the release before this one wrote: its segments are built anew, its encoder stays."""
 
     noun = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A passage that is to be encoded: its document, its text with the title, its span of the body, and how
+    many passages the document has."""
+
+    handle: int
+    text: str
+    span: Span
+    passages: int
 
 
 class Index:
@@ -78,15 +94,17 @@ class Index:
         folder.mkdir(parents=True, exist_ok=True)
         self.engine: Engine = EmbeddedEngine(folder)
         self._fitted_on = 0
-        used = self._opened_encoder()
-        if self.engine.encoder != _vectors_of(used):
-            self.engine.recode(used.fingerprint, used.width)
-        if not (self.folder / "fitted").exists():  # as the release before left it
-            self._remember(used)
+        self._encoder = self._opened_encoder()
+        former = self._former_encoder()
+        self.engine.recode(self._encoder.fingerprint, self._encoder.width, keep=former is not None)
+        served = self._encoder if former is None or self._is_served() else former
+        is_noted = (self.folder / "fitted").exists() and self._fitted()[0] == served.fingerprint
+        if served is self._encoder and not is_noted:
+            self._remember(served)
         self._complete = False
         self._languages = set(store.languages())
         self.snapshot = Snapshot(
-            self.engine.reader, used, family=family, languages=beyond_english(self._languages)
+            self.engine.reader, served, family=family, languages=beyond_english(self._languages)
         )
 
     def _opened_encoder(self) -> QueryEncoder:
@@ -105,6 +123,22 @@ class Index:
             self._fitted_on = 0
             return NoQueries()
         return fitted
+
+    def _former_encoder(self) -> QueryEncoder | None:
+        """The encoder of the vectors that there are, if it is another and can still be had."""
+        if self._is_served():
+            return None
+        with suppress(OSError, ValueError, KeyError, TypeError, IsthmusError):
+            stated = json.loads((self.folder / "fitted").read_text(encoding="utf-8"))["settings"]
+            path = Path(stated["path"]) if "path" in stated else None
+            former = ready_encoder(settings.EncoderSettings(stated["kind"], stated["name"], path))
+            encoder = former or LsaQueries(load_lsa(self.folder / "encoder"))
+            return encoder if encoder.fingerprint == self.engine.encoder else None
+        return None
+
+    def _is_served(self) -> bool:
+        """Whether the vectors that are searched are of the encoder that is wanted."""
+        return self.engine.encoder == (self._encoder.fingerprint if self._encoder.width else "")
 
     def _fitted(self) -> tuple[str, int]:
         """The name of the encoder in use, and how many documents it was fitted on."""
@@ -155,15 +189,16 @@ class Index:
         with self._writing:
             if self._outgrown():
                 self._refit()
-            if not self._complete:
+            if not self._complete and not self.is_costly:
                 self._encode_missing()
             changes = self._next()
             if changes:
                 self.engine.apply(changes)
                 living = [each for each in changes if not each.removed]
                 self._languages |= {each.language or DEFAULT for each in living}
-                handles = np.array([each.change for each in living], dtype=np.int64)
-                self.engine.encode(*self._encoded(self.snapshot.encoder, handles, living))
+                if not self.is_costly:
+                    handles = np.array([each.change for each in living], dtype=np.int64)
+                    self.engine.encode(*self._encoded(self._encoder, handles, living))
                 self._show()
             else:
                 self._forget_segments()
@@ -184,10 +219,15 @@ class Index:
             characters += sum(len(each.title) + len(each.body) for each in more)
         return changes
 
-    def _show(self, encoder: QueryEncoder | None = None) -> None:
-        used = encoder or self.snapshot.encoder
+    def _show(self) -> None:
+        encoder = self.snapshot.encoder
+        if encoder is not self._encoder and self._is_served():
+            encoder = self._encoder
+            self._remember(encoder)
         languages = beyond_english(self._languages)
-        self.snapshot = replace(self.snapshot, reader=self.engine.reader, encoder=used, languages=languages)
+        self.snapshot = replace(
+            self.snapshot, reader=self.engine.reader, encoder=encoder, languages=languages
+        )
 
     # vectors
 
@@ -212,12 +252,16 @@ class Index:
         save()
         self.engine.recode(encoder.fingerprint, encoder.width, self._all_encoded(encoder))
         self._remember(encoder)
-        self._complete = True
-        self._show(encoder)
+        self._encoder, self._complete = encoder, True
+        self._show()
 
     def _remember(self, encoder: QueryEncoder) -> None:
+        """Note the encoder whose vectors are searched, and how to have it again when another is wanted."""
+        wanted = {"kind": self.settings.kind, "name": self.settings.name}
+        if self.settings.path is not None:
+            wanted["path"] = str(self.settings.path)
         with replacing(self.folder / "fitted") as stream:
-            fitted = {"encoder": encoder.fingerprint, "documents": self._fitted_on}
+            fitted = {"encoder": encoder.fingerprint, "documents": self._fitted_on, "settings": wanted}
             stream.write(json.dumps(fitted).encode())
 
     def _all_encoded(self, encoder: QueryEncoder) -> Iterator[Encoded]:
@@ -236,28 +280,83 @@ class Index:
 
     def _encode_missing(self) -> None:
         """Encode what a killed process had not encoded, or another encoder had."""
-        encoder = self.snapshot.encoder
         while len(handles := self.engine.unencoded(ENCODED)):
-            self.engine.encode(*self._encoded(encoder, handles, self._texts(handles)))
+            self.engine.encode(*self._encoded(self._encoder, handles, self._texts(handles)))
             self._show()
         self._complete = True
 
     def _encoded(self, encoder: QueryEncoder, handles: IntArray, documents: Sequence[Change]) -> Encoded:
-        texts = [_joined(each.title, each.body) for each in documents]
-        ids = [each.id for each in documents]
-        return handles, self._vectors(encoder, ids, texts), [(0, len(text)) for text in texts]
+        """Documents whole, at once: what an encoder that is not costly makes of them."""
+        vectors = encoder.documents([_joined(each.title, each.body) for each in documents])
+        return handles, vectors, [(0, len(each.body)) for each in documents]
 
-    def _vectors(self, encoder: QueryEncoder, ids: Sequence[str], texts: Sequence[str]) -> Vectors:
-        """What the encoder makes of documents; what a costly one made before is kept in the store."""
-        if not isinstance(encoder, AnyQueries) or not ids:
-            return encoder.documents(texts)
-        known = self.store.vectors(encoder.fingerprint, ids)
-        missing = [at for at, id in enumerate(ids) if id not in known]
-        if missing:
-            encoded = encoder.documents([texts[at] for at in missing])
-            self.store.keep_vectors(encoder.fingerprint, [ids[at] for at in missing], encoded)
-            known |= {ids[at]: row for at, row in zip(missing, encoded, strict=True)}
-        return np.stack([known[id] for id in ids]).astype(np.float32)
+    @property
+    def is_costly(self) -> bool:
+        """Whether vectors come by and by, in `encode`, not while documents are indexed."""
+        return isinstance(self._encoder, AnyQueries)
+
+    def encode(self, stopped: Callable[[], bool] = lambda: False) -> int:
+        """Encode for a few seconds, and commit: how many passages got their vector, 0 when none was left.
+
+        First passages of all documents come first, then the others. Indexing and searches go on meanwhile.
+        """
+        encoder = self._encoder
+        if not isinstance(encoder, AnyQueries):
+            return 0
+        waiting, until = self._waiting(encoder), time.monotonic() + SECONDS
+        parts: list[Vectors] = []
+        for start in range(0, len(waiting), AT_ONCE):
+            parts.append(encoder.documents([each.text for each in waiting[start : start + AT_ONCE]]))
+            if stopped() or time.monotonic() > until:
+                break
+        if not parts:
+            return 0
+        vectors = np.concatenate(parts)
+        encoded = waiting[: len(vectors)]
+        with self._writing:
+            if self._encoder is not encoder:
+                return 0
+            handles = np.array([each.handle for each in encoded], dtype=np.int64)
+            spans, counts = [each.span for each in encoded], [each.passages for each in encoded]
+            self.engine.encode(handles, vectors, spans, counts)
+            self._show()
+        return len(encoded)
+
+    def _waiting(self, encoder: AnyQueries) -> list[_Waiting]:
+        """Passages without a vector of a few documents, short ones first."""
+        first = self.engine.unencoded(DOCUMENTS)
+        known = {handle: set[Span]() for handle in first.tolist()} or self.engine.unfinished()
+        waiting = []
+        for each in self._texts(np.array(list(known), dtype=np.int64)):
+            spans = encoder.split(each.title, each.body)
+            chosen = spans[:1] if len(first) else [span for span in spans if span not in known[each.change]]
+            texts = encoder.passages(each.title, each.body, chosen)
+            waiting += [
+                _Waiting(each.change, text, span, len(spans))
+                for text, span in zip(texts, chosen, strict=True)
+            ]
+        return sorted(waiting, key=lambda each: len(each.text))
+
+    @property
+    def unencoded(self) -> int:
+        """How many documents have no vector yet that will have one."""
+        return max(0, len(self.snapshot) - self.engine.encoded) if self._encoder.width else 0
+
+    def encode_all(self, tell: Callable[[int], None] = lambda done: None) -> None:
+        """Encode all there is, and do the engine's slow work; `tell` hears of documents that got a vector."""
+        before = self.engine.encoded
+        while self.encode() or self.maintain():
+            tell(self.engine.encoded - before)
+            before = self.engine.encoded
+
+    def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Do a piece of the engine's slow work, if there is any: whether there was."""
+        if not self.engine.maintain(stopped):
+            return False
+        with self._writing:
+            self.engine.refresh()
+            self._show()
+        return True
 
     # keeping in order
 
@@ -288,11 +387,6 @@ class Index:
         """Remove the index of the release before this one: what it had can now be found here."""
         for path in (self.folder / "manifest", *self.folder.glob("segment-*")):
             path.unlink(missing_ok=True)
-
-
-def _vectors_of(encoder: QueryEncoder) -> str:
-    """What an engine calls the encoder of its vectors."""
-    return encoder.fingerprint if encoder.width else ""
 
 
 def _joined(title: str, body: str) -> str:

@@ -56,6 +56,8 @@ from isthmus.tables import Documents, locked, replacing
 
 TICK = 5.0
 """Seconds between two looks at model files."""
+MINUTE = 60.0
+"""Seconds between two lines of the log while documents are encoded."""
 SETTLED = 3600.0
 """Seconds after which the ledger says how much of what was written ahead has left."""
 OWN = ("documents.db*", "ledger.db*", "index", "index/**/*", "flower", "*.statistics", "*.scale", "learned*")
@@ -124,18 +126,23 @@ class Node:
         self._ahead = Ahead(self.ledger)
         self._sketched: int | None = None
         self._releases = Releases(settings, self.ledger, self.index, self.family)
-        self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
-        self.problem = ""
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for name, work in (("indexer", self._run), ("encoder", self._encode))
+        ]
+        self.problem = self.encoding_problem = ""
 
     def __enter__(self) -> Node:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stopped.set()
         self._wake.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout=60)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(timeout=60)
         self._ahead.settle()
         self.index.close()
         self.store.close()
@@ -183,6 +190,34 @@ class Node:
                 _log.exception("indexing failed and will be tried again")
             self._wake.wait(TICK)
             self._wake.clear()
+
+    def _encode(self) -> None:
+        """Give documents their vectors by and by, and do the engine's slow work, until the node stops."""
+        logged = 0.0
+        while not self._stopped.is_set():
+            is_busy = self._encode_some()
+            if is_busy and time.monotonic() > logged + MINUTE:
+                _log.info("encoding: %s documents have no vector yet", self.index.unencoded)
+                logged = time.monotonic()
+            elif not is_busy:
+                if logged and not self.encoding_problem:
+                    _log.info("encoding: done")
+                logged = 0.0
+                self._stopped.wait(TICK)
+
+    def _encode_some(self) -> bool:
+        """Encode for a few seconds: whether there was anything to do, and it could be done."""
+        try:
+            encoded = self.index.encode(self._stopped.is_set)
+            self.encoding_problem = ""
+            return self.index.maintain(self._stopped.is_set) or encoded > 0
+        except Exception as error:  # whatever it is, the node goes on with the vectors it has
+            self.encoding_problem = type(error).__name__
+            if isinstance(error, IsthmusError):
+                _log.warning("encoding failed and will be tried again: %s", error)
+            else:
+                _log.exception("encoding failed and will be tried again")
+            return False
 
     def read_sources(self) -> list[DataError]:
         """Bring the store up to the sources; what was wrong with single documents."""
@@ -263,6 +298,10 @@ class Node:
         detail = "" if self._read.is_set() else "reading its sources"
         if not detail and behind:
             detail = f"indexing {behind} changes"
+        if not detail and self.encoding_problem:
+            detail = f"encoding failed: {self.encoding_problem}"
+        elif not detail and (waiting := self.index.unencoded):
+            detail = f"encoding {waiting} documents"
         if self.problem:
             detail = f"indexing failed: {self.problem}"
         usable = self._read.is_set() and (not behind or len(snapshot) > 0) and not self.problem

@@ -80,6 +80,7 @@ class NodeApi:
         index, gauge = node.index, self.metrics.gauge
         gauge("isthmus_documents", "Documents in the index.", lambda: {(): len(index.snapshot)})
         gauge("isthmus_behind", "Changes not in the index.", lambda: {(): index.behind})
+        gauge("isthmus_encoded", "Documents with a vector.", lambda: {(): index.engine.encoded})
         gauge("isthmus_dead_rows", "Versions in the index that are gone.", lambda: {(): index.engine.wasted})
 
     @cached_property

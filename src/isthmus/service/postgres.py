@@ -10,9 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
-from isthmus.encoders import Vectors
 from isthmus.errors import ConfigError, MissingExtra, ServiceError
 from isthmus.service.settings import is_loopback
 from isthmus.service.stores import DocumentStore, migrations_of
@@ -129,9 +126,3 @@ class PostgresStore(DocumentStore):
             db.close()
             db = self._db()
         return db
-
-    def _vector(self, row: Vectors) -> Any:
-        return row.tolist()
-
-    def _array(self, value: Any) -> Vectors:
-        return np.array(value, dtype=np.float32)

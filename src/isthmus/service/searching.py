@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
-from isthmus.encoders import CrossEncoder, load_cross_encoder
+from isthmus.encoders import CrossEncoder, Span, load_cross_encoder
 from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.languages import tokeniser_of
@@ -288,7 +288,7 @@ class Searcher:
                 score=float(scored.scores[at]),
                 explanation=None if reasons is None else reasons[place],
                 token="" if token is None else token(candidates.documents[at]),
-                **_display_fields(texts.get(candidates.documents[at]), cut),
+                **_display_fields(texts.get(candidates.documents[at]), cut, snapshot.passage(candidates, at)),
             )
             for place, at in enumerate(selected)
         ]
@@ -357,8 +357,11 @@ def _first(candidates: QueryCandidates) -> IntArray:
     return np.argsort(places, kind="stable")[:FIRST]
 
 
-def _display_fields(text: Draft | None, cut: partial[str]) -> dict[str, str]:
-    return {} if text is None else {"title": text.title[:300], "snippet": cut(text.body)}
+def _display_fields(text: Draft | None, cut: partial[str], passage: Span | None) -> dict[str, str]:
+    if text is None:
+        return {}
+    body = text.body if passage is None else text.body[slice(*passage)]
+    return {"title": text.title[:300], "snippet": cut(body)}
 
 
 def _pattern(query: str, stems: Sequence[str], languages: Iterable[str] = ()) -> re.Pattern[str]:

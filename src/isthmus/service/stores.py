@@ -20,9 +20,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
-
-from isthmus.encoders import Vectors
 from isthmus.engines import Change
 from isthmus.errors import DataError
 from isthmus.languages import DEFAULT
@@ -107,7 +104,7 @@ def migrations_of(database: str) -> tuple[tuple[str, ...], ...]:
 
 
 class DocumentStore(ABC):
-    """Documents, judgements and vectors behind SQL that SQLite and PostgreSQL both understand.
+    """Documents and judgements behind SQL that SQLite and PostgreSQL both understand.
 
     Safe to use from many threads; several processes may read, and one node writes.
     """
@@ -217,15 +214,11 @@ class DocumentStore(ABC):
                 for change, each in enumerate(drafts, first)
             ],
         )
-        self._forget_vectors(db, [draft.id for draft in drafts])
 
     def _reserve(self, db: Any, count: int) -> int:
         """The first of so many new change numbers; other writers wait until this transaction ends."""
         ((last,),) = self._rows(db, "UPDATE counter SET value = value + ? RETURNING value", (count,))
         return int(last) - count + 1
-
-    def _forget_vectors(self, db: Any, ids: Sequence[str]) -> None:
-        self._many(db, "DELETE FROM embedding WHERE document = ?", [(id,) for id in ids])
 
     def remove(self, ids: Iterable[str]) -> int:
         """Remove documents; how many there were."""
@@ -240,7 +233,6 @@ class DocumentStore(ABC):
                     WHERE id = ?""",
                     [(b"", first + at, id) for at, id in enumerate(known)],
                 )
-                self._forget_vectors(db, known)
                 gone += len(known)
         return gone
 
@@ -337,29 +329,6 @@ class DocumentStore(ABC):
             Judgement(query, document, bool(relevant), peer, at, chance, json.loads(evidence), person)
             for query, document, relevant, peer, at, chance, evidence, person in rows
         ]
-
-    def keep_vectors(self, encoder: str, ids: Sequence[str], vectors: Vectors) -> None:
-        """Cache an encoder's vectors of documents."""
-        rows = [(id, encoder, self._vector(row)) for id, row in zip(ids, vectors, strict=True)]
-        with self._transaction(writing=True) as db:
-            self._many(
-                db,
-                """INSERT INTO embedding (document, encoder, value) VALUES (?, ?, ?)
-                ON CONFLICT (document, encoder) DO UPDATE SET value = excluded.value""",
-                rows,
-            )
-
-    def vectors(self, encoder: str, ids: Sequence[str]) -> dict[str, Vectors]:
-        """The cached vectors, by document."""
-        sql = "SELECT document, value FROM embedding WHERE encoder = ? AND document IN"
-        return {id: self._array(value) for id, value in self._by_id(sql, ids, encoder)}
-
-    def _vector(self, row: Vectors) -> Any:
-        """A vector as the database holds it."""
-        return np.ascontiguousarray(row, dtype="<f4").tobytes()
-
-    def _array(self, value: Any) -> Vectors:
-        return np.frombuffer(bytes(value), dtype="<f4")
 
 
 def _batches(items: Iterable[T]) -> Iterator[list[T]]:

@@ -20,7 +20,16 @@ import numpy as np
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.asking import Silos
 from isthmus.corpora import load
-from isthmus.encoders import Encoder, Lsa, Vectors, encode_cached, load_encoder
+from isthmus.encoders import (
+    Encoder,
+    Lsa,
+    Spans,
+    Vectors,
+    encode_cached,
+    load_encoder,
+    passage_texts,
+    split_passages,
+)
 from isthmus.evaluation import evaluate
 from isthmus.fusion import fuse
 from isthmus.partition import folds, linked_queries
@@ -210,7 +219,8 @@ class RememberedEncoder(Encoder):
 
     def __init__(self, name: str, encoder: Encoder, world: World) -> None:
         self.name, self.encoder = name, encoder
-        texts = sorted(set(world.corpus.documents.texts))
+        documents = zip(world.corpus.documents.titles, world.corpus.documents.bodies, strict=True)
+        texts = sorted({text for title, body in documents for text in _passages(encoder, title, body)})
         vectors = encode_cached(encoder, texts, label="encoding documents")
         self._documents = dict(zip(texts, vectors, strict=True))
         queries = sorted(set(world.corpus.queries.texts))
@@ -228,8 +238,17 @@ class RememberedEncoder(Encoder):
             return EncoderSettings("lsa", path=folder / "lsa")
         return EncoderSettings("encoder", name=self.name)
 
+    @property
+    def limit(self) -> int | None:
+        """The encoder's own."""
+        return self.encoder.limit
+
+    def token_spans(self, text: str) -> Spans:
+        """The encoder's own."""
+        return self.encoder.token_spans(text)
+
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of the world's documents."""
+        """Vectors of passages of the world's documents."""
         return np.stack([self._documents[text] for text in texts])
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
@@ -238,6 +257,10 @@ class RememberedEncoder(Encoder):
             if text not in self._queries:
                 self._queries[text] = self.encoder.encode_queries([text])[0]
         return np.stack([self._queries[text] for text in texts])
+
+
+def _passages(encoder: Encoder, title: str, body: str) -> list[str]:
+    return passage_texts(encoder, title, body, split_passages(encoder, title, body))
 
 
 def encoder_of(world: World, name: str) -> RememberedEncoder:
@@ -261,12 +284,12 @@ def federation(
         for name, part in {"all": world.corpus.documents}.items() if whole else documents.items():
             store = SqliteStore(Path(folder) / f"{name}.db")
             store.put(map(Draft, part.ids, part.titles, part.bodies))
-            if encoder is not None:
-                store.keep_vectors(encoder.fingerprint, part.ids, encoder.encode(part.texts))
             index = Index(Path(folder) / name, store, encoder=settings, family=family)
             index.catch_up()
-            if encoder is not None:  # queries are encoded once for all silos
-                index.snapshot = replace(index.snapshot, encoder=AnyQueries(encoder, encoder.encoder.width))
+            if encoder is not None:  # what is known is not encoded again
+                known = AnyQueries(encoder, encoder.encoder.width)
+                index._encoder, index.snapshot = known, replace(index.snapshot, encoder=known)
+                index.encode_all()
             silos.append(Silo(name, store, index))
         try:
             yield Federation(world, tuple(silos), family)

@@ -47,3 +47,6 @@ ALTER TABLE document DROP COLUMN words
 ALTER TABLE document ADD COLUMN language TEXT NOT NULL DEFAULT ''
 
 CREATE INDEX document_language ON document (language) WHERE removed = 0
+
+-- vectors are in the index; their table stays for the way back
+DELETE FROM embedding
