@@ -33,6 +33,7 @@ from isthmus.fusion import (
     LEARNED,
     METHODS,
     NORMALISERS,
+    Auto,
     Candidates,
     Formula,
     LogOdds,
@@ -44,6 +45,9 @@ from isthmus.fusion import (
     load_fuser,
     save_fuser,
 )
+from isthmus.fusion.estimator import TrainingUnion
+from isthmus.fusion.learned import drawn
+from isthmus.fusion.saving import SavedFuser
 from isthmus.tables import Qrels, Run, read_qrels, read_run
 
 FIRST = Run.from_dict({"q1": {"a": 4.0, "b": 3.0, "c": 2.0}, "q2": {"a": 9.0}}, name="first")
@@ -294,7 +298,102 @@ def test_auto_takes_the_best_there_is() -> None:
     runs, qrels = world(30)
     assert fuse(runs).name == "rrf"
     assert fuse([run.with_probabilities(np.full(run.rows, 0.5)) for run in runs]).name == "log-odds"
-    assert fuse(runs, qrels=qrels).name == "stacked"
+    assert fuse(runs, qrels=qrels).name == "convex"
+    assert fuser().method == "auto"
+
+
+# auto
+
+
+def test_auto_takes_another_method_only_where_it_is_clearly_better() -> None:
+    """Five standard errors for a run beside noise; nothing for runs that are alike."""
+    alike, qrels = world(60, quality=(1.0, 1.0))
+    model = Auto()
+    fused = model.fit_fuse(alike, qrels)
+    assert fused.name == model.label == "convex"
+    assert [trial.method for trial in model.trials_] == [
+        "convex", "comb-sum", "rrf", "log-odds", "stacked", "best-run"
+    ]  # fmt: skip
+    assert not any(trial.is_clear for trial in model.trials_)
+    assert model.trials_[0].difference == model.trials_[0].worse == 0
+    rng = np.random.default_rng(0)
+    # relevance is in the ranks of one run alone, whose scores say nothing: a sum of scores misses it
+    good = alike[0].with_scores(np.where(alike[0].ranks == 1, 1e9, 1.0) - alike[0].ranks * 1e-9).named("good")
+    noise = alike[1].with_scores(rng.permutation(alike[1].scores)).named("noise")
+    other = Auto().fit([good, noise, noise.named("more")], qrels)
+    by_name = {trial.method: trial for trial in other.trials_}
+    best = max(other.trials_, key=lambda trial: trial.mean if trial.is_clear else 0)
+    assert best.is_clear
+    assert other.label == best.method != "convex"
+    assert best.difference == pytest.approx(best.mean - by_name["convex"].mean)
+
+
+def test_auto_s_judged_queries_are_fused_by_what_was_chosen_and_fitted_without_them() -> None:
+    runs, qrels = world(40)
+    fused = Auto().fit_fuse(runs, qrels)
+    training = TrainingUnion.of(runs, qrels, Judging(), 5)
+    fold = np.array(training.union.queries)[training.fold_of_query == 1].tolist()
+    wrong = {
+        query: {name: grade if query not in fold else 1 - grade for name, grade in judged.items()}
+        for query, judged in qrels.to_dict().items()
+    }
+    again = Auto().fit_fuse(runs, Qrels.from_dict(wrong))
+    assert again[fold] == fused[fold]
+    assert again[fold].probabilities == pytest.approx(fused[fold].probabilities)
+    assert again != fused
+
+
+def test_weights_are_drawn_to_equal_ones() -> None:
+    rng = np.random.default_rng(0)
+    relevant = (rng.random(4_000) < 0.3).astype(float)
+    evidence = np.stack([relevant + noise * rng.normal(size=4_000) for noise in (0.5, 1.0, 1.0)])
+    many, few = drawn(evidence, relevant), drawn(evidence[:, :40], relevant[:40])
+    for weights in (many, few):
+        assert weights.sum() == pytest.approx(1)
+    assert many[0] > 1.5 * many[1]
+    assert np.abs(few - 1 / 3).max() < np.abs(many - 1 / 3).max()
+    assert drawn(evidence, relevant, shrinkage=1e9) == pytest.approx(np.full(3, 1 / 3), abs=1e-3)
+    assert drawn(-evidence, relevant) == pytest.approx(np.full(3, 1 / 3))
+    misleading = drawn(np.vstack((evidence[:2], evidence[0] - 2 * relevant)), relevant, shrinkage=1e-3)
+    assert misleading.min() == 0
+
+
+def test_what_auto_chose_is_saved_with_how_all_did(tmp_path: Path) -> None:
+    runs, qrels = world(40)
+    model = Auto()
+    model.fit(runs, qrels)
+    save_fuser(model, tmp_path / "a.fuser")
+    again = load_fuser(tmp_path / "a.fuser")
+    assert again.fuse(runs) == model.fuse(runs)
+    assert again.label == model.label
+    assert again.threshold_for(0.6) == model.threshold_for(0.6)
+    header = SavedFuser.read(tmp_path / "a.fuser").header
+    assert [trial["method"] for trial in header["trials"]][:2] == ["convex", "comb-sum"]
+    first = again.explain(runs, "q000")[0]
+    assert first.score == pytest.approx(first.start + sum(part.contribution for part in first.parts))
+
+
+@pytest.mark.parametrize("queries", [2, 3, 5])
+def test_auto_learns_from_few_queries(queries: int) -> None:
+    runs, qrels = world(8)
+    fused = fuse(runs, qrels=qrels[[f"q{at:03}" for at in range(queries)]])
+    assert np.isfinite(fused.probabilities).all()
+
+
+def test_errors_name_the_method_that_was_asked_for() -> None:
+    runs, qrels = world(20)
+    with pytest.raises(ConfigError, match=r"^convex learns from judgements"):
+        fuse([FIRST], "convex")
+    with pytest.raises(DataError, match="fuser 'convex' is not fitted"):
+        fuser("convex").fuse([FIRST])
+    with pytest.raises(DataError, match="fuser 'rrf' is not fitted"):
+        save_fuser(fuser("rrf"), "nowhere")
+    with pytest.raises(ConfigError, match="auto has no option 'kk'"):
+        fuse(runs, qrels=qrels, kk=3)
+    with pytest.raises(ConfigError, match="auto compares methods that read norm='z-score' differently"):
+        fuse(runs, qrels=qrels, norm="z-score")
+    with pytest.raises(ConfigError, match="no way of tuning 'best run'"):
+        fuser("convex", tune="best run")
 
 
 # learned fusers

@@ -90,12 +90,13 @@ def test_explanations_are_data(folder: Path, capsys: pytest.CaptureFixture[str])
     asked = ["fuse", *runs, "--qrels", str(folder / "validation.qrels"), "--explain", "q7", "--json"]
     assert main(asked) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["method"] == "stacked"
+    assert found["method"] == "convex" == found["trials"][0]["method"]
     first = found["explanations"][0]
     assert first["query"] == "q7"
     total = first["start"] + sum(part["contribution"] for part in first["parts"])
     assert total == pytest.approx(first["score"])
     assert 0 < found["calibration"]["ECE"] < 0.1
+    assert next(iter(found["calibration"])) == "ECE@10"
 
 
 def test_options_reach_the_method(folder: Path) -> None:
@@ -148,6 +149,39 @@ def test_calibrated_runs_are_fused_by_their_probabilities(
     assert json.loads(capsys.readouterr().out)["queries"] == len(read_run(fused))
 
 
+def test_scores_and_probabilities_travel_through_files(folder: Path, tmp_path: Path) -> None:
+    """Equations 13 and 14 from the command line: a raw score and a calibrated probability for every row."""
+    runs, files = [], []
+    for name in ("bm25", "dense"):
+        run = folder / f"{name}-validation.run"
+        files.append(str(tmp_path / f"{name}.prob"))
+        learn = ["calibrate", str(run), "-m", "query-feature", "--qrels", str(folder / "validation.qrels")]
+        assert main([*learn, "-o", files[-1]]) == 0
+        runs.append(str(run))
+    given = [part for file in files for part in ("--confidence", file)]
+    raw, sure = [read_run(run) for run in runs], [read_run(file) for file in files]
+    for method, formula in (("comb-mnz-conf", "mnz"), ("comb-mult-conf", "mult")):
+        out = tmp_path / f"{formula}.run"
+        assert main(["fuse", *runs, *given, "-m", method, "--norm", "none", "-o", str(out)]) == 0
+        scores, confidences = [each.to_dict()["q3"] for each in raw], [each.to_dict()["q3"] for each in sure]
+        lowest = [min(0.0, min(each.values())) for each in scores]
+        for document, fused in read_run(out).to_dict()["q3"].items():
+            products = [
+                (each[document] - low) * confidence[document]
+                for each, low, confidence in zip(scores, lowest, confidences, strict=True)
+                if document in each
+            ]
+            mnz, mult = len(products) * sum(products), np.prod([1 + product for product in products])
+            assert fused == pytest.approx(mnz if formula == "mnz" else mult)
+    both, chances = tmp_path / "both.run", tmp_path / "both.prob"
+    judged = ["--qrels", str(folder / "validation.qrels")]
+    assert main(["fuse", *runs, *given, *judged, "-o", str(both), "--confidence-out", str(chances)]) == 0
+    again = ["fuse", str(both), "--confidence", str(chances), "-m", "log-odds", "--probabilities"]
+    assert main([*again, "-o", str(tmp_path / "again.run")]) == 0
+    first, second = (read_run(path).to_dict()["q3"] for path in (chances, tmp_path / "again.run"))
+    assert first == pytest.approx(second, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -166,6 +200,12 @@ def test_calibrated_runs_are_fused_by_their_probabilities(
         ),
         (["fuse", "{bm25}", "--model", "m", "--set", "k=3", "-o", "x"], "--set is settled by the model"),
         (["fuse", "{bm25}", "--calibrated", "-o", "x"], "is no probability"),
+        (["fuse", "{bm25}", "--confidence", "{bm25}", "-o", "x"], "is no probability"),
+        (["fuse", "{bm25}", "--confidence", "{dense}", "-o", "x"], "dense-validation.run: the "),
+        (["fuse", "{bm25}", "{bm25}", "--confidence", "{bm25}", "-o", "x"], "1 files of probabilities for 2"),
+        (["fuse", "{bm25}", "--confidence", "{bm25}", "--calibrated", "-o", "x"], "both say where"),
+        (["fuse", "{bm25}", "--method", "convex", "-o", "x"], "convex learns from judgements"),
+        (["fuse", "{bm25}", "--qrels", "{qrels}", "--norm", "z-score", "-o", "x"], "auto compares methods"),
         (["calibrate", "{bm25}", "--model", "m", "-m", "platt", "-o", "x"], "--method is settled by the"),
         (["calibrate", "{bm25}", "-o", "x"], "--qrels FILE to learn from"),
         (["calibrate", "{bm25}", "--qrels", "{test}", "-o", "x"], "0 judged rows are relevant"),
@@ -178,6 +218,7 @@ def test_mistakes_are_one_line(
     monkeypatch.chdir(tmp_path)
     named = {
         "{bm25}": str(folder / "bm25-validation.run"),
+        "{dense}": str(folder / "dense-validation.run"),
         "{qrels}": str(folder / "validation.qrels"),
         "{test}": str(folder / "test.qrels"),
     }

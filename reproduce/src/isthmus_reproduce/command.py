@@ -11,6 +11,7 @@ EXPERIMENTS = {
     "calibrated-fusion": "isthmus_reproduce.fusion.experiment",
     "csfltr": "isthmus_reproduce.csfltr.experiment",
     "fedrisk": "isthmus_reproduce.fedrisk.experiment",
+    "fusion-defaults": "isthmus_reproduce.fusion.defaults",
     "private-features": "isthmus_reproduce.private.experiment",
     "search": "isthmus_reproduce.search.experiment",
 }

@@ -53,8 +53,9 @@ CALIBRATORS: dict[str, Callable[[], Calibrator]] = {
 }
 """Every calibrator by name."""
 
-SMALL = {"platt": 2, "list-logistic": 3, "list-logistic-score": 4, "gaussian": 3, "gamma": 3, "beta": 3}
-CONTEST = {**SMALL, "temperature": 1, "isotonic-binned": 10, "isotonic": 20, "query-feature": 14}
+SMALL = {"platt": 2, "list-logistic": 3, "list-logistic-score": 4}
+CURVES = {"temperature": 1, "gaussian": 3, "gamma": 3, "beta": 3, "isotonic-binned": 10, "isotonic": 20}
+CONTEST = {**SMALL, **CURVES, "query-feature": 14}
 """What `auto` chooses from, with the parameters each counts for. The others are the paper's forms, which
 reorder lists or know no prior, and softmax, for lists in which one answer is right."""
 POSITIVES_PER_PARAMETER = 10

@@ -35,6 +35,7 @@ CALIBRATE_MORE = """
 FUSE_MORE = """
   isthmus fuse bm25.run dense.run --method rrf -o fused.run
   isthmus fuse bm25.run dense.run --method comb-mnz --norm z-score --top 100 -o fused.run
+  isthmus fuse bm25.run dense.run --confidence bm25.prob --confidence dense.prob -m comb-mnz-conf -o fused.run
   isthmus fuse bm25.run dense.run --qrels validation.qrels --explain q7
   isthmus fuse bm25.run dense.run --qrels validation.qrels --save hybrid.fuser
   isthmus fuse bm25-test.run dense-test.run --model hybrid.fuser --precision 0.9 -o sure.run"""
@@ -46,9 +47,9 @@ CALIBRATE_METHODS = (
     "list-logistic-score, query-feature, query-feature-unconstrained"
 )
 FUSE_METHODS = (
-    "auto: stacked with judgements, else rrf (log-odds with --calibrated). Also weighted, convex, borda, "
-    "isr, log-isr, rbc, comb-sum, -mnz, -gmnz, -anz, -min, -max, -med, -mnz-conf, -mult-conf, -mnz-variant, "
-    "rl-sim, rlsim-eq15"
+    "auto (the default): with judgements what does best on queries held out, else rrf (log-odds with "
+    "probabilities). Also stacked, log-odds, weighted, convex, rrf, borda, isr, log-isr, rbc, comb-sum, "
+    "-mnz, -gmnz, -anz, -min, -max, -med, -mnz-conf, -mult-conf, -mnz-variant, rl-sim, rlsim-eq15"
 )
 
 
@@ -114,6 +115,9 @@ def _fuse_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--norm", "none, min-max, z-score, sum, max, rank, borda, softmax", default=None)
     add(parser, "--missing", "what an absent document gets: learned, lowest or a number", default="learned")
     add(parser, "--calibrated", "the scores are probabilities, as isthmus calibrate writes them")
+    confidence = "probabilities of a RUN's rows, as calibrate -o writes them; one for each RUN, in order"
+    add(parser, "--confidence FILE", confidence, action="append", default=[])
+    add(parser, "--confidence-out FILE", "write the fused probabilities there, as --confidence reads them")
     add(parser, "--weights W,W…", "given weights, for weighted and convex")
     add(parser, "--set NAME=VALUE", "an option of the method, k=20", action="append", default=[])
     add(parser, "--explain QID", "print why the query's best stand where they do")
@@ -138,7 +142,9 @@ def _fuse(arguments: argparse.Namespace) -> None:
     _check_model(
         arguments, {"method": "auto", "norm": None, "missing": "learned", "weights": None, "set": []}
     )
-    runs = _told_apart([_read(arguments, path) for path in arguments.runs], arguments.runs)
+    if arguments.calibrated and arguments.confidence:
+        raise ConfigError("--calibrated and --confidence both say where probabilities are", key="confidence")
+    runs = _told_apart(_read(arguments), arguments.runs)
     qrels = read_qrels(arguments.qrels) if arguments.qrels else None
     model, fused = _fused(arguments, runs, qrels)
     curve = getattr(model, "curve_", None)
@@ -147,11 +153,14 @@ def _fuse(arguments: argparse.Namespace) -> None:
     plots = _write_figures(arguments, qrels, runs, fused, curve)
     if arguments.out:
         write_run(selected, arguments.out, probabilities=arguments.probabilities)
+    if arguments.confidence_out:
+        write_run(selected, arguments.confidence_out, probabilities=True)
     if arguments.save:
         _save(model, arguments.save)
     reasons = [] if arguments.explain is None else _explained(arguments, runs, model, fused.name)
     result = _result(arguments, fused.name, selected, threshold)
     result["calibration"] = _quality(arguments, qrels, fused)
+    result["trials"] = [vars(trial) for trial in getattr(model, "trials_", [])]
     if arguments.json:
         explanations = [each.to_dict() for each in reasons]
         print_json({"runs": arguments.runs, **result, "explanations": explanations})
@@ -160,7 +169,7 @@ def _fuse(arguments: argparse.Namespace) -> None:
     summary(
         f"fused {len(runs)} runs",
         _facts(result),
-        wrote=[*filter(None, (arguments.out, arguments.save)), *plots],
+        wrote=[*filter(None, (arguments.out, arguments.confidence_out, arguments.save)), *plots],
     )
 
 
@@ -175,12 +184,12 @@ def _fused(arguments: argparse.Namespace, runs: list[Run], qrels: Qrels | None) 
         return model, model.fuse(runs)
     method = choose(runs, arguments.method, qrels)
     options = _options(arguments)
-    if arguments.calibrated and method in ("stacked", "log-odds"):
+    if (arguments.calibrated or arguments.confidence) and method in ("auto", "stacked", "log-odds"):
         options.setdefault("calibrator", "given")
     if qrels is None:
         return None, fuse(runs, method, **options)
     model = fuser(method, judging=_judging(arguments), folds=arguments.folds, **options)
-    return model, model.fit_fuse(runs, qrels, name=method)
+    return model, model.fit_fuse(runs, qrels)
 
 
 def _explained(arguments: argparse.Namespace, runs: list[Run], model: Fuser | None, method: str) -> list[Any]:
@@ -190,21 +199,26 @@ def _explained(arguments: argparse.Namespace, runs: list[Run], model: Fuser | No
     return known.explain(runs, arguments.explain, arguments.document)
 
 
-def _read(arguments: argparse.Namespace, path: str) -> Run:
-    """A run read from a file; its scores are taken as probabilities where the arguments say so."""
+def _read(arguments: argparse.Namespace) -> list[Run]:
+    """The runs with their probabilities, if these are in files of their own or in place of the scores."""
+    from isthmus.fusion import with_confidences
     from isthmus.tables import read_run
 
-    run = read_run(path)
-    if not arguments.calibrated:
-        return run
-    strange = run.scores[(run.scores < 0) | (run.scores > 1)]
-    if len(strange):
-        raise DataError(
-            f"a score of {strange[0]:g} is no probability",
-            file=path,
-            cure="write it with isthmus calibrate, or leave --calibrated out",
+    runs = [read_run(path) for path in arguments.runs]
+    files = arguments.runs if arguments.calibrated else arguments.confidence
+    if files and len(files) != len(runs):
+        raise ConfigError(
+            f"{len(files)} files of probabilities for {len(runs)} runs: one --confidence for each, in order",
+            key="confidence",
         )
-    return run.with_probabilities(run.scores)
+    for at, path in enumerate(files):
+        try:
+            runs[at] = with_confidences(runs[at], runs[at] if arguments.calibrated else read_run(path))
+        except DataError as error:
+            option = "--calibrated" if arguments.calibrated else "--confidence"
+            cure = f"{error.cure}, or leave {option} out"
+            raise DataError(error.problem, file=path, line=error.line, text=error.text, cure=cure) from None
+    return runs
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -325,7 +339,10 @@ def _result(
 
 def _facts(result: dict[str, Any]) -> dict[str, object]:
     """Titles and values of the closing summary."""
-    facts = {"method": result["method"], "queries": f"{result['queries']:,}", "rows": f"{result['rows']:,}"}
+    facts: dict[str, object] = {"method": result["method"]}
+    if result.get("trials"):
+        facts["held out"] = ", ".join(f"{one['method']} {one['mean']:.4f}" for one in result["trials"])
+    facts |= {"queries": f"{result['queries']:,}", "rows": f"{result['rows']:,}"}
     if (quality := result["calibration"]) is not None:
         facts["first ten"] = (
             f"ECE {quality['ECE@10']:.4f}; a perfect model: {quality['ECE@10 floor']:.4f}, "
@@ -372,7 +389,7 @@ COMMANDS = (
     Command(
         name="fuse",
         summary="fuse several runs into one, with probabilities if judged or calibrated",
-        example="isthmus fuse bm25.run dense.run --method stacked --qrels validation.qrels -o fused.run",
+        example="isthmus fuse bm25.run dense.run --qrels validation.qrels -o fused.run",
         add_arguments=_fuse_arguments,
         run=_fuse,
     ),

@@ -1,3 +1,5 @@
+from isthmus.fusion.auto import Auto as Auto
+from isthmus.fusion.auto import Trial as Trial
 from isthmus.fusion.estimator import Explanation as Explanation
 from isthmus.fusion.estimator import Fuser as Fuser
 from isthmus.fusion.estimator import RetrieverScore as RetrieverScore
@@ -17,3 +19,4 @@ from isthmus.fusion.saving import load_fuser as load_fuser
 from isthmus.fusion.saving import save_fuser as save_fuser
 from isthmus.fusion.union import Lists as Lists
 from isthmus.fusion.union import Union as Union
+from isthmus.fusion.union import with_confidences as with_confidences

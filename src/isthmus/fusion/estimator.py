@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.calibration import (
+    Calibrator,
     Judging,
     Platt,
     ThresholdCurve,
+    cross_fit,
     query_folds,
 )
 from isthmus.config import settings_repr
@@ -85,6 +87,8 @@ class TrainingUnion:
     """Rows of judged queries; with `Judging(unjudged="skip")` only judged rows."""
     fold_of_query: IntArray
     """−1 for a query without judgements."""
+    calibrated: dict[tuple[int, str], tuple[Calibrator, FloatArray]] = field(default_factory=dict)
+    """Calibrators of single runs, by run and name, that several fusers share."""
 
     @classmethod
     def of(cls, runs: Sequence[Run], qrels: Qrels, judging: Judging, folds: int) -> TrainingUnion:
@@ -113,6 +117,26 @@ class TrainingUnion:
         """The judged queries of the other folds; of all folds for fold −1."""
         return np.asarray((self.fold_of_query >= 0) & (self.fold_of_query != fold))
 
+    def without(self, fold: int) -> TrainingUnion:
+        """The same as if the queries of one fold were not judged; the last fold takes its number."""
+        last = self.folds - 1
+        fold_of = np.where(self.fold_of_query == fold, -1, self.fold_of_query)
+        fold_of[fold_of == last] = fold
+        judged = [query for query, at in zip(self.union.queries, fold_of, strict=True) if at >= 0]
+        known = self.known & (fold_of >= 0)[self.union.query_of_row]
+        return replace(self, qrels=self.qrels[judged], known=known, fold_of_query=fold_of, calibrated={})
+
+    def measured(self, scores: FloatArray, measure: str) -> FloatArray:
+        """A measure of every query under these scores of the rows; NaN where it is not judged."""
+        from isthmus.evaluation import evaluate
+
+        judged = self.fold_of_query >= 0
+        names = [query for query, known in zip(self.union.queries, judged, strict=True) if known]
+        evaluation = evaluate(self.qrels[names], self.union.ranked(scores), [measure])
+        values = np.full(len(judged), np.nan)
+        values[judged] = evaluation.values[evaluation.resolve(measure)]
+        return values
+
 
 @dataclass(frozen=True, eq=False)
 class ScoreBreakdown:
@@ -137,6 +161,8 @@ class Fuser:
 
     judging: Judging = field(default_factory=Judging)
     folds: int = 5
+    final: str = "platt"
+    """How fused scores become probabilities: a calibrator by name, or `small`, the best of a few."""
 
     def __repr__(self) -> str:
         return settings_repr(self)
@@ -155,19 +181,28 @@ class Fuser:
         """Learn, and fuse the same runs: judged queries by models that did not see them."""
         if not runs:
             raise DataError("no runs to fuse", cure="give at least one run")
-        self.retrievers_ = names_of(runs)
         training = TrainingUnion.of(runs, qrels, self.judging, self.folds)
+        scores, probabilities = self.fit_union(training)
+        known = training.known
+        homes = training.union.query_of_row[known]
+        self.curve_ = ThresholdCurve.of(probabilities[known], training.relevant[known], homes)
+        return training.union.ranked(scores, name=name or self.label, probabilities=probabilities)
+
+    def fit_union(self, training: TrainingUnion) -> tuple[FloatArray, FloatArray]:
+        """Learn; scores and probabilities of every row, judged queries by models that did not see them."""
+        scores = self.fit_scores(training)
+        return scores, self._learn_probabilities(scores, training)
+
+    def fit_scores(self, training: TrainingUnion) -> FloatArray:
+        """Learn to score; the scores of every row, those of a fold with weights of the other folds."""
+        self.retrievers_ = names_of(training.union.runs)
         evidence = self._gather(training)
         self.weights_, *by_fold = self._weigh_folds(evidence, training)
         scores = self._scores(evidence, self.weights_, training.union).copy()
         for fold, weights in enumerate(by_fold):
             mine = (training.fold_of_query == fold)[training.union.query_of_row]
             scores[mine] = self._scores(evidence, weights, training.union)[mine]
-        probabilities = self._learn_probabilities(scores, training)
-        known = training.known
-        homes = training.union.query_of_row[known]
-        self.curve_ = ThresholdCurve.of(probabilities[known], training.relevant[known], homes)
-        return training.union.ranked(scores, name=name or self.label, probabilities=probabilities)
+        return scores
 
     def fuse(self, runs: Sequence[Run], *, name: str = "") -> Run:
         """One run, best first, with a probability for every candidate."""
@@ -185,7 +220,7 @@ class Fuser:
     def threshold_for(self, precision: float = 0.9) -> float:
         """The lowest probability that kept this precision on validation."""
         if not hasattr(self, "curve_"):
-            raise DataError(f"the fuser {self.method!r} has seen no judgements", cure="fit it on some")
+            raise DataError(f"the fuser {self.label!r} has seen no judgements", cure="fit it on some")
         return self.curve_.threshold_for(precision)
 
     def explain(
@@ -236,7 +271,7 @@ class Fuser:
 
     def _matched(self, runs: Sequence[Run]) -> list[Run]:
         if not hasattr(self, "retrievers_"):
-            raise DataError(f"the fuser {self.method!r} is not fitted", cure="call fit, or load a saved one")
+            raise DataError(f"the fuser {self.label!r} is not fitted", cure="call fit, or load a saved one")
         if len(runs) != len(self.retrievers_):
             names = ", ".join(self.retrievers_)
             raise DataError(f"fitted on {len(self.retrievers_)} runs ({names}) and given {len(runs)}")
@@ -254,6 +289,15 @@ class Fuser:
     def _learn_probabilities(self, scores: FloatArray, training: TrainingUnion) -> FloatArray:
         """Learn score → probability; returns cross-fitted probabilities of all rows."""
         query_of_row = training.union.query_of_row
+        if self.final != "platt":
+            order = training.union.best_first(scores)
+            run, folds = training.union.ranked(scores), training.folds
+            self.final_, ranked = cross_fit(
+                run, training.qrels, self.final, judging=self.judging, folds=folds
+            )
+            probabilities = np.empty(len(scores))
+            probabilities[order] = ranked
+            return probabilities
         self.final_ = Platt().fit(scores[training.known], training.relevant[training.known])
         probabilities = np.asarray(self.final_.probabilities(scores))
         for fold in range(training.folds):
@@ -268,7 +312,8 @@ class Fuser:
         """Probabilities of fused scores; None where nothing was learned."""
         if not hasattr(self, "final_"):
             return None
-        return np.asarray(self.final_.probabilities(scores)) if len(scores) else scores
+        groups = {"groups": union.query_of_row} if self.final_.needs_lists else {}
+        return np.asarray(self.final_.probabilities(scores, **groups)) if len(scores) else scores
 
     def _gather(self, training: TrainingUnion) -> FloatArray:
         """Learn what each retriever's evidence needs; the evidence, cross-fitted."""

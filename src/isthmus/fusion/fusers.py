@@ -306,10 +306,10 @@ METHODS = (*LEARNED, *FUSERS)
 
 
 def choose(runs: Sequence[Run], method: str, qrels: Qrels | None) -> str:
-    """The method's name as `METHODS` spells it; `auto` by what there is to learn from."""
+    """The method's name as `METHODS` spells it; `auto` stays where there are judgements to choose by."""
     if method == "auto":
         calibrated = bool(runs) and all(run.probabilities is not None for run in runs)
-        return "stacked" if qrels is not None else "log-odds" if calibrated else "rrf"
+        return "auto" if qrels is not None else "log-odds" if calibrated else "rrf"
     spelt = method.replace("_", "-")
     if spelt not in METHODS:
         raise ConfigError(f"no way of fusing {method!r}", key=spelt, known=("auto", *METHODS))

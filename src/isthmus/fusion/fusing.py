@@ -34,17 +34,19 @@ def fuse(
     Run 'rrf': 1 query, 3 rows
       q1  d2 0.0325225, d1 0.0163934, d3 0.016129
 
-    `auto` is `stacked` where there are judgements, `log-odds` where all runs carry probabilities, else `rrf`.
-    With judgements the result carries calibrated probabilities, and judged queries are fused by models that
-    did not see them. `norm` is one of `NORMALISERS`; by default rank-based formulae take none and the
-    others min-max. `missing` says what a document gets from a list it is absent from: "learned" (the
-    probability learned from judgements; a formula, which learns none, has its own rule), "lowest" (the list's
-    lowest score) or a number. Options go to the method: `k` of rrf, `calibrator` of stacked, `weights` …
+    Where there are judgements `auto` is what does best on queries held out, a convex sum whose weights are
+    drawn to equal ones unless another method is clearly better (`isthmus.fusion.Auto`); without them it is
+    `log-odds` where all runs carry probabilities, else `rrf`. With judgements the result carries
+    calibrated probabilities, and judged queries are fused by models that did not see them. `norm` is one
+    of `NORMALISERS`; by default rank-based formulae take none and the others min-max. `missing` says what
+    a document gets from a list it is absent from: "learned" (the probability learned from judgements; a
+    formula, which learns none, has its own rule), "lowest" (the list's lowest score) or a number. Options
+    go to the method: `k` of rrf, `calibrator` of stacked, `weights` …
     """
     chosen = choose(runs, method, qrels)
     _check_missing(missing)
     if qrels is not None:
-        return fuser(chosen, norm=norm, missing=missing, **options).fit_fuse(runs, qrels, name=chosen)
+        return fuser(chosen, norm=norm, missing=missing, **options).fit_fuse(runs, qrels)
     if chosen in LEARNED:
         return fuser(chosen, norm=norm, missing=missing, **options).unjudged(runs).fuse(runs, name=chosen)
     candidates = Candidates.of(
@@ -54,13 +56,20 @@ def fuse(
 
 
 def fuser(
-    method: str = "stacked", *, norm: str | None = None, missing: float | str = "learned", **options: Any
+    method: str = "auto", *, norm: str | None = None, missing: float | str = "learned", **options: Any
 ) -> Fuser:
     """An unfitted fuser by name, to be fitted, kept and used on other runs."""
+    from isthmus.fusion.auto import Auto
     from isthmus.fusion.learned import Formula, LogOdds, Stacked, Weighted
 
-    chosen = choose((), method, None)
+    chosen = method if method == "auto" else choose((), method, None)
     _check_missing(missing)
+    if chosen == "auto":
+        if norm is not None or missing not in ("learned", "lowest"):
+            key, value = ("norm", norm) if norm is not None else ("missing", missing)
+            problem = f"auto compares methods that read {key}={value!r} differently: name one of them"
+            raise ConfigError(problem, key=key, value=value)
+        return _create(Auto, {"missing": missing, **options})
     if chosen in ("stacked", "log-odds"):
         if _is_number(missing) and not 0 <= float(missing) <= 1:
             raise ConfigError(
@@ -74,11 +83,13 @@ def fuser(
         return _create(kind, {"missing": missing, **options})
     if chosen in ("weighted", "convex"):
         scale = norm or ("min-max" if chosen == "convex" else "z-score")
-        _check_options(chosen, options, inspect.signature(Weighted).parameters)
+        known = dict(inspect.signature(Weighted).parameters)
+        known.pop("name")
+        _check_options(chosen, options, known)
         if chosen == "convex":
             options = _convex(options)
-        return Weighted(norm=scale, missing=missing, **options)
-    own = {name: options.pop(name) for name in ("judging", "folds") if name in options}
+        return Weighted(norm=scale, missing=missing, name=chosen, **options)
+    own = {name: options.pop(name) for name in ("judging", "folds", "final") if name in options}
     _call(chosen, options)
     filled = None if missing == "learned" else missing
     return Formula(chosen, norm=norm, missing=filled, options=options, **own)

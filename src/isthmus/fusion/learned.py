@@ -43,6 +43,10 @@ SURE = 1e-6
 
 PENALTY = 1.0
 
+TUNING = ("measure", "likelihood", "best")
+DEEPEST = 20
+"""Weights are fitted on documents that some run ranks so high: the many below would rule them."""
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Formula(Fuser):
@@ -121,11 +125,14 @@ class LogOdds(Fuser):
         if self.calibrator == "given":
             return self._evidence(union)
         columns = []
-        for run in progress(union.runs, label="calibrating"):
-            folds = min(self.folds, sum(query in training.qrels for query in run.queries))
-            fitted, probabilities = cross_fit(
-                run, training.qrels, self.calibrator, judging=self.judging, folds=folds
-            )
+        for at, run in enumerate(progress(union.runs, label="calibrating")):
+            key = (at, repr(self.calibrator))
+            if key not in training.calibrated:
+                folds = min(self.folds, sum(query in training.qrels for query in run.queries))
+                training.calibrated[key] = cross_fit(
+                    run, training.qrels, self.calibrator, judging=self.judging, folds=folds
+                )
+            fitted, probabilities = training.calibrated[key]
             self.calibrators_.append(fitted)
             columns.append(probabilities)
         return self._logits(union, columns)
@@ -210,6 +217,8 @@ class Stacked(LogOdds):
     method = "stacked"
 
     single_label: bool = False
+    final: str = "own"
+    """`own`: the margins are log-odds already."""
 
     def _gather(self, training: TrainingUnion) -> FloatArray:
         used = np.unique(training.union.documents.codes[training.known])
@@ -247,9 +256,13 @@ class Stacked(LogOdds):
         return codes[union.documents.codes]
 
     def _learn_probabilities(self, scores: FloatArray, training: TrainingUnion) -> FloatArray:
-        return self._probabilities(scores, training.union)  # the margins are log-odds already
+        if self.final != "own":
+            return super()._learn_probabilities(scores, training)
+        return self._probabilities(scores, training.union)
 
     def _probabilities(self, scores: FloatArray, union: Union) -> FloatArray:
+        if self.final != "own":
+            return np.asarray(super()._probabilities(scores, union))
         if self.single_label:
             return choice_probabilities(scores, union.query_of_row)
         return np.asarray(expit(scores))
@@ -264,10 +277,12 @@ class Stacked(LogOdds):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Weighted(Fuser):
-    """Σᵢ wᵢ·sᵢ over normalised scores, the weights given or tuned for a measure on validation.
+    """Σᵢ wᵢ·sᵢ over normalised scores, the weights given or learned on validation.
 
-    `convex` weights are non-negative and add up to one. Absent documents get the lowest score of the list, or
-    the number `missing`.
+    `tune` says how: "measure" takes those with the best `measure`, "likelihood" those that tell relevant
+    documents best, drawn to equal ones (`drawn`), "best" the best run alone. `convex` weights are
+    non-negative and add up to one. Absent documents get the lowest score of the list, or the number
+    `missing`. `name` is what the method was asked for as.
     """
 
     method = "weighted"
@@ -276,10 +291,19 @@ class Weighted(Fuser):
     weights: Sequence[float] | None = None
     measure: str = "nDCG@10"
     missing: float | str = "lowest"
+    tune: str = "measure"
+    name: str = "weighted"
 
     def __post_init__(self) -> None:
         self.weights = None if self.weights is None else tuple(map(float, self.weights))
         self.missing = "lowest" if self.missing == "learned" else self.missing
+        if self.tune not in TUNING:
+            raise ConfigError(f"no way of tuning {self.tune!r}", key=self.tune, known=TUNING)
+
+    @property
+    def label(self) -> str:
+        """The name it was asked for by."""
+        return self.name
 
     def _evidence(self, union: Union) -> FloatArray:
         return Candidates.of(union, self.norm, missing=self.missing).matrix()
@@ -288,6 +312,8 @@ class Weighted(Fuser):
         if self.weights is not None:
             self._check_weights(len(evidence))
             return [np.array(self.weights)] * (training.folds + 1)
+        if self.tune == "likelihood":
+            return super()._weigh_folds(evidence, training)
         judge = self._judge(evidence, training)
         order = np.argsort(np.array(self.retrievers_, dtype=np.str_))  # so that theirs does not matter
         place = np.argsort(order)
@@ -296,30 +322,22 @@ class Weighted(Fuser):
             def value(weights: tuple[float, ...]) -> float:
                 return float(np.nanmean(judge(tuple(weights[at] for at in place.tolist()))[inside]))
 
+            if self.tune == "best":
+                return np.array(max(map(tuple, np.eye(len(evidence)).tolist()), key=value))[place]
             return tuned(len(evidence), value)[place]
 
         return [best(training.outside(fold)) for fold in range(-1, training.folds)]
+
+    def _weigh(self, evidence: FloatArray, training: TrainingUnion, queries: Mask) -> FloatArray:
+        rows = queries[training.union.query_of_row] & training.known
+        rows &= training.union.best_ranks <= DEEPEST
+        return drawn(evidence[:, rows], training.relevant[rows].astype(np.float64))
 
     def _judge(
         self, evidence: FloatArray, training: TrainingUnion
     ) -> Callable[[tuple[float, ...]], FloatArray]:
         """The measure of every query under any weights, each measured once."""
-        from isthmus.evaluation import evaluate
-
-        union = training.union
-        judged = [
-            query for query, fold in zip(union.queries, training.fold_of_query, strict=True) if fold >= 0
-        ]
-        qrels = training.qrels[judged]
-
-        @cache
-        def judge(weights: tuple[float, ...]) -> FloatArray:
-            evaluation = evaluate(qrels, union.ranked(np.array(weights) @ evidence), [self.measure])
-            values = np.full(len(union.queries), np.nan)
-            values[training.fold_of_query >= 0] = evaluation.values[evaluation.resolve(self.measure)]
-            return values
-
-        return judge
+        return cache(lambda weights: training.measured(np.array(weights) @ evidence, self.measure))
 
     def unjudged(self, runs: Sequence[Run]) -> Self:
         """With weights that were given, and so without probabilities."""
@@ -338,6 +356,41 @@ class Weighted(Fuser):
 
     def _breakdown(self, union: Union, evidence: FloatArray) -> ScoreBreakdown:
         return ScoreBreakdown(self.weights_[:, None] * evidence, np.zeros(union.rows), self.weights_)
+
+
+def drawn(evidence: FloatArray, relevant: FloatArray, *, shrinkage: float = 10.0) -> FloatArray:
+    """Convex weights of k × rows by logistic regression, with a penalty of shrinkage/2 · Σ (wᵢ − w)².
+
+    w is the one weight that fits the plain sum best, so few judgements give equal weights; a weight that
+    would be negative is 0.
+    """
+    count = len(evidence)
+    ones = np.ones(len(relevant))
+    prior = float(logit(np.clip(relevant.mean(), SURE, 1 - SURE))) if len(relevant) else 0.0
+    total = np.vstack((evidence.sum(axis=0), ones))
+    start = np.array([0.0, prior])
+    common, intercept = newton(
+        lambda theta: likelihood_sums(total, relevant, theta), start, np.array([1e-6, 0])
+    )
+    if not common > 0:
+        return np.full(count, 1 / count)
+    free = np.arange(count)
+    while True:
+        design = np.vstack((evidence[free], ones))
+        centre = np.append(np.full(len(free), common), intercept)
+        penalty = np.append(np.full(len(free), shrinkage), 0.0)
+        offsets = newton(
+            lambda theta: likelihood_sums(design, relevant, theta + centre),  # noqa: B023
+            np.zeros(len(centre)),
+            penalty,
+        )
+        weights = (offsets + centre)[:-1]
+        if (weights >= 0).all() or len(free) == 1:
+            break
+        free = free[weights > 0]
+    spread = np.zeros(count)
+    spread[free] = np.maximum(weights, 0.0)
+    return spread / spread.sum() if spread.sum() > 0 else np.full(count, 1 / count)
 
 
 def tuned(count: int, judge: Callable[[tuple[float, ...]], float]) -> FloatArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from isthmus.calibration import Calibrator, Judging, ThresholdCurve, pack, record_arrays, record_of, unpack
 from isthmus.errors import DataError
+from isthmus.fusion.auto import Auto
 from isthmus.fusion.estimator import Fuser
 from isthmus.fusion.learned import Formula, LogOdds, Stacked, Weighted
 from isthmus.tables import Bundle
@@ -26,15 +27,20 @@ class SavedFuser(Bundle):
 
 
 def save_fuser(fuser: Fuser, path: str | PathLike[str]) -> None:
-    """Write a fitted fuser; RL-Sim's `similar` runs cannot be kept."""
+    """Write a fitted fuser, of `Auto` the one it chose; RL-Sim's `similar` runs cannot be kept."""
     if not hasattr(fuser, "retrievers_"):
-        raise DataError(f"the fuser {fuser.method!r} is not fitted", cure="fit it before saving")
+        raise DataError(f"the fuser {fuser.label!r} is not fitted", cure="fit it before saving")
+    trials = []
+    if isinstance(fuser, Auto):
+        trials = [asdict(trial) for trial in fuser.trials_]
+        fuser = fuser.chosen_
     arrays: dict[str, NDArray[Any]] = {}
     header: dict[str, Any] = {
         "method": fuser.method,
         "parameters": fuser.parameters(),
         "retrievers": list(fuser.retrievers_),
         "calibrators": {},
+        "trials": trials,
     }
     inside: dict[str, Calibrator] = {}
     for name, value in vars(fuser).items():

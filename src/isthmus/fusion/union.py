@@ -63,6 +63,28 @@ class Lists:
         return self.per_list(reduce, values)[self.list_of_row]
 
 
+def with_confidences(run: Run, confidences: Run) -> Run:
+    """A run whose probabilities are the scores of another with the same rows, as `calibrate` writes them.
+
+    A row that one of the two lacks, and a score outside 0..1, is a DataError.
+    """
+    union = Union.of([run, confidences])
+    if not union.present.all():
+        row = int(np.flatnonzero(~union.present.all(axis=0))[0])
+        query, document = union.queries[union.query_of_row[row]], union.documents.word(row)
+        lacking = "probabilities lack" if union.present[0, row] else "run lacks"
+        raise DataError(
+            f"the {lacking} document {document!r} of query {query!r}", cure="calibrate that run, all of it"
+        )
+    values = union.spread([run.scores, confidences.scores])[1][union.places[0]]
+    strange = values[(values < 0) | (values > 1)]
+    if len(strange):
+        raise DataError(
+            f"a score of {strange[0]:g} is no probability", cure="write it with isthmus calibrate"
+        )
+    return run.with_probabilities(values)
+
+
 @dataclass(frozen=True, eq=False)
 class Union:
     """The union table, in order of (query, document id).
@@ -117,6 +139,12 @@ class Union:
     def counts(self) -> FloatArray:
         """N(d): how many runs hold the row."""
         return self.total([np.ones(run.rows) for run in self.runs])
+
+    @cached_property
+    def best_ranks(self) -> FloatArray:
+        """The best rank, from 1, that any run gives the row."""
+        ranks = self.spread([np.asarray(run.ranks, dtype=np.float64) for run in self.runs], absent=np.inf)
+        return np.asarray(ranks.min(axis=0))
 
     @cached_property
     def present(self) -> NDArray[np.bool_]:
