@@ -237,6 +237,29 @@ def test_label_folds(tmp_path: Path) -> None:
         load(folder, fold=2)
 
 
+def test_a_label_folder_without_folds_makes_its_own(tmp_path: Path) -> None:
+    texts = [f"text {at % 40}" for at in range(50)]  # ten texts stand there twice
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    (tmp_path / "labels.txt").write_text("\n".join(str(at % 3) for at in range(50)) + "\n")
+    parts: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
+    for fold in range(10):
+        corpus = load(tmp_path, fold=fold)
+        assert len(corpus.queries) == 50
+        homes: dict[str, set[str]] = {}
+        for name, text, split in zip(
+            corpus.queries.ids, corpus.queries.texts, corpus.queries.splits, strict=True
+        ):
+            parts[split].append(name)
+            homes.setdefault(text, set()).add(split)
+        assert all(len(splits) == 1 for splits in homes.values()), "equal texts stay together"
+    assert sorted(map(int, parts["test"])) == sorted(map(int, parts["validation"])) == list(range(50))
+    with pytest.raises(DataError, match=r"no fold 10.*folds go from 0 to 9"):
+        load(tmp_path, fold=10)
+    (tmp_path / "texts.txt").write_text("same\n" * 50)
+    with pytest.raises(DataError, match="1 different texts cannot make"):
+        load(tmp_path)
+
+
 def test_the_known_label_sets_have_names(tmp_path: Path) -> None:
     corpus = load(write(tmp_path / "twitter", LABELS))
     assert corpus.documents.titles[:2] == ("arts & culture", "business & entrepreneurs")

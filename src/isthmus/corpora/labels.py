@@ -5,7 +5,8 @@ Two layouts are read:
 - a folder with `texts.txt` and `labels.txt` (line by line; a label is a whole number; a text may be empty
   and is kept, with its label, since folds count lines) and `folds/K.json` (line numbers, from 0, under
   `train`, `val` and `test`, and a description of every label, made from that fold's training texts, which
-  becomes the body of the label's document);
+  becomes the body of the label's document); without that folder the lines are dealt into ten folds, equal
+  texts together: a fold's own part is its test, the next its validation, the rest its training;
 - Reuters-21578 as its SGML files, in the ModApte split (articles marked TOPICS="YES", LEWISSPLIT says train
   or test) with the topics that have an article in both: 90 topics, 10,789 articles. A topic named twice for
   an article counts once, 13,329 pairs in all. There is no validation part; a topic has a name but no body.
@@ -25,6 +26,8 @@ import numpy as np
 
 from isthmus.arrays import frozen
 from isthmus.errors import DataError
+from isthmus.partition import folds
+from isthmus.randomness import Streams
 from isthmus.tables import Corpus, Documents, Qrels, Queries, read_all
 
 LABEL_NAMES = {
@@ -39,6 +42,9 @@ LABEL_NAMES = {
     "trec": ("description", "entity", "abbreviation", "human", "location", "numeric"),
 }
 """What the numbers mean in the two public sets; in any other folder a label goes by its number."""
+
+FOLDS = 10
+"""Of a folder that brings none."""
 
 _WHOLE = re.compile(r"-?[0-9]+")
 _SPLIT_OF_PART = {"train": "train", "val": "validation", "test": "test"}
@@ -58,7 +64,10 @@ def read_labels(folder: Path, *, fold: int = 0) -> Corpus:
         )
     _check_labels(labels, folder / "labels.txt")
     ids = sorted(set(labels), key=lambda label: (len(label), label))
-    splits, descriptions = _read_fold(folder / "folds" / f"{fold}.json", len(texts))
+    if (folder / "folds").is_dir():
+        splits, descriptions = _read_fold(folder / "folds" / f"{fold}.json", len(texts))
+    else:
+        splits, descriptions = _dealt_fold(texts, fold, folder), {}
     names = _label_names(folder.name, ids)
     bodies = [str(descriptions.get(label, "")).strip() for label in ids]
     selected = [line for line, split in enumerate(splits) if split]
@@ -120,6 +129,21 @@ def _read_fold(path: Path, texts: int) -> tuple[list[str], dict[str, Any]]:
             raise
         cure = f"train, val and test list lines from 0 to {texts - 1}"
         raise DataError(f"not a fold: {error!r}", file=path, cure=cure) from error
+
+
+def _dealt_fold(texts: Sequence[str], fold: int, folder: Path) -> list[str]:
+    """The split of every line in a fold of ours; the same whatever the process."""
+    groups = np.unique(np.array([text.strip() for text in texts], dtype=np.str_), return_inverse=True)[1]
+    count = min(FOLDS, int(groups.max(initial=-1)) + 1)
+    if count < 3:
+        raise DataError(
+            f"{count} different texts cannot make train, validation and test", file=folder, cure="add texts"
+        )
+    if not 0 <= fold < count:
+        raise DataError(f"no fold {fold}", file=folder, cure=f"folds go from 0 to {count - 1}")
+    dealt = folds(len(texts), count, Streams(0)("label folds"), groups=groups)
+    names = {fold: "test", (fold + 1) % count: "validation"}
+    return [names.get(part, "train") for part in dealt.tolist()]
 
 
 _ARTICLE = re.compile(r"<REUTERS([^>]*)>(.*?)</REUTERS>", re.DOTALL)

@@ -70,7 +70,7 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     units = [
         Unit(Part(folder.name, grade), {"folder": str(folder), "relevant": grade})
         for folder in _folders(config.data)
-        for grade in (1, 2)
+        for grade in range(1, min(2, int(_read(folder)[1].grades.max())) + 1)
     ]
     judged = notebook.compute(held_out, units, label="runs", workers=workers)
     cells = [*_world_cells(list(worlds.values())), *_run_cells(judged)]
