@@ -33,8 +33,8 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 32_305,  # languages; the engine with exact counts and crash safety
-    "benchmarks": 2_060,  # a node beside tantivy, bm25s and PostgreSQL, and its growth to a million documents
+    "src/isthmus": 32_540,  # languages; the engine with exact counts and crash safety
+    "benchmarks": 2_145,  # a node beside tantivy, bm25s and PostgreSQL, and its growth to a million documents
     "docs": 230,
     "reproduce": 6_500,
     "src/isthmus/__init__.py": 10,
@@ -42,9 +42,9 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/asking.py": 140,
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_215,  # a contest of all calibrators; what a threshold rests on
-    "src/isthmus/cli": 2_065,  # isthmus encoder
+    "src/isthmus/cli": 2_080,  # isthmus encoder
     "src/isthmus/config.py": 285,  # old keys are read for one release, refused against new ones
-    "src/isthmus/corpora": 990,
+    "src/isthmus/corpora": 1_005,
     "src/isthmus/demo": 445,  # longer names break lines
     "src/isthmus/encoders": 1_110,  # presets by hash, folders, endpoints, the graph of a BERT
     "src/isthmus/engines": 1_185,  # documents in languages; protocol, embedded engine, vector index
@@ -54,7 +54,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/features.py": 270,
     "src/isthmus/federation": 4_238,  # sizes follow from the data; what was seen of silos adds up
     "src/isthmus/files.py": 70,  # was in tables/files.py; the service starts without NumPy
-    "src/isthmus/fusion": 1_130,  # what every fuser does is a module of its own
+    "src/isthmus/fusion": 1_320,  # what every fuser does is a module of its own
     "src/isthmus/languages.py": 120,  # stop words and stemmers by language, which a text is in
     "src/isthmus/logistic.py": 50,
     "src/isthmus/losses.py": 170,
@@ -64,7 +64,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/rankers": 805,
     "src/isthmus/report": 415,  # what a notebook shows of any table, once
     "src/isthmus/retrieval": 495,  # collection statistics of service, private and features in one place
-    "src/isthmus/service": 8_065,  # silos agree on an encoder
+    "src/isthmus/service": 8_075,  # silos agree on an encoder
     "src/isthmus/tables": 2_025,
     "src/isthmus/text.py": 160,  # stop words in their places, for phrases; Chinese, Japanese and Korean
     "src/isthmus/training.py": 65,  # training in memory, in one call
