@@ -18,6 +18,7 @@ from isthmus.losses import (
     lambdarank,
     loss_named,
     ranknet,
+    risk_weights,
     softmax,
     squared_error,
 )
@@ -200,11 +201,8 @@ def test_a_negative_grade_is_worth_as_little_as_zero() -> None:
 def test_what_a_trainer_must_know_of_a_loss() -> None:
     assert LOSSES["cross_entropy"].outputs(5) == 5
     assert LOSSES["lambdarank"].outputs(5) == 1
-    assert {name for name, loss in LOSSES.items() if loss.whole_queries} == {
-        "ranknet",
-        "lambdarank",
-        "softmax",
-    }
+    over_lists = {name for name, loss in LOSSES.items() if loss.whole_queries}
+    assert over_lists == {"ranknet", "lambdarank", "softmax", "risk-lambdarank", "risk-softmax"}
 
 
 def test_an_unknown_loss_or_option_is_named() -> None:
@@ -219,3 +217,33 @@ def test_options_reach_the_loss() -> None:
     bound = loss_named("lambdarank", truncation=3, sigma=2.0)
     expected, _ = lambdarank(scores, labels, OFFSETS, truncation=3, sigma=2.0)
     assert bound.function(scores, labels, OFFSETS)[0] == expected
+
+
+# losses against a baseline
+
+
+def test_queries_below_the_baseline_count_more() -> None:
+    """Lists: worse than the baseline, better, equal by ties, empty, and without a relevant document."""
+    labels = np.array([1, 0, 1, 0, 2, 0, 0, 0])
+    offsets = np.array([0, 2, 4, 6, 6, 8])
+    scores = np.array([0.1, 0.9, 0.9, 0.1, 0.5, 0.5, 0.2, 0.3])
+    baseline = np.array([0.9, 0.1, 0.1, 0.9, 0.7, 0.1, 0.9, 0.3])
+    np.testing.assert_array_equal(risk_weights(scores, labels, offsets, baseline, alpha=2), [3, 1, 1, 1, 1])
+    np.testing.assert_array_equal(risk_weights(scores, labels, offsets, baseline, alpha=0), 1)
+
+
+def test_depth_counts_what_lies_below_as_lost() -> None:
+    labels, offsets = np.array([1, 0, 0]), np.array([0, 3])
+    scores, baseline = np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.0, 2.0])
+    assert risk_weights(scores, labels, offsets, baseline, depth=1)[0] == 1, (
+        "both have none in the first place"
+    )
+    assert risk_weights(scores, labels, offsets, baseline, depth=2)[0] == 2
+
+
+@pytest.mark.parametrize("name", ["lambdarank", "softmax"])
+def test_a_loss_at_risk_has_the_plain_gradient(name: str) -> None:
+    plain, risky = LOSSES[name], LOSSES[f"risk-{name}"]
+    assert risky.at_risk
+    assert not plain.at_risk
+    assert risky.function is plain.function

@@ -39,6 +39,8 @@ from isthmus.rankers import (
 )
 from isthmus.tables import Letor
 
+PLAIN = [name for name, loss in LOSSES.items() if not loss.at_risk]
+
 
 def table(queries: int = 60, *, width: int = 8, seed: int = 0, longest: int = 14) -> Letor:
     """Lists whose grades follow two features, one of them bent, and some noise; one list is empty."""
@@ -73,7 +75,7 @@ def slow_outputs(
 
 
 @pytest.mark.parametrize("hidden", [(), (6,), (7, 5)])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", PLAIN)
 def test_the_network_gradient_is_the_derivative(loss: str, hidden: tuple[int, ...]) -> None:
     """One plain step at rate 1 is the gradient; compared with differences of ⟨slope, outputs⟩."""
     data = table(6)
@@ -110,7 +112,7 @@ def test_outputs_are_matrix_products_with_relu_between() -> None:
 # Local training
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", PLAIN)
 @pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
 def test_training_lowers_the_loss(loss: str, optimiser: str) -> None:
     data = table()
@@ -301,7 +303,7 @@ def test_one_blas_thread_holds_while_anyone_needs_it() -> None:
 # Rankers
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", PLAIN)
 def test_a_fitted_ranker_beats_its_best_feature(loss: str) -> None:
     train, test = table(120), table(60, seed=9)
     training = LocalTraining(loss=loss, learning_rate=0.01, epochs=30)
@@ -545,3 +547,54 @@ def test_a_fresh_interpreter_reads_a_ranker_back(tmp_path: Path) -> None:
     command = [sys.executable, "-c", script, str(tmp_path / "model")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "network", done.stderr
+
+
+# losses that count what is lost against a baseline
+
+
+def test_a_risk_loss_without_weight_is_the_plain_one_and_with_it_another() -> None:
+    letor, start = table(), initial_parameters(8, (6,), 1, np.random.default_rng(0))
+
+    def trained(**settings: Any) -> dict[str, NDArray[Any]]:
+        config = LocalTraining(epochs=2, batch=8, **settings)
+        return train_epochs(start, letor, config, np.random.default_rng(1)).parameters
+
+    plain, even = trained(), trained(loss="risk-lambdarank", baseline=1, alpha=0.0)
+    risky, turned = (trained(loss="risk-lambdarank", baseline=one, alpha=5.0) for one in (1, -1))
+    for name in plain:
+        np.testing.assert_array_equal(plain[name], even[name])
+    assert not np.array_equal(plain["weight0"], risky["weight0"])
+    assert not np.array_equal(risky["weight0"], turned["weight0"])
+
+
+def test_the_gradient_of_a_query_below_the_baseline_is_multiplied() -> None:
+    """One query, plain steps: what the step adds is 1 + alpha times as long, or as long as before."""
+    features = np.array([[0.0, 1.0], [1.0, 0.0]], np.float32)
+    letor = Letor.of(["q", "q"], features, [1, 0])
+    start = {"weight0": np.array([[1.0], [0.0]], np.float32), "bias0": np.zeros(1, np.float32)}
+
+    def step(**settings: Any) -> NDArray[Any]:
+        config = LocalTraining(optimiser="sgd", learning_rate=0.1, **settings)
+        return (
+            train_epochs(start, letor, config, np.random.default_rng(0)).parameters["weight0"]
+            - start["weight0"]
+        )
+
+    below, above = ({"loss": "risk-softmax", "baseline": one, "alpha": 2.0} for one in (2, -2))
+    np.testing.assert_allclose(step(**below), 3 * step(loss="softmax"), rtol=1e-5)
+    np.testing.assert_allclose(step(**above), step(loss="softmax"), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"loss": "risk-softmax"}, {"baseline": 3}, {"loss": "risk-softmax", "baseline": 1, "alpha": -1.0}],
+)
+def test_a_risk_loss_needs_a_baseline_and_no_other_has_one(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="a feature's number beside a risk- loss"):
+        LocalTraining(**settings)
+
+
+def test_a_baseline_beyond_the_features_is_refused() -> None:
+    config = LocalTraining(loss="risk-softmax", baseline=9)
+    with pytest.raises(DataError, match=r"local\.baseline from 1 to 8"):
+        MLP((), training=config).fit(table())

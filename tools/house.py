@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 32_540,  # languages; the engine with exact counts and crash safety
+    "src/isthmus": 32_876,  # languages; the engine with exact counts and crash safety
     "benchmarks": 2_145,  # a node beside tantivy, bm25s and PostgreSQL, and its growth to a million documents
     "docs": 230,
     "reproduce": 6_500,
@@ -46,8 +46,8 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/config.py": 285,  # old keys are read for one release, refused against new ones
     "src/isthmus/corpora": 1_005,
     "src/isthmus/demo": 445,  # longer names break lines
-    "src/isthmus/encoders": 1_110,  # presets by hash, folders, endpoints, the graph of a BERT
-    "src/isthmus/engines": 1_185,  # documents in languages; protocol, embedded engine, vector index
+    "src/isthmus/encoders": 1_156,  # presets by hash, folders, endpoints, the graph of a BERT
+    "src/isthmus/engines": 1_340,  # documents in languages; protocol, embedded engine, vector index
     "src/isthmus/errors.py": 100,  # one error for what cannot be read
     "src/isthmus/evaluation": 1_685,  # risk of runs against baselines, values of single queries
     "src/isthmus/facade.py": 35,  # old names warn for one release
@@ -57,14 +57,14 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/fusion": 1_320,  # what every fuser does is a module of its own
     "src/isthmus/languages.py": 120,  # stop words and stemmers by language, which a text is in
     "src/isthmus/logistic.py": 50,
-    "src/isthmus/losses.py": 170,
+    "src/isthmus/losses.py": 194,  # weights of queries below a baseline
     "src/isthmus/partition.py": 250,  # how many silos
     "src/isthmus/private": 4_810,  # checks of what a relay and a released file bring
     "src/isthmus/randomness.py": 30,
-    "src/isthmus/rankers": 805,
+    "src/isthmus/rankers": 822,  # losses against a baseline
     "src/isthmus/report": 415,  # what a notebook shows of any table, once
     "src/isthmus/retrieval": 495,  # collection statistics of service, private and features in one place
-    "src/isthmus/service": 8_075,  # silos agree on an encoder
+    "src/isthmus/service": 8_165,  # silos agree on an encoder
     "src/isthmus/tables": 2_025,
     "src/isthmus/text.py": 160,  # stop words in their places, for phrases; Chinese, Japanese and Korean
     "src/isthmus/training.py": 65,  # training in memory, in one call

@@ -139,6 +139,37 @@ def lambdarank(
     return _mean_over_queries(value, gradient, offsets)
 
 
+def risk_weights(
+    scores: Floats, labels: Ints, offsets: Ints, baseline: Floats, *, alpha: float = 1.0, depth: int = 10
+) -> Floats:
+    """The weight of every query in a loss that counts losses against a baseline more than gains.
+
+    1 + α where nDCG@depth by `scores` is below that by `baseline`, one score a row each, else 1, also for an
+    empty list. URisk (Wang et al. 2012) is the mean of w_q (M_q − B_q), M and B the two values of a query: a
+    loss whose gradient of query q is multiplied by w_q climbs URisk as the loss itself climbs the mean of M.
+    """
+    own, reference = (_ndcg(values, labels, offsets, depth) for values in (scores, baseline))
+    weights: Floats = np.where(own < reference - 1e-9, 1 + alpha, 1.0).astype(scores.dtype)
+    return weights
+
+
+def _ndcg(scores: Floats, labels: Ints, offsets: Ints, depth: int) -> Floats:
+    """nDCG of every list, ties in row order; 0 without a relevant document."""
+    lengths = np.diff(offsets)
+    group = np.repeat(np.arange(len(lengths)), lengths)
+    ranks = np.arange(len(group)) - offsets[:-1][group]
+    discounts = np.where(ranks < depth, 1 / np.log2(ranks + 2), 0.0)
+    gains = _gains(labels, np.dtype(np.float64))
+
+    def sums(values: Floats) -> Floats:
+        best_first = np.lexsort((-values, group))
+        return np.bincount(group, gains[best_first] * discounts, minlength=len(lengths))
+
+    ideal = sums(gains)
+    ndcg: Floats = np.divide(sums(scores), ideal, out=np.zeros(len(lengths)), where=ideal > 0)
+    return ndcg
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss with what a trainer must know of it."""
@@ -148,6 +179,8 @@ class Loss:
     kind: Literal["pointwise", "pairwise", "listwise"]
     graded: bool = False
     """One output per grade instead of one score."""
+    at_risk: bool = False
+    """Whether queries below a baseline count more: the trainer multiplies gradients by `risk_weights`."""
     options: frozenset[str] = frozenset()
     """The keyword arguments that `function` takes."""
 
@@ -161,6 +194,7 @@ class Loss:
         return grades if self.graded else 1
 
 
+_LAMBDARANK = frozenset({"sigma", "truncation"})
 LOSSES: Mapping[str, Loss] = MappingProxyType(
     {
         loss.name: loss
@@ -168,11 +202,14 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
             Loss("squared_error", squared_error, "pointwise"),
             Loss("cross_entropy", cross_entropy, "pointwise", graded=True),
             Loss("ranknet", ranknet, "pairwise", options=frozenset({"sigma"})),
-            Loss("lambdarank", lambdarank, "pairwise", options=frozenset({"sigma", "truncation"})),
+            Loss("lambdarank", lambdarank, "pairwise", options=_LAMBDARANK),
             Loss("softmax", softmax, "listwise"),
+            Loss("risk-lambdarank", lambdarank, "pairwise", at_risk=True, options=_LAMBDARANK),
+            Loss("risk-softmax", softmax, "listwise", at_risk=True),
         )
     }
 )
+"""By name. A `risk-` loss needs a baseline."""
 
 
 def loss_named(name: str, **options: float) -> Loss:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError, DataError
-from isthmus.losses import Loss, loss_named
+from isthmus.losses import Loss, loss_named, risk_weights
 from isthmus.rankers.ranker import check_width
 from isthmus.rankers.training_rows import TrainingRows
 from isthmus.tables import Letor, rows_of
@@ -51,6 +51,10 @@ class LocalTraining:
     """FedProx's μ: adds μ (θ − θ_start) to the gradient."""
     sigma: float | None = None
     truncation: int | None = None
+    baseline: int | None = None
+    """Of a `risk-` loss: the feature, from 1, that the baseline ranks by; negative: smaller is better."""
+    alpha: float = 1.0
+    """Of a `risk-` loss: a query below the baseline counts 1 + alpha times."""
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:
@@ -59,7 +63,14 @@ class LocalTraining:
             value = getattr(self, key)
             if value is not None and not value > 0:
                 raise ConfigError(f"{key} = {value} must be above 0", key=key, value=value)
-        self.resolved_loss()
+        if self.resolved_loss().at_risk != bool(self.baseline) or not self.alpha >= 0:
+            risky = "a feature's number beside a risk- loss, none beside another, and alpha from 0"
+            raise ConfigError(
+                f"loss = {self.loss!r} with baseline = {self.baseline}, alpha = {self.alpha:g}",
+                key="baseline",
+                value=self.baseline,
+                expected=risky,
+            )
 
     def resolved_loss(self) -> Loss:
         """The loss with this configuration's options."""
@@ -186,6 +197,8 @@ class Descent:
         if self._observe is not None:
             self._observe(scores, data.grades[rows])
         value, slope = self._loss.function(scores, self._labels(data, rows), offsets)
+        if self._loss.at_risk:
+            slope *= np.repeat(self._risk_weights(data, rows, scores, offsets), np.diff(offsets))
         if isinstance(data, TrainingRows) and data.weights is not None:
             slope *= data.weights[rows].reshape(-1, *[1] * (slope.ndim - 1))
         network.backward(batch, slope.reshape(outputs.shape, order="A"))
@@ -196,6 +209,19 @@ class Descent:
         self._optimiser.step(network.gradient)
         self.steps += 1
         return value
+
+    def _risk_weights(
+        self, data: Letor, rows: NDArray[np.int64], scores: Array, offsets: NDArray[np.int64]
+    ) -> NDArray[Any]:
+        """What every query of the batch counts, by the feature that is the baseline."""
+        feature = self._config.baseline or 0
+        if abs(feature) > data.width:
+            raise DataError(
+                f"feature {abs(feature)} cannot be the baseline of rows with {data.width}",
+                cure=f"local.baseline from 1 to {data.width}",
+            )
+        baseline = np.sign(feature) * data.features[rows, abs(feature) - 1]
+        return risk_weights(scores, data.grades[rows], offsets, baseline, alpha=self._config.alpha)
 
     def _labels(self, data: Letor, rows: NDArray[np.int64]) -> NDArray[Any]:
         if isinstance(data, TrainingRows) and not self._loss.whole_queries:
