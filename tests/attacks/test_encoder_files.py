@@ -182,6 +182,10 @@ def test_sources_are_tried_in_turn(files, monkeypatch):
         from_addresses(monkeypatch, "http://127.0.0.1:1/down", first, second, first + "/absent", third)
         assert add_encoder("tiny")[0].source == third
     assert load_encoder("tiny").encode(["red"]).any()
+    with serving(endless) as only:
+        from_addresses(monkeypatch, only)
+        with pytest.raises(DataError, match=r"tokenizer\.json has more than"):
+            add_encoder("tiny", name="other")
     with serving(changed) as first, serving({}) as second:
         from_addresses(monkeypatch, "http://127.0.0.1:1/down", first, second)
         (encoders_folder() / "tiny" / "model.onnx").unlink()
