@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 
+import httpx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.encoders import Lsa, unit
+from isthmus.encoders import Encoder, Lsa, unit
 from isthmus.errors import Refused, SiloUnavailable
 from isthmus.retrieval import TEXT, summed
 from isthmus.service import index as indexing
@@ -22,6 +23,7 @@ from isthmus.service.broker import Broker, merge_hits
 from isthmus.service.encoding import AnyQueries
 from isthmus.service.http_client import HttpReply
 from isthmus.service.index import Index
+from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
 from isthmus.service.scale import LEAST_QUERIES, MOST_SCORES, ScaleExchange, common_scale, measure
@@ -155,7 +157,7 @@ ENCODED = EncoderSettings("encoder", name="minilm")
 WORDS = ["tide", "wave", "turbine", "harbour", "lamp", "bridge", "river", "iron", "apple", "pear"]
 
 
-class Hashed:
+class Hashed(Encoder):
     """A cheap encoder that every silo has alike: words in random directions, with some company."""
 
     fingerprint = "hashed-1"
@@ -165,8 +167,6 @@ class Hashed:
 
     def encode(self, texts):
         return unit(self.lsa.encode(texts) + np.float32(0.01))
-
-    encode_queries = encode
 
 
 @pytest.fixture
@@ -190,6 +190,7 @@ def node(folder, documents):
     store.put(documents)
     index = Index(folder / "index", store, encoder=ENCODED)
     index.catch_up()
+    index.encode_all()
     return index
 
 
@@ -484,6 +485,29 @@ def test_four_silos_that_have_learned_nothing_answer_with_the_hybrid(federation,
     restarted = Node(again.settings)
     with restarted.offline():
         assert restarted.searcher.scorer == east.searcher.scorer, "a restart keeps the scale"
+
+
+def test_statistics_are_shared_and_scores_measured_while_documents_are_encoded(
+    tmp_path, encoder, monkeypatch
+):
+    monkeypatch.setattr(Index, "encode", lambda index, stopped=None: 0)  # it takes hours
+    loop, policy = Loop(), Policy(search=True, counts=True)
+    settings = NodeSettings("east", tmp_path / "east", peers={"anonymous": policy}, encoder=ENCODED)
+    with Node(settings) as node:
+        try:
+            node.put(drafts())
+            assert "encoding 80 documents" in node.ready().detail
+            url = f"http://127.0.0.1:{loop.serve(node_app(node)).port}/v1"
+            assert httpx.get(f"{url}/statistics", headers=message_header()).status_code == 200
+            until(lambda: httpx.get(f"{url}/scale", headers=message_header()).status_code == 200)
+            sums = until(lambda: node.score_sums("broker").bm25.count and node.score_sums("broker"))
+            assert (sums.encoder, sums.dense.count) == ("", 0)
+            monkeypatch.undo()
+            node.index.encode_all()
+            node.read_again()
+            assert until(lambda: node.score_sums("broker").encoder) == "hashed-1"
+        finally:
+            loop.close()
 
 
 def test_a_silo_that_shares_no_statistics_gives_no_sums(tmp_path, encoder):

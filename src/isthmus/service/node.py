@@ -291,19 +291,25 @@ class Node:
                         return
                     self._wake.set()
 
+    @property
+    def unindexed(self) -> str:
+        """What is missing in the index; empty while everything can be found by its words."""
+        if self.problem:
+            return f"indexing failed: {self.problem}"
+        if not self._read.is_set():
+            return "reading its sources"
+        behind = self.index.behind
+        return f"indexing {behind} changes" if behind else ""
+
     def ready(self) -> wire.Ready:
         """Whether everything that was there at the start can be found."""
         snapshot = self.index.snapshot
         documents, behind = self.store.count(), self.index.behind
-        detail = "" if self._read.is_set() else "reading its sources"
-        if not detail and behind:
-            detail = f"indexing {behind} changes"
+        detail = self.unindexed
         if not detail and self.encoding_problem:
             detail = f"encoding failed: {self.encoding_problem}"
         elif not detail and (waiting := self.index.unencoded):
             detail = f"encoding {waiting} documents"
-        if self.problem:
-            detail = f"indexing failed: {self.problem}"
         usable = self._read.is_set() and (not behind or len(snapshot) > 0) and not self.problem
         version = "" if snapshot.shared is None else snapshot.shared.version
         return wire.Ready(
@@ -389,9 +395,10 @@ class Node:
 
     def _measure_scores(self) -> None:
         """Sum scores for queries of the silo's own, again when it has another encoder, statistics for the
-        first time, or twice the documents."""
-        snapshot = self.index.snapshot
-        state = (snapshot.encoder.fingerprint, snapshot.shared is None, len(snapshot).bit_length())
+        first time, twice the documents or vectors, or vectors of all."""
+        snapshot, encoded = self.index.snapshot, self.index.engine.encoded
+        sizes = (len(snapshot).bit_length(), encoded.bit_length(), encoded >= len(snapshot))
+        state = (snapshot.encoder.fingerprint, snapshot.shared is None, *sizes)
         if state != self._measured and self.settings.statistics.form != "none":
             self._sums = measure(self.settings.silo, snapshot, self.store)
             self._measured = state

@@ -218,7 +218,7 @@ class NodeApi:
         return Response(status_code=204)
 
     async def _check_indexed(self) -> None:
-        if (await self._apart(self.node.ready)).detail:
+        if await self._apart(lambda: self.node.unindexed):
             raise HttpProblem(503, "still indexing", Retry_After="5")
 
     async def directions(self, request: Request) -> Response:
