@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from isthmus.corpora import load
 from isthmus.errors import ConfigError
 from isthmus.languages import NAMES, analyse, analysis_name, code_of, detect, query, tokeniser_of
+from isthmus.private import CountMin, HashFamily
 from isthmus.text import ENGLISH, Tokeniser
 
 SENTENCES = {
@@ -143,3 +144,11 @@ def test_stop_words_alone_are_searched_as_they_are() -> None:
 def test_the_analysis_has_a_name() -> None:
     assert analysis_name() == analysis_name()
     assert Tokeniser("german").name != ENGLISH.name
+
+
+def test_sketches_of_silos_agree_in_every_language() -> None:
+    family = HashFamily(b"key of the group" * 2, rows=3, width=256)
+    texts = list(SENTENCES.values())
+    together = CountMin.of(analyse(texts, list(SENTENCES)), family).dense()
+    for at, (code, text) in enumerate(SENTENCES.items()):
+        assert np.array_equal(CountMin.of(analyse([text], [code]), family).dense()[0], together[at])
