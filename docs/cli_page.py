@@ -28,7 +28,7 @@ def page() -> str:
     parts = [HEAD]
     for command in commands():
         parser = argparse.ArgumentParser(prog=f"isthmus {command.name}")
-        command.add_arguments(parser)
+        command.fill(parser)
         summary = command.summary[0].upper() + command.summary[1:] + "."
         parts.append(f"## isthmus {command.name}\n\n{summary}\n\n```sh\n{command.example}\n```\n")
         parts.append("\n".join(_arguments(parser)))

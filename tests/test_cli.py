@@ -64,22 +64,33 @@ def test_a_distribution_that_cannot_be_imported_brings_no_command(monkeypatch: p
 
 @pytest.mark.parametrize("command", COMMANDS, ids=NAMES)
 def test_help_has_an_example_that_parses(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    _check_help(command, (), capsys)
+
+
+def _check_help(command: Command, above: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    path = (*above, command.name)
     with pytest.raises(SystemExit) as stop:
-        main([command.name, "--help"])
+        main([*path, "--help"])
     assert stop.value.code == 0
     told = capsys.readouterr().out
-    assert all(f"  {line}\n" in told for line in command.example.splitlines())
+    assert all(f"  {line.strip()}\n" in told for line in command.example.splitlines())
     for example in command.example.replace("\n", " && ").split(" && "):
         program, *arguments = shlex.split(example)
         assert program == "isthmus"
-        assert arguments[0] == command.name
-        assert parser().parse_args(arguments).run is command.run
+        assert tuple(arguments[: len(path)]) == path
+        assert parser().parse_args(arguments).run in _runs(command)
+    for verb in command.verbs:
+        _check_help(verb, path, capsys)
+
+
+def _runs(command: Command) -> list[object]:
+    return [run for verb in command.verbs for run in _runs(verb)] if command.verbs else [command.run]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=NAMES)
 def test_every_command_has_json(command: Command) -> None:
     own = argparse.ArgumentParser()
-    command.add_arguments(own)
+    command.fill(own)
     for verb in _verbs(own):
         assert "--json" in verb._option_string_actions
 
@@ -98,7 +109,7 @@ def _verbs(own: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 @pytest.mark.parametrize("command", COMMANDS, ids=NAMES)
 def test_every_argument_is_explained(command: Command) -> None:
     own = argparse.ArgumentParser()
-    command.add_arguments(own)
+    command.fill(own)
     assert not [action.dest for action in own._actions if not action.help]
 
 

@@ -6,15 +6,15 @@ import argparse
 import datetime
 from pathlib import Path
 
-from isthmus.cli.command import add, add_json, print_json, say
+from isthmus.cli.command import Command, add, add_json, print_json, say
 from isthmus.errors import DataError
 
 MAKE = "isthmus keys make keys --silos north,south --broker"
+KEYS = "the broker's or node's API keys"
 API = "isthmus keys api add keys/broker/api-keys.json ada --scopes search,feedback"
 
 
-def make_arguments(parser: argparse.ArgumentParser) -> None:
-    """`keys make DIR`."""
+def _make_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "folder DIR", "where to: one folder a party, and the authority's")
     add(parser, "--silos A,B", "the silos' names", default="")
     add(parser, "--broker NAME", "a broker too (broker), with an API key", nargs="?", const="broker")
@@ -27,7 +27,7 @@ def make_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "{authority, parties: [{name, folder}]}")
 
 
-def make(arguments: argparse.Namespace) -> None:
+def _make(arguments: argparse.Namespace) -> None:
     """Certificates, and for a broker an API key."""
     from isthmus.service import ADMIN_KEY, TRAINING, make_keys
 
@@ -56,33 +56,25 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def api_arguments(parser: argparse.ArgumentParser) -> None:
-    """`keys api add | list | revoke`."""
-    verbs = parser.add_subparsers(dest="deed", metavar="VERB", required=True, help="what to do with API keys")
-    new, listed, revoke = (
-        verbs.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-        for name, about in (
-            ("add", "a new key, shown once"),
-            ("list", "all keys, without secrets"),
-            ("revoke", "refuse a key from now on"),
-        )
-    )
-    for verb in (new, listed, revoke):
-        add(verb, "file FILE", "the broker's or node's API keys")
-    add(new, "name NAME", "whose key it is")
-    add(new, "--scopes A,B", "search, feedback, metrics, admin (%(default)s)", default="search,feedback")
-    ends = new.add_mutually_exclusive_group()
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "file FILE", KEYS)
+    add(parser, "name NAME", "whose key it is")
+    add(parser, "--scopes A,B", "search, feedback, metrics, admin (%(default)s)", default="search,feedback")
+    ends = parser.add_mutually_exclusive_group()
     add(ends, "--days", "how long it holds (%(default)s)", type=float, default=90)
     add(ends, "--forever", "until it is revoked")
-    add_json(new, "{id, key}")
-    add_json(listed, "a list of {id, name, scopes, created, expires}")
-    add(revoke, "id ID", "the key's id, as list shows it")
-    add_json(revoke, "{id, name}")
+    add_json(parser, "{id, key}")
 
 
-def api(arguments: argparse.Namespace) -> None:
-    """One deed with API keys."""
-    {"add": _add, "list": _list, "revoke": _revoke}[arguments.deed](arguments)
+def _list_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "file FILE", KEYS)
+    add_json(parser, "a list of {id, name, scopes, created, expires}")
+
+
+def _revoke_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "file FILE", KEYS)
+    add(parser, "id ID", "the key's id, as list shows it")
+    add_json(parser, "{id, name}")
 
 
 def _add(arguments: argparse.Namespace) -> None:
@@ -125,3 +117,16 @@ def _revoke(arguments: argparse.Namespace) -> None:
 def _day(seconds: float | None) -> str | None:
     when = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     return None if when is None else when.isoformat(timespec="seconds")
+
+
+_API = "isthmus keys api"
+_FILE = "keys/broker/api-keys.json"
+_VERBS = (
+    Command("add", "a new key, shown once", API, _add_arguments, _add),
+    Command("list", "all keys, without secrets", f"{_API} list {_FILE}", _list_arguments, _list),
+    Command("revoke", "refuse a key from now on", f"{_API} revoke {_FILE} 4f1c", _revoke_arguments, _revoke),
+)
+VERBS = (
+    Command("make", "certificates for silos and a broker", MAKE, _make_arguments, _make),
+    Command("api", "API keys for people and programs", API, verbs=_VERBS),
+)

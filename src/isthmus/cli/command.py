@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Command:
-    """One verb of the command line.
+    """One verb of the command line, or several: those of a command are commands themselves.
 
     `add_arguments` fills the verb's own parser; `run` does the work and returns the exit status, None
     meaning 0. Whatever `run` needs beyond the standard library it imports itself, so that the other
@@ -24,8 +24,30 @@ class Command:
     name: str
     summary: str
     example: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int | None]
+    add_arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    run: Callable[[argparse.Namespace], int | None] = lambda arguments: None
+    verbs: tuple[Command, ...] = ()
+
+    def add_to(self, table: argparse._SubParsersAction[Any]) -> None:
+        """Give the command a parser of its own, with a help that shows the example."""
+        own = table.add_parser(
+            self.name,
+            help=self.summary,
+            description=self.summary[0].upper() + self.summary[1:] + ".",
+            epilog="\n  ".join(("example:", *self.example.splitlines())),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.fill(own)
+
+    def fill(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments, and the verbs below."""
+        self.add_arguments(parser)
+        if not self.verbs:
+            parser.set_defaults(run=self.run)
+            return
+        inner = parser.add_subparsers(metavar="VERB", required=True, help="what to do")
+        for verb in self.verbs:
+            verb.add_to(inner)
 
 
 def add(parser: argparse._ActionsContainer, names: str, about: str, **settings: Any) -> None:
@@ -40,24 +62,6 @@ def add(parser: argparse._ActionsContainer, names: str, about: str, **settings: 
     elif not settings:
         settings["action"] = "store_true"
     parser.add_argument(*flags, help=about, **settings)
-
-
-Verb = tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]
-"""A command's own verb: its name, what it does, an example, and what fills its parser."""
-
-
-def add_verbs(parser: argparse.ArgumentParser, verbs: Sequence[Verb], dest: str = "verb") -> None:
-    """The verbs of a command, each with a help of its own."""
-    table = parser.add_subparsers(dest=dest, metavar="VERB", required=True, help="what to do")
-    for name, about, example, fill in verbs:
-        verb = table.add_parser(
-            name,
-            help=about,
-            description=about[0].upper() + about[1:] + ".",
-            epilog=f"example:\n  {example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        fill(verb)
 
 
 def add_json(parser: argparse.ArgumentParser, shape: str) -> None:

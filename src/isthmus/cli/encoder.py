@@ -6,24 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, add_verbs, print_json, say
+from isthmus.cli.command import Command, add, add_json, print_json, say
 
 if TYPE_CHECKING:
     from isthmus.encoders import Description
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = (
-        (
-            "add",
-            "bring an encoder: a preset, a folder, or an endpoint",
-            "isthmus encoder add bge-small",
-            _add,
-        ),
-        ("list", "list what was added, and the presets", "isthmus encoder list --json", _list),
-        ("remove", "remove an encoder that was added", "isthmus encoder remove minilm", _remove),
-    )
-    add_verbs(parser, verbs)
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -52,10 +38,6 @@ def _list(parser: argparse.ArgumentParser) -> None:
 def _remove(parser: argparse.ArgumentParser) -> None:
     add(parser, "name NAME", "of an encoder that was added")
     add_json(parser, "one object {removed}")
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    {"add": _run_add, "list": _run_list, "remove": _run_remove}[arguments.verb](arguments)
 
 
 def _run_add(arguments: argparse.Namespace) -> None:
@@ -129,12 +111,15 @@ def _run_remove(arguments: argparse.Namespace) -> None:
     say(f"removed {folder}")
 
 
-COMMANDS = (
-    Command(
-        "encoder",
-        "bring encoders of texts to this machine, list them, remove them",
-        "isthmus encoder add bge-small",
-        _arguments,
-        _run,
-    ),
+_ADD, _LIST, _REMOVE = (
+    "isthmus encoder add bge-small",
+    "isthmus encoder list --json",
+    "isthmus encoder remove minilm",
 )
+_VERBS = (
+    Command("add", "bring an encoder: a preset, a folder, or an endpoint", _ADD, _add, _run_add),
+    Command("list", "list what was added, and the presets", _LIST, _list, _run_list),
+    Command("remove", "remove an encoder that was added", _REMOVE, _remove, _run_remove),
+)
+_ABOUT = "bring encoders of texts to this machine, list them, remove them"
+COMMANDS = (Command("encoder", _ABOUT, _ADD, verbs=_VERBS),)

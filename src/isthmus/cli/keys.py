@@ -5,28 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from isthmus.cli import access
-from isthmus.cli.command import Command, add, add_json, add_verbs, print_json, say
+from isthmus.cli.access import VERBS
+from isthmus.cli.command import Command, add, add_json, print_json, say
 from isthmus.errors import ConfigError
 
 _NEW = "isthmus keys new north north"
 _TRUST = "isthmus keys trust north south.card west.card"
 _WRAP = "isthmus keys wrap north -o boxes"
 _UNWRAP = "isthmus keys unwrap south boxes/south.box"
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    add_verbs(
-        parser,
-        (
-            ("new", "draw a silo's own keys and write its card", _NEW, _new_arguments),
-            ("trust", "believe other silos' cards", _TRUST, _trust_arguments),
-            ("wrap", "seal the group key for every silo that is trusted", _WRAP, _wrap_arguments),
-            ("unwrap", "take the group key out of a box", _UNWRAP, _unwrap_arguments),
-            ("make", "certificates for silos and a broker", access.MAKE, access.make_arguments),
-            ("api", "API keys for people and programs", access.API, access.api_arguments),
-        ),
-    )
 
 
 def _new_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,11 +38,6 @@ def _unwrap_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "box BOX", "what a trusted silo has sealed for this one")
     add(parser, "--from NAME", "accept it from this silo only", dest="sender")
     add_json(parser, "{silo, epoch}")
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    verbs = {"new": _new, "trust": _trust, "wrap": _wrap, "unwrap": _unwrap}
-    (verbs | {"make": access.make, "api": access.api})[arguments.verb](arguments)
 
 
 def _new(arguments: argparse.Namespace) -> None:
@@ -120,4 +101,11 @@ def _unwrap(arguments: argparse.Namespace) -> None:
 
 
 _ABOUT = "make keys and certificates, trust other silos, and share the group's key past the relay"
-COMMANDS = (Command("keys", _ABOUT, f"{_NEW} && {_TRUST} && {_WRAP}", _arguments, _run),)
+_VERBS = (
+    Command("new", "draw a silo's own keys and write its card", _NEW, _new_arguments, _new),
+    Command("trust", "believe other silos' cards", _TRUST, _trust_arguments, _trust),
+    Command("wrap", "seal the group key for every silo that is trusted", _WRAP, _wrap_arguments, _wrap),
+    Command("unwrap", "take the group key out of a box", _UNWRAP, _unwrap_arguments, _unwrap),
+    *VERBS,
+)
+COMMANDS = (Command("keys", _ABOUT, f"{_NEW} && {_TRUST} && {_WRAP}", verbs=_VERBS),)

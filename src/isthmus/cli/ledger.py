@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, add_verbs, finite, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, finite, print_json, say, whole
 
 if TYPE_CHECKING:
     from isthmus.private.ledger import Ledger
@@ -24,17 +24,6 @@ BLOCK = 1000
 _SHOW = "isthmus ledger show silo.ledger --top 10"
 _LOST = "isthmus ledger lost north/index --spent 2"
 _EXPORT = "isthmus ledger export silo.ledger --part departures -o left.csv"
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    add_verbs(
-        parser,
-        (
-            ("show", "what left and what it cost", _SHOW, _show_arguments),
-            ("export", "the whole history, as CSV or JSON", _EXPORT, _export_arguments),
-            ("lost", "go on after a ledger was lost, or an old copy put back", _LOST, _lost_arguments),
-        ),
-    )
 
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,14 +63,18 @@ def _lost_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "{ledger, budget, forgotten}")
 
 
-def _run(arguments: argparse.Namespace) -> None:
-    from isthmus.private.ledger import Ledger
+def _reading(
+    work: Callable[[Ledger, argparse.Namespace], None],
+) -> Callable[[argparse.Namespace], None]:
+    """What runs a verb that reads a ledger."""
 
-    if arguments.verb == "lost":
-        _go_on(arguments)
-        return
-    with Ledger(_file(arguments.ledger), checked=False) as ledger:  # any copy may be looked at
-        {"show": _show, "export": _export}[arguments.verb](ledger, arguments)
+    def run(arguments: argparse.Namespace) -> None:
+        from isthmus.private.ledger import Ledger
+
+        with Ledger(_file(arguments.ledger), checked=False) as ledger:  # any copy may be looked at
+            work(ledger, arguments)
+
+    return run
 
 
 def _go_on(arguments: argparse.Namespace) -> None:
@@ -215,4 +208,9 @@ def _cell(name: str, value: object) -> Any:
 
 
 _ABOUT = "show what left a silo, what it cost, and what may still leave"
-COMMANDS = (Command("ledger", _ABOUT, _SHOW, _arguments, _run),)
+_VERBS = (
+    Command("show", "what left and what it cost", _SHOW, _show_arguments, _reading(_show)),
+    Command("export", "the whole history, as CSV or JSON", _EXPORT, _export_arguments, _reading(_export)),
+    Command("lost", "go on after a ledger was lost, or an old copy put back", _LOST, _lost_arguments, _go_on),
+)
+COMMANDS = (Command("ledger", _ABOUT, _SHOW, verbs=_VERBS),)

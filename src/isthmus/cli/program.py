@@ -97,15 +97,7 @@ def parser(verb: str | None = None) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"isthmus {__version__}")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Verb)
     for command in commands(verb):
-        one = verbs.add_parser(
-            command.name,
-            help=command.summary,
-            description=command.summary[0].upper() + command.summary[1:] + ".",
-            epilog="\n  ".join(("example:", *command.example.splitlines())),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.add_arguments(one)
-        one.set_defaults(run=command.run)
+        command.add_to(verbs)
     return top
 
 

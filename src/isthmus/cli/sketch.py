@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, add_verbs, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, print_json, say, whole
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,18 +20,7 @@ EPSILON = 8.0
 _BUILD = "isthmus sketch build cran south --group north"
 _PUBLISH = "isthmus sketch publish south north -o south.released"
 _ASK = """isthmus sketch ask north south.released "supersonic flow over a wing"
-  isthmus sketch ask north south.released --queries north.tsv -k 100 -o cross.txt"""
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    add_verbs(
-        parser,
-        (
-            ("build", "sketch a silo's documents into its folder", _BUILD, _build_arguments),
-            ("publish", "write noisy sketches for a peer, and book them", _PUBLISH, _publish_arguments),
-            ("ask", "search another silo's documents by their private counts", _ASK, _ask_arguments),
-        ),
-    )
+isthmus sketch ask north south.released --queries north.tsv -k 100 -o cross.txt"""
 
 
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,10 +69,6 @@ def _ask_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--decoys", "for each word asked about (%(default)s)", type=whole(0), default=2)
     shape = "a list of {document, score, words: {word: [count, error]}}; with --queries"
     add_json(parser, f"{shape} {{file, queries, rows}}")
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    {"build": _build, "publish": _publish, "ask": _ask}[arguments.verb](arguments)
 
 
 def _build(arguments: argparse.Namespace) -> None:
@@ -256,4 +241,11 @@ def _write_features(
 
 
 _ABOUT = "build, publish and ask about word counts that may leave a silo"
-COMMANDS = (Command("sketch", _ABOUT, f"{_BUILD} && {_PUBLISH}", _arguments, _run),)
+_VERBS = (
+    Command("build", "sketch a silo's documents into its folder", _BUILD, _build_arguments, _build),
+    Command(
+        "publish", "write noisy sketches for a peer, and book them", _PUBLISH, _publish_arguments, _publish
+    ),
+    Command("ask", "search another silo's documents by their private counts", _ASK, _ask_arguments, _ask),
+)
+COMMANDS = (Command("sketch", _ABOUT, f"{_BUILD} && {_PUBLISH}", verbs=_VERBS),)
