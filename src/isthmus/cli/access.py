@@ -6,7 +6,7 @@ import argparse
 import datetime
 from pathlib import Path
 
-from isthmus.cli.command import Command, add, add_json, print_json, say
+from isthmus.cli.command import Command, add, add_json, say, show
 from isthmus.errors import DataError
 
 MAKE = "isthmus keys make keys --silos north,south --broker"
@@ -43,10 +43,8 @@ def _make(arguments: argparse.Namespace) -> None:
         renew=arguments.renew,
     )
     parties = [{"name": path.name, "folder": str(path)} for path in folders]
-    if arguments.json:
-        print_json({"authority": str(folder / "authority"), "parties": parties})
-    else:
-        print("\n".join(f"{each['name']}  {each['folder']}" for each in parties))
+    record = {"authority": str(folder / "authority"), "parties": parties}
+    show(arguments, record, "\n".join(f"{each['name']}  {each['folder']}" for each in parties))
     if arguments.broker:
         say(f"the administrator's API key is in {folder / arguments.broker / ADMIN_KEY}")
     say(f"keep {folder / 'authority'} off machines that serve: with it anybody can pose as any party")
@@ -82,7 +80,7 @@ def _add(arguments: argparse.Namespace) -> None:
 
     days = None if arguments.forever else arguments.days
     token = ApiKeys(arguments.file).add(arguments.name, scopes=_names(arguments.scopes), days=days)
-    print_json({"id": token.split("_")[1], "key": token}) if arguments.json else print(token)
+    show(arguments, {"id": token.split("_")[1], "key": token}, token)
     ends = "until it is revoked" if days is None else f"for {days:g} days"
     say(f"this key is shown once and stored hashed; it holds {ends}")
 
@@ -98,11 +96,8 @@ def _list(arguments: argparse.Namespace) -> None:
     keys = ApiKeys(arguments.file).all()
     columns = ("id", "name", "scopes", "created", "expires")
     rows = [(key.id, key.name, list(key.scopes), _day(key.created), _day(key.expires)) for key in keys]
-    if arguments.json:
-        print_json([dict(zip(columns, row, strict=True)) for row in rows])
-        return
     lines = [(*row[:2], " ".join(row[2]), row[3], row[4] or "never") for row in rows]
-    print(Table(columns, tuple(lines)))
+    show(arguments, [dict(zip(columns, row, strict=True)) for row in rows], Table(columns, tuple(lines)))
     for key in ApiKeys(arguments.file).ending():
         say(f"isthmus: the key {key.id} of {key.name} ends soon; add a new one, then revoke it")
 
@@ -111,7 +106,7 @@ def _revoke(arguments: argparse.Namespace) -> None:
     from isthmus.service import ApiKeys
 
     gone = ApiKeys(arguments.file).revoke(arguments.id)
-    print_json({"id": gone.id, "name": gone.name}) if arguments.json else print(f"{gone.id}  {gone.name}")
+    show(arguments, {"id": gone.id, "name": gone.name}, f"{gone.id}  {gone.name}")
 
 
 def _day(seconds: float | None) -> str | None:

@@ -15,6 +15,7 @@ from isthmus.cli.command import (
     add_json,
     add_serving,
     add_settings,
+    close,
     print_json,
     probability,
     say,
@@ -73,13 +74,10 @@ def _learn(arguments: argparse.Namespace, settings: BrokerSettings) -> None:
     """While the nodes serve: what they learn is in use when this ends."""
     import asyncio
 
-    from isthmus.report import summary
     from isthmus.service import teach
 
-    learned = asyncio.run(teach(settings))
-    if arguments.json:
-        print_json(dict(learned.about))
-    summary("learned", {**learned.about, "silos": ", ".join(settings.silos)})
+    about = dict(asyncio.run(teach(settings)).about)
+    close(arguments, "learned", about, facts={**about, "silos": ", ".join(settings.silos)})
 
 
 def _search_arguments(parser: argparse.ArgumentParser) -> None:
@@ -218,15 +216,12 @@ def _new_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _new(arguments: argparse.Namespace) -> None:
-    from isthmus.report import summary
     from isthmus.service import create_federation
 
     silos = [name.strip() for name in arguments.silos.split(",") if name.strip()]
     wrote = create_federation(Path(arguments.folder), silos, port=arguments.port)
-    if arguments.json:
-        print_json([str(path) for path in wrote])
     facts = {"silos": ", ".join(silos), "broker": f"http://127.0.0.1:{arguments.port}"}
-    summary("a federation that starts as it is", facts, wrote=wrote)
+    close(arguments, "a federation that starts as it is", list(map(str, wrote)), wrote, facts)
 
 
 COMMANDS = (

@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,15 +94,30 @@ def print_json(value: object) -> None:
     print(json.dumps(finite(value), indent=2, ensure_ascii=False))
 
 
-def close(options: argparse.Namespace, title: str, result: dict[str, Any], wrote: Sequence[object]) -> None:
-    """The end of a command that wrote a run: JSON with --json, and a summary of all but its first entry."""
+def close(
+    options: argparse.Namespace,
+    title: str,
+    result: Any,
+    wrote: Sequence[object] = (),
+    facts: Mapping[str, object] | None = None,
+) -> None:
+    """The end of a command: with --json its result, and in any case a summary.
+
+    Without facts to show, those are the result's own but for the first, the file.
+    """
     from isthmus.report import summary
 
     if options.json:
         print_json(result)
-    facts = {name: value if isinstance(value, str) else f"{value:,}" for name, value in result.items()}
-    facts.pop(next(iter(facts)))
+    if facts is None:
+        facts = {name: value if isinstance(value, str) else f"{value:,}" for name, value in result.items()}
+        facts.pop(next(iter(facts)))
     summary(title, facts, wrote=[str(path) for path in wrote if path])
+
+
+def show(options: argparse.Namespace, result: object, text: object) -> None:
+    """The output of a command: with --json its result, else the text for a person."""
+    print_json(result) if options.json else print(text)
 
 
 def say(text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from isthmus.cli.command import Command, add, add_json, add_settings, print_json, say
+from isthmus.cli.command import Command, add, add_json, add_settings, close, say
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     from isthmus.federation import read_run
-    from isthmus.report import summary
     from isthmus.service import coordinating, log_to_stderr, read_coordinator
 
     settings = read_coordinator(arguments.config, arguments.changes)
@@ -32,9 +31,7 @@ def _run(arguments: argparse.Namespace) -> None:
     ) as grid:
         run.over(grid)
     result = {"kind": kind, "out": str(run.out), "silos": list(settings.silos)}
-    if arguments.json:
-        print_json(result)
-    summary("coordinated", {"run": kind, "silos": len(settings.silos)}, wrote=[str(run.out)])
+    close(arguments, "coordinated", result, [run.out], {"run": kind, "silos": len(settings.silos)})
 
 
 COMMANDS = (

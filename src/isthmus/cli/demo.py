@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add, add_json, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, print_json, say, show, whole
 from isthmus.errors import check_extra
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _story(arguments: argparse.Namespace) -> None:
     from isthmus.demo import tell
 
     story = tell(out=arguments.out, seed=arguments.seed)
-    print_json(story.rows) if arguments.json else print(story.table)
+    show(arguments, story.rows, story.table)
     sys.stdout.flush()
 
 

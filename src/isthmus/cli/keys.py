@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from isthmus.cli.access import VERBS
-from isthmus.cli.command import Command, add, add_json, print_json, say
+from isthmus.cli.command import Command, add, add_json, say, show
 from isthmus.errors import ConfigError
 
 _NEW = "isthmus keys new north north"
@@ -47,10 +47,8 @@ def _new(arguments: argparse.Namespace) -> None:
     card = keys.begin(arguments.name).card
     path = keys.path / f"{card.name}.card"
     write_card(card, path)
-    if arguments.json:
-        print_json({"silo": card.name, "card": str(path), "fingerprint": card.fingerprint})
-    else:
-        print(f"{card.name}  {card.fingerprint}")
+    record = {"silo": card.name, "card": str(path), "fingerprint": card.fingerprint}
+    show(arguments, record, f"{card.name}  {card.fingerprint}")
     say(f"hand {path} to the other silos; whoever takes it compares the fingerprint by another way")
 
 
@@ -62,10 +60,8 @@ def _trust(arguments: argparse.Namespace) -> None:
     cards = [read_card(path) for path in arguments.cards]
     for card in (card for card in cards if card.name != own):
         keys.trust(card)
-    if arguments.json:
-        print_json([{"silo": card.name, "fingerprint": card.fingerprint} for card in cards])
-    else:
-        print("\n".join(f"{card.name}  {card.fingerprint}" for card in cards))
+    records = [{"silo": card.name, "fingerprint": card.fingerprint} for card in cards]
+    show(arguments, records, "\n".join(f"{card.name}  {card.fingerprint}" for card in cards))
     say("compare these with what each silo says its fingerprint is, not through the relay")
 
 
@@ -85,7 +81,7 @@ def _wrap(arguments: argparse.Namespace) -> None:
         paths.append(str(out / f"{name}.box"))
         with replacing(paths[-1]) as stream:
             stream.write(box)
-    print_json({"epoch": key.epoch, "boxes": paths}) if arguments.json else print("\n".join(paths))
+    show(arguments, {"epoch": key.epoch, "boxes": paths}, "\n".join(paths))
     say("the boxes may go any way: each opens for its silo only")
 
 
@@ -97,7 +93,7 @@ def _unwrap(arguments: argparse.Namespace) -> None:
     key = unwrap(box, keys.identity(), keys.trusted(), sender=arguments.sender)
     keys.join(key)
     silo = keys.identity().name
-    print_json({"silo": silo, "epoch": key.epoch}) if arguments.json else print(f"{silo}  epoch {key.epoch}")
+    show(arguments, {"silo": silo, "epoch": key.epoch}, f"{silo}  epoch {key.epoch}")
 
 
 _ABOUT = "make keys and certificates, trust other silos, and share the group's key past the relay"

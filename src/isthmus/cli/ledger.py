@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, finite, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, finite, print_json, say, show, whole
 
 if TYPE_CHECKING:
     from isthmus.private.ledger import Ledger
@@ -107,13 +107,13 @@ def _show(ledger: Ledger, arguments: argparse.Namespace) -> None:
         record = _history(ledger, arguments.document)
         if not record["charges"]:
             say(f"nothing was ever charged to {arguments.document}")
-        print_json(record) if arguments.json else print(_history_table(record))
+        show(arguments, record, _history_table(record))
     elif arguments.top is not None:
         rows = [asdict(one) for one in ledger.accounts(arguments.top)]
-        print_json(rows) if arguments.json else print(_accounts_table(rows))
+        show(arguments, rows, _accounts_table(rows))
     else:
         record = ledger.summary()
-        print_json(record) if arguments.json else print(_summary_table(record, str(ledger.budget)))
+        show(arguments, record, _summary_table(record, str(ledger.budget)))
 
 
 def _history(ledger: Ledger, document: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add, add_json, add_serving, add_settings, print_json, say
+from isthmus.cli.command import Command, add, add_json, add_serving, add_settings, close, say
 
 if TYPE_CHECKING:
     from isthmus.service import NodeSettings
@@ -43,7 +43,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def _offline(arguments: argparse.Namespace, settings: NodeSettings) -> None:
     """Work on the silo's folder while no node serves it."""
-    from isthmus.report import Progress, summary
+    from isthmus.report import Progress
     from isthmus.service import Node, export_judgements, folder_lock, load_all
 
     with folder_lock(settings.folder), Node(settings).offline() as node:
@@ -65,9 +65,7 @@ def _offline(arguments: argparse.Namespace, settings: NodeSettings) -> None:
             counted = {"added": done.added, "changed": done.changed, "removed": done.removed}
             counts = {"documents": len(node.index.snapshot), **counted, "errors": len(errors)}
             wrote = [str(node.settings.folder)]
-    if arguments.json:
-        print_json(counts)
-    summary("judgements" if arguments.export_judgements else "indexed", counts, wrote=wrote)
+    close(arguments, "judgements" if arguments.export_judgements else "indexed", counts, wrote, counts)
 
 
 COMMANDS = (

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, close, print_json, say, whole
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ def _build(arguments: argparse.Namespace) -> None:
     from isthmus.corpora import load
     from isthmus.private import Keyring, SiloFolder
     from isthmus.private.ledger import Budget
-    from isthmus.report import summary
 
     corpus = load(arguments.corpus)
     corpus = corpus if arguments.silo is None else corpus.silo(arguments.silo)
@@ -98,19 +97,16 @@ def _build(arguments: argparse.Namespace) -> None:
         "tokens_per_second": round(sum(part.tokens for part in built) / seconds),
         "fields": [{name: getattr(part, name) for name in ("field", *columns)} for part in built],
     }
-    if arguments.json:
-        print_json(done)
     facts = {"documents": f"{done['documents']:,}", "tokens a second": f"{done['tokens_per_second']:,}"}
     if done["copies"]:
         facts["copies left out"] = f"{done['copies']:,}"
     facts |= {part.field: f"{part.cells:,} cells not empty, {part.width:,} a document" for part in built}
     wrote = [path for path in sorted(folder.path.iterdir()) if not path.name.startswith(".")]
-    summary(f"sketched {corpus.name}", facts, wrote=wrote)
+    close(arguments, f"sketched {corpus.name}", done, wrote, facts)
 
 
 def _publish(arguments: argparse.Namespace) -> None:
     from isthmus.private import LEDGER, SiloFolder, write_released
-    from isthmus.report import summary
 
     folder = SiloFolder.at(arguments.folder)
     fields = arguments.fields or folder.fields()
@@ -130,11 +126,9 @@ def _publish(arguments: argparse.Namespace) -> None:
         "surest": cost.surest,
         "meaning": cost.meaning,
     }
-    if arguments.json:
-        print_json(done)
     facts = {"documents": f"{done['documents']:,}", "bytes": f"{size:,}", "cost of each": cost.meaning}
-    wrote = [arguments.out, folder.path / LEDGER]
-    summary(f"published {' and '.join(fields)} to {arguments.peer}", facts, wrote=wrote)
+    title = f"published {' and '.join(fields)} to {arguments.peer}"
+    close(arguments, title, done, [arguments.out, folder.path / LEDGER], facts)
 
 
 def _ask(arguments: argparse.Namespace) -> None:
@@ -226,7 +220,6 @@ def _show_hits(arguments: argparse.Namespace, view: CountsView, query: Tokens) -
 def _write_features(
     arguments: argparse.Namespace, view: CountsView, queries: Queries, tokens: Tokens
 ) -> None:
-    from isthmus.report import summary
     from isthmus.tables import write_letor
 
     letor = view.letor(
@@ -234,10 +227,9 @@ def _write_features(
     )
     write_letor(letor, arguments.out)
     done = {"file": arguments.out, "queries": len(letor), "rows": letor.rows}
-    if arguments.json:
-        print_json(done)
     facts = {"queries": f"{len(letor):,}", "rows": f"{letor.rows:,} of 16 features, without grades"}
-    summary(f"features over {len(view.documents):,} documents of {letor.name}", facts, wrote=[arguments.out])
+    title = f"features over {len(view.documents):,} documents of {letor.name}"
+    close(arguments, title, done, [arguments.out], facts)
 
 
 _ABOUT = "build, publish and ask about word counts that may leave a silo"
