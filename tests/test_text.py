@@ -195,3 +195,19 @@ def test_any_text_reads_the_same_alone_and_among_others(texts: list[str]) -> Non
         assert [read([text]).words(0) for text in texts] == [
             together.words(text) for text in range(len(texts))
         ]
+
+
+@given(
+    st.text(st.characters(codec="ascii"), max_size=60)
+    | st.lists(st.sampled_from(["the", "The-Cats", "of", "x2", "running!"])).map(" ".join)
+)
+def test_a_query_has_the_terms_of_its_text(text):
+    query, whole = ENGLISH.query(text), ENGLISH([text])
+    if len(whole.terms):
+        assert query.stopped is None
+    else:
+        whole = ENGLISH.in_place([text])
+        np.testing.assert_array_equal(query.stopped, whole.stopped)
+    assert query.words(0) == whole.words(0)
+    assert query.terms.words == whole.terms.words
+    np.testing.assert_array_equal(query.terms.codes, whole.terms.codes)

@@ -314,7 +314,7 @@ class _Formulae:
         share = self.share[self.terms.words.codes[entries]]
         columns += [times * value for value in self._likelihoods(counted, documents, share, rows)]
         ends = np.cumsum(self.terms.sizes[queries])
-        tf, *others = (_segment_sums(column, ends) for column in columns)
+        tf, *others = _segment_sums(np.stack(columns), ends)
         return np.stack((tf, self.idf[queries], *others), axis=1)
 
     def bm25(self, queries: IntArray, documents: IntArray) -> FloatArray:
@@ -373,10 +373,12 @@ class _Formulae:
 
 
 def _segment_sums(values: FloatArray, ends: IntArray) -> FloatArray:
-    """The sum of every segment, of which some may be empty; `ends` are their ends."""
+    """The sum of every segment along the last axis; some may be empty; `ends` are their ends."""
     starts = np.concatenate(([0], ends[:-1]))
-    padded = np.append(values, 0.0)
-    return np.where(ends > starts, np.add.reduceat(padded, starts), 0.0) if len(ends) else np.zeros(0)
+    if not len(ends):
+        return np.zeros((*values.shape[:-1], 0))
+    padded = np.concatenate((values, np.zeros((*values.shape[:-1], 1))), axis=-1)
+    return np.where(ends > starts, np.add.reduceat(padded, starts, axis=-1), 0.0)
 
 
 def _blocks(terms: _QueryTerms, pairs: Pairs) -> Iterator[slice]:

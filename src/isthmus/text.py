@@ -55,6 +55,8 @@ _IS_WORD = np.zeros(256, dtype=bool)
 _IS_WORD[[*b"abcdefghijklmnopqrstuvwxyz0123456789"]] = True
 _IS_WORD[128:] = True  # part of a longer character; separators beyond ASCII are blanked beforehand
 
+_ASCII_WORDS = re.compile("[a-z0-9]+")
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tokens:
@@ -136,8 +138,18 @@ class Tokeniser:
         >>> ENGLISH.query("to be or not to be").words(0)
         ['to', 'be', 'or', 'not', 'to', 'be']
         """
-        content = self([text])
-        return content if len(content.terms) else self.in_place([text])
+        if not text.isascii():
+            content = self([text])
+            return content if len(content.terms) else self.in_place([text])
+        words = _ASCII_WORDS.findall(text.lower())
+        chosen = [word for word in words if word not in self.stop_words] or words
+        stems = self._stems(chosen)
+        vocabulary = sorted(set(stems))
+        place = {stem: at for at, stem in enumerate(vocabulary)}
+        codes = frozen(np.array([place[stem] for stem in stems], dtype=np.int64))
+        stopped = None if chosen and chosen[0] not in self.stop_words else np.ones(len(words), dtype=bool)
+        terms = Ids(codes, pa.array(vocabulary, type=pa.large_string()))
+        return Tokens(terms, np.array([0, len(stems)]), stopped)
 
     def _tokens(self, texts: Iterable[str], *, stop: bool) -> Tokens:
         spelled, places, texts_of_words, count = _cut(texts)
@@ -186,7 +198,8 @@ def _cut(texts: Iterable[str]) -> tuple[list[str], IntArray, IntArray, int]:
     begins[inner] = in_word[inner]  # a text's first word does not continue the text before
     starts = np.flatnonzero(begins)
     words = _strings(data[in_word], np.flatnonzero(begins[in_word])).dictionary_encode()
-    places, texts_of_words = words.indices.to_numpy(), np.searchsorted(bounds, starts, side="right") - 1
+    places = words.indices.to_numpy()
+    texts_of_words = np.repeat(np.arange(len(column)), np.diff(np.searchsorted(starts, bounds)))
     has_cjk = pc.match_substring_regex(words.dictionary, _CJK).to_numpy(zero_copy_only=False)
     spelled = words.dictionary.to_pylist()
     if not has_cjk.any():

@@ -42,8 +42,7 @@ FORMAT = 1
 HEAP = 64_000_000
 """Bytes that tantivy collects before it writes a segment."""
 OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 2, 100, 1 << 14
-FALLEN = 0.99
-"""More is fetched until the score is so much below that of the last candidate wanted, or much was."""
+"""Candidates fetched for each that is wanted, at least and at most: more where all have the same score."""
 MANIFEST = "manifest.json"
 EVERY = "1"
 """A term of every document: its document frequency counts what tantivy's other ones count."""
@@ -87,7 +86,7 @@ class EmbeddedReader:
         limit = max(OVERFETCH * depth, LEAST_FETCHED)
         while True:
             hits = self.searcher.search(query, limit, count=False).hits
-            if len(hits) < limit or limit >= MOST_FETCHED or hits[-1][0] < FALLEN * hits[depth - 1][0]:
+            if len(hits) < limit or limit >= MOST_FETCHED or hits[-1][0] < hits[depth - 1][0]:
                 break
             limit = min(4 * limit, MOST_FETCHED)
         values = self.searcher.fast_field_values("change", [address for _, address in hits])

@@ -99,14 +99,15 @@ class RowsView:
         shape = (len(rows), len(codes))
         end = np.broadcast_to(documents["terms"][:, None], shape)
         low = np.broadcast_to(self._starts("terms", rows)[:, None], shape)
-        high, last = end, max(len(self.terms) - 1, 0)
-        for _ in range(int((end - low).max(initial=0)).bit_length()):
+        high = end
+        longest = int((end - low).max(initial=0)) if len(self.terms) else 0
+        for _ in range(longest.bit_length()):
             middle = (low + high) >> 1
-            below = (self.terms[np.minimum(middle, last)] < codes) & (low < high)
+            below = (self.terms.take(middle, mode="clip") < codes) & (low < high)
             low, high = np.where(below, middle + 1, low), np.where(below, high, middle)
         tables = np.zeros((3, *shape), dtype=np.int32)
         if len(self.terms):
-            has = np.nonzero((low < end) & (self.terms[np.minimum(low, last)] == codes))
+            has = np.nonzero((low < end) & (self.terms.take(low, mode="clip") == codes))
             entries = self.counts[low[has]]
             for table, name in zip(tables, ("title", "body", "lead"), strict=True):
                 table[has] = entries[name]

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from isthmus.arrays import FloatArray, Ids, IntArray
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.engines import Change, ExactReader
 from isthmus.errors import ProtocolError
 from isthmus.private import HashFamily, family_of
@@ -162,7 +162,12 @@ def finite(value: float) -> float | None:
 
 def best_first(candidates: QueryCandidates, scores: FloatArray) -> IntArray:
     """Positions of candidates by score, ties by id, both descending."""
-    return np.lexsort((-Ids.of(candidates.documents).codes, -scores))
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    if (ranked[1:] == ranked[:-1]).any():  # ids are needed only among equals
+        keys = list(zip(scores.tolist(), candidates.documents, strict=True))
+        return np.array(sorted(range(len(keys)), key=keys.__getitem__, reverse=True), dtype=np.int64)
+    return order
 
 
 def check_scores(snapshot: Snapshot, query: str, scorer: Scorer | None = None) -> None:
