@@ -74,6 +74,7 @@ def test_a_document_is_as_near_as_its_best_passage_and_that_is_the_one_to_show(t
         changes, cosines = index.reader.search(query, 30)
         assert changes.tolist() == (np.argsort(-best.max(axis=1)) + 1).tolist()
         np.testing.assert_allclose(cosines, np.sort(best.max(axis=1))[::-1], atol=1e-6)
+        np.testing.assert_allclose(index.reader.cosines(changes, query), cosines, atol=1e-6)
         change = int(changes[0])
         assert index.reader.best_span(change, query) == spans[3 * (change - 1) + best[change - 1].argmax()]
         assert index.reader.spans(change) == spans[3 * (change - 1) : 3 * change]
