@@ -429,14 +429,25 @@ def test_the_contest_of_a_fold_does_not_see_it() -> None:
     run, qrels = world(40, 20)
     contest = Contest.of(run, qrels, "auto", judging=Judging(), folds=4)
     mine = contest.fold_of_query == 2
-    other = replace(
-        contest, losses=np.where(mine, 1e6 * np.arange(len(contest.names))[:, None], contest.losses)
-    )
-    assert other.winner(2) == contest.winner(2)
-    assert other.winner() == contest.names[0]
+    losses = np.where(mine, 1e6 * np.arange(1, len(contest.names) + 1)[:, None], contest.losses)
+    assert replace(contest, losses=losses).winner(2) == contest.winner(2)
     rows = mine[run.query_of_row]
     winner = contest.names.index(contest.winner(2))
     assert np.array_equal(contest.held_out()[rows], contest.probabilities[winner][rows])
+
+
+def test_list_logistic_is_left_only_for_what_is_clearly_better() -> None:
+    rng = np.random.default_rng(0)
+    names = ("platt", "list-logistic", "beta")
+    noise = rng.random(100)
+    noise -= noise.mean()
+    losses = np.stack((noise + 2.49, np.full(100, 2.5), noise[::-1] + 2.9))
+    about = {"fold_of_query": np.arange(100) % 5, "query_of_row": np.arange(100)}
+    contest = Contest(names, np.zeros((3, 100)), losses, **about)
+    assert contest.winner() == "list-logistic", "half a standard error is chance"
+    shifted = replace(contest, losses=losses - [[0.1], [0.0], [0.0]])
+    assert shifted.winner() == "platt", "three are not"
+    assert replace(shifted, losses=shifted.losses - [[0.0], [0.0], [0.6]]).winner() == "beta"
 
 
 def test_list_logistic_is_logistic_regression_on_place_weighted_to_the_top() -> None:

@@ -58,6 +58,9 @@ CURVES = {"temperature": 1, "gaussian": 3, "gamma": 3, "beta": 3, "isotonic-binn
 CONTEST = {**SMALL, **CURVES, "query-feature": 14}
 """What `auto` chooses from, with the parameters each counts for. The others are the paper's forms, which
 reorder lists or know no prior, and softmax, for lists in which one answer is right."""
+FIRST = "list-logistic"
+CLEARLY = 2.0
+"""Standard errors by which another must be better than it."""
 POSITIVES_PER_PARAMETER = 10
 """Relevant rows at the top of lists for every parameter, or a calibrator does not stand."""
 
@@ -184,11 +187,11 @@ def fit_calibrator(
 ) -> Calibrator:
     """Learn a calibrator from a run's lists and their judgements.
 
-    `auto` is the calibrator of `CONTEST` with the least log-loss over the first ten rows of lists held out,
-    five-fold over all judged queries, a parameter costing the log-loss 1/rows; Platt where there are fewer
-    than ten lists. `small` is the same among calibrators of few parameters, which fit at once. `parts`
-    names the part (silo, head, tail) of every document and fits one calibrator per part, shrunk to the
-    pooled one.
+    `auto` compares the calibrators of `CONTEST` by their log-loss over the first ten rows of lists held
+    out, five-fold over all judged queries: list-logistic, unless another is better by more than two
+    standard errors of the paired difference over queries; Platt where there are fewer than ten lists.
+    `small` is the same among calibrators of few parameters, which fit at once. `parts` names the part
+    (silo, head, tail) of every document and fits one calibrator per part, shrunk to the pooled one.
     """
     judging = judging or Judging()
     relevant, known = _labelled(run, qrels, judging)
@@ -284,8 +287,6 @@ class Contest:
     """Calibrators × rows, NaN where a row's query is not judged."""
     losses: FloatArray
     """Calibrators × queries: summed over the first ten rows."""
-    rows: FloatArray
-    """How many such rows every query has."""
     fold_of_query: IntArray
     query_of_row: IntArray
 
@@ -305,14 +306,16 @@ class Contest:
         losses = np.where(relevant[top], -np.log(sure), -np.log1p(-sure))
         homes = run.query_of_row[top]
         per_query = [np.bincount(homes, weights=each, minlength=len(run)) for each in losses]
-        rows = np.bincount(homes, minlength=len(run)).astype(np.float64)
-        return cls(names, probabilities, np.stack(per_query), rows, fold_of, run.query_of_row)
+        return cls(names, probabilities, np.stack(per_query), fold_of, run.query_of_row)
 
     def winner(self, outside: int = -1) -> str:
-        """The best on the queries outside a fold: the mean log-loss, and 1/rows for every parameter."""
+        """The best on the queries outside a fold: list-logistic, or else the first, unless clearly beaten."""
         queries = (self.fold_of_query >= 0) & (self.fold_of_query != outside)
-        cost = self.losses[:, queries].sum(axis=1) + [CONTEST[name] for name in self.names]
-        return self.names[int(cost.argmin())]
+        first = self.names.index(FIRST) if FIRST in self.names else 0
+        gains = (self.losses[first] - self.losses)[:, queries]
+        errors = gains.std(axis=1, ddof=1) / gains.shape[1] ** 0.5
+        means = np.where(gains.mean(axis=1) > CLEARLY * errors, gains.mean(axis=1), 0.0)
+        return self.names[int(means.argmax()) if means.any() else first]
 
     def held_out(self) -> FloatArray:
         """Every judged row's probability, by the calibrator that won on the other folds."""
