@@ -11,6 +11,7 @@ import pytest
 
 from isthmus.encoders import Lsa
 from isthmus.errors import ConfigError
+from isthmus.evaluation import means_of, read_per_query
 from isthmus_reproduce.fusion import experiment as calibrated_fusion
 from isthmus_reproduce.fusion import folds as label_folds
 from isthmus_reproduce.fusion import panels as label_panels
@@ -115,7 +116,9 @@ def out(tmp_path_factory: pytest.TempPathFactory, folder: Path, light: None) -> 
 
 
 def test_every_table_has_its_cells_in_both_modes(folder: Path, out: Path) -> None:
-    found = reproduce(Config(data=str(folder), scale="smoke"), out, workers=1)
+    file = out / "values.csv"
+    found = reproduce(Config(data=str(folder), scale="smoke"), out, workers=1, values=file)
+    assert found.wrote[-1] == file
     tables = {(cell.table, cell.mode) for cell in found.cells}
     assert tables >= {(table, mode) for table in (*TABLES, "fig1") for mode in ("paper", "sound")}
     values = {(cell.table, cell.row, cell.mode, cell.part, cell.measure): cell for cell in found.cells}
@@ -124,6 +127,9 @@ def test_every_table_has_its_cells_in_both_modes(folder: Path, out: Path) -> Non
     assert default.low is not None
     assert default.low <= default.value <= (default.high or 0)
     assert 60 < default.value <= 100
+    by_fold = means_of(read_per_query(file), by=("method", "measure", "fold"))
+    texts = [one["value"] for one in by_fold if (one["method"], one["measure"]) == ("default", "P@1")]
+    assert 100 * np.mean(texts) == pytest.approx(default.value), "the table, made again"
     oracle, honest = (values["V", "base", mode, "all", "P@1"].value for mode in ("paper", "sound"))
     assert oracle >= honest, "fewer competing labels cannot be harder"
     told = json.loads((out / "cells.json").read_text())

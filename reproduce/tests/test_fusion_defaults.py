@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from isthmus.cli import main
-from isthmus.evaluation import evaluate
+from isthmus.evaluation import evaluate, means_of, read_per_query
 from isthmus.tables import write_qrels, write_run
 from isthmus_reproduce.fusion import defaults
 from isthmus_reproduce.fusion.worlds import DOCUMENTS, KINDS, FusionWorld
@@ -69,8 +69,24 @@ def test_worlds_and_runs_are_reported_and_resumed(
     assert lowest["value"] <= mean["value"]
     assert 0 <= rows["one run", "all", "share within the floor"]["value"] <= 1
     monkeypatch.setattr(defaults, "world", None)  # everything is there
-    assert main(command) == 0
+    file = tmp_path / "values.parquet"
+    assert main([*command, "--per-query", str(file)]) == 0
     assert json.loads(capsys.readouterr().out) == cells
+    means = {
+        (one["seed"], one["method"]): one for one in means_of(read_per_query(file), by=("seed", "method"))
+    }
+    assert {seed for seed, _ in means} == {3, 4}
+    assert means[3, "auto"]["n"] == 40
+    rivals = [
+        max(
+            one["value"]
+            for (at, name), one in means.items()
+            if at == seed and name not in ("auto", "stacked")
+        )
+        for seed in (3, 4)
+    ]
+    over = np.mean([means[seed, "auto"]["value"] for seed in (3, 4)]) - np.mean(rivals)
+    assert over == pytest.approx(mean["value"], abs=1e-5)
 
 
 def test_a_folder_of_runs_is_held_out(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from scipy.special import expit
 
 from isthmus.cli import main
-from isthmus.evaluation import evaluate
+from isthmus.evaluation import evaluate, means_of, read_per_query
 from isthmus.tables import Qrels, Run, read_qrels, read_run, write_qrels, write_run
 
 
@@ -180,6 +180,41 @@ def test_scores_and_probabilities_travel_through_files(folder: Path, tmp_path: P
     assert main([*again, "-o", str(tmp_path / "again.run")]) == 0
     first, second = (read_run(path).to_dict()["q3"] for path in (chances, tmp_path / "again.run"))
     assert first == pytest.approx(second, abs=1e-6)
+
+
+def test_values_of_every_query_make_the_tables_again(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(folder / f"{name}-validation.run") for name in ("bm25", "dense")]
+    qrels, file, fused = str(folder / "validation.qrels"), tmp_path / "fuse.csv", tmp_path / "fused.run"
+    command = ["fuse", *runs, "--qrels", qrels, "-o", str(fused), "--json", "--per-query", str(file)]
+    assert main(command) == 0
+    result = json.loads(capsys.readouterr().out)
+    rows = read_per_query(file)
+    means = {(one["method"], one["measure"]): one for one in means_of(rows)}
+    for trial in result["trials"]:
+        assert means[f"held out: {trial['method']}", "nDCG@10"]["value"] == pytest.approx(trial["mean"])
+    assert means[result["method"], "nDCG@10"]["value"] == pytest.approx(ndcg(Path(qrels), fused))
+    assert means[result["method"], "log-loss@10"]["value"] == pytest.approx(
+        result["calibration"]["log-loss@10"]
+    )
+    assert {row["fold"] for row in rows} == set(range(5))
+    assert {row["query"]: row["fold"] for row in rows}.keys() == set(read_qrels(qrels).queries)
+    file = tmp_path / "calibrate.parquet"
+    out = ["-o", str(tmp_path / "x.prob"), "--per-query", str(file), "--json"]
+    assert main(["calibrate", runs[0], "--qrels", qrels, *out]) == 0
+    capsys.readouterr()
+    means = {one["measure"]: one for one in means_of(read_per_query(file))}
+    assert set(means) == {"log-loss@10", "Brier@10", "probability@10", "precision@10"}
+    assert means["probability@10"]["value"] == pytest.approx(means["precision@10"]["value"], abs=0.05)
+    file = tmp_path / "evaluate.csv"
+    assert main(["evaluate", qrels, *runs, "-m", "MRR", "--per-query", str(file), "--json"]) == 0
+    printed = {row["run"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert {one["method"]: one["value"] for one in means_of(read_per_query(file))} == pytest.approx(printed)
+    assert main(["evaluate", qrels, *runs, "--per-query", "values.txt"]) == 1
+    assert "neither .csv nor .parquet" in capsys.readouterr().err
+    assert main(["fuse", *runs, "-o", "x", "--per-query", str(file)]) == 1
+    assert "--per-query compares with judgements" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

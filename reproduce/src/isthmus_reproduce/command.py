@@ -61,7 +61,11 @@ def _run(options: argparse.Namespace) -> None:
         raise ConfigError(f"{options.paper} is computed whole", key="--only", expected="no --only")
     more = {"values": options.per_query} if options.per_query else {}
     if more and "values" not in signature(experiment.reproduce).parameters:
-        raise ConfigError(f"{options.paper} has no values by query", key="--per-query", expected="fedrisk")
+        raise ConfigError(
+            f"{options.paper} has no values by query",
+            key="--per-query",
+            expected="fedrisk, calibrated-fusion or fusion-defaults",
+        )
     if more:
         check_per_query(options.per_query)
     config = experiment.Config(

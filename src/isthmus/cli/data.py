@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, close, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, add_per_query, close, print_json, say, whole
 from isthmus.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--risk", "what runs lose on single queries: URisk, TRisk, ZRisk, GeoRisk, won and lost")
     add(parser, "--alpha A", "with --risk: a loss counts 1 + A times a gain (1)", type=float)
     add(parser, "--by-query", "values of every query instead of means")
+    add_per_query(parser)
     add(parser, "--format", "of the table (%(default)s)", choices=FORMATS, default="text")
     add_json(
         parser, "a list of {run, measure, value, queries}, {run, measure, query, value} by query, or risks"
@@ -41,7 +42,14 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    from isthmus.evaluation import Comparison, Propensity, evaluate
+    from isthmus.evaluation import (
+        Comparison,
+        Propensity,
+        check_per_query,
+        evaluate,
+        per_query_rows,
+        write_per_query,
+    )
     from isthmus.report import FORMS, Table
     from isthmus.tables import read_qrels, read_run
 
@@ -51,6 +59,8 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             "--alpha is how much more a loss counts under --risk", key="alpha", expected="--risk"
         )
+    if arguments.per_query:
+        check_per_query(arguments.per_query)
     qrels = read_qrels(arguments.qrels)
     propensity = Propensity.of_qrels(read_qrels(arguments.propensity)) if arguments.propensity else None
     how = {"profile": arguments.profile, "propensity": propensity}
@@ -59,6 +69,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         evaluate(qrels, read_run(path, name=name), arguments.measures or MEASURES, **how)
         for path, name in zip(arguments.runs, names, strict=True)
     ]
+    if arguments.per_query:
+        about = {"experiment": "evaluate", "data": Path(arguments.qrels).name}
+        rows_of = (row for one in evaluations for row in per_query_rows(one, **about))
+        write_per_query(rows_of, arguments.per_query)
     baseline = dict(zip(arguments.runs, names, strict=True)).get(arguments.baseline, arguments.baseline)
     comparison, alpha = (
         Comparison(tuple(evaluations), baseline),

@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, output, print_json, whole
+from isthmus.cli.command import Command, add, add_json, add_per_query, output, print_json, whole
 from isthmus.errors import ConfigError, DataError, check_extra
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from isthmus.calibration import ThresholdCurve
     from isthmus.fusion import Fuser
     from isthmus.tables import Qrels, Run
@@ -26,6 +28,7 @@ def _shared(parser: argparse.ArgumentParser) -> None:
     add(parser, "--folds", "folds of queries for cross-fitting (5)", type=whole(2), default=5)
     add(parser, "--precision P", "keep only what has this precision", type=float)
     add(parser, "--figures DIR", "write reliability, scores and thresholds there")
+    add_per_query(parser)
 
 
 CALIBRATE_MORE = """
@@ -96,6 +99,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
         write_run(selected, arguments.out, probabilities=True)
     if arguments.save:
         save_calibrator(calibrator, arguments.save)
+    _write_per_query(arguments, "calibrate", qrels, calibrated)
     result = _result(arguments, type(calibrator).__name__, selected, threshold)
     result["calibration"] = _quality(arguments, qrels, calibrated)
     if arguments.json:
@@ -103,7 +107,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     summary(
         f"calibrated {run.name}",
         _facts(result),
-        wrote=[*filter(None, (arguments.out, arguments.save)), *plots],
+        wrote=[*filter(None, (arguments.out, arguments.save, arguments.per_query)), *plots],
     )
 
 
@@ -157,20 +161,18 @@ def _fuse(arguments: argparse.Namespace) -> None:
         write_run(selected, arguments.confidence_out, probabilities=True)
     if arguments.save:
         _save(model, arguments.save)
+    _write_per_query(arguments, "fuse", qrels, fused, runs, model)
     reasons = [] if arguments.explain is None else _explained(arguments, runs, model, fused.name)
     result = _result(arguments, fused.name, selected, threshold)
     result["calibration"] = _quality(arguments, qrels, fused)
-    result["trials"] = [vars(trial) for trial in getattr(model, "trials_", [])]
+    result["trials"] = [trial.record() for trial in getattr(model, "trials_", [])]
     if arguments.json:
         explanations = [each.to_dict() for each in reasons]
         print_json({"runs": arguments.runs, **result, "explanations": explanations})
     elif reasons:
         print("\n\n".join(map(str, reasons)))
-    summary(
-        f"fused {len(runs)} runs",
-        _facts(result),
-        wrote=[*filter(None, (arguments.out, arguments.confidence_out, arguments.save)), *plots],
-    )
+    wrote = (arguments.out, arguments.confidence_out, arguments.save, arguments.per_query)
+    summary(f"fused {len(runs)} runs", _facts(result), wrote=[*filter(None, wrote), *plots])
 
 
 def _fused(arguments: argparse.Namespace, runs: list[Run], qrels: Qrels | None) -> tuple[Fuser | None, Run]:
@@ -328,6 +330,44 @@ def _write_figures(
     return [plot.save(folder / f"{name}.{form}") for name, plot in plots.items() for form in ("svg", "png")]
 
 
+def _write_per_query(
+    arguments: argparse.Namespace,
+    experiment: str,
+    qrels: Qrels | None,
+    run: Run,
+    inputs: Sequence[Run] = (),
+    model: Fuser | None = None,
+) -> None:
+    """Values of every query: of the fused run, of what it was made from, of all methods held out, and how
+    far its probabilities are off."""
+    if not arguments.per_query or qrels is None:
+        return
+    from isthmus.calibration import query_folds
+    from isthmus.cli.data import MEASURES
+    from isthmus.evaluation import calibration_by_query, evaluate, per_query_rows, write_per_query
+
+    about = {"experiment": experiment, "data": Path(arguments.qrels).name, "seed": 0}
+    rows: list[dict[str, Any]] = []
+    for one in (run, *inputs) if inputs else ():
+        rows += per_query_rows(evaluate(qrels, one, MEASURES), **about)
+    for trial in getattr(model, "trials_", []):
+        pairs = zip(getattr(model, "queries_", ()), trial.values.tolist(), strict=True)
+        named = {**about, "method": f"held out: {trial.method}", "measure": getattr(model, "measure", "")}
+        rows += [{**named, "query": query, "value": value} for query, value in pairs if value == value]
+    if run.probabilities is not None:
+        unjudged = "drop" if arguments.unjudged == "skip" else "zero"
+        values = calibration_by_query(qrels, run, rel=arguments.relevant, unjudged=unjudged)
+        for measure, by_query in values.items():
+            named = {**about, "method": run.name, "measure": measure}
+            rows += [{**named, "query": query, "value": value} for query, value in by_query.items()]
+    if not arguments.model:
+        judged = sum(query in qrels for query in run.queries)
+        dealt = query_folds(run, qrels, min(arguments.folds, judged), judging=_judging(arguments))
+        fold_of = dict(zip(run.queries, dealt.tolist(), strict=True))
+        rows = [{**row, "fold": fold_of.get(row["query"])} for row in rows]
+    write_per_query(rows, arguments.per_query)
+
+
 def _result(
     arguments: argparse.Namespace, method: str, run: Run, threshold: dict[str, Any]
 ) -> dict[str, Any]:
@@ -371,6 +411,11 @@ def _check_model(arguments: argparse.Namespace, usual: dict[str, object]) -> Non
             raise ConfigError(f"--{name} is settled by the model {arguments.model}: leave it out", key=name)
     if arguments.figures is not None:
         check_extra("plots", "--figures", "matplotlib")
+    if arguments.per_query:
+        from isthmus.evaluation import check_per_query
+
+        check_per_query(arguments.per_query)
+        _needs(arguments.qrels, "--qrels FILE: --per-query compares with judgements")
 
 
 def _check_stdout(out: str | None, printing: object) -> None:

@@ -15,6 +15,7 @@ from isthmus.evaluation.probability import base_rate as base_rate
 from isthmus.evaluation.probability import brier as brier
 from isthmus.evaluation.probability import brier_skill as brier_skill
 from isthmus.evaluation.probability import calibration as calibration
+from isthmus.evaluation.probability import calibration_by_query as calibration_by_query
 from isthmus.evaluation.probability import calibration_of as calibration_of
 from isthmus.evaluation.probability import ece as ece
 from isthmus.evaluation.probability import log_loss as log_loss

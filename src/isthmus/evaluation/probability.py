@@ -247,6 +247,25 @@ def calibration_of(
     return {**lead, f"log-loss@{top}": log_loss(*hits), f"n@{top}": float(len(hits[0])), **every}
 
 
+def calibration_by_query(
+    qrels: Qrels, run: Run, *, top: int = 10, rel: int = 1, unjudged: str = "zero"
+) -> dict[str, dict[str, float]]:
+    """By measure and query, over the first rows of its list: log-loss, Brier, mean probability, precision."""
+    first = run.keep(run.ranks <= top)
+    values: dict[str, dict[str, float]] = {}
+    for query in first.queries:
+        own = first[[query]]
+        if query not in qrels or not own.rows:
+            continue
+        chance, truth = outcomes_of(qrels, own, rel=rel, unjudged=unjudged)
+        if len(chance):
+            measured = {"log-loss": log_loss(chance, truth), "Brier": brier(chance, truth)}
+            measured |= {"probability": float(chance.mean()), "precision": float(truth.mean())}
+            for measure, value in measured.items():
+                values.setdefault(f"{measure}@{top}", {})[query] = value
+    return values
+
+
 def _pairs(probabilities: ArrayLike, outcomes: ArrayLike) -> tuple[FloatArray, FloatArray]:
     chance = np.asarray(probabilities, dtype=np.float64).reshape(-1)
     truth = np.asarray(outcomes, dtype=np.float64).reshape(-1)

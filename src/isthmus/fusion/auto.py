@@ -7,7 +7,7 @@ again on the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,12 @@ class Trial:
     worse: int
     """Queries on which it is worse than the first."""
     queries: int
+    values: FloatArray = field(default_factory=lambda: np.empty(0), repr=False, compare=False)
+    """The measure of every query, NaN where it does not count; not saved."""
+
+    def record(self) -> dict[str, Any]:
+        """For JSON: all but the values."""
+        return {name: value for name, value in vars(self).items() if name != "values"}
 
     @property
     def is_clear(self) -> bool:
@@ -86,6 +92,7 @@ class Auto(Fuser):
     def fit_union(self, training: TrainingUnion) -> tuple[FloatArray, FloatArray]:
         """Choose and learn; judged queries by what was chosen and learned without them."""
         self.chosen_, self.trials_, scores, probabilities = self._choose(training)
+        self.queries_ = training.union.queries
         self.retrievers_, self.weights_ = self.chosen_.retrievers_, self.chosen_.weights_
         for fold in progress(range(training.folds), label="choosing") if training.folds > 2 else ():
             mine = (training.fold_of_query == fold)[training.union.query_of_row]
@@ -122,4 +129,4 @@ def _trial(method: str, values: FloatArray, first: FloatArray) -> Trial:
     count = len(mine)
     error = float(differences.std(ddof=1) / count**0.5) if count > 1 else float("inf")
     mean, difference = (float(each.mean()) if count else 0.0 for each in (mine, differences))
-    return Trial(method, mean, difference, error, int((differences < 0).sum()), count)
+    return Trial(method, mean, difference, error, int((differences < 0).sum()), count, values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -32,7 +32,7 @@ def save_fuser(fuser: Fuser, path: str | PathLike[str]) -> None:
         raise DataError(f"the fuser {fuser.label!r} is not fitted", cure="fit it before saving")
     trials = []
     if isinstance(fuser, Auto):
-        trials = [asdict(trial) for trial in fuser.trials_]
+        trials = [trial.record() for trial in fuser.trials_]
         fuser = fuser.chosen_
     arrays: dict[str, NDArray[Any]] = {}
     header: dict[str, Any] = {

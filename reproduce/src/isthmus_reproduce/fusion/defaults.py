@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ import numpy as np
 from isthmus.arrays import FloatArray
 from isthmus.calibration import Judging, calibrate
 from isthmus.errors import DataError
-from isthmus.evaluation import bootstrap, calibration_of, evaluate
+from isthmus.evaluation import bootstrap, calibration_of, evaluate, write_per_query
 from isthmus.fusion import Auto, fuser
 from isthmus.report import Page, Section, Table
 from isthmus.tables import Qrels, Run, read_qrels, read_run
@@ -60,8 +60,14 @@ class Part:
     number: int
 
 
-def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
-    """Compute what is missing in the folder, and write the report."""
+def reproduce(
+    config: Config,
+    out: str | PathLike[str],
+    *,
+    workers: int | None = None,
+    values: str | PathLike[str] | None = None,
+) -> Reproduction:
+    """Compute what is missing in the folder, and write the report, and to `values` those of every query."""
     notebook = Notebook(out, config)
     worlds: dict[Any, Any] = {}
     if config.data in ("all", "worlds"):
@@ -74,7 +80,28 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     ]
     judged = notebook.compute(held_out, units, label="runs", workers=workers)
     cells = [*_world_cells(list(worlds.values())), *_run_cells(judged)]
-    return notebook.publish(cells, _page(list(worlds.values()), judged, cells))
+    reproduction = notebook.publish(cells, _page(list(worlds.values()), judged, cells))
+    if values is None:
+        return reproduction
+    wrote = write_per_query(_per_query(worlds, judged), values)
+    return replace(reproduction, wrote=(*reproduction.wrote, wrote))
+
+
+def _per_query(worlds: Mapping[Any, Any], judged: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
+    """Every method's value of every query: fresh ones of worlds, by number as the seed, and judged ones."""
+    for part, one in worlds.items():
+        about: dict[str, Any] = {"experiment": "fusion-defaults", "data": "worlds", "measure": MEASURES[0]}
+        about["seed"] = part.number
+        for method, mine in one["values"].items():
+            names = FusionWorld.names(one["judged"] + len(mine))[one["judged"] :]
+            for query, value in zip(names, mine, strict=True):
+                yield {**about, "method": method, "query": query, "value": value}
+    for part, one in judged.items():
+        about = {"experiment": f"fusion-defaults, {_variant(part)}", "data": part.data, "seed": 0}
+        for measure, methods in one["values"].items():
+            for method, mine in methods.items():
+                for query, value in zip(one["queries"], mine, strict=True):
+                    yield {**about, "method": method, "query": query, "measure": measure, "value": value}
 
 
 def _folders(data: str) -> list[Path]:
@@ -132,7 +159,7 @@ def held_out(folder: str, relevant: int) -> dict[str, Any]:
     return {
         "queries": list(qrels.queries),
         "chosen": auto.label,
-        "trials": [vars(trial) for trial in auto.trials_],
+        "trials": [trial.record() for trial in auto.trials_],
         "values": values,
         "calibration": {
             name: calibration_of(qrels, run, rel=relevant)

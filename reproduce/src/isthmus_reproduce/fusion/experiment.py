@@ -18,7 +18,7 @@ import numpy as np
 
 from isthmus.corpora import available
 from isthmus.errors import DataError
-from isthmus.evaluation import Reliability, paired_t, reliability_diagram
+from isthmus.evaluation import Reliability, paired_t, reliability_diagram, write_per_query
 from isthmus.report import Page, Plot, Section, Table
 from isthmus_reproduce.fusion import printed
 from isthmus_reproduce.fusion.folds import FOLDS, label_fold
@@ -95,8 +95,17 @@ class Fold:
         return None if means is None else 100 * means[measure]
 
 
-def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
-    """Compute what is missing in the folder, and write the report."""
+def reproduce(
+    config: Config,
+    out: str | PathLike[str],
+    *,
+    workers: int | None = None,
+    values: str | PathLike[str] | None = None,
+) -> Reproduction:
+    """Compute what is missing in the folder, and write the report.
+
+    To `values` go those of every text under the default and the linear model.
+    """
     notebook = Notebook(out, config)
     names = _names(config.data)
     for name in names:
@@ -107,7 +116,22 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
         results |= notebook.compute(work, units, label=label, workers=workers)
     cells = tuple(_all_cells(names, results, config))
     page = _page(names, results, cells, config)
-    return notebook.publish(cells, page)
+    reproduction = notebook.publish(cells, page)
+    if values is None:
+        return reproduction
+    wrote = write_per_query(_per_query(results, config.seed), values)
+    return replace(reproduction, wrote=(*reproduction.wrote, wrote))
+
+
+def _per_query(results: Results, seed: int) -> Iterator[dict[str, Any]]:
+    for piece, result in results.items():
+        about = {
+            "experiment": "calibrated-fusion",
+            "data": _short(piece.data),
+            "fold": piece.fold,
+            "seed": seed,
+        }
+        yield from ({**about, **row} for row in result.get("per query", ()))
 
 
 def _names(data: str) -> tuple[str, ...]:

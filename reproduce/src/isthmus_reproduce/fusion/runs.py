@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from isthmus.arrays import FloatArray
 from isthmus.calibration import calibrate, fit_calibrator, probabilities_of
 from isthmus.errors import DataError
-from isthmus.evaluation import Propensity, evaluate, log_loss, reliability
+from isthmus.evaluation import Propensity, evaluate, log_loss, per_query_rows, reliability
 from isthmus.fusion import FUSERS, Candidates, Stacked
 from isthmus.partition import folds
 from isthmus.randomness import Streams
@@ -28,6 +28,8 @@ from isthmus_reproduce.fusion.panels import LINEAR, SPARSE, default_panel, encod
 from isthmus_reproduce.fusion.views import Encoded
 
 MEASURES = tuple(f"{name}@{depth}" for name in ("P", "nDCG", "psP", "psnDCG") for depth in (1, 5, 10))
+PER_QUERY = ("P@1", "nDCG@10")
+"""What is stored of single texts, for the default and the linear model."""
 NORMS = {"none": "none", "minmax": "min-max", "zmuv": "z-score"}
 FUSIONS = {
     "CombMNZ": "comb-mnz",
@@ -244,13 +246,16 @@ def default_stack(data: str, fold: int, seed: int = 0, most: int | None = None) 
         "encoder": name,
         "metrics": [],
         "honesty": {},
+        "per query": [],
         "retrievers": list(panel.rankers),
     }
     for run in (fused, *test):
         for part in PARTS if run is fused or run.name == LINEAR else PARTS[:1]:
-            judged = _judged(chosen, "test", part)
-            means = evaluate(judged, run, MEASURES, propensity=propensity).means
-            result["metrics"].append({"run": run.name, "part": part, "means": dict(means)})
+            evaluation = evaluate(_judged(chosen, "test", part), run, MEASURES, propensity=propensity)
+            result["metrics"].append({"run": run.name, "part": part, "means": dict(evaluation.means)})
+            if part == "all" and (run is fused or run.name == LINEAR):
+                rows = per_query_rows(evaluation)
+                result["per query"] += [row for row in rows if row["measure"] in PER_QUERY]
     result["honesty"]["default"] = _honesty_of(fused, 0.0, chosen)
     for run, ranker in zip(test, panel.rankers, strict=True):
         lists = as_run(seen.ids, labels, out_of_fold[ranker], depth, ranker)

@@ -51,7 +51,12 @@ class FusionWorld:
     @property
     def queries(self) -> tuple[str, ...]:
         """Names of all queries, the judged ones first."""
-        return tuple(f"q{at:04}" for at in range(len(self.grades)))
+        return self.names(len(self.grades))
+
+    @staticmethod
+    def names(count: int) -> tuple[str, ...]:
+        """What so many queries are called."""
+        return tuple(f"q{at:04}" for at in range(count))
 
     @property
     def qrels(self) -> Qrels:
