@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 32_880,  # languages; the engine with exact counts and crash safety
+    "src/isthmus": 32_935,  # languages; the engine with exact counts and crash safety
     "benchmarks": 2_145,  # a node beside tantivy, bm25s and PostgreSQL, and its growth to a million documents
     "docs": 230,
     "reproduce": 6_500,
@@ -42,19 +42,19 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/asking.py": 140,
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_215,  # a contest of all calibrators; what a threshold rests on
-    "src/isthmus/cli": 2_080,  # isthmus encoder
+    "src/isthmus/cli": 2_095,  # isthmus encoder
     "src/isthmus/config.py": 285,  # old keys are read for one release, refused against new ones
     "src/isthmus/corpora": 1_005,
     "src/isthmus/demo": 445,  # longer names break lines
     "src/isthmus/encoders": 1_156,  # presets by hash, folders, endpoints, the graph of a BERT
     "src/isthmus/engines": 1_340,  # documents in languages; protocol, embedded engine, vector index
     "src/isthmus/errors.py": 100,  # one error for what cannot be read
-    "src/isthmus/evaluation": 1_685,  # risk of runs against baselines, values of single queries
+    "src/isthmus/evaluation": 1_700,  # risk of runs against baselines, values of single queries
     "src/isthmus/facade.py": 35,  # old names warn for one release
     "src/isthmus/features.py": 270,
     "src/isthmus/federation": 4_238,  # sizes follow from the data; what was seen of silos adds up
     "src/isthmus/files.py": 70,  # was in tables/files.py; the service starts without NumPy
-    "src/isthmus/fusion": 1_320,  # what every fuser does is a module of its own
+    "src/isthmus/fusion": 1_325,  # what every fuser does is a module of its own
     "src/isthmus/languages.py": 120,  # stop words and stemmers by language, which a text is in
     "src/isthmus/logistic.py": 50,
     "src/isthmus/losses.py": 194,  # weights of queries below a baseline
