@@ -412,8 +412,8 @@ def _rewrite(path: Path, change: Callable[[dict[str, object]], None]) -> None:
         (lambda header: header.update(version=2), "format 2 and this Isthmus reads 1"),
         (lambda header: header.update(format="other"), "not a saved ranker"),
         (lambda header: header.update(kind="oracle"), "kind 'oracle'"),
-        (lambda header: header.pop("scaling"), "not a complete network"),
-        (lambda header: header["parameters"].append("weight9"), "not a complete network"),
+        (lambda header: header.pop("scaling"), "not a saved ranker"),
+        (lambda header: header["parameters"].append("weight9"), "not a saved ranker"),
     ],
 )
 def test_a_wrong_header_is_refused(

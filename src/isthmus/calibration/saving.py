@@ -40,11 +40,7 @@ def save_calibrator(calibrator: Calibrator, path: str | PathLike[str]) -> None:
 
 def load_calibrator(path: str | PathLike[str]) -> Calibrator:
     """Read a calibrator back; it answers as it did when it was saved."""
-    saved = SavedCalibrator.read(path)
-    try:
-        return unpack(saved.header["calibrator"], saved.arrays)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError("is not a whole calibrator", file=path, text=str(error)) from error
+    return SavedCalibrator.restore(path, lambda saved: unpack(saved.header["calibrator"], saved.arrays))
 
 
 def pack(calibrator: Calibrator) -> tuple[dict[str, Any], Arrays]:

@@ -60,11 +60,7 @@ def save_fuser(fuser: Fuser, path: str | PathLike[str]) -> None:
 
 def load_fuser(path: str | PathLike[str]) -> Fuser:
     """Read a fuser back; it fuses as it did when it was saved."""
-    saved = SavedFuser.read(path)
-    try:
-        return _restored(saved)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError("is not a whole fuser", file=path, text=str(error)) from error
+    return SavedFuser.restore(path, _restored)
 
 
 def _restored(saved: SavedFuser) -> Fuser:

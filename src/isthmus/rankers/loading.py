@@ -16,14 +16,11 @@ KINDS: Mapping[str, type[Ranker]] = {ranker.kind: ranker for ranker in (MLP, Lam
 
 def load_ranker(path: str | PathLike[str]) -> Ranker:
     """The ranker in a file that `save` wrote, of whatever kind."""
-    saved = Saved.read(path)
+    return Saved.restore(path, _restored)
+
+
+def _restored(saved: Saved) -> Ranker:
     kind = str(saved.header.get("kind"))
     if kind not in KINDS:
-        known = ", ".join(KINDS)
-        raise DataError(f"holds a ranker of kind {kind!r}", file=path, cure=f"this Isthmus knows {known}")
-    try:
-        return KINDS[kind].from_saved(saved)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"is not a complete {kind}", file=path, text=str(error), cure="train or copy it again"
-        ) from error
+        raise DataError(f"holds a ranker of kind {kind!r}", cure=f"this Isthmus knows {', '.join(KINDS)}")
+    return KINDS[kind].from_saved(saved)

@@ -15,7 +15,6 @@ Statistics: 3 documents of 1.667 terms, 3 terms
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -254,10 +253,7 @@ class Statistics:
     @classmethod
     def from_bytes(cls, data: bytes, *, most: int = MOST_BYTES) -> Statistics:
         """What `to_bytes` wrote; anything else is a ProtocolError. It unpacks to `most` bytes."""
-        try:
-            statistics = cls._parsed(StatisticsFile.read(io.BytesIO(data), most=most))
-        except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProtocolError("not collection statistics of a known form") from error
+        statistics = StatisticsFile.receive(data, cls._parsed, most=most)
         statistics.check()
         return statistics
 

@@ -9,9 +9,8 @@ from os import PathLike
 
 import numpy as np
 
-from isthmus.arrays import Ids
+from isthmus.arrays import FloatArray, Ids
 from isthmus.encoders import Encoder, Lsa, Span, Vectors, load_encoder, passage_texts, split_passages
-from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.service import settings
 from isthmus.tables import Bundle
@@ -39,13 +38,13 @@ def save_lsa(encoder: Lsa, path: str | PathLike[str]) -> None:
 
 def load_lsa(path: str | PathLike[str]) -> Lsa:
     """Read it back; it encodes as it did."""
-    saved = SavedLsa.read(path)
-    try:
-        tokeniser = Tokeniser(saved.header["stemmer"], frozenset(saved.header["stop_words"]))
-        terms = Ids.of(saved.texts["terms"].split("\n") if saved.texts["terms"] else [])
-        return Lsa(terms, saved.arrays["rarity"], saved.arrays["components"], tokeniser)
-    except (KeyError, TypeError) as error:
-        raise DataError("is not a whole encoder", file=path, text=str(error)) from error
+    return SavedLsa.restore(path, _restored)
+
+
+def _restored(saved: SavedLsa) -> Lsa:
+    tokeniser = Tokeniser(saved.header["stemmer"], frozenset(saved.header["stop_words"]))
+    terms = Ids.of(saved.texts["terms"].split("\n") if saved.texts["terms"] else [])
+    return Lsa(terms, saved.arrays["rarity"], saved.arrays["components"], tokeniser)
 
 
 def fit_lsa(texts: Sequence[str], *, dimensions: int) -> Lsa:
@@ -97,14 +96,19 @@ class LsaQueries(QueryEncoder):
         counted = Counter(row for word in words if (row := self._row_of.get(word)) is not None)
         if not counted:
             return np.zeros(self.width, dtype=np.float32)
-        rows, times = np.array(list(counted)), np.array(list(counted.values()), dtype=np.float64)
-        from scipy.special import xlogy
+        rows = np.array(list(counted))
+        return through(self.encoder.components[rows], self.encoder.rarity[rows], list(counted.values()))
 
-        weights = (1 + xlogy(1, times)) * self.encoder.rarity[rows]
-        vector = (weights @ self.encoder.components[rows]).astype(np.float32)
-        norm = float(np.linalg.norm(vector))
-        scaled: Vectors = vector / np.float32(norm) if norm > 0 else vector
-        return scaled
+
+def through(directions: Vectors, rarity: FloatArray, times: Sequence[int]) -> Vectors:
+    """(1 + ln tf)·rarity of words through the directions of each, of unit length."""
+    from scipy.special import xlogy
+
+    weights = (1 + xlogy(1, np.array(times, dtype=np.float64))) * rarity
+    vector = (weights @ directions).astype(np.float32)
+    norm = float(np.linalg.norm(vector))
+    scaled: Vectors = vector / np.float32(norm) if norm > 0 else vector
+    return scaled
 
 
 class AnyQueries(QueryEncoder):

@@ -12,7 +12,6 @@ explains every hit exactly: what each retriever would say alone, and what its wo
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -21,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from isthmus.arrays import FloatArray
-from isthmus.errors import DataError, ProtocolError
+from isthmus.errors import DataError
 from isthmus.service.candidates import QueryCandidates, Snapshot
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, first_look, second_look
 from isthmus.service.scoring import Bm25Scorer, Scored, best_first, evidence, raw_score
@@ -116,33 +115,27 @@ class Learned:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
         """Read it back; a DataError if it is not one of these columns."""
-        return cls._of(SavedLearned.read(path), path)
+        return SavedLearned.restore(path, cls._of)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """What came over the wire; anything else is a ProtocolError."""
-        try:
-            return cls._of(SavedLearned.read(io.BytesIO(data)), "the message")
-        except DataError as error:
-            raise ProtocolError("not a ranker of a known form") from error
+        return SavedLearned.receive(data, cls._of)
 
     @classmethod
-    def _of(cls, saved: SavedLearned, file: str | PathLike[str]) -> Self:
+    def _of(cls, saved: SavedLearned) -> Self:
         header, arrays = saved.header, saved.arrays
-        try:
-            if header["columns"] != [list(FIRST), list(SECOND)]:
-                raise DataError("was learned from other columns", file=file, cure="learn again")
-            looks = [
-                Look(start=_real(start), **_columns(arrays, name, len(columns)))
-                for name, columns, start in zip(
-                    ("first", "second"), (FIRST, SECOND), header["starts"], strict=True
-                )
-            ]
-            lines = {str(name): Line(*map(_real, line)) for name, line in header["alone"].items()}
-            shown = Line(*map(_real, header["shown"]))
-            return cls(str(header["space"]), looks[0], looks[1], shown, lines, dict(header["about"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError("is not a whole search model", file=file, text=str(error)) from error
+        if header["columns"] != [list(FIRST), list(SECOND)]:
+            raise DataError("was learned from other columns", cure="learn again")
+        looks = [
+            Look(start=_real(start), **_columns(arrays, name, len(columns)))
+            for name, columns, start in zip(
+                ("first", "second"), (FIRST, SECOND), header["starts"], strict=True
+            )
+        ]
+        lines = {str(name): Line(*map(_real, line)) for name, line in header["alone"].items()}
+        shown = Line(*map(_real, header["shown"]))
+        return cls(str(header["space"]), looks[0], looks[1], shown, lines, dict(header["about"]))
 
     # scoring
 

@@ -16,7 +16,6 @@ True
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -149,14 +148,14 @@ _KINDS: Mapping[str, type[Question]] = {
 
 def question_of(data: bytes) -> Question:
     """What came over the wire; anything else is a ProtocolError."""
-    try:
-        saved = Message.read(io.BytesIO(data))
-        kind = _KINDS[saved.header["kind"]]
-        if unknown := saved.header.keys() - _HEADER - {each.name for each in fields(kind)}:
-            raise KeyError(*unknown)
-        return kind(**{each.name: _field(saved, each.name) for each in fields(kind)})
-    except (DataError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError("not a question of a known form") from error
+    return Message.receive(data, _question)
+
+
+def _question(saved: Message) -> Question:
+    kind = _KINDS[saved.header["kind"]]
+    if unknown := saved.header.keys() - _HEADER - {each.name for each in fields(kind)}:
+        raise KeyError(*unknown)
+    return kind(**{each.name: _field(saved, each.name) for each in fields(kind)})
 
 
 def _field(saved: Message, name: str) -> Any:
@@ -178,10 +177,7 @@ def answer_bytes(answer: FloatArray) -> bytes:
 
 def answer_of(data: bytes) -> FloatArray:
     """An answer from the wire; one that is no vector of numbers is a ProtocolError."""
-    try:
-        told = Message.read(io.BytesIO(data)).arrays["sums"].astype(np.float64, copy=False)
-    except (DataError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError("not an answer of a known form") from error
+    told = Message.receive(data, lambda saved: saved.arrays["sums"].astype(np.float64, copy=False))
     if told.ndim != 1 or np.isnan(told).any():
         raise ProtocolError("an answer that is no vector of numbers")
     return told

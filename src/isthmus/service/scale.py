@@ -27,7 +27,7 @@ from isthmus.service.candidates import Snapshot
 from isthmus.service.encoding import prevailing
 from isthmus.service.http_client import HttpReply
 from isthmus.service.scoring import bm25_shares
-from isthmus.service.statistics import PATIENCE, Nodes, Talks
+from isthmus.service.statistics import PATIENCE, Nodes, Talks, hand_out
 from isthmus.service.stores import Change, DocumentStore
 from isthmus.service.wire import LEAST_DEVIATION, ScoreScale, ScoreSums, SiloScores, Standard
 
@@ -181,9 +181,4 @@ class ScaleExchange:
         """Send the scale to every silo that does not have it."""
         missing = tuple(name for name in self._names if name not in self._holders)
 
-        def request(silo: Talks) -> Awaitable[HttpReply]:
-            return silo.ask("PUT", "/scale", content, JSON)
-
-        nodes = Silos(missing, Nodes(self._silos), PATIENCE, least=0)
-        answers = await asyncio.to_thread(nodes.ask, request, lambda name, reply: reply.status in (200, 204))
-        self._holders |= {name for name, accepted in answers.by_silo.items() if accepted}
+        self._holders |= await hand_out(self._silos, missing, "/scale", content, JSON)

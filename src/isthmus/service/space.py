@@ -10,7 +10,6 @@ hash. That is exact and carries no ε; it goes only to a peer whose policy has `
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +26,7 @@ from isthmus.engines import Counted, EngineReader
 from isthmus.errors import DataError, ProtocolError
 from isthmus.private import HashFamily
 from isthmus.randomness import Streams
-from isthmus.service.encoding import QueryEncoder
+from isthmus.service.encoding import QueryEncoder, through
 from isthmus.tables import Bundle, Declared
 from isthmus.text import ENGLISH
 
@@ -112,32 +111,25 @@ class Space:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
         """Read it back."""
-        return cls._of(SavedSpace.read(path))
+        return SavedSpace.restore(path, cls._of)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """What came over the wire; anything else is a ProtocolError."""
-        try:
-            return cls._of(SavedSpace.read(io.BytesIO(data)))
-        except DataError as error:
-            raise ProtocolError("not directions of a known form") from error
+        return SavedSpace.receive(data, cls._of)
 
     @classmethod
     def _of(cls, saved: SavedSpace) -> Self:
-        try:
-            words = saved.arrays["words"].astype(np.uint64, copy=False)
-            rarity = saved.arrays["rarity"].astype(np.float64, copy=False)
-            components = saved.arrays["components"].astype(np.float32, copy=False)
-            told = cls(words, rarity, components, str(saved.header["hashing"]))
-        except (KeyError, ValueError, TypeError) as error:
-            raise DataError("is not a whole space", text=str(error)) from error
+        words = saved.arrays["words"].astype(np.uint64, copy=False)
+        rarity = saved.arrays["rarity"].astype(np.float64, copy=False)
+        components = saved.arrays["components"].astype(np.float32, copy=False)
         whole = rarity.shape == words.shape == components.shape[:1] and components.ndim == 2
         sound = whole and bool(
             (np.abs(components) <= MOST_COMPONENT).all() and (np.abs(rarity) <= MOST_RARITY).all()
         )
         if not sound or (words[1:] <= words[:-1]).any():
             raise DataError("is not a whole space")
-        return told
+        return cls(words, rarity, components, str(saved.header["hashing"]))
 
 
 def named(words: Sequence[str], family: HashFamily) -> Names:
@@ -238,14 +230,8 @@ class SpaceQueries(QueryEncoder):
         known = np.flatnonzero(rows >= 0)
         if not len(known):
             return np.zeros(self.width, dtype=np.float32)
-        from scipy.special import xlogy
-
-        times = np.array([words.count(distinct[at]) for at in known.tolist()], dtype=np.float64)
-        weights = (1 + xlogy(1, times)) * self.space.rarity[rows[known]]
-        vector = (weights @ self.space.components[rows[known]]).astype(np.float32)
-        norm = float(np.linalg.norm(vector))
-        scaled: Vectors = vector / np.float32(norm) if norm > 0 else vector
-        return scaled
+        times = [words.count(distinct[at]) for at in known.tolist()]
+        return through(self.space.components[rows[known]], self.space.rarity[rows[known]], times)
 
     def weighed(self, reader: EngineReader, handles: IntArray) -> tuple[FloatArray, FloatArray]:
         """The length of documents' TF-IDF, and the rarity of all words that each begins with."""

@@ -235,12 +235,7 @@ class StatisticsExchange:
         """Send the sum to every silo that does not have it."""
         missing = tuple(name for name in self._names if name not in self._holders)
 
-        def request(silo: Talks) -> Awaitable[HttpReply]:
-            return silo.ask("PUT", "/statistics", self._total, STATISTICS_TYPE)
-
-        nodes = Silos(missing, Nodes(self._silos), PATIENCE, least=0)
-        answers = await asyncio.to_thread(nodes.ask, request, lambda name, reply: reply.status in (200, 204))
-        self._holders |= {name for name, accepted in answers.by_silo.items() if accepted}
+        self._holders |= await hand_out(self._silos, missing, "/statistics", self._total, STATISTICS_TYPE)
 
     def _note(self, problems: Mapping[str, str], problem: str) -> None:
         """What is wrong now, by silo and with all; the log hears what is new."""
@@ -252,6 +247,19 @@ class StatisticsExchange:
         self.problems = dict(problems)
         lines = [f"the statistics of {name} are left out: {why}" for name, why in sorted(problems.items())]
         self.problem = "; ".join([*lines, problem] if problem else lines)
+
+
+async def hand_out(
+    silos: Sequence[Talks], names: Sequence[str], path: str, content: bytes, kind: str
+) -> set[str]:
+    """Send silos what all of them are to have; those that took it."""
+
+    def request(silo: Talks) -> Awaitable[HttpReply]:
+        return silo.ask("PUT", path, content, kind)
+
+    nodes = Silos(tuple(names), Nodes(silos), PATIENCE, least=0)
+    answers = await asyncio.to_thread(nodes.ask, request, lambda name, reply: reply.status in (200, 204))
+    return {name for name, accepted in answers.by_silo.items() if accepted}
 
 
 def _checked_sum(total: Statistics, statistics: Statistics) -> Statistics:

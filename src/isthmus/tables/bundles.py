@@ -22,13 +22,13 @@ from typing import IO, Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.errors import DataError
+from isthmus.errors import DataError, ProtocolError
 from isthmus.tables.files import replacing
 from isthmus.tables.unpacking import PLAIN, Declared, Unpacker, check_directory, read_declared
 
 T = TypeVar("T")
 _DAMAGED = (
-    *(zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError),
+    *(zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, AttributeError, EOFError),
     *(NotImplementedError, RuntimeError, MemoryError),  # what a zip or an array may claim and nobody can do
 )
 
@@ -81,10 +81,25 @@ class Bundle:
         What comes from elsewhere is a stream. All of it unpacks to `most` bytes, by default those of its
         kind, and what it declares is checked before it is allocated.
         """
+        return cls.restore(path, lambda saved: saved, most=most)
+
+    @classmethod
+    def receive(cls, data: bytes, build: Callable[[Self], T], *, most: int | None = None) -> T:
+        """As `restore`, of bytes that came over the wire; anything else is a ProtocolError."""
+        try:
+            return cls.restore(io.BytesIO(data), build, most=most)
+        except DataError as error:
+            raise ProtocolError(f"{cls.noun}: not of a known form") from error
+
+    @classmethod
+    def restore(
+        cls, path: str | PathLike[str] | io.BytesIO, build: Callable[[Self], T], *, most: int | None = None
+    ) -> T:
+        """What `build` makes of the file; that it misses something there is a DataError too."""
         file = "the message" if isinstance(path, io.BytesIO) else fspath(path)
         try:
             with open(path, "rb") if not isinstance(path, io.BytesIO) else path as stream:
-                return cls._unpacked(stream, Unpacker(cls.most if most is None else most), file)
+                return build(cls._unpacked(stream, Unpacker(cls.most if most is None else most), file))
         except OSError as error:
             raise DataError.unreadable(file, error) from error
         except _DAMAGED as error:
