@@ -94,24 +94,20 @@ class RowsView:
         return np.where(codes < self.totals.shape[1], codes, -1)
 
     def word_counts(self, rows: IntArray, words: Sequence[str]) -> WordCounts:
-        """How often documents have words: a search by bisection in each document's terms."""
-        codes, documents = self.codes(words), self.documents[rows]
-        shape = (len(rows), len(codes))
-        end = np.broadcast_to(documents["terms"][:, None], shape)
-        low = np.broadcast_to(self._starts("terms", rows)[:, None], shape)
-        high = end
-        longest = int((end - low).max(initial=0)) if len(self.terms) else 0
-        for _ in range(longest.bit_length()):
-            middle = (low + high) >> 1
-            below = (self.terms.take(middle, mode="clip") < codes) & (low < high)
-            low, high = np.where(below, middle + 1, low), np.where(below, high, middle)
-        tables = np.zeros((3, *shape), dtype=np.int32)
-        if len(self.terms):
-            has = np.nonzero((low < end) & (self.terms.take(low, mode="clip") == codes))
-            entries = self.counts[low[has]]
-            for table, name in zip(tables, ("title", "body", "lead"), strict=True):
-                table[has] = entries[name]
-        return WordCounts(tables[0], tables[1], tables[2], documents["lengths"], documents["distinct"])
+        """How often documents have words."""
+        codes, size = self.codes(words), self.totals.shape[1] + 1
+        document, place = self._entries(rows)
+        known = document * size + self.terms[place]  # ascending, as every document's codes are
+        wanted = (np.arange(len(rows))[:, None] * size + codes).ravel()
+        at = np.searchsorted(known, wanted)
+        has = np.flatnonzero(known.take(at, mode="clip") == wanted) if len(known) else at[:0]
+        entries = self.counts[place[at[has]]]
+        tables = np.zeros((3, len(wanted)), dtype=np.int32)
+        for table, name in zip(tables, ("title", "body", "lead"), strict=True):
+            table[has] = entries[name]
+        title, body, lead = tables.reshape(3, len(rows), len(codes))
+        documents = self.documents[rows]
+        return WordCounts(title, body, lead, documents["lengths"], documents["distinct"])
 
     def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
         """The totals of words."""
