@@ -284,7 +284,7 @@ def test_the_page_keeps_what_was_asked_in_its_address(federation, browser):
 def test_an_honest_empty_answer(federation, browser):
     with page_of(browser, federation) as page:
         page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=tidal+power&above=0.95")
-        page.get_by_text("Nothing is 95 % likely or more").wait_for()
+        page.get_by_text("without a probability: set the threshold to 0").wait_for()
         assert page.locator(".hit").count() == 0
 
 
