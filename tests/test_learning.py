@@ -175,6 +175,7 @@ class TestEvidence:
             ("\n\nOne two.\n \nThree.", "\n\nOne two."),
             ("word " * 5000, "word " * LEAD_WORDS),
             ("x" * 5000, ""),
+            ("潮汐能。" * 1000, "潮汐能。" * 500),
             ("short ", "short "),
             (" \t\n", " \t\n"),
         ):

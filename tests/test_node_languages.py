@@ -121,6 +121,11 @@ def test_a_query_finds_documents_in_its_language(node, query, first):
             "EDUCAÇÃO",
         ),
         (
+            "to be or not",
+            "Nothing stands here yet. " * 40 + "To be or not is asked. " + "More words. " * 80,
+            "To be or not",
+        ),
+        (
             "长江大桥",
             "这里没有什么可以看的东西。" * 60 + "长江上有一座大桥。" + "还有别的事情要说。" * 60,
             "长江上有一座大桥",

@@ -53,7 +53,7 @@ def _run_add(arguments: argparse.Namespace) -> None:
     licence = f", licence {encoder.licence}" if encoder.licence else ""
     say(f"{encoder.name} {'was there already' if there else 'is added'}: {row['folder']}{licence}")
     if encoder.kind == "cross-encoder":
-        say(f'in silo.toml: [encoder] reranker = "{encoder.name}"')
+        say(f'in silo.toml: [models] reranker = "{encoder.name}"')
     else:
         say(f'in silo.toml: [encoder] kind = "encoder", name = "{encoder.name}"; all silos need the same one')
 

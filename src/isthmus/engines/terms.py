@@ -28,13 +28,18 @@ STOP = "="
 COUNTS = np.dtype([("title", "<u2"), ("lead", "<u2"), ("body", "<i4")])
 """How often a document has a term; a title counts to 65,535 at most."""
 _PARAGRAPHS = re.compile(r"\n[ \t]*\n")
+_NO_WORD = re.compile(r"\W")
 _BLANK = pa.scalar(" ", pa.large_string())
 _PARTS = 3  # title, lead, rest of the body
 
 
 def lead_end(body: str) -> int:
     """Where the beginning of a document ends: before white space, or with the text."""
-    end = len(body) if len(body) <= LEAD_READ else max(body.rfind(" ", 0, LEAD_READ), 0)
+    end = len(body)
+    if end > LEAD_READ:  # at a blank, or in a text without any after a punctuation mark
+        end = body.rfind(" ", 0, LEAD_READ)
+        if end < 0:
+            end = max((mark.end() for mark in _NO_WORD.finditer(body, 0, LEAD_READ)), default=0)
     start = len(body) - len(body.lstrip()) if body[:1].isspace() else 0
     if (blank := _PARAGRAPHS.search(body, start, end)) is not None:
         end = blank.start()

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.encoders import CrossEncoder, Span, load_cross_encoder
+from isthmus.engines import STOP
 from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.languages import tokeniser_of
@@ -368,7 +369,8 @@ def _pattern(query: str, stems: Sequence[str], languages: Iterable[str] = ()) ->
     """Words that begin like a word of the query or like its stem, with any accents; characters of scripts
     without spaces anywhere."""
     stops = STOP_WORDS.union(*(tokeniser_of(code).stop_words for code in languages))
-    words = {word for word in _WORD.findall(query.lower()) if word not in stops} | set(stems)
+    words = {word for word in _WORD.findall(query.lower()) if word not in stops}
+    words |= {stem.removeprefix(STOP) for stem in stems}
     wanted = "|".join(map(_spellings, sorted(words, key=len, reverse=True)[:50]))
     return re.compile(wanted, re.IGNORECASE) if wanted else re.compile(r"(?!)")
 
