@@ -35,7 +35,7 @@ from isthmus.rankers import LocalTraining
 from isthmus.tables import Fold
 from isthmus_reproduce.faults import Fault, FaultyConfig, afflicted, train
 
-BELIEVED = FedRisk(cap_reports=False)
+BELIEVED = FedRisk(formula="georisk", cap_reports=False)
 FOLD = Fold("small", easy("train", 90), easy("validation", 20), easy("test", 20))
 
 

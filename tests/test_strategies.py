@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 
 from isthmus.federation.aggregation import (
+    AGREED,
     MEMORY,
     Size,
     below,
     correction,
+    cosine,
     norm,
     refusal,
     remembered_risks,
     weigh,
+    weigh_by_agreement,
 )
 from isthmus.federation.risk import batch_risks, mean_error, probe_risk, softmax_weights
-from isthmus.federation.settings import Config, FedRisk, Name, Rounds, StrategyOptions
-from isthmus.partition import Dealing
+from isthmus.federation.settings import FedRisk, Name, StrategyOptions
 from rounds_by_hand import HandMade, Probe, coordinator, same
 from rounds_by_hand import play as play_rounds
 
@@ -148,7 +150,7 @@ def judge(parameters):
 
 def fedrisk(**more):
     server = more.pop("server", "average")
-    return options("fedrisk", server=server, risk=FedRisk(**more))
+    return options("fedrisk", server=server, risk=FedRisk(**{"formula": "georisk", **more}))
 
 
 def judged(strategy, rounds, **more):
@@ -211,19 +213,49 @@ def test_a_past_of_praise_does_not_pay_where_silos_report_themselves():
     assert weights["silo-0"] == pytest.approx(weights["silo-1"])
 
 
-def test_momentum_makes_up_for_few_passes_over_the_data():
-    def momentum(count, per_round, silos, strategy=None):
-        rounds = Rounds(count=count, silos=per_round)
-        told = strategy or StrategyOptions()
-        return Config(dealing=Dealing(silos=silos), rounds=rounds, strategy=told).momentum
+def test_silos_count_by_how_far_their_steps_agree_with_the_probe():
+    """Cosines 0.8, 0.4, 0.2 and −0.5: the median of the positive ones is 0.4, which counts in full."""
+    now = {"silo-0": 0.8, "silo-1": 0.4, "silo-2": 0.2, "silo-3": -0.5}
+    sizes = {name: Size(4.0) for name in now} | {"silo-0": Size(16.0)}
+    weighed = weigh_by_agreement(now, sizes, FedRisk(), past={})
+    np.testing.assert_allclose(list(weighed.weights.values()), np.array([4, 2, 1, 0]) / 7)
+    assert weighed.risks["silo-0"] == pytest.approx(0.1)
+    state = remembered_risks({}, weighed.relative)
+    later = weigh_by_agreement(dict.fromkeys(now, 0.4), sizes, FedRisk(), past=below(state, "risk"))
+    means = np.array([0.6, 0.4, 0.3, -0.05])
+    shares = np.array([4, 2, 2, 2]) * np.clip(means / 0.4, 0, 1)
+    np.testing.assert_allclose(list(later.weights.values()), shares / shares.sum())
 
-    assert momentum(100, 10, 100) == 0.9
-    assert momentum(3, 10, 100) == 0.9
-    assert momentum(100, 10, 20) == 0.5
-    assert momentum(60, 5, 20) == 0.85
-    assert momentum(100, 7, 7) == momentum(300, 7, 7) == 0
-    assert momentum(100, 7, 7, StrategyOptions(momentum=0.9)) == 0.9
-    assert momentum(100, 7, 7, StrategyOptions("fedavgm")) == 0.9
+
+def test_only_the_first_rounds_of_a_silo_tell():
+    past = {"silo-0": np.array([-5.0, AGREED]), "silo-1": np.array([5.0, AGREED])}
+    sizes = dict.fromkeys(past, Size(1.0))
+    weighed = weigh_by_agreement({"silo-0": 1.0, "silo-1": -1.0}, sizes, FedRisk(), past=past)
+    assert weighed.weights == {"silo-0": 0.0, "silo-1": 1.0}
+    assert not weighed.relative
+    fresh = weigh_by_agreement({"silo-0": 1.0, "silo-1": -1.0}, sizes, FedRisk(past=0), past=past)
+    assert fresh.weights == {"silo-0": 1.0, "silo-1": 0.0}
+
+
+def test_where_no_silo_agrees_the_previous_model_stands():
+    weighed = weigh_by_agreement({"silo-0": -0.1}, {"silo-0": Size(1.0)}, FedRisk(), past={})
+    assert weighed.weights == {MEMORY: 1.0}
+
+
+def test_the_cosine_is_between_steps():
+    ahead, aside = (
+        {**START, "w": START["w"] + np.array(step, np.float32)} for step in ([1, 0, 0], [1, 1, 0])
+    )
+    assert cosine(ahead, aside, START) == pytest.approx(np.sqrt(0.5))
+    assert cosine(ahead, START, START) == 0
+
+
+def test_momentum_follows_the_training_queries_unless_given():
+    default = StrategyOptions()
+    assert [default.for_queries(count).share for count in (1, 40, 95, 150, 999)] == [0, 0, 0.45, 0.9, 0.9]
+    assert StrategyOptions(momentum=0.9).for_queries(9).share == 0.9
+    assert StrategyOptions("fedavgm").for_queries(9).share == 0.9
+    assert StrategyOptions(risk=FedRisk.paper()).for_queries(9).momentum is None
 
 
 def test_a_round_of_bad_silos_leaves_the_model_alone():

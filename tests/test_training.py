@@ -564,6 +564,9 @@ def test_checking_replies_leaves_them_as_they_are():
 # what follows from the data, and what was so before it did
 
 
+FORMER = FedRisk(formula="georisk", errors="ndcg", temperature=0.03, past=0.0)
+
+
 @pytest.mark.parametrize(
     ("secure", "ndcg", "norm"),
     [(False, 0.5647754838943638, 3.4632758200426057), (True, 0.5604701007258114, 3.4633035300490502)],
@@ -576,7 +579,7 @@ def test_former_settings_give_the_former_model(secure, ndcg, norm):
         model=Model(hidden=(6,)),
         probe=20,
         secure=secure,
-        strategy=StrategyOptions(momentum=0.9, risk=FedRisk(errors="ndcg", temperature=0.03, past=0.0)),
+        strategy=StrategyOptions(momentum=0.9, risk=FORMER),
     )
     trained = apps.train(former, FOLD)
     assert trained.final["nDCG@10"] == pytest.approx(ndcg, abs=1e-6)
@@ -616,6 +619,7 @@ def test_a_run_s_folder_says_what_followed_from_the_data(tmp_path):
     settings = Config(rounds=Rounds(count=1), model=Model(hidden=(6,)))
     apps.train(settings, FOLD, out=tmp_path)
     record = json.loads((tmp_path / "environment.json").read_text())
+    assert record["server momentum"] == pytest.approx(0.9 * 50 / 110)
     assert (record["silos"], record["silos a round"], record["queries"]["probe"]) == (20, 10, 19)
     assert apps.train(settings, FOLD, out=tmp_path, resume=True).rounds == 1
 

@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 32_935,  # languages; the engine with exact counts and crash safety
+    "src/isthmus": 32_951,  # languages; the engine with exact counts and crash safety
     "benchmarks": 2_145,  # a node beside tantivy, bm25s and PostgreSQL, and its growth to a million documents
     "docs": 230,
     "reproduce": 6_500,
@@ -52,7 +52,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/evaluation": 1_700,  # risk of runs against baselines, values of single queries
     "src/isthmus/facade.py": 35,  # old names warn for one release
     "src/isthmus/features.py": 270,
-    "src/isthmus/federation": 4_238,  # sizes follow from the data; what was seen of silos adds up
+    "src/isthmus/federation": 4_288,  # sizes follow from the data; silos by agreement with the probe
     "src/isthmus/files.py": 70,  # was in tables/files.py; the service starts without NumPy
     "src/isthmus/fusion": 1_325,  # what every fuser does is a module of its own
     "src/isthmus/languages.py": 120,  # stop words and stemmers by language, which a text is in

@@ -38,6 +38,8 @@ PROBE = "probe"
 """The name of the coordinator's own model among them, where it trains on the probe."""
 RISK = "risk"
 """Where a server remembers what it has seen of silos."""
+AGREED = 10
+"""Rounds of a silo that tell whether its steps agree with those on the probe."""
 LIMIT = 3.0
 """Standard errors by which a step may be worse than the best model before the probe refuses it."""
 COMMON = ""
@@ -65,7 +67,7 @@ class Weighed:
     weights: Mapping[str, float] = field(default_factory=dict)
     risks: Mapping[str, float] = field(default_factory=dict)
     relative: Mapping[str, float] = field(default_factory=dict)
-    """By how much the risk of every silo is above that of the median silo."""
+    """What is to be remembered of silos: risks less the median silo's, or agreement with the probe."""
     refused: str = ""
     """Why the probe refused the round."""
     rejected: Mapping[str, str] = field(default_factory=dict)
@@ -130,6 +132,41 @@ def _risk_weights(errors: Errors, sizes: Sizes, options: FedRisk, *, past: Array
         dict(zip(names, risk.tolist(), strict=True)),
         {name: float(relative[at]) for at, name in enumerate(names) if own[at]},
     )
+
+
+def weigh_by_agreement(
+    agreement: Mapping[str, float], sizes: Sizes, options: FedRisk, *, past: Arrays
+) -> Weighed:
+    """FedRisk where steps are seen: w_k ∝ √n_k · min(1, max(0, a_k)/m), m the median of the positive a_k.
+
+    a_k is the mean, over the first `AGREED` rounds of silo k, of the cosine between its step and a step on
+    the probe; `agreement` has that of this round. FLTrust (Cao et al. 2021) weighs so round by round. Early
+    steps are long and tell a silo with bad grades at once; at the end all are short and alike. Silos that
+    agree with the probe as well as most count alike, so honest data that differ cost nothing. Where none
+    agrees the previous model stands.
+    """
+    rounds = AGREED if options.past else 1
+    new = {name: past.get(name, np.zeros(2)) if options.past else np.zeros(2) for name in sorted(agreement)}
+    added = {name: agreement[name] for name, (_, count) in new.items() if count < rounds}
+    means = {
+        name: (total + added.get(name, 0.0)) / (count + (name in added))
+        for name, (total, count) in new.items()
+    }
+    level = np.median([mean for mean in means.values() if mean > 0] or [1.0])
+    roots = {name: np.sqrt(sizes[name].examples) if options.by_size else 1.0 for name in means}
+    shares = {name: float(roots[name] * min(1.0, max(0.0, mean) / level)) for name, mean in means.items()}
+    total = sum(shares.values())
+    weights = {name: share / total for name, share in shares.items()} if total > 0 else {MEMORY: 1.0}
+    return Weighed(weights, {name: (1 - cosine) / 2 for name, cosine in sorted(agreement.items())}, added)
+
+
+def cosine(first: Arrays, second: Arrays, origin: Arrays) -> float:
+    """Of the steps from `origin` to two models; 0 where one is none."""
+    steps = [
+        {key: model[key].astype(np.float64) - origin[key] for key in origin} for model in (first, second)
+    ]
+    lengths = norm(steps[0]) * norm(steps[1])
+    return sum(float(np.vdot(steps[0][key], steps[1][key])) for key in origin) / lengths if lengths else 0.0
 
 
 def remembered_risks(state: Arrays, relative: Mapping[str, float]) -> Arrays:

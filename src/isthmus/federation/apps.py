@@ -265,7 +265,12 @@ def sized(config: Config, letor: Letor, probe: Letor | None) -> Config:
         least = max(rounds.minimum, rounds.silos or 1, LEAST if config.secure else 1)
         silos = max(silos_for(len(letor)), least)
     per_round = rounds.silos or (None if silos is None else min(PER_ROUND, silos))
-    return replace(config, dealing=replace(dealing, silos=silos), rounds=replace(rounds, silos=per_round))
+    return replace(
+        config,
+        dealing=replace(dealing, silos=silos),
+        rounds=replace(rounds, silos=per_round),
+        strategy=config.strategy.for_queries(len(letor)),
+    )
 
 
 def train_in_folder(

@@ -103,7 +103,7 @@ class RunFolder:
             "queries": {name: len(table) for name, table in tables.items()},
             "silos": config.dealing.silos,
             "silos a round": config.rounds.silos,
-            "server momentum": config.momentum,
+            "server momentum": config.strategy.momentum,
         }
         self._write("environment.json", json.dumps(record, indent=1))
 

@@ -148,8 +148,7 @@ class Coordinator:
     """The server's side of training over a grid."""
 
     def __init__(self, config: Config, held_out: HeldOut, grid: Grid) -> None:
-        strategy = replace(config.strategy, momentum=config.momentum)
-        self.config, self.held_out, self.grid = replace(config, strategy=strategy), held_out, grid
+        self.config, self.held_out, self.grid = config, held_out, grid
         self.streams = Streams(config.seed)
         self.registration = Registration(config.model.scaling, config.rounds)
         self.judge: Judge | None = None
@@ -178,6 +177,8 @@ class Coordinator:
         self.registration.gather(self.grid, self.config.dealing.silos or WAITED_FOR)
         if not self.registration.silos:
             raise RoundFailed(0, {}, self.config.rounds.minimum)
+        queries = sum(silo.queries for silo in self.registration.silos.values())
+        self.config = replace(self.config, strategy=self.config.strategy.for_queries(queries))
         if state is None:
             state = self._first()
         for number, fault in self.config.strategy.faults.items():
@@ -277,10 +278,13 @@ class Coordinator:
             mean = centre(strategy.name, named.values(), **strategy.centre_options)
             return Outcome(checked, self._weighed(errors, sizes, memory), mean, memory)
         models = {name: messages.arrays_of(reply) for name, reply in named.items()}
-        if self.probe is not None:
-            errors = {name: self._probe_errors(arrays) for name, arrays in models.items()}
-        own, errors, sizes = self._own_candidates(number, model, errors, sizes)
-        weighed = self._weighed(errors, sizes, memory)
+        if self.probe is not None and strategy.risk.agrees:
+            own, weighed = {MEMORY: model}, self._agreeing(number, model, models, sizes, memory)
+        else:
+            if self.probe is not None:
+                errors = {name: self._probe_errors(arrays) for name, arrays in models.items()}
+            own, errors, sizes = self._own_candidates(number, model, errors, sizes)
+            weighed = self._weighed(errors, sizes, memory)
         memory = aggregation.remembered_risks(memory, weighed.relative)
         if strategy.uses_control_variates:
             rate, population = self.config.local.learning_rate, len(self.registration.silos)
@@ -316,6 +320,17 @@ class Coordinator:
         checked = Checked(usable, dict(sorted(attempt.rejected.items())), reports.capped)
         memory = aggregation.remembered_risks(state.strategy, weighed.relative)
         return Outcome(checked, replace(weighed, weights=weights), mean, memory)
+
+    def _agreeing(
+        self, number: int, model: Arrays, models: Mapping[str, Arrays], sizes: Sizes, memory: Arrays
+    ) -> Weighed:
+        """The weights of silos whose steps agree with that of a silo that would hold the probe."""
+        assert self._probe_rows is not None
+        rng = self.streams("round", number, "probe")
+        taught = dict(train_epochs(model, self._probe_rows, self.config.local, rng).parameters)
+        agreement = {name: aggregation.cosine(one, taught, model) for name, one in models.items()}
+        past = aggregation.below(memory, aggregation.RISK)
+        return aggregation.weigh_by_agreement(agreement, sizes, self.config.strategy.risk, past=past)
 
     def _probe_errors(self, model: Arrays) -> NDArray[np.float64]:
         """The errors of a model on every probe query, as the strategy counts them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
@@ -18,8 +18,9 @@ MODEL = "model"
 """The ranker's file in a run's folder."""
 PER_ROUND = 10
 """Silos asked in a round unless a number is given."""
-MOMENTUM, PASSES = 0.9, 100
-"""Most server momentum unless a number is given, and passes over the data that need none."""
+MOMENTUM, FEW_QUERIES, MANY_QUERIES = 0.9, 40, 150
+"""The server's momentum unless a number is given, and the training queries up to which fedrisk has none, and
+from which it has all of it."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,16 @@ class FedRisk:
 
     `columns` is what candidates are compared on: the coordinator's `probe` queries, or `quantile` summaries
     or training `batch` errors that silos report about themselves, which a liar can exploit. On the probe a
-    query's error is the share of its `pairs` in the wrong order, or 1 − `ndcg` at 10. Of the formulae `mean`
-    is the control without GeoRisk, `flip` the printed one with its subtraction reversed, and `none` takes all
-    risks for 0.
+    query's error is the share of its `pairs` in the wrong order, or 1 − `ndcg` at 10. Of the formulae
+    `agreement` compares steps instead of errors: how far a silo's goes the way of one on the probe. `mean` is
+    the control without GeoRisk, `flip` the printed one with its subtraction reversed, and `none` takes all
+    risks for 0. Unless given it is `agreement` where the coordinator sees models, else `georisk`.
     """
 
     mode: Literal["sound", "paper"] = "sound"
     columns: Literal["probe", "quantile", "batch"] = "probe"
     errors: Literal["pairs", "ndcg"] = "pairs"
-    formula: Literal["georisk", "mean", "flip", "none"] = "georisk"
+    formula: Literal["agreement", "georisk", "mean", "flip", "none"] | None = None
     alpha_risk: float = 2.0
     temperature: float | None = None
     """τ of the softmax; unless given, two standard errors of a mean error over the probe's queries."""
@@ -63,12 +65,21 @@ class FedRisk:
             raise ValueError(f"mode = {self.mode!r} does not go with columns = {self.columns!r}")
         some = self.temperature is None or self.temperature > 0
         require(some, f"temperature = {self.temperature} (it must be positive)")
+        if self.formula == "agreement" and self.columns != "probe":
+            raise ValueError(
+                f"formula = 'agreement' is with steps on a probe, not columns = {self.columns!r}"
+            )
         require(self.past >= 0, f"past = {self.past} (it cannot be negative)")
 
     @classmethod
     def paper(cls, alpha_mix: float = 1.0, beta_mix: float = 1.0, **more: Any) -> FedRisk:
         """Eqs. (1)-(5) and Algorithms 3-4 of Rabbi et al. as printed."""
         return cls(mode="paper", columns="batch", alpha_mix=alpha_mix, beta_mix=beta_mix, **more)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether silos are weighed by the directions of their steps, where these are seen."""
+        return self.columns == "probe" and self.formula in (None, "agreement")
 
     @property
     def remembers(self) -> bool:
@@ -80,7 +91,7 @@ class FedRisk:
         if self.mode == "sound":
             return {}
         faults = {"A2": "the weights of eq. (1) do not sum to 1 and may be negative"}
-        if self.formula == "georisk":
+        if self.formula in (None, "georisk"):
             faults["A1"] = "eq. (4) gives the silo with the larger error the larger weight"
         if self.formula != "none":
             faults["A4"] = "a column of the error matrix is an unrelated row in every silo"
@@ -129,8 +140,7 @@ class StrategyOptions:
     server: Server | None = None
     """None: momentum for the sound fedrisk, average for the others."""
     momentum: float | None = None
-    """Of the server's momentum or convex step. None: 0.9, but for the sound fedrisk what `Config.momentum`
-    says."""
+    """Of the server's momentum or convex step. None: 0.9, but see `for_queries`."""
     rate: float | None = None
     proximal: float = 0.1
     trim: float = 0.2
@@ -153,6 +163,17 @@ class StrategyOptions:
     def step(self) -> Server:
         """What the server does with the aggregate."""
         return self.server or ("momentum" if self.sound_risk else "average")
+
+    def for_queries(self, count: int) -> StrategyOptions:
+        """The strategy with the server momentum that follows from so many training queries, unless given.
+
+        Momentum m adds up to 1/(1 − m) steps, which overfits few queries: the sound fedrisk has 0 up to
+        `FEW_QUERIES`, `MOMENTUM` from `MANY_QUERIES` on, and in between in proportion.
+        """
+        if self.momentum is not None or not self.sound_risk or self.step != "momentum":
+            return self
+        share = (count - FEW_QUERIES) / (MANY_QUERIES - FEW_QUERIES)
+        return replace(self, momentum=round(MOMENTUM * min(1.0, max(0.0, share)), 6))
 
     @property
     def share(self) -> float:
@@ -386,20 +407,6 @@ class Config:
         self._check_secure()
 
     @property
-    def momentum(self) -> float:
-        """The server's momentum m: unless given, what makes up for few passes over the data.
-
-        A step of momentum m adds up to 1/(1 − m) steps. In all rounds together a silo trains
-        p = rounds · (silos a round)/silos times; with m = 1 − p/100, between 0 and 0.9, the steps add up to
-        those of 100 passes, as many as a central fit makes at most.
-        """
-        strategy, silos = self.strategy, self.dealing.silos or 1
-        if strategy.momentum is not None or not (strategy.sound_risk and strategy.step == "momentum"):
-            return strategy.share
-        passes = self.rounds.count * min(1.0, (self.rounds.silos or PER_ROUND) / silos)
-        return min(MOMENTUM, max(0.0, round(1 - passes / PASSES, 6)))
-
-    @property
     def protection(self) -> str:
         """What protects whom from whom, in words for every record."""
         risky, probed = self.strategy.name == "fedrisk", self.strategy.risk.columns == "probe"
@@ -437,6 +444,8 @@ class Config:
             )
         if strategy.name not in _SUMMED:
             raise ValueError(f"secure = true does not go with {strategy.name}: {_WHOLE[strategy.name]}")
+        if strategy.name == "fedrisk" and strategy.risk.formula == "agreement":
+            raise ValueError("secure = true hides the steps that formula = 'agreement' compares: 'georisk'")
         if strategy.name == "fedrisk" and strategy.risk.mode == "paper":
             raise ValueError("secure = true does not go with paper mode: it reports errors row by row")
         if self.privacy is not None and self.privacy.where == "server":

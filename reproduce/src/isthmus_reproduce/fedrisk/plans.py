@@ -37,6 +37,9 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
     "two hidden layers": (64, 32),
 }
 ATTACK = Fault("invert", 0.3)
+GEORISK = "GeoRisk of probe errors"
+"""The row that weighs silos by GeoRisk and is otherwise the product's."""
+_GEORISK = FedRisk(formula="georisk")
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ def strategies(mode: Mode) -> dict[str, StrategyOptions]:
     """Table 1's federated rows. FedAvgM is Flower's default, without momentum."""
     rates = RATES if mode == "sound" else {}
     printed = mode == "paper"
-    risk = FedRisk.paper() if printed else FedRisk()
+    risk = FedRisk.paper() if printed else _GEORISK
     return {
         "FedRisk": StrategyOptions("fedrisk", server=None if printed else "average", risk=risk),
         "FedAvgM": StrategyOptions("fedavgm", momentum=0.0),
@@ -219,6 +222,7 @@ def _ours(protocol: Protocol) -> dict[RunName, Plan]:
     plain = Local(optimiser="sgd", learning_rate=0.1, weight_decay=0.0)
     rows = {
         "default": default,
+        GEORISK: replace(default, strategy=StrategyOptions(risk=_GEORISK)),
         "mean probe error": replace(default, strategy=_without_georisk()),
         "FedAvg with the probe": replace(default, strategy=StrategyOptions("fedavg-probe")),
         "SCAFFOLD": replace(default, strategy=StrategyOptions("scaffold"), local=plain),
@@ -256,9 +260,10 @@ def _figure_5(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
         if mode == "paper":
             strategy = StrategyOptions(risk=FedRisk.paper(alpha, beta))
         elif alpha + beta > 1:
-            strategy = StrategyOptions()
+            strategy = StrategyOptions(risk=_GEORISK)
         else:
-            strategy = StrategyOptions(server="convex" if beta else "average", momentum=beta)
+            server: Literal["convex", "average"] = "convex" if beta else "average"
+            strategy = StrategyOptions(server=server, momentum=beta, risk=_GEORISK)
         rows[f"({alpha:g}, {beta:g})"] = _config(fewer, mode, strategy)
     plans = {RunName("fig5", mode, "FedRisk", pair): Plan(mode, config) for pair, config in rows.items()}
     average = _config(fewer, mode, StrategyOptions("fedavg"))
@@ -295,8 +300,9 @@ def _attacked(protocol: Protocol) -> dict[RunName, Plan]:
         "FedAvg": StrategyOptions("fedavg"),
         "FedTrimmedAvg": StrategyOptions("fedtrimmedavg"),
         "FedMedian": StrategyOptions("fedmedian"),
-        "FedRisk": StrategyOptions(server="average"),
+        "FedRisk": StrategyOptions(server="average", risk=_GEORISK),
         "default": StrategyOptions(),
+        GEORISK: StrategyOptions(risk=_GEORISK),
         "mean probe error": _without_georisk(),
         "FedAvg with the probe": StrategyOptions("fedavg-probe"),
     }
@@ -318,8 +324,8 @@ def all_bad(protocol: Protocol) -> Mapping[str, FaultyConfig]:
     rows = {
         "FedAvg": StrategyOptions("fedavg"),
         "FedMedian": StrategyOptions("fedmedian"),
-        "FedRisk": StrategyOptions(server="average"),
-        "FedRisk without memory": StrategyOptions(server="average", risk=FedRisk(memory=False)),
+        "FedRisk": StrategyOptions(server="average", risk=_GEORISK),
+        "FedRisk without memory": StrategyOptions(server="average", risk=replace(_GEORISK, memory=False)),
         "default": StrategyOptions(),
         "default without memory": StrategyOptions(risk=FedRisk(memory=False)),
     }

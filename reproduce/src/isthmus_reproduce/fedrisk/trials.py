@@ -24,7 +24,7 @@ from isthmus_reproduce.fedrisk.cells import (
     growths,
     overruns,
 )
-from isthmus_reproduce.fedrisk.plans import DEPTHS, RunName
+from isthmus_reproduce.fedrisk.plans import DEPTHS, GEORISK, RunName
 from isthmus_reproduce.fedrisk.plots import Curve, curves_plot
 from isthmus_reproduce.prose import Prose
 
@@ -58,7 +58,7 @@ class Writer:
 
     def georisk(self, table: str, when: str) -> Iterator[str]:
         """What the formula is worth beside the plain mean of the same probe errors."""
-        full = self.outcome.row(table, "sound", "default")
+        full = self.outcome.row(table, "sound", GEORISK)
         plain = self.outcome.row(table, "sound", "mean probe error")
         if full is None or plain is None:
             return
