@@ -37,6 +37,8 @@ LEAST_QUERIES = 10
 """A silo with fewer of them keeps its sums to itself."""
 MOST_SCORES = QUERIES * 2 * DEPTH
 """In the sums of one silo: one that claims more would count for more than its share."""
+MOST_APART = 2.0
+"""How many times the median of silos' deviations one silo's may be."""
 JSON = "application/json"
 
 _log = logging.getLogger("isthmus.service")
@@ -99,8 +101,14 @@ def common_scale(silos: Sequence[SiloScores]) -> ScoreScale | None:
 
 
 def _standard(sums: Sequence[ScoreSums]) -> Standard:
+    """Mean and deviation of all. A silo whose deviation is far from the median of silos counts as less far,
+    so that one of three or more cannot all but switch a retriever off."""
     total = reduce(add, sums)
-    deviation = float(np.sqrt(total.squares / total.count))
+    counts = np.array([each.count for each in sums if each.count], dtype=np.float64)
+    deviations = np.sqrt([each.squares / each.count for each in sums if each.count])
+    middle = float(np.median(deviations))
+    limited = np.clip(deviations, middle / MOST_APART, middle * MOST_APART)
+    deviation = float(np.sqrt(counts @ limited**2 / total.count))
     return Standard(mean=total.total / total.count, deviation=max(deviation, LEAST_DEVIATION))
 
 
@@ -173,7 +181,8 @@ class ScaleExchange:
         if max(sums.bm25.count, sums.dense.count) > MOST_SCORES:
             raise ProtocolError(f"score sums over more than {MOST_SCORES:,} scores")
         if not sums.bm25.count or bool(sums.dense.count) != bool(sums.encoder):
-            return  # too few documents to say anything
+            self._sums.pop(name, None)  # too few documents to say anything, or no more
+            return
         self._refused.pop(name, None)
         self._sums[name] = sums
 
