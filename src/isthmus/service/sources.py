@@ -25,7 +25,7 @@ from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, s
 from isthmus.languages import AUTO, code_of, detect, usual
 from isthmus.service.parsing import READERS, Parser, ParsingLimits
 from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret
-from isthmus.service.stores import BATCH, READ, Counts, DocumentStore, Draft
+from isthmus.service.stores import BATCH, Counts, DocumentStore, Draft
 from isthmus.service.wire import LONGEST_ID
 from isthmus.tables import records
 
@@ -108,10 +108,10 @@ def load(
 def in_languages(drafts: Iterable[Draft], language: str = AUTO) -> Iterator[Draft]:
     """Documents with the code of their language: the one that is named, else what each seems to be in.
 
-    One that does not tell is in the language of most of the first thousand that do, or in English.
+    One that does not tell is in the language of most of the first five hundred that do, or in English.
     """
     code, rest, majority = code_of(language), iter(drafts), ""
-    while batch := list(islice(rest, READ)):
+    while batch := list(islice(rest, BATCH)):
         codes = [code] * len(batch)
         if code == AUTO:
             codes = detect(f"{draft.title}\n{draft.body}" for draft in batch)
