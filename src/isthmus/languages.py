@@ -20,7 +20,7 @@ from functools import cache
 
 import numpy as np
 
-from isthmus.arrays import FloatArray, Ids, frozen
+from isthmus.arrays import Ids, IntArray, frozen
 from isthmus.errors import ConfigError
 from isthmus.text import ENGLISH, STOP_WORDS_FOLDER, Tokeniser, Tokens
 
@@ -41,12 +41,11 @@ AUTO = "auto"
 DEFAULT = "en"
 _STEMMED = ("en", "de", "es", "fr", "it", "nl", "pt")
 _SCRIPTS = {"ja": ("ぁ", "ヿ", 1.0), "ko": ("가", "힣", 1.0), "zh": ("㐀", "鿿", 0.4)}
-"""From which character to which, and how much a pair says: Japanese is written in Chinese characters too."""
+"""From which character to which, and how much one says: Japanese is written in Chinese characters too."""
 _READ = 4_000
 """Characters of a text that tell its language."""
 _EVIDENCE, _AHEAD, _SHARE = 2.0, 1.5, 0.05
 """What a language needs: so much evidence, so many times that of the next, so much a distinct word."""
-_PLAIN = Tokeniser(stemmer=None, stop_words=frozenset())
 
 
 def code_of(language: str) -> str:
@@ -84,42 +83,39 @@ def detect(texts: Iterable[str], among: Collection[str] = tuple(NAMES)) -> list[
     """The language of every text, by its stop words and its script; "" for one that does not tell, for it is
     short or in no language of `among`."""
     codes = tuple(code for code in NAMES if code in among)
-    tokens = _PLAIN(text[:_READ] for text in texts)
-    if not codes or not len(tokens.terms):
-        return [""] * len(tokens)
-    table = tokens.counts()
-    table.data[:] = 1  # a word says no more the second time: sin(x) is not Spanish
-    evidence = table @ _weights(tokens.terms, codes)
-    scores = np.sort(evidence, axis=1)
-    best, second = scores[:, -1], scores[:, -2] if len(codes) > 1 else 0.0
-    sure = (best >= np.maximum(_EVIDENCE, _SHARE * np.diff(table.indptr))) & (best >= _AHEAD * second)
-    chosen = np.argmax(evidence, axis=1)
-    return [codes[at] if certain else "" for at, certain in zip(chosen.tolist(), sure.tolist(), strict=True)]
+    return [_detected(text[:_READ], codes) for text in texts]
+
+
+def _detected(text: str, codes: tuple[str, ...]) -> str:
+    words, shares = set(text.lower().split()), _stop_words(codes)
+    evidence = dict.fromkeys(codes, 0.0)
+    for word in shares.keys() & words:  # once each: sin(x), sin(y) is not Spanish
+        for code in shares[word]:
+            evidence[code] += 1 / len(shares[word])
+    if not text.isascii():
+        signs = set(text)
+        for code, (first, last, weight) in _SCRIPTS.items():
+            if code in evidence:
+                evidence[code] += weight * sum(first <= sign <= last for sign in signs)
+    second, best = sorted([0.0, 0.0, *evidence.values()])[-2:]
+    sure = best >= max(_EVIDENCE, _SHARE * len(words)) and best >= _AHEAD * second
+    return max(evidence, key=evidence.__getitem__) if sure else ""
+
+
+@cache
+def _stop_words(codes: tuple[str, ...]) -> dict[str, list[str]]:
+    """Stop words, and of which languages they are; x, y and n are none here, but names."""
+    shares: dict[str, list[str]] = {}
+    for code in codes:
+        for word in tokeniser_of(code).stop_words if code in _STEMMED else ():
+            if len(word) > 1:
+                shares.setdefault(word, []).append(code)
+    return shares
 
 
 def usual(codes: Sequence[str]) -> str:
     """The language of most texts that tell theirs; English if none does."""
     return max(filter(None, codes), key=codes.count, default=DEFAULT)
-
-
-def _weights(terms: Ids, codes: tuple[str, ...]) -> FloatArray:
-    """What every word of a vocabulary says for every language."""
-    stops, shares = _stop_words(codes)
-    weights: FloatArray = shares[terms.translation(stops)]  # the last row, of zeros, for other words
-    pairs = [(row, word[0]) for row, word in enumerate(terms.words) if len(word) == 2 and word >= "ぁ"]
-    for column, code in enumerate(codes):
-        first, last, weight = _SCRIPTS.get(code, ("", "", 0.0))
-        weights[[row for row, sign in pairs if first <= sign <= last], column] = weight
-    return weights
-
-
-@cache
-def _stop_words(codes: tuple[str, ...]) -> tuple[Ids, FloatArray]:
-    """The stop words of languages, and for each the share of each language: one in all."""
-    lists = [tokeniser_of(code).stop_words if code in _STEMMED else frozenset[str]() for code in codes]
-    words = sorted(word for word in frozenset[str]().union(*lists) if len(word) > 1)  # x, y and n are names
-    table = np.array([[word in each for each in lists] for word in [*words, ""]], dtype=np.float64)
-    return Ids.of(words), table / np.maximum(table.sum(axis=1, keepdims=True), 1)
 
 
 def analyse(texts: Sequence[str], languages: Sequence[str], *, in_place: bool = False) -> Tokens:
@@ -133,7 +129,7 @@ def analyse(texts: Sequence[str], languages: Sequence[str], *, in_place: bool = 
     return _joined(parts, np.argsort(np.concatenate(rows)))
 
 
-def _joined(parts: Sequence[Tokens], order: np.ndarray) -> Tokens:
+def _joined(parts: Sequence[Tokens], order: IntArray) -> Tokens:
     """The texts of all parts one after the other, taken in this order."""
     terms = Ids.concat([part.terms for part in parts])
     lengths = np.concatenate([part.lengths for part in parts])
