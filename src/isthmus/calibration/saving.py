@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -25,7 +25,6 @@ KINDS = {kind.__name__: kind for kind in _KNOWN}
 _RECORDS: dict[str, type[Forest | Choice]] = {"Forest": Forest, "Choice": Choice}
 
 
-@dataclass(frozen=True)
 class SavedCalibrator(Bundle):
     """A calibrator's file."""
 

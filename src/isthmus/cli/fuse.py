@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, add_per_query, output, print_json, whole
+from isthmus.cli.command import Command, add, add_json, add_per_query, close, output, whole
 from isthmus.errors import ConfigError, DataError, check_extra
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ def _calibrate(arguments: argparse.Namespace) -> None:
         probabilities_of,
         save_calibrator,
     )
-    from isthmus.report import summary
     from isthmus.tables import read_qrels, read_run, write_run
 
     _needs(arguments.out or arguments.save or arguments.json, "-o FILE, --save FILE or --json")
@@ -102,13 +101,8 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     _write_per_query(arguments, "calibrate", qrels, calibrated)
     result = _result(arguments, type(calibrator).__name__, selected, threshold)
     result["calibration"] = _quality(arguments, qrels, calibrated)
-    if arguments.json:
-        print_json({"run": arguments.ranking, **result})
-    summary(
-        f"calibrated {run.name}",
-        _facts(result),
-        wrote=[*filter(None, (arguments.out, arguments.save, arguments.per_query)), *plots],
-    )
+    wrote = [arguments.out, arguments.save, arguments.per_query, *plots]
+    close(arguments, f"calibrated {run.name}", {"run": arguments.ranking, **result}, wrote, _facts(result))
 
 
 def _fuse_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +128,6 @@ def _fuse_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _fuse(arguments: argparse.Namespace) -> None:
-    from isthmus.report import summary
     from isthmus.tables import read_qrels, write_run
 
     _needs(
@@ -166,13 +159,11 @@ def _fuse(arguments: argparse.Namespace) -> None:
     result = _result(arguments, fused.name, selected, threshold)
     result["calibration"] = _quality(arguments, qrels, fused)
     result["trials"] = [trial.record() for trial in getattr(model, "trials_", [])]
-    if arguments.json:
-        explanations = [each.to_dict() for each in reasons]
-        print_json({"runs": arguments.runs, **result, "explanations": explanations})
-    elif reasons:
+    if reasons and not arguments.json:
         print("\n\n".join(map(str, reasons)))
-    wrote = (arguments.out, arguments.confidence_out, arguments.save, arguments.per_query)
-    summary(f"fused {len(runs)} runs", _facts(result), wrote=[*filter(None, wrote), *plots])
+    record = {"runs": arguments.runs, **result, "explanations": [each.to_dict() for each in reasons]}
+    wrote = [arguments.out, arguments.confidence_out, arguments.save, arguments.per_query, *plots]
+    close(arguments, f"fused {len(runs)} runs", record, wrote, _facts(result))
 
 
 def _fused(arguments: argparse.Namespace, runs: list[Run], qrels: Qrels | None) -> tuple[Fuser | None, Run]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -19,7 +18,6 @@ from isthmus.tables import Bundle
 KINDS: dict[str, type[Fuser]] = {kind.method: kind for kind in (Stacked, LogOdds, Weighted, Formula)}
 
 
-@dataclass(frozen=True)
 class SavedFuser(Bundle):
     """A fuser's file."""
 

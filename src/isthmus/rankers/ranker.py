@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from os import PathLike
 from typing import ClassVar, Self
 
@@ -20,7 +19,6 @@ WATCHED = "nDCG@10(empty=skip, ties=random)"
 """What early stopping looks at."""
 
 
-@dataclass(frozen=True)
 class Saved(Bundle):
     """What a ranker's file holds, a JSON header with arrays or a tree library's own text; the header says its
     kind."""

@@ -67,7 +67,6 @@ class Hashing(Protocol):
     def of_vocabulary(self, words: Ids) -> Any: ...
 
 
-@dataclass(frozen=True)
 class StatisticsFile(Bundle):
     """Statistics on disk or on the wire."""
 

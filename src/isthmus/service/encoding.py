@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from os import PathLike
 
 import numpy as np
@@ -20,7 +19,6 @@ FITTED_ON = 20_000
 """Texts that a built-in encoder is fitted on at most: more of them cost time and change little."""
 
 
-@dataclass(frozen=True)
 class SavedLsa(Bundle):
     """A fitted encoder's file."""
 

@@ -58,7 +58,6 @@ FEW = 1_000
 """Where more versions of documents are dead than this and than live, the index is written anew."""
 
 
-@dataclass(frozen=True)
 class SegmentManifest(Bundle):
     """What the release before this one wrote: its segments are built anew, its encoder stays."""
 

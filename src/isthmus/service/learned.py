@@ -62,7 +62,6 @@ class Look:
         return np.asarray(self.start + self.parts(table).sum(axis=1))
 
 
-@dataclass(frozen=True)
 class SavedLearned(Bundle):
     """A learned ranker on disk or on the wire."""
 

@@ -41,7 +41,6 @@ NOBODY = -1
 MOST_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
 class Message(Bundle):
     """A question or an answer on the wire."""
 

@@ -43,7 +43,6 @@ MOST_BYTES = MOST_WORDS * (16 + 4 * DIMENSIONS) + (1 << 16)
 Names = NDArray[np.uint64]
 
 
-@dataclass(frozen=True)
 class SavedSpace(Bundle):
     """Directions on disk or on the wire."""
 
