@@ -5,6 +5,7 @@ The oracle is `ExactReader`, which counts everything in memory, and a central BM
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,8 +14,11 @@ import time
 
 import numpy as np
 import pytest
+import tantivy
 
-from isthmus.engines import BY_FIELD, STOP, Change, EmbeddedEngine, ExactReader
+from isthmus.engines import BY_FIELD, STOP, Change, EmbeddedEngine, ExactReader, embedded, growing
+from isthmus.engines.embedded import Generation
+from isthmus.engines.vector_folders import VectorFolders
 from isthmus.retrieval import BM25, FIELD_TABLES, TEXT, summed
 from isthmus.service.candidates import Snapshot
 from isthmus.service.encoding import NoQueries
@@ -130,6 +134,109 @@ def test_totals_that_were_saved_long_ago_are_brought_up_to_date(tmp_path, monkey
     again.close()
 
 
+class DiskFull(OSError):
+    pass
+
+
+def failing(monkeypatch, where, after):
+    """Let the disk be full at one place, after so many writes there."""
+    left = [after]
+
+    def full(write):
+        def maybe(*arguments, **options):
+            left[0] -= 1
+            if left[0] < 0:
+                raise DiskFull(errno.ENOSPC, "no space left")
+            return write(*arguments, **options)
+
+        return maybe
+
+    owner, name = {
+        "rows": (growing.os, "pwrite"),
+        "tantivy": (Generation, "_index"),
+        "manifest": (embedded, "replacing"),
+        "vectors": (VectorFolders, "remove"),
+    }[where]
+    monkeypatch.setattr(owner, name, full(getattr(owner, name)))
+
+
+@pytest.mark.parametrize(
+    ("where", "after"),
+    [*(("rows", at) for at in range(6)), ("tantivy", 0), ("manifest", 0), ("vectors", 0)],
+)
+def test_a_write_that_fails_changes_nothing_and_is_made_good(tmp_path, monkeypatch, where, after):
+    first = list(texts(60))
+    later = [*changed(first), Change("new", 900, False, "", "zanzibar pears")]
+    engine = EmbeddedEngine(tmp_path / "engine")
+    engine.apply(first)
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            failing(patch, where, after)
+            with pytest.raises(DiskFull):
+                engine.apply(later)
+        same(engine.reader, ExactReader(first))
+    engine.apply(later)
+    same(engine.reader, ExactReader([*first, *later]))
+    engine.close()
+    again = EmbeddedEngine(tmp_path / "engine")
+    same(again.reader, ExactReader([*first, *later]))
+    again.close()
+
+
+def test_a_write_that_was_cut_short_is_written_again(tmp_path, monkeypatch):
+    whole = growing.os.pwrite
+    monkeypatch.setattr(growing.os, "pwrite", lambda to, content, at: whole(to, content[:7], at))
+    engine, first = EmbeddedEngine(tmp_path / "engine"), list(texts(20))
+    engine.apply(first)
+    same(engine.reader, ExactReader(first))
+    engine.close()
+
+
+def test_after_a_failure_that_nobody_made_good_the_index_opens_as_it_was(tmp_path, monkeypatch):
+    first = list(texts(60))
+    engine = EmbeddedEngine(tmp_path / "engine")
+    engine.apply(first)
+    failing(monkeypatch, "manifest", 0)
+    with pytest.raises(DiskFull):
+        engine.apply(list(changed(first)))
+    engine.close()
+    monkeypatch.undo()
+    again = EmbeddedEngine(tmp_path / "engine")
+    assert again.reader.ids(again.reader.handles()) == [each.id for each in first]
+    again.apply(list(changed(first)))
+    same(again.reader, ExactReader([*first, *changed(first)]))
+    again.close()
+
+
+def test_a_document_that_is_gone_has_no_id_and_no_counts(engine):
+    engine.apply([*texts(5), Change("d0002", 6, True, "", "")])
+    for read in (engine.reader.ids, engine.reader.terms, lambda rows: engine.reader.counts(rows, ["pear"])):
+        with pytest.raises(ValueError, match="is not here"):
+            read(np.array([1, 3]))
+
+
+@pytest.mark.parametrize("fails", ["rows", "tantivy"])
+def test_an_index_that_cannot_be_read_now_is_left_as_it_is(tmp_path, monkeypatch, caplog, fails):
+    engine = EmbeddedEngine(tmp_path / "engine")
+    engine.apply(list(texts(20)))
+    engine.close()
+
+    def refuse(*_, **__):
+        if fails == "rows":
+            raise PermissionError(errno.EACCES, "Permission denied", "documents")
+        raise ValueError('IoError { io_error: Os { code: 24, kind: Uncategorized, message: "Too many" } }')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((growing, "open") if fails == "rows" else (tantivy, "Index")), refuse, raising=False)
+        with pytest.raises(OSError, match="is left as it is") as error:
+            EmbeddedEngine(tmp_path / "engine")
+    assert error.value.errno == (errno.EACCES if fails == "rows" else errno.EMFILE)
+    assert not caplog.records
+    again = EmbeddedEngine(tmp_path / "engine")
+    assert len(again.reader) == 20
+    again.close()
+
+
 def test_vectors_come_go_and_change_encoder(engine):
     first = list(texts(30))
     engine.apply(first)
@@ -216,38 +323,46 @@ indexing.BATCH = 7
 folder, first = Path(sys.argv[1]), int(sys.argv[2])
 store = SqliteStore(folder / "documents.db")
 index = indexing.Index(folder / "index", store, encoder=EncoderSettings("lsa", dimensions=4))
+print("open", len(index.snapshot), index.snapshot.change, flush=True)
 index.catch_up()
-print("open", len(index.snapshot), flush=True)
+print("ready", flush=True)
 for at in range(first, first + 100_000):
     store.put([Draft(f"d{at % 50}", "", f"number{at} red apples {at % 7} green pears")])
     index.update()
-    print(at, flush=True)
+    print(at, index.snapshot.change, flush=True)
 """
 
 
 def kill_while_indexing(folder, times, seed):
     """Kill a writer at random moments; whatever it acknowledged is there when the next one opens."""
-    rng, at = np.random.default_rng(seed), 0
+    rng, at, change = np.random.default_rng(seed), 0, 0
     latest = {}
     for _ in range(times):
         writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(folder), str(at)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WRITER, str(folder), str(at)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        opened = writer.stdout.readline()
-        assert opened.startswith("open"), "it opens"
-        assert int(opened.split()[1]) >= len(latest)
+        word, documents, opened = writer.stdout.readline().split()
+        assert word == "open"
+        assert int(documents) >= len(latest)
+        assert int(opened) >= change, "what was acknowledged is there before anything is brought in"
+        assert writer.stdout.readline() == "ready\n"
         time.sleep(float(rng.uniform(0.01, 1.0)))
         os.kill(writer.pid, signal.SIGKILL)
-        rest = writer.stdout.read().split("\n")[:-1]
-        writer.wait()
-        for number in map(int, rest):
+        rest, warnings = writer.communicate()
+        assert "built again" not in warnings
+        for line in rest.split("\n")[:-1]:
+            number, change = map(int, line.split())
             latest[f"d{number % 50}"] = number
             at = number + 1
     store = SqliteStore(folder / "documents.db")
     index = Index(folder / "index", store, encoder=EncoderSettings("lsa", dimensions=4))
+    assert index.snapshot.change >= change
     for id, number in latest.items():  # before anything is brought in
         if store.get([id])[id].body.startswith(f"number{number} "):
-            assert index.snapshot.find(f"number{number}", 3).documents[:1] or index.behind
+            assert index.snapshot.find(f"number{number}", 3).documents[:1] == (id,)
     index.catch_up()
     changes = list(store.living())
     same_words = [each.body.split()[0] for each in changes]

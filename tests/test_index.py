@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from dataclasses import replace
 
@@ -340,21 +341,69 @@ def test_an_index_of_mostly_dead_versions_is_written_anew(tmp_path, monkeypatch)
     assert listed(index.snapshot.find("round2 pears", 9), "bm25") == central(changed, "round2 pears", 9)
 
 
+def test_after_most_documents_went_the_index_is_written_anew_once(tmp_path, caplog):
+    caplog.set_level("INFO", "isthmus")
+    drafts = [Draft(f"d{at:04d}", "", f"pears number{at}") for at in range(3000)]
+    index = made(tmp_path / "n", drafts, encoder=EncoderSettings("none"))
+    index.store.remove([draft.id for draft in drafts[1000:]])
+    for _ in range(10):
+        if not index.update():
+            break
+    assert index.behind == 0
+    assert [record.message for record in caplog.records if "written anew" in record.message][1:] == []
+    index.close()
+    again = Index(tmp_path / "n" / "index", index.store, encoder=EncoderSettings("none"))
+    assert (again.behind, again.update(), again.engine.wasted) == (0, 0, 0)
+    assert listed(again.snapshot.find("pears", 9), "bm25") == central(drafts[:1000], "pears", 9)
+    index.store.put(drafts[:1])
+    index.store.remove([drafts[1].id])
+    again.catch_up()
+    assert (again.behind, len(again.snapshot)) == (0, 999)
+
+
+TANTIVY = ["meta.json", "*.term", "*.idx", "*.fast", "*.fieldnorm"]
+
+
 @pytest.mark.parametrize(
     "damage",
-    ["manifest.json", "documents", "terms", "words", "spelling", "totals", "state", "encoder", "fitted"],
+    [
+        *("manifest.json", "documents", "terms", "words", "spelling", "totals", "state", "encoder", "fitted"),
+        *TANTIVY,
+    ],
 )
 def test_a_damaged_index_is_built_again(tmp_path, damage):
     index = made(tmp_path / "n", world(30))
     before = [listed(index.snapshot.find("pears", 10), name) for name in ("bm25", "dense")]
     index.close()
-    (path,) = (tmp_path / "n" / "index").rglob(damage)
+    path = next((tmp_path / "n" / "index").rglob(damage))
     path.write_bytes(path.read_bytes()[:-40])
     again = Index(tmp_path / "n" / "index", index.store)
     again.catch_up()
     after = [listed(again.snapshot.find("pears", 10), name) for name in ("bm25", "dense")]
     assert after[0] == before[0]
     assert {name for _, name in after[1]} == {name for _, name in before[1]}
+
+
+def emptied(folder):
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def without_segments(folder):
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "segments": []}))
+
+
+@pytest.mark.parametrize("damage", [emptied, without_segments])
+def test_documents_that_only_the_rows_know_are_indexed_again(tmp_path, damage, caplog):
+    index = made(tmp_path / "n", world(30), encoder=EncoderSettings("none"))
+    index.close()
+    (folder,) = (tmp_path / "n" / "index").glob("generation-*/tantivy")
+    damage(folder)
+    again = Index(tmp_path / "n" / "index", index.store, encoder=EncoderSettings("none"))
+    assert "lacks documents that it had" in caplog.text
+    again.catch_up()
+    assert listed(again.snapshot.find("pears", 9), "bm25") == central(world(30), "pears", 9)
 
 
 def test_a_warm_start_reads_no_document(tmp_path):

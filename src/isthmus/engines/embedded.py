@@ -6,8 +6,9 @@
 
 Rows are forced to disk, then tantivy commits, then the manifest is replaced. A process killed at any point
 finds the manifest of an earlier batch: rows beyond it are cut off, documents of tantivy that have no row are
-ignored, and the store is asked for the same changes again. A document is known by the number of the change
-that wrote it.
+ignored, and the store is asked for the same changes again. A write that fails is the same to the engine: it
+opens what the manifest names before it writes again. A document is known by the number of the change that
+wrote it.
 
 tantivy scores with its own constants, with rounded lengths and with the document frequencies it has; term
 boosts bring in the weights that are asked for. What it returns is a superset, which exact scores then order.
@@ -16,7 +17,9 @@ boosts bring in the weights that are asked for. What it returns is a superset, w
 from __future__ import annotations
 
 import json
+import logging
 import math
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,12 +41,16 @@ from isthmus.errors import DataError
 from isthmus.files import replacing
 from isthmus.languages import analysis_name
 
-FORMAT = 1
+_log = logging.getLogger("isthmus.engines")
+
+FORMAT = 2
 HEAP = 64_000_000
 """Bytes that tantivy collects before it writes a segment."""
 OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 2, 100, 1 << 14
 """Candidates fetched for each that is wanted, at least and at most: more where all have the same score."""
 MANIFEST = "manifest.json"
+CURE = "the index is left as it is; see to the file system, its permissions and the limit of open files"
+_SYSTEM_ERROR = re.compile(r"Os \{ code: (\d+)")
 EVERY = "1"
 """A term of every document: its document frequency counts what tantivy's other ones count."""
 
@@ -56,14 +63,11 @@ class EmbeddedReader:
     searcher: Any
     schema: Any
     dense: VectorReader | None
+    change: int
+    """The last change, also where nothing is left of it."""
 
     def __len__(self) -> int:
         return self.view.living
-
-    @property
-    def change(self) -> int:
-        """The last change; removed documents have rows too."""
-        return int(self.view.changes[-1]) if len(self.view.changes) else 0
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -157,19 +161,31 @@ class EmbeddedReader:
 class Generation:
     """tantivy's index and the rows of the same documents, in a folder of their own."""
 
-    def __init__(self, folder: Path, key: str, sizes: Mapping[str, int]) -> None:
+    def __init__(self, folder: Path, state: Mapping[str, Any]) -> None:
         import tantivy
 
-        if not sizes:
+        if not state["sizes"]:
             shutil.rmtree(folder, ignore_errors=True)
         (folder / "tantivy").mkdir(parents=True, exist_ok=True)
-        self.rows = Rows(folder, bytes.fromhex(key), sizes)
+        self.rows = Rows(folder, bytes.fromhex(state["key"]), state["sizes"])
         self.schema = _schema()
+        self.before: int = state["change"]
+        self.commit: int = state["commit"]
         self._tantivy = tantivy.Index(self.schema, path=str(folder / "tantivy"))
         self._tantivy.config_reader("manual")
         self._writer: Any = None
+        documents = self._tantivy.searcher().num_docs
         # documents of a batch that was never acknowledged are replaced when it comes again
-        self._clean = self._tantivy.searcher().num_docs == self.rows.view.living
+        self._clean = documents == self.rows.view.living
+        last = json.loads((folder / "tantivy" / "meta.json").read_text(encoding="utf-8"))["opstamp"]
+        if last < self.commit or (last == self.commit and documents < self.rows.view.living):
+            raise DataError("lacks documents that it had", file=folder / "tantivy")
+
+    @property
+    def change(self) -> int:
+        """The last change; removed documents have rows too, but for those that were gone before it began."""
+        changes = self.rows.view.changes
+        return max(self.before, int(changes[-1]) if len(changes) else 0)
 
     def append(self, changes: Sequence[Change]) -> IntArray:
         """Bring in changes, on disk; the handles of documents that are gone or have changed."""
@@ -197,19 +213,23 @@ class Generation:
                 if stops:
                     document.add_text("stops", stops)
                 self._writer.add_document(document)
-        self._writer.commit()
+        self.commit = self._writer.commit()
 
     def reader(self, dense: VectorReader | None) -> EmbeddedReader:
         """All that was committed."""
         self._tantivy.reload()
-        return EmbeddedReader(self.rows.view, self._tantivy.searcher(), self.schema, dense)
+        return EmbeddedReader(self.rows.view, self._tantivy.searcher(), self.schema, dense, self.change)
+
+    def abandon(self) -> None:
+        """Close the files after a write that failed, without waiting for merges; readers stay usable."""
+        self._writer = None
+        self.rows.close()
 
     def close(self) -> None:
         """End merges and close the files; readers stay usable."""
         if self._writer is not None:
             self._writer.wait_merging_threads()
-            self._writer = None
-        self.rows.close()
+        self.abandon()
 
 
 class EmbeddedEngine:
@@ -219,11 +239,25 @@ class EmbeddedEngine:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._vectors = VectorFolders(folder)
+        self._reader: EmbeddedReader
+        self._failed = False
+        self._open_or_begin()
+        self._forget_others()
+
+    def _open_or_begin(self) -> None:
+        """Open what the manifest names, or begin anew where it is damaged: all of it is in the store too.
+
+        Raises an OSError where files cannot be read for a reason that is not damage.
+        """
         try:
             self._open(self._manifest())
-        except (DataError, ValueError, KeyError, TypeError, OSError):  # all of it is in the store too
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+            if (number := _SYSTEM_ERROR.search(str(error))) is not None:  # tantivy's errors are ValueErrors
+                raise OSError(int(number[1]), f"{error} ({CURE})", str(self.folder)) from error
+            _log.warning("index %s is built again from the store: %s", self.folder, error)
             self._open(_fresh(1))
-        self._forget_others()
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror} ({CURE})", error.filename) from error
 
     def _manifest(self) -> dict[str, Any]:
         path = self.folder / MANIFEST
@@ -237,7 +271,7 @@ class EmbeddedEngine:
     def _open(self, state: dict[str, Any]) -> None:
         """What a manifest names; raises whatever a damaged one raises."""
         folder = self._generation_folder(state["generation"])
-        self._state, self._generation = state, Generation(folder, state["key"], state["sizes"])
+        self._state, self._generation = state, Generation(folder, state)
         self._show()
 
     def _generation_folder(self, number: int) -> Path:
@@ -260,20 +294,35 @@ class EmbeddedEngine:
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Bring in changes, in ascending order; found and on disk when this returns."""
+        if self._failed:
+            self._open_again()
         new = [each for each in changes if each.change > self._reader.change]
         if new:
-            gone = self._generation.append(new)
-            if len(gone):
-                self._vectors.remove(gone)
-            self._commit()
+            try:
+                gone = self._generation.append(new)
+                if len(gone):
+                    self._vectors.remove(gone)
+                self._commit(self._generation, self._state)
+            except BaseException:
+                self._failed = True
+                self._generation.abandon()
+                raise
 
-    def _commit(self) -> None:
+    def _open_again(self) -> None:
+        """Open what the manifest names after a write that failed."""
+        before = self._reader
+        self._open(self._manifest())
+        if self._reader.change == before.change:  # tantivy may already lack what the batch replaces
+            self._reader = before
+        self._failed = False
+
+    def _commit(self, generation: Generation, state: Mapping[str, Any]) -> None:
         """Let the manifest name what is on disk, then show it to readers."""
-        rows = self._generation.rows
-        self._state = {**self._state, "sizes": rows.sizes}
+        now = {**state, "sizes": generation.rows.sizes, "commit": generation.commit}
         with replacing(self.folder / MANIFEST) as stream:
-            stream.write(json.dumps(self._state).encode())
-        rows.save_totals()
+            stream.write(json.dumps(now).encode())
+        self._state, self._generation = now, generation
+        generation.rows.save_totals()
         self._show()
 
     def _show(self) -> None:
@@ -336,15 +385,16 @@ class EmbeddedEngine:
     def rebuild(self, batches: Iterable[Sequence[Change]]) -> None:
         """Write all documents anew, so that nothing remains of those that are gone."""
         old, number = self._generation, self._state["generation"] + 1
-        state = _fresh(number)
-        fresh = Generation(self._generation_folder(number), state["key"], {})
+        state = _fresh(number, self._reader.change)
+        fresh = Generation(self._generation_folder(number), state)
         for batch in batches:
             fresh.append(batch)
         fresh.rows.save_totals(always=True)
-        self._state, self._generation = state, fresh
         self._vectors.compact()
-        self._commit()
-        old.close()
+        self._commit(fresh, state)
+        if not self._failed:
+            old.close()
+        self._failed = False
         self._forget_others()
 
     def _forget_others(self) -> None:
@@ -356,19 +406,25 @@ class EmbeddedEngine:
 
     def close(self) -> None:
         """Save what speeds up the next start; end what runs."""
-        self._generation.rows.save_totals(always=True)
-        self._generation.close()
+        if not self._failed:
+            self._generation.rows.save_totals(always=True)
+            self._generation.close()
         self._vectors.close()
 
 
-def _fresh(generation: int) -> dict[str, Any]:
-    """The manifest of nothing; the key is nobody's business, so that names cannot be made to collide."""
+def _fresh(generation: int, change: int = 0) -> dict[str, Any]:
+    """The manifest of nothing, where all that is to be said of changes up to `change` comes at once.
+
+    The key is nobody's business, so that names cannot be made to collide. `commit` is tantivy's number of it.
+    """
     key = secrets.token_hex(16)
     return {
         "format": FORMAT,
         "analysis": analysis_name(),
         "generation": generation,
         "key": key,
+        "change": change,
+        "commit": 0,
         "sizes": {},
     }
 

@@ -24,14 +24,15 @@ class GrowingFile:
             self._stream.close()
             raise DataError("is shorter than it was", file=path)
         self._stream.truncate(size)
-        self._stream.seek(size)
         self.records = self._mapped()
 
     def append(self, records: NDArray[Any]) -> None:
         """Write records behind the others; they are on disk after `sync`, and mapped."""
         content = np.ascontiguousarray(records, dtype=self.dtype).view(np.uint8).data
+        place = self.count * self.dtype.itemsize  # whatever a write that failed has left
         while content:
-            content = content[self._stream.write(content) or 0 :]
+            written = os.pwrite(self._stream.fileno(), content, place)
+            content, place = content[written:], place + written
         self.count += len(records)
 
     def sync(self) -> None:

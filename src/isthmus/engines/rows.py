@@ -76,6 +76,8 @@ class RowsView:
         return np.where((self.changes[at] == changes) & self.alive[at], at, -1)
 
     def _starts(self, column: str, rows: IntArray) -> IntArray:
+        if (rows < 0).any():
+            raise ValueError("a document is not here, or has changed since")
         ends = self.documents[column]
         return np.where(rows > 0, ends[rows - 1], 0)
 

@@ -107,13 +107,13 @@ class Vocabulary:
         stops: NDArray[np.bool_] = self.spelling.records[starts] == ord(STOP)
         return stops
 
-    def _starts(self, first: int) -> IntArray:
+    def _starts(self, first: int, last: int | None = None) -> IntArray:
         ends = self.records.records["end"]
-        return np.concatenate((ends[first - 1 : first] if first else [0], ends[first:])).astype(np.int64)
+        return np.concatenate((ends[first - 1 : first] if first else [0], ends[first:last])).astype(np.int64)
 
     def words(self, first: int, last: int) -> pa.LargeStringArray:
         """The words of a range of codes, as they are marked."""
-        starts = self._starts(first)[: max(last - first, 0) + 1]
+        starts = self._starts(first, max(first, last))  # beyond may be words of a batch that failed
         octets = np.ascontiguousarray(self.spelling.records[starts[0] : starts[-1]])
         buffers = pa.py_buffer(np.ascontiguousarray(starts - starts[0])), pa.py_buffer(octets)
         return pa.LargeStringArray.from_buffers(len(starts) - 1, *buffers)

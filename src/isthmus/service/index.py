@@ -12,6 +12,7 @@ where it is lost or damaged.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,8 @@ from isthmus.service.encoding import (
 from isthmus.service.space import Space, SpaceQueries
 from isthmus.service.stores import READ, DocumentStore
 from isthmus.tables import Bundle
+
+_log = logging.getLogger("isthmus.service")
 
 BATCH, BATCH_CHARACTERS = 20_000, 1 << 25
 """Changes that are brought in at once, and characters of their texts, at most."""
@@ -202,7 +205,7 @@ class Index:
             else:
                 self._forget_segments()
             if self.engine.wasted > max(FEW, len(self.snapshot)):
-                self._rebuild()
+                self._rebuild("most of it is of documents that are gone")
             return len(changes)
 
     def _next(self) -> list[Change]:
@@ -323,10 +326,12 @@ class Index:
 
     def _waiting(self, encoder: AnyQueries) -> list[_Waiting]:
         """Passages without a vector of a few documents, short ones first."""
-        first = self.engine.unencoded(DOCUMENTS)
-        known = {handle: set[Span]() for handle in first.tolist()} or self.engine.unfinished()
+        with self._writing:  # so that none goes before it is looked up
+            first = self.engine.unencoded(DOCUMENTS)
+            known = {handle: set[Span]() for handle in first.tolist()} or self.engine.unfinished()
+            texts_of = self._texts(np.array(list(known), dtype=np.int64))
         waiting = []
-        for each in self._texts(np.array(list(known), dtype=np.int64)):
+        for each in texts_of:
             spans = encoder.split(each.title, each.body)
             chosen = spans[:1] if len(first) else [span for span in spans if span not in known[each.change]]
             texts = encoder.passages(each.title, each.body, chosen)
@@ -363,9 +368,10 @@ class Index:
         """Let nothing remain of documents that are gone."""
         with self._writing:
             if self.engine.wasted:
-                self._rebuild()
+                self._rebuild("nothing is to remain of documents that are gone")
 
-    def _rebuild(self) -> None:
+    def _rebuild(self, reason: str) -> None:
+        _log.info("index %s is written anew: %s", self.folder, reason)
         self.engine.rebuild(self._all_changes())
         self._show()
 
