@@ -362,7 +362,7 @@ def kill_while_indexing(folder, times, seed):
     assert index.snapshot.change >= change
     for id, number in latest.items():  # before anything is brought in
         if store.get([id])[id].body.startswith(f"number{number} "):
-            assert index.snapshot.find(f"number{number}", 3).documents[:1] == (id,)
+            assert id in index.snapshot.find(f"number{number}", 3).documents
     index.catch_up()
     changes = list(store.living())
     same_words = [each.body.split()[0] for each in changes]
