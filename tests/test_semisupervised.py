@@ -331,7 +331,7 @@ def test_serial_updates_go_round() -> None:
 
 def test_a_strategy_with_a_probe_takes_the_place_of_the_mean() -> None:
     silos = [silo(seed) for seed in range(4)]
-    risky = StrategyOptions("fedrisk", risk=FedRisk())
+    risky = StrategyOptions("fedrisk", risk=FedRisk(formula="georisk"))
     config = replace(QUICK, strategy=risky, labelling=Labelling("hard"))
     found = cotrain(silos, config, grades=2, held_out=HeldOut(probe=rows(77, 25)))
     assert found.history[-1].risks
