@@ -436,6 +436,16 @@ def test_the_contest_of_a_fold_does_not_see_it() -> None:
     assert np.array_equal(contest.held_out()[rows], contest.probabilities[winner][rows])
 
 
+def test_a_fold_s_probabilities_are_those_of_the_winner_on_the_others() -> None:
+    fold_of = np.arange(50) % 5
+    losses = np.stack((np.where(fold_of == 2, 200.0, 1.0), np.full(50, 2.0)))
+    probabilities = np.stack((np.full(50, 0.1), np.full(50, 0.9)))
+    contest = Contest(("platt", "list-logistic"), probabilities, losses, fold_of, np.arange(50))
+    assert contest.winner() == "list-logistic"
+    assert contest.winner(2) == "platt"
+    assert contest.held_out() == pytest.approx(np.where(fold_of == 2, 0.1, 0.9))
+
+
 def test_list_logistic_is_left_only_for_what_is_clearly_better() -> None:
     rng = np.random.default_rng(0)
     names = ("platt", "list-logistic", "beta")

@@ -358,6 +358,23 @@ def test_weights_are_drawn_to_equal_ones() -> None:
     assert misleading.min() == 0
 
 
+def test_weights_are_learned_from_the_top_of_lists() -> None:
+    """What no run ranks among its first twenty does not count, however many such documents there are."""
+    runs, qrels = world(40, depth=60)
+    union = Union.of(runs)
+    pairs = zip(union.query_of_row.tolist(), union.documents.tolist(), union.best_ranks.tolist(), strict=True)
+    low = {(union.queries[at], name) for at, name, rank in pairs if rank > 20}
+    assert len(low) > 1_000
+    other = {
+        query: {name: 1 - grade if (query, name) in low else grade for name, grade in judged.items()}
+        for query, judged in qrels.to_dict().items()
+    }
+    weights = [
+        Weighted(tune="likelihood").fit(runs, each).weights_ for each in (qrels, Qrels.from_dict(other))
+    ]
+    assert weights[0] == pytest.approx(weights[1])
+
+
 def test_what_auto_chose_is_saved_with_how_all_did(tmp_path: Path) -> None:
     runs, qrels = world(40)
     model = Auto()
