@@ -48,6 +48,8 @@ HEAP = 64_000_000
 """Bytes that tantivy collects before it writes a segment."""
 OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 2, 100, 1 << 14
 """Candidates fetched for each that is wanted, at least and at most: more where all have the same score."""
+MOST_COUNTED = 1 << 20
+"""Candidates times terms of a query, at most, where more are fetched: each is counted."""
 MANIFEST = "manifest.json"
 CURE = "the index is left as it is; see to the file system, its permissions and the limit of open files"
 _SYSTEM_ERROR = re.compile(r"Os \{ code: (\d+)")
@@ -88,11 +90,12 @@ class EmbeddedReader:
         if query is None or depth < 1:
             return np.empty(0, dtype=np.int64)
         limit = max(OVERFETCH * depth, LEAST_FETCHED)
+        most = min(MOST_FETCHED, MOST_COUNTED // len(weights))
         while True:
             hits = self.searcher.search(query, limit, count=False).hits
-            if len(hits) < limit or limit >= MOST_FETCHED or hits[-1][0] < hits[depth - 1][0]:
+            if len(hits) < limit or limit >= most or hits[-1][0] < hits[depth - 1][0]:
                 break
-            limit = min(4 * limit, MOST_FETCHED)
+            limit = min(4 * limit, most)
         values = self.searcher.fast_field_values("change", [address for _, address in hits])
         changes = np.unique(np.array(values, dtype=np.int64))
         return changes[self.view.rows(changes) >= 0]
@@ -251,13 +254,15 @@ class EmbeddedEngine:
         """
         try:
             self._open(self._manifest())
-        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+        except BaseException as error:  # what panics in tantivy is no Exception
+            if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+                raise
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise OSError(error.errno, f"{error.strerror} ({CURE})", error.filename) from error
             if (number := _SYSTEM_ERROR.search(str(error))) is not None:  # tantivy's errors are ValueErrors
                 raise OSError(int(number[1]), f"{error} ({CURE})", str(self.folder)) from error
             _log.warning("index %s is built again from the store: %s", self.folder, error)
             self._open(_fresh(1))
-        except OSError as error:
-            raise OSError(error.errno, f"{error.strerror} ({CURE})", error.filename) from error
 
     def _manifest(self) -> dict[str, Any]:
         path = self.folder / MANIFEST

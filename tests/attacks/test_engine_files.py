@@ -1,0 +1,126 @@
+"""Full disks and lost files under a node's index: nothing is counted wrongly, nothing stays missing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from isthmus.engines import BY_FIELD, Change, EmbeddedEngine, ExactReader
+from isthmus.engines import embedded as embedded_module
+from isthmus.engines.embedded import Generation
+from isthmus.engines.growing import GrowingFile
+
+WORDS = ("moon", "tide", "first", "second", "third", "letter")
+
+
+def documents(first, last):
+    ordinals = ("first", "second", "third")
+    return [
+        Change(f"d{at}", at, False, f"letter {at}", f"moon and tide {ordinals[at % 3]} n{at}")
+        for at in range(first, last)
+    ]
+
+
+def same(engine, changes):
+    """The engine counts and finds what one that was given these changes at once does."""
+    reader, exact = engine.reader, ExactReader(changes)
+    handles = exact.handles()
+    np.testing.assert_array_equal(reader.handles(), handles)
+    np.testing.assert_array_equal(reader.counts(handles, WORDS).body, exact.counts(handles, WORDS).body)
+    (terms, tables), (expected, counts) = reader.statistics(BY_FIELD), exact.statistics(BY_FIELD)
+    assert terms.tolist() == expected.tolist()
+    for name in BY_FIELD:
+        np.testing.assert_array_equal(tables[name], counts[name])
+    np.testing.assert_array_equal(reader.matching({"moon": 1.0}, 100), handles)
+
+
+def full(*_arguments, **_options):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def full_at(write):
+    """A disk that is full in the middle of the n-th write to the rows, and never after."""
+    written, append = 0, GrowingFile.append
+
+    def half_written(self, records):
+        nonlocal written
+        written += 1
+        if written != write:
+            return append(self, records)
+        content = np.ascontiguousarray(records, dtype=self.dtype).tobytes()
+        os.pwrite(self._stream.fileno(), content[: len(content) // 2], self.count * self.dtype.itemsize)
+        return full()
+
+    return half_written
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6, "tantivy", "manifest"])
+def test_a_disk_that_was_full_leaves_no_wrong_count(at, tmp_path, monkeypatch):
+    engine = EmbeddedEngine(tmp_path / "engine")
+    engine.apply(documents(1, 6))
+    more = [*documents(6, 11), Change("d2", 11, True, "", "")]
+    with monkeypatch.context() as patched:
+        if at == "tantivy":
+            patched.setattr(Generation, "_index", full)
+        elif at == "manifest":
+            patched.setattr(embedded_module, "replacing", full)
+        else:
+            patched.setattr(GrowingFile, "append", full_at(at))
+        with pytest.raises(OSError, match="No space"):
+            engine.apply(more)
+    assert len(engine.reader) == 5
+    engine.apply(more)
+    same(engine, [*documents(1, 6), *more])
+    engine.close()
+    again = EmbeddedEngine(tmp_path / "engine")
+    same(again, [*documents(1, 6), *more])
+    again.close()
+
+
+@pytest.mark.parametrize("lost", ["tantivy", "tantivy/meta.json"])
+def test_documents_are_not_counted_that_cannot_be_found(lost, tmp_path):
+    engine = EmbeddedEngine(tmp_path)
+    engine.apply(documents(1, 6))
+    engine.close()
+    path = tmp_path / "generation-000001" / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    again = EmbeddedEngine(tmp_path)
+    assert again.reader.change == 0, "so that the store is asked for all of it"
+    again.apply(documents(1, 6))
+    same(again, documents(1, 6))
+    again.close()
+
+
+def test_a_long_query_among_equal_documents_is_answered_in_little_memory(tmp_path):
+    """Of equal scores all are fetched, to be ordered by id: up to a number of documents times terms."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = [one + other + "q" for one in letters for other in letters][:400]
+    engine = EmbeddedEngine(tmp_path)
+    engine.apply([Change(f"d{at}", at, False, "", " ".join(words)) for at in range(1, 4_001)])
+    assert len(engine.reader.matching(dict.fromkeys(words[:4], 1.0), 10)) == 4_000
+    assert len(engine.reader.matching(dict.fromkeys(words, 1.0), 10)) <= 2_700
+    engine.close()
+
+
+def test_tantivys_panics_do_not_keep_a_node_from_starting(tmp_path, monkeypatch):
+    class PanicException(BaseException):
+        """As of pyo3, which is no Exception."""
+
+    engine = EmbeddedEngine(tmp_path)
+    engine.apply(documents(1, 6))
+    engine.close()
+    opened = Generation.reader
+
+    def panics(self, dense):
+        if self.rows.view.living:
+            raise PanicException("assertion failed: end <= orig_range.end")
+        return opened(self, dense)
+
+    monkeypatch.setattr(Generation, "reader", panics)
+    again = EmbeddedEngine(tmp_path)
+    assert len(again.reader) == 0
+    again.close()
