@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -25,7 +25,8 @@ from isthmus.files import private_file
 USUAL_KEY = "env:ISTHMUS_ENCODER_KEY"
 BATCH_TEXTS, BATCH_CHARACTERS = 64, 200_000
 TRIES, PAUSE, LONGEST_PAUSE = 4, 0.5, 30.0
-SECONDS = 60.0
+SECONDS, HURRIED_SECONDS = 60.0, 2.0
+"""That an answer may take; to one of a search that waits."""
 MOST_BYTES = 64 << 20
 """Of an answer."""
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
@@ -44,16 +45,22 @@ class Endpoint(Encoder):
     """An encoder at an address, `https://host/v1#model`.
 
     `key` says where the key is: `env:NAME` or `file:PATH`; empty for none. `probe` is what `probe_hash` was
-    when it was added: an endpoint that answers otherwise is refused.
+    when it was added, and `stated_width` the width of its vectors: an endpoint that answers otherwise is
+    refused.
     """
 
     url: str
     key: str = ""
     probe: str = ""
+    stated_width: int = 0
     pauses: float = PAUSE
+    tries: int = TRIES
+    seconds: float = SECONDS
     _state: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        if self.stated_width:
+            self._state["width"] = self.stated_width
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{self.url!r} is no address", key="encoder", expected="https://host/v1#model")
@@ -91,9 +98,14 @@ class Endpoint(Encoder):
 
     @cached_property
     def width(self) -> int:
-        """Numbers in a vector."""
-        self._check()
+        """Numbers in a vector; asked for only where it was not stated."""
+        if not self.stated_width:
+            self._check()
         return self._state["width"]
+
+    def hurried(self) -> Endpoint:
+        """The same endpoint, asked once and not waited for long."""
+        return replace(self, tries=1, seconds=HURRIED_SECONDS)
 
     def _check(self) -> None:
         """Before the first vectors: the endpoint is what it was when it was added."""
@@ -129,9 +141,10 @@ class Endpoint(Encoder):
             if sorted(rows) != list(range(count)) or len(data) != count:
                 raise ValueError(f"{len(data)} vectors for {count} texts")
             for row in rows.values():
-                if not row or not np.isfinite(np.array(row, dtype=np.float32)).all():
+                array = np.array(row, dtype=np.float32)
+                if array.ndim != 1 or not array.size or not np.isfinite(array).all():
                     raise ValueError("a vector that is not of finite numbers")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             problem = f"{self._address} answered no embeddings: {str(error)[:100]}"
             raise ServiceError(
                 f"{problem} (expected data[].embedding as of OpenAI's /v1/embeddings)"
@@ -143,24 +156,24 @@ class Endpoint(Encoder):
         import httpx
 
         problem = ""
-        for attempt in range(TRIES):
-            wait = self.pauses * 2**attempt
+        for attempt in range(self.tries):
+            wait, until = self.pauses * 2**attempt, time.monotonic() + self.seconds
             try:
                 with httpx.stream(
-                    "POST", self._address, content=body, headers=self._headers(), timeout=SECONDS
+                    "POST", self._address, content=body, headers=self._headers(), timeout=self.seconds
                 ) as reply:
                     if reply.status_code == 200:
-                        return _bounded(reply.iter_bytes(), self._address)
+                        return _bounded(reply.iter_bytes(), self._address, until)
                     problem = f"status {reply.status_code}"
                     if reply.status_code in (401, 403):
                         problem += f", key from {self.key or 'nowhere'}"
                     if reply.status_code not in AGAIN:
                         break
                     asked_for = reply.headers.get("retry-after", "")
-                    wait = max(wait, float(asked_for)) if asked_for.isdigit() else wait
+                    wait = max(wait, float(asked_for)) if asked_for.isdecimal() else wait
             except httpx.HTTPError as error:
                 problem = type(error).__name__  # its text may quote headers, and with them the key
-            if attempt + 1 < TRIES:
+            if attempt + 1 < self.tries:
                 time.sleep(min(wait, LONGEST_PAUSE))
         cure = "check address, model and key: isthmus encoder add URL#MODEL --key env:NAME"
         raise ServiceError(f"{self._address} encodes nothing: {problem} ({cure})")
@@ -205,10 +218,12 @@ def _batches(rows: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]
         yield batch
 
 
-def _bounded(chunks: Iterator[bytes], address: str) -> bytes:
+def _bounded(chunks: Iterator[bytes], address: str, until: float) -> bytes:
     content = bytearray()
     for chunk in chunks:
         content += chunk
+        if time.monotonic() > until:
+            raise ServiceError(f"{address} did not answer in time")
         if len(content) > MOST_BYTES:
             raise ServiceError(f"{address} answered more than {MOST_BYTES:,} bytes")
     return bytes(content)

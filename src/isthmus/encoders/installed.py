@@ -62,7 +62,7 @@ def load_encoder(name: str, *, max_tokens: int | None = None, workers: int | Non
     folder = _folder(name)
     description = read_description(folder)
     if description.kind == "endpoint":
-        return Endpoint(description.url, description.key, description.probe)
+        return Endpoint(description.url, description.key, description.probe, description.width)
     if description.kind == "cross-encoder":
         problem = f"{name} scores pairs of a query and a document"
         raise ConfigError(problem, key="encoder", value=name, expected="an encoder of texts, as bge-small is")

@@ -48,6 +48,10 @@ class Encoder(Protocol):
         """Tokens at which a document is cut, those that the encoder adds aside; None if it reads all."""
         return None
 
+    def hurried(self) -> Encoder:
+        """The same encoder for a search that waits: one that depends on others gives up early."""
+        return self
+
     def token_spans(self, text: str) -> Spans:
         """Where every token of a document begins and ends, in characters: shape (tokens, 2)."""
         words = [match.span() for match in _WORD.finditer(text)]

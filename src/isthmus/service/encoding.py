@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from os import PathLike
@@ -10,6 +12,7 @@ import numpy as np
 
 from isthmus.arrays import FloatArray, Ids
 from isthmus.encoders import Encoder, Lsa, Span, Vectors, load_encoder, passage_texts, split_passages
+from isthmus.errors import IsthmusError
 from isthmus.randomness import Streams
 from isthmus.service import settings
 from isthmus.tables import Bundle
@@ -17,6 +20,10 @@ from isthmus.text import Tokeniser
 
 FITTED_ON = 20_000
 """Texts that a built-in encoder is fitted on at most: more of them cost time and change little."""
+REST = 30.0
+"""Seconds that an encoder which failed a query is left alone."""
+
+_log = logging.getLogger("isthmus.service")
 
 
 class SavedLsa(Bundle):
@@ -61,6 +68,8 @@ class QueryEncoder:
     """
 
     pretrained = False
+    rests_until = 0.0
+    """On the monotonic clock: before then queries have no vector, because one failed."""
 
     def __init__(self, encoder: Encoder, width: int) -> None:
         self.encoder, self.width = encoder, width
@@ -111,6 +120,21 @@ def through(directions: Vectors, rarity: FloatArray, times: Sequence[int]) -> Ve
 
 class AnyQueries(QueryEncoder):
     """Any other encoder: a costly one, whose vectors come by and by, and which reads a limited length."""
+
+    def __init__(self, encoder: Encoder, width: int) -> None:
+        super().__init__(encoder, width)
+        self._waited_for = encoder.hurried()
+
+    def query(self, text: str, words: Sequence[str]) -> Vectors:
+        """The vector of a query; zeros, so that BM25 answers alone, while an endpoint fails or is slow."""
+        if time.monotonic() >= self.rests_until:
+            try:
+                vector: Vectors = self._waited_for.encode_queries([text])[0]
+                return vector
+            except IsthmusError as error:
+                self.rests_until = time.monotonic() + REST
+                _log.warning("queries are answered without vectors for %.0f s: %s", REST, error)
+        return np.zeros(self.width, dtype=np.float32)
 
     def split(self, title: str, body: str) -> list[Span]:
         """The spans of a document's passages in its body."""

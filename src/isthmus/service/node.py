@@ -400,8 +400,10 @@ class Node:
         sizes = (len(snapshot).bit_length(), encoded.bit_length(), encoded >= len(snapshot))
         state = (snapshot.encoder.fingerprint, snapshot.shared is None, *sizes)
         if state != self._measured and self.settings.statistics.form != "none":
-            self._sums = measure(self.settings.silo, snapshot, self.store)
-            self._measured = state
+            began = time.monotonic()
+            sums = measure(self.settings.silo, snapshot, self.store)
+            if snapshot.encoder.rests_until <= began:  # else some queries had no vector: measured again
+                self._sums, self._measured = sums, state
 
     def score_sums(self, peer: str) -> wire.SiloScores | None:
         """The silo's score sums, recorded before they leave; None until they are measured.
