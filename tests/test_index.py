@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -339,6 +340,32 @@ def test_an_index_of_mostly_dead_versions_is_written_anew(tmp_path, monkeypatch)
     assert index.engine.wasted <= 20
     changed = [Draft(draft.id, "round2", draft.body) for draft in world(20)]
     assert listed(index.snapshot.find("round2 pears", 9), "bm25") == central(changed, "round2 pears", 9)
+
+
+def test_words_of_a_removed_document_leave_the_disk_within_a_day(tmp_path, monkeypatch):
+    index = made(tmp_path / "n", [*world(20), Draft("x", "", "zanzibar")], encoder=EncoderSettings("none"))
+    removed = time.time()
+    index.store.remove(["x"])
+    index.catch_up()
+    index.close()
+    again = Index(tmp_path / "n" / "index", index.store, encoder=EncoderSettings("none"))
+
+    def words_there():
+        files = [path for path in (tmp_path / "n" / "index").rglob("*") if path.is_file()]
+        return any(b"zanzibar" in path.read_bytes() for path in files)
+
+    for hours, there in ((23, True), (25, False)):
+        monkeypatch.setattr(indexing.time, "time", lambda hours=hours: removed + hours * 3600)
+        reader = again.snapshot.reader
+        assert again.maintain() != there
+        assert words_there() == there
+        assert len(reader.matching({"pear": 1.0}, 9)), "a search that began ends"
+    assert again.engine.wasted == again.behind == 0
+    assert listed(again.snapshot.find("pears", 9), "bm25") == central(world(20), "pears", 9)
+    number = again.engine._state["generation"]
+    monkeypatch.setattr(indexing.time, "time", lambda: removed + 90 * 3600)
+    assert not again.maintain()
+    assert again.engine._state["generation"] == number, "nothing is gone: nothing is done"
 
 
 def test_after_most_documents_went_the_index_is_written_anew_once(tmp_path, caplog):

@@ -22,6 +22,7 @@ import math
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -43,7 +44,7 @@ from isthmus.languages import analysis_name
 
 _log = logging.getLogger("isthmus.engines")
 
-FORMAT = 2
+FORMAT = 3
 HEAP = 64_000_000
 """Bytes that tantivy collects before it writes a segment."""
 OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 2, 100, 1 << 14
@@ -293,6 +294,11 @@ class EmbeddedEngine:
         return len(self._reader.view.changes) - len(self._reader)
 
     @property
+    def wasted_since(self) -> float:
+        """The Unix time of the first change that left one of those."""
+        return float(self._state["wasted_since"])
+
+    @property
     def encoder(self) -> str:
         """The encoder that the vectors are of; "" without vectors."""
         return self._vectors.encoder
@@ -323,7 +329,10 @@ class EmbeddedEngine:
 
     def _commit(self, generation: Generation, state: Mapping[str, Any]) -> None:
         """Let the manifest name what is on disk, then show it to readers."""
+        view = generation.rows.view
         now = {**state, "sizes": generation.rows.sizes, "commit": generation.commit}
+        if len(view.changes) > view.living:
+            now["wasted_since"] = state["wasted_since"] or time.time()
         with replacing(self.folder / MANIFEST) as stream:
             stream.write(json.dumps(now).encode())
         self._state, self._generation = now, generation
@@ -430,6 +439,7 @@ def _fresh(generation: int, change: int = 0) -> dict[str, Any]:
         "key": key,
         "change": change,
         "commit": 0,
+        "wasted_since": 0.0,
         "sizes": {},
     }
 
@@ -441,6 +451,6 @@ def _schema() -> Any:
     builder.add_text_field("id", tokenizer_name="raw", index_option="basic")
     builder.add_unsigned_field("change", fast=True)
     builder.add_text_field("every", tokenizer_name="raw", index_option="basic")
-    builder.add_text_field("terms", tokenizer_name="whitespace", index_option="position")
+    builder.add_text_field("terms", tokenizer_name="whitespace", index_option="freq")
     builder.add_text_field("stops", tokenizer_name="whitespace", index_option="freq")
     return builder.build()

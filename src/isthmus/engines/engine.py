@@ -4,6 +4,10 @@ A node writes changes to an `Engine` and searches an `EngineReader` of it: candi
 counts of some documents, the vocabulary with its counts. BM25 with shared statistics, features, rankers and
 releases are worked out above, the same for all engines.
 
+Texts stay in the node's store, which has every document by its id: hits are fetched and highlighted from
+there, so an engine stores what it counts and nothing to show. One that keeps texts of its own is a store as
+well (`service.stores.DocumentStore`), and gives them by `get`. Queries are words, not phrases or prefixes.
+
 A document's handle is an integer that the engine chose; it names one version of the document and is never
 used for another.
 """
@@ -153,6 +157,10 @@ class Engine(Protocol):
     @property
     def wasted(self) -> int:
         """How many versions of documents it stores that are gone or have changed."""
+
+    @property
+    def wasted_since(self) -> float:
+        """The Unix time of the first change that left one of those."""
 
     @property
     def encoded(self) -> int:

@@ -59,6 +59,8 @@ GROWN = 2.0
 """A fitted encoder is fitted again when there are so many times the documents it was fitted on."""
 FEW = 1_000
 """Where more versions of documents are dead than this and than live, the index is written anew."""
+REMAINS = 24 * 3600.0
+"""Seconds after which it is written anew for any: their words leave the disk."""
 
 
 class SegmentManifest(Bundle):
@@ -355,6 +357,10 @@ class Index:
 
     def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Do a piece of the engine's slow work, if there is any: whether there was."""
+        with self._writing:
+            if self.engine.wasted and time.time() - self.engine.wasted_since > REMAINS:
+                self._rebuild("a document has been gone for a day, or has changed")
+                return True
         if not self.engine.maintain(stopped):
             return False
         with self._writing:
