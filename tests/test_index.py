@@ -331,6 +331,16 @@ def test_what_is_removed_is_gone_from_disk_after_compacting(tmp_path):
     assert listed(index.snapshot.find("pears", 9), "bm25") == central(world(20), "pears", 9)
 
 
+def test_a_fitted_encoder_forgets_the_words_of_what_was_removed(tmp_path):
+    index = made(tmp_path / "n", [*world(20), Draft("x", "", "zanzibar")])
+    index.store.remove(["x"])
+    index.catch_up()
+    assert "zanzibar" in load_lsa(index.folder / "encoder").terms.words
+    index.compact()
+    assert "zanzibar" not in load_lsa(index.folder / "encoder").terms.words
+    assert len(index.snapshot.find("pears", 5).listed["dense"])
+
+
 def test_an_index_of_mostly_dead_versions_is_written_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(indexing, "FEW", 10)
     index = made(tmp_path / "n", world(20), encoder=EncoderSettings("none"))

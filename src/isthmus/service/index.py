@@ -375,6 +375,8 @@ class Index:
         with self._writing:
             if self.engine.wasted:
                 self._rebuild("nothing is to remain of documents that are gone")
+                if isinstance(self._encoder, LsaQueries) and self.settings.path is None:
+                    self._refit()  # it was fitted here, and knows words of theirs
 
     def _rebuild(self, reason: str) -> None:
         _log.info("index %s is written anew: %s", self.folder, reason)
