@@ -88,6 +88,16 @@ def test_features_equal_the_reference(profile: str) -> None:
         np.testing.assert_allclose(table[row], expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_query_alone_has_the_features_it_has_among_others(profile: str) -> None:
+    titles, bodies, queries = world()
+    counts = {"title": ExactCounts.of(tokenise(titles)), "body": ExactCounts.of(tokenise(bodies))}
+    together = compute(tokenise(queries), Pairs.all(8, 30), **counts, settings=PROFILES[profile])
+    for at, query in enumerate(queries):
+        alone = compute(tokenise([query]), Pairs.all(1, 30), **counts, settings=PROFILES[profile])
+        np.testing.assert_allclose(alone, together[at * 30 : (at + 1) * 30], rtol=1e-13, atol=1e-13)
+
+
 def test_blocks_do_not_change_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     titles, bodies, asked = world(1)
     counts = {"title": ExactCounts.of(tokenise(titles)), "body": ExactCounts.of(tokenise(bodies))}

@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus.calibration import Platt, save_calibrator
 from isthmus.encoders import Description, add_encoder
@@ -34,7 +36,7 @@ from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
 from isthmus.service.reliability import reliability_curve, save_curves
 from isthmus.service.running import training
-from isthmus.service.searching import FEATURES, snippet
+from isthmus.service.searching import FEATURES, QueryWords, snippet
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import (
     EncoderSettings,
@@ -578,16 +580,24 @@ def test_private_counts_are_answered_of_the_nodes_documents_from_its_one_ledger(
 
 
 @pytest.mark.parametrize(
-    ("body", "pattern", "shown"),
+    ("body", "query", "shown"),
     [
         ("short text", "short", "short text"),
         ("word " * 100 + "the needle in it " + "word " * 100, "needle", "needle"),
         ("x" * 1000, "y", "x" * 120),
     ],
 )
-def test_a_snippet_shows_the_words_that_were_asked_for(body, pattern, shown):
-    import re
-
-    cut = snippet(body, pattern=re.compile(pattern))
+def test_a_snippet_shows_the_words_that_were_asked_for(body, query, shown):
+    cut = snippet(body, QueryWords.of(query, ()))
     assert shown in cut
     assert len(cut) <= 242
+
+
+@given(
+    st.lists(st.sampled_from(["a", "ab", "abc", "b", "bab", "cass", "k9", "a_b"]), max_size=5),
+    st.text("aAbBcCsSkK9_ .-", max_size=80),
+)
+def test_a_plain_text_shows_the_words_that_any_text_shows(words, text):
+    wanted = QueryWords.of(" ".join(words), words)
+    beyond = wanted.places(text + " \u00fc")  # which is read by its pattern
+    assert wanted.places(text) == beyond

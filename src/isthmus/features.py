@@ -13,7 +13,7 @@ read counts through the protocol `TermCounts` and cannot tell where these come f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -201,14 +201,17 @@ def compute(
     settings: Settings = PROFILES["default"],
 ) -> FloatArray:
     """The features of every pair, of shape (pairs, 16); a word that a query repeats counts as often."""
-    table = np.zeros((len(pairs), len(NAMES)))
     terms = _QueryTerms.of(queries)
-    for at, field in enumerate((title, body)):
+    fields = [_Formulae(settings, field, terms) for field in (title, body)]
+    table = np.empty((len(pairs), len(NAMES)))
+    if len(queries) == 1:
+        _of_one_query(fields, pairs.documents, table)
+        return table
+    for at, formulae in enumerate(fields):
         kinds = slice(at * len(_KINDS), (at + 1) * len(_KINDS))
-        formulae = _Formulae(settings, field, terms)
         for rows in _blocks(terms, pairs):
             table[rows, kinds] = formulae.of(pairs.queries[rows], pairs.documents[rows])
-        table[:, len(NAMES) - 2 + at] = field.lengths[pairs.documents]
+        table[:, len(NAMES) - 2 + at] = formulae.field.lengths[pairs.documents]
     return table
 
 
@@ -259,6 +262,11 @@ class _QueryTerms:
 
     @classmethod
     def of(cls, queries: Tokens) -> _QueryTerms:
+        if len(queries) == 1:
+            counts = np.bincount(queries.terms.codes, minlength=len(queries.terms.vocabulary))
+            codes = np.flatnonzero(counts)
+            words = Ids(frozen(codes), queries.terms.vocabulary)
+            return cls(words, np.array([0, len(codes)]), counts[codes].astype(np.float64))
         table = queries.counts()
         words = Ids(frozen(table.indices.astype(np.int64)), queries.terms.vocabulary)
         return cls(words, table.indptr.astype(np.int64), table.data.astype(np.float64))
@@ -279,7 +287,8 @@ class _Formulae:
 
     def __init__(self, settings: Settings, field: TermCounts, terms: _QueryTerms) -> None:
         self.settings, self.field, self.terms = settings, field, terms
-        self.share = np.asarray(field.occurrences(terms.words), dtype=np.float64) / max(field.length, 1)
+        occurrences = np.asarray(field.occurrences(terms.words), dtype=np.float64)
+        self.share = occurrences[terms.words.codes] / max(field.length, 1)
         self.mean_length = (field.length / field.documents if field.documents else 0) or 1.0
         self.weight, self.idf = self._idf()
 
@@ -303,18 +312,14 @@ class _Formulae:
     def of(self, queries: IntArray, documents: IntArray) -> FloatArray:
         """The features of some pairs, of shape (pairs, 7)."""
         entries, rows, counted = self._counted(queries, documents)
-        times, weight = self.terms.times[entries], self.weight[entries]
-        lengths = self.field.lengths[documents].astype(np.float64)
-        frequent = counted / np.maximum(lengths, 1.0)[rows]
-        columns = [
-            times * frequent,
-            times * weight * frequent,
-            times * weight * self._saturated(counted, lengths, rows),
-        ]
-        share = self.share[self.terms.words.codes[entries]]
-        columns += [times * value for value in self._likelihoods(counted, documents, share, rows)]
-        ends = np.cumsum(self.terms.sizes[queries])
-        tf, *others = _segment_sums(np.stack(columns), ends)
+        values = _values(
+            self.settings,
+            counted,
+            _Words(self.terms.times[entries], self.weight[entries], self.share[entries]),
+            _Documents(self.field.lengths[documents], self.field.distinct[documents], self.mean_length),
+            lambda of_pairs: of_pairs[rows],
+        )
+        tf, *others = _segment_sums(values, np.cumsum(self.terms.sizes[queries]))
         return np.stack((tf, self.idf[queries], *others), axis=1)
 
     def bm25(self, queries: IntArray, documents: IntArray) -> FloatArray:
@@ -323,7 +328,9 @@ class _Formulae:
         lengths = self.field.lengths[documents].astype(np.float64)
         weight = self.terms.times[entries] * self.weight[entries]
         ends = np.cumsum(self.terms.sizes[queries])
-        return _segment_sums(weight * self._saturated(counted, lengths, rows), ends)
+        spread = _spread(self.settings, lengths, self.mean_length)[rows]
+        relative = counted / np.maximum(lengths, 1.0)[rows] if self.settings.relative else counted
+        return _segment_sums(weight * _saturated(self.settings, relative, spread), ends)
 
     def _counted(self, queries: IntArray, documents: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
         """For every word of every pair: its entry among the query terms, its pair, and its count."""
@@ -332,44 +339,112 @@ class _Formulae:
         counts = self.field.counts(documents[rows], self.terms.words[entries])
         return entries, rows, np.asarray(counts, dtype=np.float64)
 
-    def _saturated(self, counted: FloatArray, lengths: FloatArray, rows: IntArray) -> FloatArray:
-        """x(k1 + 1)/(x + k1(1 − b + b·L/avg)), 0 at x = 0; x is the count, or the relative one."""
-        if self.settings.relative:
-            counted = counted / np.maximum(lengths, 1.0)[rows]
-        k1, b = self.settings.k1, self.settings.b
-        spread = k1 * (1 - b + b * lengths / self.mean_length)
-        values = np.zeros(len(counted))
-        present = np.flatnonzero(counted > 0)
-        values[present] = counted[present] * (k1 + 1) / (counted[present] + spread[rows[present]])
-        return values
 
-    def _likelihoods(
-        self, counted: FloatArray, documents: IntArray, share: FloatArray, rows: IntArray
-    ) -> Iterator[FloatArray]:
-        """ln p(t|d) under absolute discounting, Dirichlet and Jelinek-Mercer smoothing; 0 where p is 0.
+@dataclass(frozen=True, eq=False)
+class _Words:
+    """Of words of a query: how often it has each, its idf, and its share of the collection."""
 
-        Where a document lacks the word every p is a factor of the document times one of the word, so that
-        a logarithm for every (pair, word) is needed only where it has it.
-        """
-        lam, mu, delta = self.settings.jelinek, self.settings.dirichlet, self.settings.discount
-        lengths = self.field.lengths[documents].astype(np.float64)
-        long = np.maximum(lengths, 1.0)
-        backoff = np.where(lengths > 0, delta * self.field.distinct[documents] / long, 1.0)
-        present = np.flatnonzero(counted > 0)
-        has, here = counted[present], rows[present]
-        with np.errstate(divide="ignore"):
-            of_word = np.log(share)
-            lacking = (np.log(backoff), np.log(mu / (lengths + mu)), np.full(len(documents), np.log(lam)))
-        probabilities = (
-            np.maximum(has - delta, 0) / long[here] + backoff[here] * share[present],
-            (has + mu * share[present]) / (lengths[here] + mu),
-            (1 - lam) * has / long[here] + lam * share[present],
+    times: FloatArray
+    weight: FloatArray
+    share: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class _Documents:
+    """Of documents: their terms, distinct ones too, and the mean number in the collection."""
+
+    lengths: NDArray[Any]
+    distinct: NDArray[Any]
+    mean_length: float | FloatArray
+
+
+def _of_one_query(fields: Sequence[_Formulae], documents: IntArray, table: FloatArray) -> None:
+    """Fill in the features of one query's pairs: its words are the last axis, the fields the first."""
+    terms = fields[0].terms
+    shape = (len(fields), len(documents), len(terms.words))
+    rows, entries = np.repeat(documents, shape[2]), np.tile(np.arange(shape[2]), shape[1])
+    words = terms.words[entries]
+    counted = np.array([each.field.counts(rows, words) for each in fields], dtype=np.float64).reshape(shape)
+    weight, share = (
+        np.array([getattr(each, name) for each in fields])[:, None] for name in ("weight", "share")
+    )
+    lengths = np.array([each.field.lengths[documents] for each in fields])
+    distinct = np.array([each.field.distinct[documents] for each in fields])
+    mean_length = np.array([[each.mean_length] for each in fields])
+    sums = _values(
+        fields[0].settings,
+        counted,
+        _Words(terms.times, weight, share),
+        _Documents(lengths, distinct, mean_length),
+        lambda of_documents: of_documents[..., None],
+    ).sum(axis=-1)
+    for at, each in enumerate(fields):
+        first = at * len(_KINDS)
+        table[:, first], table[:, first + 1] = sums[0, at], each.idf[0]
+        table[:, first + 2 : first + len(_KINDS)] = sums[1:, at].T
+    table[:, -len(fields) :] = lengths.T
+
+
+def _values(
+    settings: Settings,
+    counted: FloatArray,
+    words: _Words,
+    documents: _Documents,
+    spread: Callable[[FloatArray], FloatArray],
+) -> FloatArray:
+    """What every word of a query adds to its six sums for a document: TF, TF·IDF, BM25 and ln p(t|d) under
+    absolute discounting, Dirichlet and Jelinek-Mercer smoothing, 0 where p is 0.
+
+    `counted` is how often a document has a word; values of words broadcast against it, those of documents
+    after `spread`. Where a document lacks the word every p is a factor of the document times one of the word,
+    so that a logarithm for both is needed only where it has it.
+    """
+    lam, mu, delta = settings.jelinek, settings.dirichlet, settings.discount
+    lengths = documents.lengths.astype(np.float64)
+    long = np.maximum(lengths, 1.0)
+    each_long, share, has = spread(long), words.share, counted > 0
+    backoff = np.where(lengths > 0, delta * documents.distinct / long, 1.0)
+    values = np.empty((6, *counted.shape))
+    np.divide(counted, each_long, out=values[0])
+    weight = words.times * words.weight
+    np.multiply(weight, values[0], out=values[1])
+    saturated = _saturated(
+        settings,
+        values[0] if settings.relative else counted,
+        spread(_spread(settings, lengths, documents.mean_length)),
+    )
+    np.multiply(weight, saturated, out=values[2])
+    smoothed = values[3:]
+    with np.errstate(divide="ignore"):
+        of_word = np.log(share)
+        np.add(spread(np.log(backoff)), of_word, out=smoothed[0])
+        np.add(spread(np.log(mu / (lengths + mu))), of_word, out=smoothed[1])
+        np.add(np.log(lam), of_word, out=smoothed[2])
+        np.log(
+            (
+                np.maximum(counted - delta, 0) / each_long + spread(backoff) * share,
+                (counted + mu * share) / spread(lengths + mu),
+                (1 - lam) * counted / each_long + lam * share,
+            ),
+            out=smoothed,
+            where=has,
         )
-        for factor, probability in zip(lacking, probabilities, strict=True):
-            value = factor[rows] + of_word
-            with np.errstate(divide="ignore"):
-                value[present] = np.log(probability)
-            yield np.where(np.isfinite(value), value, 0.0)
+    smoothed[~np.isfinite(smoothed)] = 0.0
+    values[0] *= words.times
+    smoothed *= words.times
+    return values
+
+
+def _spread(settings: Settings, lengths: FloatArray, mean: float | FloatArray) -> FloatArray:
+    """k1(1 − b + b·L/avg) of documents."""
+    spread: FloatArray = settings.k1 * (1 - settings.b + settings.b * lengths / mean)
+    return spread
+
+
+def _saturated(settings: Settings, counted: FloatArray, spread: FloatArray) -> FloatArray:
+    """x(k1 + 1)/(x + spread), 0 at x = 0; x is the count, or the relative one."""
+    values = np.zeros_like(counted)
+    return np.divide(counted * (settings.k1 + 1), counted + spread, out=values, where=counted > 0)
 
 
 def _segment_sums(values: FloatArray, ends: IntArray) -> FloatArray:

@@ -174,7 +174,7 @@ class Tokeniser:
 
         if self.stemmer is None:
             return words
-        stems = Stemmer(self.stemmer).stemWords(words)
+        stems = Stemmer(self.stemmer, 0).stemWords(words)
         return [word if word in self.stop_words else stem for word, stem in zip(words, stems, strict=True)]
 
 

@@ -13,7 +13,7 @@ import pytest
 from isthmus.errors import DataError
 from isthmus.service import sources
 from isthmus.service.parsing import READERS, Parser, ParsingLimits
-from isthmus.service.searching import _pattern, snippet
+from isthmus.service.searching import QueryWords, snippet
 from isthmus.service.settings import Source
 from isthmus.service.sources import load, load_all
 from isthmus.service.stores import Counts, SqliteStore
@@ -108,14 +108,15 @@ def test_reading_takes_time_in_proportion_to_the_file(attack, tmp_path):
     assert growth(work, make, size) < LINEAR
 
 
-QUERY = _pattern("a tide", ("a", "tide"))
+QUERY = QueryWords.of("a tide", ("a", "tide"))
 TEXTS = {
     "a number that is none": (lambda n: NUMBER.fullmatch(b"1" * n + b"x"), 100_000),
     "a fraction that is none": (
         lambda n: NUMBER.fullmatch(b"1." + b"1" * n + b"e" + b"1" * n + b"x"),
         100_000,
     ),
-    "a snippet of one word": (lambda n: snippet("a " * n, pattern=QUERY), 2_500),
+    "a snippet of one word": (lambda n: snippet("a " * n, QUERY), 2_500),
+    "a snippet of one word with an accent": (lambda n: snippet("à " * n, QUERY), 2_500),
     "words of one letter": (lambda n: tokenise(["a " * n]), 100_000),
     "marks upon marks": (lambda n: tokenise(["a" + "\u0301\u0327" * n]), 50_000),
     "a word without end": (lambda n: tokenise(["ational" * n]), 100_000),

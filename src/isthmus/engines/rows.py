@@ -84,10 +84,9 @@ class RowsView:
     def names(self, rows: IntArray) -> list[str]:
         """The ids of documents."""
         starts, ends = self._starts("id", rows).tolist(), self.documents["id"][rows].tolist()
-        data = self.ids
+        data = self.ids.data
         return [
-            data[start:end].tobytes().decode("utf-8", "surrogatepass")
-            for start, end in zip(starts, ends, strict=True)
+            str(data[start:end], "utf-8", "surrogatepass") for start, end in zip(starts, ends, strict=True)
         ]
 
     def codes(self, words: Sequence[str]) -> IntArray:
@@ -97,17 +96,16 @@ class RowsView:
 
     def word_counts(self, rows: IntArray, words: Sequence[str]) -> WordCounts:
         """How often documents have words."""
-        codes, size = self.codes(words), self.totals.shape[1] + 1
+        codes = self.codes(words)
         document, place = self._entries(rows)
-        known = document * size + self.terms[place]  # ascending, as every document's codes are
-        wanted = (np.arange(len(rows))[:, None] * size + codes).ravel()
-        at = np.searchsorted(known, wanted)
-        has = np.flatnonzero(known.take(at, mode="clip") == wanted) if len(known) else at[:0]
-        entries = self.counts[place[at[has]]]
-        tables = np.zeros((3, len(wanted)), dtype=np.int32)
+        word, entry = np.divmod(
+            np.flatnonzero(self.terms[place] == codes[:, None].astype(np.int32)), max(len(place), 1)
+        )
+        entries = self.counts[place[entry]]
+        tables = np.zeros((3, len(rows), len(codes)), dtype=np.int32)
         for table, name in zip(tables, ("title", "body", "lead"), strict=True):
-            table[has] = entries[name]
-        title, body, lead = tables.reshape(3, len(rows), len(codes))
+            table[document[entry], word] = entries[name]
+        title, body, lead = tables
         documents = self.documents[rows]
         return WordCounts(title, body, lead, documents["lengths"], documents["distinct"])
 

@@ -48,6 +48,8 @@ class QueryCandidates:
     most: float
     """What BM25 can give at most: Σ idf of the query's words."""
     vector: Vectors
+    totals: Mapping[str, FloatArray]
+    """The silo's own counts of the terms."""
 
     def __len__(self) -> int:
         return len(self.handles)
@@ -110,14 +112,15 @@ class Snapshot:
         terms = spelled if tokens.stopped is None else [STOP + word for word in spelled]
         codes = tokens.terms.codes
         words = tuple(terms[code] for code in codes.tolist())
-        rarity = self.rarity(terms)
+        totals = self.reader.tables(terms)
+        rarity = self._idf(terms, totals)
         weights = rarity * np.bincount(codes, minlength=len(terms))
         lists = {"bm25": self.reader.matching(dict(zip(terms, weights.tolist(), strict=True)), depth)}
         # encoders of words are fitted on texts read as English
         vector = self.encoder.query(text, ENGLISH.query(text).words(0) if self.languages else words)
         if vector.any():
             lists["dense"] = self.reader.nearest(vector, depth)
-        handles = np.unique(np.concatenate(list(lists.values())))
+        handles = np.unique(np.concatenate(list(lists.values()))) if len(lists) > 1 else lists["bm25"]
         counts = self.reader.counts(handles, terms)
         scores = {"bm25": self._bm25(counts, codes, rarity)}
         listed = {"bm25": self._best(scores["bm25"], handles, depth)}
@@ -137,6 +140,7 @@ class Snapshot:
             counts.take(chosen),
             self._most(text) if len(self.languages) > 1 else float(rarity[codes].sum()),
             vector,
+            totals,
         )
 
     def _most(self, text: str) -> float:
@@ -179,21 +183,21 @@ class Snapshot:
 
     def rarity(self, terms: Sequence[str]) -> FloatArray:
         """The idf of terms as BM25 has it here."""
+        return self._idf(terms, self.reader.tables(terms) if self.shared is None else {})
+
+    def _idf(self, terms: Sequence[str], totals: Mapping[str, FloatArray]) -> FloatArray:
         if self.shared is None:
-            return idf(self.reader.tables(terms)[TEXT], len(self))
+            return idf(totals[TEXT], len(self))
         return idf(self.shared.counts(TEXT, terms, self.family), self.shared.documents)
 
     def features(self, candidates: QueryCandidates) -> FloatArray:
         """What a ranker reads: the sixteen features of title and body, then every retriever's score."""
         pairs = Pairs(np.zeros(len(candidates), dtype=np.int64), np.arange(len(candidates)))
-        own = self.reader.tables(candidates.terms)
-        title, body = (FieldCounts(self, candidates, field, own) for field in FIELDS)
+        title, body = (FieldCounts(self, candidates, field) for field in FIELDS)
         table = compute(candidates.tokens, pairs, title=title, body=body)
         lacking = np.zeros(len(candidates))
-        extra = [
-            np.nan_to_num(candidates.scores.get(name, lacking), neginf=0.0) for name in ("bm25", "dense")
-        ]
-        return np.column_stack((table, *extra))
+        extra = [candidates.scores.get(name, lacking) for name in ("bm25", "dense")]
+        return np.column_stack((table, *(np.where(np.isfinite(each), each, 0.0) for each in extra)))
 
     def exact_statistics(
         self, silo: str, tables: Sequence[str], handles: IntArray | None = None
@@ -222,7 +226,6 @@ class FieldCounts:
     snapshot: Snapshot
     candidates: QueryCandidates
     field: str
-    own: Mapping[str, FloatArray]
 
     @property
     def _shared(self) -> Statistics | None:
@@ -262,5 +265,5 @@ class FieldCounts:
     def _statistic(self, kind: str) -> FloatArray:
         table = f"{self.field}.{kind}"
         if self._shared is None:
-            return self.own[table]
+            return self.candidates.totals[table]
         return self._shared.counts(table, self.candidates.terms, self.snapshot.family)

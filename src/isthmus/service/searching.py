@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from unicodedata import normalize
@@ -280,7 +280,7 @@ class Searcher:
         )
         check()
         texts = self.store.get([candidates.documents[at] for at in selected]) if snippets and selected else {}
-        cut = partial(snippet, pattern=_pattern(request.query, candidates.words, snapshot.languages))
+        wanted = QueryWords.of(request.query, candidates.words, snapshot.languages)
         hits = [
             Hit(
                 document=name(candidates.documents[at]),
@@ -289,7 +289,9 @@ class Searcher:
                 score=float(scored.scores[at]),
                 explanation=None if reasons is None else reasons[place],
                 token="" if token is None else token(candidates.documents[at]),
-                **_display_fields(texts.get(candidates.documents[at]), cut, snapshot.passage(candidates, at)),
+                **_display_fields(
+                    texts.get(candidates.documents[at]), wanted, snapshot.passage(candidates, at)
+                ),
             )
             for place, at in enumerate(selected)
         ]
@@ -358,21 +360,49 @@ def _first(candidates: QueryCandidates) -> IntArray:
     return np.argsort(places, kind="stable")[:FIRST]
 
 
-def _display_fields(text: Draft | None, cut: partial[str], passage: Span | None) -> dict[str, str]:
+def _display_fields(text: Draft | None, wanted: QueryWords, passage: Span | None) -> dict[str, str]:
     if text is None:
         return {}
     body = text.body if passage is None else text.body[slice(*passage)]
-    return {"title": text.title[:300], "snippet": cut(body)}
+    return {"title": text.title[:300], "snippet": snippet(body, wanted)}
 
 
-def _pattern(query: str, stems: Sequence[str], languages: Iterable[str] = ()) -> re.Pattern[str]:
-    """Words that begin like a word of the query or like its stem, with any accents; characters of scripts
-    without spaces anywhere."""
-    stops = STOP_WORDS.union(*(tokeniser_of(code).stop_words for code in languages))
-    words = {word for word in _WORD.findall(query.lower()) if word not in stops}
-    words |= {stem.removeprefix(STOP) for stem in stems}
-    wanted = "|".join(map(_spellings, sorted(words, key=len, reverse=True)[:50]))
-    return re.compile(wanted, re.IGNORECASE) if wanted else re.compile(r"(?!)")
+@dataclass(frozen=True, eq=False)
+class QueryWords:
+    """What a snippet shows: words that begin like a word of the query or like its stem, with any accents;
+    characters of scripts without spaces anywhere. The longest first."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, query: str, stems: Iterable[str], languages: Iterable[str] = ()) -> QueryWords:
+        """A query's words, and its stems as the engine knows them."""
+        stops = STOP_WORDS.union(*(tokeniser_of(code).stop_words for code in languages))
+        words = {word for word in _WORD.findall(query.lower()) if word not in stops}
+        words |= {stem.removeprefix(STOP) for stem in stems}
+        return cls(tuple(sorted(filter(None, words), key=len, reverse=True)[:50]))
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        spelled = "|".join(map(_spellings, self.words))
+        return re.compile(spelled, re.IGNORECASE) if spelled else re.compile(r"(?!)")
+
+    @cached_property
+    def _are_plain(self) -> bool:
+        return all(word.isascii() for word in self.words)
+
+    def places(self, text: str) -> list[tuple[int, str]]:
+        """Where they stand in a text, and how they are spelled there in lower case."""
+        if not (self._are_plain and text.isascii()):
+            return [(match.start(), match.group().lower()) for match in self._pattern.finditer(text)]
+        lower, places = text.lower(), dict[int, str]()
+        for word in reversed(self.words):  # of those that stand at one place the longest
+            at = lower.find(word)
+            while at >= 0:
+                if not at or not (lower[at - 1].isalnum() or lower[at - 1] == "_"):
+                    places[at] = word
+                at = lower.find(word, at + len(word))
+        return sorted(places.items())
 
 
 def _spellings(word: str) -> str:
@@ -384,14 +414,12 @@ def _spellings(word: str) -> str:
     return r"\b" + "".join(signs).replace("ss", "(?:ss|ß)")
 
 
-def snippet(body: str, *, pattern: re.Pattern[str]) -> str:
+def snippet(body: str, wanted: QueryWords) -> str:
     """The stretch of a text with most different words of the query, cut between words."""
     text = " ".join(body[:READ_FOR_SNIPPET].split())
     if len(text) <= LONGEST_SNIPPET:
         return text
-    start = max(
-        0, _densest([(match.start(), match.group().lower()) for match in pattern.finditer(text)]) - 40
-    )
+    start = max(0, _densest(wanted.places(text)) - 40)
     if start:
         start = text.find(" ", start, start + 40) + 1 or start  # not all scripts have blanks
     end = start + LONGEST_SNIPPET
@@ -402,7 +430,7 @@ def snippet(body: str, *, pattern: re.Pattern[str]) -> str:
 
 def _densest(matches: Sequence[tuple[int, str]]) -> int:
     """Where the stretch with most different words begins, in one pass: a window that slides over them."""
-    within = Counter[str]()
+    within, distinct = Counter[str](), len({word for _, word in matches})
     start, best, end = 0, 0, 0
     for at, word in matches:
         while end < len(matches) and matches[end][0] < at + LONGEST_SNIPPET - 60:
@@ -410,6 +438,8 @@ def _densest(matches: Sequence[tuple[int, str]]) -> int:
             end += 1
         if len(within) > best:
             start, best = at, len(within)
+        if best == distinct:
+            break
         within[word] -= 1
         if not within[word]:
             del within[word]

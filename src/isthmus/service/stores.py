@@ -46,12 +46,12 @@ class Draft:
     @property
     def digest(self) -> bytes:
         """A digest of title, body and language, to detect changes."""
-        digest = hashlib.blake2b(digest_size=16)
+        parts: list[bytes] = []
         other = () if self.language in ("", DEFAULT) else (self.language,)
         for text in (self.title, self.body, *other):
             spelled = text.encode("utf-8", "surrogatepass")
-            digest.update(len(spelled).to_bytes(8, "little") + spelled)
-        return digest.digest()
+            parts += (len(spelled).to_bytes(8, "little"), spelled)
+        return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,10 @@ class DocumentStore(ABC):
             unique = {draft.id: draft for draft in batch}
             with self._transaction(writing=True) as db:
                 known = self._known(db, list(unique))
-                new = [draft for draft in unique.values() if known.get(draft.id) != draft.digest]
-                self._write(db, new, source)
-                self._claim(db, list(unique), source)
+                digests = {id: draft.digest for id, draft in unique.items()}
+                new = [draft for id, draft in unique.items() if known.get(id) != digests[id]]
+                self._write(db, new, digests, source)
+                self._claim(db, [id for id in unique if known.get(id) == digests[id]], source)
             added = sum(draft.id not in known for draft in new)
             done += Counts(added=added, changed=len(new) - added)
         return done
@@ -187,12 +188,14 @@ class DocumentStore(ABC):
         return {id: bytes(digest) for id, digest in self._among(db, sql, ids)}
 
     def _claim(self, db: Any, ids: Sequence[str], source: str) -> None:
-        """Whoever gave a document last has it; for an index nothing has changed."""
+        """Whoever gave a document last has it, unchanged as it is; for an index nothing has changed."""
+        if not ids:
+            return
         others = self._among(db, "SELECT id FROM document WHERE source <> ? AND id IN", ids, source)
         if others:
             self._many(db, "UPDATE document SET source = ? WHERE id = ?", [(source, id) for (id,) in others])
 
-    def _write(self, db: Any, drafts: Sequence[Draft], source: str) -> None:
+    def _write(self, db: Any, drafts: Sequence[Draft], digests: Mapping[str, bytes], source: str) -> None:
         if not drafts:
             return
         first = self._reserve(db, len(drafts))
@@ -206,9 +209,10 @@ class DocumentStore(ABC):
                 (
                     each.id,
                     source,
-                    *map(_storable, (each.title, each.body)),
+                    _storable(each.title),
+                    _storable(each.body),
                     each.language,
-                    each.digest,
+                    digests[each.id],
                     change,
                 )
                 for change, each in enumerate(drafts, first)
@@ -339,7 +343,8 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
 
 def _storable(text: str) -> str:
     """Without what no database takes: halves of surrogate pairs and NUL."""
-    return text.encode("utf-8", "replace").decode().replace("\0", " ")
+    whole = text if text.isascii() else text.encode("utf-8", "replace").decode()
+    return whole.replace("\0", " ")
 
 
 class SqliteStore(DocumentStore):
