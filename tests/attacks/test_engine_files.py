@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +15,10 @@ from isthmus.engines import BY_FIELD, Change, EmbeddedEngine, ExactReader
 from isthmus.engines import embedded as embedded_module
 from isthmus.engines.embedded import Generation
 from isthmus.engines.growing import GrowingFile
+from isthmus.service import Node
+from isthmus.service import node as nodes
+from isthmus.service.settings import EncoderSettings, NodeSettings
+from isthmus.service.stores import Draft
 
 WORDS = ("moon", "tide", "first", "second", "third", "letter")
 
@@ -106,10 +112,32 @@ def test_a_long_query_among_equal_documents_is_answered_in_little_memory(tmp_pat
     engine.close()
 
 
-def test_tantivys_panics_do_not_keep_a_node_from_starting(tmp_path, monkeypatch):
-    class PanicException(BaseException):
-        """As of pyo3, which is no Exception."""
+class PanicException(BaseException):
+    """As of pyo3, which is no Exception."""
 
+
+def test_tantivys_panics_end_no_thread_of_a_node(tmp_path, monkeypatch):
+    monkeypatch.setattr(nodes, "TICK", 0.05)
+    with Node(NodeSettings("north", tmp_path / "north", encoder=EncoderSettings("none"))) as node:
+        update, panics = node.index.update, threading.Event()
+
+        def panicking():
+            if not panics.is_set():
+                panics.set()
+                raise PanicException("index out of bounds")
+            return update()
+
+        node.index.update = panicking
+        node.store.put([Draft("d1", "", "moon")])
+        node._wake.set()
+        until = time.monotonic() + 20
+        while not len(node.index.snapshot) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert panics.is_set()
+        assert len(node.index.snapshot) == 1
+
+
+def test_tantivys_panics_do_not_keep_a_node_from_starting(tmp_path, monkeypatch):
     engine = EmbeddedEngine(tmp_path)
     engine.apply(documents(1, 6))
     engine.close()

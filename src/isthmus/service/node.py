@@ -185,7 +185,7 @@ class Node:
                 self._measure_scores()
                 self._ahead.settle(older=SETTLED)
                 self.problem = ""
-            except Exception as error:  # whatever it is, the node goes on with the index it has
+            except BaseException as error:  # whatever it is, tantivy panicking too: the node goes on
                 self.problem = type(error).__name__
                 _log.exception("indexing failed and will be tried again")
             self._wake.wait(TICK)
@@ -211,7 +211,7 @@ class Node:
             encoded = self.index.encode(self._stopped.is_set)
             self.encoding_problem = ""
             return self.index.maintain(self._stopped.is_set) or encoded > 0
-        except Exception as error:  # whatever it is, the node goes on with the vectors it has
+        except BaseException as error:  # whatever it is, the node goes on with the vectors it has
             self.encoding_problem = type(error).__name__
             if isinstance(error, IsthmusError):
                 _log.warning("encoding failed and will be tried again: %s", error)
