@@ -357,10 +357,9 @@ class Index:
 
     def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Do a piece of the engine's slow work, if there is any: whether there was."""
-        with self._writing:
-            if self.engine.wasted and time.time() - self.engine.wasted_since > REMAINS:
-                self._rebuild("a document has been gone for a day, or has changed")
-                return True
+        if self.engine.wasted and time.time() - self.engine.wasted_since > REMAINS:
+            self.compact()
+            return True
         if not self.engine.maintain(stopped):
             return False
         with self._writing:
