@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 
-from isthmus.encoders import add_encoder, load_encoder
+from isthmus.encoders import add_encoder, endpoint, load_encoder, split_passages
 from isthmus.encoders.endpoint import BATCH_TEXTS, Endpoint, read_key
 from isthmus.errors import ConfigError, DataError, ServiceError
+from isthmus.service import index as indexing
+from isthmus.service.index import Index
+from isthmus.service.node import Node
+from isthmus.service.settings import EncoderSettings, NodeSettings, Policy
+from isthmus.service.stores import Draft, SqliteStore
+from isthmus.service.wire import Search
 
 KEY = "sk-very-secret"
 
@@ -27,6 +34,7 @@ class Interface:
 
     def __init__(self):
         self.replies, self.change, self.requests, self.key, self.seed = [], None, [], "", 0
+        self.longest = 1 << 30
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -36,6 +44,8 @@ class Interface:
                 status = outer.replies.pop(0) if outer.replies else 200
                 if outer.key and self.headers.get("authorization") != f"Bearer {outer.key}":
                     status = 401
+                if any(len(text) > outer.longest for text in body["input"]):
+                    status = 400
                 data = [
                     {"object": "embedding", "index": at, "embedding": vector(text, outer.seed)}
                     for at, text in enumerate(body["input"])
@@ -186,3 +196,99 @@ def test_addresses_that_would_leak_are_refused(url, problem):
     with pytest.raises(ConfigError, match=problem) as error:
         load_encoder(url)
     assert "pass@" not in str(error.value)
+
+
+def test_an_added_endpoint_that_is_away_has_its_width_and_one_short_try_a_query(interface):
+    add_encoder(interface.url, name="mine")
+    encoder = load_encoder("mine")
+    interface.replies = [503] * 9
+    assert encoder.width == 8
+    with pytest.raises(ServiceError, match="status 503"):
+        encoder.encode_queries(["a"])
+    assert len(interface.replies) == 8
+
+
+def test_a_text_that_the_endpoint_refuses_costs_no_other_its_vector(interface, caplog):
+    encoder = Endpoint(interface.url)
+    encoder.encode(["a"])
+    interface.longest = 30
+    texts = [f"text {at}" for at in range(9)]
+    texts[5] = "long " * 20
+    vectors = encoder.encode(texts)
+    assert np.flatnonzero(~vectors.any(axis=1)).tolist() == [5]
+    np.testing.assert_array_equal(vectors[6], Endpoint(interface.url).encode(texts[6:7])[0])
+    assert "a passage of 100 characters gets no vector" in caplog.text
+    assert "long" not in caplog.text
+    interface.longest = 0  # every text is refused: it is the endpoint
+    with pytest.raises(ServiceError, match="status 400"):
+        encoder.encode(texts)
+
+
+def test_texts_without_blanks_are_split_for_an_endpoint_too(interface):
+    encoder = Endpoint(interface.url, limit=16)
+    assert split_passages(encoder, "", "one two three") == [(0, 13)]
+    for body in ("word " * 100, "x" * 2000, "検索" * 100):
+        spans = split_passages(encoder, "", body)
+        assert len(spans) > 4
+        assert (spans[0][0], spans[-1][1]) == (0, len(body))
+
+
+def silo(tmp_path, interface):
+    add_encoder(interface.url, name="mine")
+    return NodeSettings(
+        "north",
+        folder=tmp_path / "node",
+        encoder=EncoderSettings("encoder", "mine"),
+        peers={"local": Policy(search=True, snippets=True)},
+    )
+
+
+def wait_for(happened):
+    until = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_node_whose_endpoint_is_away_starts_and_answers_by_words(tmp_path, interface, monkeypatch, caplog):
+    monkeypatch.setattr("isthmus.service.node.TICK", 0.05)
+    monkeypatch.setattr("isthmus.service.encoding.REST", 0.5)
+    monkeypatch.setattr(endpoint, "DOCUMENTS", endpoint.Patience(1, 5.0))
+    settings = silo(tmp_path, interface)
+    interface.replies = [500] * 100_000
+    with Node(settings) as node:
+        node.put([Draft(f"d{at}", "", f"tidal power {at}") for at in range(30)])
+        wait_for(lambda: node.index.behind == 0)
+        first = node.searcher.search(Search(query="tidal"), snippets=False)
+        assert len(first.hits) == 10
+        assert first.detail == "its encoder does not answer: searched by words alone"
+        assert node.searcher.search(Search(query="tidal"), snippets=False).hits
+        assert node.ready().ready
+        node.put([Draft("last", "", "turbines")])
+        wait_for(lambda: node.index.behind == 0)
+        assert node.searcher.search(Search(query="turbines"), snippets=False).hits
+        sums = node.score_sums("broker")
+        assert sums is None or not sums.bm25.count  # those of words alone would stay
+        interface.replies = []
+        wait_for(lambda: node.index.unencoded == 0)
+        wait_for(lambda: not node.searcher.search(Search(query="tidal"), snippets=False).detail)
+        wait_for(lambda: node.score_sums("broker").dense.count)
+    assert caplog.text.count("searched by words alone until the encoder answers again") == 1
+
+
+def test_what_was_encoded_before_a_failure_stays(tmp_path, interface, monkeypatch):
+    monkeypatch.setattr(indexing, "AT_ONCE", 4)
+    monkeypatch.setattr(endpoint, "DOCUMENTS", endpoint.Patience(1, 5.0))
+    store = SqliteStore(tmp_path / "documents.db")
+    store.put([Draft(f"d{at}", "", f"tidal power {at}") for at in range(10, 22)])
+    index = Index(tmp_path / "index", store, encoder=silo(tmp_path, interface).encoder)
+    index.catch_up()
+    interface.replies = [200, 200, 500]  # the probe, four texts, no more
+    with pytest.raises(ServiceError):
+        index.encode()
+    assert index.unencoded == 8
+    monkeypatch.setattr(index, "_texts", None)  # the rest waits, and is not read and split again
+    assert index.encode() == 8
+    assert index.unencoded == 0
+    index.close()
+    store.close()

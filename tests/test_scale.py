@@ -528,3 +528,25 @@ def test_a_damaged_scale_on_disk_is_bm25_until_another_comes(tmp_path, encoder, 
         assert isinstance(node.searcher.scorer, Bm25Scorer)
         node.adopt_scale(SCALE)
         assert node.searcher.scorer == HybridScorer(SCALE)
+
+
+def test_single_documents_do_not_measure_scores_again(tmp_path, encoder):
+    with Node(NodeSettings("north", tmp_path / "north", encoder=ENCODED)).offline() as node:
+
+        def put(some):
+            node.store.put(some)
+            node.index.catch_up()
+            node._measure_scores()
+            node.index.encode_all()
+            node._measure_scores()
+            return node.score_sums("broker")
+
+        sums = put(drafts())
+        assert sums.dense.count
+        departures = list(node.ledger.departures())
+        for at in range(5):
+            assert put([Draft(f"new {at}", "", f"tidal power {at}")]) is sums
+        assert list(node.ledger.departures()) == departures
+        again = put([Draft(f"more {at}", "", f"wind turbines {at}") for at in range(200)])
+        assert again is not sums
+        assert list(node._recorded) == ["broker"]

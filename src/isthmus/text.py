@@ -47,10 +47,10 @@ _SEPARATORS = r"[^\pL\pN\pM]+"
 _MARK = r"[\pM\x{FF9E}\x{FF9F}]"  # the two half-width signs are marks once normalised
 _MANY_MARKS = rf"({_MARK}{{30}}){_MARK}+"
 _CUTTING = "pairs of Chinese, Japanese and Korean characters"  # to change where other tokens come out
-_CJK = "[々-〇ぁ-ヿㄅ-ㄯㆠ-ㆿㇰ-ㇿ㐀-䶿一-鿿가-힣豈-龎𠀀-\U0003fffd]"
+CJK = "[々-〇ぁ-ヿㄅ-ㄯㆠ-ㆿㇰ-ㇿ㐀-䶿一-鿿가-힣豈-龎𠀀-\U0003fffd]"
 _VARIANTS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")  # which shape of a character is meant
-_RUNS = re.compile(f"{_CJK}+|[^{_CJK[1:]}+")
-_IS_CJK = re.compile(_CJK).match
+_RUNS = re.compile(f"{CJK}+|[^{CJK[1:]}+")
+_IS_CJK = re.compile(CJK).match
 _IS_WORD = np.zeros(256, dtype=bool)
 _IS_WORD[[*b"abcdefghijklmnopqrstuvwxyz0123456789"]] = True
 _IS_WORD[128:] = True  # part of a longer character; separators beyond ASCII are blanked beforehand
@@ -200,7 +200,7 @@ def _cut(texts: Iterable[str]) -> tuple[list[str], IntArray, IntArray, int]:
     words = _strings(data[in_word], np.flatnonzero(begins[in_word])).dictionary_encode()
     places = words.indices.to_numpy()
     texts_of_words = np.repeat(np.arange(len(column)), np.diff(np.searchsorted(starts, bounds)))
-    has_cjk = pc.match_substring_regex(words.dictionary, _CJK).to_numpy(zero_copy_only=False)
+    has_cjk = pc.match_substring_regex(words.dictionary, CJK).to_numpy(zero_copy_only=False)
     spelled = words.dictionary.to_pylist()
     if not has_cjk.any():
         return spelled, places, texts_of_words, len(column)

@@ -8,29 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 
+from isthmus.encoders.folders import USUAL_LIMIT
 from isthmus.encoders.vectors import Encoder, Vectors, unit
 from isthmus.errors import ConfigError, DataError, ServiceError
 from isthmus.files import private_file
 
 USUAL_KEY = "env:ISTHMUS_ENCODER_KEY"
 BATCH_TEXTS, BATCH_CHARACTERS = 64, 200_000
-TRIES, PAUSE, LONGEST_PAUSE = 4, 0.5, 30.0
-SECONDS, HURRIED_SECONDS = 60.0, 2.0
-"""That an answer may take; to one of a search that waits."""
+PAUSE, LONGEST_PAUSE = 0.5, 30.0
+HURRIED_SECONDS = 2.0
+"""That an answer may take for which a search waits."""
 MOST_BYTES = 64 << 20
 """Of an answer."""
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 """Statuses after which a request is sent again."""
+UNACCEPTABLE = (400, 413, 422)
+"""Statuses that say something of the texts: too long, most often."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
 PROBES = (
     "a cat sleeps on the mat",
@@ -40,13 +44,29 @@ PROBES = (
 )
 
 
+class Patience(NamedTuple):
+    """How often a request is sent, and the seconds that each may take."""
+
+    tries: int
+    seconds: float
+
+
+DOCUMENTS, QUERY = Patience(4, 60.0), Patience(1, HURRIED_SECONDS)
+
+_log = logging.getLogger("isthmus.service")
+
+
+class _UnacceptableTexts(ServiceError):
+    """The endpoint refuses these texts; it may take others."""
+
+
 @dataclass(frozen=True, eq=False)
 class Endpoint(Encoder):
     """An encoder at an address, `https://host/v1#model`.
 
     `key` says where the key is: `env:NAME` or `file:PATH`; empty for none. `probe` is what `probe_hash` was
-    when it was added, and `stated_width` the width of its vectors: an endpoint that answers otherwise is
-    refused.
+    when it was added: an endpoint that answers otherwise is refused. `limit` is how many words it is sent as
+    one text, `stated_width` how many numbers it answered when it was added, 0 if it was not.
     """
 
     url: str
@@ -54,9 +74,8 @@ class Endpoint(Encoder):
     probe: str = ""
     stated_width: int = 0
     pauses: float = PAUSE
-    tries: int = TRIES
-    seconds: float = SECONDS
-    _state: dict[str, int] = field(default_factory=dict, repr=False)
+    limit: int = USUAL_LIMIT
+    _state: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.stated_width:
@@ -89,45 +108,70 @@ class Endpoint(Encoder):
         stated = json.dumps((self.model, self.probe or self.probe_hash))
         return f"endpoint-{hashlib.sha256(stated.encode()).hexdigest()[:16]}"
 
-    @cached_property
+    @property
     def probe_hash(self) -> str:
         """The hash of width and cosines of some vectors, to twentieths: two servers of a model agree."""
-        vectors = unit(np.array(self._ask(PROBES), dtype=np.float32))
-        cosines = np.rint(20 * (vectors @ vectors.T)[np.triu_indices(len(PROBES), 1)]).astype(int)
-        return hashlib.sha256(repr((vectors.shape[1], cosines.tolist())).encode()).hexdigest()
+        return self._probed(DOCUMENTS)
 
-    @cached_property
+    def _probed(self, patience: Patience) -> str:
+        if "probe" not in self._state:
+            vectors = unit(np.array(self._ask(PROBES, patience), dtype=np.float32))
+            cosines = np.rint(20 * (vectors @ vectors.T)[np.triu_indices(len(PROBES), 1)]).astype(int)
+            stated = repr((vectors.shape[1], cosines.tolist())).encode()
+            self._state["probe"] = hashlib.sha256(stated).hexdigest()
+        return str(self._state["probe"])
+
+    @property
     def width(self) -> int:
-        """Numbers in a vector; asked for only where it was not stated."""
-        if not self.stated_width:
-            self._check()
-        return self._state["width"]
+        """Numbers in a vector."""
+        if self.stated_width:
+            return self.stated_width
+        self._check(DOCUMENTS)
+        return int(self._state["width"])
 
-    def hurried(self) -> Endpoint:
-        """The same endpoint, asked once and not waited for long."""
-        return replace(self, tries=1, seconds=HURRIED_SECONDS)
-
-    def _check(self) -> None:
+    def _check(self, patience: Patience) -> None:
         """Before the first vectors: the endpoint is what it was when it was added."""
-        if self.probe and self.probe_hash != self.probe:
+        probed = self._probed(patience)
+        if self.probe and probed != self.probe:
             raise DataError(
                 f"{self._address} encodes otherwise than when it was added",
                 cure="if that is meant: isthmus encoder add it under another name, and encode again",
             )
-        self.probe_hash  # noqa: B018  # asks, and so learns the width
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """One unit row a text; zeros for one without a letter. ServiceError where the endpoint fails."""
-        self._check()
+        """One unit row a text; zeros for one without a letter, or that the endpoint refuses.
+
+        Raises ServiceError where the endpoint fails.
+        """
+        return self._encoded(texts, DOCUMENTS)
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """The same, but tried once and for a short time: somebody waits."""
+        return self._encoded(texts, QUERY)
+
+    def _encoded(self, texts: Sequence[str], patience: Patience) -> Vectors:
+        self._check(patience)
         vectors = np.zeros((len(texts), self._state["width"]), dtype=np.float32)
         rows = [row for row, text in enumerate(texts) if text.strip()]
         for batch in _batches(rows, [len(texts[row]) for row in rows]):
-            vectors[batch] = self._ask([texts[row] for row in batch])
+            vectors[batch] = self._ask_halving([texts[row] for row in batch], patience)
         return unit(vectors)
 
-    def _ask(self, texts: Sequence[str]) -> list[list[float]]:
+    def _ask_halving(self, texts: Sequence[str], patience: Patience) -> list[list[float]]:
+        """Vectors of texts; zeros for one that the endpoint refuses while it takes others."""
+        try:
+            return self._ask(texts, patience)
+        except _UnacceptableTexts as error:
+            if len(texts) > 1:
+                half = len(texts) // 2
+                return self._ask_halving(texts[:half], patience) + self._ask_halving(texts[half:], patience)
+            self._ask(PROBES[:1], patience)  # it is the text, not the model's name or the account
+            _log.warning("a passage of %s characters gets no vector: %s", len(texts[0]), error)
+            return [[0.0] * self._state["width"]]
+
+    def _ask(self, texts: Sequence[str], patience: Patience) -> list[list[float]]:
         body = {"model": self.model, "input": list(texts), "encoding_format": "float"}
-        rows = self._rows(self._post(json.dumps(body).encode()), len(texts))
+        rows = self._rows(self._post(json.dumps(body).encode(), patience), len(texts))
         width = self._state.setdefault("width", len(rows[0]))
         if strange := [len(row) for row in rows if len(row) != width]:
             raise ServiceError(f"{self._address} answered vectors of {strange[0]} numbers, not {width}")
@@ -151,32 +195,40 @@ class Endpoint(Encoder):
             ) from None
         return [rows[at] for at in range(count)]
 
-    def _post(self, body: bytes) -> bytes:
+    @cached_property
+    def _http(self) -> Any:
+        import httpx
+
+        return httpx.Client()
+
+    def _post(self, body: bytes, patience: Patience) -> bytes:
         """The answer to a request, sent again while that may help."""
         import httpx
 
-        problem = ""
-        for attempt in range(self.tries):
-            wait, until = self.pauses * 2**attempt, time.monotonic() + self.seconds
+        problem, kind = "", ServiceError
+        for attempt in range(patience.tries):
+            wait, until = self.pauses * 2**attempt, time.monotonic() + patience.seconds
             try:
-                with httpx.stream(
-                    "POST", self._address, content=body, headers=self._headers(), timeout=self.seconds
+                with self._http.stream(
+                    "POST", self._address, content=body, headers=self._headers(), timeout=patience.seconds
                 ) as reply:
                     if reply.status_code == 200:
                         return _bounded(reply.iter_bytes(), self._address, until)
                     problem = f"status {reply.status_code}"
                     if reply.status_code in (401, 403):
                         problem += f", key from {self.key or 'nowhere'}"
+                    if reply.status_code in UNACCEPTABLE:
+                        kind = _UnacceptableTexts
                     if reply.status_code not in AGAIN:
                         break
                     asked_for = reply.headers.get("retry-after", "")
                     wait = max(wait, float(asked_for)) if asked_for.isdecimal() else wait
             except httpx.HTTPError as error:
                 problem = type(error).__name__  # its text may quote headers, and with them the key
-            if attempt + 1 < self.tries:
+            if attempt + 1 < patience.tries:
                 time.sleep(min(wait, LONGEST_PAUSE))
         cure = "check address, model and key: isthmus encoder add URL#MODEL --key env:NAME"
-        raise ServiceError(f"{self._address} encodes nothing: {problem} ({cure})")
+        raise kind(f"{self._address} encodes nothing: {problem} ({cure})")
 
     def _headers(self) -> dict[str, str]:
         key = read_key(self.key)

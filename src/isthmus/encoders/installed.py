@@ -28,6 +28,7 @@ from isthmus.encoders.folders import (
     CONFIG,
     MODEL,
     TOKENIZER,
+    USUAL_LIMIT,
     WEIGHTS,
     Description,
     model_file,
@@ -55,14 +56,17 @@ def encoders_folder() -> Path:
 def load_encoder(name: str, *, max_tokens: int | None = None, workers: int | None = None) -> Encoder:
     """The encoder of this name (`bge-small`), in this folder, or at this address (`https://host/v1#model`).
 
+    `max_tokens` is how much of a text it reads at once, at most: tokens, and words of an endpoint.
     Raises ConfigError where nothing of that name was added, DataError where its files are not as they were.
     """
     if "://" in name:
-        return Endpoint(name, USUAL_KEY if USUAL_KEY.removeprefix("env:") in os.environ else "")
+        key = USUAL_KEY if USUAL_KEY.removeprefix("env:") in os.environ else ""
+        return Endpoint(name, key, limit=max_tokens or USUAL_LIMIT)
     folder = _folder(name)
     description = read_description(folder)
     if description.kind == "endpoint":
-        return Endpoint(description.url, description.key, description.probe, description.width)
+        stated = (description.url, description.key, description.probe)
+        return Endpoint(*stated, limit=max_tokens or description.limit, stated_width=description.width)
     if description.kind == "cross-encoder":
         problem = f"{name} scores pairs of a query and a document"
         raise ConfigError(problem, key="encoder", value=name, expected="an encoder of texts, as bge-small is")

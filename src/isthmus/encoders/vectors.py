@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from isthmus.report import progress
 from isthmus.tables import Ids, cache_folder, replacing
-from isthmus.text import ENGLISH, Tokeniser, Tokens
+from isthmus.text import CJK, ENGLISH, Tokeniser, Tokens
 
 _BLOCK_TEXTS = 512
-_WORD = re.compile(r"\S+")
+_WORD = re.compile(f"{CJK}|[^\\s{CJK[1:-1]}]{{1,24}}")  # a text without blanks has words too
 Vectors = NDArray[np.float32]
 Spans = NDArray[np.int64]
 
@@ -47,10 +47,6 @@ class Encoder(Protocol):
     def limit(self) -> int | None:
         """Tokens at which a document is cut, those that the encoder adds aside; None if it reads all."""
         return None
-
-    def hurried(self) -> Encoder:
-        """The same encoder for a search that waits: one that depends on others gives up early."""
-        return self
 
     def token_spans(self, text: str) -> Spans:
         """Where every token of a document begins and ends, in characters: shape (tokens, 2)."""

@@ -78,8 +78,10 @@ class VectorReader:
     @cached_property
     def documents(self) -> Changes:
         """The documents that have a row, ascending."""
-        distinct = np.unique(self._owners)
-        return distinct[distinct > 0]
+        owners = self._owners
+        is_first = np.ones(len(owners), dtype=bool)
+        np.not_equal(owners[1:], owners[:-1], out=is_first[1:])
+        return owners[is_first & (owners > 0)]
 
     def __len__(self) -> int:
         """Documents that have a vector."""
@@ -92,9 +94,10 @@ class VectorReader:
     @cached_property
     def unfinished(self) -> Changes:
         """Documents of which some passages have vectors and others have none yet, ascending."""
-        alive = self.passages[self.passages["owner"] > 0]
-        owners, first, counts = np.unique(alive["owner"], return_index=True, return_counts=True)
-        return np.asarray(owners[counts < alive["passages"][first]])
+        ends = np.searchsorted(self._owners, self.documents, side="right")
+        counts = ends - np.searchsorted(self._owners, self.documents, side="left")
+        last = self._order[ends - 1]  # what was said last of how many there are: documents may be split anew
+        return np.asarray(self.documents[counts < self.passages["passages"][last]])
 
     def spans(self, change: int) -> list[tuple[int, int]]:
         """The spans of the text that have vectors, in the order in which they were added."""
@@ -306,7 +309,9 @@ class VectorIndex:
         runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
         for kind, size in (("vectors", 2 * self.width), ("passages", _PASSAGE.itemsize)):
             for run in runs:
-                os.pwrite(self._files[kind], bytes(size * len(run)), size * int(run[0]))
+                for start in range(0, len(run), 4096):
+                    zeros = np.zeros((len(run[start : start + 4096]), size), np.uint8)
+                    _write(self._files[kind], zeros, int(run[start]))
 
     def _flush(self) -> None:
         for opened in self._files.values():

@@ -352,6 +352,7 @@ class Broker:
             self.exchange.remark(answer.statistics),
             self.scale.remark(silo.name, answer.scorer, answer.scale),
             another_encoder(silo.encoder, self.encoder),
+            answer.detail,
         )
         return "; ".join(filter(None, remarks))
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from isthmus.arrays import FloatArray, Ids
 from isthmus.encoders import Encoder, Lsa, Span, Vectors, load_encoder, passage_texts, split_passages
-from isthmus.errors import IsthmusError
 from isthmus.randomness import Streams
 from isthmus.service import settings
 from isthmus.tables import Bundle
@@ -20,7 +19,7 @@ from isthmus.text import Tokeniser
 
 FITTED_ON = 20_000
 """Texts that a built-in encoder is fitted on at most: more of them cost time and change little."""
-REST = 30.0
+REST = 5.0
 """Seconds that an encoder which failed a query is left alone."""
 
 _log = logging.getLogger("isthmus.service")
@@ -70,6 +69,8 @@ class QueryEncoder:
     pretrained = False
     rests_until = 0.0
     """On the monotonic clock: before then queries have no vector, because one failed."""
+    problem = ""
+    """Why queries are searched by words alone at the moment; empty while they are not."""
 
     def __init__(self, encoder: Encoder, width: int) -> None:
         self.encoder, self.width = encoder, width
@@ -119,22 +120,29 @@ def through(directions: Vectors, rarity: FloatArray, times: Sequence[int]) -> Ve
 
 
 class AnyQueries(QueryEncoder):
-    """Any other encoder: a costly one, whose vectors come by and by, and which reads a limited length."""
+    """Any other encoder: a costly one, whose vectors come by and by, and which reads a limited length.
 
-    def __init__(self, encoder: Encoder, width: int) -> None:
-        super().__init__(encoder, width)
-        self._waited_for = encoder.hurried()
+    It may fail: then a query has a vector without direction, and for `REST` seconds it is not asked again.
+    """
 
     def query(self, text: str, words: Sequence[str]) -> Vectors:
-        """The vector of a query; zeros, so that BM25 answers alone, while an endpoint fails or is slow."""
-        if time.monotonic() >= self.rests_until:
-            try:
-                vector: Vectors = self._waited_for.encode_queries([text])[0]
-                return vector
-            except IsthmusError as error:
-                self.rests_until = time.monotonic() + REST
-                _log.warning("queries are answered without vectors for %.0f s: %s", REST, error)
-        return np.zeros(self.width, dtype=np.float32)
+        """The vector of a query; zeros while the encoder fails."""
+        now = time.monotonic()
+        if now < self.rests_until:
+            return np.zeros(self.width, dtype=np.float32)
+        if self.problem:
+            self.rests_until = now + REST  # one tries, the others go on by words
+        try:
+            vector = super().query(text, words)
+        except Exception as error:  # whatever it is, words are searched
+            if not self.problem:
+                _log.warning("searched by words alone until the encoder answers again: %s", error)
+            self.problem, self.rests_until = type(error).__name__, time.monotonic() + REST
+            return np.zeros(self.width, dtype=np.float32)
+        if self.problem:
+            _log.info("the encoder answers again")
+            self.problem, self.rests_until = "", time.monotonic()
+        return vector
 
     def split(self, title: str, body: str) -> list[Span]:
         """The spans of a document's passages in its body."""
@@ -194,6 +202,7 @@ def ready_encoder(wanted: settings.EncoderSettings) -> QueryEncoder | None:
     if wanted.kind == "none":
         return NoQueries()
     if wanted.kind in ("encoder", "transformer"):
-        encoder = load_encoder(wanted.name if wanted.path is None else str(wanted.path))
+        name = wanted.name if wanted.path is None else str(wanted.path)
+        encoder = load_encoder(name, max_tokens=wanted.limit)
         return AnyQueries(encoder, encoder.width)
     return None if wanted.path is None else LsaQueries(load_lsa(wanted.path))

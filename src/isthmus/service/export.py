@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isthmus.errors import DataError
+from isthmus.errors import DataError, ServiceError
 from isthmus.service.searching import RETRIEVERS, Searcher
 from isthmus.service.stores import majority
 from isthmus.tables import Letor, Qrels, Run, replacing, write_letor, write_qrels, write_run
@@ -47,6 +47,8 @@ def _write_rows(
     lists: dict[str, dict[str, dict[str, float]]] = {name: {} for name in RETRIEVERS}
     for query, name in number.items():
         candidates = snapshot.find(query, searcher.depth)
+        if snapshot.encoder.problem:
+            raise ServiceError(f"the encoder fails ({snapshot.encoder.problem}): export again later")
         if not len(candidates):
             continue
         ids = [_plain(document) for document in candidates.documents]

@@ -78,6 +78,8 @@ class _Waiting:
     text: str
     span: Span
     passages: int
+    first: bool
+    """Whether its document has no vector at all."""
 
 
 class Index:
@@ -106,6 +108,7 @@ class Index:
         if served is self._encoder and not is_noted:
             self._remember(served)
         self._complete = False
+        self._queue: list[_Waiting] = []
         self._languages = set(store.languages())
         self.snapshot = Snapshot(
             self.engine.reader, served, family=family, languages=beyond_english(self._languages)
@@ -307,27 +310,37 @@ class Index:
         encoder = self._encoder
         if not isinstance(encoder, AnyQueries):
             return 0
-        waiting, until = self._waiting(encoder), time.monotonic() + SECONDS
+        if not self._queue or (not self._queue[0].first and len(self.engine.unencoded(1))):
+            self._queue = self._waiting(encoder)
+        until = time.monotonic() + SECONDS
         parts: list[Vectors] = []
-        for start in range(0, len(waiting), AT_ONCE):
-            parts.append(encoder.documents([each.text for each in waiting[start : start + AT_ONCE]]))
-            if stopped() or time.monotonic() > until:
-                break
-        if not parts:
-            return 0
+        try:
+            for start in range(0, len(self._queue), AT_ONCE):
+                parts.append(encoder.documents([each.text for each in self._queue[start : start + AT_ONCE]]))
+                if stopped() or time.monotonic() > until:
+                    break
+        finally:  # what was encoded before a failure stays
+            done = self._keep_encoded(encoder, parts) if parts else 0
+        return done
+
+    def _keep_encoded(self, encoder: AnyQueries, parts: Sequence[Vectors]) -> int:
+        """Commit the vectors of the first passages that wait; how many there were."""
         vectors = np.concatenate(parts)
-        encoded = waiting[: len(vectors)]
+        encoded = self._queue[: len(vectors)]
         with self._writing:
             if self._encoder is not encoder:
+                self._queue = []
                 return 0
             handles = np.array([each.handle for each in encoded], dtype=np.int64)
             spans, counts = [each.span for each in encoded], [each.passages for each in encoded]
             self.engine.encode(handles, vectors, spans, counts)
+            self._queue = self._queue[len(vectors) :]
             self._show()
         return len(encoded)
 
     def _waiting(self, encoder: AnyQueries) -> list[_Waiting]:
-        """Passages without a vector of a few documents, short ones first."""
+        """Passages without a vector of a few documents, short ones first: first passages of those that have
+        none at all, else all of those that are not finished."""
         with self._writing:  # so that none goes before it is looked up
             first = self.engine.unencoded(DOCUMENTS)
             known = {handle: set[Span]() for handle in first.tolist()} or self.engine.unfinished()
@@ -338,7 +351,7 @@ class Index:
             chosen = spans[:1] if len(first) else [span for span in spans if span not in known[each.change]]
             texts = encoder.passages(each.title, each.body, chosen)
             waiting += [
-                _Waiting(each.change, text, span, len(spans))
+                _Waiting(each.change, text, span, len(spans), first=len(first) > 0)
                 for text, span in zip(texts, chosen, strict=True)
             ]
         return sorted(waiting, key=lambda each: len(each.text))

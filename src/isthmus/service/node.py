@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,8 @@ from isthmus.tables import Documents, locked, replacing
 
 TICK = 5.0
 """Seconds between two looks at model files."""
+RENEWED = 0.5
+"""Changes a document after which score sums are measured again."""
 MINUTE = 60.0
 """Seconds between two lines of the log while documents are encoded."""
 SETTLED = 3600.0
@@ -94,6 +96,26 @@ def folder_lock(folder: Path) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """What score sums were measured on: encoder, whether without shared statistics, the last change, how
+    many documents had a vector, and whether all had."""
+
+    encoder: str
+    unshared: bool
+    change: int
+    encoded: int
+    is_complete: bool
+
+    def is_outdated(self, now: _Measured, documents: int) -> bool:
+        """With another encoder, statistics for the first time, changes of half the documents; and while not
+        all documents had a vector, with twice as many or all."""
+        if (now.encoder, now.unshared) != (self.encoder, self.unshared):
+            return True
+        has_more = not self.is_complete and (now.is_complete or now.encoded > 2 * self.encoded)
+        return has_more or now.change - self.change > RENEWED * documents
+
+
 class Node:
     """Everything a silo has, behind methods that may be called from any thread."""
 
@@ -110,8 +132,8 @@ class Node:
         self._models = self._stamps()
         self._scale = self._restored_scale()
         self._sums: wire.SiloScores | None = None
-        self._measured: tuple[object, ...] = ()
-        self._recorded: list[tuple[str, wire.SiloScores]] = []
+        self._measured: _Measured | None = None
+        self._recorded: dict[str, wire.SiloScores] = {}
         self._judged = JudgedQueries(settings, self.store, key=self.family.key)
         self._lesson: tuple[str, GuardedPupil] | None = None
         self._learning = threading.Lock()
@@ -182,12 +204,15 @@ class Node:
                 self._catch_up()
                 self._sketch()
                 self._load_new_models()
-                self._measure_scores()
                 self._ahead.settle(older=SETTLED)
                 self.problem = ""
             except BaseException as error:  # whatever it is, tantivy panicking too: the node goes on
                 self.problem = type(error).__name__
                 _log.exception("indexing failed and will be tried again")
+            try:
+                self._measure_scores()
+            except Exception:  # documents are found without
+                _log.exception("score sums could not be measured and will be tried again")
             self._wake.wait(TICK)
             self._wake.clear()
 
@@ -394,12 +419,15 @@ class Node:
             return None
 
     def _measure_scores(self) -> None:
-        """Sum scores for queries of the silo's own, again when it has another encoder, statistics for the
-        first time, twice the documents or vectors, or vectors of all."""
+        """Sum scores for queries of the silo's own, again when `_Measured` says so."""
         snapshot, encoded = self.index.snapshot, self.index.engine.encoded
-        sizes = (len(snapshot).bit_length(), encoded.bit_length(), encoded >= len(snapshot))
-        state = (snapshot.encoder.fingerprint, snapshot.shared is None, *sizes)
-        if state != self._measured and self.settings.statistics.form != "none":
+        is_complete = encoded >= len(snapshot) > 0
+        state = _Measured(
+            snapshot.encoder.fingerprint, snapshot.shared is None, snapshot.change, encoded, is_complete
+        )
+        if self.settings.statistics.form == "none":
+            return
+        if self._measured is None or self._measured.is_outdated(state, len(snapshot)):
             began = time.monotonic()
             sums = measure(self.settings.silo, snapshot, self.store)
             if snapshot.encoder.rests_until <= began:  # else some queries had no vector: measured again
@@ -413,9 +441,9 @@ class Node:
         if self.settings.statistics.form == "none":
             raise Refused("this silo does not share statistics")
         sums = self._sums
-        if sums is not None and (peer, sums) not in self._recorded:
+        if sums is not None and self._recorded.get(peer) != sums:
             self.ledger.record("sums", peer, note="score sums of queries made of the silo's documents")
-            self._recorded.append((peer, sums))
+            self._recorded[peer] = sums
         return sums
 
     def adopt_scale(self, scale: wire.ScoreScale) -> None:

@@ -305,6 +305,7 @@ class Searcher:
             encoder=snapshot.encoder.fingerprint,
             scorer=self.scorer.name,
             scale=self.scorer.scale.version if isinstance(self.scorer, HybridScorer) else "",
+            detail="its encoder does not answer: searched by words alone" if snapshot.encoder.problem else "",
             took_ms=took,
         )
 

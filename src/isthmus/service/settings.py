@@ -184,13 +184,18 @@ class Source:
 class EncoderSettings:
     """The dense retriever's encoder: built in and fitted on the silo's own text (lsa), or loaded from a
     fitted file that silos share (`path`); or one that `isthmus encoder add` brought (encoder), by `name`,
-    with a folder's `path` or an endpoint's address in its place."""
+    with a folder's `path` or an endpoint's address in its place.
+
+    `limit` is how much of a text it reads at once, at most: tokens, and words of an endpoint (512 if not
+    said). Longer documents are split into passages.
+    """
 
     kind: Literal["lsa", "encoder", "transformer", "none"] = "lsa"
     """`transformer` is what `encoder` was called."""
     name: str = ""
     path: Path | None = None
     dimensions: int = 128
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind == "transformer":
@@ -201,6 +206,7 @@ class EncoderSettings:
             expected = 'kind = "encoder" needs a name (bge-small, or an address) or a path, one of them'
             require(bool(self.name) != (self.path is not None), expected)
         require(self.dimensions >= 1, f"dimensions = {self.dimensions} must be at least 1")
+        require(self.limit is None or self.limit >= 16, f"limit = {self.limit} must be at least 16")
 
 
 @dataclass(frozen=True)

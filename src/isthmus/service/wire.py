@@ -191,6 +191,8 @@ class NodeAnswer(ResponseModel):
     """What put its hits in order: bm25, hybrid, learned, fuser or ranker."""
     scale: Text = ""
     """The version of the scale that a hybrid scored with."""
+    detail: Text = ""
+    """What was missing: its encoder, where that did not answer."""
     took_ms: float
 
 
