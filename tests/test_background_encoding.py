@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from isthmus.encoders.onnx import OnnxEncoder
-from isthmus.errors import DataError
+from isthmus.errors import ConfigError, DataError, ProtocolError
 from isthmus.service import index as indexing
 from isthmus.service.index import Index
 from isthmus.service.node import Node
+from isthmus.service.pupil import own_directions
 from isthmus.service.scoring import Bm25Scorer, Scored
 from isthmus.service.settings import EncoderSettings, NodeSettings, Policy
 from isthmus.service.stores import Draft, SqliteStore
@@ -305,3 +306,119 @@ def test_index_only_encodes_everything_before_it_ends(tmp_path):
     assert not index.engine.unfinished()
     index.close()
     store.close()
+
+
+def folders(tmp_path):
+    return sorted((tmp_path / "index").glob("vectors-*"))
+
+
+@pytest.mark.parametrize("kind", ["none", "lsa"])
+def test_a_start_with_another_encoder_by_mistake_costs_no_vector(tmp_path, store, kind):
+    index = opened(tmp_path, store, encoder(tmp_path / "model"))
+    index.catch_up()
+    index.encode_all()
+    before, kept = dense(index, "green"), folders(tmp_path)
+    index.close()
+    index = opened(tmp_path, store, EncoderSettings(kind))
+    index.catch_up()
+    assert dense(index, "green") != before
+    assert set(kept) < set(folders(tmp_path)) or kept == folders(tmp_path)
+    store.remove(["d03"])  # what is kept forgets too
+    index.catch_up()
+    index.close()
+    index = opened(tmp_path, store, encoder(tmp_path / "model"))
+    assert index.unencoded == 0
+    index.catch_up()
+    assert dense(index, "green") == {name: score for name, score in before.items() if name != "d03"}
+    assert folders(tmp_path) == kept
+    index.close()
+
+
+def test_vectors_are_kept_until_another_costly_encoder_has_all(tmp_path, store):
+    index = opened(tmp_path, store, encoder(tmp_path / "model"))
+    index.catch_up()
+    index.encode_all()
+    kept = folders(tmp_path)
+    index.close()
+    opened(tmp_path, store, EncoderSettings("none")).close()
+    index = opened(tmp_path, store, encoder(tmp_path / "other", scale=7.0))
+    assert len(folders(tmp_path)) == 2
+    index.encode_all()
+    assert len(folders(tmp_path)) == 1
+    assert folders(tmp_path) != kept
+    index.close()
+
+
+def test_damage_costs_what_is_damaged_and_what_cannot_be_read_costs_nothing(tmp_path, store, caplog):
+    wanted = encoder(tmp_path / "model")
+    index = opened(tmp_path, store, wanted)
+    index.catch_up()
+    index.encode_all()
+    before = dense(index, "green")
+    index.close()
+    (tmp_path / "index" / "encoder.json").write_text("{")
+    index = opened(tmp_path, store, wanted)
+    assert dense(index, "green") == before
+    assert "encoder.json is damaged" in caplog.text
+    index.close()
+    (folder,) = folders(tmp_path)
+    state = (folder / "state").read_bytes()
+    (folder / "state").unlink()
+    (folder / "state").mkdir()  # no process may read it, whoever runs this
+    with pytest.raises(OSError, match="state"):
+        opened(tmp_path, store, wanted)
+    assert (folder / "vectors-000001").stat().st_size > 0
+    (folder / "state").rmdir()
+    (folder / "state").write_bytes(state[:-1])
+    index = opened(tmp_path, store, wanted)
+    assert index.unencoded == 12
+    assert "are damaged and made again" in caplog.text
+    index.close()
+
+
+def test_directions_to_learn_do_not_take_the_place_of_a_pretrained_encoder(tmp_path):
+    with Node(node_settings(tmp_path)).offline() as node:
+        node.store.put(drafts())
+        node.index.catch_up()
+        node.index.encode_all()
+        before, kept = dense(node.index, "green"), list(node.ledger.departures())
+        with pytest.raises(ProtocolError, match="keeps the vectors of its pretrained encoder"):
+            node.directions("broker")
+        with pytest.raises(ProtocolError, match='kind = "lsa"'):
+            node.index.adopt(own_directions(node.index.snapshot))
+        assert dense(node.index, "green") == before
+        assert list(node.ledger.departures()) == kept
+
+
+def test_a_coming_encoder_is_searched_when_its_graph_is_there(tmp_path, store, monkeypatch):
+    index = opened(tmp_path, store, encoder(tmp_path / "model"))
+    index.catch_up()
+    index.encode_all()
+    old = index.snapshot.encoder.fingerprint
+    index.close()
+    monkeypatch.setattr("isthmus.engines.vectors.EXACT", 5)
+    index = opened(tmp_path, store, encoder(tmp_path / "other", scale=7.0))
+    while index.encode():
+        pass
+    assert index.unencoded == 0
+    assert index.snapshot.encoder.fingerprint == old
+    while index.maintain():
+        pass
+    assert index.snapshot.encoder.fingerprint != old
+    assert index.snapshot.reader.dense.covered > 5
+    index.close()
+
+
+def test_a_node_of_the_release_before_starts_by_words_until_its_encoder_is_added(
+    tmp_path, store, monkeypatch, caplog
+):
+    monkeypatch.setenv("ISTHMUS_ENCODERS", str(tmp_path / "encoders"))
+    with pytest.warns(FutureWarning, match="transformer"):
+        before = EncoderSettings("transformer")
+    index = opened(tmp_path, store, before)
+    index.catch_up()
+    assert words(index, "green") == {"d00", "d03", "d06", "d09"}
+    assert "isthmus encoder add minilm" in caplog.text
+    index.close()
+    with pytest.raises(ConfigError, match="no encoder 'unknown'"):
+        opened(tmp_path, store, EncoderSettings("encoder", "unknown"))

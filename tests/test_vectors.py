@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from isthmus.engines import VectorIndex, vectors
 from isthmus.errors import DataError
 
 WIDTH = 48
+plain = vectors._int8
 
 
 def directions(count: int, seed: int = 0, width: int = WIDTH) -> NDArray[np.float32]:
@@ -323,3 +325,59 @@ def test_it_has_what_a_dictionary_would_have(tmp_path_factory: pytest.TempPathFa
         hits, _ = reader.search(np.ones(4, np.float32), 100)
         assert sorted(hits.tolist()) == sorted(there)
     index.close()
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_compacting_does_not_wait_for_a_graph_that_grows(tmp_path, monkeypatch):
+    monkeypatch.setattr(vectors, "_int8", lambda rows: (time.sleep(0.02), plain(rows))[1])
+    with opened(tmp_path) as index:
+        whole(index, directions(2000))  # ten seconds, of 500 pieces
+        index.remove([1])
+        index.commit()
+        grower = threading.Thread(target=index.maintain)
+        grower.start()
+        time.sleep(0.1)
+        began = time.monotonic()
+        index.compact()
+        assert time.monotonic() - began < 5
+        grower.join()
+        assert len(index.reader.vectors) == 1999
+        assert index.reader.covered == 0
+
+
+def test_what_comes_and_goes_while_files_are_compacted_is_there_and_gone(tmp_path, monkeypatch):
+    rows, copied = directions(300), vectors._copy
+    with opened(tmp_path) as index:
+        whole(index, rows[:200])
+        index.remove(range(1, 50))
+        index.commit()
+
+        def copy(*arguments):
+            monkeypatch.setattr(vectors, "_copy", copied)
+            copied(*arguments)
+            whole(index, rows[200:], first=201)
+            index.remove([60, 250])
+            index.commit()
+
+        monkeypatch.setattr(vectors, "_copy", copy)
+        index.compact()
+        expected = [at for at in range(50, 301) if at not in (60, 250)]
+        assert index.reader.documents.tolist() == expected
+        np.testing.assert_allclose(index.reader.first_vectors([299]), rows[298:299], atol=1e-3)
+        gone = np.fromfile(tmp_path / "vectors-000002", np.float16).reshape(-1, WIDTH)[10]
+        assert not gone.any()
+    with opened(tmp_path) as index:
+        assert index.reader.documents.tolist() == expected
+        assert not list(tmp_path.glob("*-000001*"))
+
+
+def test_large_removals_are_erased_whole(tmp_path, monkeypatch):
+    plain_write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: plain_write(file, bytes(data)[:1000], at))
+    with opened(tmp_path) as index:
+        whole(index, directions(200))
+        index.remove(range(1, 150))
+        index.commit()
+        stored = np.fromfile(tmp_path / "vectors-000001", np.float16).reshape(-1, WIDTH)
+        assert not stored[:149].any()
+        assert stored[149:].any(axis=1).all()

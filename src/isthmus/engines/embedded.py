@@ -369,22 +369,19 @@ class EmbeddedEngine:
         counts = np.ones(len(handles), np.int64) if passages is None else np.asarray(passages)
         chosen = [spans[at] for at in there.tolist()]
         self._vectors.add(handles[there], vectors[there], chosen, counts[there].tolist())
-        self._swap_if_whole()
+        self.refresh()
 
     def recode(
         self, name: str, width: int, batches: Iterable[Encoded] | None = None, *, keep: bool = True
     ) -> None:
         """Take vectors of another encoder: see `Engine`."""
         self._vectors.recode(name, width, batches, keep=keep)
-        self._swap_if_whole()
-
-    def _swap_if_whole(self) -> None:
-        if self._vectors.is_coming and not len(self.unencoded(1)):
-            self._vectors.swap()
         self.refresh()
 
     def refresh(self) -> None:
-        """Show vectors as they are now to readers that begin."""
+        """Show vectors as they are now to readers that begin; those that have come, once all have."""
+        if self._vectors.is_changing and self._vectors.is_grown and not len(self.unencoded(1)):
+            self._vectors.swap()
         self._reader = replace(self._reader, dense=self._vectors.reader)
 
     def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:

@@ -1,19 +1,20 @@
 """The vectors of a node's encoder and, while another encoder takes its place, of both.
 
-    encoder.json     the encoder whose vectors are searched, and the one whose vectors are coming
+    encoder.json     the encoder whose vectors are searched, the one whose vectors are coming, those kept
     vectors-…        a `VectorIndex` for each
 
-Vectors that are coming are searched once every document has one. Both folders outlive the process, so that
-encoding goes on where it ended, and damage elsewhere costs no vector.
+Vectors that are coming are searched once every document has one. All folders outlive the process, so that
+encoding goes on where it ended, and damage elsewhere costs no vector. Vectors that took long are kept, though
+not searched, until every document has one of another such encoder: settings may be mistaken.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ from isthmus.files import replacing
 
 MOST_UNFINISHED = 64
 _STATE = "encoder.json"
+_QUICK = ("lsa-", "space-")
+"""Encoders whose vectors are made again in no time."""
+
+_log = logging.getLogger("isthmus.service")
 
 
 class VectorFolders:
@@ -36,21 +41,42 @@ class VectorFolders:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        state: dict[str, Any] = {}
-        with suppress(FileNotFoundError, ValueError):
-            state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        state = self._state()
         self._served, self._coming = (self._opened(state.get(key)) for key in ("served", "coming"))
-        self._pruned = False
+        kept = (self._opened(named) for named in state.get("kept", ()))
+        self._kept = [index for index in kept if index is not None]
+        self._pruned: set[str] = set()
+
+    def _state(self) -> dict[str, Any]:
+        """What was saved; of a damaged file, all vectors that there are, kept until one is asked for."""
+        try:
+            state: dict[str, Any] = json.loads((self.folder / _STATE).read_text(encoding="utf-8"))
+            if not isinstance(state, dict):
+                raise ValueError("it is no object")
+            return state
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            _log.warning("%s is damaged and written again: %s", self.folder / _STATE, error)
+        named = []
+        for file in sorted(self.folder.glob("vectors-*/state")):
+            try:
+                stated = json.loads(file.read_text(encoding="utf-8"))
+                named.append([stated["encoder"], stated["width"]])
+            except (ValueError, KeyError, TypeError):
+                continue
+        return {"kept": named}
 
     def _opened(self, named: Sequence[Any] | None) -> VectorIndex | None:
-        """Vectors of an encoder, by name and width; damaged ones are made again."""
+        """Vectors of an encoder, by name and width; damaged ones are made again, an OSError is no damage."""
         if not named:
             return None
         name, width = str(named[0]), int(named[1])
         folder = self._folder(name)
         try:
             return VectorIndex.open(folder, width, name)
-        except DataError:
+        except DataError as error:
+            _log.warning("vectors of %s are damaged and made again: %s", name, error)
             shutil.rmtree(folder, ignore_errors=True)
             return VectorIndex.open(folder, width, name)
 
@@ -75,17 +101,20 @@ class VectorFolders:
     @property
     def encoded(self) -> int:
         """How many documents have a vector of the encoder that is filled in."""
-        return 0 if self._filled is None else len(self._filled.reader)
+        filled = self._filled
+        return 0 if filled is None else len(filled.reader)
 
     def unencoded(self, handles: IntArray) -> IntArray:
         """Those of some documents that have no vector of the encoder that is filled in."""
-        return handles[:0] if self._filled is None else handles[~self._filled.reader.known(handles)]
+        filled = self._filled
+        return handles[:0] if filled is None else handles[~filled.reader.known(handles)]
 
     def unfinished(self) -> dict[int, set[Span]]:
         """Some documents with vectors of some passages and not of others, and the spans that have one."""
-        if self._filled is None:
+        filled = self._filled
+        if filled is None:
             return {}
-        reader = self._filled.reader
+        reader = filled.reader
         return {change: set(reader.spans(change)) for change in reader.unfinished[:MOST_UNFINISHED].tolist()}
 
     def add(
@@ -96,16 +125,20 @@ class VectorFolders:
         passages: Sequence[int] | None = None,
     ) -> None:
         """Add passages, on disk when this returns; see `VectorIndex.add`."""
-        if self._filled is not None:
-            self._filled.add(handles, vectors, spans, passages=passages)
-            self._filled.commit()
+        filled = self._filled
+        if filled is not None:
+            filled.add(handles, vectors, spans, passages=passages)
+            filled.commit()
 
     def remove(self, handles: IntArray) -> None:
         """Remove documents, from disk too."""
-        for index in (self._served, self._coming):
-            if index is not None:
-                index.remove(handles)
-                index.commit()
+        for index in self._all:
+            index.remove(handles)
+            index.commit()
+
+    @property
+    def _all(self) -> list[VectorIndex]:
+        return [index for index in (self._coming, self._served, *self._kept) if index is not None]
 
     def recode(
         self, name: str, width: int, batches: Iterable[Encoded] | None = None, *, keep: bool = True
@@ -113,11 +146,10 @@ class VectorFolders:
         """Take vectors of another encoder, none of width 0.
 
         With `batches` they all come now; without, as `add` brings them, in this process or a later one, until
-        `swap`. What had come of a third encoder is removed; so are the vectors that are searched, unless they
-        are to be kept until then.
+        `swap`. The old vectors are searched until then, unless `keep` says otherwise.
         """
         if self._coming is not None and self._coming.fingerprint != name:
-            self._coming.close()
+            self._set_aside(self._coming)
             self._coming = None
         if self._served is not None and self._served.fingerprint == name and batches is None:
             self._save()
@@ -125,34 +157,65 @@ class VectorFolders:
         if batches is not None and self._coming is None:
             shutil.rmtree(self._folder(name), ignore_errors=True)
         if self._coming is None and width:
-            self._coming = self._opened([name, width])
+            self._coming = self._taken_back(name) or self._opened([name, width])
         if self._coming is not None:
             for handles, vectors, spans in batches or ():
                 self._coming.add(handles, vectors, spans)
             self._coming.commit()
         if not width or batches is not None or self._served is None or not keep:
-            self.swap()
-        else:
-            self._save()
+            self._serve_coming()
+        self._save()
+
+    def _set_aside(self, index: VectorIndex) -> None:
+        """Keep vectors that took long, in case they are wanted again."""
+        if index.fingerprint.startswith(_QUICK) or not len(index.reader):
+            index.close()
+            return
+        _log.info("vectors of %s are kept, not searched, in %s", index.fingerprint, index.folder)
+        self._kept.append(index)
+
+    def _taken_back(self, name: str) -> VectorIndex | None:
+        index = next((index for index in self._kept if index.fingerprint == name), None)
+        self._kept = [other for other in self._kept if other is not index]
+        return index
 
     @property
-    def is_coming(self) -> bool:
-        """Whether vectors of another encoder are coming."""
-        return self._coming is not None
+    def is_changing(self) -> bool:
+        """Whether there are vectors of another encoder too than the one that is searched."""
+        served = self._served
+        is_slow = served is not None and not served.fingerprint.startswith(_QUICK)
+        return self._coming is not None or (bool(self._kept) and is_slow)
+
+    @property
+    def is_grown(self) -> bool:
+        """Whether the vectors that are filled in are searched as quickly as they will be."""
+        filled = self._filled
+        return filled is None or not filled.lags
 
     def swap(self) -> None:
-        """Search the vectors that have come, in place of the old ones."""
-        old, self._served, self._coming = self._served, self._coming, None
+        """Search the vectors that have come, in place of the old ones; every document has one."""
+        if self._coming is not None:
+            self._serve_coming()
+        if self._served is not None and not self._served.fingerprint.startswith(_QUICK):
+            for index in self._kept:
+                index.close()
+            self._kept = []
         self._save()
+
+    def _serve_coming(self) -> None:
+        old, self._served, self._coming = self._served, self._coming, None
         if old is not None:
-            old.close()
+            self._set_aside(old)
 
     def _save(self) -> None:
         named = {"served": self._served, "coming": self._coming}
-        state = {key: [index.fingerprint, index.width] for key, index in named.items() if index is not None}
+        state: dict[str, Any] = {
+            key: [index.fingerprint, index.width] for key, index in named.items() if index is not None
+        }
+        state["kept"] = [[index.fingerprint, index.width] for index in self._kept]
         with replacing(self.folder / _STATE) as stream:
             stream.write(json.dumps(state).encode())
-        folders = {index.folder for index in named.values() if index is not None}
+        folders = {index.folder for index in self._all}
         for path in self.folder.glob("vectors-*"):
             if path not in folders:
                 shutil.rmtree(path, ignore_errors=True)
@@ -165,23 +228,19 @@ class VectorFolders:
         `gone` says which of some documents are not there any more: they may have gone while another process
         rebuilt everything else.
         """
-        served = self._served
-        if served is None:
-            return False
-        if not self._pruned:
-            self._pruned = True
-            served.remove(gone(served.reader.documents.astype(np.int64)))
-            served.commit()
-        return served.maintain(stopped)
+        for index in self._all:
+            if index.fingerprint not in self._pruned:
+                self._pruned.add(index.fingerprint)
+                index.remove(gone(index.reader.documents.astype(np.int64)))
+                index.commit()
+        return any(index.maintain(stopped) for index in (self._coming, self._served) if index is not None)
 
     def compact(self) -> None:
         """Let nothing remain of vectors of documents that are gone."""
-        for index in (self._served, self._coming):
-            if index is not None:
-                index.compact()
+        for index in self._all:
+            index.compact()
 
     def close(self) -> None:
         """Close the files; readers stay usable."""
-        for index in (self._served, self._coming):
-            if index is not None:
-                index.close()
+        for index in self._all:
+            index.close()

@@ -21,7 +21,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -201,9 +201,10 @@ class VectorIndex:
         self.folder, self._state = folder, state
         self.width, self.fingerprint = int(state["width"]), str(state["encoder"])
         self._writing, self._maintaining = threading.RLock(), threading.RLock()
+        self._compacting = threading.Event()
         self._added: list[NDArray[Any]] = []
         self._removed: list[Changes] = []
-        self._open_files()
+        self._files = self._open_files(state)
         passages = np.fromfile(self._path("passages"), _PASSAGE)
         self._show(passages, self._read_graph())
         self._forget_others()
@@ -212,7 +213,8 @@ class VectorIndex:
     def open(cls, folder: Path, width: int, fingerprint: str) -> VectorIndex:
         """The index in this folder, which is made if need be.
 
-        One of another width or encoder, and files that lack what was committed, are a DataError.
+        One of another width or encoder, and files that lack what was committed, are a DataError; what the
+        system does not let be read is an OSError.
         """
         folder.mkdir(parents=True, exist_ok=True)
         fresh = {"format": 1, "width": width, "encoder": fingerprint, "files": 1, "rows": 0, "graph": None}
@@ -220,7 +222,7 @@ class VectorIndex:
             state = json.loads((folder / "state").read_text(encoding="utf-8"))
         except FileNotFoundError:
             state = fresh
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise DataError(f"cannot be read: {error}", file=folder / "state", cure=_CURE) from error
         for key in ("format", "width", "encoder"):
             if state.get(key) != fresh[key]:
@@ -231,21 +233,21 @@ class VectorIndex:
     def _path(self, kind: str) -> Path:
         return self.folder / f"{kind}-{self._state['files']:06d}"
 
-    def _open_files(self) -> None:
+    def _open_files(self, state: Mapping[str, Any]) -> dict[str, int]:
         """Open both files behind the last row that was committed; what a killed process added is cut off."""
-        self._files = {}
+        files: dict[str, int] = {}
         for kind, size in (("passages", _PASSAGE.itemsize), ("vectors", 2 * self.width)):
-            path, length = self._path(kind), size * self._state["rows"]
-            self._files[kind] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            if (there := os.fstat(self._files[kind]).st_size) < length:
-                self.close()
+            path, length = self.folder / f"{kind}-{state['files']:06d}", size * state["rows"]
+            files[kind] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            if (there := os.fstat(files[kind]).st_size) < length:
+                _close(files)
                 raise DataError(f"has {there} bytes, {length} were committed", file=path, cure=_CURE)
-            os.ftruncate(self._files[kind], length)
+            os.ftruncate(files[kind], length)
+        return files
 
     def close(self) -> None:
         """Close the files; what was not committed is lost."""
-        for opened in self._files.values():
-            os.close(opened)
+        _close(self._files)
         self._files = {}
 
     def __enter__(self) -> VectorIndex:
@@ -341,30 +343,56 @@ class VectorIndex:
             if len(view.passages) > 2 * int((view.passages["owner"] > 0).sum()):
                 self.compact()
                 return True
-            if len(view.vectors) - view.covered > max(EXACT, _GROWTH * view.covered):
-                return self._grow(view, stopped)
-            return False
+            return self.lags and self._grow(view, stopped)
+
+    @property
+    def lags(self) -> bool:
+        """Whether the graph lacks so many rows that it is to grow."""
+        view = self.reader
+        return len(view.vectors) - view.covered > max(EXACT, _GROWTH * view.covered)
 
     def compact(self) -> None:
-        """Write files without dead rows; the graph is to be built anew."""
-        with self._maintaining, self._writing:
+        """Write files without dead rows; the graph is to be built anew, and one that grows is given up.
+
+        Additions and removals wait only while those are brought in that came meanwhile.
+        """
+        self._compacting.set()
+        with self._maintaining:
+            self._compacting.clear()
             self.commit()
-            old, before = self.reader, self._files
+            old = self.reader
             live = np.flatnonzero(old.passages["owner"] > 0)
             if len(live) == len(old.passages):
                 return
-            files = self._state["files"] + 1
-            self._state = {**self._state, "files": files, "rows": 0, "graph": None}
-            self._open_files()
-            for start in range(0, len(live), 4096):
-                _write(self._files["vectors"], old.vectors[live[start : start + 4096]], start)
-            _write(self._files["passages"], old.passages[live], 0)
-            self._state["rows"] = len(live)
+            state = {**self._state, "files": self._state["files"] + 1, "rows": 0, "graph": None}
+            files = self._open_files(state)
+            try:
+                _copy(files["vectors"], old.vectors, live, 0)
+                with self._writing:
+                    self.commit()
+                    added = np.arange(len(old.passages), len(self.reader.passages))
+                    added = added[self.reader.passages["owner"][added] > 0]
+                    _copy(files["vectors"], self.reader.vectors, added, len(live))
+                    self._replace(files, state, self.reader.passages[np.concatenate((live, added))])
+            except BaseException:
+                if self._files is not files:
+                    _close(files)
+                raise
+
+    def _replace(self, files: dict[str, int], state: dict[str, Any], passages: NDArray[Any]) -> None:
+        """Go on with other files, which have the vectors of these passages."""
+        before, self._files = (self._files, self._state), files
+        try:
+            _write(files["passages"], passages, 0)
+            self._erase(np.flatnonzero(passages["owner"] == 0))  # removed after it was copied
+            self._state = {**state, "rows": len(passages)}
             self._flush()
-            for opened in before.values():
-                os.close(opened)
-            self._show(old.passages[live], None)
-            self._forget_others()
+        except BaseException:
+            self._files, self._state = before
+            raise
+        _close(before[0])
+        self._show(passages, None)
+        self._forget_others()
 
     def _grow(self, view: VectorReader, stopped: Callable[[], bool]) -> bool:
         """A graph with more of the rows, saved beside the old one, then mapped in its place."""
@@ -374,7 +402,7 @@ class VectorIndex:
             graph.load(str(self._graph_file(view.covered)))
         rows = np.arange(view.covered, end)[view._alive[view.covered : end]]
         for start in range(0, len(rows), _CHUNK):
-            if stopped() or not self._files:  # closed meanwhile
+            if stopped() or self._compacting.is_set() or not self._files:  # closed meanwhile
                 return False
             chunk = rows[start : start + _CHUNK]
             graph.add(chunk.astype(np.uint64), _int8(view.vectors[chunk].astype(np.float32)), threads=1)
@@ -440,6 +468,17 @@ def _unit(vector: NDArray[np.floating]) -> NDArray[np.float32] | None:
     """The vector with length 1; None for one without direction."""
     norm = float(np.linalg.norm(vector))
     return np.asarray(vector / norm, dtype=np.float32) if norm > 0 else None
+
+
+def _close(files: Mapping[str, int]) -> None:
+    for opened in files.values():
+        os.close(opened)
+
+
+def _copy(opened: int, vectors: NDArray[np.float16], rows: IntArray, row: int) -> None:
+    """Some vectors into an open file, from a row on."""
+    for start in range(0, len(rows), 4096):
+        _write(opened, vectors[rows[start : start + 4096]], row + start)
 
 
 def _write(opened: int, rows: NDArray[Any], row: int) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from isthmus.arrays import IntArray
 from isthmus.encoders import Span, Vectors
 from isthmus.engines import Change, EmbeddedEngine, Encoded, Engine
-from isthmus.errors import DataError, IsthmusError, ProtocolError
+from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, ProtocolError, ServiceError
 from isthmus.files import replacing
 from isthmus.languages import DEFAULT, beyond_english
 from isthmus.private import HashFamily
@@ -116,7 +116,13 @@ class Index:
 
     def _opened_encoder(self) -> QueryEncoder:
         """The encoder that the settings name, or that was fitted here or by all silos; else none yet."""
-        named = ready_encoder(self.settings)
+        try:
+            named = ready_encoder(self.settings)
+        except (ConfigError, MissingExtra, ServiceError) as error:
+            if self.settings.kind != "transformer" and not isinstance(error, ServiceError):
+                raise
+            _log.warning("searched by words alone until the node starts with its encoder: %s", error)
+            return NoQueries()
         if named is not None:
             return named
         fingerprint, self._fitted_on = self._fitted()
@@ -175,10 +181,17 @@ class Index:
         with self._writing:
             self.snapshot = replace(self.snapshot, shared=statistics)
 
+    def check_directions(self) -> None:
+        """Raise a ProtocolError where directions would take the place of vectors that took long."""
+        if self.is_costly:
+            message = "this silo keeps the vectors of its pretrained encoder, in place of directions to learn"
+            raise ProtocolError(f'{message} (to take part: kind = "lsa" under [encoder] of its silo.toml)')
+
     def adopt(self, space: Space) -> None:
         """Take directions that silos share, and give every document its vector in them."""
         if self.snapshot.family is None:
             raise ProtocolError("shared directions need the federation's hash key")
+        self.check_directions()
         encoder = SpaceQueries(space, self.snapshot.family)
         with self._writing:
             self._recode(encoder, lambda: space.save(self.folder / "space"))

@@ -464,7 +464,11 @@ class Node:
         return load_scorer(self.settings.models, self._learned_file, self._scale)
 
     def directions(self, peer: str) -> bytes:
-        """The silo's part of directions that all share; exact, and recorded as such."""
+        """The silo's part of directions that all share; exact, and recorded as such.
+
+        A ProtocolError where it has a pretrained encoder, which it keeps.
+        """
+        self.index.check_directions()
         self.ledger.record("sums", peer, note="directions of words, to learn together")
         return own_directions(self.index.snapshot).to_bytes()
 

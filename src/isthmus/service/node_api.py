@@ -225,7 +225,7 @@ class NodeApi:
         """The silo's part of directions that all silos share."""
         peer, _ = self._allowed(request, "learning")
         await self._check_indexed()
-        return Response(await self._apart(self.node.directions, peer), media_type=wire.BUNDLE_TYPE)
+        return Response(await self._accept(self.node.directions, peer), media_type=wire.BUNDLE_TYPE)
 
     async def adopt_directions(self, request: Request) -> Response:
         """Take the directions of all silos."""
