@@ -205,6 +205,7 @@ def test_a_node_encodes_behind_and_a_hit_by_meaning_shows_its_best_passage(tmp_p
         wait_for(lambda: node.index.unencoded == 0 and not len(node.index.engine.unfinished()))
         assert node.ready().ready
         assert node.ready().detail == ""
+        assert node.ready().encoder_name == "model"
         by_meaning = node.searcher.search(
             Search(query="bridges"), snippets=True
         ).hits  # a word of no document

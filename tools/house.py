@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 33_250,  # an encoder that fails costs nothing but its own vectors
+    "src/isthmus": 33_320,  # an encoder that fails costs nothing but its own vectors
     "benchmarks": 2_145,  # a node beside tantivy, bm25s and PostgreSQL, and its growth to a million documents
     "docs": 230,
     "reproduce": 6_500,

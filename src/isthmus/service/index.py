@@ -311,6 +311,16 @@ class Index:
         return handles, vectors, [(0, len(each.body)) for each in documents]
 
     @property
+    def encoder_name(self) -> str:
+        """What people call the encoder whose vectors are searched; of an endpoint, the model alone."""
+        encoder, wanted = self.snapshot.encoder, self.settings
+        if not isinstance(encoder, AnyQueries):
+            return "lsa" if isinstance(encoder, LsaQueries) else encoder.fingerprint.partition("-")[0]
+        if encoder is not self._encoder:
+            return ""
+        return wanted.path.name if wanted.path is not None else wanted.name.rpartition("#")[2]
+
+    @property
     def is_costly(self) -> bool:
         """Whether vectors come by and by, in `encode`, not while documents are indexed."""
         return isinstance(self._encoder, AnyQueries)

@@ -344,6 +344,7 @@ class Node:
             indexed=len(snapshot),
             statistics=version,
             encoder=snapshot.encoder.fingerprint,
+            encoder_name=self.index.encoder_name,
         )
 
     # what leaves

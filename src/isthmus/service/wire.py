@@ -316,6 +316,8 @@ class Ready(ResponseModel):
     statistics: Text = ""
     encoder: Fingerprint = ""
     """The fingerprint of a silo's encoder; of a broker, the one that its silos agree on."""
+    encoder_name: Text = ""
+    """What the silo calls it."""
 
 
 class Departure(ResponseModel):
