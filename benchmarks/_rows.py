@@ -11,6 +11,11 @@ def row(name: str, ours: float, peer: float | None, peer_name: str, *, goal: flo
     return {"name": name, "ours": ours, "peer": peer, "peer_name": peer_name, "ratio": ratio, "goal": goal}
 
 
+def least(name: str, ours: float, wanted: float) -> dict[str, Any]:
+    """Without a peer: the goal is so much at least."""
+    return {"name": name, "ours": ours, "peer": None, "peer_name": None, "ratio": ours / wanted, "goal": 1}
+
+
 def limited(name: str, ours: float, limit: float) -> dict[str, Any]:
     """Without a peer: the goal is a limit."""
     return {"name": name, "ours": ours, "peer": None, "peer_name": None, "ratio": limit / ours, "goal": 1}

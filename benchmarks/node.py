@@ -4,6 +4,7 @@
     python -m benchmarks.node 200000      another number
     python -m benchmarks.node million     the limits at a million documents
     python -m benchmarks.node growth      from ten thousand to a million: a table, and node-growth.png
+    python -m benchmarks.node recall      its first hundred and first ten beside those of an exact index
 
 Documents have 65 words by Zipf's law over 60,000, queries four of them, so that a query meets long postings.
 All times are of the processor, PostgreSQL's of its own process. A node stores its documents in SQLite and
@@ -26,13 +27,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._rows import limited, row
+from benchmarks._rows import least, limited, row
+from isthmus.corpora import load
+from isthmus.retrieval import BM25
 from isthmus.service.index import Index
 from isthmus.service.scoring import Bm25Scorer, Scored
 from isthmus.service.searching import Searcher
 from isthmus.service.settings import EncoderSettings
 from isthmus.service.stores import Draft, SqliteStore
 from isthmus.service.wire import Search
+from isthmus.tables import Documents, Queries, Run
 
 DOCUMENTS, WORDS, LENGTH = 40_000, 60_000, 65
 QUERIES, DEPTH, SHOWN = 300, 100, 10
@@ -42,6 +46,9 @@ MILLION, SECONDS, P99_MS, GIGABYTES, OPEN_SECONDS = 1_000_000, 600.0, 60.0, 1.5,
 """Processor time of two cores in five minutes; a search; memory; starting again."""
 GROWTH = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 NO_VECTORS = EncoderSettings("none")
+COLLECTIONS = ("cran", "npl", "cisi", "pydocs")
+RECALL, SAME, APART = 0.999, 0.999, 1e-6
+"""Of an exact index's first hundred; queries with the same first ten; and how far scores may be apart."""
 
 
 def main(count: int = DOCUMENTS) -> list[dict[str, Any]]:
@@ -99,6 +106,61 @@ def growth(file: Path = Path("node-growth.png")) -> None:
         axis.set(title=label, xlabel="documents")
     figure.savefig(file)
     print(f"· wrote {file}", file=sys.stderr)
+
+
+def recall() -> list[dict[str, Any]]:
+    """How much of an exact index's hits a node finds, over collections and documents by Zipf's law."""
+    rows = []
+    for name in COLLECTIONS:
+        corpus = load(name)
+        rows += _recalled(name, corpus.documents, corpus.queries.texts)
+    drafts, texts = list(_documents(DOCUMENTS)), tuple(zipf_texts(QUERIES, 4, 1))
+    ids, titles, bodies = zip(*((each.id, each.title, each.body) for each in drafts), strict=True)
+    zipf = Documents(ids, titles, bodies, np.zeros(len(ids), dtype=np.int64))
+    return rows + _recalled(f"{len(ids):,} by Zipf's law", zipf, texts)
+
+
+def _recalled(name: str, documents: Documents, texts: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The rows of one collection; queries for which an exact index has no hit are left out."""
+    ids = tuple(map(str, range(len(texts))))
+    queries = Queries(ids, texts, np.zeros(len(ids), dtype=np.int64), ("test",) * len(ids))
+    exact = BM25().index(documents).search(queries, DEPTH)
+    shares, same, apart = [], [], 0.0
+    with tempfile.TemporaryDirectory(prefix="isthmus-bench-") as folder:
+        store = SqliteStore(Path(folder) / "documents.db")
+        store.put(map(Draft, documents.ids, documents.titles, documents.bodies))
+        index = Index(Path(folder) / "index", store, encoder=NO_VECTORS)
+        index.catch_up()
+        for at, text in enumerate(texts):
+            wanted, hits = _of_query(exact, ids[at]), _hits(index, text)
+            if wanted:
+                shares.append(len(wanted.keys() & hits.keys()) / len(wanted))
+                same.append(list(wanted)[:SHOWN] == list(hits)[:SHOWN])
+                apart = max([apart, *(abs(wanted[id] - hits[id]) for id in wanted.keys() & hits.keys())])
+        index.close()
+        store.close()
+    title = f"node: {name}, {len(same)} queries:"
+    return [
+        least(f"{title} recall of an exact index's first {DEPTH}", float(np.mean(shares)), RECALL),
+        least(f"{title} with the same first {SHOWN}", float(np.mean(same)), SAME),
+        limited(f"{title} largest difference of scores", max(apart, 1e-16), APART),
+    ]
+
+
+def _of_query(run: Run, query: str) -> dict[str, float]:
+    """The scores of a query's documents by id, best first."""
+    if query not in run.queries:
+        return {}
+    at = run.queries.index(query)
+    rows = slice(run.offsets[at], run.offsets[at + 1])
+    return dict(zip(run.documents[rows].tolist(), run.scores[rows].tolist(), strict=True))
+
+
+def _hits(index: Index, text: str) -> dict[str, float]:
+    """The same of a node."""
+    candidates = index.snapshot.find(text, DEPTH)
+    order = Bm25Scorer().score(index.snapshot, candidates).order.tolist()
+    return {candidates.documents[at]: float(candidates.scores["bm25"][at]) for at in order}
 
 
 def _apart(who: str, count: int) -> dict[str, float]:
@@ -318,5 +380,5 @@ if __name__ == "__main__":
     elif what == "growth":
         growth()
     else:
-        for each in million() if what == "million" else main(int(what)):
+        for each in {"million": million, "recall": recall}.get(what, lambda: main(int(what)))():
             print(each)

@@ -51,9 +51,8 @@ CJK = "[々-〇ぁ-ヿㄅ-ㄯㆠ-ㆿㇰ-ㇿ㐀-䶿一-鿿가-힣豈-龎𠀀-\U00
 _VARIANTS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")  # which shape of a character is meant
 _RUNS = re.compile(f"{CJK}+|[^{CJK[1:]}+")
 _IS_CJK = re.compile(CJK).match
-_IS_WORD = np.zeros(256, dtype=bool)
-_IS_WORD[[*b"abcdefghijklmnopqrstuvwxyz0123456789"]] = True
-_IS_WORD[128:] = True  # part of a longer character; separators beyond ASCII are blanked beforehand
+# from 128 on part of a longer character; separators beyond ASCII are blanked beforehand
+_IS_WORD = bytes(sign in b"abcdefghijklmnopqrstuvwxyz0123456789" or sign >= 128 for sign in range(256))
 
 _ASCII_WORDS = re.compile("[a-z0-9]+")
 
@@ -154,15 +153,15 @@ class Tokeniser:
     def _tokens(self, texts: Iterable[str], *, stop: bool) -> Tokens:
         spelled, places, texts_of_words, count = _cut(texts)
         is_stop = np.fromiter(map(self._is_stop, spelled), dtype=bool, count=len(spelled))
-        chosen = ~is_stop if stop else np.ones(len(spelled), dtype=bool)
-        terms = Ids.of(self._stems(list(compress(spelled, chosen.tolist()))))
+        if not stop:
+            terms = Ids.of(self._stems(spelled))
+            return Tokens(terms[places], offsets_of(texts_of_words, count), frozen(is_stop[places]))
+        terms = Ids.of(self._stems(list(compress(spelled, (~is_stop).tolist()))))
         codes = np.full(len(spelled), -1, dtype=np.int64)
-        codes[chosen] = terms.codes
-        mask = chosen[places]
+        codes[~is_stop] = terms.codes
+        mask = ~is_stop[places]
         return Tokens(
-            Ids(frozen(codes[places][mask]), terms.vocabulary),
-            offsets_of(texts_of_words[mask], count),
-            None if stop else frozen(is_stop[places]),
+            Ids(frozen(codes[places][mask]), terms.vocabulary), offsets_of(texts_of_words[mask], count)
         )
 
     def _is_stop(self, word: str) -> bool:
@@ -191,7 +190,7 @@ def _cut(texts: Iterable[str]) -> tuple[list[str], IntArray, IntArray, int]:
     """The distinct words; the place of every word among them and its text, in order; the number of texts."""
     column = pc.utf8_lower(_plain(_column(list(texts))))
     bounds, data = _buffers(column)
-    in_word = _IS_WORD[data]
+    in_word = np.frombuffer(data.tobytes().translate(_IS_WORD), dtype=bool)
     begins = in_word.copy()
     begins[1:] &= ~in_word[:-1]
     inner = bounds[:-1][np.diff(bounds) > 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,7 @@ class Vocabulary:
         self.spelling = GrowingFile(folder / "spelling", np.uint8, letters)
         self._places = Places(self.records.records["hash"].copy())
         self.stop = self._stops(0)
+        self._latest: dict[str, int] = {}  # codes of the latest batch, whose words come again
 
     def __len__(self) -> int:
         return len(self.stop)
@@ -84,6 +86,13 @@ class Vocabulary:
 
     def add(self, words: Sequence[str]) -> IntArray:
         """The codes of words, new ones for those that are not there; on disk when this returns."""
+        codes = np.fromiter(map(self._latest.get, words, repeat(-1)), np.int64, len(words))
+        others = np.flatnonzero(codes < 0)
+        codes[others] = self._added([words[at] for at in others.tolist()])
+        self._latest = dict(zip(words, codes.tolist(), strict=True))
+        return codes
+
+    def _added(self, words: Sequence[str]) -> IntArray:
         names = named(words, self._key)
         codes = self._places.find(names)
         new = np.flatnonzero(codes < 0)

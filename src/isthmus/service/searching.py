@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -431,11 +430,12 @@ def snippet(body: str, wanted: QueryWords) -> str:
 
 def _densest(matches: Sequence[tuple[int, str]]) -> int:
     """Where the stretch with most different words begins, in one pass: a window that slides over them."""
-    within, distinct = Counter[str](), len({word for _, word in matches})
+    within: dict[str, int] = {}
+    distinct = len({word for _, word in matches})
     start, best, end = 0, 0, 0
     for at, word in matches:
         while end < len(matches) and matches[end][0] < at + LONGEST_SNIPPET - 60:
-            within[matches[end][1]] += 1
+            within[matches[end][1]] = within.get(matches[end][1], 0) + 1
             end += 1
         if len(within) > best:
             start, best = at, len(within)
