@@ -85,7 +85,7 @@ def test_what_a_node_writes_is_its_owners_alone(papers, tmp_path):
     (folder / "index").chmod(0o755)
     index()
     written = list(folder.rglob("*"))
-    assert {"documents.db", "ledger.db", "manifest", "lock"} <= {path.name for path in written}
+    assert {"documents.db", "ledger.db", "manifest.json", "lock"} <= {path.name for path in written}
     open_to_others = {
         path.name: oct(path.stat().st_mode) for path in written if stat.S_IMODE(path.stat().st_mode) & 0o077
     }

@@ -273,7 +273,7 @@ def test_four_silos_one_killed_one_refused(site):
     history = json.loads((site.folder / "run" / "rounds.json").read_text())
     assert metrics["rounds"] == 3
     assert metrics["final"]["nDCG@10(empty=skip)"] > 0.5
-    assert set(history[0]["weights"]) == {*SILOS, "memory"}
+    assert set(history[0]["weights"]) == set(SILOS)
     assert all("thief" not in record["asked"] for record in history)
     assert "west" not in history[-1]["weights"]
     assert load_ranker(site.folder / "run" / "model").score(rows("new", 3, 9)).shape == (24,)
@@ -293,7 +293,7 @@ def test_an_interrupted_run_goes_on_and_a_silo_that_comes_back_takes_part(site):
     site.coordinate("--train", "again.toml")
     history = json.loads((site.folder / "again" / "rounds.json").read_text())
     assert [record["round"] for record in history] == [1, 2, 3, 4, 5]
-    assert set(history[-1]["weights"]) == {*SILOS, "memory"}
+    assert set(history[-1]["weights"]) == set(SILOS)
 
 
 def test_silos_train_under_a_secure_sum(site):
@@ -308,5 +308,5 @@ def test_silos_train_under_a_secure_sum(site):
     (site.folder / "secure.toml").write_text(told)
     site.coordinate("--train", "secure.toml")
     (record,) = json.loads((site.folder / "secure" / "rounds.json").read_text())
-    assert set(record["weights"]) == {*SILOS, "memory"}
+    assert set(record["weights"]) == set(SILOS)
     assert record["protection"].startswith("secure sum")
