@@ -272,7 +272,7 @@ def test_a_node_whose_endpoint_is_away_starts_and_answers_by_words(tmp_path, int
         interface.replies = []
         wait_for(lambda: node.index.unencoded == 0)
         wait_for(lambda: not node.searcher.search(Search(query="tidal"), snippets=False).detail)
-        wait_for(lambda: node.score_sums("broker").dense.count)
+        wait_for(lambda: (sums := node.score_sums("broker")) is not None and sums.dense.count)
     assert caplog.text.count("searched by words alone until the encoder answers again") == 1
 
 

@@ -82,6 +82,7 @@ def test_killed_while_indexing_it_goes_on_where_it_was(config, tmp_path, soak_co
     try:
         told = wait_until(lambda: (now := ready(url)) and now["indexed"] == 9_000 and now, process)
         assert told.pop("encoder").startswith("lsa-")
+        assert told.pop("encoder_name") == "lsa"
         assert told == {"ready": True, "detail": "", "documents": 9_000, "indexed": 9_000, "statistics": ""}
         for at in (0, 4_321, 8_999):
             assert search(url, f"number{at}") == [f"d{at}"]
