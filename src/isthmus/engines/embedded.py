@@ -47,7 +47,7 @@ _log = logging.getLogger("isthmus.engines")
 FORMAT = 3
 HEAP = 64_000_000
 """Bytes that tantivy collects before it writes a segment."""
-OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 2, 100, 1 << 14
+OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 3, 100, 1 << 14
 """Candidates fetched for each that is wanted, at least and at most: more where all have the same score."""
 MOST_COUNTED = 1 << 20
 """Candidates times terms of a query, at most, where more are fetched: each is counted."""
