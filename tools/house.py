@@ -33,13 +33,13 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 33_320,  # an encoder that fails costs nothing but its own vectors
+    "src/isthmus": 33_390,  # sums under masks that are agreed once a session
     "benchmarks": 2_195,  # a node beside tantivy, bm25s and PostgreSQL, and its growth to a million documents
     "docs": 230,
     "reproduce": 6_500,
     "src/isthmus/__init__.py": 10,
     "src/isthmus/__main__.py": 10,
-    "src/isthmus/asking.py": 140,
+    "src/isthmus/asking.py": 165,  # sums under masks that are agreed for a session
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_215,  # a contest of all calibrators; what a threshold rests on
     "src/isthmus/cli": 2_085,  # isthmus encoder
@@ -59,7 +59,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/logistic.py": 50,
     "src/isthmus/losses.py": 194,  # weights of queries below a baseline
     "src/isthmus/partition.py": 250,  # how many silos
-    "src/isthmus/private": 4_810,  # checks of what a relay and a released file bring
+    "src/isthmus/private": 4_880,  # masks agreed once a session; checks of what a relay brings
     "src/isthmus/randomness.py": 30,
     "src/isthmus/rankers": 822,  # losses against a baseline
     "src/isthmus/report": 415,  # what a notebook shows of any table, once

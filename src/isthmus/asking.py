@@ -5,8 +5,9 @@
     silos.collect(question, shows="how large it is")    every silo's own answer, by name
 
 *Sums* add: vectors of one length. They are plain, where the asker is trusted with each; masked, where it can
-open the total alone (`pass_on` takes the steps of a `private.Summation` to silos and back); or noised, where
-every silo has added its share of noise, and charged its own ledger, before it answers (`private.sums`).
+open the total alone (`MaskedSilos`, where masks were agreed for a session and nobody leaves; `pass_on`, which
+takes the steps of a `private.Summation` to silos and back, where some may); or noised, where every silo has
+added its share of noise, and charged its own ledger, before it answers (`private.sums`).
 *Collections* are each silo's own. They are never masked, and whoever collects says what an answer shows of
 its silo: `shows` is in the answers and in the log.
 
@@ -29,13 +30,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import FederationError, IsthmusError, PrivacyError, ProtocolError
-from isthmus.private import Parts, Summation
+from isthmus.private import FixedPoint, Parts, Summation
 
 logger = logging.getLogger(__name__)
 
@@ -141,9 +143,9 @@ class Silos:
         least = len(self.names) if self.least is None else self.least
         replies = self.carrier(questions, deadline=self.deadline, enough=max(1, self.enough or least))
         answers = settle(questions, replies, read, deadline=self.deadline, shows=shows)
-        if (count := len(answers.by_silo)) < least:
+        if (answered := len(answers.by_silo)) < least:
             why = "; ".join(f"{name}: {reason}" for name, reason in answers.reasons().items())
-            raise TooFew(f"{count} silos answered, {least} are needed ({why})", answers)
+            raise TooFew(f"{answered} silos answered, {least} are needed ({why})", answers)
         return answers
 
     def collect(self, question: Any, read: Callable[[Any, Any], T] = _as_it_is, *, shows: str) -> Answers[T]:
@@ -173,6 +175,39 @@ class Silos:
         """One step of a secure sum: hand every silo what is for it, and take in what comes back."""
         questions = Each({name: write(sums.next(step, name)) for name in silos})
         return self.ask(questions, lambda name, reply: sums.receive(step, name, read(reply)))
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A question of a session, and its number there."""
+
+    number: int
+    question: Any
+
+
+@dataclass(frozen=True)
+class MaskedSilos(Silos):
+    """All members of a session of masked sums (`private.MaskedMember`).
+
+    Carriers get `Numbered` questions, ascending. To a sum silos answer with words, the multiples of
+    `FixedPoint` under their masks: the total is opened here, and is noise unless all of them answered the
+    same question. What is collected carries no masks.
+    """
+
+    numbers: Iterator[int] = field(default_factory=count, compare=False)
+
+    def ask(self, question: Any, read: Callable[[Any, Any], T], *, shows: str = "") -> Answers[T]:
+        """As any silos, under the next number."""
+        number = next(self.numbers)
+        if isinstance(question, Each):
+            numbered: Any = Each({name: Numbered(number, each) for name, each in question.items()})
+        else:
+            numbered = Numbered(number, question)
+        return super().ask(numbered, read, shows=shows)
+
+    def sum(self, question: Any, read: Callable[[Any, Any], Any] = _as_it_is) -> NDArray[Any]:
+        """The total of the vectors behind the words that silos answer with."""
+        return FixedPoint(len(self.names)).decode(super().sum(question, read))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from isthmus.private.keyring import read_card as read_card
 from isthmus.private.keyring import write_card as write_card
 from isthmus.private.keys import unwrap as unwrap
 from isthmus.private.keys import wrap as wrap
+from isthmus.private.masked import LEAST_MEMBERS as LEAST_MEMBERS
+from isthmus.private.masked import MaskedMember as MaskedMember
 from isthmus.private.mechanisms import Mechanism as Mechanism
 from isthmus.private.mechanisms import OneShot as OneShot
 from isthmus.private.mechanisms import PerCell as PerCell

@@ -29,7 +29,7 @@ from isthmus.files import locked, private_file, replacing, write_private
 from isthmus.private.keys import Card, GroupKey, Identity
 from isthmus.private.noise import KEY, NoiseKey
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Keyring:
     def begin(self, name: str) -> Identity:
         """Draw the silo's own keys, unless it has some under that name."""
         if not _NAME.fullmatch(name):
-            expected = "letters, digits, - and _, at most 63"
+            expected = "letters, digits, -, _ and ., at most 63"
             raise ConfigError(f"{name!r} cannot name a silo", key="name", value=name, expected=expected)
         file = self.path / "identity.key"
         with self._alone():

@@ -502,8 +502,8 @@ class FixedPoint:
         """The largest magnitude a summand may have."""
         return float(2 ** (63 - self.bits) // (2 * self.members))
 
-    def encode(self, vector: ArrayLike, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Round at random to a neighbouring multiple, so that the rounding error has mean zero."""
+    def encode(self, vector: ArrayLike, rng: np.random.Generator | None = None) -> NDArray[np.int64]:
+        """Round to the nearest multiple; with `rng` at random to a neighbouring one, with error of mean 0."""
         values = np.asarray(vector, dtype=np.float64).reshape(-1)
         if not np.isfinite(values).all() or (np.abs(values) > self.limit).any():
             raise PrivacyError(
@@ -511,6 +511,8 @@ class FixedPoint:
                 " (a model whose parameters grow without bound cannot be summed securely)"
             )
         scaled = values * 2.0**self.bits
+        if rng is None:
+            return np.rint(scaled).astype(np.int64)
         floor = np.floor(scaled)
         return (floor + (rng.random(len(values)) < scaled - floor)).astype(np.int64)
 

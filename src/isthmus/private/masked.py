@@ -1,0 +1,111 @@
+"""Sums of answers to many questions, each in one round trip: pairwise masks that are agreed once a session.
+
+    member.advertise()                        an X25519 public key, signed by the member's identity
+    member.agree(adverts)                     the keys of all members, checked; once a session
+    member.mask(number, question, vector)     x + Σ_{v>u} PRG(key_uv) − Σ_{v<u} PRG(key_uv)  mod 2^64
+
+A relay takes everything from member to member, adds the words of all of them and can open the total alone.
+Masks are bound to the session, to the keys of all members, to the number of the question and to its bytes:
+members who were told different lists, or asked different questions, have masks that do not cancel. A member
+answers a number once, in ascending order, and takes part with at least `least` members, all of whom it knows
+by their cards.
+
+Nobody may drop out: without one member's words the total is noise. Then a session begins again without it.
+Whoever compares the totals of two sessions, with a member and without, has that member's sums; what these may
+tell is for the member to bound (`service.judged`). `secure_sum` is for sums that members may leave.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import ArrayLike
+
+from isthmus.errors import PrivacyError, ProtocolError
+from isthmus.private.secure_sum import Words, as_words, joined, pairwise_mask
+
+LEAST_MEMBERS = 3
+"""With two, each would know the other's words from the total."""
+_KEY, _SIGNATURE = 32, 64
+
+
+@dataclass(eq=False)
+class MaskedMember:
+    """One silo's side of one session; `trusted` maps the other members to the identities they must have."""
+
+    name: str
+    session: bytes
+    identity: Ed25519PrivateKey
+    trusted: Mapping[str, Ed25519PublicKey]
+    least: int = LEAST_MEMBERS
+    entropy: Callable[[int], bytes] = os.urandom
+    _keys: dict[str, bytes] = field(default_factory=dict, init=False, repr=False)
+    _last: int = field(default=-1, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.least < 2:
+            raise PrivacyError("a sum under masks needs at least 2 members")
+        self._secret = X25519PrivateKey.from_private_bytes(self.entropy(_KEY))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Everybody whose words are in the total, by name; nobody before they have agreed."""
+        return tuple(sorted(self._keys))
+
+    def advertise(self) -> bytes:
+        """The public key of this session, and the identity's signature of it."""
+        key = self._secret.public_key().public_bytes_raw()
+        return key + self.identity.sign(self._statement(self.name, key))
+
+    def agree(self, adverts: Mapping[str, bytes]) -> None:
+        """Accept the keys of all members; a ProtocolError where one is not signed, unknown or misquoted."""
+        if self._keys:
+            raise ProtocolError("the members of this session are settled")
+        own = self._secret.public_key().public_bytes_raw()
+        if adverts.get(self.name, b"")[:_KEY] != own:
+            raise ProtocolError("the list of members leaves out this member or misquotes its key")
+        if len(adverts) < self.least:
+            raise ProtocolError(f"{len(adverts)} members, where this one takes part in sums of {self.least}")
+        for name in adverts.keys() - {self.name}:
+            self._check(name, adverts[name])
+        self._keys = {name: advert[:_KEY] for name, advert in adverts.items()}
+
+    def _check(self, name: str, advert: bytes) -> None:
+        if name not in self.trusted:
+            raise ProtocolError("the list of members names a silo whose card this one does not have")
+        if len(advert) != _KEY + _SIGNATURE:
+            raise ProtocolError("a member's key of the wrong length")
+        try:
+            self.trusted[name].verify(advert[_KEY:], self._statement(name, advert[:_KEY]))
+        except InvalidSignature:
+            raise ProtocolError("a member's key is not signed by the identity on its card") from None
+
+    def _statement(self, name: str, key: bytes) -> bytes:
+        return joined((b"isthmus masked sums, key", self.session, name.encode(), key))
+
+    def claim(self, number: int) -> None:
+        """Use up the number of a question: a ProtocolError for one that was used, or lies before one."""
+        if not self._keys:
+            raise ProtocolError("a question before the members have agreed")
+        if number <= self._last:
+            raise ProtocolError("a question whose number was used before")
+        self._last = number
+
+    def mask(self, number: int, question: bytes, vector: ArrayLike) -> Words:
+        """The integers of an answer under the masks of this question, whose number is claimed."""
+        self.claim(number)
+        members = joined(part for name in self.members for part in (name.encode(), self._keys[name]))
+        digests = (hashlib.sha256(part).digest() for part in (members, question))
+        scope = joined((self.session, *digests, number.to_bytes(8, "little")))
+        words = as_words(vector)
+        for name in self.members:
+            if name != self.name:
+                pad = pairwise_mask(self._secret, self._keys[name], (self.name, name), scope, words.size)
+                words = words + pad if self.name < name else words - pad
+        return words
