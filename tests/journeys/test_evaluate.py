@@ -173,7 +173,7 @@ print(*sorted({name.split(".")[0] for name in sys.modules}), file=sys.stderr)
         [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True
     )
     loaded = set(done.stderr.split())
-    assert not loaded & {"sklearn", "matplotlib", "flwr", "bm25s", "jinja2", "rich"}
+    assert not loaded & {"sklearn", "matplotlib", "flwr", "jinja2", "rich"}
 
 
 def test_retrieve_then_evaluate(folder: Path) -> None:

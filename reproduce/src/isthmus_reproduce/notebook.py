@@ -31,7 +31,7 @@ from isthmus_reproduce.intervals import fold_interval
 _KINDS = {"printed": "printed", "paper": "paper mode", "sound": "sound"}
 _WIDE = 9
 
-PACKAGES = ("isthmus", "numpy", "scipy", "scikit-learn", "flwr", "bm25s")
+PACKAGES = ("isthmus", "numpy", "scipy", "scikit-learn", "flwr")
 
 Key = Any
 """What tells a unit apart: a frozen dataclass of an experiment."""

@@ -26,6 +26,7 @@ PURPOSES = {
     "postgres": "PostgreSQL as store or source",
     "pdf": "PDF documents",
     "pandas": "tables as data frames",
+    "fast": "a quicker event loop of servers",
 }
 """What each extra is for; a node, a broker and files of rankings need none."""
 

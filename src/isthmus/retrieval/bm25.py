@@ -12,7 +12,6 @@ Run 'bm25': 1 query, 1 row
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -110,25 +109,12 @@ class BM25Index:
         return collect(queries.ids, self.documents, lists, self.settings.name)
 
     def _score(self, terms: IntArray) -> FloatArray:
-        if not len(terms):
-            return np.zeros(len(self))
-        scores: FloatArray = self._scorer.get_scores_from_ids(terms)
+        """The columns of a query's terms, added up in the query's order."""
+        scores, bounds = np.zeros(len(self)), self.weights.indptr
+        for term in terms.tolist():
+            column = slice(bounds[term], bounds[term + 1])
+            scores[self.weights.indices[column]] += self.weights.data[column]
         return scores
-
-    @cached_property
-    def _scorer(self) -> Any:
-        """bm25s over our weights: it adds up the columns of a query's terms, in the query's order."""
-        import bm25s
-
-        scorer = bm25s.BM25(k1=self.settings.k1, b=self.settings.b, method="lucene", dtype="float64")
-        scorer.scores = {
-            "data": self.weights.data,
-            "indices": self.weights.indices,
-            "indptr": self.weights.indptr,
-            "num_docs": len(self.documents),
-        }
-        scorer.nonoccurrence_array = None
-        return scorer
 
     def __repr__(self) -> str:
         return f"BM25Index: {len(self):,} documents, {len(self.terms.vocabulary):,} terms"
