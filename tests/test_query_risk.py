@@ -126,8 +126,38 @@ def folder(tmp_path):
     return tmp_path
 
 
+def test_differences_to_the_baseline():
+    runs = [run_of("base", "0110"), run_of("other", "1101")]
+    comparison = compare(QRELS, runs, ["MRR", "NumRet"], baseline="base")
+    (row,) = comparison.differences()  # a sum has none
+    values = {"baseline": 0.75, "value": 0.875, "difference": 0.125}
+    assert {name: row[name] for name in values} == pytest.approx(values)
+    assert row["low"] < 0.125 < row["high"]
+    assert row["p"] == pytest.approx(comparison.verdicts[0].adjusted)
+    assert (row["run"], row["wins"], row["losses"], row["large_losses"], row["queries"]) == (
+        "other",
+        2,
+        1,
+        1,
+        4,
+    )
+    with pytest.raises(ConfigError, match="baseline"):
+        compare(QRELS, runs, ["MRR"]).differences()
+
+
+def test_the_command_line_compares_with_the_first_run(folder):
+    (folder / "worse.run").write_text((folder / "base.run").read_text().replace("q2 Q0 a 2", "q2 Q0 c 2"))
+    words = ("compare", "qrels", "base.run", "new.run", "worse.run", "-m", "MRR")
+    new, worse = json.loads(command_line.isthmus(*words, "--json", folder=folder).stdout)
+    assert (new["run"], new["difference"], new["wins"], new["losses"]) == ("new.run", 0, 1, 1)
+    assert (worse["difference"], worse["wins"], worse["losses"]) == (-0.25, 0, 1)
+    text = command_line.isthmus(*words, folder=folder).stdout
+    assert "Differences to 'base.run', on 2 queries" in text
+    assert "Holm" in text
+
+
 def test_the_command_line_prints_risks(folder):
-    words = ("evaluate", "qrels", "base.run", "new.run", "-m", "MRR", "--baseline", "base.run", "--risk")
+    words = ("compare", "qrels", "base.run", "new.run", "-m", "MRR", "--risk")
     text = command_line.isthmus(*words, "--alpha", "3", folder=folder).stdout
     assert "lost > 0.2" in text
     assert "α = 3" in text
@@ -140,13 +170,11 @@ def test_the_command_line_prints_risks(folder):
     ("words", "says"),
     [
         (["--alpha", "2"], "--risk"),
-        (["--risk", "--by-query"], "--by-query"),
         (["--risk", "--alpha", "-1"], "0 or more"),
+        (["base.run"], "two runs are named"),
     ],
 )
 def test_options_that_do_not_go_together(folder, words, says):
-    done = command_line.isthmus(
-        "evaluate", "qrels", "base.run", "new.run", *words, folder=folder, check=False
-    )
+    done = command_line.isthmus("compare", "qrels", "base.run", "new.run", *words, folder=folder, check=False)
     assert done.returncode == 1
     assert says in done.stderr

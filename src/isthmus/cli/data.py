@@ -1,4 +1,4 @@
-"""Commands about collections, runs and judgements: `evaluate` and `retrieve`."""
+"""Commands about collections, runs and judgements: `evaluate`, `compare` and `retrieve`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from isthmus.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from isthmus.evaluation import Evaluation
+    from isthmus.report import Table
     from isthmus.retrieval import Retriever
     from isthmus.tables import Corpus, Documents
 
@@ -22,71 +23,102 @@ MEASURES = ("nDCG@10", "MRR@10", "MAP")
 OWN_QUERIES = ("all", "train", "validation", "test")
 
 
-def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+def _measuring_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to measure and how, and the forms of the table."""
     usual = f"(default: {', '.join(MEASURES)}); before the files, end them with --"
     measures = f"what to measure: nDCG@10, 'MRR@5(rel=2)', trec_eval's ndcg_cut_10 … {usual}"
-    add(parser, "qrels QRELS", "judgements, a TREC or BEIR file")
-    add(parser, "runs RUN", "ranked lists, TREC run files", nargs="+")
     add(parser, "-m --measure MEASURE", measures, dest="measures", nargs="+", action="extend")
     add(parser, "--profile", "follow that tool's conventions", choices=PROFILES)
     add(parser, "--propensity TRAIN_QRELS", "training judgements, which psP and psnDCG learn from")
-    add(parser, "--baseline RUN", "test every run against this one only")
-    add(parser, "--risk", "what runs lose on single queries: URisk, TRisk, ZRisk, GeoRisk, won and lost")
-    add(parser, "--alpha A", "with --risk: a loss counts 1 + A times a gain (1)", type=float)
-    add(parser, "--by-query", "values of every query instead of means")
     add_per_query(parser)
     add(parser, "--format", "of the table (%(default)s)", choices=FORMATS, default="text")
+
+
+def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "qrels QRELS", "judgements, a TREC or BEIR file")
+    add(parser, "runs RUN", "ranked lists, TREC run files", nargs="+")
+    _measuring_arguments(parser)
+    add(parser, "--baseline RUN", "test every run against this one only")
+    add(parser, "--by-query", "values of every query instead of means")
+    add_json(parser, "a list of {run, measure, value, queries}, or {run, measure, query, value} by query")
+
+
+def _compare_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "qrels QRELS", "judgements, a TREC or BEIR file")
+    add(parser, "baseline BASELINE", "the run that others are compared with, a TREC run file")
+    add(parser, "runs RUN", "the others", nargs="+")
+    _measuring_arguments(parser)
+    add(parser, "--risk", "what runs lose on single queries: URisk, TRisk, ZRisk, GeoRisk, won and lost")
+    add(parser, "--alpha A", "with --risk: a loss counts 1 + A times a gain (1)", type=float)
+    counts = "wins, losses, large_losses, queries"
     add_json(
-        parser, "a list of {run, measure, value, queries}, {run, measure, query, value} by query, or risks"
+        parser, f"a list of {{run, measure, baseline, value, difference, low, high, p, {counts}}}, or risks"
     )
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    from isthmus.evaluation import (
-        Comparison,
-        Propensity,
-        check_per_query,
-        evaluate,
-        per_query_rows,
-        write_per_query,
-    )
+    from isthmus.evaluation import Comparison
     from isthmus.report import FORMS, Table
-    from isthmus.tables import read_qrels, read_run
 
-    if arguments.by_query and arguments.risk:
-        raise ConfigError("--risk is about all queries and --by-query about each", key="risk", expected="one")
+    evaluations = _evaluations(arguments, arguments.runs)
+    names = dict(zip(arguments.runs, (one.run for one in evaluations), strict=True))
+    comparison = Comparison(evaluations, names.get(arguments.baseline, arguments.baseline))
+    if arguments.by_query or arguments.json:
+        rows = [row for one in evaluations for row in (_by_query(one) if arguments.by_query else one.rows())]
+        print_json(rows) if arguments.json else print(FORMS[arguments.format](Table.of(rows)))
+    else:
+        _print_table(arguments, comparison.table())
+    _say_remarks(evaluations)
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    from isthmus.evaluation import Comparison
+
     if arguments.alpha is not None and not arguments.risk:
         raise ConfigError(
             "--alpha is how much more a loss counts under --risk", key="alpha", expected="--risk"
         )
+    alpha = 1.0 if arguments.alpha is None else arguments.alpha
+    evaluations = _evaluations(arguments, [arguments.baseline, *arguments.runs])
+    comparison = Comparison(evaluations, evaluations[0].run)
+    if arguments.json:
+        risks = [one.row() for one in comparison.risks(alpha=alpha)] if arguments.risk else None
+        print_json(comparison.differences() if risks is None else risks)
+    else:
+        table = comparison.risk_table(alpha=alpha) if arguments.risk else comparison.difference_table()
+        _print_table(arguments, table)
+    _say_remarks(evaluations)
+
+
+def _evaluations(arguments: argparse.Namespace, paths: Sequence[str]) -> tuple[Evaluation, ...]:
+    """The measured runs, under short names; with --per-query their values are written too."""
+    from isthmus.evaluation import Propensity, check_per_query, evaluate, per_query_rows, write_per_query
+    from isthmus.tables import read_qrels, read_run
+
     if arguments.per_query:
         check_per_query(arguments.per_query)
     qrels = read_qrels(arguments.qrels)
     propensity = Propensity.of_qrels(read_qrels(arguments.propensity)) if arguments.propensity else None
     how = {"profile": arguments.profile, "propensity": propensity}
-    names = short_names(arguments.runs)
-    evaluations = [
+    evaluations = tuple(
         evaluate(qrels, read_run(path, name=name), arguments.measures or MEASURES, **how)
-        for path, name in zip(arguments.runs, names, strict=True)
-    ]
+        for path, name in zip(paths, short_names(paths), strict=True)
+    )
     if arguments.per_query:
         about = {"experiment": "evaluate", "data": Path(arguments.qrels).name}
-        rows_of = (row for one in evaluations for row in per_query_rows(one, **about))
-        write_per_query(rows_of, arguments.per_query)
-    baseline = dict(zip(arguments.runs, names, strict=True)).get(arguments.baseline, arguments.baseline)
-    comparison, alpha = (
-        Comparison(tuple(evaluations), baseline),
-        1.0 if arguments.alpha is None else arguments.alpha,
-    )
-    if arguments.risk and arguments.json:
-        print_json([one.row() for one in comparison.risks(alpha=alpha)])
-    elif arguments.by_query or arguments.json:
-        rows = [row for one in evaluations for row in (_by_query(one) if arguments.by_query else one.rows())]
-        print_json(rows) if arguments.json else print(FORMS[arguments.format](Table.of(rows)))
-    else:
-        table = comparison.risk_table(alpha=alpha) if arguments.risk else comparison.table()
-        bold = arguments.format == "text" and sys.stdout.isatty()
-        print(table.text(bold=True) if bold else FORMS[arguments.format](table))
+        rows = (row for one in evaluations for row in per_query_rows(one, **about))
+        write_per_query(rows, arguments.per_query)
+    return evaluations
+
+
+def _print_table(arguments: argparse.Namespace, table: Table) -> None:
+    from isthmus.report import FORMS
+
+    bold = arguments.format == "text" and sys.stdout.isatty()
+    print(table.text(bold=True) if bold else FORMS[arguments.format](table))
+
+
+def _say_remarks(evaluations: Sequence[Evaluation]) -> None:
     for remark in (remark for one in evaluations for remark in one.remarks()):
         say(remark)
 
@@ -204,10 +236,17 @@ COMMANDS = (
     Command(
         "evaluate",
         "measure ranked lists against judgements",
-        "isthmus evaluate qrels.txt bm25.run dense.run -m nDCG@10 'P@5(rel=2)' --baseline bm25.run\n"
-        "  isthmus evaluate qrels.txt bm25.run dense.run -m nDCG@10 --baseline bm25.run --risk --alpha 5",
+        "isthmus evaluate qrels.txt bm25.run dense.run -m nDCG@10 'P@5(rel=2)' --baseline bm25.run",
         _evaluate_arguments,
         _evaluate,
+    ),
+    Command(
+        "compare",
+        "the gains and losses of ranked lists over a baseline",
+        "isthmus compare qrels.txt bm25.run dense.run hybrid.run -m nDCG@10\n"
+        "isthmus compare qrels.txt bm25.run dense.run -m nDCG@10 --risk --alpha 5",
+        _compare_arguments,
+        _compare,
     ),
     Command(
         "retrieve",

@@ -184,6 +184,55 @@ class Comparison(Tabular):
                 large_losses=int((gains < -LARGE_LOSS).sum()),
             )
 
+    def differences(self) -> list[dict[str, Any]]:
+        """Every run less the baseline, measure by measure, on the queries that count for all runs.
+
+        `difference` with its bootstrap interval `low` and `high`, `p` of the paired test after Holm's
+        correction, `wins`, `losses` and `large_losses`: queries above the baseline, below, and below by more
+        than `LARGE_LOSS`. ConfigError without a baseline.
+        """
+        if self.baseline is None:
+            raise ConfigError("differences are to a baseline, and none is named", expected="a baseline")
+        evaluations = {one.run: one for one in self.evaluations}
+        tests = {(test.first, test.measure): test.adjusted for test in self.verdicts}
+        rows: list[dict[str, Any]] = []
+        for risk in self.risks(alpha=0.0):  # at α = 0 URisk is the difference of means
+            row = risk.row()
+            rows.append(
+                {
+                    "run": risk.run,
+                    "measure": str(risk.measure),
+                    "baseline": evaluations[self.baseline][risk.measure],
+                    "value": evaluations[risk.run][risk.measure],
+                    "difference": row["urisk"],
+                    **{name: row[name] for name in ("low", "high")},
+                    "p": tests[risk.run, risk.measure],
+                    **{name: row[name] for name in ("wins", "losses", "large_losses", "queries")},
+                }
+            )
+        return rows
+
+    def difference_table(self, *, title: str = "", digits: int = 4) -> Table:
+        """One row per run and measure: both means, the difference with its interval, p, and queries."""
+        header = ("run", "measure", "baseline", "value", "difference", "p", "won", "lost")
+        differences = self.differences()
+        rows: list[tuple[Cell, ...]] = [
+            (
+                *(row[name] for name in header[:4]),
+                Estimate(row["difference"], row["low"], row["high"]),
+                *(row[name] for name in ("p", "wins", "losses", "large_losses")),
+            )
+            for row in differences
+        ]
+        counted = "/".join(f"{n:,}" for n in sorted({row["queries"] for row in differences}))
+        notes = (
+            f"Differences to {self.baseline!r}, on {counted} queries that count for all runs; in brackets:"
+            f" {1 - self.testing.alpha:.0%} bootstrap interval over {self._units}.",
+            f"p: {self._test_in_words}.",
+            *self._conventions(),
+        )
+        return Table((*header, f"lost > {LARGE_LOSS:g}"), tuple(rows), title, notes, digits)
+
     def risk_table(self, *, alpha: float = 1.0, title: str = "", digits: int = 4) -> Table:
         """One row per run and measure: URisk with its interval, TRisk, ZRisk, GeoRisk, and queries."""
         header = (
@@ -302,22 +351,34 @@ class Comparison(Tabular):
 
     def _notes(self, intervals: bool) -> Iterator[str]:
         how = self.testing
-        units = "queries" if how.groups is None else "groups of queries"
         if len(self.evaluations) > 1:
-            against = "every other run" if self.baseline is None else f"{self.baseline!r}"
-            test = f"paired {how.test} test, seed {how.seed}" if how.test != "t" else "paired t test"
             yield (
-                f"A letter: significantly better than the run of that letter ({test} over {units} against "
-                f"{against}, Holm-corrected within a measure, α = {how.alpha:g})."
+                f"A letter: significantly better than the run of that letter ({self._test_in_words},"
+                f" α = {how.alpha:g})."
             )
         if intervals:
-            yield f"In brackets: {1 - how.alpha:.0%} bootstrap interval over {units}."
+            yield f"In brackets: {1 - how.alpha:.0%} bootstrap interval over {self._units}."
+        yield from self._conventions()
+        for evaluation in self.evaluations:
+            yield from evaluation.remarks()
+
+    @property
+    def _units(self) -> str:
+        return "queries" if self.testing.groups is None else "groups of queries"
+
+    @property
+    def _test_in_words(self) -> str:
+        how = self.testing
+        against = "every other run" if self.baseline is None else f"{self.baseline!r}"
+        test = f"paired {how.test} test, seed {how.seed}" if how.test != "t" else "paired t test"
+        return f"{test} over {self._units} against {against}, Holm-corrected within a measure"
+
+    def _conventions(self) -> Iterator[str]:
+        """Of every measure, and over how many queries it is."""
         for measure in self.measures:
             counts = sorted({e.counted(measure) for e in self.evaluations})
             counted = "/".join(f"{n:,}" for n in counts)
             yield f"{measure}: {measure.conventions()}; {counted} {'query' if counts == [1] else 'queries'}."
-        for evaluation in self.evaluations:
-            yield from evaluation.remarks()
 
 
 def compare(
