@@ -40,7 +40,7 @@ from isthmus.private.mechanisms import (
 )
 from isthmus.private.messages import CountsQuestion, Enquiry
 from isthmus.private.noise import NoiseKey, fresh_nonces
-from isthmus.private.reading import Cells, Lexicon, Plain, Shrink, ThresholdReader
+from isthmus.private.reading import Cells, Lexicon, Shrink, ThresholdReader
 from isthmus.private.sketch import CountMin, HashFamily
 from isthmus.private.topics import Topics
 from isthmus.private.totals import Foreign, hashed, noised, read_totals, totals_costs, worked_out
@@ -480,7 +480,7 @@ def test_shrinking_beats_the_plain_value_and_its_error_bars_are_honest(topics: b
     truth = ExactCounts.of(foreign).counts(*pairs)
     found = counts.reading(*pairs)
     values = counts.noisy.values(*pairs)
-    plain = Plain(OneShot(4.0).law.variance).read(Cells(values, *pairs))
+    plain = ThresholdReader(0.0, OneShot(4.0).law.variance).read(Cells(values, *pairs))
     believed = ThresholdReader(2.0, 1.0).read(Cells(values, *pairs))
     errors = [((mean - truth) ** 2).mean() for mean in (found.mean, believed.mean, plain.mean)]
     assert errors[0] < 0.7 * min(errors[1:])

@@ -65,7 +65,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/report": 415,  # what a notebook shows of any table, once
     "src/isthmus/retrieval": 475,  # collection statistics of service, private and features in one place
     "src/isthmus/service": 8_330,  # silos agree on an encoder; a node without its encoder answers by words
-    "src/isthmus/tables": 2_025,
+    "src/isthmus/tables": 1_965,
     "src/isthmus/text.py": 160,  # stop words in their places, for phrases; Chinese, Japanese and Korean
     "src/isthmus/training.py": 65,  # training in memory, in one call
     "src/isthmus/workers.py": 20,

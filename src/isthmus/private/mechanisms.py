@@ -82,8 +82,8 @@ class Mechanism:
 
     @property
     def rate(self) -> float:
-        """The rate of the noise on one value."""
-        raise NotImplementedError
+        """The rate of the noise on one value: ε/(2z) where all of z rows are noised, two cells each."""
+        return self.epsilon / (2 * self.rows)
 
     @cached_property
     def law(self) -> Geometric:
@@ -143,11 +143,6 @@ class OneShot(Mechanism):
 
     epsilon: float = 8.0
     rows: int = 1
-
-    @property
-    def rate(self) -> float:
-        """ε/(2z)."""
-        return self.epsilon / (2 * self.rows)
 
     def costs(self, terms: Terms, columns: Columns) -> list[Cost]:
         """The same single charge whatever is asked."""
@@ -238,11 +233,6 @@ class PerCell(Vectors):
     """The z cells of an obfuscated vector, noise of rate ε/(2z) each, for every vector (sensitivity 2z)."""
 
     name = "per_cell"
-
-    @property
-    def rate(self) -> float:
-        """ε/(2z)."""
-        return self.epsilon / (2 * self.rows)
 
     def answer(self, data: FieldData, columns: Columns, peer: str) -> NDArray[Any]:
         """Cells plus independent noise."""

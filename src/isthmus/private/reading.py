@@ -55,20 +55,8 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Plain:
-    """The values as they are, negative ones as 0."""
-
-    variance: float
-
-    def read(self, cells: Cells) -> CountEstimate:
-        """max(0, y) ± the noise."""
-        mean = np.maximum(cells.values, 0).astype(np.float64)
-        return CountEstimate(mean, np.full(len(mean), self.variance**0.5))
-
-
-@dataclass(frozen=True, eq=False)
 class ThresholdReader:
-    """Values from a level on; what lies below is taken for noise."""
+    """Values from a level on; what lies below is taken for noise, and so are all negative ones at level 0."""
 
     level: float
     variance: float

@@ -34,7 +34,7 @@ from isthmus.private.keys import GroupKey
 from isthmus.private.mechanisms import OneShot
 from isthmus.private.messages import Catalogue
 from isthmus.private.noise import Geometric
-from isthmus.private.reading import Lexicon, Plain, Shrink, ThresholdReader
+from isthmus.private.reading import Lexicon, Shrink, ThresholdReader
 from isthmus.private.sketch import CountMin, HashFamily
 from isthmus.private.topics import Topics
 from isthmus.private.totals import WIDTH, Foreign, hashed, worked_out
@@ -170,10 +170,8 @@ def read_counts(
     """One released field as a silo reads it that knows these words and, of published cells, these topics."""
     law, lengths = law_of(catalogue), catalogue.lengths
     noisy = PublishedCells(cells) if isinstance(cells, CountMin) else cells
-    if reader == "plain":
-        return PrivateCounts(noisy, Plain(law.variance), lexicon, lengths)
-    if reader == "threshold":
-        level = max(1.0, 2 / law.rate)
+    if reader != "shrink":
+        level = max(1.0, 2 / law.rate) if reader == "threshold" else 0.0
         return PrivateCounts(noisy, ThresholdReader(level, law.variance), lexicon, lengths)
     placed = topics.placed(cells, lengths) if topics is not None and isinstance(cells, CountMin) else None
     return PrivateCounts(noisy, Shrink(law, lexicon, lengths, placed), lexicon, lengths)

@@ -3,19 +3,16 @@
     magic | column | column | … | JSON | length of the JSON | magic
 
 Every column starts at a multiple of 64 bytes; the JSON says where, with its shape, type and checksum, and
-holds whatever else the writer wants to say. The file is written under another name, forced to disk and
-renamed, so a reader finds all of it or nothing: two writers at once leave one complete file, and a killed
-one leaves a stray `.part`, which a later writer clears away. A file that is cut, garbled or of another
-version does not open (None), and whoever wanted it builds it again. Columns above 8 MB are not checked
-for flipped bits, because that would mean reading them.
+holds whatever else the writer wants to say. A reader finds all of it or nothing (`files.replacing`): two
+writers at once leave one complete file, and a killed one leaves a stray `.part`, which a later writer clears
+away. A file that is cut, garbled or of another version does not open (None), and whoever wanted it builds it
+again. Columns above 8 MB are not checked for flipped bits, because that would mean reading them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,18 +52,11 @@ def write_columns(path: Path, columns: Mapping[str, Column], about: Mapping[str,
     """Write columns, and a description that JSON can hold, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_strays(path.parent)
-    handle, temporary = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(_MAGIC)
-            placed = {name: _write_column(stream, column) for name, column in columns.items()}
-            footer = json.dumps({"columns": placed, "about": about}).encode()
-            stream.write(footer + len(footer).to_bytes(8, "little") + _MAGIC)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with replacing(path, private=True) as stream:
+        stream.write(_MAGIC)
+        placed = {name: _write_column(stream, column) for name, column in columns.items()}
+        footer = json.dumps({"columns": placed, "about": about}).encode()
+        stream.write(footer + len(footer).to_bytes(8, "little") + _MAGIC)
 
 
 def _write_column(stream: IO[bytes], column: Column) -> dict[str, Any]:
