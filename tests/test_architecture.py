@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "isthmus"
 
 ORDER = """
-    __main__ cli demo service training federation asking private features rankers losses
+    __main__ cli demo service learning training federation asking private features rankers losses
     engines retrieval encoders fusion calibration logistic corpora partition evaluation languages text
     config tables arrays report files randomness workers errors facade
 """

@@ -6,7 +6,7 @@ sum. A node needs this to learn with others, so it stands apart from the calibra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -40,27 +40,69 @@ def newton(
 
     It ends where the next step promises less than this share of the loss.
     """
-    size = len(start)
+    return newton_together(
+        lambda places, thetas: [sums(theta) for theta in thetas],
+        [newton_steps(start, penalty, tolerance=tolerance)],
+    )[0]
 
-    def at(theta: FloatArray) -> tuple[float, FloatArray, FloatArray]:
-        totals = sums(theta)
+
+Steps: TypeAlias = Generator[FloatArray, FloatArray, FloatArray]
+"""Yields the θ whose sums it wants to be sent, and returns the last."""
+
+
+def newton_together(
+    sums: Callable[[Sequence[int], Sequence[FloatArray]], Sequence[FloatArray]], fits: Sequence[Steps]
+) -> list[FloatArray]:
+    """Several fits at once: `sums(places, thetas)` answers, in one question, all that are not done yet."""
+    at = {place: next(fit) for place, fit in enumerate(fits)}
+    fitted: dict[int, FloatArray] = {}
+    while at:
+        places = list(at)
+        for place, totals in zip(places, sums(places, [at[place] for place in places]), strict=True):
+            try:
+                at[place] = fits[place].send(totals)
+            except StopIteration as end:
+                fitted[place] = end.value
+                del at[place]
+    return [fitted[place] for place in range(len(fits))]
+
+
+def newton_steps(
+    start: FloatArray,
+    penalty: FloatArray,
+    *,
+    least: FloatArray | None = None,
+    tolerance: float = 1e-15,
+) -> Steps:
+    """The steps of `newton`; no θ falls below `least`, where there is one.
+
+    A parameter that stands at its bound and would go on below it rests for a step (Bertsekas 1982).
+    """
+    size = len(start)
+    bound = np.full(size, -np.inf) if least is None else least
+
+    def at(theta: FloatArray, totals: FloatArray) -> tuple[float, FloatArray, FloatArray]:
         loss = float(totals[0] + 0.5 * (penalty * theta**2).sum())
         hessian = totals[1 + size :].reshape(size, size) + np.diag(penalty)
         return loss, totals[1 : 1 + size] + penalty * theta, hessian
 
-    theta = start.astype(np.float64)
-    loss, gradient, hessian = at(theta)
+    theta = np.maximum(start.astype(np.float64), bound)
+    loss, gradient, hessian = at(theta, (yield theta))
     for _ in range(200):
-        jitter = 1e-12 * max(np.trace(hessian), 1e-300) * np.eye(size)
-        step = np.linalg.solve(hessian + jitter, gradient)
+        free = (theta > bound) | (gradient < 0)
+        part = hessian[np.ix_(free, free)]
+        jitter = 1e-12 * max(np.trace(part), 1e-300) * np.eye(len(part))
+        step = np.zeros(size)
+        step[free] = np.linalg.solve(part + jitter, gradient[free])
         decrement = float(gradient @ step)
         if decrement <= tolerance * max(1.0, abs(loss)):
             break
         for _ in range(40):
-            tried = at(theta - step)
-            if tried[0] <= loss - 1e-4 * float(gradient @ step) + 1e-12 * abs(loss):
+            moved = np.maximum(theta - step, bound)
+            tried = at(moved, (yield moved))
+            if tried[0] <= loss - 1e-4 * float(gradient @ (theta - moved)) + 1e-12 * abs(loss):
                 break
             step = step / 2
-        theta = theta - step
+        theta = moved
         loss, gradient, hessian = tried
     return theta

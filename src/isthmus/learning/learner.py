@@ -1,0 +1,398 @@
+"""Silos learn one search model from sums: fit, cross-validate, choose, calibrate.
+
+    baseline    what would be used without learning: BM25's share, or equal shares of it and the encoder
+    weight      one share between BM25 and the encoder, of a grid
+    stack       a logistic model of the retrievers' scores
+    linear      a logistic model of all columns, drawn towards the baseline's order
+
+Every model is fitted without each fold of the queries and once with all, in questions that these fits share.
+Hits of a fold are ranked over all silos by the model that has not seen it; `guard.choose` decides by nDCG@10
+of the judged queries, where a document is right or not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from isthmus.arrays import FloatArray, IntArray
+from isthmus.asking import Each, Silos
+from isthmus.errors import DataError, ProtocolError
+from isthmus.learning.columns import COLUMNS, OF_QUERY, PROFILE, RETRIEVERS, RISING
+from isthmus.learning.guard import BASELINE, ModelChoice, choose
+from isthmus.learning.model import HitCalibration, SearchModel, Weights
+from isthmus.learning.questions import (
+    BINS,
+    DISCOUNTS,
+    EVERY,
+    HITS,
+    BestMargins,
+    ColumnMoments,
+    FoldsOf,
+    Gains,
+    LearningQuestion,
+    LossSums,
+    Profiles,
+    RelevantOf,
+    ShownBins,
+    ShownSums,
+    Start,
+)
+from isthmus.learning.record import Honesty, Record
+from isthmus.logistic import newton_steps, newton_together
+from isthmus.randomness import Streams
+
+PENALTY = 100.0
+"""½·penalty·θ² holds back what a column adds to the baseline's order."""
+GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
+"""Shares of BM25 that are tried."""
+TOLERANCE = 1e-9
+ANYWHERE = 1e6
+"""The reach of a calibration that takes every query for one like those judged."""
+LEAST_QUERIES, LEAST_RELEVANT = 10, 20
+"""Judged queries, and relevant documents among the candidates, that learning needs."""
+_BM25, _DENSE = (COLUMNS.index(name) for name in RETRIEVERS)
+_SHOWS_HITS = "its best hits' margins, as any search does"
+
+
+@dataclass(frozen=True)
+class BaselineScale:
+    """Mean and deviation of the retrievers' scores, as the hybrid has them; no cosines without an encoder."""
+
+    bm25: tuple[float, float] | None = None
+    dense: tuple[float, float] | None = None
+    encoder: str = ""
+
+    @property
+    def weights(self) -> FloatArray:
+        """Of the standardised columns."""
+        weights = np.zeros(len(COLUMNS))
+        weights[_BM25] = 0.5 if self.dense else 1.0
+        weights[_DENSE] = 0.5 if self.dense else 0.0
+        return weights
+
+
+@dataclass(frozen=True)
+class LearningOptions:
+    """What a learning run may do.
+
+    `models` are tried in this order, the smallest first. `silo_weights` count a silo's rows as much, by name.
+    """
+
+    models: tuple[str, ...] = ("weight", "stack", "linear")
+    penalty: float = PENALTY
+    mode: str = "sums"
+
+
+BY_WORDS, DEFAULTS = BaselineScale(), LearningOptions()
+
+
+@dataclass(frozen=True, eq=False)
+class _Session:
+    """What is known of the judged queries of all silos while they learn."""
+
+    silos: Silos
+    baseline: BaselineScale
+    options: LearningOptions
+    centre: FloatArray
+    scale: FloatArray
+    fold: IntArray
+    profiles: FloatArray
+    relevant: FloatArray
+    report: Callable[[str], None]
+    weights: Mapping[str, float]
+
+    @property
+    def folds(self) -> int:
+        return 1 + int(self.fold.max(initial=0))
+
+    @property
+    def by_query(self) -> FloatArray:
+        """What a row counts: queries with many relevant documents as much as others."""
+        return 1 / np.maximum(self.relevant, 1.0)
+
+    def sum(self, question: LearningQuestion) -> FloatArray:
+        """Over silos; rows of each count as much as its weight where they are weighed."""
+        if not self.weights or not isinstance(question, (LossSums, ShownSums)):
+            return self.silos.sum(question)
+        each = {name: replace(question, weight=self.weights[name]) for name in self.silos.names}
+        return self.silos.sum(Each(each))
+
+
+def learn(
+    silos: Silos,
+    queries: Sequence[str],
+    *,
+    folds: int,
+    baseline: BaselineScale = BY_WORDS,
+    options: LearningOptions = DEFAULTS,
+    groups: IntArray | None = None,
+    report: Callable[[str], None] = lambda stage: None,
+) -> tuple[SearchModel, Record]:
+    """Learn from all silos; the model to use, calibrated, and what was done.
+
+    `groups` of queries that hang together count once. `report` hears of every stage. DataError where there
+    is too little to learn from.
+    """
+    began = time.monotonic()
+    counting = _Counting(silos.carrier)
+    silos = replace(silos, carrier=counting)
+    rows, relevant, _ = silos.sum(Start(tuple(queries), folds))
+    if len(queries) < LEAST_QUERIES or relevant < LEAST_RELEVANT:
+        raise DataError(
+            f"{len(queries)} judged queries with {relevant:.0f} relevant documents are too few",
+            cure=f"judge hits until there are {LEAST_QUERIES} and {LEAST_RELEVANT}",
+        )
+    session = _session(silos, len(queries), baseline, options, report)
+    models = {BASELINE: _Fitted(baseline.weights[None], baseline.weights, {"parameters": 0})}
+    for name in options.models:
+        if (fitted := _FITS[name](session)) is not None:
+            models[name] = fitted
+    counted = session.relevant > 0
+    values = {name: _ranked(session, each.by_fold, name) for name, each in models.items()}
+    choice = choose(
+        {name: each[counted] for name, each in values.items()}, None if groups is None else groups[counted]
+    )
+    report(f"chose {choice.kind}: {choice.why}")
+    calibration, honesty = _calibrate(session, choice.kind)
+    score = Weights(session.centre, session.scale, models[choice.kind].whole)
+    record = Record(
+        adopted=choice.adopted,
+        kind=choice.kind,
+        best=choice.best,
+        why=choice.why,
+        models=_models(models, values, counted, choice),
+        calibration=honesty,
+        silos=tuple(map(str, silos.names)),
+        queries=len(queries),
+        relevant=int(relevant),
+        rows=int(rows),
+        folds=session.folds,
+        mode=options.mode,
+        encoder=baseline.encoder,
+        queries_needed=None if choice.adopted or not choice.differences else _needed(choice),
+        weights=session.weights,
+        seconds=round(time.monotonic() - began, 3),
+        questions=counting.questions,
+    )
+    about = {"queries": len(queries), "rows": int(rows), "relevant": int(relevant), "mode": options.mode}
+    return SearchModel(choice.kind, score, calibration, baseline.encoder, about), record
+
+
+class _Counting:
+    """A carrier that counts questions."""
+
+    def __init__(self, carrier: Any) -> None:
+        self.carrier, self.questions = carrier, 0
+
+    def __call__(self, questions: Mapping[Any, Any], **needs: Any) -> Any:
+        self.questions += 1
+        return self.carrier(questions, **needs)
+
+
+def _session(
+    silos: Silos,
+    queries: int,
+    baseline: BaselineScale,
+    options: LearningOptions,
+    report: Callable[[str], None],
+) -> _Session:
+    report("statistics of columns")
+    fold = _collected(silos, FoldsOf(), shows="the fold of each query, the same in every silo")
+    if any((each != fold[0]).any() for each in fold):
+        raise ProtocolError("silos deal queries into folds in different ways: their hash keys differ")
+    if fold[0].shape != (queries,) or (fold[0] < 0).any():
+        raise ProtocolError("silos have other queries than they were counting for")
+    best_scores = _collected(silos, Profiles(), shows="the best scores of each query, as any search does")
+    profiles = np.max([each.reshape(queries, len(PROFILE)) for each in best_scores], axis=0)
+    count, total, squares = silos.sum(ColumnMoments()).reshape(3, len(COLUMNS))
+    centre = total / np.maximum(count, 1)
+    scale = np.sqrt(np.maximum(squares / np.maximum(count, 1) - centre**2, 0.0))
+    for at, standard in ((_BM25, baseline.bm25), (_DENSE, baseline.dense)):
+        if standard is not None:
+            centre[at], scale[at] = standard
+    scale = np.where(scale > 1e-9, scale, 1.0)
+    relevant = silos.sum(RelevantOf())
+    return _Session(
+        *(silos, baseline, options, centre, scale, fold[0].astype(np.int64), profiles, relevant),
+        *(report, {}),
+    )
+
+
+def _collected(silos: Silos, question: LearningQuestion, *, shows: str) -> list[FloatArray]:
+    by_silo: Mapping[str, FloatArray] = silos.collect(question, shows=shows).by_silo
+    return [by_silo[name] for name in silos.names if name in by_silo]
+
+
+def _ranked(session: _Session, weights: FloatArray, name: str = "") -> FloatArray:
+    """nDCG@10 of every query over all silos; `weights` has one row, or one a fold. The hits are remembered
+    under the name."""
+    scale = (session.centre, session.scale)
+    margins = _collected(session.silos, BestMargins(*scale, weights), shows=_SHOWS_HITS)
+    together = np.concatenate([each.reshape(-1, HITS) for each in margins], axis=1)
+    best = -np.sort(-together, axis=1)[:, :HITS]
+    gains = session.silos.sum(Gains(*scale, weights, best, session.profiles, name))
+    places = np.minimum(session.relevant, HITS).astype(np.int64)
+    ideal = np.concatenate(([0.0], np.cumsum(DISCOUNTS)))[places]
+    return np.asarray(np.divide(gains, ideal, out=np.zeros(len(gains)), where=ideal > 0))
+
+
+# models
+
+
+@dataclass(frozen=True, eq=False)
+class _Fitted:
+    """Weights of the standardised columns: a row for the queries of each fold, and those of all queries."""
+
+    by_fold: FloatArray
+    whole: FloatArray
+    about: Mapping[str, Any]
+
+
+def _weight(session: _Session) -> _Fitted | None:
+    """The share of BM25 with the best mean nDCG@10 over the other folds; of equal ones the nearest to ½."""
+    if not session.baseline.dense:
+        return None
+    session.report("weight: shares of BM25")
+    tried = np.zeros((len(GRID), len(COLUMNS)))
+    tried[:, _BM25], tried[:, _DENSE] = GRID, 1 - np.array(GRID)
+    values = np.stack([_ranked(session, each[None]) for each in tried])
+    order = np.argsort(np.abs(np.array(GRID) - 0.5), kind="stable")
+    counted = session.relevant > 0
+
+    def best(rows: Any) -> int:
+        means = values[order][:, rows & counted].mean(axis=1)
+        return int(order[int(means.argmax())])
+
+    by_fold = np.stack([tried[best(session.fold != fold)] for fold in range(session.folds)])
+    chosen = best(np.ones(len(session.fold), dtype=bool))
+    return _Fitted(by_fold, tried[chosen], {"parameters": 1, "share of BM25": GRID[chosen]})
+
+
+def _stack(session: _Session) -> _Fitted | None:
+    """Without an encoder there is one retriever, and nothing to stack."""
+    if not session.baseline.dense:
+        return None
+    return _logistic(session, "stack", np.isin(COLUMNS, RETRIEVERS))
+
+
+def _linear(session: _Session) -> _Fitted:
+    used = ~np.isin(COLUMNS, ("dense",)) if not session.baseline.dense else np.ones(len(COLUMNS), dtype=bool)
+    return _logistic(session, "linear", used)
+
+
+_FITS: Mapping[str, Callable[[_Session], _Fitted | None]] = {
+    "weight": _weight,
+    "stack": _stack,
+    "linear": _linear,
+}
+
+
+def _logistic(session: _Session, name: str, used: Any) -> _Fitted:
+    """Relevance by the baseline's score, free, and by the columns used, held back; fitted without each fold
+    and with all queries. Weights of rising columns are 0 or more."""
+    session.report(f"{name}: fits")
+    lead, names = session.baseline.weights, np.array(COLUMNS)[used]
+    penalty = np.where(np.isin(names, OF_QUERY), 1e-2, session.options.penalty)
+    penalty = np.concatenate(([1e-3], penalty, [1e-6]))
+    least = np.concatenate(([0.0], np.where(np.isin(names, RISING), 0.0, -np.inf), [-np.inf]))
+    folds = [EVERY, *range(session.folds)]
+    start = np.concatenate(([1.0], np.zeros(len(penalty) - 1)))
+    fits = [newton_steps(start, penalty, least=least, tolerance=TOLERANCE) for _ in folds]
+
+    def sums(places: Sequence[int], thetas: Sequence[FloatArray]) -> Sequence[FloatArray]:
+        question = LossSums(
+            *(session.centre, session.scale, lead, used.astype(np.float64), np.stack(thetas)),
+            *(np.array([folds[place] for place in places], dtype=np.float64), session.by_query),
+        )
+        return list(session.sum(question).reshape(len(places), -1))
+
+    weights = []
+    for theta in newton_together(sums, fits):
+        whole = theta[0] * lead
+        whole[used] += theta[1:-1]
+        weights.append(whole)
+    return _Fitted(np.stack(weights[1:]), weights[0], {"parameters": int(used.sum())})
+
+
+# probabilities
+
+
+def _calibrate(session: _Session, name: str) -> tuple[HitCalibration, dict[str, Honesty]]:
+    """The calibration of the hits that a model would show, and how honest it is on folds it has not seen."""
+    session.report("calibration of hits shown")
+    seen = np.isfinite(session.profiles)
+    count = np.maximum(seen.sum(axis=0), 1)
+    centre = np.where(seen, session.profiles, 0.0).sum(axis=0) / count
+    scale = np.sqrt((np.where(seen, session.profiles - centre, 0.0) ** 2).sum(axis=0) / count)
+    scale = np.where(scale > 1e-9, scale, 1.0)
+    thetas = _calibration_fits(session, name, centre, scale, profiles=True)
+    alone = _calibration_fits(session, name, centre, scale, profiles=False)
+    before = _honesty(session.silos.sum(ShownBins(name, centre, scale, alone[1:], 0.0, ANYWHERE)))
+    whole = thetas[0]
+    line = HitCalibration(float(whole[0]), float(whole[-1]), before.base_rate, centre, scale, whole[1:-1])
+    bins = ShownBins(name, centre, scale, thetas[1:], line.base, line.reach)
+    return line, {"before": before, "after": _honesty(session.silos.sum(bins))}
+
+
+def _calibration_fits(
+    session: _Session, name: str, centre: FloatArray, scale: FloatArray, *, profiles: bool
+) -> FloatArray:
+    """Of all hits shown, then without each fold; the slope never falls below 0."""
+    size = len(PROFILE) + 2
+    strength = 1.0 if profiles else 1e9
+    penalty = np.concatenate(([1e-3], np.full(len(PROFILE), strength), [1e-3]))
+    least = np.concatenate(([0.0], np.full(size - 1, -np.inf)))
+    start = np.concatenate(([1.0], np.zeros(size - 1)))
+    folds = [EVERY, *range(session.folds)]
+
+    def sums(places: Sequence[int], thetas: Sequence[FloatArray]) -> Sequence[FloatArray]:
+        chosen = np.array([folds[place] for place in places], dtype=np.float64)
+        totals = session.sum(ShownSums(name, centre, scale, np.stack(thetas), chosen))
+        return list(totals.reshape(len(places), -1))
+
+    fits = [newton_steps(start, penalty, least=least, tolerance=TOLERANCE) for _ in folds]
+    return np.stack(newton_together(sums, fits))
+
+
+def _honesty(sums: FloatArray) -> Honesty:
+    """From (hits, Σp, Σ relevant, Σ p(1 − p)) of every bin; a perfect model's errors are drawn as normal."""
+    hits, promised, right, variance = sums.reshape(4, BINS)
+    total = max(float(hits.sum()), 1.0)
+    draws = np.abs(Streams(0)("floor").standard_normal((2_000, BINS)) * np.sqrt(variance)).sum(axis=1) / total
+    return Honesty(
+        ece=float(np.abs(promised - right).sum() / total),
+        floor=float(draws.mean()),
+        floor_high=float(np.quantile(draws, 0.95)),
+        hits=int(total),
+        base_rate=float(right.sum() / total),
+    )
+
+
+# the record
+
+
+def _models(
+    models: Mapping[str, _Fitted], values: Mapping[str, FloatArray], counted: Any, choice: ModelChoice
+) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            **fitted.about,
+            "nDCG@10": float(values[name][counted].mean()),
+            "weights": {
+                column: round(float(weight), 6)
+                for column, weight in zip(COLUMNS, fitted.whole, strict=True)
+                if weight
+            },
+            **({"difference": choice.differences[name].to_json()} if name in choice.differences else {}),
+        }
+        for name, fitted in models.items()
+    }
+
+
+def _needed(choice: ModelChoice) -> int | None:
+    return choice.differences[choice.best].needed

@@ -1,0 +1,194 @@
+"""A search model: weights over the columns of a candidate, and the probability of a hit that is shown.
+
+    margin = start + Σ weights·(column − centre)/scale                       a column that is missing adds 0
+    logit p = slope·margin + start + Σ profile weights·(profile − centre)/scale
+    p → base + likeness·(p − base)       drawn to the base rate for a query unlike those that were judged
+
+A query's profile is how well all silos together cover it (`columns.PROFILE`); its likeness is 1 while no part
+of the profile is further below those of judged queries than nearly all of them are, and falls from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import Any, Self
+
+import numpy as np
+
+from isthmus.arrays import FloatArray
+from isthmus.errors import DataError
+from isthmus.learning.columns import COLUMNS, GROUPS, PROFILE, RISING
+from isthmus.tables import Bundle
+
+KINDS = ("baseline", "weight", "stack", "linear")
+"""Of models, by their number of parameters."""
+MOST_BYTES = 1 << 20
+LARGEST = 1e12
+"""The largest number of a model, and of one divided by a scale: margins of such are still numbers."""
+_RISING = np.isin(COLUMNS, RISING)
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A linear score of the columns."""
+
+    centre: FloatArray
+    scale: FloatArray
+    weights: FloatArray
+    start: float = 0.0
+
+    def standardised(self, table: FloatArray) -> FloatArray:
+        """(column − centre)/scale of every row; 0 where it is missing."""
+        return standardised(table, self.centre, self.scale)
+
+    def parts(self, table: FloatArray) -> FloatArray:
+        """What every column adds to the margin, row by row."""
+        return self.standardised(table) * self.weights
+
+    def __call__(self, table: FloatArray) -> FloatArray:
+        """The margin of every row."""
+        return np.asarray(self.start + self.parts(table).sum(axis=1))
+
+
+def standardised(values: FloatArray, centre: FloatArray, scale: FloatArray) -> FloatArray:
+    """(value − centre)/scale; 0 where a value is not finite."""
+    return np.where(np.isfinite(values), (values - centre) / scale, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class HitCalibration:
+    """From margins and the query's profile to probabilities; fitted on hits that would be shown."""
+
+    slope: float
+    start: float
+    base: float
+    """The share of hits shown that are relevant."""
+    centre: FloatArray
+    scale: FloatArray
+    weights: FloatArray
+    """Of the profile."""
+    reach: float = 2.0
+    """Deviations below the judged queries' mean from which a profile is unlike them."""
+
+    def likeness(self, profiles: FloatArray) -> FloatArray:
+        """Between 0 and 1 for every row of profiles: how much like those of judged queries it is."""
+        below = np.maximum(-standardised(profiles, self.centre, self.scale) - self.reach, 0.0)
+        return np.asarray(np.exp(-0.5 * (below**2).sum(axis=-1)))
+
+    def __call__(self, margins: FloatArray, profiles: FloatArray) -> FloatArray:
+        """The probability of every margin; `profiles` has a row for each, or one for all."""
+        from scipy.special import expit
+
+        near = standardised(profiles, self.centre, self.scale) @ self.weights
+        probabilities = expit(self.slope * margins + self.start + near)
+        return np.asarray(self.base + self.likeness(profiles) * (probabilities - self.base))
+
+
+class SavedModel(Bundle):
+    """A search model on disk or on the wire."""
+
+    noun = "search model"
+    version = 2
+    most = MOST_BYTES
+
+
+@dataclass(frozen=True, eq=False)
+class SearchModel:
+    """One of `KINDS`, with its calibration once hits have been judged.
+
+    `encoder` is the fingerprint of the encoder whose cosines it reads; empty for none.
+    """
+
+    kind: str
+    score: Weights
+    calibration: HitCalibration | None = None
+    encoder: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def calibrated(self, calibration: HitCalibration) -> Self:
+        """The same with another calibration."""
+        return replace(self, calibration=calibration)
+
+    def probabilities(self, margins: FloatArray, profile: FloatArray) -> FloatArray | None:
+        """Of a query's hits, from its profile over all silos; None before anything was judged."""
+        return None if self.calibration is None else self.calibration(margins, profile)
+
+    def evidence(self, table: FloatArray) -> Mapping[str, FloatArray]:
+        """What each retriever's columns add to the margin of every row."""
+        parts = self.score.parts(table)
+        return {name: parts[:, list(columns)].sum(axis=1) for name, columns in GROUPS.items()}
+
+    def to_bytes(self) -> bytes:
+        """For the wire."""
+        return self._saved().to_bytes()
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a file."""
+        self._saved().write(path)
+
+    def _saved(self) -> SavedModel:
+        header: dict[str, Any] = {
+            "kind": self.kind,
+            "columns": list(COLUMNS),
+            "profile": list(PROFILE),
+            "encoder": self.encoder,
+            "start": self.score.start,
+            "about": dict(self.about),
+        }
+        arrays = {f"score.{name}": getattr(self.score, name) for name in _ARRAYS}
+        if (line := self.calibration) is not None:
+            header["calibration"] = {name: getattr(line, name) for name in _REALS}
+            arrays |= {f"profile.{name}": getattr(line, name) for name in _ARRAYS}
+        return SavedModel(header, arrays)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Read it back; a DataError if it is not one of these columns."""
+        return SavedModel.restore(path, cls._of)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """What came over the wire; anything else is a ProtocolError."""
+        return SavedModel.receive(data, cls._of)
+
+    @classmethod
+    def _of(cls, saved: SavedModel) -> Self:
+        header, arrays = saved.header, saved.arrays
+        if header["columns"] != list(COLUMNS) or header["profile"] != list(PROFILE):
+            raise DataError("was learned from other columns", cure="learn again")
+        if header["kind"] not in KINDS:
+            raise ValueError("a model of an unknown kind")
+        score = Weights(start=_real(header["start"]), **_columns(arrays, "score", len(COLUMNS)))
+        if (score.weights[_RISING] < 0).any():
+            raise ValueError("a model whose score falls where a document has more of the query's words")
+        line = None
+        if "calibration" in header:
+            numbers = {name: _real(header["calibration"][name]) for name in _REALS}
+            if not (numbers["slope"] >= 0 and 0 <= numbers["base"] <= 1 and numbers["reach"] >= 0):
+                raise ValueError("a calibration that is none")
+            slope, start, base, reach = numbers.values()
+            profile = _columns(arrays, "profile", len(PROFILE))
+            line = HitCalibration(slope, start, base, **profile, reach=reach)
+        return cls(str(header["kind"]), score, line, str(header["encoder"]), dict(header["about"]))
+
+
+_ARRAYS = ("centre", "scale", "weights")
+_REALS = ("slope", "start", "base", "reach")
+
+
+def _columns(arrays: Mapping[str, Any], name: str, size: int) -> dict[str, FloatArray]:
+    columns = {part: np.asarray(arrays[f"{name}.{part}"], dtype=np.float64) for part in _ARRAYS}
+    if not all(values.shape == (size,) and np.isfinite(values).all() for values in columns.values()):
+        raise ValueError("columns of another number")
+    bounded = max(np.abs(values).max() for values in columns.values()) <= LARGEST
+    if not bounded or columns["scale"].min() < 1 / LARGEST:
+        raise ValueError("columns that no margin can be worked out from")
+    return columns
+
+
+def _real(number: object) -> float:
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not abs(number) <= LARGEST:
+        raise ValueError("a number that is none")
+    return float(number)

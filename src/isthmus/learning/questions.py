@@ -1,0 +1,413 @@
+"""What silos are asked while they learn, and the rows of one silo that answer.
+
+A silo has rows: the candidates of all judged queries, their columns, and whether each is relevant. It answers
+every question with one vector; whoever asks uses the sum over silos (`Silos.sum`), except for two that any
+search tells anyway and that are collected: a query's best margins and its profile. A fit from such sums is
+the one of all rows in one place, to the last digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from isthmus.arrays import FloatArray, IntArray
+from isthmus.errors import DataError, ProtocolError
+from isthmus.learning.columns import COLUMNS, PROFILE, profile_of
+from isthmus.learning.model import LARGEST, HitCalibration, standardised
+from isthmus.logistic import likelihood_sums
+from isthmus.tables import Bundle, Declared
+
+HITS = 10
+"""Hits of a query that a page shows."""
+DISCOUNTS = 1 / np.log2(np.arange(2, HITS + 2))
+EVERY = -1
+"""The fold that no query is in."""
+BINS = 10
+"""Of probabilities, of equal width."""
+MOST_BYTES, MOST_FITS = 64 << 20, 64
+
+
+class LearningMessage(Bundle):
+    """A question or an answer on the wire."""
+
+    noun = "learning message"
+    most = MOST_BYTES
+
+    @classmethod
+    def check(cls, header: Mapping[str, Any], declared: Mapping[str, Declared]) -> None:
+        """Vectors and tables of reals."""
+        if any(len(each.shape) > 2 or each.dtype != np.float64 for each in declared.values()):
+            raise DataError("has arrays that are no vectors or tables of reals")
+
+
+@dataclass(frozen=True, eq=False)
+class LearningQuestion:
+    """What a silo is asked; every kind says what its answer is."""
+
+    def to_bytes(self) -> bytes:
+        """For the wire."""
+        header: dict[str, Any] = {"kind": type(self).__name__}
+        arrays = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, np.ndarray):
+                arrays[each.name] = value.astype(np.float64)
+            else:
+                header[each.name] = value
+        return LearningMessage(header, arrays).to_bytes()
+
+
+@dataclass(frozen=True, eq=False)
+class Start(LearningQuestion):
+    """Work out the rows of these queries: (rows, relevant rows, judged queries); the same for all silos."""
+
+    queries: tuple[str, ...]
+    folds: int
+
+
+@dataclass(frozen=True, eq=False)
+class FoldsOf(LearningQuestion):
+    """The fold of every query, the same in all silos; collected."""
+
+
+@dataclass(frozen=True, eq=False)
+class Profiles(LearningQuestion):
+    """The profile of every query here, of shape (queries, PROFILE); collected, as any search tells it."""
+
+
+@dataclass(frozen=True, eq=False)
+class RelevantOf(LearningQuestion):
+    """By query: documents that were judged relevant, candidates or not."""
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnMoments(LearningQuestion):
+    """(n, Σx, Σx²) of every column over the rows where it is there."""
+
+
+@dataclass(frozen=True, eq=False)
+class LossSums(LearningQuestion):
+    """Of several fits, one after the other: loss, gradient and Hessian of a logistic model of relevance.
+
+    Features are the score `lead` of the standardised columns, the columns where `used` is 1, and 1; row k of
+    `thetas` has their weights in fit k, which leaves out the queries of `folds[k]`. A row counts as much as
+    `by_query` says of its query, and all rows of this silo `weight` times.
+    """
+
+    centre: FloatArray
+    scale: FloatArray
+    lead: FloatArray
+    used: FloatArray
+    thetas: FloatArray
+    folds: FloatArray
+    by_query: FloatArray
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class BestMargins(LearningQuestion):
+    """The highest margins of every query, `HITS` each, −inf where there are fewer; collected.
+
+    `weights` are of the standardised columns: one row for all queries, or one for those of each fold.
+    """
+
+    centre: FloatArray
+    scale: FloatArray
+    weights: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Gains(LearningQuestion):
+    """By query: this silo's part of the DCG of the best hits of all silos, whose margins are in `best`.
+
+    Equal margins share their places. The hits are remembered under `name`, with the queries' `profiles`, as
+    those that would be shown; the name "" remembers nothing.
+    """
+
+    centre: FloatArray
+    scale: FloatArray
+    weights: FloatArray
+    best: FloatArray
+    profiles: FloatArray
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class ShownSums(LearningQuestion):
+    """Of several fits to the remembered hits: loss, gradient and Hessian; features are the margin, the
+    standardised profile, and 1."""
+
+    name: str
+    centre: FloatArray
+    scale: FloatArray
+    thetas: FloatArray
+    folds: FloatArray
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class ShownBins(LearningQuestion):
+    """(hits, Σp, Σ relevant, Σ p(1 − p)) in each of `BINS`: p of remembered hits by the row of `thetas` of
+    their query's fold, drawn to `base` by the likeness of their profile."""
+
+    name: str
+    centre: FloatArray
+    scale: FloatArray
+    thetas: FloatArray
+    base: float
+    reach: float
+
+
+_HEADER = {"format", "version", "kind"}
+_KINDS: Mapping[str, type[LearningQuestion]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Start, FoldsOf, Profiles, RelevantOf, ColumnMoments, LossSums),
+        *(BestMargins, Gains, ShownSums, ShownBins),
+    )
+}
+
+
+def question_of(data: bytes) -> LearningQuestion:
+    """What came over the wire; anything else is a ProtocolError."""
+    return LearningMessage.receive(data, _question)
+
+
+def _question(saved: LearningMessage) -> LearningQuestion:
+    kind = _KINDS[saved.header["kind"]]
+    if unknown := saved.header.keys() - _HEADER - {each.name for each in fields(kind)}:
+        raise KeyError(*unknown)
+    return kind(**{each.name: _field(saved, each.name, str(each.type)) for each in fields(kind)})
+
+
+def _field(saved: LearningMessage, name: str, kind: str) -> Any:
+    if kind == "FloatArray":
+        return saved.arrays[name].astype(np.float64)
+    value = saved.header[name]
+    if kind.startswith("tuple"):
+        return tuple(str(each) for each in value)
+    number = {"int": int, "float": float, "str": str}[kind](value)
+    if kind == "float" and not abs(number) <= LARGEST:
+        raise ValueError("a number that is none")
+    return number
+
+
+def answer_bytes(answer: FloatArray) -> bytes:
+    """An answer for the wire."""
+    return LearningMessage({"kind": "answer"}, {"sums": answer}).to_bytes()
+
+
+def answer_of(data: bytes) -> FloatArray:
+    """An answer from the wire; one that is no vector of numbers is a ProtocolError."""
+    answer = LearningMessage.receive(data, lambda saved: saved.arrays["sums"].astype(np.float64, copy=False))
+    if answer.ndim != 1 or np.isnan(answer).any():
+        raise ProtocolError("an answer that is no vector of numbers")
+    return answer
+
+
+@dataclass(frozen=True, eq=False)
+class _Hits:
+    """Hits that would be shown: the row of each, its margin, and its query's profile."""
+
+    rows: IntArray
+    margins: FloatArray
+    profiles: FloatArray
+
+
+class JudgedRows:
+    """The rows of one silo, query by query in order, and its answers to questions about them.
+
+    `table` has the columns of `COLUMNS`, `relevant` is 1 or 0 and `query` the position of every row's query;
+    `fold` and `judged` have one value for every query: its fold, and whether this silo has judged hits of
+    it. `targets` counts the documents judged relevant by query, those that are no candidates too.
+    """
+
+    def __init__(
+        self,
+        table: FloatArray,
+        relevant: FloatArray,
+        query: IntArray,
+        *,
+        fold: IntArray,
+        targets: FloatArray,
+        judged: IntArray | None = None,
+    ) -> None:
+        if table.shape != (len(query), len(COLUMNS)) or len(relevant) != len(query):
+            raise DataError(f"{table.shape} columns beside {len(query)} rows and {len(relevant)} judgements")
+        if (np.diff(query) < 0).any():
+            raise DataError("rows are not in the order of their queries", cure="sort them by query")
+        self.table, self.relevant, self.query = table, relevant.astype(np.float64), query
+        self.fold, self.targets = fold, targets.astype(np.float64)
+        self.judged = int((targets > 0).sum()) if judged is None else int(np.sum(judged))
+        self.bounds = np.searchsorted(query, np.arange(len(fold) + 1))
+        self._hits: dict[str, _Hits] = {}
+        self._columns: tuple[bytes, FloatArray] = (b"", table)
+
+    @property
+    def queries(self) -> int:
+        """How many there are."""
+        return len(self.fold)
+
+    def answer(self, question: LearningQuestion) -> FloatArray:
+        """One vector; those of several silos add, or stand side by side. ProtocolError for a question of
+        other sizes, or with numbers that are not finite."""
+        self._check(question)
+        match question:
+            case Start():
+                return np.array([len(self.query), self.relevant.sum(), self.judged], dtype=np.float64)
+            case FoldsOf():
+                return self.fold.astype(np.float64)
+            case Profiles():
+                ranges = zip(self.bounds, self.bounds[1:], strict=False)
+                return np.concatenate([profile_of(self.table[start:end]) for start, end in ranges])
+            case RelevantOf():
+                return self.targets
+            case ColumnMoments():
+                present = np.isfinite(self.table)
+                values = np.where(present, self.table, 0.0)
+                return np.concatenate((present.sum(axis=0), values.sum(axis=0), (values**2).sum(axis=0)))
+            case LossSums():
+                return self._loss_sums(question)
+            case BestMargins():
+                return self._best(self._margins(question))
+            case Gains():
+                return self._gains(question)
+            case ShownSums():
+                return self._shown_sums(question)
+            case ShownBins():
+                return self._shown_bins(question)
+        raise ProtocolError("a question of an unknown kind")
+
+    # ranking
+
+    def _standardised(self, centre: FloatArray, scale: FloatArray) -> FloatArray:
+        """The columns; those last used are remembered, as a fit asks many times."""
+        key = centre.tobytes() + scale.tobytes()
+        if self._columns[0] != key:
+            self._columns = key, standardised(self.table, centre, scale)
+        return self._columns[1]
+
+    def _margins(self, question: BestMargins | Gains) -> FloatArray:
+        columns = self._standardised(question.centre, question.scale)
+        weights = question.weights
+        if len(weights) == 1:
+            return np.asarray(columns @ weights[0])
+        return np.asarray((columns * weights[self.fold[self.query]]).sum(axis=1))
+
+    def _best(self, margins: FloatArray) -> FloatArray:
+        best = np.full((self.queries, HITS), -np.inf)
+        for at, (start, end) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+            highest = -np.sort(-margins[start:end])[:HITS]
+            best[at, : len(highest)] = highest
+        return best.reshape(-1)
+
+    def _gains(self, question: Gains) -> FloatArray:
+        margins, best = self._margins(question), question.best
+        passed = np.flatnonzero(margins >= best[self.query, -1])
+        same = best[self.query[passed]] == margins[passed, None]
+        share = (same @ DISCOUNTS) / np.maximum(same.sum(axis=1), 1)
+        if question.name:
+            profiles = question.profiles[self.query[passed]]
+            self._hits[question.name] = _Hits(passed, margins[passed], profiles)
+        return np.bincount(self.query[passed], share * self.relevant[passed], self.queries).astype(np.float64)
+
+    # fits
+
+    def _loss_sums(self, question: LossSums) -> FloatArray:
+        columns = self._standardised(question.centre, question.scale)
+        own = columns[:, question.used > 0]
+        features = np.vstack(((columns @ question.lead), own.T, np.ones(len(columns))))
+        weights = question.weight * question.by_query[self.query]
+        return self._fits(question, features, self.relevant, weights, self.fold[self.query])
+
+    def _shown_sums(self, question: ShownSums) -> FloatArray:
+        hits = self._hits[question.name]
+        weights = np.full(len(hits.rows), question.weight)
+        features = self._calibration_features(question, hits)
+        folds = self.fold[self.query[hits.rows]]
+        return self._fits(question, features, self.relevant[hits.rows], weights, folds)
+
+    def _calibration_features(self, question: ShownSums | ShownBins, hits: _Hits) -> FloatArray:
+        profiles = standardised(hits.profiles, question.centre, question.scale)
+        return np.vstack((hits.margins, profiles.T, np.ones(len(hits.margins))))
+
+    @staticmethod
+    def _fits(
+        question: LossSums | ShownSums,
+        features: FloatArray,
+        relevant: FloatArray,
+        weights: FloatArray,
+        folds: IntArray,
+    ) -> FloatArray:
+        sums = []
+        for theta, fold in zip(question.thetas, question.folds.astype(int).tolist(), strict=True):
+            rows = folds != fold
+            sums.append(likelihood_sums(features[:, rows], relevant[rows], theta, weights=weights[rows]))
+        return np.concatenate(sums)
+
+    def _shown_bins(self, question: ShownBins) -> FloatArray:
+        hits = self._hits[question.name]
+        folds, sums = self.fold[self.query[hits.rows]], np.zeros((4, BINS))
+        for fold, theta in enumerate(question.thetas):
+            rows = folds == fold if len(question.thetas) > 1 else np.ones(len(folds), dtype=bool)
+            slope, *weights, start = theta.tolist()
+            profile = question.centre, question.scale, np.array(weights)
+            line = HitCalibration(slope, start, question.base, *profile, reach=question.reach)
+            p = line(hits.margins[rows], hits.profiles[rows])
+            place = np.minimum((p * BINS).astype(np.int64), BINS - 1)
+            values = (np.ones(len(p)), p, self.relevant[hits.rows[rows]], p * (1 - p))
+            sums += [np.bincount(place, each, BINS) for each in values]
+        return sums.reshape(-1)
+
+    # checks
+
+    def _check(self, question: LearningQuestion) -> None:
+        sizes = self._sizes(question)
+        for name, shape in sizes.items():
+            values = getattr(question, name)
+            whole = values.ndim == len(shape) and all(
+                size in (None, own) for size, own in zip(shape, values.shape, strict=True)
+            )
+            finite = name in ("best", "profiles") or bool((np.abs(values) <= LARGEST).all())
+            if not whole or not finite or np.isnan(values).any():
+                raise ProtocolError(f"{type(question).__name__}: {name} is of another session, or no number")
+            if name == "scale" and values.min() < 1 / LARGEST:
+                raise ProtocolError("a scale that is none")
+            if name == "thetas" and not 1 <= len(values) <= MOST_FITS:
+                raise ProtocolError("more fits than one question has")
+        if isinstance(question, (LossSums, ShownSums)) and len(question.folds) != len(question.thetas):
+            raise ProtocolError("fits and folds of different numbers")
+        if isinstance(question, (BestMargins, Gains)) and len(question.weights) not in (
+            1,
+            1 + int(self.fold.max(initial=0)),
+        ):
+            raise ProtocolError("weights for other folds than there are")
+        if isinstance(question, (ShownSums, ShownBins)) and question.name not in self._hits:
+            raise ProtocolError("a question about hits that were not chosen yet")
+
+    def _sizes(self, question: LearningQuestion) -> dict[str, tuple[int | None, ...]]:
+        """The shape of every array of a question; None is any size."""
+        queries, columns, parts = self.queries, len(COLUMNS), len(PROFILE)
+        match question:
+            case LossSums():
+                width = 2 + int((question.used > 0).sum())
+                sizes = {"lead": (columns,), "used": (columns,), "thetas": (None, width)}
+                return {**_scale(columns), **sizes, "folds": (None,), "by_query": (queries,)}
+            case BestMargins():
+                return {**_scale(columns), "weights": (None, columns)}
+            case Gains():
+                ranked = {"best": (queries, HITS), "profiles": (queries, parts)}
+                return {**_scale(columns), "weights": (None, columns), **ranked}
+            case ShownSums():
+                return {**_scale(parts), "thetas": (None, parts + 2), "folds": (None,)}
+            case ShownBins():
+                return {**_scale(parts), "thetas": (None, parts + 2)}
+        return {}
+
+
+def _scale(size: int) -> dict[str, tuple[int | None, ...]]:
+    return {"centre": (size,), "scale": (size,)}

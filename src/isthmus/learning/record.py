@@ -1,0 +1,78 @@
+"""What a learning run did, as it is kept and shown: plain JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from isthmus.errors import DataError
+
+
+@dataclass(frozen=True)
+class Honesty:
+    """How honest probabilities of hits are: their calibration error and what a perfect model would show with
+    the same number of hits, on average and in 95 of 100 cases."""
+
+    ece: float
+    floor: float
+    floor_high: float
+    hits: int
+    base_rate: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """A learning run.
+
+    `models` has of every model tried its parameters, its mean cross-validated nDCG@10 and its difference to
+    the baseline (`guard.Difference`), by name. `calibration` is before (margins alone) and after. `weights`
+    and `risks` are of silos, where the mode weighs them.
+    """
+
+    adopted: bool
+    kind: str
+    best: str
+    why: str
+    models: Mapping[str, Mapping[str, Any]]
+    calibration: Mapping[str, Honesty]
+    silos: tuple[str, ...]
+    queries: int
+    relevant: int
+    rows: int
+    folds: int
+    mode: str
+    encoder: str = ""
+    queries_needed: int | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    risks: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    questions: int = 0
+    """Put to every silo."""
+
+    def to_json(self) -> str:
+        """With numbers that are not finite as null."""
+        return json.dumps(_plain(asdict(self)), ensure_ascii=False, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Record:
+        """Read it back; a DataError where it is none."""
+        try:
+            saved = json.loads(text)
+            saved["calibration"] = {name: Honesty(**each) for name, each in saved["calibration"].items()}
+            return cls(**{**saved, "silos": tuple(saved["silos"])})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError("is not the record of a learning run", text=str(error)) from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,169 @@
+"""The columns of a query's candidates that search models read, worked out by every silo alike.
+
+Statistics are those of all silos. Where these do not tell title and body apart, both fields have the text's
+document frequencies, and a word counts once a document, so that a column is the same whichever silo holds
+the document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from isthmus.arrays import FloatArray
+from isthmus.engines import FIELDS
+from isthmus.features import NAMES, Pairs, compute
+from isthmus.learning import COLUMNS, FEATURES, JudgedRows, SearchModel, profile_of
+from isthmus.retrieval import TEXT
+from isthmus.service.candidates import FieldCounts, Mask, QueryCandidates, Snapshot
+from isthmus.service.scoring import Scored, best_first, bm25_shares, evidence, raw_score
+from isthmus.service.wire import Evidence
+
+LEAST_COUNT = 0.5
+"""Of a word in all silos: a private count may be 0 where a document has the word."""
+PER_WORD = ("TF", "LMIR.DIR", "LMIR.JM")
+"""Features that grow with the number of a query's words; the others with their Σ idf."""
+
+
+@dataclass(frozen=True, eq=False)
+class _SharedCounts(FieldCounts):
+    """Counts of one field of a query's candidates with the statistics of all silos."""
+
+    @property
+    def documents(self) -> float:
+        shared = self.snapshot.shared
+        return len(self.snapshot) if shared is None else shared.documents
+
+    @property
+    def length(self) -> float:
+        shared = self.snapshot.shared
+        return (self.snapshot if shared is None else shared).lengths[self.field]
+
+    def _statistic(self, kind: str) -> FloatArray:
+        shared = self.snapshot.shared
+        if shared is None or self._shared is not None:
+            counts = super()._statistic(kind)
+        else:
+            counts = shared.counts(TEXT, self.candidates.terms, self.snapshot.family)
+        return np.maximum(counts, LEAST_COUNT)
+
+
+def candidate_columns(snapshot: Snapshot, candidates: QueryCandidates, encoder: str) -> FloatArray:
+    """The columns of `learning.COLUMNS` for every candidate.
+
+    Cosines are NaN where a document has no vector, and unless the silo has the `encoder` that all agree on.
+    """
+    size, counts = len(candidates), candidates.counts
+    times = np.bincount(candidates.tokens.terms.codes, minlength=len(candidates.terms)).astype(np.float64)
+    rarity = snapshot.rarity(candidates.terms)
+    words, total = max(times.sum(), 1.0), max(float(times @ rarity), 1e-9)
+    squares = times * rarity**2 / max(float(times @ rarity**2), 1e-9)
+    cosines = np.full(size, np.nan)
+    if _agrees(snapshot, encoder):
+        cosines = candidates.scores.get("dense", cosines)
+    columns = {
+        "bm25": np.nan_to_num(bm25_shares(candidates)),
+        "dense": np.where(np.isfinite(cosines), np.clip(cosines, -1, 1), np.nan),
+        "rare": (counts.title + counts.body > 0) @ squares,
+        "title": (counts.title > 0) @ squares,
+        "lead": (counts.lead > 0) @ squares,
+        "ln length": np.log1p(counts.lengths.sum(axis=1)),
+        "ln words": np.full(size, np.log(words)),
+        "idf": np.full(size, total / words),
+    }
+    title, body = (_SharedCounts(snapshot, candidates, field) for field in FIELDS)
+    pairs = Pairs(np.zeros(size, dtype=np.int64), np.arange(size))
+    sixteen = compute(candidates.tokens, pairs, title=title, body=body)
+    for name in FEATURES:
+        per_word = name.partition(".")[2] in PER_WORD
+        columns[name] = sixteen[:, NAMES.index(name)] / (words if per_word else total)
+    return np.column_stack([columns[name] for name in COLUMNS])
+
+
+def _agrees(snapshot: Snapshot, encoder: str) -> bool:
+    return bool(encoder) and snapshot.encoder.fingerprint == encoder
+
+
+def eligible(snapshot: Snapshot, candidates: QueryCandidates, encoder: str) -> Mask:
+    """Which candidates a model orders: of BM25 alone unless the silo has the encoder that all agree on."""
+    return np.ones(len(candidates), dtype=bool) if _agrees(snapshot, encoder) else candidates.listed["bm25"]
+
+
+def silo_rows(
+    snapshot: Snapshot,
+    queries: Sequence[str],
+    grades: Mapping[str, Mapping[str, bool]],
+    *,
+    folds: Sequence[int],
+    encoder: str,
+    depth: int,
+    own: Sequence[str | None] = (),
+) -> JudgedRows:
+    """The rows of judged queries, with the candidates that a search would order.
+
+    `grades` say by query and document what was right; `own` is what a query was made from and must not find.
+    """
+    tables, relevant, sizes, targets = [np.empty((0, len(COLUMNS)))], [np.empty(0)], [], []
+    for query, itself in zip(queries, own or (None,) * len(queries), strict=True):
+        candidates = snapshot.find(query, depth)
+        names = np.array(candidates.documents, dtype=object)
+        rows = np.flatnonzero(eligible(snapshot, candidates, encoder) & (names != itself))
+        right = {name for name, is_right in grades.get(query, {}).items() if is_right and name != itself}
+        if len(rows):
+            tables.append(candidate_columns(snapshot, candidates, encoder)[rows])
+        relevant.append(np.array([name in right for name in names[rows]], dtype=np.float64))
+        sizes.append(len(rows))
+        targets.append(len(right))
+    return JudgedRows(
+        np.concatenate(tables),
+        np.concatenate(relevant),
+        np.repeat(np.arange(len(queries)), np.array(sizes, dtype=np.int64)),
+        fold=np.array(folds, dtype=np.int64),
+        targets=np.array(targets, dtype=np.float64),
+        judged=np.array([query in grades for query in queries], dtype=np.int64),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ModelScorer:
+    """A search model that silos have learned together, as a node's scorer.
+
+    Scores are margins. Probabilities are for the query's profile in this silo alone; whoever merges silos
+    joins their profiles and asks the model again.
+    """
+
+    name: ClassVar[str] = "learned"
+    comparable: ClassVar[bool] = False
+
+    model: SearchModel
+
+    def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
+        """Margins and probabilities."""
+        if not len(candidates):
+            return Scored(np.empty(0, np.int64), np.empty(0), None)
+        table = candidate_columns(snapshot, candidates, self.model.encoder)
+        margins = self.model.score(table)
+        order = best_first(candidates, margins)
+        selected = eligible(snapshot, candidates, self.model.encoder)
+        probabilities = self.model.probabilities(margins, profile_of(table[selected]))
+        return Scored(order[selected[order]], margins, probabilities)
+
+    def explain(
+        self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
+    ) -> list[list[Evidence]]:
+        """What each retriever's columns add to the log-odds, or to the margin without a calibration."""
+        if not len(candidates):
+            return []
+        slope = 1.0 if self.model.calibration is None else self.model.calibration.slope
+        parts = self.model.evidence(candidate_columns(snapshot, candidates, self.model.encoder))
+        return [
+            [
+                evidence(name, raw_score(candidates, name, at), None, slope, slope * float(added[at]))
+                for name, added in parts.items()
+                if name == "bm25" or self.model.encoder
+            ]
+            for at in scored.order[:depth].tolist()
+        ]

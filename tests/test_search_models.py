@@ -1,0 +1,301 @@
+"""Search models learned from sums: equal to one place, guarded, saved, and safe against hostile numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from isthmus.errors import DataError, ProtocolError
+from isthmus.learning import (
+    COLUMNS,
+    PROFILE,
+    RISING,
+    BaselineScale,
+    Difference,
+    HitCalibration,
+    JudgedRows,
+    LearningOptions,
+    Record,
+    SearchModel,
+    Start,
+    Weights,
+    answer_bytes,
+    answer_of,
+    choose,
+    learn,
+    question_of,
+)
+from isthmus.learning.learner import PENALTY
+from isthmus.learning.questions import BestMargins, ColumnMoments, Gains, LossSums
+from learning_rows import FOLDS, dealt, in_memory, made_rows
+
+HYBRID = BaselineScale((0.5, 0.4), (0.0, 0.25), "encoder-1")
+QUERIES = [f"query {at}" for at in range(60)]
+
+
+def learned(silos, baseline=BaselineScale(), queries=QUERIES, **options):  # noqa: B008 - frozen
+    return learn(
+        in_memory(silos), queries, folds=FOLDS, baseline=baseline, options=LearningOptions(**options)
+    )
+
+
+# learning
+
+
+def test_what_four_silos_learn_is_what_one_place_learns():
+    rows = made_rows(dense=True)
+    (one, alone), (four, together) = (learned(dealt(rows, count), HYBRID) for count in (1, 4))
+    assert one.kind == four.kind
+    np.testing.assert_allclose(one.score.weights, four.score.weights, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(one.calibration.weights, four.calibration.weights, rtol=1e-6, atol=1e-9)
+    for name, model in alone.models.items():
+        assert model["nDCG@10"] == pytest.approx(together.models[name]["nDCG@10"], abs=1e-12)
+
+
+def test_the_fit_is_the_penalised_logistic_model_with_bounds():
+    """The oracle is SciPy's L-BFGS-B on the same loss."""
+    table, relevant, query = rows = made_rows(3)
+    model, record = learned(dealt(rows, 3))
+    assert record.kind == "linear"
+    used = [at for at, name in enumerate(COLUMNS) if name != "dense"]
+    values = (table[:, used] - table[:, used].mean(axis=0)) / table[:, used].std(axis=0)
+    features = np.column_stack((values[:, 0], values, np.ones(len(values))))
+    weights = 1 / np.maximum(np.bincount(query, relevant), 1)[query]
+    penalty = np.array([1e-3, *[PENALTY] * (len(used) - 2), 1e-2, 1e-2, 1e-6])
+
+    def loss(theta):
+        margin = features @ theta
+        residual = weights * (1 / (1 + np.exp(-margin)) - relevant)
+        value = weights @ (np.logaddexp(0, margin) - relevant * margin) + penalty @ theta**2 / 2
+        return value, features.T @ residual + penalty * theta
+
+    least = [0, *[0 if COLUMNS[at] in RISING else None for at in used], None]
+    fit = minimize(loss, np.zeros(len(penalty)), jac=True, bounds=[(low, None) for low in least], tol=1e-14)
+    expected = fit.x[1:-1]
+    expected[0] += fit.x[0]
+    np.testing.assert_allclose(model.score.weights[used], expected, atol=2e-4)
+
+
+def test_a_model_that_helps_is_adopted_and_one_that_cannot_is_not():
+    _, gained = learned(dealt(made_rows(), 3))
+    assert gained.adopted
+    assert gained.kind == "linear"
+    assert gained.models["linear"]["weights"]["title"] > 0.1
+    difference = gained.models["linear"]["difference"]
+    assert difference["low"] > 0
+    assert gained.queries_needed is None
+    model, nothing = learned(dealt(made_rows(strength=0.0), 3))
+    assert not nothing.adopted
+    assert nothing.kind == model.kind == "baseline"
+    assert nothing.why.startswith("learning gained nothing yet")
+
+
+def test_no_weight_of_a_rising_column_is_below_zero_even_where_it_would_help():
+    model, _ = learned(dealt(made_rows(column="rare", strength=-2.0), 3))
+    rising = np.isin(COLUMNS, RISING)
+    assert (model.score.weights[rising] >= 0).all()
+
+
+def test_a_weight_between_retrievers_is_learned_where_one_of_them_knows_more():
+    rows = made_rows(column="dense", strength=12.0, dense=True)
+    model, record = learned(dealt(rows, 3), HYBRID, models=("weight",))
+    assert record.adopted
+    assert model.kind == "weight"
+    assert model.encoder == "encoder-1"
+    assert record.models["weight"]["share of BM25"] < 0.5
+
+
+def test_probabilities_of_hits_shown_are_honest():
+    _, record = learned(dealt(made_rows(5, queries=200), 4), queries=[str(at) for at in range(200)])
+    after = record.calibration["after"]
+    assert after.hits == 2_000
+    assert after.ece <= after.floor_high
+    assert 0.2 < after.base_rate < 1
+
+
+def test_too_few_judgements_are_a_data_error():
+    with pytest.raises(DataError, match="too few"):
+        learned(dealt(made_rows(queries=5), 2), queries=QUERIES[:5])
+
+
+def test_silos_that_deal_queries_differently_are_refused():
+    silos = dealt(made_rows(), 2)
+    silos["silo1"].fold = np.roll(silos["silo1"].fold, 1)
+    with pytest.raises(ProtocolError, match="folds"):
+        learned(silos)
+
+
+def test_equal_margins_share_their_places():
+    table = np.zeros((4, len(COLUMNS)))
+    rows = JudgedRows(
+        table, np.array([1.0, 0, 0, 0]), np.zeros(4, int), fold=np.zeros(1, int), targets=np.ones(1)
+    )
+    ones = np.ones((1, len(COLUMNS)))
+    scale = np.zeros(len(COLUMNS)), np.ones(len(COLUMNS))
+    best = rows.answer(BestMargins(*scale, ones)).reshape(1, -1)
+    gain = rows.answer(Gains(*scale, ones, best, np.zeros((1, len(PROFILE)))))
+    assert gain[0] == pytest.approx(np.mean(1 / np.log2([2, 3, 4, 5])))
+
+
+# the guard
+
+
+def test_the_guard_refuses_a_model_that_loses_or_that_harms_too_many():
+    rng = np.random.default_rng(0)
+    before = rng.uniform(0.3, 0.7, 100)
+    assert choose({"baseline": before, "linear": before + 0.02}).kind == "linear"
+    assert choose({"baseline": before, "linear": before - 0.02}).kind == "baseline"
+    assert choose({"baseline": before, "linear": before + rng.normal(0.001, 0.1, 100)}).kind == "baseline"
+    harmful = before + np.where(np.arange(100) < 6, -0.25, 0.1)
+    choice = choose({"baseline": before, "linear": harmful})
+    assert choice.differences["linear"].better
+    assert not choice.adopted
+    assert "lost more than" in choice.why
+
+
+def test_a_larger_model_must_be_clearly_better_than_the_smaller():
+    rng = np.random.default_rng(1)
+    before = rng.uniform(0.3, 0.6, 80)
+    small = before + 0.05
+    assert choose({"baseline": before, "weight": small, "linear": small + 0.02}).kind == "linear"
+    near = small + rng.normal(0.002, 0.05, 80)
+    assert choose({"baseline": before, "weight": small, "linear": near}).kind == "weight"
+
+
+def test_linked_queries_count_once():
+    difference = np.repeat([0.03, -0.01, 0.03], 20)
+    apart, linked = (
+        Difference.of(difference + 0.5, np.full(60, 0.5), each) for each in (None, np.repeat([0, 1, 2], 20))
+    )
+    assert apart.better
+    assert not linked.better
+
+
+def test_how_many_queries_might_be_enough():
+    rng = np.random.default_rng(2)
+    noise = rng.normal(0, 0.1, 50)
+    small = Difference.of(0.5 + 0.005 + noise - noise.mean(), np.full(50, 0.5))
+    assert not small.better
+    assert small.needed == pytest.approx((2 * small.deviation / 0.005) ** 2, abs=1)
+    assert Difference.of(np.full(50, 0.4), np.full(50, 0.5)).needed is None
+
+
+# models and messages
+
+
+def a_model():
+    size = len(COLUMNS)
+    line = HitCalibration(1.5, -1.0, 0.3, np.full(3, 0.5), np.full(3, 0.2), np.array([0.1, 0.0, 0.2]))
+    return SearchModel(
+        "linear", Weights(np.full(size, 0.2), np.full(size, 2.0), np.full(size, 0.5), 0.25), line, "encoder-1"
+    )
+
+
+def test_a_saved_model_is_the_same(tmp_path):
+    model = a_model()
+    model.save(tmp_path / "model")
+    table = np.abs(np.random.default_rng(0).normal(size=(5, len(COLUMNS))))
+    table[2, 1] = np.nan
+    for other in (SearchModel.load(tmp_path / "model"), SearchModel.from_bytes(model.to_bytes())):
+        margins = other.score(table)
+        np.testing.assert_array_equal(margins, model.score(table))
+        profile = np.array([0.4, -np.inf, 0.1])
+        np.testing.assert_array_equal(
+            other.probabilities(margins, profile), model.probabilities(margins, profile)
+        )
+        assert (other.kind, other.encoder) == ("linear", "encoder-1")
+    assert replace(model, calibration=None).probabilities(np.zeros(1), np.zeros(3)) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda model: replace(model, score=replace(model.score, weights=-model.score.weights)),
+        lambda model: replace(model, score=replace(model.score, scale=model.score.scale * 0)),
+        lambda model: replace(model, score=replace(model.score, centre=model.score.centre * np.inf)),
+        lambda model: replace(model, score=replace(model.score, weights=np.ones(3))),
+        lambda model: replace(model, score=replace(model.score, start=1e300)),
+        lambda model: replace(model, kind="forest"),
+        lambda model: model.calibrated(replace(model.calibration, slope=-1.0)),
+        lambda model: model.calibrated(replace(model.calibration, base=2.0)),
+        lambda model: model.calibrated(replace(model.calibration, weights=np.full(3, 1e300))),
+    ],
+)
+def test_a_hostile_model_is_refused(wrong):
+    SearchModel.from_bytes(a_model().to_bytes())
+    with pytest.raises(ProtocolError):
+        SearchModel.from_bytes(wrong(a_model()).to_bytes())
+
+
+def test_questions_and_answers_cross_the_wire():
+    silos = dealt(made_rows(), 1)
+    size, rows = len(COLUMNS), silos["silo0"]
+    question = LossSums(
+        *(np.zeros(size), np.ones(size), np.ones(size), np.zeros(size), np.ones((2, 2)), np.array([-1.0, 0])),
+        np.ones(60),
+        weight=0.5,
+    )
+    over = answer_of(answer_bytes(rows.answer(question_of(question.to_bytes()))))
+    np.testing.assert_array_equal(over, rows.answer(question))
+    start = question_of(Start(("a", "b"), 4).to_bytes())
+    assert isinstance(start, Start)
+    assert start.queries == ("a", "b")
+    with pytest.raises(ProtocolError):
+        question_of(b"nothing")
+    with pytest.raises(ProtocolError):
+        answer_of(answer_bytes(np.array([np.nan])))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"thetas": np.full((2, 2), np.inf)},
+        {"thetas": np.ones((2, 3))},
+        {"thetas": np.ones((100, 2)), "folds": np.zeros(100)},
+        {"scale": np.zeros(len(COLUMNS))},
+        {"by_query": np.ones(7)},
+        {"folds": np.zeros(1)},
+        {"centre": np.full(len(COLUMNS), np.nan)},
+    ],
+)
+def test_a_hostile_question_is_refused(change):
+    size, rows = len(COLUMNS), dealt(made_rows(), 1)["silo0"]
+    question = LossSums(
+        *(np.zeros(size), np.ones(size), np.ones(size), np.zeros(size), np.ones((2, 2)), np.array([-1.0, 0])),
+        np.ones(60),
+    )
+    rows.answer(question)
+    with pytest.raises(ProtocolError):
+        rows.answer(replace(question, **change))
+
+
+def test_a_record_is_json():
+    _, record = learned(dealt(made_rows(), 2))
+    assert Record.from_json(record.to_json()).to_json() == record.to_json()
+    with pytest.raises(DataError):
+        Record.from_json("{}")
+
+
+def test_a_column_that_is_missing_adds_nothing():
+    rows = made_rows(dense=True)
+    rows[0][::3, 1] = np.nan
+    silos = dealt(rows, 2)
+    moments = sum(each.answer(ColumnMoments()) for each in silos.values()).reshape(3, -1)
+    assert moments[0, 1] < moments[0, 0]
+    assert np.isfinite(moments).all()
+    model = a_model()
+    bare = np.full((1, len(COLUMNS)), np.nan)
+    assert model.score(bare)[0] == model.score.start
+
+
+def test_a_query_unlike_those_judged_draws_to_the_base_rate():
+    line = a_model().calibration
+    like, unlike = np.full(3, 0.5), np.full(3, -2.0)
+    assert line.likeness(like) == 1
+    assert line.likeness(unlike) < 1e-6
+    margins = np.array([8.0])
+    assert line(margins, like)[0] > 0.9
+    assert line(margins, unlike)[0] == pytest.approx(0.3, abs=1e-6)
