@@ -76,7 +76,7 @@ class TestClient:
             answer = broker.search("tides", threshold=0.9, explain=True)
             assert [each.silo for each in answer.hits] == ["west", "east"]
             assert answer.hits[0].explanation[0].retriever == "bm25"
-            broker.feedback("tides", answer.hits[1], relevant=False)
+            broker.judge("tides", answer.hits[1], relevant=False)
             method, path, _, body, _ = site.silos["east"].asked[-1]
             assert (method, path) == ("POST", "/v1/feedback")
             assert json.loads(body)["relevant"] is False

@@ -30,7 +30,7 @@ from isthmus.rankers import Linear
 from isthmus.retrieval import Statistics, summed
 from isthmus.service.certificates import Authority, client_context, files, server_name
 from isthmus.service.connections import server
-from isthmus.service.export import export_judgements
+from isthmus.service.export import export_rows
 from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
@@ -394,7 +394,7 @@ def test_feedback_stays_and_becomes_rows_to_learn_from(settings, tmp_path):
         shown = next(curve for curve in curves if curve["retriever"] == "shown")
         assert (shown["count"], shown["source"]) == (6, "feedback")
         assert sum(bin["count"] for bin in shown["bins"]) == 6
-        assert export_judgements(client.node.searcher, tmp_path / "out")["judgements"] == 6
+        assert export_rows(client.node.searcher, tmp_path / "out")["judgements"] == 6
         rows = read_letor(tmp_path / "out" / "rows.txt")
         assert rows.width == len(FEATURES)
         assert rows.grades.sum() == read_qrels(tmp_path / "out" / "qrels.txt").grades.sum()

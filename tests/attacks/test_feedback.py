@@ -154,7 +154,7 @@ def test_a_person_cannot_name_themselves(tmp_path):
         hit = people["mallory"].search(QUERY).hits[0]
         said = {"query": QUERY, "silo": "north", "token": hit.token, "relevant": False, "person": "ada"}
         assert people["mallory"]._http.post("/v1/feedback", json=said).status_code == 422
-        people["mallory"].feedback(QUERY, hit, relevant=False)
+        people["mallory"].judge(QUERY, hit, relevant=False)
         (judgement,) = node.store.judgements()
         assert judgement.person
         assert "mallory" not in judgement.person
@@ -163,13 +163,13 @@ def test_a_person_cannot_name_themselves(tmp_path):
 def test_nobody_overwrites_what_another_said(tmp_path):
     with federation(tmp_path) as (node, people):
         hit = people["ada"].search(QUERY).hits[0]
-        people["ada"].feedback(QUERY, hit, relevant=True)
-        people["mallory"].feedback(QUERY, people["mallory"].search(QUERY).hits[0], relevant=False)
-        people["mallory"].feedback(QUERY, hit, relevant=False)
+        people["ada"].judge(QUERY, hit, relevant=True)
+        people["mallory"].judge(QUERY, people["mallory"].search(QUERY).hits[0], relevant=False)
+        people["mallory"].judge(QUERY, hit, relevant=False)
         words = sorted(each.relevant for each in node.store.judgements())
         assert words == [False, True], "each person has one word, and mallory's is not ada's"
         assert majority(node.store.judgements()) == {(QUERY, hit.document): True}
-        people["ada"].feedback(QUERY, hit, relevant=False)
+        people["ada"].judge(QUERY, hit, relevant=False)
         assert majority(node.store.judgements()) == {(QUERY, hit.document): False}, (
             "one's own word can change"
         )

@@ -246,19 +246,24 @@ def test_what_came_since_in_one_fold(tmp_path):
 
 
 def test_a_crowd_of_ones_own(tmp_path):
-    """The peer judges many hits itself, so that what others said hides among what it knows."""
-    with nodes(tmp_path, LEARNING, names=(PEER, OTHER), least_queries=4) as held:
-        node = held[0]
-        for query, said in judged().items():
-            known = query != TARGET
-            judge(
-                node, query, {name: right for name, right in said.items() if right}, PEER if known else OTHER
-            )
-        node.share(node.statistics("broker"))
-        node.adopt_directions(node.directions(PEER))
-        told = prepare(node, QUERIES)
-        recovered = None if told is None or not told[0] else told[1]
-        assert recovered is None
+    """The peer judges many hits itself, so that what others said hides among what it knows: theirs waits, and
+    answers are the same whatever it is."""
+    answers = []
+    for others in (True, False, None):
+        with nodes(tmp_path / str(others), LEARNING, names=(PEER, OTHER), least_queries=4) as held:
+            node = held[0]
+            for query, said in judged().items():
+                rights = [name for name, right in said.items() if right]
+                if query != TARGET:
+                    judge(node, query, dict.fromkeys(rights, True), PEER)
+                elif others is not None:
+                    judge(node, query, dict.fromkeys(rights, others), OTHER)
+            node.share(node.statistics("broker"))
+            node.adopt_directions(node.directions(PEER))
+            told = prepare(node, QUERIES)
+            answers.append(None if told is None else [np.asarray(part).tolist() for part in told])
+            assert TARGET not in node._judged.current.grades
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_coefficients_do_not_pick_judgements(tmp_path):

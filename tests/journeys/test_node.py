@@ -120,7 +120,6 @@ def test_index_only_and_what_goes_wrong_is_one_line(config, tmp_path, capsys):
         (("--set", "host=0.0.0.0"), "only loopback may go without"),
         (("--set", "ports=1"), "did you mean 'port'?"),
         (("--set", 'models.fuser="nowhere"'), "cannot be read"),
-        (("--export-judgements", str(tmp_path / "out")), "nobody has judged"),
     ):
         assert main(["node", "--config", str(path), *options]) == 1
         failed = capsys.readouterr().err
@@ -139,12 +138,9 @@ def test_one_process_a_folder_and_sources_read_again_on_a_signal(config, tmp_pat
     process = start(path, tmp_path / "log")
     try:
         wait_until(lambda: (ready(url) or {}).get("ready"), process)
-        for options in (
-            ("--index-only",),
-            ("--set", "port=0"),
-            ("--export-judgements", str(tmp_path / "out")),
-        ):
-            assert main(["node", "--config", str(path), *options]) == 1
+        export = ("judgements", "export", "--rows", "-o", str(tmp_path / "out"))
+        for command in (("node", "--index-only"), ("node", "--set", "port=0"), export):
+            assert main([*command, "--config", str(path)]) == 1
             assert "in use by another isthmus node" in capsys.readouterr().err
         (tmp_path / "papers/b.md").write_text("# Zephyr\n\nA gentle breeze.")
         process.send_signal(signal.SIGUSR1)

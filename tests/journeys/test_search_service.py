@@ -148,7 +148,7 @@ def test_silos_come_to_share_their_statistics(federation):
 def test_feedback_reaches_its_silo(federation):
     with federation.client() as broker:
         hit = broker.search("tidal power").hits[0]
-        broker.feedback("tidal power", hit, relevant=True)
+        broker.judge("tidal power", hit, relevant=True)
         told = {each.silo: each.release.departures for each in broker.silos().silos}
     assert hit.silo in told
 

@@ -17,20 +17,18 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_mutually_exclusive_group()
     add(what, "--index-only", "read the sources, index and encode them, and end")
-    about = "write what people said about hits as qrels, runs and feature rows, and end"
-    add(what, "--export-judgements DIR", about)
     about = "take part in training alone, and serve no searches"
     add(what, "--training-only", about)
     add_serving(parser)
-    add_json(parser, "{documents, added, changed, removed, errors} or {queries, judgements, rows}")
+    add_json(parser, "{documents, added, changed, removed, errors}")
 
 
 def _run(arguments: argparse.Namespace) -> None:
     from isthmus.service import read_node
 
     settings = read_node(arguments.config, arguments.changes)
-    if arguments.index_only or arguments.export_judgements:
-        _offline(arguments, settings)
+    if arguments.index_only:
+        _index(arguments, settings)
         return
     from isthmus.service import begin, run_node, run_training
 
@@ -41,31 +39,24 @@ def _run(arguments: argparse.Namespace) -> None:
     run_node(settings, started=lambda url: say(f"isthmus: silo {settings.silo} listens at {url}"))
 
 
-def _offline(arguments: argparse.Namespace, settings: NodeSettings) -> None:
+def _index(arguments: argparse.Namespace, settings: NodeSettings) -> None:
     """Work on the silo's folder while no node serves it."""
     from isthmus.report import Progress
-    from isthmus.service import Node, export_judgements, folder_lock, load_all
+    from isthmus.service import Node, folder_lock, load_all
 
     with folder_lock(settings.folder), Node(settings).offline() as node:
-        if arguments.export_judgements:
-            counts = export_judgements(node.searcher, arguments.export_judgements)
-            wrote = [
-                f"{arguments.export_judgements}/{name}" for name in ("queries.jsonl", "qrels.txt", "rows.txt")
-            ]
-        else:
-            errors: list[Exception] = []
-            done = load_all(node.settings.sources, node.store, errors.append, settings.reading)
-            for error in errors:
-                say(f"isthmus: {error}")
-            with Progress("indexing", node.index.behind) as bar:
-                node.index.catch_up(bar.advance)
-            node.index.compact()
-            with Progress("encoding", node.index.unencoded) as bar:
-                node.index.encode_all(bar.advance)
-            counted = {"added": done.added, "changed": done.changed, "removed": done.removed}
-            counts = {"documents": len(node.index.snapshot), **counted, "errors": len(errors)}
-            wrote = [str(node.settings.folder)]
-    close(arguments, "judgements" if arguments.export_judgements else "indexed", counts, wrote, counts)
+        errors: list[Exception] = []
+        done = load_all(node.settings.sources, node.store, errors.append, settings.reading)
+        for error in errors:
+            say(f"isthmus: {error}")
+        with Progress("indexing", node.index.behind) as bar:
+            node.index.catch_up(bar.advance)
+        node.index.compact()
+        with Progress("encoding", node.index.unencoded) as bar:
+            node.index.encode_all(bar.advance)
+        counted = {"added": done.added, "changed": done.changed, "removed": done.removed}
+        counts = {"documents": len(node.index.snapshot), **counted, "errors": len(errors)}
+    close(arguments, "indexed", counts, [settings.folder], counts)
 
 
 COMMANDS = (

@@ -37,6 +37,7 @@ GROUPS = (
     "ledger",
     "node",
     "broker",
+    "judgements",
     "reproduce",
     "doctor",
 )

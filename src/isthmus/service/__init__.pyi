@@ -10,8 +10,12 @@ from isthmus.service.demo_federation import is_staged as is_staged
 from isthmus.service.demo_federation import stage as stage
 from isthmus.service.encoding import AnyQueries as AnyQueries
 from isthmus.service.encoding import save_lsa as save_lsa
-from isthmus.service.export import export_judgements as export_judgements
+from isthmus.service.export import export_rows as export_rows
 from isthmus.service.index import Index as Index
+from isthmus.service.judgement_files import read_judgements as read_judgements
+from isthmus.service.judgement_files import write_judgements as write_judgements
+from isthmus.service.judgements import exported_judgements as exported_judgements
+from isthmus.service.judgements import import_judgements as import_judgements
 from isthmus.service.learned import Learned as Learned
 from isthmus.service.learned import Line as Line
 from isthmus.service.learning import Prepare as Prepare
@@ -24,6 +28,7 @@ from isthmus.service.local import run_federation as run_federation
 from isthmus.service.logs import log_to_stderr as log_to_stderr
 from isthmus.service.node import Node as Node
 from isthmus.service.node import folder_lock as folder_lock
+from isthmus.service.node import open_store as open_store
 from isthmus.service.pupil import Lesson as Lesson
 from isthmus.service.pupil import Pupil as Pupil
 from isthmus.service.pupil import own_directions as own_directions
@@ -43,6 +48,7 @@ from isthmus.service.scoring import Scored as Scored
 from isthmus.service.scoring import Scorer as Scorer
 from isthmus.service.searching import Searcher as Searcher
 from isthmus.service.security import ApiKeys as ApiKeys
+from isthmus.service.settings import OPERATOR as OPERATOR
 from isthmus.service.settings import BrokerSettings as BrokerSettings
 from isthmus.service.settings import EncoderSettings as EncoderSettings
 from isthmus.service.settings import NodeSettings as NodeSettings
@@ -52,10 +58,13 @@ from isthmus.service.settings import read_coordinator as read_coordinator
 from isthmus.service.settings import read_node as read_node
 from isthmus.service.sources import load_all as load_all
 from isthmus.service.space import joined as joined
+from isthmus.service.stores import DocumentStore as DocumentStore
 from isthmus.service.stores import Draft as Draft
 from isthmus.service.stores import SqliteStore as SqliteStore
 from isthmus.service.teaching import teach as teach
 from isthmus.service.wire import Answer as Answer
 from isthmus.service.wire import Evidence as Evidence
 from isthmus.service.wire import Hit as Hit
+from isthmus.service.wire import Imported as Imported
+from isthmus.service.wire import NamedJudgement as NamedJudgement
 from isthmus.service.wire import Search as Search

@@ -5,7 +5,8 @@
 | path | needs the scope |
 |---|---|
 | POST /v1/search · GET /v1/silos /v1/training /v1/calibration | search |
-| POST /v1/feedback | feedback |
+| POST /v1/feedback /v1/judged | feedback |
+| POST, GET /v1/judgements | admin |
 | GET /metrics | metrics |
 | GET /v1/me · POST, DELETE /v1/session · /v1/health · /v1/ready · /v1/openapi.json · /v1/docs | none |
 """
@@ -113,6 +114,24 @@ async def feedback(body: wire.Feedback, request: Request) -> Response:
     """Say whether a hit was right. The silo that owns it keeps the judgement; the broker keeps nothing."""
     await _broker(request, "feedback").feedback(body, request.scope[CALLER].name)
     return Response(status_code=204)
+
+
+@_router.post("/v1/judged")
+async def judged(body: wire.ShownHits, request: Request) -> wire.OwnJudgements:
+    """What the caller judged of hits, by the tokens that they came with; nobody sees another's."""
+    return await _broker(request, "feedback").judgements.own(body, request.scope[CALLER].name)
+
+
+@_router.post("/v1/judgements")
+async def import_judgements(body: wire.JudgementBatch, request: Request) -> wire.Imported:
+    """Many judgements by document id, each to the silo that has the document; sent twice, they count once."""
+    return await _broker(request, "admin").judgements.place(body.judgements, request.scope[CALLER].name)
+
+
+@_router.get("/v1/judgements")
+async def export_judgements(silo: wire.Name, request: Request, after: wire.Cursor = "") -> wire.JudgementPage:
+    """The judgements that one silo has through this broker, page by page, where its policy allows."""
+    return await _broker(request, "admin").judgements.page(silo, after)
 
 
 @_router.get("/v1/silos")

@@ -27,6 +27,7 @@ from isthmus.service.breaker import Breaker
 from isthmus.service.certificates import client_context, server_name
 from isthmus.service.encoding import another_encoder, prevailing
 from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
+from isthmus.service.judgement_routing import JudgementRouter
 from isthmus.service.limits import HttpProblem, message_header
 from isthmus.service.metrics import Metrics
 from isthmus.service.scale import ScaleExchange
@@ -91,6 +92,10 @@ class SiloClient:
     async def read(self, path: str, model: type[M]) -> M:
         """GET a path of the silo as a message; raises SiloUnavailable or Refused."""
         return understood(await self.ask("GET", path), model)
+
+    async def send(self, path: str, message: BaseModel, model: type[M]) -> M:
+        """POST a message to the silo; its reply. Raises SiloUnavailable or Refused."""
+        return understood(await self.ask("POST", path, message.model_dump_json().encode()), model)
 
     def status(
         self, status: wire.Status, detail: str = "", took: float | None = None, scorer: str = ""
@@ -228,6 +233,7 @@ class Broker:
             list(self.silos.values()), documents=lambda name: self.silos[name].documents
         )
         self.scale = ScaleExchange(list(self.silos.values()))
+        self.judgements = JudgementRouter(self.silos, self._pseudonym)
         self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._count()
@@ -376,7 +382,7 @@ class Broker:
         silo = self.silos.get(feedback.silo)
         if silo is None:
             raise HttpProblem(404, "no such silo")
-        named = pseudonym(self._persons, silo.name, person)
+        named = self._pseudonym(silo.name, person)
         body = wire.AttributedFeedback(**feedback.model_dump(), person=named).model_dump_json().encode()
         try:
             async with asyncio.timeout(self.settings.deadline_ms / 1000):
@@ -391,9 +397,12 @@ class Broker:
                 403 if isinstance(error, Refused) else 502, f"the silo did not take it: {error}"
             )
 
+    def _pseudonym(self, silo: str, person: str) -> str:
+        return pseudonym(self._persons, silo, person)
+
     @cached_property
     def _persons(self) -> bytes:
-        """The key of the pseudonyms under which people's feedback reaches silos."""
+        """The key of the pseudonyms under which people's judgements reach silos."""
         return local_secret(self.settings.folder / "persons.key")
 
     async def view_silos(self) -> wire.SiloList:

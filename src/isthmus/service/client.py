@@ -8,8 +8,10 @@ with Client("http://127.0.0.1:8100") as broker:
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -28,6 +30,10 @@ MOST_BYTES = 8 << 20
 LONGEST_KEY = 512
 """Characters of an API key; those that `isthmus keys` writes have fewer than 100."""
 DEFAULT_URL = "http://127.0.0.1:8100"
+PATIENCE, LEAST_WAIT = 60.0, 0.2
+"""Seconds that a request waits in all where the broker says later (429), and at least each time."""
+BATCH_BYTES = 256 << 10
+"""Of the judgements in one request; a broker takes a megabyte unless it was told otherwise."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -37,7 +43,8 @@ class Client:
 
     The API key is given as text, as the path of a file that only its owner can read, or in the environment
     as ISTHMUS_API_KEY. `authority` (or ISTHMUS_AUTHORITY) is the certificate that the broker's own must come
-    from, where the system does not know it.
+    from, where the system does not know it. A request that comes too soon (429) is sent again when the broker
+    says, for at most `patience` seconds.
     """
 
     def __init__(
@@ -47,12 +54,13 @@ class Client:
         key: str | Path | None = None,
         authority: str | os.PathLike[str] | None = None,
         timeout: float = 30.0,
+        patience: float = PATIENCE,
     ) -> None:
         token = _token(key)
         headers = {"authorization": f"Bearer {token}"} if token else {}
         trusted = authority or os.environ.get(AUTHORITY_VARIABLE)
         verify = trusting(trusted) if url.startswith("https:") else True
-        self.url, self._seconds = url.rstrip("/"), timeout
+        self.url, self._seconds, self._patience = url.rstrip("/"), timeout, patience
         self.key_expires: str | None = None
         """When the API key ends, once an answer has said that it does soon."""
         try:
@@ -77,10 +85,57 @@ class Client:
         payload |= {"deadline_ms": deadline_ms} if deadline_ms is not None else {}
         return self._read(self._ask("POST", "/v1/search", payload), wire.Answer)
 
-    def feedback(self, query: str, hit: wire.Hit, *, relevant: bool) -> None:
-        """Say whether a hit of this query's answer was right. Its silo keeps your last word of it."""
+    def judge(self, query: str, hit: wire.Hit, *, relevant: bool | None) -> None:
+        """Say whether a hit of this query's answer was right; None takes it back. Its silo alone keeps it."""
         payload = {"query": query, "silo": hit.silo, "token": hit.token, "relevant": relevant}
         self._ask("POST", "/v1/feedback", payload)
+
+    def judgements(self, query: str, hits: Sequence[wire.Hit]) -> list[bool | None]:
+        """What you judged of these hits of a query's answer, in their order; None for nothing."""
+        tokens = [{"silo": hit.silo, "token": hit.token} for hit in hits if hit.token]
+        reply = self._ask("POST", "/v1/judged", {"query": query, "hits": tokens})
+        own = iter(self._read(reply, wire.OwnJudgements).relevant)
+        return [next(own, None) if hit.token else None for hit in hits]
+
+    def import_judgements(
+        self,
+        judgements: Sequence[wire.NamedJudgement],
+        *,
+        progress: Callable[[int], None] = lambda count: None,
+    ) -> wire.Imported:
+        """Bring judgements by document id, in batches, with an administrator's key.
+
+        Those that are there already are not counted twice: after an interruption, send all again.
+        """
+        total, first = wire.Imported(), 0
+        for batch in _batches(judgements):
+            payload = {"judgements": batch}
+            done = self._read(self._ask("POST", "/v1/judgements", payload), wire.Imported)
+            total = wire.Imported(
+                added=total.added + done.added,
+                changed=total.changed + done.changed,
+                unchanged=total.unchanged + done.unchanged,
+                unknown=[*total.unknown, *(first + at for at in done.unknown)],
+                ambiguous=total.ambiguous | {first + at: silos for at, silos in done.ambiguous.items()},
+                unplaced=[*total.unplaced, *(first + at for at in done.unplaced)],
+                unanswered=total.unanswered | done.unanswered,
+            )
+            first += len(batch)
+            progress(len(batch))
+        return total
+
+    def export_judgements(self, silos: Sequence[str] | None = None) -> list[wire.NamedJudgement]:
+        """The judgements that silos have through this broker, with an administrator's key."""
+        names = [each.silo for each in self.silos().silos] if silos is None else silos
+        judgements: list[wire.NamedJudgement] = []
+        for name in names:
+            after: str | None = ""
+            while after is not None:
+                path = str(httpx.URL("/v1/judgements", params={"silo": name, "after": after}))
+                page = self._read(self._ask("GET", path), wire.JudgementPage)
+                judgements += page.judgements
+                after = page.next or None
+        return sorted(judgements, key=lambda each: (each.query, each.document, each.silo or ""))
 
     def silos(self) -> wire.SiloList:
         """Every silo's state."""
@@ -113,19 +168,30 @@ class Client:
         self.close()
 
     def _ask(self, method: str, path: str, payload: dict[str, Any] | None = None) -> HttpReply:
+        left = self._patience
+        while True:
+            reply, later = self._once(method, path, payload)
+            if 200 <= reply.status < 300:
+                return reply
+            if reply.status != 429 or later > left:
+                raise self._failure(reply, later)
+            time.sleep(later)
+            left -= later
+
+    def _once(self, method: str, path: str, payload: dict[str, Any] | None) -> tuple[HttpReply, float]:
+        """The answer to one request, and in how many seconds to send it again if that was too soon."""
         try:
             with self._http.stream(method, path, json=payload) as response:
                 self.key_expires = response.headers.get(wire.KEY_EXPIRES)
-                reply = HttpReply(response.status_code, "", self._body(response))
+                later = response.headers.get("retry-after", "")
+                seconds = max(LEAST_WAIT, float(later)) if later.isdecimal() else 1.0
+                return HttpReply(response.status_code, "", self._body(response)), seconds
         except httpx.TimeoutException:
             raise SiloUnavailable(f"the broker at {self.url} does not answer in time") from None
         except httpx.LocalProtocolError:  # its text may quote headers, and with them the key
             raise ServiceError(f"the request to {self.url} is not HTTP, and was not sent") from None
         except httpx.TransportError as error:
             raise SiloUnavailable(f"no broker at {self.url}: {error} ({_cure(error)})") from error
-        if 200 <= reply.status < 300:
-            return reply
-        raise self._failure(reply)
 
     def _body(self, response: httpx.Response) -> bytes:
         """What the broker sends, as it is, up to a size and a time."""
@@ -140,7 +206,7 @@ class Client:
                 raise SiloUnavailable(f"the broker at {self.url} does not answer in time")
         return bytes(body)
 
-    def _failure(self, reply: HttpReply) -> ServiceError:
+    def _failure(self, reply: HttpReply, later: float) -> ServiceError:
         try:
             problem = wire.Problem.model_validate_json(reply.body)
         except ValidationError:
@@ -148,7 +214,9 @@ class Client:
         message = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
         if reply.status == 401:
             return Refused(f"{message} (name a key's file with --key, or set {KEY_VARIABLE})")
-        if reply.status in (403, 429):
+        if reply.status == 429:
+            return Refused(f"{message} (again in {later:g} s)")
+        if reply.status == 403:
             return Refused(message)
         return SiloUnavailable(message) if reply.status >= 500 else ServiceError(message)
 
@@ -157,6 +225,22 @@ class Client:
             return model.model_validate_json(reply.body)
         except ValidationError:
             raise ServiceError(f"{self.url} answers in a form that this Isthmus does not know") from None
+
+
+def _batches(judgements: Sequence[wire.NamedJudgement]) -> Iterator[list[dict[str, Any]]]:
+    """Judgements in batches that one request may have."""
+    batch: list[dict[str, Any]] = []
+    size = 0
+    for each in judgements:
+        row = each.model_dump(exclude_none=True)
+        length = len(json.dumps(row)) + 1
+        if batch and (len(batch) == wire.MOST_JUDGEMENTS or size + length > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += length
+    if batch:
+        yield batch
 
 
 def _token(key: str | Path | None) -> str:

@@ -8,34 +8,28 @@ rows.txt         feature rows with grades, LETOR: `isthmus train`, or a silo's d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from isthmus.errors import DataError, ServiceError
+from isthmus.service.judgement_files import numbered, write_judgements
+from isthmus.service.judgements import exported_judgements
 from isthmus.service.searching import RETRIEVERS, Searcher
-from isthmus.service.stores import majority
-from isthmus.tables import Letor, Qrels, Run, replacing, write_letor, write_qrels, write_run
+from isthmus.tables import Letor, Run, write_letor, write_run
 
 
-def export_judgements(searcher: Searcher, folder: str | Path) -> dict[str, int]:
+def export_rows(searcher: Searcher, folder: str | Path) -> dict[str, int]:
     """Write the files; how many queries, judgements and rows there are."""
-    judgements = searcher.store.judgements()
+    judgements = exported_judgements(searcher.store.judgements(), searcher.silo)
     if not judgements:
         raise DataError("nobody has judged a hit of this silo yet", cure="say right or wrong to some hits")
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    number = {query: f"q{at}" for at, query in enumerate(dict.fromkeys(each.query for each in judgements), 1)}
-    with replacing(target / "queries.jsonl") as stream:
-        for query, name in number.items():
-            stream.write(json.dumps({"_id": name, "text": query}, ensure_ascii=False).encode() + b"\n")
-    grades = majority(judgements)
-    names = [number[query] for query, _ in grades]
-    documents = [_plain(document) for _, document in grades]
-    write_qrels(Qrels.of(names, documents, [int(right) for right in grades.values()]), target / "qrels.txt")
-    rows = _write_rows(searcher, target, number, grades)
+    plain = [each.model_copy(update={"document": _plain(each.document)}) for each in judgements]
+    write_judgements(plain, folder)
+    grades = {(each.query, each.document): each.relevant for each in judgements}
+    number = numbered(judgements)
+    rows = _write_rows(searcher, Path(folder), number, grades)
     return {"queries": len(number), "judgements": len(grades), "rows": rows}
 
 

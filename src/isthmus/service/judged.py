@@ -3,9 +3,10 @@
 Whoever may ask twice sees a difference, so the set of judgements is fixed and kept in a file: a silo answers
 about the whole of it, and another set takes its place only where at least `least_queries` queries differ, in
 every fold where any do. What a peer brought itself, or a person said, hides nothing from them and does not
-count, unless there is nothing else. Queries are dealt into folds by a hash under the federation's key: every
-silo deals alike, and nobody who asks can choose the folds. Four folds halve each of two, and eight each of
-four, so that asking for both tells no more.
+count, unless there is nothing else: queries that too few others judged wait until there are more. Nothing is
+hidden from the operator, who has the store. Queries are dealt into folds by a hash under the federation's
+key: every silo deals alike, and nobody who asks can choose the folds. Four folds halve each of two, and eight
+each of four, so that asking for both tells no more.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pydantic import TypeAdapter
 
 from isthmus.errors import DataError, Refused
 from isthmus.service.reliability import curves_of, save_curves
-from isthmus.service.settings import Learning, NodeSettings
+from isthmus.service.settings import OPERATOR, Learning, NodeSettings
 from isthmus.service.stores import DocumentStore, Judgement, majority
 from isthmus.tables import replacing
 
@@ -74,6 +75,14 @@ class JudgedSet:
         new.voters = {query: sorted(who) for query, who in voters.items()}
         return new
 
+    def leave(self, queries: Iterable[str], old: JudgedSet) -> None:
+        """Have these queries as another set has them."""
+        for query in queries:
+            self.grades.pop(query, None)
+            self.voters.pop(query, None)
+            if query in old.grades:
+                self.grades[query], self.voters[query] = old.grades[query], old.voters[query]
+
     def crowd(self, peer: str) -> frozenset[str]:
         """Queries with a judgement that came through another peer than this one; all where there are none."""
         others = {query for query in self.grades if any(name != peer for name, _ in self.voters[query])}
@@ -101,34 +110,32 @@ class JudgedQueries:
         """The set, new where enough queries differ."""
         judgements = self._store.judgements()
         new, old = JudgedSet.of(judgements), self.current
-        every = new.grades.keys() | old.grades.keys()
-        differing = {
-            query: {*new.voters.get(query, ()), *old.voters.get(query, ())}
-            for query in every
-            if new.grades.get(query) != old.grades.get(query)
-        }
+        differing = everything = _differing(new, old)
+        while exposed := self._exposed(differing):
+            new.leave(exposed, old)
+            differing = _differing(new, old)
         new.folds = self._hiding(differing)
         if not new.folds:
             return old
         new.sessions = old.sessions
-        save_curves(curves_of(self._silo, judgements), self.curves_file)
+        if differing == everything:  # curves would tell of queries that wait
+            save_curves(curves_of(self._silo, judgements), self.curves_file)
         self._keep(new)
         return new
+
+    def _exposed(self, differing: Mapping[str, set[Voter]]) -> list[str]:
+        """Queries that differ by too few judgements of others to hide these from a person or a peer."""
+        for voter in {voter for who in differing.values() for voter in who if voter[0] != OPERATOR}:
+            others = [query for query, who in differing.items() if who != {voter}]
+            if 0 < len(others) < self.rules.least_queries:
+                return others
+        return next((others for others in _of_others(differing) if not self._full(others)), [])
 
     def _hiding(self, differing: Mapping[str, set[Voter]]) -> int:
         """The most folds in which a difference hides what others said from each of them; 0 for none."""
         if len(differing) < self.rules.least_queries:
             return 0
-        voters = {voter for who in differing.values() for voter in who}
-        for voter in voters:
-            others = sum(who != {voter} for who in differing.values())
-            if 0 < others < self.rules.least_queries:
-                return 0
-        brought = (
-            [query for query, who in differing.items() if any(name != peer for name, _ in who)]
-            for peer in {name for name, _ in voters}
-        )
-        return min(map(self._full, (differing, *filter(None, brought))))
+        return min(map(self._full, (list(differing), *_of_others(differing))))
 
     def _full(self, queries: Iterable[str]) -> int:
         """The most folds of which each has enough of these queries, or none; 0 where even two have not."""
@@ -171,6 +178,24 @@ class JudgedQueries:
         self.current = new
         with replacing(self._path) as stream:
             stream.write(json.dumps({"format": 1, **vars(new)}, ensure_ascii=False).encode())
+
+
+def _differing(new: JudgedSet, old: JudgedSet) -> dict[str, set[Voter]]:
+    """Queries whose grades differ between two sets, with all who judged them in either."""
+    return {
+        query: {*new.voters.get(query, ()), *old.voters.get(query, ())}
+        for query in new.grades.keys() | old.grades.keys()
+        if new.grades.get(query) != old.grades.get(query)
+    }
+
+
+def _of_others(differing: Mapping[str, set[Voter]]) -> list[list[str]]:
+    """For every peer the queries that somebody judged through another, where there are any."""
+    peers = {name for who in differing.values() for name, _ in who} - {OPERATOR}
+    brought = (
+        [query for query, who in differing.items() if any(n != peer for n, _ in who)] for peer in peers
+    )
+    return [queries for queries in brought if queries]
 
 
 def _read(path: Path) -> JudgedSet:

@@ -39,6 +39,7 @@ from isthmus.service import wire
 from isthmus.service.candidates import Snapshot
 from isthmus.service.index import Index
 from isthmus.service.judged import FOLDS, JudgedQueries
+from isthmus.service.judgements import SiloJudgements
 from isthmus.service.learned import Learned
 from isthmus.service.learning import Prepare, Show, answer_bytes, question_of
 from isthmus.service.pupil import GuardedPupil, Lesson, own_directions
@@ -139,6 +140,7 @@ class Node:
         self._learning = threading.Lock()
         self.searcher = Searcher(settings.silo, self.index, self.store, self._scorer(), settings.depth)
         self.tokens = HitTokens(settings.silo, local_secret(folder / "feedback.key"))
+        self.judgements = SiloJudgements(settings.silo, self.store, self.tokens, self._ids)
         self._sharing = threading.Lock()
         self._restore_shared()
         self._wake, self._stopped, self._read = threading.Event(), threading.Event(), threading.Event()
@@ -553,14 +555,21 @@ class Node:
 
     # people
 
+    def _ids(self) -> list[str]:
+        reader = self.index.snapshot.reader
+        return reader.ids(reader.handles())
+
     def judge(self, verdict: wire.AttributedFeedback, peer: str) -> None:
-        """Keep a judgement with what the node says of the hit now.
+        """Keep a judgement with what the node says of the hit now, or forget it.
 
         A token that is wrong or too old, and a document that is gone since, are one DataError.
         """
         document = self.tokens.open(verdict.token, query=verdict.query, peer=peer)
-        if document is None or verdict.silo != self.settings.silo or not self.store.get([document]):
+        if document is None or verdict.silo != self.settings.silo or not self.store.present([document]):
             raise DataError("no such hit")
+        if verdict.relevant is None:
+            self.store.withdraw(verdict.query, document, peer=peer, person=verdict.person)
+            return
         probability, evidence = self.searcher.evidence(verdict.query, document)
         self.store.judge(
             Judgement(

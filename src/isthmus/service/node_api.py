@@ -35,6 +35,7 @@ ANONYMOUS = "anonymous"
 """The peer whose policy holds for whoever reaches a node without TLS, which only loopback allows."""
 OPEN = ("/v1/health", "/v1/ready")
 UNKNOWN_HIT = "this hit was not shown to you within a day: search again"
+THROUGH = "judgements that came through it"
 LARGE = ("/v1/documents", "/v1/statistics", "/v1/directions", "/v1/learning")
 OWN_PROBLEMS = problems(
     {409: "The message was sent before, or its time stamp is off.", 504: "The deadline passed."}
@@ -97,7 +98,7 @@ class NodeApi:
         caller = request.scope[CALLER]
         policy = caller.policy or self.settings.peers.get(caller.name)
         if policy is None and caller.may("admin"):
-            policy = Policy(search=True, snippets=True, feedback=True, operate=True)
+            policy = Policy(search=True, snippets=True, feedback=True, judgements=True, operate=True)
         if policy is None or not (right == "known" or getattr(policy, right)):
             raise HttpProblem(403, "this silo's policy does not allow it")
         return caller.name, policy
@@ -143,7 +144,7 @@ class NodeApi:
         began = time.perf_counter()
         seal = partial(self.node.tokens.seal, query=body.query, peer=peer)
         token = seal if policy.feedback else None
-        name = str if policy.snippets else partial(self.node.tokens.name, peer=peer)
+        name = self._naming(peer, policy)
         gone: threading.Event = request.scope[GONE]
         encoder = request.headers.get(wire.ENCODER, "")
         self._compare_encoder(encoder)
@@ -183,6 +184,51 @@ class NodeApi:
         except DataError:
             raise HttpProblem(404, UNKNOWN_HIT) from None
         return Response(status_code=204)
+
+    def _naming(self, peer: str, policy: Policy) -> Callable[[str], str]:
+        """How a peer sees documents' ids: as they are, or pseudonyms where it may not read them."""
+        return str if policy.snippets else partial(self.node.tokens.name, peer=peer)
+
+    async def judged(self, request: Request, body: wire.ShownTokens) -> Response:
+        """What people judged of hits through this peer."""
+        peer, _ = self._allowed(request, "feedback")
+
+        def work() -> wire.Verdicts:
+            verdicts = self.node.judgements.verdicts(body, peer)
+            self.node.note("feedback", peer, sum(map(len, verdicts.verdicts)), THROUGH)
+            return verdicts
+
+        return _json(await self._apart(work))
+
+    async def find_judged(self, request: Request, body: wire.DocumentDigests) -> Response:
+        """Which documents of a list this silo has."""
+        peer, policy = self._allowed(request, "judgements")
+        await self._check_indexed()
+
+        def work() -> wire.PresentDocuments:
+            documents = self.node.judgements.present(body, self._naming(peer, policy))
+            self.node.note("feedback", peer, len(documents.present), "that it has documents of a list")
+            return documents
+
+        return _json(await self._apart(work))
+
+    async def import_judgements(self, request: Request, body: wire.AttributedBatch) -> Response:
+        """Keep judgements by document id."""
+        peer, policy = self._allowed(request, "judgements")
+        await self._check_indexed()
+        naming = self._naming(peer, policy)
+        return _json(await self._apart(self.node.judgements.take, body, peer, naming))
+
+    async def export_judgements(self, request: Request, after: wire.Cursor = "") -> Response:
+        """The judgements that came through this peer."""
+        peer, policy = self._allowed(request, "judgements")
+
+        def work() -> wire.JudgementPage:
+            page = self.node.judgements.page(peer, after, self._naming(peer, policy))
+            self.node.note("feedback", peer, len(page.judgements), THROUGH)
+            return page
+
+        return _json(await self._apart(work))
 
     async def statistics(self, request: Request) -> Response:
         """The silo's own statistics, exact or private; 503 until the whole collection is indexed."""
@@ -233,7 +279,7 @@ class NodeApi:
         await self._accept(self.node.adopt_directions, await request.body())
         return Response(status_code=204)
 
-    async def judged(self, request: Request) -> Response:
+    async def judged_queries(self, request: Request) -> Response:
         """The queries that somebody judged here."""
         peer, _ = self._allowed(request, "learning")
         return _json(await self._apart(self.node.judged_queries, peer))
@@ -352,13 +398,17 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
     paths: tuple[tuple[str, str, Callable[..., Any], type[BaseModel] | None], ...] = (
         ("POST", "/search", api.search, wire.NodeAnswer),
         ("POST", "/feedback", api.feedback, None),
+        ("POST", "/judged", api.judged, wire.Verdicts),
+        ("POST", "/judgements/places", api.find_judged, wire.PresentDocuments),
+        ("POST", "/judgements", api.import_judgements, wire.Imported),
+        ("GET", "/judgements", api.export_judgements, wire.JudgementPage),
         ("GET", "/statistics", api.statistics, None),
         ("PUT", "/statistics", api.share, None),
         ("GET", "/scale", api.scale, wire.SiloScores),
         ("PUT", "/scale", api.adopt_scale, None),
         ("GET", "/directions", api.directions, None),
         ("PUT", "/directions", api.adopt_directions, None),
-        ("GET", "/learning", api.judged, wire.Judged),
+        ("GET", "/learning", api.judged_queries, wire.Judged),
         ("POST", "/learning", api.learn, None),
         ("PUT", "/learning", api.adopt, None),
         ("PUT", "/documents", api.put_documents, wire.Changed),

@@ -354,6 +354,12 @@ class HitTokens:
         return [self._silo, peer.encode(), query.encode("utf-8", "surrogatepass")]
 
 
+def id_digest(document: str, key: str) -> str:
+    """A document id under a key, by which a silo recognises its own documents and no others."""
+    name = document.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(name, key=bytes.fromhex(key), digest_size=16).hexdigest()
+
+
 def pseudonym(key: bytes, silo: str, person: str) -> str:
     """A person's pseudonym towards one silo: stable, and not linkable to that of another silo."""
     named = b"\0".join((silo.encode(), person.encode("utf-8", "surrogatepass")))

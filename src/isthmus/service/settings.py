@@ -58,6 +58,8 @@ class Policy:
     learning: bool = False
     """May join this silo's directions with others' and ask for sums over its judged queries, without ε."""
     feedback: bool = False
+    judgements: bool = False
+    """May bring judgements by document id, and have back those that came through it."""
     operate: bool = False
     budget: float | None = None
 

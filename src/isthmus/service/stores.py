@@ -322,6 +322,37 @@ class DocumentStore(ABC):
                 ],
             )
 
+    def merge_judgements(self, judgements: Sequence[Judgement]) -> Counts:
+        """Store judgements of one person, or as many as differ from what is stored; how many did."""
+        unique = {(_storable(each.query), each.document): each for each in judgements}
+        if not unique:
+            return Counts()
+        (who,) = {(each.peer, each.person) for each in unique.values()}
+        sql = "SELECT query, document, relevant FROM judgement WHERE peer = ? AND person = ? AND query IN"
+        rows = self._by_id(sql, dict.fromkeys(query for query, _ in unique), *who)
+        stored = {(query, document): bool(relevant) for query, document, relevant in rows}
+        new = {pair: each for pair, each in unique.items() if stored.get(pair) is not each.relevant}
+        self.judge(*new.values())
+        added = len(new.keys() - stored.keys())
+        return Counts(added=added, changed=len(new) - added)
+
+    def withdraw(self, query: str, document: str, *, peer: str, person: str) -> None:
+        """Forget what a person judged of a document for a query, if anything."""
+        sql = "DELETE FROM judgement WHERE query = ? AND document = ? AND peer = ? AND person = ?"
+        with self._transaction(writing=True) as db:
+            self._rows(db, sql, (_storable(query), document, peer, person))
+
+    def verdicts(self, query: str, documents: Sequence[str], *, peer: str) -> list[tuple[str, str, bool]]:
+        """(document, person, relevant) of what people judged through a peer, the latest last."""
+        sql = """SELECT document, person, relevant, at FROM judgement
+            WHERE query = ? AND peer = ? AND document IN"""
+        rows = sorted(self._by_id(sql, documents, _storable(query), peer), key=lambda row: row[3])
+        return [(document, person, bool(relevant)) for document, person, relevant, _ in rows]
+
+    def present(self, ids: Iterable[str]) -> set[str]:
+        """Those of the ids that a stored document has."""
+        return {id for (id,) in self._by_id("SELECT id FROM document WHERE removed = 0 AND id IN", ids)}
+
     def judgements(self) -> list[Judgement]:
         """All judgements of documents that are still stored, in order of time."""
         sql = """SELECT j.query, j.document, j.relevant, j.peer, j.at, j.probability, j.evidence, j.person

@@ -2,6 +2,10 @@
 
     POST /v1/search        Search           broker: Answer        node: NodeAnswer
     POST /v1/feedback      Feedback         204: it stays with the hit's silo; node: AttributedFeedback
+    POST /v1/judged        ShownHits        what the caller judged of them (broker); node: ShownTokens
+    POST /v1/judgements    many by document id, each to the silo that has the document
+    GET  /v1/judgements    those that came through the asking peer, page by page
+    POST /v1/judgements/places    which documents, by digests of their ids, a silo has (node)
     GET  /v1/release       what a silo has released, to whom, and what is left of its budgets
     GET  /v1/calibration   reliability of its probabilities, and what thresholds keep
     GET  /v1/training      the rounds of a training run (broker)
@@ -41,6 +45,8 @@ MOST_HITS = 100
 LONGEST_ID = 1_000
 MOST_JUDGED, MOST_ROWS = 100_000, 10_000
 """Queries that a silo may name to learn from, and rows of any table in an answer."""
+MOST_JUDGEMENTS = 1_000
+"""Of one message that brings judgements by document id."""
 LONGEST_TOKEN = 6_000
 LEAST_DEVIATION = 1e-3
 """Of scores that lie between −1 and 1: no scale makes large numbers of them."""
@@ -55,6 +61,8 @@ HitToken = Annotated[str, Field(max_length=LONGEST_TOKEN, pattern=r"^[A-Za-z0-9_
 QueryText = Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY, pattern=r"\S")]
 Fingerprint = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9._-]*$")]
 """Names an encoder's vectors: equal ones encode equal texts alike. It travels in a header."""
+Cursor = Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]*$")]
+"""Where a page of a list ends."""
 Status = Literal["answered", "late", "refused", "down", "broken"]
 
 
@@ -224,19 +232,115 @@ class Answer(ResponseModel):
 class Feedback(RequestModel):
     """Whether a hit was right, by the token that it came with; good for a day after the search.
 
-    The broker takes it to the silo, which alone keeps it.
+    The broker takes it to the silo, which alone keeps it. None takes a judgement back.
     """
 
     query: QueryText
     silo: Name
     token: HitToken
-    relevant: bool
+    relevant: bool | None
 
 
 class AttributedFeedback(Feedback):
     """Feedback as the broker passes it on: `person` is who gave it, by a name that only the broker knows."""
 
     person: Annotated[str, Field(max_length=100)] = ""
+
+
+class HitReference(RequestModel):
+    """A hit by its silo and the token that it came with."""
+
+    silo: Name
+    token: HitToken
+
+
+class ShownHits(RequestModel):
+    """Hits of a query, to learn what one judged of them."""
+
+    query: QueryText
+    hits: Annotated[list[HitReference], Field(max_length=MOST_HITS)]
+
+
+class OwnJudgements(ResponseModel):
+    """What the caller judged of the hits, in their order; None for nothing, and where the silo is silent."""
+
+    relevant: list[bool | None]
+
+
+class ShownTokens(RequestModel):
+    """Hits of one silo. Who wants to know is not said: the broker picks what is theirs."""
+
+    query: QueryText
+    tokens: Annotated[list[HitToken], Field(max_length=MOST_HITS)]
+
+
+class Verdicts(ResponseModel):
+    """For each hit what people judged through the asking peer, by the names it has for them."""
+
+    verdicts: Annotated[
+        list[Annotated[dict[str, bool], Field(max_length=MOST_JUDGEMENTS)]], Field(max_length=MOST_HITS)
+    ]
+
+
+class NamedJudgement(RequestModel):
+    """Whether a document is right for a query, by the id under which the caller sees it."""
+
+    query: QueryText
+    document: DocumentId
+    relevant: bool
+    silo: Name | None = None
+    """The silo that has the document; the broker asks all where none is named."""
+
+
+class JudgementBatch(RequestModel):
+    """Judgements by document id, for silos whose policy has `judgements`."""
+
+    judgements: Annotated[list[NamedJudgement], Field(min_length=1, max_length=MOST_JUDGEMENTS)]
+
+
+class AttributedBatch(JudgementBatch):
+    """Judgements as the broker passes them on: `person` is who brought them, as in feedback."""
+
+    person: Annotated[str, Field(max_length=100)] = ""
+
+
+class Imported(ResponseModel):
+    """What became of a batch of judgements; the lists hold places in it, from 0."""
+
+    added: Count = 0
+    changed: Count = 0
+    unchanged: Count = 0
+    unknown: list[Count] = []
+    """No silo has the document."""
+    ambiguous: dict[Count, list[str]] = {}
+    """Several silos have a document of that id: these."""
+    unplaced: list[Count] = []
+    """A silo that may have the document did not answer: send these again."""
+    unanswered: dict[str, str] = {}
+    """Silos that did not answer, and why."""
+
+
+class DocumentDigests(RequestModel):
+    """Documents by digests of their ids under a key drawn for this message: a silo recognises its own."""
+
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    digests: Annotated[
+        list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]], Field(max_length=2 * MOST_JUDGEMENTS)
+    ]
+
+
+class PresentDocuments(ResponseModel):
+    """The places, from 0, of the digests whose documents a silo has."""
+
+    present: Annotated[list[Count], Field(fail_fast=True, max_length=2 * MOST_JUDGEMENTS)]
+
+
+class JudgementPage(ResponseModel):
+    """Some of the judgements that came through a peer, by the majority of its people."""
+
+    judgements: Annotated[list[NamedJudgement], Field(fail_fast=True, max_length=MOST_ROWS)]
+    next: Cursor = ""
+    """What to ask for the next page with; empty on the last."""
 
 
 class Judged(ResponseModel):
