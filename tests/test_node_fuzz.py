@@ -23,7 +23,9 @@ def node(tmp_path_factory):
     folder, loop = tmp_path_factory.mktemp("fuzz"), Loop()
     keys = ApiKeys(folder / "api-keys.json")
     token = keys.add("fuzz", scopes=["search", "feedback", "metrics", "admin"])
-    everything = Policy(search=True, snippets=True, counts=True, learning=True, feedback=True, operate=True)
+    everything = Policy(
+        search=True, snippets=True, counts=True, learning=True, feedback=True, judgements=True, operate=True
+    )
     told = NodeSettings(
         "north",
         folder / "north",
@@ -48,7 +50,7 @@ def test_no_generated_request_breaks_a_node(node, soak_count):
     headers = {"Authorization": f"Bearer {token}"}
     schema = schemathesis.openapi.from_url(f"{url}/v1/openapi.json", headers=headers)
     operations = [found.ok() for found in schema.get_all_operations()]
-    assert len(operations) == 20
+    assert len(operations) == 24
     # what else than figures may be sent as figures, or lessons, is another test's business
     binary = {("put", "/v1/statistics"), ("put", "/v1/directions"), ("post", "/v1/learning")}
     binary.add(("put", "/v1/learning"))
