@@ -14,6 +14,7 @@ EXPERIMENTS = {
     "fusion-defaults": "isthmus_reproduce.fusion.defaults",
     "private-features": "isthmus_reproduce.private.experiment",
     "search": "isthmus_reproduce.search.experiment",
+    "training-defaults": "isthmus_reproduce.fedrisk.defaults",
 }
 """Where each has its `Config` and its `reproduce`."""
 
@@ -30,7 +31,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="smoke: all rows, fewer folds and seeds (full)",
     )
     parser.add_argument(
-        "--only", metavar="ROW", action="append", default=[], help="fedrisk: this row of Table 1 alone"
+        "--only",
+        metavar="ROW",
+        action="append",
+        default=[],
+        help="fedrisk, training-defaults: this row alone",
     )
     parser.add_argument(
         "--encoder",
@@ -57,14 +62,14 @@ def _run(options: argparse.Namespace) -> None:
     chosen = {"data": options.data, "only": tuple(options.only), "encoder": options.encoder}
     if options.encoder and options.paper != "search":
         raise ConfigError(f"{options.paper} has its own encoders", key="--encoder", expected="no --encoder")
-    if options.only and options.paper != "fedrisk":
+    if options.only and options.paper not in ("fedrisk", "training-defaults"):
         raise ConfigError(f"{options.paper} is computed whole", key="--only", expected="no --only")
     more = {"values": options.per_query} if options.per_query else {}
     if more and "values" not in signature(experiment.reproduce).parameters:
         raise ConfigError(
             f"{options.paper} has no values by query",
             key="--per-query",
-            expected="fedrisk, calibrated-fusion or fusion-defaults",
+            expected="fedrisk, calibrated-fusion, fusion-defaults or training-defaults",
         )
     if more:
         check_per_query(options.per_query)

@@ -144,7 +144,7 @@ class Notebook:
 
         `work` is a module's function whose arguments and JSON result travel between processes.
         """
-        results = {unit.key: saved for unit in units if (saved := self._saved(unit.key)) is not None}
+        results = self.saved(units)
         missing = [unit for unit in units if unit.key not in results]
         with Progress(label, len(units)) as bar:
             bar.advance(len(results))
@@ -153,6 +153,10 @@ class Notebook:
                 results[key] = result
                 bar.advance(note=_name(key))
         return {unit.key: results[unit.key] for unit in units}
+
+    def saved(self, units: Sequence[Unit]) -> dict[Key, Any]:
+        """The results that the folder has, by key."""
+        return {unit.key: saved for unit in units if (saved := self._saved(unit.key)) is not None}
 
     def _saved(self, key: Key) -> Any:
         try:

@@ -204,17 +204,21 @@ class _Cuts:
 
 def honest_only(tables: Fold, config: FaultyConfig) -> tuple[Fold, FaultyConfig]:
     """What the silos hold that the attack would not strike, and a deal that gives each its own again."""
-    dealt = deal(tables.train, config.dealing, Streams(config.seed))
-    honest = np.flatnonzero(~afflicted(ATTACK, 0, config.seed, dealt.silos))
-    parts = [
-        replace(part, queries=tuple(f"{silo}/{query}" for query in part.queries))
-        for silo, part in ((silo, dealt.part(tables.train, silo)) for silo in honest.tolist())
-    ]
-    honest_tables = replace(tables, train=Letor.concat(parts))
+    honest_tables = replace(tables, train=honest_queries(tables.train, config))
     rest, _ = held_back(honest_tables, config)  # a small silo may lose all its queries to the probe
     left = len({query.partition("/")[0] for query in rest.train.queries})
     rounds = replace(config.rounds, silos=min(config.rounds.silos or left, left))
     return honest_tables, replace(config, dealing=Dealing("site", silos=left), rounds=rounds)
+
+
+def honest_queries(letor: Letor, config: FaultyConfig) -> Letor:
+    """The rows of silos that the attack would not strike, their silo before every query's name."""
+    dealt = deal(letor, config.dealing, Streams(config.seed))
+    honest = np.flatnonzero(~afflicted(ATTACK, 0, config.seed, dealt.silos))
+    parts = ((silo, dealt.part(letor, silo)) for silo in honest.tolist())
+    return Letor.concat(
+        [replace(part, queries=tuple(f"{silo}/{query}" for query in part.queries)) for silo, part in parts]
+    )
 
 
 def _weight_of_bad(history: Sequence[RoundRecord], config: FaultyConfig, silos: int) -> float:
