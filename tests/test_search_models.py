@@ -11,7 +11,6 @@ from scipy.optimize import minimize
 from isthmus.errors import DataError, ProtocolError
 from isthmus.learning import (
     COLUMNS,
-    PROFILE,
     RISING,
     BaselineScale,
     Difference,
@@ -26,10 +25,13 @@ from isthmus.learning import (
     answer_of,
     choose,
     learn,
+    profile_of,
     question_of,
 )
+from isthmus.learning.calibrating import JudgedLists, fit_calibration
+from isthmus.learning.columns import LIST, merged, shapes
 from isthmus.learning.learner import PENALTY
-from isthmus.learning.questions import BestMargins, ColumnMoments, Gains, LossSums
+from isthmus.learning.questions import BestMargins, ColumnMoments, LossSums, RelevantPlaces
 from learning_rows import FOLDS, dealt, in_memory, made_rows
 
 HYBRID = BaselineScale((0.5, 0.4), (0.0, 0.25), "encoder-1")
@@ -135,9 +137,9 @@ def test_equal_margins_share_their_places():
     )
     ones = np.ones((1, len(COLUMNS)))
     scale = np.zeros(len(COLUMNS)), np.ones(len(COLUMNS))
-    best = rows.answer(BestMargins(*scale, ones)).reshape(1, -1)
-    gain = rows.answer(Gains(*scale, ones, best, np.zeros((1, len(PROFILE)))))
-    assert gain[0] == pytest.approx(np.mean(1 / np.log2([2, 3, 4, 5])))
+    best = merged([rows.answer(BestMargins(*scale, ones)).reshape(1, -1)])
+    places = rows.answer(RelevantPlaces(*scale, ones, best))
+    assert places.tolist() == [0.25] * 4 + [0.0] * (LIST - 4)
 
 
 # the guard
@@ -188,7 +190,10 @@ def test_how_many_queries_might_be_enough():
 
 def a_model():
     size = len(COLUMNS)
-    line = HitCalibration(1.5, -1.0, 0.3, np.full(3, 0.5), np.full(3, 0.2), np.array([0.1, 0.0, 0.2]))
+    line = HitCalibration(
+        *(1.5, -1.0, 0.5, 0.3, 0.1, -1.0, 0.5),
+        *(np.full(6, 0.5), np.full(6, 0.2), np.array([0.1, 0.0, 0.2, 0.1, 0.0, 0.1])),
+    )
     return SearchModel(
         "linear", Weights(np.full(size, 0.2), np.full(size, 2.0), np.full(size, 0.5), 0.25), line, "encoder-1"
     )
@@ -202,12 +207,12 @@ def test_a_saved_model_is_the_same(tmp_path):
     for other in (SearchModel.load(tmp_path / "model"), SearchModel.from_bytes(model.to_bytes())):
         margins = other.score(table)
         np.testing.assert_array_equal(margins, model.score(table))
-        profile = np.array([0.4, -np.inf, 0.1])
+        profile = np.full(6, 0.4)
         np.testing.assert_array_equal(
             other.probabilities(margins, profile), model.probabilities(margins, profile)
         )
         assert (other.kind, other.encoder) == ("linear", "encoder-1")
-    assert replace(model, calibration=None).probabilities(np.zeros(1), np.zeros(3)) is None
+    assert replace(model, calibration=None).probabilities(np.zeros(1), np.zeros(6)) is None
 
 
 @pytest.mark.parametrize(
@@ -221,7 +226,9 @@ def test_a_saved_model_is_the_same(tmp_path):
         lambda model: replace(model, kind="forest"),
         lambda model: model.calibrated(replace(model.calibration, slope=-1.0)),
         lambda model: model.calibrated(replace(model.calibration, base=2.0)),
-        lambda model: model.calibrated(replace(model.calibration, weights=np.full(3, 1e300))),
+        lambda model: model.calibrated(replace(model.calibration, share=-0.1)),
+        lambda model: model.calibrated(replace(model.calibration, spread=0.0)),
+        lambda model: model.calibrated(replace(model.calibration, weights=np.full(6, 1e300))),
     ],
 )
 def test_a_hostile_model_is_refused(wrong):
@@ -293,9 +300,41 @@ def test_a_column_that_is_missing_adds_nothing():
 
 def test_a_query_unlike_those_judged_draws_to_the_base_rate():
     line = a_model().calibration
-    like, unlike = np.full(3, 0.5), np.full(3, -2.0)
+    like, unlike = np.full(6, 0.5), np.full(6, -3.0)
     assert line.likeness(like) == 1
     assert line.likeness(unlike) < 1e-6
-    margins = np.array([8.0])
+    margins = np.array([8.0, -8.0])
     assert line(margins, like)[0] > 0.9
-    assert line(margins, unlike)[0] == pytest.approx(0.3, abs=1e-6)
+    drawn, low = line(margins, unlike)
+    assert drawn == pytest.approx(0.3, abs=1e-6)
+    assert low < 0.01
+
+
+def test_the_profile_of_one_query_is_that_of_its_row_among_many():
+    rng = np.random.default_rng(0)
+    silos = [-np.sort(-rng.normal(size=(3, 10)), axis=1) for _ in range(3)]
+    many = shapes(merged(silos))
+    one = profile_of([silo[1] for silo in silos], np.array([1.0, 2.0]))
+    np.testing.assert_array_equal(one, [*many[1], 1.0, 2.0])
+    assert np.isfinite(profile_of([np.array([0.5]), np.empty(0)], np.zeros(2))).all()
+    assert np.isfinite(profile_of([np.empty(0)], np.zeros(2))).all()
+
+
+def test_lists_without_anything_relevant_are_less_probable():
+    """Relevant hits stand out here, so the first of a list without them can be told."""
+    rng = np.random.default_rng(1)
+    margins = -np.sort(-rng.normal(size=(200, 20)), axis=1)
+    relevant = (rng.random((200, 20)) < 0.5) & (np.arange(20) < 4)
+    margins[relevant] += 3
+    order = np.argsort(-margins, axis=1)
+    lists = JudgedLists(
+        np.take_along_axis(margins, order, axis=1),
+        np.take_along_axis(relevant, order, axis=1).astype(float),
+        rng.normal(size=(200, 2)),
+        np.arange(200) % 5,
+    )
+    line, honesty = fit_calibration(lists)
+    missing = lists.without_relevant()
+    assert honesty["after"].ece <= honesty["after"].floor_high
+    assert line(missing.margins[:, 0], missing.profiles).mean() < honesty["after"].base_rate
+    assert line(lists.margins[:, 0], lists.profiles).mean() > 0.6

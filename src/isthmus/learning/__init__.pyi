@@ -1,6 +1,9 @@
 from isthmus.learning.columns import COLUMNS as COLUMNS
 from isthmus.learning.columns import FEATURES as FEATURES
 from isthmus.learning.columns import GROUPS as GROUPS
+from isthmus.learning.columns import HITS as HITS
+from isthmus.learning.columns import LIST as LIST
+from isthmus.learning.columns import OF_QUERY as OF_QUERY
 from isthmus.learning.columns import PROFILE as PROFILE
 from isthmus.learning.columns import RISING as RISING
 from isthmus.learning.columns import profile_of as profile_of
@@ -16,7 +19,6 @@ from isthmus.learning.model import KINDS as KINDS
 from isthmus.learning.model import HitCalibration as HitCalibration
 from isthmus.learning.model import SearchModel as SearchModel
 from isthmus.learning.model import Weights as Weights
-from isthmus.learning.questions import HITS as HITS
 from isthmus.learning.questions import JudgedRows as JudgedRows
 from isthmus.learning.questions import LearningQuestion as LearningQuestion
 from isthmus.learning.questions import Start as Start

@@ -15,7 +15,7 @@ query alone (IDF) or counts different words (absolute discounting) and has no su
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -38,14 +38,28 @@ GROUPS: Mapping[str, tuple[int, ...]] = {
     "dense": (COLUMNS.index("dense"),),
 }
 """Whose evidence a column is, for explanations: words, or the encoder."""
-PROFILE = ("bm25", "dense", "rare")
-"""The columns whose largest values say how well the collection covers a query."""
+HITS, LIST = 10, 20
+"""Hits that a page shows; places of a query's list that are looked at, in a silo and merged."""
+PROFILE = ("first", "first three", "first ten", "second ten", *OF_QUERY)
+"""Mean margins at the top of a query's merged list, and what is known of the query."""
 
 
-def profile_of(table: FloatArray) -> FloatArray:
-    """The largest value of every column of `PROFILE` over a query's candidates; −inf where there is none.
+def merged(margins: Sequence[FloatArray]) -> FloatArray:
+    """The highest `LIST` margins of all silos, query by query, from every silo's table of (queries, LIST);
+    −inf where there are fewer."""
+    return -np.sort(-np.concatenate(margins, axis=1), axis=1)[:, :LIST]
 
-    Those of several silos are joined by their maximum.
-    """
-    columns = table[:, [COLUMNS.index(name) for name in PROFILE]]
-    return np.asarray(np.where(np.isfinite(columns), columns, -np.inf).max(axis=0, initial=-np.inf))
+
+def shapes(lists: FloatArray) -> FloatArray:
+    """The first four of `PROFILE` of merged lists; a list that ends earlier goes on as it ended."""
+    lowest = np.where(np.isfinite(lists), lists, np.inf).min(axis=1, keepdims=True)
+    whole = np.where(np.isfinite(lists), lists, np.where(np.isfinite(lowest), lowest, 0.0))
+    first = (whole[:, :1], whole[:, :3], whole[:, :HITS], whole[:, HITS:])
+    return np.column_stack([part.mean(axis=1) for part in first])
+
+
+def profile_of(margins: Sequence[FloatArray], of_query: FloatArray) -> FloatArray:
+    """The profile of one query, from the best margins of every silo (at most `LIST` each, best first) and
+    the query's own columns."""
+    padded = [np.concatenate((each[:LIST], np.full(LIST - len(each[:LIST]), -np.inf))) for each in margins]
+    return np.concatenate((shapes(merged([each[None] for each in padded]))[0], of_query))

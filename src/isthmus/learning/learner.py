@@ -22,37 +22,31 @@ import numpy as np
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.asking import Each, Silos
 from isthmus.errors import DataError, ProtocolError
-from isthmus.learning.columns import COLUMNS, OF_QUERY, PROFILE, RETRIEVERS, RISING
+from isthmus.learning.calibrating import JudgedLists, fit_calibration
+from isthmus.learning.columns import COLUMNS, HITS, LIST, OF_QUERY, RETRIEVERS, RISING, merged
 from isthmus.learning.guard import BASELINE, ModelChoice, choose
-from isthmus.learning.model import HitCalibration, SearchModel, Weights
+from isthmus.learning.model import SearchModel, Weights
 from isthmus.learning.questions import (
-    BINS,
-    DISCOUNTS,
     EVERY,
-    HITS,
     BestMargins,
     ColumnMoments,
     FoldsOf,
-    Gains,
     LearningQuestion,
     LossSums,
-    Profiles,
+    QueryColumns,
     RelevantOf,
-    ShownBins,
-    ShownSums,
+    RelevantPlaces,
     Start,
 )
-from isthmus.learning.record import Honesty, Record
+from isthmus.learning.record import Record
 from isthmus.logistic import newton_steps, newton_together
-from isthmus.randomness import Streams
 
 PENALTY = 100.0
 """½·penalty·θ² holds back what a column adds to the baseline's order."""
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
 """Shares of BM25 that are tried."""
 TOLERANCE = 1e-9
-ANYWHERE = 1e6
-"""The reach of a calibration that takes every query for one like those judged."""
+DISCOUNTS = 1 / np.log2(np.arange(2, HITS + 2))
 LEAST_QUERIES, LEAST_RELEVANT = 10, 20
 """Judged queries, and relevant documents among the candidates, that learning needs."""
 _BM25, _DENSE = (COLUMNS.index(name) for name in RETRIEVERS)
@@ -101,7 +95,7 @@ class _Session:
     centre: FloatArray
     scale: FloatArray
     fold: IntArray
-    profiles: FloatArray
+    of_query: FloatArray
     relevant: FloatArray
     report: Callable[[str], None]
     weights: Mapping[str, float]
@@ -117,7 +111,7 @@ class _Session:
 
     def sum(self, question: LearningQuestion) -> FloatArray:
         """Over silos; rows of each count as much as its weight where they are weighed."""
-        if not self.weights or not isinstance(question, (LossSums, ShownSums)):
+        if not self.weights or not isinstance(question, (LossSums, RelevantPlaces, RelevantOf)):
             return self.silos.sum(question)
         each = {name: replace(question, weight=self.weights[name]) for name in self.silos.names}
         return self.silos.sum(Each(each))
@@ -153,12 +147,16 @@ def learn(
         if (fitted := _FITS[name](session)) is not None:
             models[name] = fitted
     counted = session.relevant > 0
-    values = {name: _ranked(session, each.by_fold, name) for name, each in models.items()}
+    rankings = {name: _ranked(session, each.by_fold) for name, each in models.items()}
+    values = {name: each.values for name, each in rankings.items()}
     choice = choose(
         {name: each[counted] for name, each in values.items()}, None if groups is None else groups[counted]
     )
     report(f"chose {choice.kind}: {choice.why}")
-    calibration, honesty = _calibrate(session, choice.kind)
+    lists = JudgedLists(
+        *(rankings[choice.kind].margins, rankings[choice.kind].relevant, session.of_query, session.fold)
+    )
+    calibration, honesty = fit_calibration(lists.take(np.flatnonzero(counted)))
     score = Weights(session.centre, session.scale, models[choice.kind].whole)
     record = Record(
         adopted=choice.adopted,
@@ -207,8 +205,8 @@ def _session(
         raise ProtocolError("silos deal queries into folds in different ways: their hash keys differ")
     if fold[0].shape != (queries,) or (fold[0] < 0).any():
         raise ProtocolError("silos have other queries than they were counting for")
-    best_scores = _collected(silos, Profiles(), shows="the best scores of each query, as any search does")
-    profiles = np.max([each.reshape(queries, len(PROFILE)) for each in best_scores], axis=0)
+    columns = _collected(silos, QueryColumns(), shows="the words of each query and their mean idf")
+    of_query = np.max([each.reshape(queries, len(OF_QUERY)) for each in columns], axis=0)
     count, total, squares = silos.sum(ColumnMoments()).reshape(3, len(COLUMNS))
     centre = total / np.maximum(count, 1)
     scale = np.sqrt(np.maximum(squares / np.maximum(count, 1) - centre**2, 0.0))
@@ -218,7 +216,7 @@ def _session(
     scale = np.where(scale > 1e-9, scale, 1.0)
     relevant = silos.sum(RelevantOf())
     return _Session(
-        *(silos, baseline, options, centre, scale, fold[0].astype(np.int64), profiles, relevant),
+        *(silos, baseline, options, centre, scale, fold[0].astype(np.int64), of_query, relevant),
         *(report, {}),
     )
 
@@ -228,17 +226,26 @@ def _collected(silos: Silos, question: LearningQuestion, *, shows: str) -> list[
     return [by_silo[name] for name in silos.names if name in by_silo]
 
 
-def _ranked(session: _Session, weights: FloatArray, name: str = "") -> FloatArray:
-    """nDCG@10 of every query over all silos; `weights` has one row, or one a fold. The hits are remembered
-    under the name."""
+@dataclass(frozen=True, eq=False)
+class _Ranking:
+    """The merged lists of all queries under a model, and nDCG@10 of each."""
+
+    values: FloatArray
+    margins: FloatArray
+    relevant: FloatArray
+
+
+def _ranked(session: _Session, weights: FloatArray) -> _Ranking:
+    """Rank every query over all silos; `weights` has one row, or one for the queries of each fold."""
     scale = (session.centre, session.scale)
     margins = _collected(session.silos, BestMargins(*scale, weights), shows=_SHOWS_HITS)
-    together = np.concatenate([each.reshape(-1, HITS) for each in margins], axis=1)
-    best = -np.sort(-together, axis=1)[:, :HITS]
-    gains = session.silos.sum(Gains(*scale, weights, best, session.profiles, name))
-    places = np.minimum(session.relevant, HITS).astype(np.int64)
+    best = merged([each.reshape(-1, LIST) for each in margins])
+    relevant = session.sum(RelevantPlaces(*scale, weights, best)).reshape(-1, LIST)
+    gains = relevant[:, :HITS] @ DISCOUNTS
+    places = np.clip(np.round(session.relevant), 0, HITS).astype(np.int64)
     ideal = np.concatenate(([0.0], np.cumsum(DISCOUNTS)))[places]
-    return np.asarray(np.divide(gains, ideal, out=np.zeros(len(gains)), where=ideal > 0))
+    values = np.divide(gains, ideal, out=np.zeros(len(gains)), where=ideal > 0)
+    return _Ranking(values, best, relevant)
 
 
 # models
@@ -260,7 +267,7 @@ def _weight(session: _Session) -> _Fitted | None:
     session.report("weight: shares of BM25")
     tried = np.zeros((len(GRID), len(COLUMNS)))
     tried[:, _BM25], tried[:, _DENSE] = GRID, 1 - np.array(GRID)
-    values = np.stack([_ranked(session, each[None]) for each in tried])
+    values = np.stack([_ranked(session, each[None]).values for each in tried])
     order = np.argsort(np.abs(np.array(GRID) - 0.5), kind="stable")
     counted = session.relevant > 0
 
@@ -317,60 +324,6 @@ def _logistic(session: _Session, name: str, used: Any) -> _Fitted:
         whole[used] += theta[1:-1]
         weights.append(whole)
     return _Fitted(np.stack(weights[1:]), weights[0], {"parameters": int(used.sum())})
-
-
-# probabilities
-
-
-def _calibrate(session: _Session, name: str) -> tuple[HitCalibration, dict[str, Honesty]]:
-    """The calibration of the hits that a model would show, and how honest it is on folds it has not seen."""
-    session.report("calibration of hits shown")
-    seen = np.isfinite(session.profiles)
-    count = np.maximum(seen.sum(axis=0), 1)
-    centre = np.where(seen, session.profiles, 0.0).sum(axis=0) / count
-    scale = np.sqrt((np.where(seen, session.profiles - centre, 0.0) ** 2).sum(axis=0) / count)
-    scale = np.where(scale > 1e-9, scale, 1.0)
-    thetas = _calibration_fits(session, name, centre, scale, profiles=True)
-    alone = _calibration_fits(session, name, centre, scale, profiles=False)
-    before = _honesty(session.silos.sum(ShownBins(name, centre, scale, alone[1:], 0.0, ANYWHERE)))
-    whole = thetas[0]
-    line = HitCalibration(float(whole[0]), float(whole[-1]), before.base_rate, centre, scale, whole[1:-1])
-    bins = ShownBins(name, centre, scale, thetas[1:], line.base, line.reach)
-    return line, {"before": before, "after": _honesty(session.silos.sum(bins))}
-
-
-def _calibration_fits(
-    session: _Session, name: str, centre: FloatArray, scale: FloatArray, *, profiles: bool
-) -> FloatArray:
-    """Of all hits shown, then without each fold; the slope never falls below 0."""
-    size = len(PROFILE) + 2
-    strength = 1.0 if profiles else 1e9
-    penalty = np.concatenate(([1e-3], np.full(len(PROFILE), strength), [1e-3]))
-    least = np.concatenate(([0.0], np.full(size - 1, -np.inf)))
-    start = np.concatenate(([1.0], np.zeros(size - 1)))
-    folds = [EVERY, *range(session.folds)]
-
-    def sums(places: Sequence[int], thetas: Sequence[FloatArray]) -> Sequence[FloatArray]:
-        chosen = np.array([folds[place] for place in places], dtype=np.float64)
-        totals = session.sum(ShownSums(name, centre, scale, np.stack(thetas), chosen))
-        return list(totals.reshape(len(places), -1))
-
-    fits = [newton_steps(start, penalty, least=least, tolerance=TOLERANCE) for _ in folds]
-    return np.stack(newton_together(sums, fits))
-
-
-def _honesty(sums: FloatArray) -> Honesty:
-    """From (hits, Σp, Σ relevant, Σ p(1 − p)) of every bin; a perfect model's errors are drawn as normal."""
-    hits, promised, right, variance = sums.reshape(4, BINS)
-    total = max(float(hits.sum()), 1.0)
-    draws = np.abs(Streams(0)("floor").standard_normal((2_000, BINS)) * np.sqrt(variance)).sum(axis=1) / total
-    return Honesty(
-        ece=float(np.abs(promised - right).sum() / total),
-        floor=float(draws.mean()),
-        floor_high=float(np.quantile(draws, 0.95)),
-        hits=int(total),
-        base_rate=float(right.sum() / total),
-    )
 
 
 # the record

@@ -1,11 +1,11 @@
 """A search model: weights over the columns of a candidate, and the probability of a hit that is shown.
 
     margin = start + Σ weights·(column − centre)/scale                       a column that is missing adds 0
-    logit p = slope·margin + start + Σ profile weights·(profile − centre)/scale
-    p → base + likeness·(p − base)       drawn to the base rate for a query unlike those that were judged
+    logit p = slope·margin + start + share·u(profile)
+    p → base + likeness·(p − base)       drawn down to the base rate for a query unlike those that were judged
 
-A query's profile is how well all silos together cover it (`columns.PROFILE`); its likeness is 1 while no part
-of the profile is further below those of judged queries than nearly all of them are, and falls from there.
+A query's profile is the shape of its list over all silos (`columns.PROFILE`): margins fall more slowly where
+nothing stands out. u are the log-odds that a list is whole rather than one whose relevant hits were left out.
 """
 
 from __future__ import annotations
@@ -59,31 +59,42 @@ def standardised(values: FloatArray, centre: FloatArray, scale: FloatArray) -> F
 
 @dataclass(frozen=True, eq=False)
 class HitCalibration:
-    """From margins and the query's profile to probabilities; fitted on hits that would be shown."""
+    """From margins and the query's profile to probabilities; fitted on hits that would be shown.
+
+    The log-odds u that a list has something relevant come from its profile: `centre`, `scale`, `weights` and
+    `bias`. Below `low` a query is unlike those that were judged, the more the more `spread` it is below.
+    """
 
     slope: float
     start: float
+    share: float
+    """What u counts for."""
     base: float
     """The share of hits shown that are relevant."""
+    bias: float
+    low: float
+    spread: float
     centre: FloatArray
     scale: FloatArray
     weights: FloatArray
-    """Of the profile."""
-    reach: float = 2.0
-    """Deviations below the judged queries' mean from which a profile is unlike them."""
+
+    def answerable(self, profiles: FloatArray) -> FloatArray:
+        """u of every row of profiles."""
+        return np.asarray(standardised(profiles, self.centre, self.scale) @ self.weights + self.bias)
 
     def likeness(self, profiles: FloatArray) -> FloatArray:
         """Between 0 and 1 for every row of profiles: how much like those of judged queries it is."""
-        below = np.maximum(-standardised(profiles, self.centre, self.scale) - self.reach, 0.0)
-        return np.asarray(np.exp(-0.5 * (below**2).sum(axis=-1)))
+        below = np.maximum((self.low - self.answerable(profiles)) / self.spread, 0.0)
+        return np.asarray(np.exp(-0.5 * below**2))
 
     def __call__(self, margins: FloatArray, profiles: FloatArray) -> FloatArray:
-        """The probability of every margin; `profiles` has a row for each, or one for all."""
+        """The probability of every margin; `profiles` has a row for each, or is one for all."""
         from scipy.special import expit
 
-        near = standardised(profiles, self.centre, self.scale) @ self.weights
-        probabilities = expit(self.slope * margins + self.start + near)
-        return np.asarray(self.base + self.likeness(profiles) * (probabilities - self.base))
+        odds = self.slope * margins + self.start + self.share * self.answerable(profiles)
+        probabilities = expit(odds)
+        drawn = self.base + self.likeness(profiles) * (probabilities - self.base)
+        return np.asarray(np.minimum(probabilities, np.where(probabilities > self.base, drawn, 1.0)))
 
 
 class SavedModel(Bundle):
@@ -166,16 +177,17 @@ class SearchModel:
         line = None
         if "calibration" in header:
             numbers = {name: _real(header["calibration"][name]) for name in _REALS}
-            if not (numbers["slope"] >= 0 and 0 <= numbers["base"] <= 1 and numbers["reach"] >= 0):
+            if min(numbers["slope"], numbers["share"]) < 0 or not 0 <= numbers["base"] <= 1:
                 raise ValueError("a calibration that is none")
-            slope, start, base, reach = numbers.values()
-            profile = _columns(arrays, "profile", len(PROFILE))
-            line = HitCalibration(slope, start, base, **profile, reach=reach)
+            if not numbers["spread"] >= 1 / LARGEST:
+                raise ValueError("a calibration that is none")
+            values: dict[str, Any] = {**numbers, **_columns(arrays, "profile", len(PROFILE))}
+            line = HitCalibration(**values)
         return cls(str(header["kind"]), score, line, str(header["encoder"]), dict(header["about"]))
 
 
 _ARRAYS = ("centre", "scale", "weights")
-_REALS = ("slope", "start", "base", "reach")
+_REALS = ("slope", "start", "share", "base", "bias", "low", "spread")
 
 
 def _columns(arrays: Mapping[str, Any], name: str, size: int) -> dict[str, FloatArray]:

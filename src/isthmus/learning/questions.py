@@ -1,9 +1,10 @@
 """What silos are asked while they learn, and the rows of one silo that answer.
 
 A silo has rows: the candidates of all judged queries, their columns, and whether each is relevant. It answers
-every question with one vector; whoever asks uses the sum over silos (`Silos.sum`), except for two that any
-search tells anyway and that are collected: a query's best margins and its profile. A fit from such sums is
-the one of all rows in one place, to the last digits.
+every question with one vector; whoever asks uses the sum over silos (`Silos.sum`), except for what any search
+tells anyway and is collected: a query's best margins and its words' rarity. A fit from such sums is the one
+of all rows in one place, to the last digits. Whoever asks for `RelevantPlaces` learns which places of the
+lists of judged queries are relevant.
 """
 
 from __future__ import annotations
@@ -16,18 +17,13 @@ import numpy as np
 
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import DataError, ProtocolError
-from isthmus.learning.columns import COLUMNS, PROFILE, profile_of
-from isthmus.learning.model import LARGEST, HitCalibration, standardised
+from isthmus.learning.columns import COLUMNS, LIST, OF_QUERY
+from isthmus.learning.model import LARGEST, standardised
 from isthmus.logistic import likelihood_sums
 from isthmus.tables import Bundle, Declared
 
-HITS = 10
-"""Hits of a query that a page shows."""
-DISCOUNTS = 1 / np.log2(np.arange(2, HITS + 2))
 EVERY = -1
 """The fold that no query is in."""
-BINS = 10
-"""Of probabilities, of equal width."""
 MOST_BYTES, MOST_FITS = 64 << 20, 64
 
 
@@ -75,13 +71,15 @@ class FoldsOf(LearningQuestion):
 
 
 @dataclass(frozen=True, eq=False)
-class Profiles(LearningQuestion):
-    """The profile of every query here, of shape (queries, PROFILE); collected, as any search tells it."""
+class QueryColumns(LearningQuestion):
+    """The columns of `OF_QUERY` of every query, −inf without a candidate; collected, everywhere the same."""
 
 
 @dataclass(frozen=True, eq=False)
 class RelevantOf(LearningQuestion):
-    """By query: documents that were judged relevant, candidates or not."""
+    """By query: documents that were judged relevant, candidates or not, `weight` times."""
+
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +108,7 @@ class LossSums(LearningQuestion):
 
 @dataclass(frozen=True, eq=False)
 class BestMargins(LearningQuestion):
-    """The highest margins of every query, `HITS` each, −inf where there are fewer; collected.
+    """The highest margins of every query, `LIST` each, −inf where there are fewer; collected.
 
     `weights` are of the standardised columns: one row for all queries, or one for those of each fold.
     """
@@ -121,53 +119,23 @@ class BestMargins(LearningQuestion):
 
 
 @dataclass(frozen=True, eq=False)
-class Gains(LearningQuestion):
-    """By query: this silo's part of the DCG of the best hits of all silos, whose margins are in `best`.
-
-    Equal margins share their places. The hits are remembered under `name`, with the queries' `profiles`, as
-    those that would be shown; the name "" remembers nothing.
-    """
+class RelevantPlaces(LearningQuestion):
+    """By query and place of the merged list, whose margins are in `best`: whether this silo's hit there is
+    relevant, `weight` times. Equal margins share their places."""
 
     centre: FloatArray
     scale: FloatArray
     weights: FloatArray
     best: FloatArray
-    profiles: FloatArray
-    name: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class ShownSums(LearningQuestion):
-    """Of several fits to the remembered hits: loss, gradient and Hessian; features are the margin, the
-    standardised profile, and 1."""
-
-    name: str
-    centre: FloatArray
-    scale: FloatArray
-    thetas: FloatArray
-    folds: FloatArray
     weight: float = 1.0
-
-
-@dataclass(frozen=True, eq=False)
-class ShownBins(LearningQuestion):
-    """(hits, Σp, Σ relevant, Σ p(1 − p)) in each of `BINS`: p of remembered hits by the row of `thetas` of
-    their query's fold, drawn to `base` by the likeness of their profile."""
-
-    name: str
-    centre: FloatArray
-    scale: FloatArray
-    thetas: FloatArray
-    base: float
-    reach: float
 
 
 _HEADER = {"format", "version", "kind"}
 _KINDS: Mapping[str, type[LearningQuestion]] = {
     kind.__name__: kind
     for kind in (
-        *(Start, FoldsOf, Profiles, RelevantOf, ColumnMoments, LossSums),
-        *(BestMargins, Gains, ShownSums, ShownBins),
+        *(Start, FoldsOf, QueryColumns, RelevantOf, ColumnMoments, LossSums),
+        *(BestMargins, RelevantPlaces),
     )
 }
 
@@ -209,15 +177,6 @@ def answer_of(data: bytes) -> FloatArray:
     return answer
 
 
-@dataclass(frozen=True, eq=False)
-class _Hits:
-    """Hits that would be shown: the row of each, its margin, and its query's profile."""
-
-    rows: IntArray
-    margins: FloatArray
-    profiles: FloatArray
-
-
 class JudgedRows:
     """The rows of one silo, query by query in order, and its answers to questions about them.
 
@@ -244,7 +203,6 @@ class JudgedRows:
         self.fold, self.targets = fold, targets.astype(np.float64)
         self.judged = int((targets > 0).sum()) if judged is None else int(np.sum(judged))
         self.bounds = np.searchsorted(query, np.arange(len(fold) + 1))
-        self._hits: dict[str, _Hits] = {}
         self._columns: tuple[bytes, FloatArray] = (b"", table)
 
     @property
@@ -261,11 +219,12 @@ class JudgedRows:
                 return np.array([len(self.query), self.relevant.sum(), self.judged], dtype=np.float64)
             case FoldsOf():
                 return self.fold.astype(np.float64)
-            case Profiles():
-                ranges = zip(self.bounds, self.bounds[1:], strict=False)
-                return np.concatenate([profile_of(self.table[start:end]) for start, end in ranges])
-            case RelevantOf():
-                return self.targets
+            case QueryColumns():
+                columns = np.full((self.queries, len(OF_QUERY)), -np.inf)
+                columns[self.query] = self.table[:, -len(OF_QUERY) :]
+                return columns.reshape(-1)
+            case RelevantOf(weight):
+                return weight * self.targets
             case ColumnMoments():
                 present = np.isfinite(self.table)
                 values = np.where(present, self.table, 0.0)
@@ -274,12 +233,8 @@ class JudgedRows:
                 return self._loss_sums(question)
             case BestMargins():
                 return self._best(self._margins(question))
-            case Gains():
-                return self._gains(question)
-            case ShownSums():
-                return self._shown_sums(question)
-            case ShownBins():
-                return self._shown_bins(question)
+            case RelevantPlaces():
+                return self._places(question)
         raise ProtocolError("a question of an unknown kind")
 
     # ranking
@@ -291,7 +246,7 @@ class JudgedRows:
             self._columns = key, standardised(self.table, centre, scale)
         return self._columns[1]
 
-    def _margins(self, question: BestMargins | Gains) -> FloatArray:
+    def _margins(self, question: BestMargins | RelevantPlaces) -> FloatArray:
         columns = self._standardised(question.centre, question.scale)
         weights = question.weights
         if len(weights) == 1:
@@ -299,21 +254,19 @@ class JudgedRows:
         return np.asarray((columns * weights[self.fold[self.query]]).sum(axis=1))
 
     def _best(self, margins: FloatArray) -> FloatArray:
-        best = np.full((self.queries, HITS), -np.inf)
+        best = np.full((self.queries, LIST), -np.inf)
         for at, (start, end) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
-            highest = -np.sort(-margins[start:end])[:HITS]
+            highest = -np.sort(-margins[start:end])[:LIST]
             best[at, : len(highest)] = highest
         return best.reshape(-1)
 
-    def _gains(self, question: Gains) -> FloatArray:
+    def _places(self, question: RelevantPlaces) -> FloatArray:
         margins, best = self._margins(question), question.best
-        passed = np.flatnonzero(margins >= best[self.query, -1])
-        same = best[self.query[passed]] == margins[passed, None]
-        share = (same @ DISCOUNTS) / np.maximum(same.sum(axis=1), 1)
-        if question.name:
-            profiles = question.profiles[self.query[passed]]
-            self._hits[question.name] = _Hits(passed, margins[passed], profiles)
-        return np.bincount(self.query[passed], share * self.relevant[passed], self.queries).astype(np.float64)
+        rows = np.flatnonzero((self.relevant > 0) & (margins >= best[self.query, -1]))
+        same = best[self.query[rows]] == margins[rows, None]
+        places = np.zeros((self.queries, LIST))
+        np.add.at(places, self.query[rows], same / np.maximum(same.sum(axis=1, keepdims=True), 1))
+        return question.weight * places.reshape(-1)
 
     # fits
 
@@ -322,46 +275,11 @@ class JudgedRows:
         own = columns[:, question.used > 0]
         features = np.vstack(((columns @ question.lead), own.T, np.ones(len(columns))))
         weights = question.weight * question.by_query[self.query]
-        return self._fits(question, features, self.relevant, weights, self.fold[self.query])
-
-    def _shown_sums(self, question: ShownSums) -> FloatArray:
-        hits = self._hits[question.name]
-        weights = np.full(len(hits.rows), question.weight)
-        features = self._calibration_features(question, hits)
-        folds = self.fold[self.query[hits.rows]]
-        return self._fits(question, features, self.relevant[hits.rows], weights, folds)
-
-    def _calibration_features(self, question: ShownSums | ShownBins, hits: _Hits) -> FloatArray:
-        profiles = standardised(hits.profiles, question.centre, question.scale)
-        return np.vstack((hits.margins, profiles.T, np.ones(len(hits.margins))))
-
-    @staticmethod
-    def _fits(
-        question: LossSums | ShownSums,
-        features: FloatArray,
-        relevant: FloatArray,
-        weights: FloatArray,
-        folds: IntArray,
-    ) -> FloatArray:
-        sums = []
+        folds, sums = self.fold[self.query], []
         for theta, fold in zip(question.thetas, question.folds.astype(int).tolist(), strict=True):
             rows = folds != fold
-            sums.append(likelihood_sums(features[:, rows], relevant[rows], theta, weights=weights[rows]))
+            sums.append(likelihood_sums(features[:, rows], self.relevant[rows], theta, weights=weights[rows]))
         return np.concatenate(sums)
-
-    def _shown_bins(self, question: ShownBins) -> FloatArray:
-        hits = self._hits[question.name]
-        folds, sums = self.fold[self.query[hits.rows]], np.zeros((4, BINS))
-        for fold, theta in enumerate(question.thetas):
-            rows = folds == fold if len(question.thetas) > 1 else np.ones(len(folds), dtype=bool)
-            slope, *weights, start = theta.tolist()
-            profile = question.centre, question.scale, np.array(weights)
-            line = HitCalibration(slope, start, question.base, *profile, reach=question.reach)
-            p = line(hits.margins[rows], hits.profiles[rows])
-            place = np.minimum((p * BINS).astype(np.int64), BINS - 1)
-            values = (np.ones(len(p)), p, self.relevant[hits.rows[rows]], p * (1 - p))
-            sums += [np.bincount(place, each, BINS) for each in values]
-        return sums.reshape(-1)
 
     # checks
 
@@ -372,26 +290,24 @@ class JudgedRows:
             whole = values.ndim == len(shape) and all(
                 size in (None, own) for size, own in zip(shape, values.shape, strict=True)
             )
-            finite = name in ("best", "profiles") or bool((np.abs(values) <= LARGEST).all())
+            finite = name == "best" or bool((np.abs(values) <= LARGEST).all())
             if not whole or not finite or np.isnan(values).any():
                 raise ProtocolError(f"{type(question).__name__}: {name} is of another session, or no number")
             if name == "scale" and values.min() < 1 / LARGEST:
                 raise ProtocolError("a scale that is none")
             if name == "thetas" and not 1 <= len(values) <= MOST_FITS:
                 raise ProtocolError("more fits than one question has")
-        if isinstance(question, (LossSums, ShownSums)) and len(question.folds) != len(question.thetas):
+        if isinstance(question, LossSums) and len(question.folds) != len(question.thetas):
             raise ProtocolError("fits and folds of different numbers")
-        if isinstance(question, (BestMargins, Gains)) and len(question.weights) not in (
+        if isinstance(question, (BestMargins, RelevantPlaces)) and len(question.weights) not in (
             1,
             1 + int(self.fold.max(initial=0)),
         ):
             raise ProtocolError("weights for other folds than there are")
-        if isinstance(question, (ShownSums, ShownBins)) and question.name not in self._hits:
-            raise ProtocolError("a question about hits that were not chosen yet")
 
     def _sizes(self, question: LearningQuestion) -> dict[str, tuple[int | None, ...]]:
         """The shape of every array of a question; None is any size."""
-        queries, columns, parts = self.queries, len(COLUMNS), len(PROFILE)
+        queries, columns = self.queries, len(COLUMNS)
         match question:
             case LossSums():
                 width = 2 + int((question.used > 0).sum())
@@ -399,13 +315,8 @@ class JudgedRows:
                 return {**_scale(columns), **sizes, "folds": (None,), "by_query": (queries,)}
             case BestMargins():
                 return {**_scale(columns), "weights": (None, columns)}
-            case Gains():
-                ranked = {"best": (queries, HITS), "profiles": (queries, parts)}
-                return {**_scale(columns), "weights": (None, columns), **ranked}
-            case ShownSums():
-                return {**_scale(parts), "thetas": (None, parts + 2), "folds": (None,)}
-            case ShownBins():
-                return {**_scale(parts), "thetas": (None, parts + 2)}
+            case RelevantPlaces():
+                return {**_scale(columns), "weights": (None, columns), "best": (queries, LIST)}
         return {}
 
 

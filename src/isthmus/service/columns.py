@@ -16,7 +16,7 @@ import numpy as np
 from isthmus.arrays import FloatArray
 from isthmus.engines import FIELDS
 from isthmus.features import NAMES, Pairs, compute
-from isthmus.learning import COLUMNS, FEATURES, JudgedRows, SearchModel, profile_of
+from isthmus.learning import COLUMNS, FEATURES, LIST, OF_QUERY, JudgedRows, SearchModel, profile_of
 from isthmus.retrieval import TEXT
 from isthmus.service.candidates import FieldCounts, Mask, QueryCandidates, Snapshot
 from isthmus.service.scoring import Scored, best_first, bm25_shares, evidence, raw_score
@@ -71,9 +71,8 @@ def candidate_columns(snapshot: Snapshot, candidates: QueryCandidates, encoder: 
         "title": (counts.title > 0) @ squares,
         "lead": (counts.lead > 0) @ squares,
         "ln length": np.log1p(counts.lengths.sum(axis=1)),
-        "ln words": np.full(size, np.log(words)),
-        "idf": np.full(size, total / words),
     }
+    columns |= zip(OF_QUERY, np.tile(query_columns(snapshot, candidates), (size, 1)).T, strict=True)
     title, body = (_SharedCounts(snapshot, candidates, field) for field in FIELDS)
     pairs = Pairs(np.zeros(size, dtype=np.int64), np.arange(size))
     sixteen = compute(candidates.tokens, pairs, title=title, body=body)
@@ -81,6 +80,13 @@ def candidate_columns(snapshot: Snapshot, candidates: QueryCandidates, encoder: 
         per_word = name.partition(".")[2] in PER_WORD
         columns[name] = sixteen[:, NAMES.index(name)] / (words if per_word else total)
     return np.column_stack([columns[name] for name in COLUMNS])
+
+
+def query_columns(snapshot: Snapshot, candidates: QueryCandidates) -> FloatArray:
+    """The columns of `OF_QUERY`: ln of the number of the query's words, and their mean idf."""
+    codes = candidates.tokens.terms.codes
+    words = max(len(codes), 1)
+    return np.array([np.log(words), snapshot.rarity(candidates.terms)[codes].sum() / words])
 
 
 def _agrees(snapshot: Snapshot, encoder: str) -> bool:
@@ -147,9 +153,16 @@ class ModelScorer:
         table = candidate_columns(snapshot, candidates, self.model.encoder)
         margins = self.model.score(table)
         order = best_first(candidates, margins)
-        selected = eligible(snapshot, candidates, self.model.encoder)
-        probabilities = self.model.probabilities(margins, profile_of(table[selected]))
-        return Scored(order[selected[order]], margins, probabilities)
+        order = order[eligible(snapshot, candidates, self.model.encoder)[order]]
+        profile = profile_of([margins[order[:LIST]]], table[0, -len(OF_QUERY) :])
+        return Scored(order, margins, self.model.probabilities(margins, profile))
+
+    def profile(
+        self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored
+    ) -> tuple[list[float], list[float]]:
+        """What `learning.profile_of` needs of this silo: its best margins, and the query's own columns."""
+        best = scored.scores[scored.order[:LIST]].tolist()
+        return best, query_columns(snapshot, candidates).tolist()
 
     def explain(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
