@@ -1,7 +1,7 @@
-"""Nodes and a broker as processes of their own on loopback, over mutual TLS, with a cheap encoder.
+"""Nodes and a broker as processes of their own on loopback, over mutual TLS.
 
-The encoder is a random BERT of one layer that all silos have, so that they rank by the hybrid as with a real
-one; without the extra `dense` it is each silo's latent space, and BM25 ranks.
+They rank by BM25 with shared statistics. With an encoder, a random BERT of one layer that all silos have,
+they rank by the hybrid as with a real one, once every document has its vector: minutes where there are many.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -101,12 +100,13 @@ def running(
     names: Sequence[str] = NAMES,
     gates: Mapping[str, int] | None = None,
     keys: Path | None = None,
+    dense: bool = False,
 ) -> Iterator[Silos]:
     """All parties, started. The broker asks a silo at its port in `gates`, if it has one; with `keys`, it
-    answers those who have one."""
-    encoder = _encoder(root)
+    answers those who have one; `dense` gives all silos an encoder."""
+    encoder = _encoder(root) if dense else '[encoder]\nkind = "none"\n'
     port = _written(root, documents, names, encoder, gates or {}, keys)
-    silos = Silos(root, port, {}, names, "hybrid" if encoder else "bm25")
+    silos = Silos(root, port, {}, names, "hybrid" if dense else "bm25")
     try:
         for name in (*names, "broker"):
             silos.start(name)
@@ -134,9 +134,7 @@ def _environment(root: Path) -> dict[str, str]:
 
 
 def _encoder(root: Path) -> str:
-    """Add a random encoder; its section of a node's settings, empty where encoders cannot run."""
-    if not all(map(find_spec, ("onnxruntime", "tokenizers", "safetensors"))):
-        return ""
+    """Add a random encoder, which needs the extra `dense`; its section of a node's settings."""
     import numpy as np
     from safetensors.numpy import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -1,7 +1,7 @@
 """A node beside bare tantivy, bm25s and PostgreSQL: indexing, and searches with snippets and features.
 
-    python -m benchmarks.node             40,000 documents
-    python -m benchmarks.node 200000      another number
+    python -m benchmarks.node             40,000 documents, then 200,000
+    python -m benchmarks.node 10000       another number
     python -m benchmarks.node million     the limits at a million documents
     python -m benchmarks.node growth      from ten thousand to a million: a table, and node-growth.png
     python -m benchmarks.node recall      its first hundred and first ten beside those of an exact index
@@ -38,7 +38,7 @@ from isthmus.service.stores import Draft, SqliteStore
 from isthmus.service.wire import Search
 from isthmus.tables import Documents, Queries, Run
 
-DOCUMENTS, WORDS, LENGTH = 40_000, 60_000, 65
+DOCUMENTS, MANY, WORDS, LENGTH = 40_000, 200_000, 60_000, 65
 QUERIES, DEPTH, SHOWN = 300, 100, 10
 INDEXING, SEARCHING = 1 / 2, 1 / 2.5
 """Goals: at most twice tantivy's time for indexing, two and a half times for a search."""
@@ -51,8 +51,13 @@ RECALL, SAME, APART = 0.999, 0.999, 1e-6
 """Of an exact index's first hundred; queries with the same first ten; and how far scores may be apart."""
 
 
-def main(count: int = DOCUMENTS) -> list[dict[str, Any]]:
-    """Every row of this benchmark."""
+def main(*counts: int) -> list[dict[str, Any]]:
+    """Every row of this benchmark, for each number of documents."""
+    return [row for count in counts or (DOCUMENTS, MANY) for row in beside_peers(count)]
+
+
+def beside_peers(count: int) -> list[dict[str, Any]]:
+    """The costs of a node of so many documents beside those of its peers."""
     ours, rows = _apart("ours", count), []
     goals = {"index": INDEXING, "search": SEARCHING}
     units = {"index": "s", "search": "ms"}
@@ -374,11 +379,11 @@ def _server(programs: Path) -> Iterator[str]:
 MEASURED = {"ours": ours, "tantivy": bare_tantivy, "bm25s": bm25s_in_memory, "PostgreSQL": postgres}
 
 if __name__ == "__main__":
-    what, *rest = sys.argv[1:] or [str(DOCUMENTS)]
+    what, *rest = sys.argv[1:] or [""]
     if what == "measure":
         print(json.dumps(MEASURED[rest[0]](int(rest[1]), Path(rest[2]))))
     elif what == "growth":
         growth()
     else:
-        for each in {"million": million, "recall": recall}.get(what, lambda: main(int(what)))():
+        for each in {"million": million, "recall": recall}.get(what, lambda: main(*map(int, what.split())))():
             print(each)

@@ -1,10 +1,13 @@
 """The whole service under load: nodes, a broker, and users who pause a second between searches.
 
 Four silos of 40,000 documents with twenty users, then fifty of 2,000 with four: each search asks every silo.
-Every node and the broker is a process of its own; broker and nodes speak over mutual TLS on loopback and rank
-by the hybrid of BM25 and a cheap encoder. Memory is compared between a tenth of the searches and the end.
-`python -m benchmarks.search_load 150 60` is a rehearsal of the first with fewer documents and searches,
-`python -m benchmarks.search_load 2000 500 50 4` the second alone: documents, searches, silos, users.
+Every node and the broker is a process of its own; broker and nodes speak over mutual TLS on loopback. Memory
+is compared between a tenth of the searches and the end.
+
+    python -m benchmarks.search_load                    both
+    python -m benchmarks.search_load 2000 1000 50 4     one: documents a silo, searches, silos, users
+    python -m benchmarks.search_load 150 60             a rehearsal of the first
+    python -m benchmarks.search_load --encoder 150 60   by the hybrid of BM25 and a random encoder
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from benchmarks._rows import limited
 from benchmarks._silos import NAMES, Silos, running
 from benchmarks.node import zipf_texts
 
-USERS, PAUSE = 20, 1.0
+USERS, PAUSE, ENCODER = 20, 1.0, "--encoder"
 LIMIT_MS, MANY_LIMIT_MS, LIMIT_GROWTH = 100.0, 250.0, 1.1
 MANY, MANY_USERS = 50, 4
 """Silos of the second trial, and its users: each of their searches is fifty."""
@@ -46,7 +49,11 @@ def _names(count: int) -> tuple[str, ...]:
 
 def trial(documents: int, searches: int, names: Sequence[str], users: int) -> list[dict[str, Any]]:
     """One federation under load; a RuntimeError if any search did not hear from every silo."""
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder), documents, names=names) as silos:
+    dense = ENCODER in sys.argv
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(Path(folder), documents, names=names, dense=dense) as silos,
+    ):
         times, failures, memory = asyncio.run(_load(silos, searches, users))
     marks = statistics.quantiles(times, n=100)
     what = f"{users} users over {len(names)} silos × {documents:,} documents"
@@ -71,7 +78,10 @@ async def _load(silos: Silos, searches: int, users: int) -> tuple[list[float], i
     times: list[float] = []
     failures, early, numbers = 0, 0.0, count()
     async with silos.client() as client:
+        began = time.perf_counter()
         await silos.up(client)
+        before = silos.processor()
+        print(f"· up after {time.perf_counter() - began:.0f} s", file=sys.stderr)
 
         async def user(number: int) -> None:
             nonlocal failures, early
@@ -85,6 +95,10 @@ async def _load(silos: Silos, searches: int, users: int) -> tuple[list[float], i
                 await asyncio.sleep(PAUSE)
 
         await asyncio.gather(*(user(number) for number in range(users)))
+        spent = {name: 1000 * (after - before[name]) / searches for name, after in silos.processor().items()}
+        each = statistics.mean(spent[name] for name in silos.names)
+        what = f"broker {spent['broker']:.1f}, each node {each:.1f}"
+        print(f"· ms of processor time a search: {what}", file=sys.stderr)
         return times, failures, silos.memory() / early
 
 
@@ -94,5 +108,5 @@ async def _heard(client: httpx.AsyncClient, query: str) -> bool:
 
 
 if __name__ == "__main__":
-    for row in main(*(int(word) for word in sys.argv[1:])):
+    for row in main(*(int(word) for word in sys.argv[1:] if word != ENCODER)):
         print(row)

@@ -190,14 +190,19 @@ def _cut(texts: Iterable[str]) -> tuple[list[str], IntArray, IntArray, int]:
     """The distinct words; the place of every word among them and its text, in order; the number of texts."""
     column = pc.utf8_lower(_plain(_column(list(texts))))
     bounds, data = _buffers(column)
-    in_word = np.frombuffer(data.tobytes().translate(_IS_WORD), dtype=bool)
+    in_word = _in_word(data)
     begins = in_word.copy()
     begins[1:] &= ~in_word[:-1]
     inner = bounds[:-1][np.diff(bounds) > 0]
     begins[inner] = in_word[inner]  # a text's first word does not continue the text before
     starts = np.flatnonzero(begins)
-    words = _strings(data[in_word], np.flatnonzero(begins[in_word])).dictionary_encode()
-    places = words.indices.to_numpy()
+    # words with what separates them from the next; then the distinct ones of these without it
+    runs = _strings(data, starts).dictionary_encode()
+    bare = _buffers(runs.dictionary)
+    in_word = _in_word(bare[1])
+    lengths = np.add.reduceat(in_word, bare[0][:-1], dtype=np.int64) if len(starts) else bare[0][:-1]
+    words = _strings(bare[1][in_word], np.cumsum(lengths) - lengths).dictionary_encode()
+    places = words.indices.to_numpy()[runs.indices.to_numpy()]
     texts_of_words = np.repeat(np.arange(len(column)), np.diff(np.searchsorted(starts, bounds)))
     has_cjk = pc.match_substring_regex(words.dictionary, CJK).to_numpy(zero_copy_only=False)
     spelled = words.dictionary.to_pylist()
@@ -211,6 +216,10 @@ def _cut(texts: Iterable[str]) -> tuple[list[str], IntArray, IntArray, int]:
     within = np.arange(repeated.sum()) - np.repeat(np.cumsum(repeated) - repeated, repeated)
     codes = flat.indices.to_numpy()[np.repeat(first, repeated) + within]
     return flat.dictionary.to_pylist(), codes, np.repeat(texts_of_words, repeated), len(column)
+
+
+def _in_word(octets: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    return np.frombuffer(octets.tobytes().translate(_IS_WORD), dtype=bool)
 
 
 def _segments(word: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Faults while people search: every answer comes in time and names them, and the silos come back."""
+"""Load and faults while people search: answers come in time and name the faults, and silos come back."""
 
 from __future__ import annotations
 
@@ -32,3 +32,14 @@ def test_killed_stopped_garbled_and_slow_silos(soak_count) -> None:
         "slow: called late",
     ):
         assert said in done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_every_search_hears_from_every_silo_by_the_hybrid(soak_count) -> None:
+    pytest.importorskip("onnxruntime")
+    numbers = [str(soak_count(100, 2_000)), str(soak_count(40, 500))]
+    command = [sys.executable, "-m", "benchmarks.search_load", "--encoder", *numbers]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1700)
+    assert done.returncode == 0, done.stderr
+    assert f"{numbers[1]} searches: 0 failures" in done.stderr

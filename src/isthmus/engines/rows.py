@@ -96,18 +96,15 @@ class RowsView:
 
     def word_counts(self, rows: IntArray, words: Sequence[str]) -> WordCounts:
         """How often documents have words."""
-        codes = self.codes(words)
-        document, place = self._entries(rows)
-        word, entry = np.divmod(
-            np.flatnonzero(self.terms[place] == codes[:, None].astype(np.int32)), max(len(place), 1)
-        )
-        entries = self.counts[place[entry]]
-        tables = np.zeros((3, len(rows), len(codes)), dtype=np.int32)
-        for table, name in zip(tables, ("title", "body", "lead"), strict=True):
-            table[document[entry], word] = entries[name]
-        title, body, lead = tables
-        documents = self.documents[rows]
-        return WordCounts(title, body, lead, documents["lengths"], documents["distinct"])
+        codes, (ends, place) = self.codes(words).astype(np.int32), self._places_of(rows)
+        hits = np.flatnonzero(self.terms.take(place) == codes[:, None])
+        word, entry = np.divmod(hits, max(len(place), 1))
+        packed = np.zeros((len(rows), len(codes)), dtype=np.int64)  # counts of a word are 8 bytes
+        document = np.searchsorted(ends, entry, side="right")
+        packed[document, word] = self.counts.view(np.int64).take(place[entry])
+        title, lead, body = (packed.view(COUNTS)[name].astype(np.int32) for name in COUNTS.names or ())
+        documents = self.documents
+        return WordCounts(title, body, lead, documents["lengths"][rows], documents["distinct"][rows])
 
     def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
         """The totals of words."""
@@ -116,13 +113,19 @@ class RowsView:
         known[:, codes >= 0] = self.totals[:, codes[codes >= 0]]
         return dict(zip(BY_FIELD, known, strict=True))
 
+    def _places_of(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Where the terms of each document end among those of all, and the place of every term."""
+        starts = self._starts("terms", rows)
+        sizes = self.documents["terms"][rows] - starts
+        ends = np.cumsum(sizes)
+        place = np.repeat(starts - ends + sizes, sizes)
+        place += np.arange(len(place))
+        return ends, place
+
     def _entries(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """For every term of documents, the position of its document among them, and of the term."""
-        starts, ends = self._starts("terms", rows), self.documents["terms"][rows]
-        sizes = ends - starts
-        first = np.cumsum(sizes) - sizes
-        place = np.arange(int(sizes.sum())) + np.repeat(starts - first, sizes)
-        return np.repeat(np.arange(len(rows)), sizes), place
+        ends, place = self._places_of(rows)
+        return np.repeat(np.arange(len(rows)), np.diff(ends, prepend=0)), place
 
     def counted(self, rows: IntArray) -> Counted:
         """All terms of documents but stop words."""

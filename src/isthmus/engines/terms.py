@@ -91,9 +91,7 @@ class TermBatch:
 
     def _bounds(self, mask: NDArray[np.bool_]) -> IntArray:
         """The offsets of the texts among some of the tokens."""
-        passed = np.concatenate(([0], np.cumsum(mask)))
-        bounds: IntArray = passed[self.tokens.offsets]
-        return bounds
+        return _passed(mask)[self.tokens.offsets]
 
     def lengths(self) -> IntArray:
         """Content terms of title and body, of shape (documents, 2)."""
@@ -102,19 +100,24 @@ class TermBatch:
 
     def entries(self, codes: IntArray) -> tuple[IntArray, IntArray, NDArray[np.void]]:
         """For a code of every token: the document of every entry, its code, and its counts, in this order."""
-        part = np.repeat(np.arange(len(self.tokens)), self.tokens.lengths)
-        document, part = np.divmod(part, _PARTS)
-        size = int(codes.max(initial=0)) + 1
-        keys = (document * size + codes) * 4 + part
-        keys.sort()
-        groups = keys >> 2
-        starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1])) if len(keys) else keys
+        width = int(codes.max(initial=0)).bit_length()
+        text = np.arange(len(self.tokens))
+        keys = np.repeat((text // _PARTS << (width + 2)) + text % _PARTS, self.tokens.lengths)
+        keys += codes << 2
+        keys.sort()  # by document, then code, then part
+        part = (keys & 3).astype(np.int8)
+        keys >>= 2
+        is_first = np.ones(len(keys), dtype=bool)
+        np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
+        starts = np.flatnonzero(is_first)
+        bounds, keys = np.append(starts, len(keys)), keys[starts]
+        title, lead = (np.diff(_passed(part == number)[bounds]) for number in (0, 1))
         counts = np.zeros(len(starts), dtype=COUNTS)
-        if len(starts):
-            part = keys & 3
-            title = np.add.reduceat(part == 0, starts, dtype=np.int64)
-            counts["title"] = np.minimum(title, 65_535)
-            counts["lead"] = np.add.reduceat(part == 1, starts, dtype=np.int64)
-            counts["body"] = np.diff(starts, append=len(keys)) - title
-        document, code = np.divmod(groups[starts], size)
-        return document, code, counts
+        counts["title"], counts["lead"] = np.minimum(title, 65_535), lead
+        counts["body"] = np.diff(bounds) - title
+        return keys >> width, keys & ((1 << width) - 1), counts
+
+
+def _passed(mask: NDArray[np.bool_]) -> IntArray:
+    """How many are true before every position, and in all."""
+    return np.concatenate(([0], np.cumsum(mask)))
