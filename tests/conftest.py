@@ -20,7 +20,7 @@ from hypothesis import settings
 SOAKING = os.environ.get("ISTHMUS_SOAK") == "1"
 
 # A busy machine is not a failure.
-settings.register_profile("isthmus", deadline=None, max_examples=500 if SOAKING else 100)
+settings.register_profile("isthmus", deadline=None, max_examples=500 if SOAKING else 50)
 settings.load_profile("isthmus")
 
 
@@ -88,9 +88,15 @@ def _service_logs():
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory):
-    """Nothing a test caches reaches the user's cache folder, in this process or in its children."""
+    """Nothing a test caches reaches the user's cache folder, in this process or in its children.
+
+    All workers have one: what one has collected, read or encoded the others need not.
+    """
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    cache.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ISTHMUS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("ISTHMUS_CACHE", str(cache))
         yield
 
 

@@ -27,7 +27,10 @@ def soak_count() -> Callable[[int, int], int]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing a test caches reaches the user's cache folder, in this process or in its children."""
+    """Nothing a test caches reaches the user's cache folder; all workers have one cache."""
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    cache.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ISTHMUS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("ISTHMUS_CACHE", str(cache))
         yield

@@ -25,7 +25,6 @@ from isthmus.private.counts import (
 )
 from isthmus.private.ledger import Ledger, fingerprint
 from isthmus.private.mechanisms import Mechanism, OneShot
-from isthmus.private.messages import Enquiry
 from isthmus.private.noise import NoiseKey
 from isthmus.private.reading import Lexicon
 from isthmus.private.sketch import HashFamily, width_for
@@ -119,12 +118,12 @@ class ReleasingSilos:
         charge = dict(zip(self.corpus.silos, (ledger.charge_all for ledger in self.ledgers), strict=True))
         return totals_in_memory(plan, silos, charge=charge, entropy=rng.bytes)
 
-    def desk(self, holder: int, kind: Mechanism, family: HashFamily) -> Desk:
-        """Where one silo's documents are asked for, released by a mechanism with noise of its own."""
+    def owner(self, holder: int, kind: Mechanism, family: HashFamily) -> Owner:
+        """One silo's documents, released by a mechanism with noise of its own."""
         rng = self.streams("noise", kind.name, holder, repr(kind.epsilon))
         covered, charge = self.covered(holder, rng)
         release = CountRelease("body", family, kind, NoiseKey.fresh(rng.bytes), charge)
-        return Desk(Owner.of(self.bodies[holder], covered, release))
+        return Owner.of(self.bodies[holder], covered, release)
 
     def lexicon(self, asker: int, family: HashFamily) -> Lexicon:
         """What an asker knows beforehand."""
@@ -140,11 +139,12 @@ class PublishedCounts:
         family = HashFamily(silos.streams("hashes").bytes(32), 1, silos.width)
         self.catalogues, self.sketches = [], []
         for holder in silos.silos:
-            desk, (first, *others) = silos.desk(holder, kind, family), silos.peers(holder)
-            self.catalogues.append(fetch_catalogue(in_memory(desk, first), "body"))
-            self.sketches.append(fetch_published(in_memory(desk, first), self.catalogues[-1], family))
+            owner, (first, *others) = silos.owner(holder, kind, family), silos.peers(holder)
+            carrier = in_memory(Desk(owner), first)
+            self.catalogues.append(fetch_catalogue(carrier, "body"))
+            self.sketches.append(fetch_published(carrier, self.catalogues[-1], family))
             for peer in others:  # they get the same bytes: charged, and not computed again
-                desk.serve(Enquiry("body", 0).encode(), peer)
+                owner.release.charge_all(owner.charges(owner.no_columns, peer))
         self.lexica = [silos.lexicon(asker, family) for asker in silos.silos]
         self.topics = [
             Topics.learned(lexicon, kind.law, silos.streams("topics", asker))

@@ -25,6 +25,7 @@ from isthmus.private import (
     AnsweredCells,
     Asker,
     Decoys,
+    Desk,
     Geometric,
     HashFamily,
     Mechanism,
@@ -165,7 +166,7 @@ def _per_query(world: UnchargedSilos, epsilon: float) -> Iterator[tuple[Mechanis
 def _answered(world: UnchargedSilos, kind: Mechanism) -> FloatArray:
     """Scores from what askers recover of the answers to their questions."""
     family = HashFamily(world.streams("hashes", kind.name).bytes(32), kind.rows, NARROW)
-    carriers = [in_memory(world.desk(holder, kind, family), "peer") for holder in world.silos]
+    carriers = [in_memory(Desk(world.owner(holder, kind, family)), "peer") for holder in world.silos]
     catalogues = [fetch_catalogue(carrier, "body") for carrier in carriers]
     lexica = [world.lexicon(asker, family) for asker in world.silos]
 
