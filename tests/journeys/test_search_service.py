@@ -21,6 +21,7 @@ from isthmus.errors import ServiceError
 from isthmus.service import certificates
 from isthmus.service.broker import Broker
 from isthmus.service.client import Client
+from isthmus.service.security import ApiKeys
 from isthmus.service.settings import read_broker
 from isthmus.service.wire import Search
 
@@ -236,11 +237,12 @@ def test_an_unknown_broker_is_told_so(federation):
 
 
 @contextmanager
-def page_of(browser, federation, **context):
-    """The page, signed in."""
+def page_of(browser, federation, *, key="", **context):
+    """The page, signed in: as the administrator, or with a key."""
     home = f"http://127.0.0.1:{federation.port}"
+    key = key or (federation.folder / "broker" / "admin.key").read_text().strip()
     with opened(browser, home, patience=PATIENCE, **context) as page:
-        page.get_by_label("API key").fill((federation.folder / "broker" / "admin.key").read_text().strip())
+        page.get_by_label("API key").fill(key)
         page.get_by_role("button", name="Sign in").click()
         page.get_by_label("Search all silos").wait_for()
         yield page
@@ -264,8 +266,8 @@ def test_a_person_searches_in_a_browser(federation, browser):
         page.keyboard.press("w")
         assert page.locator(".hit").first.locator("details").get_attribute("open") is not None
         assert "bm25" in page.locator(".hit").first.locator("table").inner_text()
-        hits.first.get_by_role("button", name="right").first.click()
-        page.get_by_text("kept by").first.wait_for()
+        hits.last.get_by_role("button", name="wrong").click()
+        hits.last.get_by_text("kept by").wait_for()
         page.keyboard.press("/")
         assert page.evaluate("document.activeElement.id") == "query"
 
@@ -281,11 +283,68 @@ def test_the_page_keeps_what_was_asked_in_its_address(federation, browser):
         assert not page.locator("label.pick", has_text="west").locator("input").is_checked()
 
 
-def test_an_honest_empty_answer(federation, browser):
+def test_before_anything_is_learned_there_is_no_probability_and_no_threshold(federation, browser):
     with page_of(browser, federation) as page:
+        page.get_by_text("No probabilities yet").wait_for()
+        assert page.get_by_label("Only hits that are likely right").is_disabled()
         page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=tidal+power&above=0.95")
-        page.get_by_text("without a probability: set the threshold to 0").wait_for()
-        assert page.locator(".hit").count() == 0
+        page.locator(".hit").first.wait_for()
+        assert page.get_by_label("Only hits that are likely right").is_disabled()
+        assert "isthmus judgements import" in page.locator("#no-probabilities").inner_text()
+        assert "above" not in page.url, "what nobody can change back is not asked for"
+        assert page.locator(".chance").count() == 0
+        page.get_by_role("link", name="let the silos learn").click()
+        page.get_by_role("button", name="Learn now").wait_for()
+
+
+def test_a_judgement_is_remembered_changed_and_taken_back(federation, browser):
+    def pressed(hit):
+        return [
+            hit.get_by_role("button", name=word).get_attribute("aria-pressed") for word in ("right", "wrong")
+        ]
+
+    with page_of(browser, federation) as page:
+        hit = searched(page, "power of tides").first
+        hit.get_by_role("button", name="right").click()
+        hit.get_by_text("kept by").wait_for()
+        page.reload()
+        hit.get_by_text("kept by").wait_for()
+        assert pressed(hit) == ["true", "false"]
+        hit.get_by_role("button", name="wrong").focus()
+        page.keyboard.press("Enter")
+        hit.locator('[data-relevant="false"][aria-pressed="true"]').wait_for()
+        page.goto(f"http://127.0.0.1:{federation.port}/#/silos")
+        page.locator(".card").first.wait_for()
+        page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=power+of+tides")
+        hit.get_by_text("kept by").wait_for()
+        assert pressed(hit) == ["false", "true"]
+        hit.get_by_role("button", name="wrong").click()
+        hit.get_by_text("taken back").wait_for()
+        page.reload()
+        page.locator(".hit").first.wait_for()
+        with page.expect_response("**/v1/judged"):
+            page.reload()
+        assert pressed(hit) == ["false", "false"]
+
+
+def test_another_person_sees_their_own_judgements(federation, browser):
+    keys = str(federation.folder / "broker" / "api-keys.json")
+    with page_of(browser, federation) as page:
+        hit = searched(page, "power as a tide").first
+        hit.get_by_role("button", name="right").click()
+        hit.get_by_text("kept by").wait_for()
+    token = ApiKeys(keys).add("ada", scopes=["search", "feedback"])
+    with page_of(browser, federation, key=token) as page:
+        with page.expect_response("**/v1/judged"):
+            hit = searched(page, "power as a tide").first
+        assert hit.locator('[aria-pressed="true"]').count() == 0
+        page.goto(f"http://127.0.0.1:{federation.port}/#/training")
+        page.get_by_role("heading", name="Learning").wait_for()
+        assert page.get_by_role("button", name="Learn now").count() == 0, "that is for administrators"
+    token = ApiKeys(keys).add("reader", scopes=["search"])
+    with page_of(browser, federation, key=token) as page:
+        searched(page, "power as a tide")
+        assert page.get_by_role("button", name="right").count() == 0, "this key may not judge"
 
 
 def test_documents_cannot_become_markup(federation, browser):
@@ -308,7 +367,7 @@ def test_every_view_at_every_size(federation, browser, tmp_path, scheme, width):
         for view, sign in (
             ("Search", ".hit"),
             ("Silos", ".card"),
-            ("Training", ".notice"),
+            ("Training", ".card"),
             ("Calibration", "h1"),
         ):
             if view != "Search":

@@ -26,9 +26,14 @@ async function ask(method, path, body, signal) {
 }
 
 export const search = (asked, signal) => ask("POST", "/search", asked, signal);
-export const judge = (said) => ask("POST", "/feedback", said);
+export const judge = (verdict) => ask("POST", "/feedback", verdict);
+export const judged = (hits, signal) => ask("POST", "/judged", hits, signal);
 export const silos = (signal) => ask("GET", "/silos", null, signal);
 export const training = (signal) => ask("GET", "/training", null, signal);
+const UNLEARNED = { state: "idle", problem: "", current: "", versions: [], silos: {} };
+export const learning = (signal) => ask("GET", "/learning", null, signal).catch((error) => { if (error.status === 404) return UNLEARNED; throw error; });
+export const learn = () => ask("POST", "/learning", { mode: "masked" });
+export const rollback = (version) => ask("POST", "/learning/rollback", { version });
 export const calibration = (signal) => ask("GET", "/calibration", null, signal);
 export const me = () => ask("GET", "/me");
 export const enter = (key) => ask("POST", "/session", { key });

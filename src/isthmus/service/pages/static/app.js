@@ -11,6 +11,7 @@ const VIEWS = { search, silos, training, calibration };
 const TITLES = { search: "Search", silos: "Silos", training: "Training", calibration: "Calibration" };
 const place = document.getElementById("view");
 let leaving = new AbortController();
+let who = { name: "anonymous", scopes: [] };
 
 /** "#/search?q=tides" → ["search", URLSearchParams]. */
 function address() {
@@ -27,7 +28,7 @@ async function route() {
     if (link.hash === `#/${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  await VIEWS[name].open(place, { parameters, signal: leaving.signal, failed });
+  await VIEWS[name].open(place, { parameters, signal: leaving.signal, failed, may: (scope) => who.scopes.includes(scope) || who.scopes.includes("admin") });
 }
 
 /** What went wrong, in the place where the answer would be; a missing key asks for one. */
@@ -113,7 +114,7 @@ async function useKey() {
 async function begin() {
   try {
     await useKey();
-    const who = await api.me();
+    who = await api.me();
     document.getElementById("leave").hidden = who.name === "anonymous";
     warn(who.expires);
     await route();

@@ -1,6 +1,6 @@
 // Small SVG charts: lines over rounds, a map of many silos, reliability diagrams.
 
-import { decimal, draw, percent } from "./dom.js";
+import { decimal, draw, percent, signed } from "./dom.js";
 
 /** A phone gets a narrower drawing, not a smaller one: its letters stay readable. */
 const WIDE = Math.max(300, Math.min(640, document.documentElement.clientWidth - 80));
@@ -45,6 +45,27 @@ export function lines(series, { x, y, zero = false }) {
     chart.append(draw("path", { class: `line ${className}`, d: steps }, draw("title", {}, name)),
       draw("circle", { class: `dot ${className}`, cx: px(a), cy: py(b), r: 4 }, draw("title", {}, `${name}: ${decimal(b, 4)}`)));
   }
+  return chart;
+}
+
+/** Differences with their intervals, a row each, and a line at zero: [{name, mean, low, high, className}]. */
+export function intervals(rows, label) {
+  const high = 26, left = 76, height = TOP + rows.length * high + BOTTOM;
+  const low = Math.min(0, ...rows.map((row) => row.low)), most = Math.max(0, ...rows.map((row) => row.high));
+  const room = (most - low || 0.01) * 0.06;
+  const px = (value) => left + ((value - low + room) / (most - low + 2 * room || 1)) * (WIDE - left - RIGHT);
+  const chart = frame(label, WIDE, height);
+  for (const at of ticks(low, most)) {
+    chart.append(draw("line", { class: at === 0 ? "ideal" : "grid", x1: px(at), x2: px(at), y1: TOP, y2: height - BOTTOM }),
+      draw("text", { class: "tick", x: px(at), y: height - BOTTOM + 18, "text-anchor": "middle" }, String(at)));
+  }
+  rows.forEach((row, at) => {
+    const y = TOP + at * high + high / 2;
+    chart.append(draw("text", { class: "tick", x: left - 8, y: y + 4, "text-anchor": "end" }, row.name),
+      draw("line", { class: `whisker ${row.className}`, x1: px(row.low), x2: px(row.high), y1: y, y2: y }),
+      draw("circle", { class: `dot ${row.className}`, cx: px(row.mean), cy: y, r: 4 },
+        draw("title", {}, `${row.name}: ${signed(row.mean, 3)} (${signed(row.low, 3)} to ${signed(row.high, 3)})`)));
+  });
   return chart;
 }
 

@@ -56,6 +56,12 @@ export function decimal(number, digits = 2) {
   return number.toFixed(digits).replace("-", "−");
 }
 
+/** A difference, with its sign. */
+export function signed(number, digits = 3) {
+  if (number === null || number === undefined) return "–";
+  return `${number > 0 ? "+" : ""}${number.toFixed(digits).replace("-", "−")}`;
+}
+
 /** A time that something took: "under 1 ms", "12 ms", "1.2 s". */
 export function took(milliseconds) {
   if (milliseconds < 1) return "under 1 ms";

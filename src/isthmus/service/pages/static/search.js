@@ -10,9 +10,9 @@ const SCORERS = { bm25: "BM25", hybrid: "BM25 and encoder in equal shares", lear
 const PAUSE = 250; // milliseconds between two questions of one person
 let places = null; // the elements of the view that is open
 
-export async function open(view, { parameters, signal, failed }) {
+export async function open(view, { parameters, signal, failed, may }) {
   const state = {
-    query: parameters.get("q") ?? "", above: Number(parameters.get("above") ?? 0), failed,
+    query: parameters.get("q") ?? "", above: Number(parameters.get("above") ?? 0), failed, may,
     without: new Set(parameters.getAll("without")), names: [], asking: null,
   };
   places = build(state);
@@ -32,19 +32,36 @@ function build(state) {
     role: "search", class: "ask",
     onsubmit: (event) => { event.preventDefault(); state.query = query.value.trim(); keep(state); if (state.query) run(state); },
   }, query, make("button", { class: "main" }, "Search"));
-  const told = make("output", { class: "above", for: "above" }, words(state.above));
+  const label = make("output", { class: "above", for: "above" }, words(state.above));
   const slider = make("input", {
-    id: "above", type: "range", min: "0", max: "95", step: "5", value: String(Math.round(state.above * 100)),
-    oninput: () => { state.above = Number(slider.value) / 100; told.textContent = words(state.above); },
+    id: "above", type: "range", min: "0", max: "95", step: "5", value: String(Math.round(state.above * 100)), "aria-describedby": "no-probabilities", disabled: true,
+    oninput: () => { state.above = Number(slider.value) / 100; label.textContent = words(state.above); },
     onchange: () => { keep(state); if (state.query) run(state); },
   });
+  const reason = make("p", { class: "hint", id: "no-probabilities", role: "status" });
   const filters = make("div", { class: "filters" },
-    make("div", { class: "threshold" }, make("label", { for: "above" }, "Only hits that are likely right"), slider, told),
-    make("fieldset", { class: "silos", id: "silo-filter" }, make("legend", { class: "unseen" }, "Silos to ask")));
+    make("div", { class: "threshold" }, make("label", { for: "above" }, "Only hits that are likely right"), slider, label),
+    make("fieldset", { class: "silos", id: "silo-filter" }, make("legend", { class: "unseen" }, "Silos to ask")), reason);
   const status = make("div", { class: "status", role: "status", "aria-live": "polite" });
   const hits = make("ol", { class: "hits", "aria-label": "Hits, best first" });
   const root = make("div", { class: "search" }, make("h1", { class: "unseen" }, "Search"), form, filters, status, hits);
-  return { root, query, status, hits, filter: filters.querySelector("fieldset") };
+  return { root, query, status, hits, slider, label, reason, filter: filters.querySelector("fieldset") };
+}
+
+/** A threshold needs probabilities: without any its control is off, and says what to do. */
+function allowThreshold(state, probable) {
+  const { slider, label, reason } = places;
+  slider.disabled = !probable;
+  if (!probable && state.above) {
+    state.above = 0;
+    keep(state);
+  }
+  slider.value = String(Math.round(state.above * 100));
+  label.textContent = probable ? words(state.above) : "off";
+  show(reason, probable ? null : [
+    "No probabilities yet: the silos have not learned from judgements. Say right or wrong to hits, or import judgements (",
+    make("code", {}, "isthmus judgements import"), "); then ",
+    state.may("admin") ? [make("a", { href: "#/training" }, "let the silos learn"), "."] : "an administrator lets the silos learn."].flat());
 }
 
 const words = (above) => (above ? `${percent(above)} or more` : "all");
@@ -52,10 +69,12 @@ const words = (above) => (above ? `${percent(above)} or more` : "all");
 /** Who can be asked, before anything is. */
 async function introduce(state, signal) {
   try {
-    const told = await api.silos(signal);
-    state.names = told.silos.map((silo) => silo.silo);
+    const [{ silos }, learning] = await Promise.all([api.silos(signal), api.learning(signal)]);
+    state.names = silos.map((silo) => silo.silo);
+    state.learned = Boolean(learning.current) && learning.current !== "none";
+    if (state.learned || !state.query) allowThreshold(state, state.learned);
     rememberSilos(state.names);
-    const documents = told.silos.reduce((sum, silo) => sum + (silo.ready?.documents ?? 0), 0);
+    const documents = silos.reduce((sum, silo) => sum + (silo.ready?.documents ?? 0), 0);
     if (!state.query) show(places.status, make("p", {}, `${several(documents, "document")} in ${several(state.names.length, "silo")}.`));
     show(places.filter, places.filter.querySelector("legend"), state.names.map((name) => toggle(name, state)));
   } catch (error) {
@@ -109,8 +128,14 @@ async function ask(state) {
   try {
     const answer = await api.search(asked, asking.signal);
     rememberSilos(answer.silos.map((silo) => silo.silo));
-    show(places.status, summary(answer, state), answer.hits.length ? null : nothing(answer));
-    show(places.hits, answer.hits.map((hit) => item(hit, asked.query)));
+    const probable = answer.hits.some((hit) => hit.probability !== null) || answer.below > answer.without_probability;
+    if (answer.hits.length + answer.below || places.slider.disabled) allowThreshold(state, probable || state.learned);
+    if (asked.threshold && !state.above) return (state.running = ask(state)); // nothing could pass it
+    const verdicts = new Map();
+    show(places.status, summary(answer), answer.unlike ? unlike() : null, answer.hits.length ? null : nothing(answer));
+    show(places.hits, answer.hits.map((hit) => item(hit, asked.query, probable, state.may("feedback") ? verdicts : null)));
+    places.root.classList.remove("busy");
+    await remember(asked.query, verdicts, asking.signal);
   } catch (error) {
     if (error.name === "AbortError") return; // another question has taken its place
     show(places.hits);
@@ -123,9 +148,24 @@ async function ask(state) {
   }
 }
 
+/** What this person judged of the hits before, on each of them. */
+async function remember(query, verdicts, signal) {
+  if (!verdicts.size) return;
+  const hits = [...verdicts.keys()];
+  try {
+    const { relevant } = await api.judged({ query, hits: hits.map(({ silo, token }) => ({ silo, token })) }, signal);
+    hits.forEach((hit, at) => verdicts.get(hit)(relevant[at]));
+  } catch (error) {
+    if (error.name === "AbortError") throw error; // otherwise the hits stand without
+  }
+}
+
+const unlike = () => make("p", { class: "notice" },
+  "No judged query is like this one: how likely its hits are is little known, and stands near the share of all hits that were right.");
+
 function summary(answer) {
   const answered = answer.silos.filter((silo) => silo.status === "answered");
-  const others = answer.silos.filter((silo) => silo.status !== "answered");
+  const others = answer.silos.filter((silo) => silo.status !== "answered" || silo.detail);
   const searched = answered.reduce((sum, silo) => sum + (silo.documents ?? 0), 0);
   const unlikely = answer.below - answer.without_probability;
   const left = (unlikely ? `, ${several(unlikely, "hit")} below ${percent(answer.threshold)} left out` : "")
@@ -148,21 +188,23 @@ function nothing(answer) {
   return make("p", { class: "notice" }, message);
 }
 
-function item(hit, query) {
+function item(hit, query, probable, verdicts) {
   const known = hit.probability !== null && hit.probability !== undefined;
-  const bar = known
+  const bar = !probable ? null : known
     ? make("div", { class: "chance", role: "img", "aria-label": `${percent(hit.probability)} likely to be right` },
       make("span", { class: "number" }, percent(hit.probability)),
       make("span", { class: "track" }, make("span", { class: "fill", width: `${hit.probability * 100}%` })))
     : make("div", { class: "chance none" }, "no probability");
+  const judging = hit.token && verdicts ? verdict(hit, query) : null;
+  if (judging) verdicts.set(hit, judging.tell);
   const why = hit.explanation?.length ? make("details", { class: "why" }, make("summary", {}, "Why this result?"), reasons(hit)) : null;
-  return make("li", { class: "hit", tabindex: "-1" }, bar,
+  return make("li", { class: probable ? "hit" : "hit plain", tabindex: "-1" }, bar,
     make("div", { class: "found" },
       make("h2", {}, hit.title || hit.document),
       make("p", { class: "where" }, chip(hit.silo), make("code", {}, hit.document)),
       hit.snippet ? make("p", { class: "snippet" }, marked(hit.snippet, query))
         : make("p", { class: "snippet none" }, "This silo shows no text."),
-      make("div", { class: "acts" }, why, hit.token ? verdict(hit, query) : null)));
+      make("div", { class: "acts" }, why, judging?.element)));
 }
 
 /** The snippet with the words of the query marked; a word's beginning is enough, as the index stems. */
@@ -200,23 +242,32 @@ function pull(value, most) {
     make("span", { class: "number" }, `${value < 0 ? "" : "+"}${odds(value)}`));
 }
 
+/** Right or wrong, as this person has it; pressed again it is taken back. `tell` shows what was judged before. */
 function verdict(hit, query) {
-  const told = make("span", { class: "hint", role: "status" });
+  const status = make("span", { class: "hint", role: "status" });
+  let current = null, touched = false;
+  const tell = (relevant) => {
+    current = relevant ?? null;
+    for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.relevant === String(current)));
+    status.textContent = current === null ? "" : `kept by ${hit.silo} alone`;
+  };
   const say = (relevant) => async () => {
+    const wanted = relevant === current ? null : relevant;
+    touched = true;
     try {
-      await api.judge({ query, silo: hit.silo, token: hit.token, relevant });
-      for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.relevant === String(relevant)));
-      told.textContent = `kept by ${hit.silo} alone`;
+      await api.judge({ query, silo: hit.silo, token: hit.token, relevant: wanted });
+      tell(wanted);
+      if (wanted === null) status.textContent = "taken back";
     } catch (error) {
-      told.textContent = error.message;
+      status.textContent = error.message;
     }
   };
   const button = (relevant, text) => make("button", {
     type: "button", class: "quiet small", "data-relevant": String(relevant), "aria-pressed": "false",
-    "aria-label": `${text}: ${hit.title || hit.document}`, onclick: say(relevant),
+    "aria-label": `${text}: ${hit.title || hit.document}`, title: `${text}; once more takes it back`, onclick: say(relevant),
   }, text);
   const buttons = [button(true, "right"), button(false, "wrong")];
-  return make("span", { class: "verdict" }, buttons, told);
+  return { element: make("span", { class: "verdict" }, buttons, status), tell: (relevant) => { if (!touched) tell(relevant); } };
 }
 
 /** j and k walk through the hits, w opens the reasons. */

@@ -1,36 +1,150 @@
-// A training run as it goes: the curve, what every silo's update was worth, and which were refused.
+// Learning runs, live: what was tried, what it gained and whom it hurt, and which version is used; then rounds of `isthmus train`.
 
 import * as api from "./api.js";
-import { chip, count, decimal, hue, make, rememberSilos, several, show, table } from "./dom.js";
-import { heat, lines } from "./charts.js";
+import { chip, count, decimal, hue, make, moment, percent, rememberSilos, several, show, signed, table } from "./dom.js";
+import { heat, intervals, lines } from "./charts.js";
 import { pause } from "./silos.js";
 
 const EVERY = 2000;
+const MODELS = {
+  baseline: "BM25 and encoder in equal shares, or BM25 alone", weight: "one weight between BM25 and encoder", stack: "a stack over retrievers",
+  linear: "a linear model of all features", mlp: "a neural network of all features",
+};
+const MODES = { masked: "masked sums: the broker sees totals only", fedrisk: "FedRisk: every silo's small report is seen" };
 
-export async function open(view, { signal, failed }) {
-  const body = make("div", { class: "page" });
-  show(view, body);
-  let seen = null;
+export async function open(view, { signal, failed, may }) {
+  const parts = { state: make("div"), versions: make("div"), rounds: make("div") };
+  const problem = make("div", { role: "status" });
+  show(view, make("div", { class: "page" }, make("h1", {}, "Training"), problem, parts.state, parts.versions, parts.rounds));
+  const marks = {};
+  /** Draw a part anew where what it shows has changed; details stay open, and the focus where it was. */
+  const draw = (name, value, picture) => {
+    const mark = JSON.stringify(value);
+    if (marks[name] === mark) return;
+    marks[name] = mark;
+    const place = parts[name], opened = new Map([...place.querySelectorAll("details")].map((each) => [each.dataset.version, each.open]));
+    const focus = place.contains(document.activeElement) ? document.activeElement.dataset.act : null;
+    show(place, picture(value));
+    for (const each of place.querySelectorAll("details")) if (opened.has(each.dataset.version)) each.open = opened.get(each.dataset.version);
+    if (focus) place.querySelector(`[data-act="${focus}"]`)?.focus();
+  };
+  const act = (work) => async () => {
+    try {
+      drawLearning(await work());
+      show(problem);
+    } catch (error) {
+      failed(error, problem);
+    }
+  };
+  const drawLearning = (learning) => {
+    draw("state", { ...learning, versions: learning.versions.length }, () => progress(learning, may("admin"), act));
+    draw("versions", [learning.versions, learning.state === "running"], () => versions(learning, may("admin"), act));
+  };
   while (!signal.aborted) {
     try {
-      const run = await api.training(signal);
-      const mark = `${run.run} ${run.rounds.length} ${run.finished}`;
-      if (mark !== seen) show(body, picture(run));
-      seen = mark;
+      const [learning, run] = await Promise.all([api.learning(signal), api.training(signal)]);
+      drawLearning(learning);
+      draw("rounds", run, rounds);
     } catch (error) {
-      failed(error, body);
-      seen = null;
+      failed(error, problem);
     }
     await pause(EVERY, signal);
   }
 }
 
-function picture(run) {
-  const head = make("h1", {}, "Training");
-  if (!run.rounds.length) {
-    return [head, make("p", { class: "notice" }, run.run
-      ? `${run.run} has not finished a round yet.` : "No training run is known to this broker: name its folder as `training` in broker.toml.")];
+/** What goes on now, and the button that begins a run. */
+function progress(learning, admin, act) {
+  const running = learning.state === "running";
+  const silos = Object.entries(learning.silos).filter(([, version]) => learning.current && version !== (learning.current === "none" ? "" : learning.current));
+  const about = running
+    ? `Learning since ${moment(learning.started)}${learning.stage ? `: ${learning.stage}` : ""}.`
+    : !learning.versions.length
+      ? "The silos have not learned yet. They learn from judgements: say right or wrong to hits, or import judgements with isthmus judgements import."
+      : learning.current && learning.current !== "none" ? `Searches use version ${learning.current}.` : "Searches use nothing that was learned.";
+  return make("section", { class: "card", "aria-label": "Learning" },
+    make("h2", {}, "Learning", admin ? make("button", {
+      type: "button", class: "main", "data-act": "learn", disabled: running, onclick: act(api.learn),
+    }, running ? "Learning …" : "Learn now") : null),
+    make("p", { role: "status" }, about),
+    running ? make("p", { class: "hint" }, MODES[learning.mode] ?? learning.mode, learning.of ? `; ${learning.done} of ${learning.of} steps` : learning.done ? `; ${several(learning.done, "step")} done` : "", ".") : null,
+    running && learning.of ? make("span", { class: "track" }, make("span", { class: "fill", width: `${(100 * learning.done) / learning.of}%` })) : null,
+    !running && learning.problem ? make("p", { class: "warn" }, `The last run came to nothing: ${learning.problem}`) : null,
+    learning.every ? make("p", { class: "hint" }, `Runs by itself every ${learning.every}${learning.next ? `, next ${moment(learning.next)}` : ""}.`) : null,
+    silos.map(([silo, version]) => make("p", { class: "warn" }, chip(silo), version
+      ? ` still searches with version ${version}; the broker brings it the current one.`
+      : " has not the current model; its hits are merged by the baseline's probabilities until the broker has brought it.")));
+}
+
+function versions(learning, admin, act) {
+  rememberSilos(learning.versions.flatMap((version) => version.record?.silos ?? []));
+  return learning.versions.map((version, at) => make("section", { class: "card", "aria-label": `Version ${version.version}` },
+    make("h2", {}, make("span", {}, `Version ${version.version}`, version.current ? make("span", { class: "chip accent" }, "in use") : null),
+      admin && version.usable && !version.current ? make("button", {
+        type: "button", "data-act": `use ${version.version}`, disabled: learning.state === "running", onclick: act(() => api.rollback(version.version)),
+      }, "Use this one") : null),
+    make("p", {}, verdict(version)),
+    make("p", { class: "hint" }, `${moment(version.learned)}${version.by ? `, by ${version.by}` : ""}; ${MODES[version.mode] ?? version.mode}.`),
+    version.record ? make("details", { "data-version": version.version, open: at === 0 || version.current }, make("summary", {}, "What was tried and measured"), record(version.record)) : null));
+}
+
+/** Adopted or not, and why, in a sentence. */
+function verdict(version) {
+  const { record } = version;
+  if (version.problem || !record?.kind) return version.problem || "Nothing came of it.";
+  const gain = record.models[record.kind]?.difference;
+  if (record.adopted) {
+    return `Adopted: ${MODELS[record.kind] ?? record.kind}, nDCG@10 ${signed(gain?.mean)} over the baseline (${signed(gain?.low)} to ${signed(gain?.high)}); `
+      + `${several(gain?.helped ?? 0, "query", "queries")} helped, ${count(gain?.hurt ?? 0)} hurt.`;
   }
+  const needed = record.queries_needed ? ` About ${several(record.queries_needed, "judged query", "judged queries")} might change that.` : "";
+  return `Not adopted: learning gained nothing yet (${record.why}). The baseline stays, with probabilities.${needed}`;
+}
+
+function record(record) {
+  const names = Object.keys(record.models ?? {});
+  return make("div", {}, record.models ? [
+    make("p", { class: "hint" }, `${several(record.queries, "judged query", "judged queries")} with ${several(record.relevant, "relevant document")} in ${several(record.silos.length, "silo")}, `
+      + `${record.folds} folds; ${several(record.rows, "row")}, ${several(record.questions, "question")} to each silo, ${decimal(record.seconds, 1)} s.`),
+    table("Models tried, cross-validated", ["model", "parameters", "nDCG@10", "to the baseline", "helped", "hurt", "lost over 0.2 (bound)"], names.map((name) => {
+      const { parameters, difference, "nDCG@10": ndcg } = record.models[name];
+      const mark = name === record.kind ? `${name} ✓` : name;
+      return [make("span", { title: MODELS[name] }, mark), count(parameters), decimal(ndcg, 3),
+        difference ? `${signed(difference.mean)} (${signed(difference.low)} to ${signed(difference.high)})` : "–",
+        difference ? count(difference.helped) : "–", difference ? count(difference.hurt) : "–",
+        difference ? `${count(difference.lost_much)} (${percent(difference.lost_much_high)})` : "–"];
+    })),
+    gains(record, names), honesty(record.calibration ?? {})] : null,
+  bySiloTable(record));
+}
+
+function gains(record, names) {
+  const rows = names.filter((name) => Number.isFinite(record.models[name].difference?.low)).map((name) => ({
+    name, className: name === record.kind ? "accent" : "hue-7", ...record.models[name].difference,
+  }));
+  return rows.length ? intervals(rows, "Difference of nDCG@10 to the baseline with its 95 % interval") : null;
+}
+
+/** Whether probabilities are meant: on queries that the calibration has not seen. */
+function honesty(calibration) {
+  const words = { before: "by scores alone", after: "with the query's profile" };
+  const rows = Object.entries(calibration).map(([name, each]) => [words[name] ?? name, decimal(each.ece, 3), `${decimal(each.floor, 3)}, 95 % below ${decimal(each.floor_high, 3)}`, count(each.hits), percent(each.base_rate)]);
+  return rows.length ? table("Calibration of hits shown", ["probabilities", "off by (ECE)", "a perfect model", "hits", "right among them"], rows) : null;
+}
+
+/** What silos counted for, where the mode weighs them; and those that took no part. */
+function bySiloTable(record) {
+  const weights = record.weights ?? {}, risks = record.risks ?? {}, refused = record.left_out ?? {};
+  const names = [...new Set([...Object.keys(weights), ...Object.keys(risks)])].sort();
+  const rows = names.map((name) => [chip(name), decimal(weights[name], 3), decimal(risks[name], 3)]);
+  return [rows.length ? table("Silos", ["silo", "weight", "risk"], rows) : null,
+    Object.entries(refused).map(([silo, why]) => make("p", { class: "warn" }, chip(silo), ` took no part: ${why}`))];
+}
+
+/** Rounds of `isthmus train`, where the broker knows of a run. */
+function rounds(run) {
+  if (!run.run) return null;
+  const head = make("h2", { class: "apart" }, "Rounds of isthmus train");
+  if (!run.rounds.length) return [head, make("p", { class: "notice" }, `${run.run} has not finished a round yet.`)];
   const last = run.rounds.at(-1);
   const silos = [...new Set(run.rounds.flatMap((round) => round.asked))].sort();
   const names = [...new Set([...silos, ...run.rounds.flatMap((round) => Object.keys(round.weights))])];
