@@ -15,7 +15,7 @@ from isthmus.service.breaker import Breaker
 from isthmus.service.broker import Broker, merge_hits
 from isthmus.service.certificates import Authority
 from isthmus.service.security import PEER, ApiKeys
-from isthmus.service.settings import BreakerSettings, BrokerSettings, RequestLimits, SiloAddress
+from isthmus.service.settings import BreakerSettings, BrokerSettings, PageText, RequestLimits, SiloAddress
 from silo_stand_in import Loop, StandIn, answer, hit
 
 NAMES = ("east", "north", "west")
@@ -43,6 +43,7 @@ class Site:
         self.token = self.api_keys.add("ada", scopes=["search", "feedback", "metrics"])
         ports = {name: server.port for name, server in self.servers.items()}
         self.settings = BrokerSettings(
+            page=PageText("Right is what floats.", ("tidal power",)),
             folder=folder,
             tls=certificates.files(keys / "broker"),
             keys=folder / "api-keys.json",
@@ -313,7 +314,9 @@ class TestViews:
     def test_silos(self, site):
         site.silos["north"].behave = (403, b"application/problem+json", b"{}")
         site.broker._views.clear()
-        told = {each["silo"]: each for each in site.http.get("/v1/silos").json()["silos"]}
+        view = site.http.get("/v1/silos").json()
+        assert (view["about"], view["queries"]) == ("Right is what floats.", ["tidal power"])
+        told = {each["silo"]: each for each in view["silos"]}
         assert told["east"]["ready"]["documents"] == 100
         assert told["east"]["release"]["silo"] == "east"
         assert told["north"]["status"] == "refused"

@@ -83,6 +83,11 @@ def to_toml(config: Any) -> str:
     return "\n".join(_lines(to_mapping(config), ())) + "\n"
 
 
+def toml_value(value: Any) -> str:
+    """One value as TOML, to stand after `key = `; of a dataclass what differs from its defaults."""
+    return _value(_plain(_changed(value)))
+
+
 def settings_repr(thing: object) -> str:
     """`Name(setting=value, …)` as scikit-learn prints an estimator: what differs from its default.
 
@@ -352,6 +357,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, PathLike):
         return str(value)
     return NONE if value is None else value
+
+
+def _changed(value: Any) -> Any:
+    """Dataclasses as tables of what differs from their defaults."""
+    if isinstance(value, (list, tuple)):
+        return [_changed(item) for item in value]
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    values = {each.name: (getattr(value, each.name), each.default) for each in fields(value)}
+    return {name: _changed(item) for name, (item, default) in values.items() if item != default}
 
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:

@@ -408,7 +408,14 @@ class Broker:
     async def view_silos(self) -> wire.SiloList:
         """Every silo's health and what it has released."""
         views = await asyncio.gather(*(self._view(silo) for silo in self.silos.values()))
-        return wire.SiloList(silos=views, statistics=self.exchange.version, encoder=self.encoder)
+        page = self.settings.page
+        return wire.SiloList(
+            silos=views,
+            statistics=self.exchange.version,
+            encoder=self.encoder,
+            about=page.about,
+            queries=list(page.queries),
+        )
 
     async def _view(self, silo: SiloClient) -> wire.SiloState:
         problem = self.exchange.problems.get(silo.name, "")

@@ -13,22 +13,35 @@ my-federation/
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from isthmus.config import toml_value
 from isthmus.errors import ConfigError
 from isthmus.files import write_private
 from isthmus.service.certificates import DAYS, LOOPBACK, TRAINING, Authority, check_name
 from isthmus.service.security import SCOPES, ApiKeys
+from isthmus.service.settings import PageText, Source
 from isthmus.service.templates import template
 
+EXAMPLES = (Source("folder", Path("documents")),)
+"""Where a silo has its documents from that is told nothing else: an example lies there."""
+NO_TEXT = PageText()
 BROKER, API_KEYS, ADMIN_KEY = "broker", "api-keys.json", "admin.key"
 
 
-def create_federation(folder: Path, silos: Sequence[str], *, port: int = 8100) -> list[Path]:
+def create_federation(
+    folder: Path,
+    silos: Sequence[str],
+    *,
+    port: int = 8100,
+    sources: Mapping[str, Sequence[Source]] | None = None,
+    page: PageText = NO_TEXT,
+) -> list[Path]:
     """Write a federation's folder and return what a reader should open first.
 
-    A folder that holds anything is refused. Silos listen at the ports after the broker's.
+    A folder that holds anything is refused. Silos listen at the ports after the broker's. `sources` are those
+    of a silo by its name, with paths meant from the silo's folder; others have a folder with an example.
     """
     names = [check_name(name) for name in silos]
     if len({name.lower() for name in names} | {BROKER, "authority"}) != len(names) + 2:
@@ -50,14 +63,23 @@ def create_federation(folder: Path, silos: Sequence[str], *, port: int = 8100) -
     hash_key = secrets.token_urlsafe(24)
     listed, starts = [], []
     for at, name in enumerate(names, port + 1):
-        config = template("silo.toml").format(name=name, host=LOOPBACK[1], port=at, hash_key=hash_key)
+        own = (sources or {}).get(name, EXAMPLES)
+        config = template("silo.toml").format(
+            name=name, host=LOOPBACK[1], port=at, hash_key=hash_key, sources=toml_value(own)
+        )
         write_private(folder / name / "silo.toml", config.encode())
-        (folder / name / "documents").mkdir()
-        example = template("example.md").format(name=name)
-        (folder / name / "documents" / "example.md").write_text(example, encoding="utf-8")
+        if own is EXAMPLES:
+            (folder / name / "documents").mkdir()
+            example = template("example.md").format(name=name)
+            (folder / name / "documents" / "example.md").write_text(example, encoding="utf-8")
         listed.append(f'\n[silos.{name}]\nurl = "https://{LOOPBACK[1]}:{at}"\n')
         starts.append(f"isthmus node --config {name}/silo.toml")
-    broker = template("broker.toml").format(port=port, silos="".join(listed))
+    broker = template("broker.toml").format(
+        port=port,
+        silos="".join(listed),
+        about=toml_value(page.about),
+        queries=toml_value(page.queries),
+    )
     write_private(folder / "broker.toml", broker.encode())
     readme = template("README.md").format(
         title=folder.name, count=len(names) + 1, starts="\n".join(starts), port=port, first=names[0]

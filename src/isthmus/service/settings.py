@@ -381,6 +381,19 @@ class BreakerSettings:
 
 
 @dataclass(frozen=True)
+class PageText:
+    """What the page says before anything is searched: when a document is right here, and queries to try."""
+
+    about: str = ""
+    queries: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(len(self.about) <= 1_000, "page.about has more than 1,000 letters")
+        require(len(self.queries) <= 10, "page.queries has more than 10")
+        require(all(0 < len(each) <= 200 for each in self.queries), "page.queries have 1 to 200 letters each")
+
+
+@dataclass(frozen=True)
 class BrokerSettings:
     """The broker. Without `keys` whoever reaches its address may search, which only loopback allows."""
 
@@ -406,6 +419,7 @@ class BrokerSettings:
     limits: RequestLimits = field(default_factory=RequestLimits)
     training: Path | None = None
     """A training run's folder, for the Training view."""
+    page: PageText = field(default_factory=PageText)
     log_queries: bool = False
 
     def __post_init__(self) -> None:

@@ -483,6 +483,10 @@ class SiloList(ResponseModel):
     silos: list[SiloState]
     statistics: str = ""
     encoder: str = ""
+    about: str = ""
+    """When a document is right in this federation, for people."""
+    queries: list[str] = []
+    """To try."""
 
 
 class Session(RequestModel):

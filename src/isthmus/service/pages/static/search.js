@@ -69,17 +69,24 @@ const words = (above) => (above ? `${percent(above)} or more` : "all");
 /** Who can be asked, before anything is. */
 async function introduce(state, signal) {
   try {
-    const [{ silos }, learning] = await Promise.all([api.silos(signal), api.learning(signal)]);
+    const [view, learning] = await Promise.all([api.silos(signal), api.learning(signal)]);
+    const { silos } = view;
     state.names = silos.map((silo) => silo.silo);
     state.learned = Boolean(learning.current) && learning.current !== "none";
     if (state.learned || !state.query) allowThreshold(state, state.learned);
     rememberSilos(state.names);
     const documents = silos.reduce((sum, silo) => sum + (silo.ready?.documents ?? 0), 0);
-    if (!state.query) show(places.status, make("p", {}, `${several(documents, "document")} in ${several(state.names.length, "silo")}.`));
+    if (!state.query) show(places.status, make("p", {}, `${several(documents, "document")} in ${several(state.names.length, "silo")}.`), invite(view));
     show(places.filter, places.filter.querySelector("legend"), state.names.map((name) => toggle(name, state)));
   } catch (error) {
     state.failed(error, places.status);
   }
+}
+
+/** What the operator says is right here, and queries to try. */
+function invite({ about, queries = [] }) {
+  const links = queries.map((query) => make("li", {}, make("a", { href: `#/search?${new URLSearchParams({ q: query })}` }, query)));
+  return [about ? make("p", { id: "about" }, about) : null, links.length ? make("ul", { id: "queries", "aria-label": "Queries to try" }, links) : null];
 }
 
 function toggle(name, state) {
