@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from isthmus.errors import DataError, ProtocolError
+from isthmus.errors import ConfigError, DataError, ProtocolError
 from isthmus.learning import (
     COLUMNS,
     RISING,
@@ -116,6 +116,29 @@ def test_probabilities_of_hits_shown_are_honest():
     assert after.hits == 2_000
     assert after.ece <= after.floor_high
     assert 0.2 < after.base_rate < 1
+
+
+def test_silos_that_judge_the_wrong_way_round_are_weighed_down():
+    silos = dealt(made_rows(7, queries=60, candidates=160, strength=3.0), 8)
+    for name in ("silo2", "silo5"):
+        silos[name].relevant = 1 - silos[name].relevant
+        counts = np.bincount(silos[name].query, silos[name].relevant, 60)
+        silos[name].targets = counts.astype(float)
+    honest = {name: rows for name, rows in silos.items() if name not in ("silo2", "silo5")}
+    plain, weighed, alone = (learned(silos), learned(silos, mode="fedrisk"), learned(honest))
+    assert {name for name, weight in weighed[1].weights.items() if weight < 0.05} == {"silo2", "silo5"}
+    assert min(weighed[1].risks[name] for name in ("silo2", "silo5")) > weighed[1].risks["silo0"]
+    assert not plain[1].weights
+    direction = {
+        name: model.score.weights / np.linalg.norm(model.score.weights)
+        for name, (model, _) in {"plain": plain, "weighed": weighed, "alone": alone}.items()
+    }
+    assert weighed[1].kind == alone[1].kind == "linear"
+    near = float(direction["weighed"] @ direction["alone"])
+    assert near > 0.99
+    assert float(direction["plain"] @ direction["alone"]) < near
+    with pytest.raises(ConfigError, match="mode"):
+        LearningOptions(mode="votes")
 
 
 def test_too_few_judgements_are_a_data_error():

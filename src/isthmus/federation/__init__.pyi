@@ -1,4 +1,7 @@
 from isthmus.federation.aggregation import MEMORY as MEMORY
+from isthmus.federation.aggregation import Size as Size
+from isthmus.federation.aggregation import Weighed as Weighed
+from isthmus.federation.aggregation import weigh as weigh
 from isthmus.federation.apps import Training as Training
 from isthmus.federation.apps import held_back as held_back
 from isthmus.federation.apps import train as train

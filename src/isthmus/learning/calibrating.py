@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isthmus.arrays import FloatArray, IntArray
-from isthmus.evaluation import reliability, sampling_floor
+from isthmus.evaluation import sampling_floor
 from isthmus.learning.columns import HITS, PROFILE, shapes
 from isthmus.learning.model import HitCalibration, standardised
 from isthmus.learning.record import Honesty
@@ -99,7 +99,9 @@ def honesty_of(probabilities: FloatArray, outcomes: FloatArray) -> Honesty:
     if not len(outcomes):
         return Honesty(0.0, 0.0, 0.0, 0, 0.0)
     floor = sampling_floor(probabilities, bins=BINS)
-    error = reliability(probabilities, outcomes, bins=BINS).ece
+    place = np.minimum((probabilities * BINS).astype(np.int64), BINS - 1)
+    gaps = np.bincount(place, probabilities - outcomes)  # equal margins share what is relevant among them
+    error = float(np.abs(gaps).sum() / len(outcomes))
     return Honesty(error, floor.mean, floor.high, len(outcomes), float(outcomes.mean()))
 
 

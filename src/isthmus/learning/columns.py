@@ -40,6 +40,7 @@ GROUPS: Mapping[str, tuple[int, ...]] = {
 """Whose evidence a column is, for explanations: words, or the encoder."""
 HITS, LIST = 10, 20
 """Hits that a page shows; places of a query's list that are looked at, in a silo and merged."""
+DISCOUNTS = 1 / np.log2(np.arange(2, HITS + 2))
 PROFILE = ("first", "first three", "first ten", "second ten", *OF_QUERY)
 """Mean margins at the top of a query's merged list, and what is known of the query."""
 

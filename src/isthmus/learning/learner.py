@@ -21,9 +21,10 @@ import numpy as np
 
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.asking import Each, Silos
-from isthmus.errors import DataError, ProtocolError
+from isthmus.errors import ConfigError, DataError, ProtocolError
+from isthmus.federation import Weighed
 from isthmus.learning.calibrating import JudgedLists, fit_calibration
-from isthmus.learning.columns import COLUMNS, HITS, LIST, OF_QUERY, RETRIEVERS, RISING, merged
+from isthmus.learning.columns import COLUMNS, DISCOUNTS, HITS, LIST, OF_QUERY, RETRIEVERS, merged
 from isthmus.learning.guard import BASELINE, ModelChoice, choose
 from isthmus.learning.model import SearchModel, Weights
 from isthmus.learning.questions import (
@@ -33,22 +34,25 @@ from isthmus.learning.questions import (
     FoldsOf,
     LearningQuestion,
     LossSums,
+    OwnModel,
     QueryColumns,
     RelevantOf,
     RelevantPlaces,
     Start,
+    bounded_steps,
+    whole_weights,
 )
 from isthmus.learning.record import Record
-from isthmus.logistic import newton_steps, newton_together
+from isthmus.learning.weighing import cross_examined
+from isthmus.logistic import newton_together
 
 PENALTY = 100.0
 """½·penalty·θ² holds back what a column adds to the baseline's order."""
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
 """Shares of BM25 that are tried."""
-TOLERANCE = 1e-9
-DISCOUNTS = 1 / np.log2(np.arange(2, HITS + 2))
 LEAST_QUERIES, LEAST_RELEVANT = 10, 20
 """Judged queries, and relevant documents among the candidates, that learning needs."""
+MODES = (SUMS, FEDRISK) = "sums", "fedrisk"
 _BM25, _DENSE = (COLUMNS.index(name) for name in RETRIEVERS)
 _SHOWS_HITS = "its best hits' margins, as any search does"
 
@@ -74,12 +78,18 @@ class BaselineScale:
 class LearningOptions:
     """What a learning run may do.
 
-    `models` are tried in this order, the smallest first. `silo_weights` count a silo's rows as much, by name.
+    `models` are tried in this order, the smallest first. In the mode "sums" whoever asks sees totals of all
+    silos; in "fedrisk" silos are weighed first by what their models are worth to each other, for which each
+    shows its own model's weights and mean errors (`weighing`).
     """
 
     models: tuple[str, ...] = ("weight", "stack", "linear")
     penalty: float = PENALTY
-    mode: str = "sums"
+    mode: str = SUMS
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"no mode {self.mode!r}", key="mode", value=self.mode, known=MODES)
 
 
 BY_WORDS, DEFAULTS = BaselineScale(), LearningOptions()
@@ -98,7 +108,7 @@ class _Session:
     of_query: FloatArray
     relevant: FloatArray
     report: Callable[[str], None]
-    weights: Mapping[str, float]
+    weighed: Weighed
 
     @property
     def folds(self) -> int:
@@ -111,9 +121,10 @@ class _Session:
 
     def sum(self, question: LearningQuestion) -> FloatArray:
         """Over silos; rows of each count as much as its weight where they are weighed."""
-        if not self.weights or not isinstance(question, (LossSums, RelevantPlaces, RelevantOf)):
+        weights = self.weighed.weights
+        if not weights or not isinstance(question, (LossSums, RelevantPlaces, RelevantOf)):
             return self.silos.sum(question)
-        each = {name: replace(question, weight=self.weights[name]) for name in self.silos.names}
+        each = {name: replace(question, weight=weights[name]) for name in self.silos.names}
         return self.silos.sum(Each(each))
 
 
@@ -173,7 +184,8 @@ def learn(
         mode=options.mode,
         encoder=baseline.encoder,
         queries_needed=None if choice.adopted or not choice.differences else _needed(choice),
-        weights=session.weights,
+        weights=session.weighed.weights,
+        risks=session.weighed.risks,
         seconds=round(time.monotonic() - began, 3),
         questions=counting.questions,
     )
@@ -214,11 +226,17 @@ def _session(
         if standard is not None:
             centre[at], scale[at] = standard
     scale = np.where(scale > 1e-9, scale, 1.0)
-    relevant = silos.sum(RelevantOf())
-    return _Session(
-        *(silos, baseline, options, centre, scale, fold[0].astype(np.int64), of_query, relevant),
-        *(report, {}),
+    session = _Session(
+        *(silos, baseline, options, centre, scale, fold[0].astype(np.int64), of_query),
+        *(np.empty(0), report, Weighed()),
     )
+    if options.mode == FEDRISK:
+        report("silos examine each other's models")
+        used = _all_columns(baseline)
+        scales = (centre, scale, baseline.weights, used.astype(np.float64))
+        own = OwnModel(*scales, _penalties(options.penalty, used))
+        session = replace(session, weighed=cross_examined(silos, own, session.folds))
+    return replace(session, relevant=session.sum(RelevantOf()))
 
 
 def _collected(silos: Silos, question: LearningQuestion, *, shows: str) -> list[FloatArray]:
@@ -288,8 +306,11 @@ def _stack(session: _Session) -> _Fitted | None:
 
 
 def _linear(session: _Session) -> _Fitted:
-    used = ~np.isin(COLUMNS, ("dense",)) if not session.baseline.dense else np.ones(len(COLUMNS), dtype=bool)
-    return _logistic(session, "linear", used)
+    return _logistic(session, "linear", _all_columns(session.baseline))
+
+
+def _all_columns(baseline: BaselineScale) -> Any:
+    return np.isin(COLUMNS, "dense", invert=True) | bool(baseline.dense)
 
 
 _FITS: Mapping[str, Callable[[_Session], _Fitted | None]] = {
@@ -303,13 +324,8 @@ def _logistic(session: _Session, name: str, used: Any) -> _Fitted:
     """Relevance by the baseline's score, free, and by the columns used, held back; fitted without each fold
     and with all queries. Weights of rising columns are 0 or more."""
     session.report(f"{name}: fits")
-    lead, names = session.baseline.weights, np.array(COLUMNS)[used]
-    penalty = np.where(np.isin(names, OF_QUERY), 1e-2, session.options.penalty)
-    penalty = np.concatenate(([1e-3], penalty, [1e-6]))
-    least = np.concatenate(([0.0], np.where(np.isin(names, RISING), 0.0, -np.inf), [-np.inf]))
+    lead, penalty = session.baseline.weights, _penalties(session.options.penalty, used)
     folds = [EVERY, *range(session.folds)]
-    start = np.concatenate(([1.0], np.zeros(len(penalty) - 1)))
-    fits = [newton_steps(start, penalty, least=least, tolerance=TOLERANCE) for _ in folds]
 
     def sums(places: Sequence[int], thetas: Sequence[FloatArray]) -> Sequence[FloatArray]:
         question = LossSums(
@@ -318,12 +334,15 @@ def _logistic(session: _Session, name: str, used: Any) -> _Fitted:
         )
         return list(session.sum(question).reshape(len(places), -1))
 
-    weights = []
-    for theta in newton_together(sums, fits):
-        whole = theta[0] * lead
-        whole[used] += theta[1:-1]
-        weights.append(whole)
-    return _Fitted(np.stack(weights[1:]), weights[0], {"parameters": int(used.sum())})
+    fits = newton_together(sums, [bounded_steps(used, penalty) for _ in folds])
+    whole, *by_fold = (whole_weights(theta, lead, used) for theta in fits)
+    return _Fitted(np.stack(by_fold), whole, {"parameters": int(used.sum())})
+
+
+def _penalties(penalty: float, used: Any) -> FloatArray:
+    """Of the features of `LossSums`: the baseline's order is free, and so is what tells queries apart."""
+    columns = np.where(np.isin(np.array(COLUMNS)[used], OF_QUERY), 1e-2, penalty)
+    return np.concatenate(([1e-3], columns, [1e-6]))
 
 
 # the record

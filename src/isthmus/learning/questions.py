@@ -9,21 +9,23 @@ lists of judged queries are relevant.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import DataError, ProtocolError
-from isthmus.learning.columns import COLUMNS, LIST, OF_QUERY
+from isthmus.learning.columns import COLUMNS, DISCOUNTS, LIST, OF_QUERY, RISING
 from isthmus.learning.model import LARGEST, standardised
-from isthmus.logistic import likelihood_sums
+from isthmus.logistic import Steps, likelihood_sums, newton_steps, newton_together
 from isthmus.tables import Bundle, Declared
 
 EVERY = -1
 """The fold that no query is in."""
+TOLERANCE = 1e-9
 MOST_BYTES, MOST_FITS = 64 << 20, 64
 
 
@@ -130,12 +132,35 @@ class RelevantPlaces(LearningQuestion):
     weight: float = 1.0
 
 
+@dataclass(frozen=True, eq=False)
+class OwnModel(LearningQuestion):
+    """The weights of the columns in a model of this silo's judgements alone, fitted with these penalties to
+    the features of `LossSums`; collected, in the mode that weighs silos. It is for examination, not for use:
+    no weight is bounded, so that it shows where judgements go against words."""
+
+    centre: FloatArray
+    scale: FloatArray
+    lead: FloatArray
+    used: FloatArray
+    penalty: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class CrossExamination(LearningQuestion):
+    """Errors 1 − nDCG@10 of every silo's model on the queries judged here, over the candidates here: sums of
+    every model by fold, and last the number of queries by fold; collected."""
+
+    centre: FloatArray
+    scale: FloatArray
+    weights: FloatArray
+
+
 _HEADER = {"format", "version", "kind"}
 _KINDS: Mapping[str, type[LearningQuestion]] = {
     kind.__name__: kind
     for kind in (
         *(Start, FoldsOf, QueryColumns, RelevantOf, ColumnMoments, LossSums),
-        *(BestMargins, RelevantPlaces),
+        *(BestMargins, RelevantPlaces, OwnModel, CrossExamination),
     )
 }
 
@@ -235,6 +260,10 @@ class JudgedRows:
                 return self._best(self._margins(question))
             case RelevantPlaces():
                 return self._places(question)
+            case OwnModel():
+                return self._own_model(question)
+            case CrossExamination():
+                return self._examine(question)
         raise ProtocolError("a question of an unknown kind")
 
     # ranking
@@ -281,6 +310,32 @@ class JudgedRows:
             sums.append(likelihood_sums(features[:, rows], self.relevant[rows], theta, weights=weights[rows]))
         return np.concatenate(sums)
 
+    def _own_model(self, question: OwnModel) -> FloatArray:
+        by_query = 1 / np.maximum(np.bincount(self.query, self.relevant, self.queries), 1.0)
+        scale = question.centre, question.scale, question.lead, question.used
+
+        def sums(places: Sequence[int], thetas: Sequence[FloatArray]) -> list[FloatArray]:
+            return [self._loss_sums(LossSums(*scale, np.stack(thetas), np.full(1, EVERY), by_query))]
+
+        start = np.zeros(len(question.penalty))
+        (theta,) = newton_together(sums, [newton_steps(start, question.penalty, tolerance=TOLERANCE)])
+        return whole_weights(theta, question.lead, question.used > 0)
+
+    def _examine(self, question: CrossExamination) -> FloatArray:
+        columns = self._standardised(question.centre, question.scale)
+        judged = np.bincount(self.query, self.relevant, self.queries) > 0
+        folds = 1 + int(self.fold.max(initial=0))
+        report = np.zeros((len(question.weights) + 1, folds))
+        report[-1] = np.bincount(self.fold[judged], minlength=folds)
+        for at, weights in enumerate(question.weights):
+            margins = columns @ weights
+            for query in np.flatnonzero(judged).tolist():
+                rows = slice(self.bounds[query], self.bounds[query + 1])
+                best = self.relevant[rows][np.argsort(-margins[rows], kind="stable")[: len(DISCOUNTS)]]
+                ideal = DISCOUNTS[: min(int(self.relevant[rows].sum()), len(DISCOUNTS))].sum()
+                report[at, self.fold[query]] += 1 - float(best @ DISCOUNTS[: len(best)]) / ideal
+        return report.reshape(-1)
+
     # checks
 
     def _check(self, question: LearningQuestion) -> None:
@@ -313,11 +368,29 @@ class JudgedRows:
                 width = 2 + int((question.used > 0).sum())
                 sizes = {"lead": (columns,), "used": (columns,), "thetas": (None, width)}
                 return {**_scale(columns), **sizes, "folds": (None,), "by_query": (queries,)}
-            case BestMargins():
+            case BestMargins() | CrossExamination():
                 return {**_scale(columns), "weights": (None, columns)}
+            case OwnModel():
+                width = 2 + int((question.used > 0).sum())
+                return {**_scale(columns), "lead": (columns,), "used": (columns,), "penalty": (width,)}
             case RelevantPlaces():
                 return {**_scale(columns), "weights": (None, columns), "best": (queries, LIST)}
         return {}
+
+
+def bounded_steps(used: NDArray[np.bool_], penalty: FloatArray) -> Steps:
+    """The steps of a fit to the features of `LossSums`: weights of rising columns are 0 or more."""
+    least = np.where(np.isin(np.array(COLUMNS)[used], RISING), 0.0, -np.inf)
+    start = np.concatenate(([1.0], np.zeros(len(penalty) - 1)))
+    bounds = np.concatenate(([0.0], least, [-np.inf]))
+    return newton_steps(start, penalty, least=bounds, tolerance=TOLERANCE)
+
+
+def whole_weights(theta: FloatArray, lead: FloatArray, used: NDArray[np.bool_]) -> FloatArray:
+    """The weights of all columns that such a fit stands for."""
+    whole: FloatArray = theta[0] * lead
+    whole[used] += theta[1:-1]
+    return whole
 
 
 def _scale(size: int) -> dict[str, tuple[int | None, ...]]:

@@ -5,6 +5,10 @@ from isthmus.service.certificates import Authority as Authority
 from isthmus.service.certificates import files as files
 from isthmus.service.client import DEFAULT_URL as DEFAULT_URL
 from isthmus.service.client import Client as Client
+from isthmus.service.columns import ModelScorer as ModelScorer
+from isthmus.service.columns import candidate_columns as candidate_columns
+from isthmus.service.columns import eligible as eligible
+from isthmus.service.columns import silo_rows as silo_rows
 from isthmus.service.coordination import coordinating as coordinating
 from isthmus.service.demo_federation import is_staged as is_staged
 from isthmus.service.demo_federation import stage as stage

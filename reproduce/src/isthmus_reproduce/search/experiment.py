@@ -1,14 +1,16 @@
-"""Search across silos, measured: quality beside one central index, and whether 0.8 means eighty percent.
+"""Search across silos, measured: lists that are merged beside one index, what learning gains over what it
+would replace, and whether 0.8 means eighty percent.
 
 Silos are dealt by topic, the built-in world has its own; queries are tested five-fold by models that have not
 seen them, nor any query whose judgements hang together with theirs. Everything is found by the service's own
-code (`search_world`).
+code (`world`, `hybrid`, `learned`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from typing import Any, Literal
 
@@ -16,25 +18,24 @@ import numpy as np
 
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import DataError
-from isthmus.evaluation import bootstrap, paired_t, reliability, reliability_diagram, sampling_floor
+from isthmus.evaluation import bootstrap, reliability, sampling_floor
 from isthmus.report import Estimate, Page, Section, Table
 from isthmus.service import BINS
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit
 from isthmus_reproduce.prose import Prose
-from isthmus_reproduce.search import world as search_world
-from isthmus_reproduce.search.hybrid import HybridOutcome, page_of, values_of
-from isthmus_reproduce.search.world import BUILT_IN, MEASURE, World
+from isthmus_reproduce.search.hybrid import BM25 as CENTRAL
+from isthmus_reproduce.search.hybrid import values_of
+from isthmus_reproduce.search.learned import INVERTED, MANY, inverted, learned
+from isthmus_reproduce.search.world import BUILT_IN, MEASURE, World, references
 
 PROSE = Prose("search.j2")
 DATA = ("cran", "cisi", "med", "npl", BUILT_IN)
 ALL = "all"
 DRAWS = 3
 """Private releases of the statistics that are averaged."""
-BASELINES = ("raw, local statistics", "RRF", "z-score")
-CENTRAL, DEFAULT = "central BM25", "default"
-SURE = 0.7
-FEW = 20
-"""Hits below which nothing is said of those that are sure."""
+LEARNED, BEFORE = "learned", "before learning"
+MUCH = 0.2
+"""Of a query's measure: whoever loses more has noticed."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Config:
     scale: Literal["smoke", "full"] = "full"
     seed: int = 0
     encoder: str = ""
-    """Measures the hybrid without learning, with this encoder; empty for what is learned."""
+    """That all silos have agreed on; empty for search by words."""
 
 
 @dataclass(frozen=True)
@@ -61,24 +62,15 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     notebook = Notebook(out, config)
     names = tuple(_present()) if config.data == ALL else (config.data,)
     about = {"seed": config.seed, "scale": config.scale, "encoder": config.encoder}
-    if config.encoder:
-        hybrids = [Unit(Part("hybrid", name), {"kind": "hybrid", "data": name, **about}) for name in names]
-        kept = notebook.compute(work, hybrids, label="searching", workers=workers)
-        measured = [HybridOutcome.of(unit.key.data, kept[unit.key], config.seed) for unit in hybrids]
-        page = page_of(measured, config.encoder)
-        return notebook.publish([cell for outcome in measured for cell in outcome.cells()], page)
+    kinds = ("merged", "learned") if config.encoder else ("merged", "learned", "inverted")
     units = [
-        Unit(Part(kind, name), {"kind": kind, "data": name, **about})
-        for name in names
-        for kind in search_world.WORK
+        Unit(Part(kind, name), {"kind": kind, "data": name, **about}) for name in names for kind in kinds
     ]
     results = notebook.compute(work, units, label="searching", workers=workers)
-    outcomes = [
-        Outcome.of(name, results[Part("references", name)], results[Part("learned", name)], config.seed)
-        for name in names
-    ]
+    kept = {name: {kind: results[Part(kind, name)] for kind in kinds} for name in names}
+    outcomes = [Outcome(name, seed=config.seed, **each) for name, each in kept.items()]
     cells = [cell for outcome in outcomes for cell in outcome.cells()]
-    return notebook.publish(cells, _page(outcomes))
+    return notebook.publish([*cells, *_pooled_cells(outcomes)], _page(outcomes))
 
 
 def _present() -> Iterator[str]:
@@ -94,176 +86,199 @@ def _present() -> Iterator[str]:
 
 def work(kind: str, data: str, seed: int, scale: str, encoder: str = "") -> dict[str, Any]:
     """One part of one collection."""
-    world = World.of(data, seed=seed, smoke=scale == "smoke")
+    smoke = scale == "smoke"
+    world = World.of(data, seed=seed, smoke=smoke, **({"silos": MANY} if kind == "inverted" else {}))
     about: dict[str, Any] = {"groups": world.groups.tolist(), "documents": len(world.corpus.documents)}
-    draws = 1 if scale == "smoke" else DRAWS
-    if kind == "hybrid":
-        return {**about, "values": values_of(world, encoder, draws)}
-    if kind == "references":
-        return {**about, "values": search_world.references(world, draws)}
-    return {**about, **search_world.learned(world)}
-
-
-@dataclass(frozen=True, eq=False)
-class Shown:
-    """The hits shown, of all queries together."""
-
-    query: IntArray
-    probability: FloatArray
-    relevant: FloatArray
-    round: IntArray
+    if kind == "inverted":
+        return {**about, "values": inverted(world)}
+    if kind == "learned":
+        return {**about, **learned(world, data, encoder)}
+    draws = 1 if smoke else DRAWS
+    return {**about, "values": values_of(world, encoder, draws) if encoder else references(world, draws)}
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Everything that was measured on one collection."""
+    """Everything that was measured on one collection, as the units kept it."""
 
     data: str
-    values: Mapping[str, FloatArray]
-    hits: Mapping[str, Shown]
-    groups: IntArray
-    seed: int
+    merged: Mapping[str, Any]
+    learned: Mapping[str, Any]
+    inverted: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
 
-    @classmethod
-    def of(cls, data: str, plain: Mapping[str, Any], learned: Mapping[str, Any], seed: int) -> Outcome:
-        """From what the units kept."""
-        values = {name: np.array(lists) for name, lists in plain["values"].items()}
-        values |= {name: np.mean(lists, axis=0) for name, lists in learned["values"].items()}
-        draws = [name for name in values if name.startswith("raw, shared privately")]
-        values["raw, shared privately"] = np.mean([values.pop(name) for name in draws], axis=0)
-        hits = {}
-        for way in learned["values"]:
-            rows = [row for row in learned["shown"] if row[0] == way]
-            query, chance, right, number = (np.array([row[at] for row in rows]) for at in (1, 3, 4, 5))
-            hits[way] = Shown(query, chance.astype(float), right.astype(float), number)
-        return cls(data, values, hits, np.array(plain["groups"]), seed)
+    @cached_property
+    def groups(self) -> IntArray:
+        """What every query belongs to."""
+        return np.array(self.learned["groups"])
 
-    def against(self, row: str, other: str) -> tuple[Estimate, float]:
-        """The mean difference with its interval, and the p of a paired test; groups count once."""
+    @cached_property
+    def values(self) -> dict[str, FloatArray]:
+        """The measure of every query by row, the mean over draws and rounds."""
+        rows = {row: np.mean(lists, axis=0) for row, lists in self.merged["values"].items()}
+        after = np.mean(self.learned["after"], axis=0)
+        return {**rows, BEFORE: np.array(self.learned["before"]), LEARNED: after}
+
+    @property
+    def gain(self) -> FloatArray:
+        """What every query gains by learning."""
+        return self.values[LEARNED] - self.values[BEFORE]
+
+    def over(self, row: str, other: str) -> Estimate:
+        """The mean difference with its interval; groups count once."""
+        return _estimate(self.values[row] - self.values[other], self.groups, self.seed)
+
+    def worse(self, row: str, other: str) -> tuple[int, int]:
+        """How many queries are worse than by another row, and how many have lost much."""
         difference = self.values[row] - self.values[other]
-        interval = bootstrap(difference, groups=self.groups, seed=self.seed)
-        p = paired_t(self.values[row], self.values[other], groups=self.groups).p
-        return Estimate(interval.value, interval.low, interval.high), p
+        return int((difference < -1e-9).sum()), int((difference < -MUCH).sum())
 
-    def sure(self, way: str) -> tuple[int, float, Estimate | None]:
-        """Of the hits at 0.7 and above: how many, their mean probability, and the share that was right."""
-        hits = self.hits[way]
-        chosen = hits.probability >= SURE
-        count = int(chosen.sum())
-        if count < FEW:
-            return count, float("nan"), None
-        groups = self.groups[hits.query[chosen]]
-        interval = bootstrap(hits.relevant[chosen], groups=groups, seed=self.seed)
-        return (
-            count,
-            float(hits.probability[chosen].mean()),
-            Estimate(interval.value, interval.low, interval.high),
-        )
+    @property
+    def adopted(self) -> tuple[int, int]:
+        """How often a learned model took the baseline's place, and of how many times."""
+        kinds = self.learned["kinds"]
+        return sum(kind != "baseline" for kind in kinds), len(kinds)
+
+    @cached_property
+    def hits(self) -> FloatArray:
+        """(probability, whether it is right, round) of every hit shown."""
+        return np.array([row[1:] for row in self.learned["hits"]], dtype=np.float64)
+
+    @cached_property
+    def honesty(self) -> tuple[float, float]:
+        """The calibration error of hits shown, and the 95 % quantile of that of a perfectly calibrated model
+        with the same hits; both are means over rounds."""
+        pairs = []
+        for number in np.unique(self.hits[:, 2]).tolist():
+            probability, right, _ = self.hits[self.hits[:, 2] == number].T
+            error = reliability(probability, right, bins=BINS).ece
+            pairs.append((error, sampling_floor(probability, bins=BINS, draws=200).high))
+        error, high = np.mean(pairs, axis=0).tolist()
+        return error, high
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """The base rate of hits shown beside the mean probability of the first hit where nothing is right."""
+        return {
+            "base rate": float(self.hits[:, 1].mean()),
+            "first hit, relevant documents removed": float(np.mean(self.learned["missing"])),
+            "first hit, another collection's queries": float(np.mean(self.learned["foreign"])),
+        }
 
     def cells(self) -> Iterator[Cell]:
         """Every figure."""
-        n = len(self.groups)
-        about: dict[str, Any] = {"table": "search", "mode": "sound", "data": self.data, "n": n}
-        for row, values in self.values.items():
-            interval = bootstrap(values, groups=self.groups, seed=self.seed)
-            yield Cell(
-                row=row, measure=MEASURE, value=interval.value, low=interval.low, high=interval.high, **about
-            )
-            for other in (CENTRAL, *(BASELINES if row == DEFAULT else ())):
-                if row != other:
-                    by, p = self.against(row, other)
-                    measure = f"{MEASURE} over {other}"
-                    yield Cell(row=row, measure=measure, value=by.value, low=by.low, high=by.high, **about)
-                    yield Cell(row=row, measure=f"p over {other}", value=p, **about)
-        for way, hits in self.hits.items():
-            error, floor = ece_and_floor(hits)
-            count, chance, right = self.sure(way)
-            yield Cell(row=way, measure="ECE", value=error, **about)
-            yield Cell(row=way, measure="ECE floor", value=floor, **about)
-            yield Cell(row=way, measure="ECE of one round", value=round_by_round(hits), **about)
-            yield Cell(row=way, measure=f"hits at p ≥ {SURE}", value=count, **about)
-            if right is not None:
-                measure = f"precision at p ≥ {SURE}"
-                yield Cell(row=way, measure=f"mean p at p ≥ {SURE}", value=chance, **about)
-                yield Cell(
-                    row=way, measure=measure, value=right.value, low=right.low, high=right.high, **about
+        about: dict[str, Any] = {"table": "search", "mode": "sound", "data": self.data, "n": len(self.groups)}
+
+        def cell(row: str, measure: str, value: float | Estimate) -> Cell:
+            if isinstance(value, Estimate):
+                return Cell(
+                    row=row, measure=measure, value=value.value, low=value.low, high=value.high, **about
                 )
+            return Cell(row=row, measure=measure, value=value, **about)
+
+        for row, values in self.values.items():
+            yield cell(row, MEASURE, _estimate(values, self.groups, self.seed))
+            for other in {CENTRAL, BEFORE} - {row}:
+                yield cell(row, f"{MEASURE} over {other}", self.over(row, other))
+                yield cell(row, f"queries that lost more than {MUCH} to {other}", self.worse(row, other)[1])
+        adopted, times = self.adopted
+        known, first, still = self.learned["known"]
+        figures = {
+            "share of folds adopted": adopted / times,
+            "ECE": self.honesty[0],
+            "ECE, 95 % quantile": self.honesty[1],
+            **self.probabilities,
+            "known items first, before": first / known,
+            "known items first": still / known,
+        }
+        for measure, value in figures.items():
+            yield cell(LEARNED, measure, value)
+        for row, lists in self.inverted.get("values", {}).items():
+            yield cell(f"{INVERTED} of {MANY} silos inverted: {row}", MEASURE, float(np.mean(lists)))
 
 
-def ece_and_floor(hits: Shown) -> tuple[float, float]:
-    """The calibration error over ten bins, and what a perfect model would show with the hits of one round."""
-    error = reliability(hits.probability, hits.relevant, bins=BINS).ece
-    rounds = np.unique(hits.round).tolist()
-    floors = [
-        sampling_floor(hits.probability[hits.round == number], bins=BINS, draws=100).mean for number in rounds
-    ]
-    return error, float(np.mean(floors))
+def _estimate(values: FloatArray, groups: IntArray, seed: int) -> Estimate:
+    interval = bootstrap(values, groups=groups, seed=seed)
+    return Estimate(interval.value, interval.low, interval.high)
 
 
-def round_by_round(hits: Shown) -> float:
-    """The mean calibration error of single rounds."""
-    rounds = [hits.round == number for number in np.unique(hits.round).tolist()]
-    errors = [reliability(hits.probability[each], hits.relevant[each], bins=BINS).ece for each in rounds]
-    return float(np.mean(errors))
+def pooled(outcomes: Sequence[Outcome]) -> tuple[Estimate, float]:
+    """What learning gains over all queries of all collections, and the mean over collections."""
+    first = np.cumsum([0, *(int(each.groups.max()) + 1 for each in outcomes)])
+    groups = np.concatenate([each.groups + start for each, start in zip(outcomes, first, strict=False)])
+    gains = np.concatenate([each.gain for each in outcomes])
+    return _estimate(gains, groups, outcomes[0].seed), float(np.mean([each.gain.mean() for each in outcomes]))
+
+
+def _pooled_cells(outcomes: Sequence[Outcome]) -> Iterator[Cell]:
+    gain, mean = pooled(outcomes)
+    about: dict[str, Any] = {"table": "search", "mode": "sound", "data": "pooled", "row": LEARNED}
+    measure, n = f"{MEASURE} over {BEFORE}", sum(len(each.groups) for each in outcomes)
+    yield Cell(measure=measure, value=gain.value, low=gain.low, high=gain.high, n=n, **about)
+    yield Cell(measure=f"{measure}, mean of collections", value=mean, n=len(outcomes), **about)
 
 
 def _page(outcomes: Sequence[Outcome]) -> Page:
     sections = [
-        Section("Quality", (_quality(outcomes), PROSE("quality"))),
-        Section("Identity", (_identity(outcomes), PROSE("identity"))),
-        Section("Honesty of the ten hits shown", (*_honesty(outcomes), PROSE("honesty", sure=SURE, few=FEW))),
+        Section("Learning", (_gains(outcomes), *_fallen(outcomes), PROSE("learning", much=MUCH))),
+        Section("Lists that are merged", (_quality(outcomes), PROSE("quality"))),
+        Section("Honesty of the ten hits shown", (_honesty(outcomes), PROSE("honesty"))),
     ]
+    if any(each.inverted for each in outcomes):
+        sections.append(
+            Section("Silos that judge the wrong way round", (_attacked(outcomes), PROSE("inverted")))
+        )
     return Page("Search across silos", tuple(sections), PROSE("lead"))
 
 
+def _gains(outcomes: Sequence[Outcome]) -> Table:
+    rows: list[tuple[Any, ...]] = []
+    for outcome in outcomes:
+        adopted, times = outcome.adopted
+        means = (float(outcome.values[row].mean()) for row in (BEFORE, LEARNED))
+        worse, much = outcome.worse(LEARNED, BEFORE)
+        gain = outcome.over(LEARNED, BEFORE)
+        rows.append((outcome.data, len(outcome.groups), *means, gain, f"{adopted} of {times}", worse, much))
+    if len(outcomes) > 1:
+        sums = (sum(row[column] for row in rows) for column in (1, 6, 7))
+        queries, worse, much = sums
+        rows.append(("pooled", queries, None, None, pooled(outcomes)[0], "", worse, much))
+    header = ("data", "queries", BEFORE, LEARNED, "difference", "adopted", "worse", f"lost > {MUCH}")
+    return Table(header, tuple(rows), f"{MEASURE}; silos by topic; five-fold over queries", (), 4)
+
+
+def _fallen(outcomes: Sequence[Outcome]) -> Iterator[Table]:
+    rows = [(each.data, *row) for each in outcomes for row in each.learned["fallen"]]
+    if rows:
+        yield Table(("data", "query", "before", "after", "cause"), tuple(rows), "Queries that fell", (), 3)
+
+
 def _quality(outcomes: Sequence[Outcome]) -> Table:
-    rows = []
-    for outcome in outcomes:
-        for row in outcome.values:
-            if row.startswith("raw, shared"):
-                continue
-            over, p = outcome.against(row, CENTRAL) if row != CENTRAL else (None, None)
-            beaten, by = outcome.against(DEFAULT, row) if row != DEFAULT else (None, None)
-            rows.append((outcome.data, row, float(outcome.values[row].mean()), over, p, beaten, by))
-    header = ("data", "row", MEASURE, "over central BM25", "p", "default over it", "p ")
-    return Table(header, tuple(rows), "Silos by topic; five-fold over queries", (), 4)
-
-
-def _identity(outcomes: Sequence[Outcome]) -> Table:
-    rows = []
-    for outcome in outcomes:
-        values = outcome.values
-        exact, private = values["raw, shared exactly"], values["raw, shared privately"]
-        largest = float(np.abs(exact - values[CENTRAL]).max())
-        lost = outcome.against("raw, shared privately", CENTRAL)[0]
-        rows.append((outcome.data, float(values[CENTRAL].mean()), largest, float(private.mean()), lost))
-    header = ("data", CENTRAL, "largest difference, exact", "private", "private over central")
-    return Table(header, tuple(rows), "Lists merged by BM25 score with shared statistics", (), 4)
-
-
-def _honesty(outcomes: Sequence[Outcome]) -> Iterator[Any]:
-    rows = []
-    for outcome in outcomes:
-        for way, hits in outcome.hits.items():
-            count, chance, right = outcome.sure(way)
-            verdict = "too few" if right is None else _inside(chance, right)
-            mean = None if right is None else chance
-            errors = (*ece_and_floor(hits), round_by_round(hits))
-            rows.append((outcome.data, way, len(hits.query), *errors, count, mean, right, verdict))
-    header = (
-        *("data", "calibrators", "hits", "ECE", "floor", "ECE of one round"),
-        *("p ≥ 0.7", "mean p", "precision", "inside"),
-    )
-    yield Table(header, tuple(rows), "Pooled over all test folds", (), 3)
-    named = {
-        outcome.data: reliability(hits.probability, hits.relevant, bins=BINS)
+    rows = [
+        (outcome.data, row, float(values.mean()), outcome.over(row, CENTRAL) if row != CENTRAL else None)
         for outcome in outcomes
-        for hits in (outcome.hits[DEFAULT],)
-    }
-    yield reliability_diagram(named, caption="The product's probabilities of the ten hits shown.")
+        for row, values in outcome.values.items()
+    ]
+    return Table(("data", "row", MEASURE, f"over {CENTRAL}"), tuple(rows), "", (), 4)
 
 
-def _inside(chance: float, right: Estimate) -> str:
-    if right.low is None or right.high is None:
-        return "no interval"
-    return "yes" if right.low <= chance <= right.high else "no"
+def _honesty(outcomes: Sequence[Outcome]) -> Table:
+    rows = []
+    for outcome in outcomes:
+        known, *first = outcome.learned["known"]
+        figures = (*outcome.honesty, *outcome.probabilities.values(), *(each / known for each in first))
+        rows.append((outcome.data, len(outcome.hits), *figures))
+    header = ("data", "hits", "ECE", "95 %", "base rate", "removed", "foreign", "known items", "after")
+    return Table(header, tuple(rows), "Pooled over all test folds", (), 3)
+
+
+def _attacked(outcomes: Sequence[Outcome]) -> Table:
+    rows = []
+    for outcome in outcomes:
+        lists = {row: np.array(values) for row, values in outcome.inverted["values"].items()}
+        groups = np.array(outcome.inverted["groups"])
+        honest = lists["the six honest silos"]
+        for row, values in lists.items():
+            beside = None if values is honest else _estimate(values - honest, groups, outcome.seed)
+            rows.append((outcome.data, row, float(values.mean()), beside))
+    return Table(("data", "learned from", MEASURE, "over the six"), tuple(rows), "", (), 4)

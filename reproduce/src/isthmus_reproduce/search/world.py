@@ -1,16 +1,15 @@
 """A collection in silos, as nodes hold it, and what is found in it: by the service's own code, in process.
 
-Documents are indexed and searched as a node does it, statistics and directions are shared as silos share
-them, the ranker is learned from the silos' sums, and lists are fused as the broker fuses them. Only the
+Documents are indexed and searched as a node does it, and statistics are shared as silos share them. Only the
 network is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from isthmus.arrays import FloatArray, IntArray
-from isthmus.asking import Silos
 from isthmus.corpora import load
 from isthmus.encoders import (
     Encoder,
@@ -41,29 +39,16 @@ from isthmus.service import (
     Bm25Scorer,
     Draft,
     EncoderSettings,
-    Hit,
     Index,
-    Learned,
-    Lesson,
-    Line,
-    NodeSettings,
-    Prepare,
-    Pupil,
-    Question,
-    Search,
-    Searcher,
     SharedStatistics,
     SqliteStore,
-    joined,
-    learn,
-    merge_hits,
-    own_directions,
     save_lsa,
 )
 from isthmus.tables import Corpus, Run
 from isthmus_reproduce.deals import deal_corpus
 
 MEASURE = "nDCG@10"
+CENTRAL_BM25 = "BM25, one index"
 SILOS, FOLDS, SHOWN, DEPTH = 4, 5, 10, 100
 FEW, ROUNDS = 100, 5
 """With fewer queries than this, so many rounds of folds: one would tell of its folds, not of the product."""
@@ -81,14 +66,15 @@ class World:
     turns: tuple[IntArray, ...]
 
     @classmethod
-    def of(cls, data: str, *, seed: int, smoke: bool = False) -> World:
-        """Dealt by topic, the built-in world as it is; queries that nobody judged are left out."""
+    def of(cls, data: str, *, seed: int, smoke: bool = False, silos: int = SILOS) -> World:
+        """Dealt by topic, the built-in world as it is unless it is to have another number of silos; queries
+        that nobody judged are left out."""
         corpus = load(data)
         groups = dict(zip(corpus.queries.ids, _groups(corpus), strict=True))
         if smoke:
             corpus = _smaller(corpus, Streams(seed))
-        if len(corpus.silos) == 1:
-            corpus = deal_corpus(corpus, SILOS, Streams(seed), by="topic")
+        if len(corpus.silos) == 1 or silos != SILOS:
+            corpus = deal_corpus(corpus, silos, Streams(seed), by="topic")
         judged = np.array([query in corpus.qrels for query in corpus.queries.ids])
         corpus = replace(corpus, queries=corpus.queries.take(judged))
         names = [groups[query] for query in corpus.queries.ids]
@@ -128,17 +114,6 @@ class World:
         evaluation = evaluate(self.corpus.qrels[list(self.corpus.queries.ids)], run, [MEASURE])
         (values,) = evaluation.values.values()
         return np.asarray(values)
-
-    def lesson(self, chosen: IntArray) -> Lesson:
-        """Some queries to learn from; those of a group are held out together."""
-        _, group = np.unique(self.groups[chosen], return_inverse=True)
-        count = 10 if len(chosen) < FEW else 5  # without a fifth of few queries a ranker is another one
-        texts, own = self.corpus.queries.texts, self.own
-        return Lesson(
-            tuple(texts[at] for at in chosen.tolist()),
-            tuple(int(at) for at in group % count),
-            tuple(own[at] for at in chosen.tolist()),
-        )
 
 
 def _groups(corpus: Corpus) -> Sequence[Any]:
@@ -205,13 +180,6 @@ class Federation:
             Run.from_dict({id: silo.listed(text, own) for id, text, own in entries}, name=silo.name)
             for silo in self.silos
         ]
-
-    def learn_space(self) -> str:
-        """Join the silos' directions and give every document its vector; the space's name."""
-        space = joined([own_directions(silo.index.snapshot) for silo in self.silos])
-        for silo in self.silos:
-            silo.index.adopt(space)
-        return space.fingerprint
 
 
 class RememberedEncoder(Encoder):
@@ -301,22 +269,24 @@ def federation(
 # what is found
 
 
-def references(world: World, draws: int) -> dict[str, list[float]]:
-    """The measure, query by query, of one index and of lists merged without learning."""
+def references(world: World, draws: int) -> dict[str, list[list[float]]]:
+    """By row the measure, query by query, of one index and of lists merged without learning; several lists
+    where statistics were drawn several times."""
     corpus = world.corpus
     central = BM25().index(corpus.documents).search(corpus.queries, DEPTH)
-    runs = {"central BM25": central, "central BM25+LSA": _with_lsa(world, central)}
+    runs = {CENTRAL_BM25: [central], "BM25+LSA, one index": [_with_lsa(world, central)]}
     with federation(world) as silos:
         lists = silos.lists()
-        runs["raw, local statistics"] = Run.concat(lists)
-        runs["RRF"] = fuse(lists, "rrf")
-        runs["z-score"] = fuse(lists, "comb-sum", norm="z-score")
+        runs["raw, local statistics"] = [Run.concat(lists)]
+        runs["RRF"] = [fuse(lists, "rrf")]
+        runs["z-score"] = [fuse(lists, "comb-sum", norm="z-score")]
         silos.share("exact")
-        runs["raw, shared exactly"] = Run.concat(silos.lists())
-        for draw in range(draws):
+        runs["raw, shared exactly"] = [Run.concat(silos.lists())]
+        runs["raw, shared privately"] = []
+        for _ in range(draws):
             silos.share("private")
-            runs[f"raw, shared privately {draw}"] = Run.concat(silos.lists())
-    return {name: world.values(run).tolist() for name, run in runs.items()}
+            runs["raw, shared privately"].append(Run.concat(silos.lists()))
+    return {name: [world.values(run).tolist() for run in drawn] for name, drawn in runs.items()}
 
 
 def _with_lsa(world: World, central: Run) -> Run:
@@ -326,88 +296,3 @@ def _with_lsa(world: World, central: Run) -> Run:
     documents, queries = world.corpus.documents, world.corpus.queries
     dense = Dense(Lsa.fit(documents.texts)).index(documents).search(queries, DEPTH)
     return fuse([central, dense], "comb-sum", norm="z-score")
-
-
-def learned(world: World) -> dict[str, Any]:
-    """What silos that learn together find and say: by way to calibrate, the measure of every query in every
-    round, and all hits shown as (way, query, silo, probability, whether it was right, round)."""
-    values: dict[str, list[list[float]]] = {}
-    rows: list[list[Any]] = []
-    with federation(world) as silos:
-        silos.share("private")
-        space = silos.learn_space()
-        depth = NodeSettings.depth
-        pupils = [Pupil(silo.index.snapshot, world.relevant, depth=depth) for silo in silos.silos]
-        for number, fold_of in enumerate(world.turns):
-            lists: dict[str, dict[str, dict[str, float]]] = {}
-            for way, at, hits in _round(silos, pupils, space, fold_of):
-                places = {hit.document: float(-place) for place, hit in enumerate(hits)}
-                lists.setdefault(way, {})[world.corpus.queries.ids[at]] = places
-                rows += [
-                    [way, at, hit.silo, hit.probability, _is_right(world, at, hit), number] for hit in hits
-                ]
-            for way, documents in lists.items():
-                values.setdefault(way, []).append(world.values(Run.from_dict(documents)).tolist())
-    return {"values": values, "shown": rows}
-
-
-def _round(
-    silos: Federation, pupils: Sequence[Pupil], space: str, fold_of: IntArray
-) -> Iterator[tuple[str, int, list[Hit]]]:
-    """Every query's hits under every way to calibrate, by models that have not seen its fold."""
-    world = silos.world
-    for fold in np.unique(fold_of).tolist():
-        lesson = world.lesson(np.flatnonzero(fold_of != fold))
-        answer_of = {str(at): partial(_answer, pupil, lesson) for at, pupil in enumerate(pupils)}
-        model = learn(Silos.in_memory(answer_of), lesson.queries, folds=max(lesson.folds) + 1, space=space)
-        ways = _ways(model, pupils)
-        for at in np.flatnonzero(fold_of == fold).tolist():
-            answers = _answers(silos, model, world.corpus.queries.texts[at], world.own[at])
-            for way, lines in ways.items():
-                yield way, at, _fused(answers, lines)
-
-
-def _answer(pupil: Pupil, lesson: Lesson, question: Question) -> FloatArray:
-    """A silo's answer; groups are held out together, and no query finds what it was made from."""
-    return pupil.prepare(lesson) if isinstance(question, Prepare) else pupil.answer(question)
-
-
-def _ways(model: Learned, pupils: Sequence[Pupil]) -> dict[str, list[Line]]:
-    """The silos' lines from margins to log-odds: the product's, one for all, and each silo alone."""
-    return {
-        "default": [pupil.bent(model).shown for pupil in pupils],
-        "one calibrator for all": [model.shown for _ in pupils],
-        "calibrators per silo alone": [pupil.bent(model, shrinkage=1e-3).shown for pupil in pupils],
-    }
-
-
-def _answers(silos: Federation, model: Learned, text: str, itself: str | None) -> list[list[Hit]]:
-    """What every node answers, without the document that the query was made from."""
-    request = Search.model_construct(query=text, k=SHOWN + 1)  # some queries are longer than messages may be
-    answers = []
-    for silo in silos.silos:
-        searcher = Searcher(silo.name, silo.index, silo.store, model)
-        hits = searcher.search(request, snippets=False).hits
-        answers.append([hit for hit in hits if hit.document != itself][:SHOWN])
-    return answers
-
-
-def _fused(answers: Sequence[Sequence[Hit]], lines: Sequence[Line]) -> list[Hit]:
-    """The broker's list of the hits, each with the probability of its silo's line."""
-    lists = [
-        hit.model_copy(update={"probability": _chance(line, hit.score)})
-        for hits, line in zip(answers, lines, strict=True)
-        for hit in hits
-    ]
-    return merge_hits(lists, k=SHOWN, threshold=0.0)[0]
-
-
-def _chance(line: Line, score: float) -> float:
-    return float(1 / (1 + np.exp(-line(np.array(score)))))
-
-
-def _is_right(world: World, at: int, hit: Hit) -> bool:
-    return world.relevant.get(world.corpus.queries.texts[at], {}).get(hit.document, False)
-
-
-WORK: Mapping[str, Callable[..., Any]] = {"references": references, "learned": learned}

@@ -1,0 +1,352 @@
+"""What silos that learn together gain, and whether their probabilities hold: nested, in process.
+
+The rows of all queries come from the service's own candidates and columns. For every outer fold the learner
+sees the other queries alone, cross-validates, chooses and calibrates among them as the product does, and what
+it hands out ranks the fold's queries. The baseline is what that federation would use without learning, with
+the same statistics.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.arrays import FloatArray, IntArray
+from isthmus.asking import Silos
+from isthmus.corpora import load
+from isthmus.errors import DataError
+from isthmus.learning import (
+    COLUMNS,
+    LIST,
+    OF_QUERY,
+    BaselineScale,
+    JudgedRows,
+    LearningOptions,
+    Record,
+    SearchModel,
+    Weights,
+    learn,
+    profile_of,
+)
+from isthmus.randomness import Streams
+from isthmus.service import NodeSettings, candidate_columns, common_scale, eligible, measure
+from isthmus.tables import Run
+from isthmus.text import ENGLISH
+from isthmus_reproduce.search.world import BUILT_IN, SHOWN, Federation, World, encoder_of, federation
+
+PENALTY = 100.0
+LEFT_OUT = {"npl": 300.0}
+"""The penalty, of 100 and 300, with the best mean difference over cran, med, cisi, npl and pydocs, with and
+without an encoder, where the collection reported is left out; `PENALTY` where it is not named here."""
+INNER = 5
+KNOWN, FOREIGN = 300, 60
+OTHER = {"cran": "cisi", "cisi": "npl", "npl": "med", BUILT_IN: "cran"}
+"""Whose queries a collection has no answer to; those of cran where it is not named."""
+HIGH, LOW = 0.8, 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The candidates of many queries in one silo: columns, names and the query of each, in their order."""
+
+    table: FloatArray
+    names: NDArray[Any]
+    query: IntArray
+
+    def of(self, query: int) -> tuple[FloatArray, NDArray[Any]]:
+        """Columns and names of one query's candidates."""
+        start, end = np.searchsorted(self.query, [query, query + 1])
+        return self.table[start:end], self.names[start:end]
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """One query's candidates of all silos, best first, and its profile."""
+
+    names: list[str]
+    margins: FloatArray
+    table: FloatArray
+    profile: FloatArray
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[FloatArray, NDArray[Any]]], score: Weights) -> Ranking | None:
+        """None where there is no candidate."""
+        parts = [part for part in parts if len(part[1])]
+        if not parts:
+            return None
+        scored = [score(table) for table, _ in parts]
+        margins, names = np.concatenate(scored), np.concatenate([names for _, names in parts])
+        table = np.concatenate([table for table, _ in parts])
+        keys = list(zip(margins.tolist(), names.tolist(), strict=True))
+        order = sorted(range(len(keys)), key=keys.__getitem__, reverse=True)
+        profile = profile_of([-np.sort(-each)[:LIST] for each in scored], table[0, -len(OF_QUERY) :])
+        return cls(names[order].tolist(), margins[order], table[order], profile)
+
+    def probabilities(self, model: SearchModel, count: int) -> FloatArray:
+        """Of the first hits."""
+        assert model.calibration is not None
+        return model.calibration(self.margins[:count], self.profile)
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """One collection in silos, as it is searched and learned from."""
+
+    world: World
+    silos: Federation
+    encoder: str
+    penalty: float = PENALTY
+
+    def rows(self, texts: Sequence[str], own: Sequence[str | None]) -> list[Rows]:
+        """The rows of some queries in every silo."""
+        return [
+            Rows(*map(np.concatenate, zip(*_rows(silo, texts, own, self.encoder), strict=True)))
+            for silo in self.silos.silos
+        ]
+
+    @cached_property
+    def parts(self) -> list[Rows]:
+        """The rows of all queries in every silo."""
+        return self.rows(self.world.corpus.queries.texts, self.world.own)
+
+    @cached_property
+    def right(self) -> list[frozenset[str]]:
+        """The relevant documents of every query."""
+        texts, own = self.world.corpus.queries.texts, self.world.own
+        return [
+            frozenset(self.world.relevant.get(text, {})) - {itself}
+            for text, itself in zip(texts, own, strict=True)
+        ]
+
+    @cached_property
+    def relevant(self) -> list[FloatArray]:
+        """Of every row in every silo."""
+        return [
+            np.array([name in self.right[at] for name, at in zip(part.names, part.query, strict=True)], float)
+            for part in self.parts
+        ]
+
+    @cached_property
+    def scale(self) -> BaselineScale:
+        """What the baseline is on, from the silos' score sums."""
+        if not self.encoder:
+            return BaselineScale()
+        scale = common_scale(
+            [measure(silo.name, silo.index.snapshot, silo.store) for silo in self.silos.silos]
+        )
+        if scale is None:
+            raise DataError("the collection has too few documents for a scale")
+        bm25, dense = ((each.mean, each.deviation) for each in (scale.bm25, scale.dense))
+        return BaselineScale(bm25, dense, self.encoder)
+
+    @property
+    def baseline(self) -> Weights:
+        """The score that learning would replace."""
+        centre, scale = np.zeros(len(COLUMNS)), np.ones(len(COLUMNS))
+        for at, standard in enumerate((self.scale.bm25, self.scale.dense)):
+            if standard is not None:
+                centre[at], scale[at] = standard
+        return Weights(centre, scale, self.scale.weights)
+
+    def ranking(self, at: int, score: Weights, *, without_relevant: bool = False) -> Ranking | None:
+        """One query's candidates by a score."""
+        parts = [part.of(at) for part in self.parts]
+        if without_relevant:
+            masks = [np.array([name not in self.right[at] for name in names], bool) for _, names in parts]
+            parts = [(table[mask], names[mask]) for (table, names), mask in zip(parts, masks, strict=True)]
+        return Ranking.of(parts, score)
+
+    def learn(
+        self,
+        chosen: IntArray,
+        *,
+        judgements: Mapping[str, FloatArray] | None = None,
+        options: LearningOptions | None = None,
+    ) -> tuple[SearchModel, Record]:
+        """From some of the queries; `judgements` of every silo's rows take the place of its own."""
+        place = np.full(len(self.right), -1)
+        place[chosen] = np.arange(len(chosen))
+        groups = np.unique(self.world.groups[chosen], return_inverse=True)[1]
+        answers = {}
+        for silo, part, own in zip(self.silos.silos, self.parts, self.relevant, strict=True):
+            if judgements is not None and silo.name not in judgements:
+                continue
+            mine = place[part.query] >= 0
+            right = (own if judgements is None else judgements[silo.name])[mine]
+            query = place[part.query[mine]]
+            targets = np.bincount(query, right, len(chosen)).astype(np.float64)
+            if judgements is None:
+                here = set(self.world.corpus.silo(silo.name).documents.ids)
+                targets = np.array([len(here & self.right[at]) for at in chosen.tolist()], dtype=np.float64)
+            rows = JudgedRows(part.table[mine], right, query, fold=groups % INNER, targets=targets)
+            answers[silo.name] = rows.answer
+        texts = [self.world.corpus.queries.texts[at] for at in chosen.tolist()]
+        options = options or LearningOptions(penalty=self.penalty)
+        return learn(
+            Silos.in_memory(answers), texts, folds=INNER, baseline=self.scale, options=options, groups=groups
+        )
+
+    def values(self, rankings: Mapping[int, Ranking | None]) -> FloatArray:
+        """The measure of every query."""
+        ids = self.world.corpus.queries.ids
+        lists = {
+            ids[at]: {name: float(-place) for place, name in enumerate(each.names[:SHOWN])}
+            for at, each in rankings.items()
+            if each is not None
+        }
+        return self.world.values(Run.from_dict(lists))
+
+
+def _rows(
+    silo: Any, texts: Sequence[str], own: Sequence[str | None], encoder: str
+) -> Iterator[tuple[FloatArray, NDArray[Any], IntArray]]:
+    snapshot = silo.index.snapshot
+    yield np.empty((0, len(COLUMNS))), np.empty(0, dtype=object), np.empty(0, dtype=np.int64)
+    for at, (text, itself) in enumerate(zip(texts, own, strict=True)):
+        candidates = snapshot.find(text, NodeSettings.depth)
+        names = np.array(candidates.documents, dtype=object)
+        chosen = np.flatnonzero(eligible(snapshot, candidates, encoder) & (names != itself))
+        if len(chosen):
+            table = candidate_columns(snapshot, candidates, encoder)[chosen]
+            yield table, names[chosen], np.full(len(chosen), at)
+
+
+def learned(world: World, data: str, encoder: str) -> dict[str, Any]:
+    """By name: measures of every query before and after, in every round; (query, probability, right, round)
+    of hits shown; what was adopted; the first hit's probability where nothing is right; known items."""
+    used = encoder_of(world, encoder) if encoder else None
+    with federation(world, encoder=used) as silos:
+        silos.share("private")
+        study = Study(world, silos, used.fingerprint if used else "", LEFT_OUT.get(data, PENALTY))
+        before = {at: study.ranking(at, study.baseline) for at in range(len(world.groups))}
+        result: dict[str, Any] = {
+            "before": study.values(before).tolist(),
+            "after": [],
+            "hits": [],
+            "missing": [],
+        }
+        records = []
+        for number, turn in enumerate(world.turns):
+            after: dict[int, Ranking | None] = {}
+            for fold in np.unique(turn).tolist():
+                model, record = study.learn(np.flatnonzero(turn != fold))
+                records.append(record)
+                for at in np.flatnonzero(turn == fold).tolist():
+                    ranking = after[at] = study.ranking(at, model.score)
+                    names = [] if ranking is None else ranking.names
+                    hits = zip(_first(ranking, model, SHOWN), names, strict=False)
+                    result["hits"] += [[at, chance, name in study.right[at], number] for chance, name in hits]
+                    result["missing"] += _first(study.ranking(at, model.score, without_relevant=True), model)
+            values = study.values(after)
+            result["after"].append(values.tolist())
+            result.setdefault("fallen", []).extend(
+                _fallen(study, before, after, np.array(result["before"]), values)
+            )
+        model, record = study.learn(np.arange(len(world.groups)))
+        result["kinds"] = [each.kind for each in records]
+        result["record"] = json.loads(record.to_json())
+        foreign = load(OTHER.get(data, "cran")).queries.texts[:FOREIGN]
+        parts = study.rows(foreign, [None] * len(foreign))
+        firsts = (Ranking.of([part.of(at) for part in parts], model.score) for at in range(len(foreign)))
+        result["foreign"] = [chance for each in firsts for chance in _first(each, model)]
+        result["known"] = _known_items(study, model)
+    return result
+
+
+def _first(ranking: Ranking | None, model: SearchModel, count: int = 1) -> list[float]:
+    return [] if ranking is None else ranking.probabilities(model, count).tolist()
+
+
+def _fallen(
+    study: Study,
+    before: Mapping[int, Ranking | None],
+    after: Mapping[int, Ranking | None],
+    was: FloatArray,
+    now: FloatArray,
+) -> Iterator[list[Any]]:
+    """(query, before, after, cause) of queries that fell from above `HIGH` to below `LOW`."""
+    for at in np.flatnonzero((was > HIGH) & (now < LOW)).tolist():
+        old, new = before[at], after[at]
+        assert old is not None
+        assert new is not None
+        best = next(name for name in old.names if name in study.right[at])
+        place = new.names.index(best)
+        moved = new.table[0] - new.table[place]
+        raised = [COLUMNS[column] for column in np.argsort(-np.abs(moved))[:3].tolist()]
+        cause = f"its relevant document is at {place + 1}; the first differs most in {', '.join(raised)}"
+        yield [study.world.corpus.queries.texts[at], float(was[at]), float(now[at]), cause]
+
+
+def _known_items(study: Study, model: SearchModel) -> list[int]:
+    """(queries, first before, first after): documents searched for by two of their rarest words."""
+    documents = study.world.corpus.documents
+    tokens = ENGLISH(documents.texts)
+    table = tokens.counts()
+    having = np.bincount(table.indices, minlength=len(tokens.terms.words))
+    rarity = dict(zip(tokens.terms.words, having.tolist(), strict=True))
+    rng = Streams(0)("search", "known items")
+    queries, targets = [], []
+    for at in rng.permutation(len(documents))[:KNOWN].tolist():
+        words = sorted(set(re.findall(r"\w+", documents.texts[at].lower())))
+        stems = {word: ENGLISH.query(word).words(0) for word in words}
+        single = {word: each[0] for word, each in stems.items() if len(each) == 1 and each[0] in rarity}
+        rarest = sorted(single, key=lambda word: (rarity[single[word]], word))
+        if len({single[word] for word in rarest}) < 2:
+            continue
+        second = next(word for word in rarest if single[word] != single[rarest[0]])
+        queries.append(f"{rarest[0]} {second}")
+        targets.append(documents.ids[at])
+    parts = study.rows(queries, [None] * len(queries))
+    counts = []
+    for score in (study.baseline, model.score):
+        rankings = [Ranking.of([part.of(at) for part in parts], score) for at in range(len(queries))]
+        counts.append(
+            sum(
+                each is not None and each.names[0] == target
+                for each, target in zip(rankings, targets, strict=True)
+            )
+        )
+    return [len(queries), *counts]
+
+
+MANY, INVERTED = 8, 2
+
+
+def inverted(world: World) -> dict[str, list[float]]:
+    """Eight silos of which two judge the wrong way round: what is right is wrong there, and all other
+    candidates are right. The measure of every query without learning, learned from the six others, from all
+    by plain sums, and from all in the mode that weighs silos."""
+    with federation(world) as silos:
+        silos.share("private")
+        study = Study(world, silos, "")
+        names = [silo.name for silo in silos.silos]
+        honest = dict(zip(names, study.relevant, strict=True))
+        mixed = {name: 1 - honest[name] if at < INVERTED else honest[name] for at, name in enumerate(names)}
+        weighed = LearningOptions(penalty=study.penalty, mode="fedrisk")
+        ways: dict[str, dict[str, Any]] = {
+            "the six honest silos": {"judgements": {name: honest[name] for name in names[INVERTED:]}},
+            "all eight, plain sums": {"judgements": mixed},
+            "all eight, weighed by FedRisk": {"judgements": mixed, "options": weighed},
+        }
+        turn = world.turns[0]
+        values = {
+            "baseline": study.values(
+                {at: study.ranking(at, study.baseline) for at in range(len(turn))}
+            ).tolist()
+        }
+        for way, how in ways.items():
+            rankings: dict[int, Ranking | None] = {}
+            for fold in np.unique(turn).tolist():
+                model, _ = study.learn(np.flatnonzero(turn != fold), **how)
+                rankings |= {
+                    at: study.ranking(at, model.score) for at in np.flatnonzero(turn == fold).tolist()
+                }
+            values[way] = study.values(rankings).tolist()
+    return values

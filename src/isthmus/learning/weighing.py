@@ -1,0 +1,47 @@
+"""How much each silo's judgements count, where silos let each other's models be examined.
+
+Every silo fits a model to its own judgements; every other silo ranks its own judged queries with it and tells
+the mean error, fold by fold. The library's FedRisk rule makes weights of these errors: those of a silo whose
+model serves nobody else fall to 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from isthmus.arrays import FloatArray
+from isthmus.asking import Silos
+from isthmus.errors import ProtocolError
+from isthmus.federation import FedRisk, Size, StrategyOptions, Weighed, weigh
+from isthmus.learning.questions import CrossExamination, LearningQuestion, OwnModel
+
+RULE = StrategyOptions(risk=FedRisk(errors="ndcg", formula="georisk", by_size=False, past=0.0, memory=False))
+
+
+def cross_examined(silos: Silos, fit: OwnModel, folds: int) -> Weighed:
+    """Weights of silos, 1 for the median one and at most 1, and their risks."""
+    models = _by_silo(silos, fit, "the weights of a model of its own judgements")
+    names = sorted(models)
+    question = CrossExamination(fit.centre, fit.scale, np.stack([models[name] for name in names]))
+    reports = _by_silo(silos, question, "mean errors of silos' models on its judged queries")
+    columns = []
+    for judge, report in reports.items():
+        if report.shape != ((len(names) + 1) * folds,):
+            raise ProtocolError("a report on other models or folds than there are")
+        sums = report.reshape(len(names) + 1, folds)
+        errors = np.clip(sums[:-1, sums[-1] > 0] / sums[-1, sums[-1] > 0], 0.0, 1.0)
+        own = names.index(judge)
+        others = np.delete(errors, own, axis=0)
+        errors[own] = others.mean(axis=0)  # nobody is a witness in his own case
+        columns.append(errors)
+    table = np.concatenate(columns, axis=1)
+    weighed = weigh(dict(zip(names, table, strict=True)), dict.fromkeys(names, Size(1.0)), RULE)
+    typical = float(np.median(list(weighed.weights.values())))
+    weights = {name: min(1.0, weight / typical) for name, weight in weighed.weights.items()}
+    return Weighed(weights, weighed.risks)
+
+
+def _by_silo(silos: Silos, question: LearningQuestion, shows: str) -> Mapping[str, FloatArray]:
+    return silos.collect(question, shows=shows).by_silo
