@@ -260,6 +260,32 @@ def test_doctor_tells_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "train, for training across silos (Flower): " in told
 
 
+@pytest.mark.parametrize(
+    ("encoder", "line", "advice"),
+    [
+        ("", "north: encoder its own latent space (LSA)", 'name = "bge-small" in every silo'),
+        ('kind = "none"', "north: encoder none: BM25 alone", "isthmus encoder add bge-small: beside BM25"),
+        (
+            'kind = "encoder"\nname = "bge-small"',
+            "north: encoder bge-small",
+            "not here: isthmus encoder add bge",
+        ),
+        ('kind = "encoder"\nname = "http://127.0.0.1:1/v1#m"', "north: encoder http://127.0.0.1:1/v1#m", ""),
+        ('kind = "encoder"\npath = "gone"', "gone", "the node does not start without it"),
+    ],
+)
+def test_doctor_tells_a_nodes_encoder(encoder, line, advice, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("ISTHMUS_ENCODERS", str(tmp_path / "none"))
+    config = tmp_path / "north.toml"
+    config.write_text(f'silo = "north"\nfolder = "north"\n[encoder]\n{encoder}\n')
+    assert main(["doctor", "--config", str(config)]) == 0
+    report = capsys.readouterr().out
+    assert line in report
+    assert advice in report
+    assert main(["doctor", "--json", "--config", str(config)]) == 0
+    assert bool(json.loads(capsys.readouterr().out)["node"]["advice"]) is bool(advice)
+
+
 def test_doctor_names_the_cure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from importlib import metadata
 

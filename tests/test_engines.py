@@ -16,7 +16,16 @@ import numpy as np
 import pytest
 import tantivy
 
-from isthmus.engines import BY_FIELD, STOP, Change, EmbeddedEngine, ExactReader, embedded, growing
+from isthmus.engines import (
+    BY_FIELD,
+    STOP,
+    Change,
+    Constraints,
+    EmbeddedEngine,
+    ExactReader,
+    embedded,
+    growing,
+)
 from isthmus.engines.embedded import Generation
 from isthmus.engines.vector_folders import VectorFolders
 from isthmus.retrieval import BM25, FIELD_TABLES, TEXT, summed
@@ -117,6 +126,64 @@ def test_an_engine_is_the_exact_one_through_changes_and_a_restart(engine, tmp_pa
     again.rebuild([sorted((each for each in last.values() if not each.removed), key=lambda c: c.change)])
     assert again.wasted == 0
     again.close()
+
+
+TERMS = ("red", "appl", "green", "pear", "wave", "sea", "iron", "bridg", "river", "other", "unknown")
+
+
+def some_constraints(rng):
+    """Phrases of up to three terms, prefixes and exclusions; all of stop words now and then."""
+    marked = [STOP + word for word in ("and", "by", "the", "of", "a")]
+
+    def phrases(most):
+        vocabulary = marked if rng.random() < 0.2 else [*TERMS[:9], *marked[:1]]
+        sizes = rng.integers(1, 4, int(rng.integers(0, most + 1)))
+        return tuple(tuple(rng.choice(vocabulary, int(size)).tolist()) for size in sizes)
+
+    prefixes = rng.choice(["r", "pe", "appl", "x", "unk"], int(rng.integers(0, 2))).tolist()
+    return Constraints(phrases(1), tuple(prefixes), phrases(2))
+
+
+def test_phrases_prefixes_and_exclusions_are_those_of_the_exact_reader(engine, tmp_path):
+    first = list(texts(300, longest=25))
+    later = list(changed(first))
+    engine.apply(first)
+    engine.apply(later)
+    exact, rng = ExactReader([*first, *later]), np.random.default_rng(7)
+    sizes = []
+    for _ in range(200):
+        only = some_constraints(rng)
+        wanted = exact.meeting(exact.handles(), only)
+        sizes.append(len(wanted))
+        np.testing.assert_array_equal(engine.reader.meeting(exact.handles(), only), wanted, str(only))
+        some = exact.handles()[::3]
+        np.testing.assert_array_equal(engine.reader.meeting(some, only), exact.meeting(some, only))
+        weights = dict.fromkeys(rng.choice(TERMS, 2).tolist(), 1.0)
+        np.testing.assert_array_equal(
+            engine.reader.matching(weights, 400, only), exact.matching(weights, 400, only), str(only)
+        )
+    assert 0 < np.mean(np.array(sizes) == 0) < 0.7  # some meet nothing, some do
+
+
+def test_the_best_of_a_phrase_are_found_among_many_without_it(engine):
+    bodies = ["green sea " * 20 + "pears " * (at % 50) for at in range(1500)]
+    many = [Change(f"m{at}", at + 1, False, "", body) for at, body in enumerate(bodies)]
+    engine.apply([*many, Change("it", 1501, False, "", "sea of green " + "bridges " * 60)])
+    weights = {"green": 1.0, "sea": 1.0}
+    assert 1501 not in engine.reader.matching(weights, 10)
+    only = Constraints(phrases=(("bridg", "bridg"),))
+    assert engine.reader.matching(weights, 10, only).tolist() == [1501]
+    assert not len(engine.reader.matching(weights, 10, Constraints(without=(("green",),))))
+
+
+def test_no_phrase_reaches_from_a_title_into_the_body(engine):
+    engine.apply([Change("a", 1, False, "the iron", "bridges of the sea")])
+    for phrase, meets in (
+        (("iron", "bridg"), []),
+        (("bridg", "sea"), [1]),
+        ((STOP + "the", STOP + "of"), []),
+    ):
+        assert engine.reader.meeting(np.array([1]), Constraints(phrases=(phrase,))).tolist() == meets
 
 
 def test_totals_that_were_saved_long_ago_are_brought_up_to_date(tmp_path, monkeypatch):

@@ -329,7 +329,7 @@ def test_a_fuser_may_join_a_cross_encoders_list_of_the_first_candidates(settings
 
 def test_a_node_with_another_encoder_says_so_once(settings, caplog):
     with serving(settings) as client:
-        for agreed in ("onnx-most", "onnx-most", "none", client.node.ready().encoder):
+        for agreed in ("onnx-most", "", "onnx-most", "none", client.node.ready().encoder, "onnx-most"):
             client.post("/search", json={"query": "tide"}, headers={"isthmus-encoder": agreed})
     told = [record.getMessage() for record in caplog.records if "agree on the encoder" in record.getMessage()]
     assert len(told) == 1

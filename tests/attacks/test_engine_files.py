@@ -11,14 +11,15 @@ import time
 import numpy as np
 import pytest
 
-from isthmus.engines import BY_FIELD, Change, EmbeddedEngine, ExactReader
+from isthmus.engines import BY_FIELD, Change, EmbeddedEngine, ExactReader, VectorIndex
 from isthmus.engines import embedded as embedded_module
 from isthmus.engines.embedded import Generation
 from isthmus.engines.growing import GrowingFile
+from isthmus.errors import DataError
 from isthmus.service import Node
 from isthmus.service import node as nodes
 from isthmus.service.settings import EncoderSettings, NodeSettings
-from isthmus.service.stores import Draft
+from isthmus.service.stores import Draft, SqliteStore
 
 WORDS = ("moon", "tide", "first", "second", "third", "letter")
 
@@ -152,3 +153,91 @@ def test_tantivys_panics_do_not_keep_a_node_from_starting(tmp_path, monkeypatch)
     again = EmbeddedEngine(tmp_path)
     assert len(again.reader) == 0
     again.close()
+
+
+def flip(path, at):
+    """One bit of a file."""
+    with open(path, "r+b") as stream:
+        stream.seek(at)
+        (octet,) = stream.read(1)
+        stream.seek(at)
+        stream.write(bytes([octet ^ 4]))
+
+
+@pytest.mark.parametrize("name", ["documents", "terms", "counts", "ids", "words", "spelling", "totals"])
+def test_a_flipped_bit_of_the_rows_is_noticed_when_they_are_opened(name, tmp_path, caplog):
+    changes = documents(1, 60)
+    engine = EmbeddedEngine(tmp_path / "engine")
+    for some in (changes[:20], changes[20:]):
+        engine.apply(some)
+    engine.close()
+    path = tmp_path / "engine" / "generation-000001" / name
+    content = path.read_bytes()
+    for at in np.linspace(40, len(content) - 30, 5, dtype=int).tolist():
+        path.write_bytes(content)
+        flip(path, at)
+        again = EmbeddedEngine(tmp_path / "engine")
+        if name == "totals":  # counted again from the rows
+            same(again, changes)
+            again.close()
+            continue
+        assert len(again.reader) == 0
+        assert again.reader.change == 0, "the store is asked for everything"
+        assert "does not have its checksum" in caplog.text
+        again.apply(changes)
+        same(again, changes)
+        again.close()
+        content = path.read_bytes()
+        caplog.clear()
+
+
+@pytest.mark.parametrize("kind", ["vectors", "passages"])
+def test_a_flipped_bit_of_vectors_is_noticed_and_they_are_made_again(kind, tmp_path, caplog):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(9_000, 8)).astype(np.float32)
+    with VectorIndex.open(tmp_path, 8, "e") as index:
+        for some in (range(5_000), range(5_000, 9_000)):
+            index.add([at + 1 for at in some], rows[some.start : some.stop], [(0, 1)] * len(some))
+            index.commit()
+        index.remove([3, 4_200, 8_999])
+        index.commit()
+    VectorIndex.open(tmp_path, 8, "e").close()
+    path = tmp_path / f"{kind}-000001"
+    for part in (0.1, 0.6, 0.99):
+        flip(path, int(part * path.stat().st_size))
+        with pytest.raises(DataError, match="checksum"):
+            VectorIndex.open(tmp_path, 8, "e")
+        flip(path, int(part * path.stat().st_size))
+    VectorIndex.open(tmp_path, 8, "e").close()
+
+
+def test_vectors_that_were_being_erased_are_no_damage(tmp_path, monkeypatch):
+    rows = np.eye(8, dtype=np.float32)
+    index = VectorIndex.open(tmp_path, 8, "e")
+    index.add(range(1, 9), rows, [(0, 1)] * 8)
+    index.commit()
+    index.remove([3])
+
+    def killed(rows, blocks, known):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(index, "_summed", killed)  # after the rows were overwritten
+    with pytest.raises(KeyboardInterrupt):
+        index.commit()
+    index.close()
+    with VectorIndex.open(tmp_path, 8, "e") as again:
+        assert again.reader.documents.tolist() == [1, 2, 4, 5, 6, 7, 8]
+
+
+def test_a_removed_text_leaves_the_database_and_its_log(tmp_path):
+    store = SqliteStore(tmp_path / "documents.db")
+    store.put([Draft(f"d{at}", f"title {at}", f"clandestine{at} " * 50) for at in range(40)])
+    reading = store.count()
+    assert reading == 40
+    assert any(b"clandestine7 " in path.read_bytes() for path in tmp_path.iterdir())
+    store.remove(["d7"])
+    store.put([Draft("d8", "title 8", "replaced")])
+    for word in (b"clandestine7 ", b"clandestine8 "):
+        assert not [path.name for path in tmp_path.iterdir() if word in path.read_bytes()]
+    assert any(b"clandestine9 " in path.read_bytes() for path in tmp_path.iterdir())
+    store.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus import __version__
-from isthmus.cli.command import Command, add_json, print_json
+from isthmus.cli.command import Command, add, add_json, print_json
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -38,8 +38,8 @@ BETTER = (
 """What a better encoder brought where it was measured."""
 
 
-def examine() -> dict[str, Any]:
-    """Everything the doctor looks at, ready for JSON."""
+def examine(config: str | None = None) -> dict[str, Any]:
+    """Everything the doctor looks at, ready for JSON; of a node too, if its settings are named."""
     needed, extras = _requirements()
     return {
         "isthmus": __version__,
@@ -52,7 +52,25 @@ def examine() -> dict[str, Any]:
         "encoders": _encoders(),
         "data": _data(),
         "cache": _cache(),
-    }
+    } | ({} if config is None else {"node": _node(config)})
+
+
+def _node(config: str) -> dict[str, Any]:
+    """A node's encoder, whether it is here, and what would be better; raises what its settings raise."""
+    from isthmus.encoders import installed_encoders
+    from isthmus.service import read_node
+
+    settings = read_node(config)
+    wanted = settings.encoder
+    name = wanted.name if wanted.path is None else str(wanted.path)
+    advice = ""
+    if wanted.kind in ("lsa", "none") and wanted.path is None:
+        advice = BETTER + '; then [encoder] kind = "encoder", name = "bge-small" in every silo\'s settings'
+    elif wanted.path is not None and not wanted.path.exists():
+        advice = "it is not there: the node does not start without it"
+    elif wanted.path is None and name not in {encoder.name for encoder in installed_encoders()}:
+        advice = "" if "://" in name else f"it is not here: isthmus encoder add {name}"
+    return {"silo": settings.silo, "kind": wanted.kind, "encoder": name, "advice": advice}
 
 
 def _requirements() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
@@ -198,6 +216,10 @@ def _show(report: dict[str, Any]) -> str:
     lines.append(line("encoders", ", ".join(encoders["found"]) or "only the built-in latent space (LSA)"))
     if "bge-small" in encoders["missing"]:
         lines.append(line("", BETTER))
+    if node := report.get("node"):
+        known = {"lsa": "its own latent space (LSA)", "none": "none: BM25 alone"}
+        lines.append(line("node", f"{node['silo']}: encoder {node['encoder'] or known[node['kind']]}"))
+        lines += [line("", node["advice"])] if node["advice"] else []
     cache = report["cache"]
     state = f"{cache['bytes'] / 1e6:.1f} MB" if cache["writable"] else "cannot be written: set ISTHMUS_CACHE"
     lines.append(line("cache", f"{cache['folder']} ({state})"))
@@ -205,11 +227,12 @@ def _show(report: dict[str, Any]) -> str:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    add_json(parser, "one object with packages, extras, cores, blas, encoders, data and cache")
+    add(parser, "--config FILE", "a node's settings: which encoder it has, and what a better one would bring")
+    add_json(parser, "one object with packages, extras, cores, blas, encoders, data, cache and node")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    report = examine()
+    report = examine(arguments.config)
     if arguments.json:
         print_json(report)
     else:

@@ -2,6 +2,7 @@ from isthmus.engines.embedded import EmbeddedEngine as EmbeddedEngine
 from isthmus.engines.engine import BY_FIELD as BY_FIELD
 from isthmus.engines.engine import FIELDS as FIELDS
 from isthmus.engines.engine import Change as Change
+from isthmus.engines.engine import Constraints as Constraints
 from isthmus.engines.engine import Counted as Counted
 from isthmus.engines.engine import Encoded as Encoded
 from isthmus.engines.engine import Engine as Engine

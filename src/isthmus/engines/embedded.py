@@ -33,7 +33,7 @@ import numpy as np
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Span, Vectors
-from isthmus.engines.engine import FIELDS, Change, Counted, Encoded, WordCounts
+from isthmus.engines.engine import FIELDS, Change, Constraints, Counted, Encoded, WordCounts
 from isthmus.engines.rows import Rows, RowsView
 from isthmus.engines.terms import STOP
 from isthmus.engines.vector_folders import VectorFolders
@@ -44,7 +44,7 @@ from isthmus.languages import analysis_name
 
 _log = logging.getLogger("isthmus.engines")
 
-FORMAT = 3
+FORMAT = 4
 HEAP = 64_000_000
 """Bytes that tantivy collects before it writes a segment."""
 OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 3, 100, 1 << 14
@@ -54,6 +54,8 @@ MOST_COUNTED = 1 << 20
 MANIFEST = "manifest.json"
 CURE = "the index is left as it is; see to the file system, its permissions and the limit of open files"
 _SYSTEM_ERROR = re.compile(r"Os \{ code: (\d+)")
+PARTS = ("terms", "terms", "stops", "stops")
+"""The fields of title and body; no phrase reaches from one text of a field into the next."""
 EVERY = "1"
 """A term of every document: its document frequency counts what tantivy's other ones count."""
 
@@ -86,10 +88,12 @@ class EmbeddedReader:
     def _every(self) -> int:
         return int(self.searcher.doc_freq("every", EVERY))
 
-    def matching(self, weights: Mapping[str, float], depth: int) -> IntArray:
+    def matching(self, weights: Mapping[str, float], depth: int, only: Constraints | None = None) -> IntArray:
         query = self._query(weights)
         if query is None or depth < 1:
             return np.empty(0, dtype=np.int64)
+        if only is not None:
+            query = self._constrained(query, only)
         limit = max(OVERFETCH * depth, LEAST_FETCHED)
         most = min(MOST_FETCHED, MOST_COUNTED // len(weights))
         while True:
@@ -97,9 +101,42 @@ class EmbeddedReader:
             if len(hits) < limit or limit >= most or hits[-1][0] < hits[depth - 1][0]:
                 break
             limit = min(4 * limit, most)
+        return self._handles(hits)
+
+    def _handles(self, hits: Sequence[tuple[float, Any]]) -> IntArray:
+        """The documents of hits, ascending; none of a batch that was never acknowledged."""
         values = self.searcher.fast_field_values("change", [address for _, address in hits])
         changes = np.unique(np.array(values, dtype=np.int64))
         return changes[self.view.rows(changes) >= 0]
+
+    def meeting(self, handles: IntArray, only: Constraints) -> IntArray:
+        from tantivy import Query
+
+        if not len(handles):
+            return handles
+        named = Query.term_set_query(self.schema, "change", handles.tolist())
+        limit = 2 * len(handles)  # a change may be there twice, where it was never acknowledged
+        return self._handles(self.searcher.search(self._constrained(named, only), limit, count=False).hits)
+
+    def _constrained(self, query: Any, only: Constraints) -> Any:
+        """A query of the documents that meet constraints, which add nothing to its scores."""
+        from tantivy import Occur, Query
+
+        wanted = [self._phrase(words) for words in only.phrases]
+        wanted += [Query.regex_query(self.schema, "terms", re.escape(text) + ".*") for text in only.prefixes]
+        parts = [(Occur.Must, query), *((Occur.Must, Query.const_score_query(each, 0.0)) for each in wanted)]
+        parts += [(Occur.MustNot, self._phrase(words)) for words in only.without]
+        return Query.boolean_query(parts)
+
+    def _phrase(self, words: Sequence[str]) -> Any:
+        from tantivy import Query
+
+        terms: list[Any] = [word for word in words if not word.startswith(STOP)]
+        field = "terms" if terms else "stops"
+        terms = terms or [word[len(STOP) :] for word in words]
+        if len(terms) < 2:
+            return Query.term_query(self.schema, field, terms[0], "basic") if terms else Query.empty_query()
+        return Query.phrase_query(self.schema, field, terms)
 
     def _query(self, weights: Mapping[str, float]) -> Any:
         from tantivy import Occur, Query
@@ -168,10 +205,10 @@ class Generation:
     def __init__(self, folder: Path, state: Mapping[str, Any]) -> None:
         import tantivy
 
-        if not state["sizes"]:
+        if not state["files"]:
             shutil.rmtree(folder, ignore_errors=True)
         (folder / "tantivy").mkdir(parents=True, exist_ok=True)
-        self.rows = Rows(folder, bytes.fromhex(state["key"]), state["sizes"])
+        self.rows = Rows(folder, bytes.fromhex(state["key"]), state["files"])
         self.schema = _schema()
         self.before: int = state["change"]
         self.commit: int = state["commit"]
@@ -200,12 +237,12 @@ class Generation:
         self._index(changes, texts, delete=len(gone) > 0 or not (distinct and self._clean))
         return gone
 
-    def _index(self, changes: Sequence[Change], texts: tuple[list[str], list[str]], *, delete: bool) -> None:
+    def _index(self, changes: Sequence[Change], texts: Sequence[list[str]], *, delete: bool) -> None:
         from tantivy import Document
 
         if self._writer is None:
             self._writer = self._tantivy.writer(HEAP, 1)
-        for each, terms, stops in zip(changes, *texts, strict=True):
+        for each, *parts in zip(changes, *texts, strict=True):
             if delete:
                 self._writer.delete_documents_by_term("id", each.id)
             if not each.removed:
@@ -213,9 +250,9 @@ class Generation:
                 document.add_text("id", each.id)
                 document.add_unsigned("change", each.change)
                 document.add_text("every", EVERY)
-                document.add_text("terms", terms)
-                if stops:
-                    document.add_text("stops", stops)
+                for field, text in zip(PARTS, parts, strict=True):
+                    if text:
+                        document.add_text(field, text)
                 self._writer.add_document(document)
         self.commit = self._writer.commit()
 
@@ -330,7 +367,7 @@ class EmbeddedEngine:
     def _commit(self, generation: Generation, state: Mapping[str, Any]) -> None:
         """Let the manifest name what is on disk, then show it to readers."""
         view = generation.rows.view
-        now = {**state, "sizes": generation.rows.sizes, "commit": generation.commit}
+        now = {**state, "files": generation.rows.states, "commit": generation.commit}
         if len(view.changes) > view.living:
             now["wasted_since"] = state["wasted_since"] or time.time()
         with replacing(self.folder / MANIFEST) as stream:
@@ -437,7 +474,7 @@ def _fresh(generation: int, change: int = 0) -> dict[str, Any]:
         "change": change,
         "commit": 0,
         "wasted_since": 0.0,
-        "sizes": {},
+        "files": {},
     }
 
 
@@ -446,8 +483,8 @@ def _schema() -> Any:
 
     builder = SchemaBuilder()
     builder.add_text_field("id", tokenizer_name="raw", index_option="basic")
-    builder.add_unsigned_field("change", fast=True)
+    builder.add_unsigned_field("change", fast=True, indexed=True)
     builder.add_text_field("every", tokenizer_name="raw", index_option="basic")
-    builder.add_text_field("terms", tokenizer_name="whitespace", index_option="freq")
-    builder.add_text_field("stops", tokenizer_name="whitespace", index_option="freq")
+    builder.add_text_field("terms", tokenizer_name="whitespace", index_option="position")
+    builder.add_text_field("stops", tokenizer_name="whitespace", index_option="position")
     return builder.build()

@@ -6,7 +6,8 @@ releases are worked out above, the same for all engines.
 
 Texts stay in the node's store, which has every document by its id: hits are fetched and highlighted from
 there, so an engine stores what it counts and nothing to show. One that keeps texts of its own is a store as
-well (`service.stores.DocumentStore`), and gives them by `get`. Queries are words, not phrases or prefixes.
+well (`service.stores.DocumentStore`), and gives them by `get`. Queries are words; `Constraints` say which
+documents they are searched in.
 
 A document's handle is an integer that the engine chose; it names one version of the document and is never
 used for another.
@@ -78,6 +79,21 @@ class Counted:
     lead: NDArray[np.bool_]
 
 
+@dataclass(frozen=True)
+class Constraints:
+    """What documents must have, all of it, and what they must not have, in terms as the engine knows them.
+
+    A phrase stands in a title or in a body, its terms one after the other; stop words between them are passed
+    over, but in a phrase of nothing else. A term is a phrase of one. A prefix begins a term that is no stop
+    word.
+    """
+
+    phrases: tuple[tuple[str, ...], ...] = ()
+    prefixes: tuple[str, ...] = ()
+    without: tuple[tuple[str, ...], ...] = ()
+    """Phrases that no document may have."""
+
+
 class EngineReader(Protocol):
     """An engine's documents at one moment. Searches that began with it end with it."""
 
@@ -96,9 +112,12 @@ class EngineReader(Protocol):
     def __len__(self) -> int:
         """The number of documents."""
 
-    def matching(self, weights: Mapping[str, float], depth: int) -> IntArray:
+    def matching(self, weights: Mapping[str, float], depth: int, only: Constraints | None = None) -> IntArray:
         """Documents with any of the words, among them the best `depth` by BM25 with these weights, nearly
-        always: more than `depth`, so that exact scores decide."""
+        always: more than `depth`, so that exact scores decide; of those that meet the constraints."""
+
+    def meeting(self, handles: IntArray, only: Constraints) -> IntArray:
+        """Those of some documents that meet constraints."""
 
     def nearest(self, vector: Vectors, depth: int) -> IntArray:
         """The `depth` documents with the largest cosines to a vector."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Span, Vectors
-from isthmus.engines.engine import BY_FIELD, FIELDS, Change, Counted, WordCounts
+from isthmus.engines.engine import BY_FIELD, FIELDS, Change, Constraints, Counted, WordCounts
 from isthmus.engines.terms import STOP, TermBatch
 
 
@@ -31,6 +31,7 @@ class ExactReader:
         for table, name in zip(self._counts, (*FIELDS, "lead"), strict=True):
             table[document, code] = counts[name]
         self._lengths = batch.lengths().astype(np.int32)
+        self._texts = batch.texts()
         self._vectors = dict(vectors or {})
         self.vocabulary = object()
 
@@ -58,10 +59,28 @@ class ExactReader:
         place = {word: at for at, word in enumerate(self._words)}
         return np.array([place.get(word, -1) for word in words], dtype=np.int64)
 
-    def matching(self, weights: Mapping[str, float], depth: int) -> IntArray:
+    def matching(self, weights: Mapping[str, float], depth: int, only: Constraints | None = None) -> IntArray:
         """All documents that have a word."""
         counts = self.counts(self.handles(), list(weights))
-        return self.handles()[(counts.title + counts.body).any(axis=1)]
+        handles = self.handles()[(counts.title + counts.body).any(axis=1)]
+        return handles if only is None else self.meeting(handles, only)
+
+    def meeting(self, handles: IntArray, only: Constraints) -> IntArray:
+        """Those whose texts have it, read one by one."""
+        return np.array([at for at in handles.tolist() if self._meets(at, only)], dtype=np.int64)
+
+    def _meets(self, handle: int, only: Constraints) -> bool:
+        (row,) = self._rows(np.array([handle]))
+        title, body, *stops = (f" {column[row]} " for column in self._texts)
+
+        def has(phrase: tuple[str, ...]) -> bool:
+            content = [term for term in phrase if not term.startswith(STOP)]
+            texts = (title, body) if content else stops
+            words = content or [term.removeprefix(STOP) for term in phrase]
+            return any(f" {' '.join(words)} " in text for text in texts)
+
+        prefixed = (f" {prefix}" in title + body for prefix in only.prefixes)
+        return all(map(has, only.phrases)) and all(prefixed) and not any(map(has, only.without))
 
     def nearest(self, vector: Vectors, depth: int) -> IntArray:
         """The nearest documents; of equal cosines the later ones."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +15,37 @@ from isthmus.errors import DataError
 
 
 class GrowingFile:
-    """What lies beyond `count` was never acknowledged and is cut off; a shorter file is a DataError."""
+    """`state` is how many records count, and their CRC-32. What lies beyond was never acknowledged and is cut
+    off; a shorter file, or one with another checksum, is a DataError."""
 
-    def __init__(self, path: Path, dtype: Any, count: int) -> None:
-        self.path, self.dtype, self.count = path, np.dtype(dtype), count
+    def __init__(self, path: Path, dtype: Any, state: Sequence[int] = (0, 0)) -> None:
+        self.path, self.dtype, (self.count, self._checksum) = path, np.dtype(dtype), state
         mode = "r+b" if path.exists() else "w+b"
         self._stream = open(path, mode, buffering=0)  # noqa: SIM115  (until `close`)
-        size = count * self.dtype.itemsize
+        size = self.count * self.dtype.itemsize
         if os.fstat(self._stream.fileno()).st_size < size:
             self._stream.close()
             raise DataError("is shorter than it was", file=path)
         self._stream.truncate(size)
         self.records = self._mapped()
+        if zlib.crc32(self.records.view(np.uint8).data) != self._checksum:
+            self._stream.close()
+            raise DataError("does not have its checksum", file=path)
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """How many records there are, and their checksum."""
+        return self.count, self._checksum
 
     def append(self, records: NDArray[Any]) -> None:
         """Write records behind the others; they are on disk after `sync`, and mapped."""
         content = np.ascontiguousarray(records, dtype=self.dtype).view(np.uint8).data
+        checksum = zlib.crc32(content, self._checksum)
         place = self.count * self.dtype.itemsize  # whatever a write that failed has left
         while content:
             written = os.pwrite(self._stream.fileno(), content, place)
             content, place = content[written:], place + written
-        self.count += len(records)
+        self.count, self._checksum = self.count + len(records), checksum
 
     def sync(self) -> None:
         """Force everything to disk and map it."""

@@ -9,11 +9,12 @@
     totals       counts of every word over the living documents of the first so many rows
 
 A document is its last row; a removed one ends with a row that says so. So which rows live follows from the
-rows themselves, and one number for every file, the manifest's, says what of it counts.
+rows themselves, and the manifest says of every file how much of it counts, with a checksum.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -169,23 +170,23 @@ def add_counts(totals: IntArray, codes: NDArray[np.int32], counts: Counts, sign:
 class Rows:
     """The files of the rows, and the view of them that is current. One thread writes."""
 
-    def __init__(self, folder: Path, key: bytes, sizes: Mapping[str, int]) -> None:
+    def __init__(self, folder: Path, key: bytes, states: Mapping[str, Sequence[int]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._key = folder, key
         self._files = {
-            name: GrowingFile(folder / name, dtype, sizes.get(name, 0)) for name, dtype in FILES.items()
+            name: GrowingFile(folder / name, dtype, states.get(name, (0, 0))) for name, dtype in FILES.items()
         }
-        self.vocabulary = Vocabulary(folder, key, sizes.get("words", 0), sizes.get("spelling", 0))
+        self.vocabulary = Vocabulary(folder, key, states)
         names = self._files["documents"].records["name"].copy()
         self._places = Places(names)
         self._saved = 0
         self.view = self._opened(names)
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Records of every file, for the manifest."""
-        sizes = {name: file.count for name, file in self._files.items()}
-        return sizes | {"words": self.vocabulary.records.count, "spelling": self.vocabulary.spelling.count}
+    def states(self) -> dict[str, tuple[int, int]]:
+        """Of every file, for the manifest."""
+        files = self._files | {"words": self.vocabulary.records, "spelling": self.vocabulary.spelling}
+        return {name: file.state for name, file in files.items()}
 
     def _opened(self, names: NDArray[np.uint64]) -> RowsView:
         documents = self._files["documents"].records
@@ -204,8 +205,10 @@ class Rows:
         totals = np.zeros((len(BY_FIELD), len(self.vocabulary)), dtype=np.int64)
         mark, count = 0, len(following)
         if saved is not None and saved[0].get("key") == self._key.hex() and saved[0]["rows"] <= count:
-            mark, before = saved[0]["rows"], saved[1]["totals"]
-            totals[:, : before.shape[1]] = before
+            before = saved[1]["totals"]
+            if zlib.crc32(np.ascontiguousarray(before).data) == saved[0].get("checksum"):
+                mark = saved[0]["rows"]
+                totals[:, : before.shape[1]] = before
         self._saved = int(view.documents["terms"][mark - 1]) if mark else 0
         gone = np.flatnonzero(there[:mark] & (following[:mark] >= mark) & (following[:mark] < count))
         for rows, sign in ((mark + np.flatnonzero(view.alive[mark:]), 1), (gone, -1)):
@@ -225,8 +228,8 @@ class Rows:
             **files,
         )
 
-    def append(self, changes: Sequence[Change]) -> tuple[list[str], list[str]]:
-        """Write rows of changes, forced to disk; the texts to search of those that are documents."""
+    def append(self, changes: Sequence[Change]) -> tuple[list[str], ...]:
+        """Write rows of changes, forced to disk; their terms as `TermBatch.texts` has them."""
         old = self.view
         batch = TermBatch.of(changes)
         words, place = batch.words()
@@ -290,7 +293,8 @@ class Rows:
         """Write the totals where many terms have come since; never before the manifest has their rows."""
         terms = self._files["terms"].count
         if always or terms - self._saved > max(SAVED_AFTER, self._saved // 8):
-            header = {"rows": len(self.view.changes), "key": self._key.hex()}
+            checksum = zlib.crc32(self.view.totals.data)
+            header = {"rows": len(self.view.changes), "key": self._key.hex(), "checksum": checksum}
             write_columns(self.folder / "totals", {"totals": Column.of(self.view.totals)}, header)
             self._saved = terms
 

@@ -77,15 +77,18 @@ class TermBatch:
         stops = self.tokens.terms.vocabulary.take(pa.array(used[plain:] - size)).to_pylist()
         return [*content, *(STOP + word for word in stops)], place[codes]
 
-    def texts(self) -> tuple[list[str], list[str]]:
-        """Every document's content terms joined by blanks, and its stop words."""
-        return self._joined(~self.stopped), self._joined(self.stopped)
+    def texts(self) -> tuple[list[str], ...]:
+        """Content terms of every title, those of every body, then stop words of both, joined by blanks."""
+        content, stops = self._joined(~self.stopped), self._joined(self.stopped)
+        return content[::2], content[1::2], stops[::2], stops[1::2]
 
     def _joined(self, mask: NDArray[np.bool_]) -> list[str]:
-        bounds = self._bounds(mask)[::_PARTS]
+        """Some of the tokens of every title and body, one after the other."""
+        bounds = self._bounds(mask)
+        ends = np.append(np.column_stack((bounds[:-1:_PARTS], bounds[1::_PARTS])), bounds[-1])
         terms = self.tokens.terms.vocabulary.take(pa.array(self.tokens.terms.codes[mask]))
         joined: list[str] = pc.binary_join(
-            pa.LargeListArray.from_arrays(pa.array(bounds), terms), _BLANK
+            pa.LargeListArray.from_arrays(pa.array(ends), terms), _BLANK
         ).to_pylist()
         return joined
 

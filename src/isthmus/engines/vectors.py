@@ -1,6 +1,6 @@
 """The vectors of a node's documents: several passages a document, nearest first, kept on disk.
 
-    state              the encoder, how many rows count, which files, and how many rows the graph has
+    state              the encoder, which files, how many rows count, their checksums, and what the graph has
     passages-000001    one record a passage: its document, its span of the text, the norm of its vector
     vectors-000001     its vector in float16, in the same order
     graph-000001-…     HNSW (usearch) over the first rows in int8: a cache of the two files above
@@ -21,7 +21,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +40,7 @@ EXACT = 20_000
 STEP = 100_000
 """Rows that a graph grows by before it is saved."""
 _GROWTH = 0.1
+_BLOCK = 4096  # rows that have a checksum together
 _LINKS, _BUILD, _SEARCH = 16, 128, 384
 _CHUNK = 4  # rows a call: the library has the interpreter's lock until it returns
 _SPARE = 2  # candidates per row wanted: int8 and half precision order near ties differently
@@ -205,6 +207,7 @@ class VectorIndex:
         self._added: list[NDArray[Any]] = []
         self._removed: list[Changes] = []
         self._files = self._open_files(state)
+        self._check()
         passages = np.fromfile(self._path("passages"), _PASSAGE)
         self._show(passages, self._read_graph())
         self._forget_others()
@@ -218,6 +221,7 @@ class VectorIndex:
         """
         folder.mkdir(parents=True, exist_ok=True)
         fresh = {"format": 1, "width": width, "encoder": fingerprint, "files": 1, "rows": 0, "graph": None}
+        fresh["checksums"] = {}
         try:
             state = json.loads((folder / "state").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -236,7 +240,7 @@ class VectorIndex:
     def _open_files(self, state: Mapping[str, Any]) -> dict[str, int]:
         """Open both files behind the last row that was committed; what a killed process added is cut off."""
         files: dict[str, int] = {}
-        for kind, size in (("passages", _PASSAGE.itemsize), ("vectors", 2 * self.width)):
+        for kind, size in self._sizes.items():
             path, length = self.folder / f"{kind}-{state['files']:06d}", size * state["rows"]
             files[kind] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             if (there := os.fstat(files[kind]).st_size) < length:
@@ -244,6 +248,34 @@ class VectorIndex:
                 raise DataError(f"has {there} bytes, {length} were committed", file=path, cure=_CURE)
             os.ftruncate(files[kind], length)
         return files
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of a row, by file."""
+        return {"passages": _PASSAGE.itemsize, "vectors": 2 * self.width}
+
+    def _summed(self, rows: int, blocks: Iterable[int], known: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """The checksums of files of so many rows: those of some blocks as they are, the others as known."""
+        sums = {}
+        for kind, size in self._sizes.items():
+            sums[kind] = [*known.get(kind, ()), *[None] * (rows // _BLOCK + 1)][: -(-rows // _BLOCK)]
+            for block in blocks:
+                length = min(_BLOCK, rows - block * _BLOCK)
+                content = os.pread(self._files[kind], length * size, block * _BLOCK * size)
+                sums[kind][block] = zlib.crc32(content)
+        return sums
+
+    def _check(self) -> None:
+        """Raise a DataError for a block that has changed; one that was being erased is as it may be."""
+        rows, known = self._state["rows"], self._state.get("checksums", {})
+        sums = self._summed(rows, range(-(-rows // _BLOCK)), {})
+        for kind, each in sums.items():
+            for at, (before, now) in enumerate(zip(known.get(kind, ()), each, strict=False)):
+                if before not in (None, now):
+                    _close(self._files)
+                    message = f"rows from {at * _BLOCK} on do not have their checksum"
+                    raise DataError(message, file=self._path(kind), cure=_CURE)
+        self._state["checksums"] = sums
 
     def close(self) -> None:
         """Close the files; what was not committed is lost."""
@@ -300,11 +332,25 @@ class VectorIndex:
             removed = np.concatenate((np.empty(0, np.uint64), *self._removed))
             gone = np.flatnonzero(np.isin(passages["owner"], removed[removed > 0]))
             passages[gone] = 0
+            blocks = {*np.unique(gone // _BLOCK).tolist()}
+            self._unsettle(blocks)
             self._erase(gone)
-            self._state = {**self._state, "rows": len(passages)}
+            blocks |= {*range(len(self.reader.passages) // _BLOCK, -(-len(passages) // _BLOCK))}
+            sums = self._summed(len(passages), blocks, self._state["checksums"])
+            self._state = {**self._state, "rows": len(passages), "checksums": sums}
             self._flush()
             self._added, self._removed = [], []
             self._show(passages, self.reader.graph)
+
+    def _unsettle(self, blocks: set[int]) -> None:
+        """Let the state not vouch for blocks whose rows are erased next: a process may be killed then."""
+        if blocks:
+            unknown = {
+                kind: [None if at in blocks else checksum for at, checksum in enumerate(sums)]
+                for kind, sums in self._state["checksums"].items()
+            }
+            self._state = {**self._state, "checksums": unknown}
+            self._flush()
 
     def _erase(self, rows: IntArray) -> None:
         """Overwrite rows with zeros: first vectors, then owners, which say that a row is dead."""
@@ -385,7 +431,8 @@ class VectorIndex:
         try:
             _write(files["passages"], passages, 0)
             self._erase(np.flatnonzero(passages["owner"] == 0))  # removed after it was copied
-            self._state = {**state, "rows": len(passages)}
+            sums = self._summed(len(passages), range(-(-len(passages) // _BLOCK)), {})
+            self._state = {**state, "rows": len(passages), "checksums": sums}
             self._flush()
         except BaseException:
             self._files, self._state = before
@@ -410,8 +457,9 @@ class VectorIndex:
         with replacing(path := self._graph_file(end)) as stream:
             graph.save(stream.name)
         del graph
+        checksum = _checksum(path)
         with self._writing:
-            self._state = {**self._state, "graph": {"rows": end, "bytes": path.stat().st_size}}
+            self._state = {**self._state, "graph": {"rows": end, "checksum": checksum}}
             self._flush()
             self._show(self.reader.passages, self._read_graph())
             self._forget_others()
@@ -424,7 +472,7 @@ class VectorIndex:
         """The graph, mapped; None where there is none, or not whole: it is built again."""
         named = self._state["graph"]
         path = None if named is None else self._graph_file(named["rows"])
-        if path is None or not path.exists() or path.stat().st_size != named["bytes"]:
+        if path is None or not path.exists() or named.get("checksum") not in (None, _checksum(path)):
             self._state["graph"] = None
             return None
         graph = _graph(self.width)
@@ -468,6 +516,15 @@ def _unit(vector: NDArray[np.floating]) -> NDArray[np.float32] | None:
     """The vector with length 1; None for one without direction."""
     norm = float(np.linalg.norm(vector))
     return np.asarray(vector / norm, dtype=np.float32) if norm > 0 else None
+
+
+def _checksum(path: Path) -> int:
+    """Of a file that may be large."""
+    checksum = 0
+    with open(path, "rb") as stream:
+        while chunk := stream.read(1 << 24):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
 
 
 def _close(files: Mapping[str, int]) -> None:

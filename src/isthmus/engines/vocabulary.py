@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 
@@ -69,10 +69,10 @@ class Places:
 class Vocabulary:
     """The words of an index by code; stop words begin with `STOP`."""
 
-    def __init__(self, folder: Path, key: bytes, words: int, letters: int) -> None:
+    def __init__(self, folder: Path, key: bytes, states: Mapping[str, Sequence[int]]) -> None:
         self._key = key
-        self.records = GrowingFile(folder / "words", WORD, words)
-        self.spelling = GrowingFile(folder / "spelling", np.uint8, letters)
+        self.records = GrowingFile(folder / "words", WORD, states.get("words", (0, 0)))
+        self.spelling = GrowingFile(folder / "spelling", np.uint8, states.get("spelling", (0, 0)))
         self._places = Places(self.records.records["hash"].copy())
         self.stop = self._stops(0)
         self._latest: dict[str, int] = {}  # codes of the latest batch, whose words come again

@@ -71,7 +71,7 @@ class NodeApi:
 
     def __init__(self, node: Node) -> None:
         self.node, self.settings = node, node.settings
-        self._agreed = ""
+        self._differing = ("", "")
         self.metrics = Metrics()
         self._seconds = self.metrics.histogram("isthmus_search_seconds", "Times of searches.")
         self._hits = self.metrics.counter("isthmus_hits_total", "Hits that left, by peer.", "peer")
@@ -169,12 +169,12 @@ class NodeApi:
         return _json(answer)
 
     def _compare_encoder(self, agreed: str) -> None:
-        """Log, once for each, that the silos of a broker agree on another encoder than this silo's."""
+        """Log, once for each change, that the silos of a broker agree on another encoder than this silo's."""
         own = self.node.index.snapshot.encoder.fingerprint
-        if agreed != self._agreed and another_encoder(own, agreed):
+        if (own, agreed) != self._differing and another_encoder(own, agreed):
             words = "the silos agree on the encoder %.100s, this one has %s: merged without its dense score"
             _log.warning(words, agreed, own)
-        self._agreed = agreed
+            self._differing = own, agreed
 
     async def feedback(self, request: Request, verdict: wire.AttributedFeedback) -> Response:
         """Keep a judgement of a hit that this peer was shown."""

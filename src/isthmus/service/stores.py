@@ -171,7 +171,12 @@ class DocumentStore(ABC):
                 self._claim(db, [id for id in unique if known.get(id) == digests[id]], source)
             added = sum(draft.id not in known for draft in new)
             done += Counts(added=added, changed=len(new) - added)
+        if done.changed:
+            self._forget()
         return done
+
+    def _forget(self) -> None:  # noqa: B027  (PostgreSQL sees to it)
+        """Let nothing remain of what was replaced or removed."""
 
     def _among(self, db: Any, sql: str, ids: Sequence[str], *values: Any) -> list[tuple[Any, ...]]:
         """The rows of a statement that ends in `id IN`, for these ids, few enough for one statement."""
@@ -238,6 +243,8 @@ class DocumentStore(ABC):
                     [(b"", first + at, id) for at, id in enumerate(known)],
                 )
                 gone += len(known)
+        if gone:
+            self._forget()
         return gone
 
     def retain(self, source: str, ids: Iterable[str], *, below: tuple[str, ...] = ()) -> int:
@@ -419,6 +426,10 @@ class SqliteStore(DocumentStore):
             db.execute(f"PRAGMA application_id={APPLICATION}")
             db.execute(f"PRAGMA user_version={len(self.migrations)}")
             db.execute("COMMIT")
+
+    def _forget(self) -> None:
+        """Empty the log, which has texts until it is written over; `secure_delete` sees to the rest."""
+        self._db().execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _rows(self, db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return db.execute(sql, values).fetchall()
