@@ -45,13 +45,13 @@ class Difference:
     @classmethod
     def of(cls, values: FloatArray, before: FloatArray, groups: IntArray | None = None) -> Difference:
         """Of two models' nDCG@10 of the same queries; `groups` of linked queries count once."""
-        from scipy.stats import beta
+        from scipy.special import betaincinv
 
         difference = values - before
         count, much = len(difference), int((difference < -MUCH).sum())
         mean, low, high, deviation = _interval(difference, groups)
         risks = georisk(np.stack((before, values)))
-        bound = 1.0 if much >= count else float(beta.ppf(0.95, much + 1, count - much))
+        bound = 1.0 if much >= count else float(betaincinv(much + 1, count - much, 0.95))
         return cls(
             *(mean, low, high, count),
             *(int((difference > 1e-9).sum()), int((difference < -1e-9).sum()), much, bound),
@@ -94,7 +94,7 @@ class Difference:
 
 def _interval(difference: FloatArray, groups: IntArray | None) -> tuple[float, float, float, float]:
     """(mean, low, high, deviation a query): Student's interval, robust to what linked queries share."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     count, mean = len(difference), float(difference.mean())
     labels = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -103,7 +103,7 @@ def _interval(difference: FloatArray, groups: IntArray | None) -> tuple[float, f
     if clusters < 2:
         return mean, -np.inf, np.inf, np.inf
     error = float(np.sqrt(clusters / (clusters - 1) * (sums**2).sum()) / count)
-    reach = error * float(t.ppf(0.975, clusters - 1))
+    reach = error * float(stdtrit(clusters - 1, 0.975))
     return mean, mean - reach, mean + reach, error * float(np.sqrt(count))
 
 
