@@ -5,109 +5,31 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from browsing import opened
-from core_walk import free_base
 from isthmus.cli import main
-from isthmus.errors import ServiceError
 from isthmus.service import certificates
 from isthmus.service.broker import Broker
-from isthmus.service.client import Client
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import read_broker
 from isthmus.service.wire import Search
+from running_federation import PATIENCE, RunningFederation, page_of, searched, until
 
 SILOS = ("north", "south", "west")
-PATIENCE = 240.0
-DEADLINE = 2.0
 
 pytestmark = pytest.mark.timeout(600)
 
 
-def until(what, told):
-    end = time.monotonic() + PATIENCE
-    while not (found := what()):
-        if time.monotonic() > end:
-            pytest.fail(f"not within {PATIENCE:.0f} s: {told}")
-        time.sleep(0.2)
-    return found
-
-
-class Federation:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_base(len(SILOS) + 1)
-        assert main(["new", str(folder), "--silos", ",".join(SILOS), "--port", str(self.port)]) == 0
-        for name in SILOS:
-            (folder / name / "documents" / "tides.md").write_text(
-                f"# Tides\n\nTidal power as {name} has it.\n"
-            )
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str) -> None:
-        verb, config = ("broker", "broker.toml") if name == "broker" else ("node", f"{name}/silo.toml")
-        more = ["--set", f"deadline_ms={DEADLINE * 1000:.0f}"] if name == "broker" else []
-        command = [sys.executable, "-m", "isthmus", verb, "--config", config, *more]
-        with open(self.folder / f"{name}.log", "ab") as log:
-            self.running[name] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
-
-    def client(self) -> Client:
-        return Client(f"http://127.0.0.1:{self.port}", key=self.folder / "broker" / "admin.key")
-
-    def statuses(self) -> dict[str, str]:
-        began = time.monotonic()
-        with self.client() as broker:
-            told = {each.silo: each.status for each in broker.search("tidal power").silos}
-        assert time.monotonic() - began < DEADLINE + 3  # the machine may be busy
-        return told
-
-    def answered(self) -> set[str]:
-        return {silo for silo, status in self.statuses().items() if status == "answered"}
-
-    def found(self) -> set[str]:
-        try:
-            with self.client() as broker:
-                return {each.silo for each in broker.search("tidal power").hits}
-        except ServiceError:
-            return set()
-
-    def holds(self, word: str) -> bool:
-        try:
-            with self.client() as broker:
-                return bool(broker.search(word).hits)
-        except ServiceError:
-            return False
-
-    def restart(self, name: str) -> None:
-        self.running[name].terminate()
-        self.running[name].wait(PATIENCE)
-        self.start(name)
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(encoding="utf-8")
-
-    def close(self) -> None:
-        for process in self.running.values():
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-        for process in self.running.values():
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    made = Federation(tmp_path_factory.mktemp("journey") / "my-federation")
+    made = RunningFederation(tmp_path_factory.mktemp("journey") / "my-federation", SILOS)
+    for name in SILOS:
+        page = f"# Tides\n\nTidal power as {name} has it.\n"
+        (made.folder / name / "documents" / "tides.md").write_text(page)
     try:
         for name in (*SILOS, "broker"):
             made.start(name)
@@ -234,25 +156,6 @@ def test_an_unknown_broker_is_told_so(federation):
             await broker.stop()
 
     assert {each.status for each in asyncio.run(search()).silos} == {"refused"}
-
-
-@contextmanager
-def page_of(browser, federation, *, key="", **context):
-    """The page, signed in: as the administrator, or with a key."""
-    home = f"http://127.0.0.1:{federation.port}"
-    key = key or (federation.folder / "broker" / "admin.key").read_text().strip()
-    with opened(browser, home, patience=PATIENCE, **context) as page:
-        page.get_by_label("API key").fill(key)
-        page.get_by_role("button", name="Sign in").click()
-        page.get_by_label("Search all silos").wait_for()
-        yield page
-
-
-def searched(page, query):
-    page.get_by_label("Search all silos").fill(query)
-    page.keyboard.press("Enter")
-    page.locator(".hit").first.wait_for()
-    return page.locator(".hit")
 
 
 def test_a_person_searches_in_a_browser(federation, browser):
