@@ -34,6 +34,7 @@ def dealt(rows, silos, seed=0):
             query[at == number],
             fold=fold,
             targets=np.bincount(query[at == number], relevant[at == number], len(fold)),
+            place=number,
         )
         for number in range(silos)
     }

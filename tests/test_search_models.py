@@ -28,10 +28,18 @@ from isthmus.learning import (
     profile_of,
     question_of,
 )
-from isthmus.learning.calibrating import JudgedLists, fit_calibration
-from isthmus.learning.columns import LIST, merged, shapes
+from isthmus.learning.calibrating import RankedLists, fit_calibration
+from isthmus.learning.columns import DISCOUNTS, HITS, merged, shapes
 from isthmus.learning.learner import PENALTY
-from isthmus.learning.questions import BestMargins, ColumnMoments, LossSums, RelevantPlaces
+from isthmus.learning.questions import (
+    BestMargins,
+    ColumnMoments,
+    FoldsOf,
+    GainsOf,
+    HitsByCell,
+    LossSums,
+    RelevantOf,
+)
 from learning_rows import FOLDS, dealt, in_memory, made_rows
 
 HYBRID = BaselineScale((0.5, 0.4), (0.0, 0.25), "encoder-1")
@@ -161,8 +169,61 @@ def test_equal_margins_share_their_places():
     ones = np.ones((1, len(COLUMNS)))
     scale = np.zeros(len(COLUMNS)), np.ones(len(COLUMNS))
     best = merged([rows.answer(BestMargins(*scale, ones)).reshape(1, -1)])
-    places = rows.answer(RelevantPlaces(*scale, ones, best))
-    assert places.tolist() == [0.25] * 4 + [0.0] * (LIST - 4)
+    gains = rows.answer(GainsOf(*scale, ones, best))
+    assert gains == pytest.approx([0.25 * DISCOUNTS[:4].sum()])
+    cells = np.full((1, HITS), -1.0)
+    cells[0, :3] = [0, 0, 1]
+    assert rows.answer(HitsByCell(*scale, ones, best, cells)).tolist() == [2.0, 1.0, 0.5, 0.25]
+
+
+def asked(rows, kind, *more):
+    """A question about the lists of these rows alone."""
+    scale = np.zeros(len(COLUMNS)), np.ones(len(COLUMNS))
+    ones = np.where(np.isin(COLUMNS, "bm25"), 1.0, 0.0)[None]
+    best = merged([rows.answer(BestMargins(*scale, ones)).reshape(rows.queries, -1)])
+    return kind(*scale, ones, best, *more)
+
+
+def test_outcomes_come_in_an_order_of_the_silos_own():
+    rows = dealt(made_rows(), 1)["silo0"]
+    plain = [rows.answer(asked(rows, GainsOf)), rows.answer(RelevantOf()), rows.fold]
+    rows.order = np.random.default_rng(3).permutation(rows.queries)
+    shuffled = [rows.answer(asked(rows, GainsOf)), rows.answer(RelevantOf())]
+    shuffled.append(rows.answer(FoldsOf())[rows.queries :])
+    for before, after in zip(plain, shuffled, strict=True):
+        assert after.tolist() == before[rows.order].tolist()
+        assert after.tolist() != before.tolist()
+
+
+def test_an_order_of_outcomes_changes_nothing_that_is_learned():
+    silos = dealt(made_rows(), 3)
+    model, record = learned(silos)
+    order = np.random.default_rng(3).permutation(len(silos["silo0"].fold))
+    for rows in silos.values():
+        rows.order = order
+    again, same = learned(silos)
+    np.testing.assert_allclose(again.score.weights, model.score.weights, rtol=1e-9)
+    assert (same.kind, same.calibration) == (record.kind, record.calibration)
+
+
+def test_a_group_of_hits_of_few_queries_is_refused():
+    rows = dealt(made_rows(), 1)["silo0"]
+    rows.least = 5
+    cells = np.full((rows.queries, HITS), -1.0)
+    cells[:4] = 0
+    with pytest.raises(ProtocolError, match="fewer than 5"):
+        rows.answer(asked(rows, HitsByCell, cells))
+    cells[4, 0] = 0
+    hits, _ = rows.answer(asked(rows, HitsByCell, cells))
+    assert hits == 41
+
+
+def test_learning_never_asks_for_a_group_of_few_queries():
+    silos = dealt(made_rows(), 3)
+    for rows in silos.values():
+        rows.least = 10
+    _, record = learned(silos)
+    assert record.calibration["after"].hits == 60 * HITS
 
 
 # the guard
@@ -266,7 +327,7 @@ def test_questions_and_answers_cross_the_wire():
     question = LossSums(
         *(np.zeros(size), np.ones(size), np.ones(size), np.zeros(size), np.ones((2, 2)), np.array([-1.0, 0])),
         np.ones(60),
-        weight=0.5,
+        silo_weights=np.array([0.5, 1.0]),
     )
     over = answer_of(answer_bytes(rows.answer(question_of(question.to_bytes()))))
     np.testing.assert_array_equal(over, rows.answer(question))
@@ -350,14 +411,18 @@ def test_lists_without_anything_relevant_are_less_probable():
     relevant = (rng.random((200, 20)) < 0.5) & (np.arange(20) < 4)
     margins[relevant] += 3
     order = np.argsort(-margins, axis=1)
-    lists = JudgedLists(
-        np.take_along_axis(margins, order, axis=1),
-        np.take_along_axis(relevant, order, axis=1).astype(float),
-        rng.normal(size=(200, 2)),
-        np.arange(200) % 5,
-    )
-    line, honesty = fit_calibration(lists)
-    missing = lists.without_relevant()
+    margins, relevant = (np.take_along_axis(each, order, axis=1) for each in (margins, relevant))
+    lists = RankedLists(margins, rng.normal(size=(200, 2)), np.arange(200) % 5)
+
+    def totals(cells):
+        sizes = [
+            np.bincount(cells[some], minlength=1 + cells.max())
+            for some in (cells >= 0, (cells >= 0) & relevant[:, :HITS])
+        ]
+        return np.stack(sizes, axis=1)
+
+    line, honesty = fit_calibration(lists, totals, least=10)
+    missing = lists.with_missing(relevant.astype(float))
     assert honesty["after"].ece <= honesty["after"].floor_high
     assert line(missing.margins[:, 0], missing.profiles).mean() < honesty["after"].base_rate
     assert line(lists.margins[:, 0], lists.profiles).mean() > 0.6

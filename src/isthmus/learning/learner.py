@@ -20,29 +20,30 @@ from typing import Any
 import numpy as np
 
 from isthmus.arrays import FloatArray, IntArray
-from isthmus.asking import Each, Silos
+from isthmus.asking import Silos
 from isthmus.errors import ConfigError, DataError, ProtocolError
 from isthmus.federation import Weighed
-from isthmus.learning.calibrating import JudgedLists, fit_calibration
+from isthmus.learning.calibrating import NO_CELL, RankedLists, fit_calibration
 from isthmus.learning.columns import COLUMNS, DISCOUNTS, HITS, LIST, OF_QUERY, RETRIEVERS, merged
 from isthmus.learning.guard import BASELINE, ModelChoice, choose
-from isthmus.learning.model import SearchModel, Weights
+from isthmus.learning.model import HitCalibration, SearchModel, Weights
 from isthmus.learning.questions import (
     EVERY,
     BestMargins,
     ColumnMoments,
     FoldsOf,
+    GainsOf,
+    HitsByCell,
     LearningQuestion,
     LossSums,
     OwnModel,
     QueryColumns,
     RelevantOf,
-    RelevantPlaces,
     Start,
     bounded_steps,
     whole_weights,
 )
-from isthmus.learning.record import Record
+from isthmus.learning.record import Honesty, Record
 from isthmus.learning.weighing import cross_examined
 from isthmus.logistic import newton_together
 
@@ -85,6 +86,8 @@ class LearningOptions:
 
     models: tuple[str, ...] = ("weight", "stack", "linear")
     penalty: float = PENALTY
+    least_queries: int = LEAST_QUERIES
+    """Whose hits a group of hits has at least."""
     mode: str = SUMS
 
     def __post_init__(self) -> None:
@@ -105,6 +108,8 @@ class _Session:
     centre: FloatArray
     scale: FloatArray
     fold: IntArray
+    outcome_fold: IntArray
+    """The folds in the order of outcomes, which `relevant` and all gains have."""
     of_query: FloatArray
     relevant: FloatArray
     report: Callable[[str], None]
@@ -122,10 +127,10 @@ class _Session:
     def sum(self, question: LearningQuestion) -> FloatArray:
         """Over silos; rows of each count as much as its weight where they are weighed."""
         weights = self.weighed.weights
-        if not weights or not isinstance(question, (LossSums, RelevantPlaces, RelevantOf)):
+        if not weights or not isinstance(question, (LossSums, GainsOf, HitsByCell, RelevantOf)):
             return self.silos.sum(question)
-        each = {name: replace(question, weight=weights[name]) for name in self.silos.names}
-        return self.silos.sum(Each(each))
+        by_name = np.array([weights[name] for name in sorted(self.silos.names)])
+        return self.silos.sum(replace(question, silo_weights=by_name))
 
 
 def learn(
@@ -164,10 +169,7 @@ def learn(
         {name: each[counted] for name, each in values.items()}, None if groups is None else groups[counted]
     )
     report(f"chose {choice.kind}: {choice.why}")
-    lists = JudgedLists(
-        *(rankings[choice.kind].margins, rankings[choice.kind].relevant, session.of_query, session.fold)
-    )
-    calibration, honesty = fit_calibration(lists.take(np.flatnonzero(counted)))
+    calibration, honesty = _calibrated(session, models[choice.kind].by_fold, rankings[choice.kind].margins)
     score = Weights(session.centre, session.scale, models[choice.kind].whole)
     record = Record(
         adopted=choice.adopted,
@@ -215,7 +217,7 @@ def _session(
     fold = _collected(silos, FoldsOf(), shows="the fold of each query, the same in every silo")
     if any((each != fold[0]).any() for each in fold):
         raise ProtocolError("silos deal queries into folds in different ways: their hash keys differ")
-    if fold[0].shape != (queries,) or (fold[0] < 0).any():
+    if fold[0].shape != (2 * queries,) or (fold[0] < 0).any():
         raise ProtocolError("silos have other queries than they were counting for")
     columns = _collected(silos, QueryColumns(), shows="the words of each query and their mean idf")
     of_query = np.max([each.reshape(queries, len(OF_QUERY)) for each in columns], axis=0)
@@ -226,8 +228,9 @@ def _session(
         if standard is not None:
             centre[at], scale[at] = standard
     scale = np.where(scale > 1e-9, scale, 1.0)
+    by_query, by_outcome = fold[0].astype(np.int64).reshape(2, -1)
     session = _Session(
-        *(silos, baseline, options, centre, scale, fold[0].astype(np.int64), of_query),
+        *(silos, baseline, options, centre, scale, by_query, by_outcome, of_query),
         *(np.empty(0), report, Weighed()),
     )
     if options.mode == FEDRISK:
@@ -246,11 +249,10 @@ def _collected(silos: Silos, question: LearningQuestion, *, shows: str) -> list[
 
 @dataclass(frozen=True, eq=False)
 class _Ranking:
-    """The merged lists of all queries under a model, and nDCG@10 of each."""
+    """The merged lists of all queries under a model, and nDCG@10 in the order of outcomes."""
 
     values: FloatArray
     margins: FloatArray
-    relevant: FloatArray
 
 
 def _ranked(session: _Session, weights: FloatArray) -> _Ranking:
@@ -258,12 +260,27 @@ def _ranked(session: _Session, weights: FloatArray) -> _Ranking:
     scale = (session.centre, session.scale)
     margins = _collected(session.silos, BestMargins(*scale, weights), shows=_SHOWS_HITS)
     best = merged([each.reshape(-1, LIST) for each in margins])
-    relevant = session.sum(RelevantPlaces(*scale, weights, best)).reshape(-1, LIST)
-    gains = relevant[:, :HITS] @ DISCOUNTS
+    gains = session.sum(GainsOf(*scale, weights, best))
     places = np.clip(np.round(session.relevant), 0, HITS).astype(np.int64)
     ideal = np.concatenate(([0.0], np.cumsum(DISCOUNTS)))[places]
-    values = np.divide(gains, ideal, out=np.zeros(len(gains)), where=ideal > 0)
-    return _Ranking(values, best, relevant)
+    return _Ranking(np.divide(gains, ideal, out=np.zeros(len(gains)), where=ideal > 0), best)
+
+
+def _calibrated(
+    session: _Session, weights: FloatArray, best: FloatArray
+) -> tuple[HitCalibration, dict[str, Honesty]]:
+    """The calibration of the hits of merged lists, from totals over groups of them."""
+    session.report("calibration of hits shown")
+    some = np.isfinite(best[:, 0])
+
+    def totals(cells: IntArray) -> FloatArray:
+        every = np.full((len(best), HITS), float(NO_CELL))
+        every[some] = cells
+        question = HitsByCell(session.centre, session.scale, weights, best, every)
+        return session.sum(question).reshape(2, -1).T
+
+    lists = RankedLists(best[some], session.of_query[some], session.fold[some])
+    return fit_calibration(lists, totals, least=session.options.least_queries)
 
 
 # models
@@ -293,7 +310,7 @@ def _weight(session: _Session) -> _Fitted | None:
         means = values[order][:, rows & counted].mean(axis=1)
         return int(order[int(means.argmax())])
 
-    by_fold = np.stack([tried[best(session.fold != fold)] for fold in range(session.folds)])
+    by_fold = np.stack([tried[best(session.outcome_fold != fold)] for fold in range(session.folds)])
     chosen = best(np.ones(len(session.fold), dtype=bool))
     return _Fitted(by_fold, tried[chosen], {"parameters": 1, "share of BM25": GRID[chosen]})
 

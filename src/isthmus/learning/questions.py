@@ -3,14 +3,16 @@
 A silo has rows: the candidates of all judged queries, their columns, and whether each is relevant. It answers
 every question with one vector; whoever asks uses the sum over silos (`Silos.sum`), except for what any search
 tells anyway and is collected: a query's best margins and its words' rarity. A fit from such sums is the one
-of all rows in one place, to the last digits. Whoever asks for `RelevantPlaces` learns which places of the
-lists of judged queries are relevant.
+of all rows in one place, to the last digits.
+
+What judgements say of single queries comes in the order of outcomes, which silos may keep to themselves: who
+asks learns how good lists are, and not of which query. What they say of hits comes by groups of hits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import DataError, ProtocolError
-from isthmus.learning.columns import COLUMNS, DISCOUNTS, LIST, OF_QUERY, RISING
+from isthmus.learning.columns import COLUMNS, DISCOUNTS, HITS, LIST, OF_QUERY, RISING
 from isthmus.learning.model import LARGEST, standardised
 from isthmus.logistic import Steps, likelihood_sums, newton_steps, newton_together
 from isthmus.tables import Bundle, Declared
@@ -26,7 +28,12 @@ from isthmus.tables import Bundle, Declared
 EVERY = -1
 """The fold that no query is in."""
 TOLERANCE = 1e-9
-MOST_BYTES, MOST_FITS = 64 << 20, 64
+MOST_BYTES, MOST_FITS, MOST_CELLS, MOST_SILOS = 64 << 20, 64, 4096, 1000
+
+
+def _unweighed() -> FloatArray:
+    """All silos count alike; else there is what the rows of each count, in the order of their names."""
+    return np.empty(0)
 
 
 class LearningMessage(Bundle):
@@ -81,7 +88,7 @@ class QueryColumns(LearningQuestion):
 class RelevantOf(LearningQuestion):
     """By query: documents that were judged relevant, candidates or not, `weight` times."""
 
-    weight: float = 1.0
+    silo_weights: FloatArray = field(default_factory=_unweighed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +102,7 @@ class LossSums(LearningQuestion):
 
     Features are the score `lead` of the standardised columns, the columns where `used` is 1, and 1; row k of
     `thetas` has their weights in fit k, which leaves out the queries of `folds[k]`. A row counts as much as
-    `by_query` says of its query, and all rows of this silo `weight` times.
+    `by_query` says of its query, in the order of outcomes, and all rows of a silo as `silo_weights` say.
     """
 
     centre: FloatArray
@@ -105,7 +112,7 @@ class LossSums(LearningQuestion):
     thetas: FloatArray
     folds: FloatArray
     by_query: FloatArray
-    weight: float = 1.0
+    silo_weights: FloatArray = field(default_factory=_unweighed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,15 +128,30 @@ class BestMargins(LearningQuestion):
 
 
 @dataclass(frozen=True, eq=False)
-class RelevantPlaces(LearningQuestion):
-    """By query and place of the merged list, whose margins are in `best`: whether this silo's hit there is
-    relevant, `weight` times. Equal margins share their places."""
+class Ranked(LearningQuestion):
+    """About the merged lists of all queries, whose highest margins are in `best` as `BestMargins` gave them.
+    Equal margins share their places."""
 
     centre: FloatArray
     scale: FloatArray
     weights: FloatArray
     best: FloatArray
-    weight: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class GainsOf(Ranked):
+    """DCG@10 that this silo's hits add to every query, weighed; in the order of outcomes."""
+
+    silo_weights: FloatArray = field(default_factory=_unweighed)
+
+
+@dataclass(frozen=True, eq=False)
+class HitsByCell(Ranked):
+    """This silo's hits, and its relevant ones, in every group of hits, weighed; `cells` has the group
+    of every place shown, −1 for none."""
+
+    cells: FloatArray
+    silo_weights: FloatArray = field(default_factory=_unweighed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +182,7 @@ _KINDS: Mapping[str, type[LearningQuestion]] = {
     kind.__name__: kind
     for kind in (
         *(Start, FoldsOf, QueryColumns, RelevantOf, ColumnMoments, LossSums),
-        *(BestMargins, RelevantPlaces, OwnModel, CrossExamination),
+        *(BestMargins, GainsOf, HitsByCell, OwnModel, CrossExamination),
     )
 }
 
@@ -207,7 +229,9 @@ class JudgedRows:
 
     `table` has the columns of `COLUMNS`, `relevant` is 1 or 0 and `query` the position of every row's query;
     `fold` and `judged` have one value for every query: its fold, and whether this silo has judged hits of
-    it. `targets` counts the documents judged relevant by query, those that are no candidates too.
+    it. `targets` counts the documents judged relevant by query, those that are no candidates too. `order`
+    are queries in the order of outcomes, and `least` those that a group of hits must have; `place` is
+    this silo's among all, in the order of their names.
     """
 
     def __init__(
@@ -219,6 +243,9 @@ class JudgedRows:
         fold: IntArray,
         targets: FloatArray,
         judged: IntArray | None = None,
+        order: IntArray | None = None,
+        least: int = 1,
+        place: int = 0,
     ) -> None:
         if table.shape != (len(query), len(COLUMNS)) or len(relevant) != len(query):
             raise DataError(f"{table.shape} columns beside {len(query)} rows and {len(relevant)} judgements")
@@ -227,6 +254,8 @@ class JudgedRows:
         self.table, self.relevant, self.query = table, relevant.astype(np.float64), query
         self.fold, self.targets = fold, targets.astype(np.float64)
         self.judged = int((targets > 0).sum()) if judged is None else int(np.sum(judged))
+        self.order, self.least = np.arange(len(fold)) if order is None else order, least
+        self.place = place
         self.bounds = np.searchsorted(query, np.arange(len(fold) + 1))
         self._columns: tuple[bytes, FloatArray] = (b"", table)
 
@@ -243,13 +272,13 @@ class JudgedRows:
             case Start():
                 return np.array([len(self.query), self.relevant.sum(), self.judged], dtype=np.float64)
             case FoldsOf():
-                return self.fold.astype(np.float64)
+                return np.concatenate((self.fold, self.fold[self.order])).astype(np.float64)
             case QueryColumns():
                 columns = np.full((self.queries, len(OF_QUERY)), -np.inf)
                 columns[self.query] = self.table[:, -len(OF_QUERY) :]
                 return columns.reshape(-1)
-            case RelevantOf(weight):
-                return weight * self.targets
+            case RelevantOf():
+                return self._weight(question) * self.targets[self.order]
             case ColumnMoments():
                 present = np.isfinite(self.table)
                 values = np.where(present, self.table, 0.0)
@@ -258,13 +287,20 @@ class JudgedRows:
                 return self._loss_sums(question)
             case BestMargins():
                 return self._best(self._margins(question))
-            case RelevantPlaces():
-                return self._places(question)
+            case GainsOf():
+                return self._gains(question)
+            case HitsByCell():
+                return self._by_cell(question)
             case OwnModel():
                 return self._own_model(question)
             case CrossExamination():
                 return self._examine(question)
         raise ProtocolError("a question of an unknown kind")
+
+    def _weight(self, question: RelevantOf | LossSums | GainsOf | HitsByCell) -> float:
+        """What this silo's rows count."""
+        weights = question.silo_weights
+        return float(weights[self.place]) if len(weights) else 1.0
 
     # ranking
 
@@ -275,7 +311,7 @@ class JudgedRows:
             self._columns = key, standardised(self.table, centre, scale)
         return self._columns[1]
 
-    def _margins(self, question: BestMargins | RelevantPlaces) -> FloatArray:
+    def _margins(self, question: BestMargins | Ranked) -> FloatArray:
         columns = self._standardised(question.centre, question.scale)
         weights = question.weights
         if len(weights) == 1:
@@ -289,13 +325,25 @@ class JudgedRows:
             best[at, : len(highest)] = highest
         return best.reshape(-1)
 
-    def _places(self, question: RelevantPlaces) -> FloatArray:
+    def _placed(self, question: Ranked) -> tuple[IntArray, FloatArray]:
+        """This silo's rows among the hits shown, and the share that each has of every place."""
         margins, best = self._margins(question), question.best
-        rows = np.flatnonzero((self.relevant > 0) & (margins >= best[self.query, -1]))
+        rows = np.flatnonzero(margins >= best[self.query, HITS - 1])
         same = best[self.query[rows]] == margins[rows, None]
-        places = np.zeros((self.queries, LIST))
-        np.add.at(places, self.query[rows], same / np.maximum(same.sum(axis=1, keepdims=True), 1))
-        return question.weight * places.reshape(-1)
+        return rows, (same / np.maximum(same.sum(axis=1, keepdims=True), 1))[:, :HITS]
+
+    def _gains(self, question: GainsOf) -> FloatArray:
+        rows, share = self._placed(question)
+        gains = np.bincount(self.query[rows], self.relevant[rows] * (share @ DISCOUNTS), self.queries)
+        return np.asarray(self._weight(question) * gains[self.order])
+
+    def _by_cell(self, question: HitsByCell) -> FloatArray:
+        rows, share = self._placed(question)
+        cells = question.cells.astype(np.int64)[self.query[rows]]
+        used, size = cells >= 0, 1 + int(question.cells.max())
+        right = share * self.relevant[rows, None]
+        sums = [np.bincount(cells[used], each[used], size) for each in (share, right)]
+        return np.asarray(self._weight(question) * np.concatenate(sums))
 
     # fits
 
@@ -303,7 +351,9 @@ class JudgedRows:
         columns = self._standardised(question.centre, question.scale)
         own = columns[:, question.used > 0]
         features = np.vstack(((columns @ question.lead), own.T, np.ones(len(columns))))
-        weights = question.weight * question.by_query[self.query]
+        by_query = np.empty(self.queries)
+        by_query[self.order] = question.by_query
+        weights = self._weight(question) * by_query[self.query]
         folds, sums = self.fold[self.query], []
         for theta, fold in zip(question.thetas, question.folds.astype(int).tolist(), strict=True):
             rows = folds != fold
@@ -315,7 +365,9 @@ class JudgedRows:
         scale = question.centre, question.scale, question.lead, question.used
 
         def sums(places: Sequence[int], thetas: Sequence[FloatArray]) -> list[FloatArray]:
-            return [self._loss_sums(LossSums(*scale, np.stack(thetas), np.full(1, EVERY), by_query))]
+            return [
+                self._loss_sums(LossSums(*scale, np.stack(thetas), np.full(1, EVERY), by_query[self.order]))
+            ]
 
         start = np.zeros(len(question.penalty))
         (theta,) = newton_together(sums, [newton_steps(start, question.penalty, tolerance=TOLERANCE)])
@@ -340,6 +392,8 @@ class JudgedRows:
 
     def _check(self, question: LearningQuestion) -> None:
         sizes = self._sizes(question)
+        if len(getattr(question, "silo_weights", ())) not in (0, *range(self.place + 1, MOST_SILOS)):
+            raise ProtocolError("weights of other silos")
         for name, shape in sizes.items():
             values = getattr(question, name)
             whole = values.ndim == len(shape) and all(
@@ -354,11 +408,22 @@ class JudgedRows:
                 raise ProtocolError("more fits than one question has")
         if isinstance(question, LossSums) and len(question.folds) != len(question.thetas):
             raise ProtocolError("fits and folds of different numbers")
-        if isinstance(question, (BestMargins, RelevantPlaces)) and len(question.weights) not in (
+        if isinstance(question, (BestMargins, Ranked)) and len(question.weights) not in (
             1,
             1 + int(self.fold.max(initial=0)),
         ):
             raise ProtocolError("weights for other folds than there are")
+        if isinstance(question, HitsByCell):
+            self._check_cells(question.cells)
+
+    def _check_cells(self, cells: FloatArray) -> None:
+        if (cells != np.round(cells)).any() or not -1 <= cells.min() <= cells.max() < MOST_CELLS:
+            raise ProtocolError("groups of hits that have no number")
+        query, place = np.nonzero(cells >= 0)
+        pairs = np.unique(np.stack((cells[query, place].astype(np.int64), query)), axis=1)
+        sizes = np.bincount(pairs[0])
+        if len(sizes) and sizes.min() < self.least:
+            raise ProtocolError(f"a group of hits of fewer than {self.least} queries")
 
     def _sizes(self, question: LearningQuestion) -> dict[str, tuple[int | None, ...]]:
         """The shape of every array of a question; None is any size."""
@@ -367,15 +432,22 @@ class JudgedRows:
             case LossSums():
                 width = 2 + int((question.used > 0).sum())
                 sizes = {"lead": (columns,), "used": (columns,), "thetas": (None, width)}
-                return {**_scale(columns), **sizes, "folds": (None,), "by_query": (queries,)}
+                return {**_scale(columns), **sizes, "folds": (None,), "by_query": (queries,), **_WEIGHTS}
             case BestMargins() | CrossExamination():
                 return {**_scale(columns), "weights": (None, columns)}
+            case Ranked():
+                sizes = {"weights": (None, columns), "best": (queries, LIST)}
+                cells = {"cells": (queries, HITS)} if isinstance(question, HitsByCell) else {}
+                return {**_scale(columns), **sizes, **cells, **_WEIGHTS}
             case OwnModel():
                 width = 2 + int((question.used > 0).sum())
                 return {**_scale(columns), "lead": (columns,), "used": (columns,), "penalty": (width,)}
-            case RelevantPlaces():
-                return {**_scale(columns), "weights": (None, columns), "best": (queries, LIST)}
+            case RelevantOf():
+                return {**_WEIGHTS}
         return {}
+
+
+_WEIGHTS: Mapping[str, tuple[int | None, ...]] = {"silo_weights": (None,)}
 
 
 def bounded_steps(used: NDArray[np.bool_], penalty: FloatArray) -> Steps:

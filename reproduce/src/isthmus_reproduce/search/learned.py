@@ -45,7 +45,8 @@ PENALTY = 100.0
 LEFT_OUT = {"npl": 300.0}
 """The penalty, of 100 and 300, with the best mean difference over cran, med, cisi, npl and pydocs, with and
 without an encoder, where the collection reported is left out; `PENALTY` where it is not named here."""
-INNER = 5
+FOLDS, LEAST = (8, 4, 2), 10
+"""Folds that queries are dealt into within a learning run, as silos do: the most with enough queries each."""
 KNOWN, FOREIGN = 300, 60
 OTHER = {"cran": "cisi", "cisi": "npl", "npl": "med", BUILT_IN: "cran"}
 """Whose queries a collection has no answer to; those of cran where it is not named."""
@@ -174,6 +175,8 @@ class Study:
         place = np.full(len(self.right), -1)
         place[chosen] = np.arange(len(chosen))
         groups = np.unique(self.world.groups[chosen], return_inverse=True)[1]
+        folds = next((each for each in FOLDS if len(chosen) >= LEAST * each), FOLDS[-1])
+        members = sorted(judgements or (silo.name for silo in self.silos.silos))
         answers = {}
         for silo, part, own in zip(self.silos.silos, self.parts, self.relevant, strict=True):
             if judgements is not None and silo.name not in judgements:
@@ -185,12 +188,19 @@ class Study:
             if judgements is None:
                 here = set(self.world.corpus.silo(silo.name).documents.ids)
                 targets = np.array([len(here & self.right[at]) for at in chosen.tolist()], dtype=np.float64)
-            rows = JudgedRows(part.table[mine], right, query, fold=groups % INNER, targets=targets)
+            rows = JudgedRows(
+                part.table[mine],
+                right,
+                query,
+                fold=groups % folds,
+                targets=targets,
+                place=members.index(silo.name),
+            )
             answers[silo.name] = rows.answer
         texts = [self.world.corpus.queries.texts[at] for at in chosen.tolist()]
         options = options or LearningOptions(penalty=self.penalty)
         return learn(
-            Silos.in_memory(answers), texts, folds=INNER, baseline=self.scale, options=options, groups=groups
+            Silos.in_memory(answers), texts, folds=folds, baseline=self.scale, options=options, groups=groups
         )
 
     def values(self, rankings: Mapping[int, Ranking | None]) -> FloatArray:
