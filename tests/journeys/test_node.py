@@ -68,7 +68,7 @@ def search(url, query):
 def test_killed_while_indexing_it_goes_on_where_it_was(config, tmp_path, soak_count):
     path, url = config
     index = tmp_path / "north" / "index"
-    for kill in range(soak_count(3, 20)):
+    for kill in range(soak_count(2, 20)):
         process = start(path, tmp_path / "log")
         try:
             # once while sources are read, then while the index is written

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from isthmus.federation.risk import paper_weights, probe_risk, risk_matrix, softmax_weights
 
+SOAKING = os.environ.get("ISTHMUS_SOAK") == "1"
 SHAPES = st.tuples(st.integers(2, 7), st.integers(1, 12))
 ERRORS = arrays(np.float64, SHAPES, elements=st.floats(0, 1, width=32))
 ALPHAS = st.sampled_from([0.0, 1.0, 2.0])
@@ -38,7 +41,7 @@ def test_equal_candidates_have_equal_risk(errors, alpha):
     assert np.isclose(risk[0], risk[-1])
 
 
-@settings(max_examples=200)
+@settings(max_examples=200 if SOAKING else 50)
 @given(ERRORS, ALPHAS, st.floats(0.05, 0.95))
 def test_scaling_up_one_candidates_errors_lowers_its_weight(errors, alpha, share):
     """The same errors, larger by one factor: the sound weight falls, up to rounding."""

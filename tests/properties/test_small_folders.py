@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import command_line
 
+SOAKING = os.environ.get("ISTHMUS_SOAK") == "1"
 LAYOUTS = ("file", "train.txt", "train and test", "fold", "NAME.train")
 
 
@@ -46,7 +48,7 @@ def write(folder: Path, layout: str, queries: int, write_part: Callable[[int], s
     return folder / "rows.txt" if layout == "file" else folder
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25 if SOAKING else 12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     queries=st.integers(1, 60),
     layout=st.sampled_from(LAYOUTS),
