@@ -13,6 +13,7 @@ from isthmus.service.http_client import HttpReply
 from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
+from isthmus.service.scaffold import KEYS, introduce
 from isthmus.service.settings import Learning, NodeSettings, SharedStatistics
 from isthmus.service.stores import Draft
 from isthmus.service.wire import BUNDLE_TYPE
@@ -68,17 +69,20 @@ class AtHand:
 
 
 @contextmanager
-def nodes(tmp_path, policy, names=("anonymous",), **learning):
+def nodes(tmp_path, policy, names=("anonymous",), seeds=(1, 2, 3), **learning):
+    """Silos that know each other by their cards, with documents and without judgements."""
+    introduce(tmp_path, [f"silo{seed}" for seed in seeds])
     with ExitStack() as held:
         made = []
-        for seed in (1, 2, 3):
+        for seed in seeds:
+            own = {"keys": tmp_path / f"silo{seed}" / KEYS, **learning}
             settings = NodeSettings(
                 silo=f"silo{seed}",
                 folder=tmp_path / f"silo{seed}",
                 peers=dict.fromkeys(names, policy),
                 statistics=SharedStatistics(form="exact", width=1 << 12),
                 depth=20,
-                learning=Learning(**learning),
+                learning=Learning(**own),
             )
             node = held.enter_context(Node(settings).offline())
             node._read.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from functools import partial
 
@@ -12,9 +11,9 @@ from scipy.special import expit, logit
 
 from isthmus.asking import Silos
 from isthmus.engines import LEAD_WORDS, lead_end
-from isthmus.errors import DataError, ProtocolError, SiloUnavailable
+from isthmus.errors import DataError, ProtocolError
 from isthmus.logistic import likelihood_sums, newton
-from isthmus.retrieval import TEXT, Statistics, summed
+from isthmus.retrieval import TEXT, summed
 from isthmus.service.evidence import FIRST, GROUPS, SECOND, Company, feedback, first_look
 from isthmus.service.index import Index
 from isthmus.service.learned import Learned, Line, Look
@@ -34,15 +33,13 @@ from isthmus.service.learning import (
     learn,
     question_of,
 )
-from isthmus.service.node import Node
 from isthmus.service.pupil import Lesson, Pupil, own_directions
 from isthmus.service.searching import Searcher
-from isthmus.service.settings import EncoderSettings, Policy
+from isthmus.service.settings import EncoderSettings
 from isthmus.service.space import Space, joined
-from isthmus.service.stores import Draft, Judgement, SqliteStore
-from isthmus.service.teaching import taught as taught_over
+from isthmus.service.stores import Draft, SqliteStore
 from isthmus.service.wire import Search
-from learning_silos import FAMILY, QUERIES, AtHand, judged, nodes, texts
+from learning_silos import FAMILY, QUERIES, judged, texts
 
 
 @pytest.fixture
@@ -304,76 +301,3 @@ class TestLearned:
 
     def test_a_line_is_a_line(self):
         assert Line(2.0, 1.0)(np.array([3.0])).tolist() == [7.0]
-
-
-def test_nodes_learn_over_their_api_from_what_people_said(tmp_path):
-    policy = Policy(search=True, counts=True, feedback=True, learning=True)
-    with nodes(tmp_path, policy, least_queries=4) as held:
-        for query, said in judged().items():
-            for node in held:
-                for draft in texts(int(node.settings.silo[-1])):
-                    if said[draft.id]:
-                        node.store.judge(Judgement(query, draft.id, True, "ada", 1.0))
-        total = summed(Statistics.from_bytes(node.statistics("broker")) for node in held).to_bytes()
-        for node in held:
-            node.share(total)
-        learned = asyncio.run(taught_over([AtHand(node) for node in held]))
-        assert learned.about["queries"] == len(QUERIES)
-        for node in held:
-            answer = node.searcher.search(Search(query="tide wave", explain=True), snippets=False)
-            assert answer.hits[0].probability > 0.5
-            curves = node.calibration("anonymous").curves
-            assert {curve.source for curve in curves} == {"validation"}
-            assert min(bin.count for curve in curves for bin in curve.bins) >= 10
-            told = node.release().departures
-            assert {"sums", "query text"} <= {departure.kind for departure in told}
-        again = Node(held[0].settings)
-        with again.offline():
-            assert again.searcher.search(Search(query="tide wave"), snippets=False).hits[0].probability > 0.5
-
-
-def test_a_silo_with_few_judged_queries_takes_no_part_and_learns_all_the_same(tmp_path):
-    policy = Policy(search=True, counts=True, feedback=True, learning=True)
-    with nodes(tmp_path, policy, least_queries=4) as held:
-        hands = [AtHand(node) for node in held]
-        total = summed(Statistics.from_bytes(node.statistics("broker")) for node in held).to_bytes()
-        for node in held:
-            node.share(total)
-        with pytest.raises(DataError, match="no silo has judged queries enough"):
-            asyncio.run(taught_over(hands))
-        for query, said in judged().items():
-            for node in held if query == QUERIES[0] else held[1:]:
-                mine = [draft.id for draft in texts(int(node.settings.silo[-1])) if said[draft.id]]
-                node.store.judge(*(Judgement(query, name, True, "ada", 1.0) for name in mine))
-        assert held[0].judged_queries("broker").queries == []
-        learned = asyncio.run(taught_over(hands))
-        assert learned.about["queries"] == len(QUERIES)
-        for node in held:
-            assert node.searcher.search(Search(query="tide wave"), snippets=False).hits[0].probability > 0.3
-
-
-def test_nonsense_is_refused_and_harms_nothing(tmp_path):
-    with nodes(tmp_path, Policy(search=True, learning=True), least_queries=4) as held:
-        node = AtHand(held[0])
-        early = Slopes(1, np.zeros(2), np.ones(2), np.zeros(3), NOBODY).to_bytes()
-        short = Prepare(("tide",), 3).to_bytes()
-        paths = (("PUT", "/directions"), ("PUT", "/learning"), ("POST", "/learning"))
-        bodies = [(method, path, b"nonsense") for method, path in paths]
-        for method, path, body in (*bodies, ("POST", "/learning", early), ("POST", "/learning", short)):
-            assert asyncio.run(node.ask(method, path, body)).status == 400
-        for query, said in judged().items():
-            held[0].store.judge(
-                *(Judgement(query, name, right, "ada", 1.0) for name, right in said.items() if name[0] == "1")
-            )
-        ready = Prepare(QUERIES, 2).to_bytes()
-        refused = asyncio.run(node.ask("POST", "/learning", ready))
-        assert refused.status == 400, "no directions are shared yet"
-        assert held[0].searcher.search(Search(query="tide"), snippets=False).hits
-
-
-def test_a_silo_whose_policy_has_no_learning_is_named(tmp_path):
-    with (
-        nodes(tmp_path, Policy(search=True, counts=True)) as held,
-        pytest.raises(SiloUnavailable, match=r"silo1: its policy"),
-    ):
-        asyncio.run(taught_over([AtHand(node) for node in held]))

@@ -146,9 +146,9 @@ class TestScorer:
         scored = HybridScorer(SCALE).score(snapshot(), listed([0.0, 0.0], [0.4, 0.6], most=0.0))
         assert scored.order.tolist() == [1, 0]
 
-    def test_it_is_the_default_where_nothing_is_learned_and_silos_agree_on_an_encoder(self, tmp_path):
-        assert isinstance(load_scorer(Models(), tmp_path / "learned", SCALE), HybridScorer)
-        assert isinstance(load_scorer(Models(), tmp_path / "learned", None), Bm25Scorer)
+    def test_it_is_the_default_where_nothing_is_learned_and_silos_agree_on_an_encoder(self):
+        assert isinstance(load_scorer(Models(), None, SCALE), HybridScorer)
+        assert isinstance(load_scorer(Models(), None, None), Bm25Scorer)
 
 
 # a small world, as nodes hold it

@@ -9,23 +9,20 @@ import logging
 import zipfile
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from isthmus.arrays import Ids
 from isthmus.errors import ProtocolError
+from isthmus.learning import COLUMNS, PROFILE, HitCalibration, SearchModel, Weights
 from isthmus.private.totals import family_of, released
 from isthmus.retrieval import FIELD_TABLES, TEXT, Statistics
 from isthmus.retrieval.statistics import MOST_DOCUMENTS, MOST_TERMS
 from isthmus.service import statistics
-from isthmus.service.evidence import FIRST, SECOND
 from isthmus.service.http_client import HttpReply
-from isthmus.service.learned import Learned, Line, Look
 from isthmus.service.node import Node
 from isthmus.service.settings import EncoderSettings, NodeSettings, SharedStatistics, Source
-from isthmus.service.space import Space
 from isthmus.service.statistics import StatisticsExchange, etag
 from isthmus.service.wire import STATISTICS_TYPE, Search
 
@@ -351,64 +348,49 @@ def test_a_sum_that_fails_a_nodes_own_search_does_not_replace_the_old_one(settin
         assert node.ready().statistics == version
 
 
-def ranker(space, *, scale=1.0, weights=1.0, shown=(1.0, 0.0)):
-    """A ranker as a broker hands it out; the weights of its second look take turns in sign."""
-    signs = np.array([(-1.0) ** at for at in range(len(SECOND))])
-    first = Look(np.zeros(len(FIRST)), np.full(len(FIRST), scale), np.full(len(FIRST), weights), 0.0)
-    second = Look(np.zeros(len(SECOND)), np.full(len(SECOND), scale), weights * signs, 0.0)
-    return Learned(space, first, second, Line(*shown)).to_bytes()
+def model(*, scale=1.0, weights=1.0, slope=1.0):
+    """A model as a broker hands it out."""
+    columns = (np.zeros(len(COLUMNS)), np.full(len(COLUMNS), scale), np.full(len(COLUMNS), weights))
+    size = len(PROFILE)
+    line = HitCalibration(slope, 0.0, 0.0, 0.2, 0.0, -1.0, 1.0, np.zeros(size), np.ones(size), np.zeros(size))
+    return SearchModel("linear", Weights(*columns), line).to_bytes()
 
 
-@pytest.mark.parametrize("scale", [5e-324, 1e-300])
-def test_a_node_keeps_the_old_ranker_when_the_broker_sends_an_impossible_one(settings, scale):
+@pytest.mark.parametrize(
+    "broken", [{"scale": 5e-324}, {"weights": -1.0}, {"slope": -1.0}, {"weights": np.nan}]
+)
+def test_a_node_keeps_the_old_model_when_the_broker_sends_an_impossible_one(settings, broken):
+    """Numbers that give no margins, and weights with which more of the query's words would lower a score."""
     with opened(settings) as node:
-        node.adopt_directions(node.directions("broker"))
-        space = node.index.snapshot.encoder.fingerprint
-        node.adopt(ranker(space), "broker")
+        node.adopt(model(), "broker")
         before = scores(node)
         with pytest.raises(ProtocolError):
-            node.adopt(ranker(space, scale=scale, weights=1e12), "broker")
+            node.adopt(model(**broken), "broker")
         assert scores(node) == before
     with opened(settings) as node:  # and after a restart
         assert scores(node) == before
 
 
-def test_a_ranker_is_tried_on_a_query_before_it_replaces_the_old_one(settings, monkeypatch):
+def test_a_model_is_tried_on_a_query_before_it_replaces_the_old_one(settings, monkeypatch):
     """Whatever its numbers are, if a search fails with it."""
     with opened(settings) as node:
-        node.adopt_directions(node.directions("broker"))
-        space = node.index.snapshot.encoder.fingerprint
-        node.adopt(ranker(space), "broker")
+        node.adopt(model(), "broker")
         before = scores(node)
         with monkeypatch.context() as patched:
-            patched.setattr(Look, "__call__", lambda self, table: np.full(len(table), np.nan))
+            patched.setattr(Weights, "__call__", lambda self, table: np.full(len(table), np.nan))
             with pytest.raises(ProtocolError):
-                node.adopt(ranker(space, weights=2.0), "broker")
+                node.adopt(model(weights=2.0), "broker")
         assert scores(node) == before
 
 
-@pytest.mark.parametrize(("name", "factor"), [("rarity", 1e300), ("components", 1e30)])
-def test_directions_of_absurd_numbers_are_refused(settings, name, factor):
-    """Vectors of them would be no numbers."""
+def test_a_damaged_file_of_a_model_is_set_aside_and_the_node_starts(settings, caplog):
     with opened(settings) as node:
-        own = Space.from_bytes(node.directions("broker"))
-        with pytest.raises(ProtocolError):
-            node.adopt_directions(replace(own, **{name: getattr(own, name) * factor}).to_bytes())
-        node.adopt_directions(own.to_bytes())
-
-
-def test_a_ranker_that_the_silos_own_hits_bend_beyond_all_bounds_is_refused(settings, monkeypatch):
-    """Or the node would not start again with the file of it."""
-    with opened(settings) as node:
-        node.adopt_directions(node.directions("broker"))
-        honest_one = ranker(node.index.snapshot.encoder.fingerprint)
-        node.adopt(honest_one, "broker")
-        before = scores(node)
-        bent = SimpleNamespace(
-            bent=lambda learned: learned.calibrated(Line(float("nan"), 1.0)), curves=lambda *_: []
-        )
-        monkeypatch.setattr(node, "_lesson", ("broker", bent))
-        with pytest.raises(ProtocolError):
-            node.adopt(honest_one, "broker")
-    with opened(settings) as node:
-        assert scores(node) == before
+        alone = scores(node)
+        node.adopt(model(), "broker")
+    file = settings.folder / "learned.model"
+    file.write_bytes(file.read_bytes()[:-9])
+    with caplog.at_level(logging.WARNING, "isthmus.service"), opened(settings) as node:
+        assert scores(node) == alone
+        assert node.ready().model == ""
+    assert "learned.model" in caplog.text
+    assert file.with_name("learned.model.refused").exists()

@@ -1,41 +1,74 @@
-"""A peer that may learn asks for sums so that their difference is one judgement.
+"""A peer that may learn asks for sums so that their difference is one judgement, or one silo's.
 
-Each test plays a peer that reads what it can. `recovered` is what it works out of a single judgement, None
+Each test plays a peer that reads what it can of one silo: `exposed` silos answer without masks, as if the
+peer had the other silos' help. `recovered` is what it works out of a judgement that it may not have, None
 where the silo refused or took no part.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import count
 
 import numpy as np
 import pytest
 
-from isthmus.errors import PrivacyError, Refused
-from isthmus.service.evidence import FIRST, SECOND
+from isthmus.errors import DataError, PrivacyError, ProtocolError, Refused
+from isthmus.learning import (
+    COLUMNS,
+    HITS,
+    LIST,
+    BestMargins,
+    ColumnMoments,
+    FoldsOf,
+    GainsOf,
+    HitsByCell,
+    LossSums,
+    RelevantOf,
+    Start,
+    answer_of,
+)
+from isthmus.private import FixedPoint, MaskedMember, as_signed
 from isthmus.service.judged import fold_of
-from isthmus.service.learned import Learned, Line, Look
-from isthmus.service.learning import Kept, Message, Moments, Show, Slopes, Think, answer_of
 from isthmus.service.node import Node
 from isthmus.service.settings import Policy
+from isthmus.service.silo_learner import COLLECTED
 from isthmus.service.stores import Judgement
+from isthmus.service.wire import LearningSession
 from learning_silos import QUERIES, judged, nodes
 
 PEER, OTHER = "curious", "anonymous"
 LEARNING = Policy(search=True, counts=True, feedback=True, learning=True)
 TARGET = QUERIES[7]
+SIZE = len(COLUMNS)
+ZEROS, ONES = np.zeros(SIZE), np.ones(SIZE)
+BY_BM25 = np.eye(SIZE)[:1]
 
 
 @contextmanager
-def a_silo(tmp_path, **learning):
-    """A silo whose 18 queries somebody judged, and a peer that may learn from it."""
-    with nodes(tmp_path, LEARNING, names=(PEER, OTHER), **{"least_queries": 4, **learning}) as held:
-        node = held[0]
-        for query, said in judged().items():
-            judge(node, query, {name: right for name, right in said.items() if right})
-        node.share(node.statistics("broker"))
-        node.adopt_directions(node.directions(PEER))
-        yield node
+def silos(tmp_path, **learning):
+    """Three silos whose 18 queries somebody judged, and a peer that may learn from them."""
+    with nodes(tmp_path, LEARNING, names=(PEER, OTHER), **{"least_queries": 4, **learning}) as opened:
+        for node in opened:
+            for query, right in judged().items():
+                judge(node, query, {name: True for name in right if right[name]})
+            node.share(node.statistics("broker"))
+        yield opened
+
+
+@contextmanager
+def a_silo(tmp_path, monkeypatch, **learning):
+    """The first of them, whose masks the peer has taken off."""
+    with silos(tmp_path, **learning) as opened:
+        expose(monkeypatch)
+        yield opened[0]
+
+
+def expose(monkeypatch):
+    """Whatever is masked is 0 masks; members need not agree."""
+    monkeypatch.setattr(MaskedMember, "place", 0)
+    monkeypatch.setattr(MaskedMember, "mask", lambda self, number, question, vector: vector.astype(np.uint64))
+    monkeypatch.setattr(MaskedMember, "claim", lambda self, number: None)
 
 
 def judge(node, query, said, peer=OTHER, person=""):
@@ -43,105 +76,137 @@ def judge(node, query, said, peer=OTHER, person=""):
     node.store.judge(*(Judgement(query, name, said[name], peer, 1.0, person=person) for name in mine))
 
 
-def prepare(node, queries, own=None):
-    """(rows, relevant rows, judged queries) of a lesson; also in a form where the peer has a say in more."""
-    forms = [{"folds": [0] * len(queries), "own": own or [None] * len(queries)}]
-    forms += [] if own else [{"folds": 2}]
-    for form in forms:
-        asked = Message({"kind": "Prepare", "queries": list(queries), **form}, {})
-        try:
-            return answer_of(node.answer(asked.to_bytes(), PEER))
-        except PrivacyError:
-            continue
-    return None
+NUMBERS = count()
 
 
-def ask(node, question):
-    return answer_of(node.answer(question.to_bytes(), PEER))
+def begin(node):
+    """A session, and the silo's key."""
+    session = f"{next(NUMBERS):032x}"
+    node.learner.begin(LearningSession(session=session), PEER)
+    return session
 
 
-def the_right_one(node):
-    """A document that was judged right for the target, and is among its candidates."""
-    listed = node.index.snapshot.find(TARGET, node.settings.depth).documents
-    return next(name for name in listed if judged()[TARGET][name])
+def ask(node, question, session):
+    answer = node.learner.answer(session, next(NUMBERS), question.to_bytes(), PEER)
+    if isinstance(question, COLLECTED):
+        return answer_of(answer)
+    return FixedPoint(1).decode(np.frombuffer(answer, dtype="<u8").astype(np.uint64))
 
 
-def test_a_lesson_without_one_document(tmp_path):
-    """The same lesson with and without a document: the difference is what was said of it."""
-    with a_silo(tmp_path) as node:
-        document = the_right_one(node)
-        whole = prepare(node, QUERIES)
-        without = prepare(node, QUERIES, own=[document if query == TARGET else None for query in QUERIES])
-        recovered = None if without is None else whole[1] - without[1]
-        assert recovered is None
+def prepare(node, queries, folds=2):
+    """(rows, relevant rows, judged queries) of a new session, and the session."""
+    session = begin(node)
+    try:
+        return ask(node, Start(tuple(queries), folds), session), session
+    except PrivacyError:
+        return None, session
 
 
-def test_a_lesson_without_one_query(tmp_path):
-    with a_silo(tmp_path) as node:
-        whole = prepare(node, QUERIES)
-        without = prepare(node, [query for query in QUERIES if query != TARGET])
-        recovered = None if without is None else whole[1] - without[1]
+def test_a_session_without_one_query(tmp_path, monkeypatch):
+    with a_silo(tmp_path, monkeypatch) as node:
+        assert prepare(node, QUERIES)[0] is not None
+        recovered, _ = prepare(node, [query for query in QUERIES if query != TARGET])
         assert recovered is None
 
 
 @pytest.mark.parametrize("queries", [(TARGET,), (TARGET, "pear plum"), (TARGET,) * 30, ()])
-def test_a_lesson_of_few_queries(tmp_path, queries):
-    with a_silo(tmp_path) as node:
-        told = prepare(node, queries)
-        recovered = None if told is None or not told[0] else told[1]
+def test_a_session_of_few_queries(tmp_path, monkeypatch, queries):
+    with a_silo(tmp_path, monkeypatch) as node:
+        recovered, _ = prepare(node, queries)
         assert recovered is None
 
 
-ZEROS, ONES = np.zeros(len(SECOND)), np.ones(len(SECOND))
-BY_BM25 = Look(ZEROS, ONES, np.eye(len(SECOND))[0], 0.0)
+def gains(node, best, session=None):
+    """What the silo's hits add to lists with these margins, by BM25, in the order of outcomes."""
+    session = session or prepare(node, QUERIES)[1]
+    return ask(node, GainsOf(ZEROS, ONES, BY_BM25, best), session)
 
 
-def kept(node, bars):
-    """(hits, right ones) that a lesson with these bars keeps, by BM25."""
-    assert prepare(node, QUERIES) is not None
-    ask(node, Think(Look(ZEROS[: len(FIRST)], ONES[: len(FIRST)], ZEROS[: len(FIRST)], 0.0)))
-    for fold in (0, 1):
-        ask(node, Show(BY_BM25, fold, bars))
-    loss, *_, intercept = ask(node, Kept(0, np.zeros(2)))[:3]
-    rows = round(loss / np.log(2))
-    return rows, rows / 2 - intercept
+def margins(node):
+    _, session = prepare(node, QUERIES)
+    return ask(node, BestMargins(ZEROS, ONES, BY_BM25), session).reshape(-1, LIST)
 
 
-def highest(node):
-    find = node.index.snapshot.find
-    return np.array([find(query, node.settings.depth).scores["bm25"].max() for query in QUERIES])
+def test_bars_that_let_one_query_pass(tmp_path, monkeypatch):
+    """Only the target's candidates are high enough: of fewer queries than every sum has nothing is told."""
+    with a_silo(tmp_path, monkeypatch) as node:
+        best = margins(node)
+        assert gains(node, best).sum() > 0
+        alone = np.where(np.array(QUERIES)[:, None] == TARGET, best, np.inf)
+        assert not gains(node, alone).any()
+        _, session = prepare(node, QUERIES)
+        cells = np.zeros((len(QUERIES), HITS))
+        assert not ask(node, HitsByCell(ZEROS, ONES, BY_BM25, alone, cells), session).any()
 
 
-def test_bars_that_let_one_hit_pass(tmp_path):
-    """Only the target's best candidate is kept: sums over what is kept are its judgement."""
-    with a_silo(tmp_path) as node:
-        rows, right = kept(node, np.where(np.array(QUERIES) == TARGET, highest(node), np.inf))
-        recovered = right if rows else None
-        assert recovered is None
+def test_groups_of_hits_are_of_many_queries(tmp_path, monkeypatch):
+    """A group for the target's hits alone would be its judgements."""
+    with a_silo(tmp_path, monkeypatch) as node:
+        best = margins(node)
+        _, session = prepare(node, QUERIES)
+        cells = np.where(np.array(QUERIES)[:, None] == TARGET, 1.0, 0.0) * np.ones(HITS)
+        with pytest.raises(ProtocolError):
+            ask(node, HitsByCell(ZEROS, ONES, BY_BM25, best, cells), session)
 
 
-def test_bars_that_differ_in_one_query(tmp_path):
-    """Two lessons whose bars differ in the target alone: they differ by the judgement of its best hit."""
-    with a_silo(tmp_path) as node:
-        best = highest(node)
-        whole = kept(node, best)
-        assert whole[0] >= len(QUERIES)
-        without = kept(node, np.where(np.array(QUERIES) == TARGET, np.inf, best))
-        recovered = whole[1] - without[1] if whole[0] != without[0] else None
-        assert recovered is None
+def test_gains_are_of_unnamed_queries(tmp_path, monkeypatch):
+    """The order of outcomes is no order that the asker knows, and the same in every silo."""
+    with silos(tmp_path) as opened:
+        expose(monkeypatch)
+        best, orders = margins(opened[0]), []
+        for node in opened[:2]:
+            told = gains(node, best)
+            rows = node.learner._session.rows
+            plain = np.empty(len(told))
+            plain[rows.order] = told
+            orders.append(rows.order.tolist())
+            assert told.tolist() != plain.tolist()
+        assert orders[0] == orders[1] != list(range(len(QUERIES)))
+
+
+def test_rankings_in_turn_are_more_than_a_session_has(tmp_path, monkeypatch):
+    """So that all candidates take turns at the top."""
+    with a_silo(tmp_path, monkeypatch) as node:
+        best = margins(node)
+        _, session = prepare(node, QUERIES)
+        for _ in range(20):
+            gains(node, best, session)
+        with pytest.raises(ProtocolError, match="more questions"):
+            gains(node, best, session)
+
+
+@pytest.mark.parametrize("weights", [[1.0, 0.0, 0.0], [1.0, 1.0, 0.01], [1.0, -1.0, 1.0], [1.0, 1.0, 1.0]])
+def test_weights_that_leave_one_silo_in_the_sum(tmp_path, monkeypatch, weights):
+    """Only sessions that owners let weigh silos have weights, of which three count."""
+    with a_silo(tmp_path, monkeypatch) as node:
+        best = margins(node)
+        _, session = prepare(node, QUERIES)
+        question = GainsOf(ZEROS, ONES, BY_BM25, best, np.array(weights))
+        with pytest.raises(ProtocolError, match="fewer than three silos count"):
+            ask(node, question, session)
+        node.learner._session.rows._weighed = True
+        if min(weights) == 1.0:
+            assert ask(node, question, session).any()
+        else:
+            with pytest.raises(ProtocolError, match="fewer than three silos count"):
+                ask(node, question, session)
 
 
 def curves(node):
     return [curve.model_dump() for curve in node.calibration("anonymous").curves]
 
 
-def test_curves_before_and_after_a_judgement(tmp_path):
+def judge_with_probabilities(node):
+    for query, said in judged().items():
+        known = {name: said[name] for name in node.store.get(list(said))}
+        judgements = (Judgement(query, name, right, OTHER, 1.0, 0.5) for name, right in known.items())
+        node.store.judge(*judgements)
+
+
+def test_curves_before_and_after_a_judgement(tmp_path, monkeypatch):
     """What the Calibration view says of feedback before and after one judgement differs by that judgement."""
-    with a_silo(tmp_path) as node:
-        for query, said in judged().items():
-            known = {name: said[name] for name in node.store.get(list(said))}
-            told = (Judgement(query, name, right, OTHER, 1.0, 0.5) for name, right in known.items())
-            node.store.judge(*told)
+    with a_silo(tmp_path, monkeypatch) as node:
+        judge_with_probabilities(node)
         before = curves(node)
         assert before
         node.store.judge(Judgement("tide iron", "1-0", True, OTHER, 2.0, 0.987))
@@ -149,13 +214,10 @@ def test_curves_before_and_after_a_judgement(tmp_path):
         assert min(bin["count"] for curve in before for bin in curve["bins"]) >= 10
 
 
-def test_curves_before_and_after_judgements_of_ones_own(tmp_path):
+def test_curves_before_and_after_judgements_of_ones_own(tmp_path, monkeypatch):
     """A person who judged enough hits to have new curves subtracts them, and has what another said."""
-    with a_silo(tmp_path) as node:
-        for query, said in judged().items():
-            known = {name: said[name] for name in node.store.get(list(said))}
-            told = (Judgement(query, name, right, OTHER, 1.0, 0.5) for name, right in known.items())
-            node.store.judge(*told)
+    with a_silo(tmp_path, monkeypatch) as node:
+        judge_with_probabilities(node)
         before = curves(node)
         node.store.judge(Judgement("tide iron", "1-0", True, OTHER, 2.0, 0.987, person="ada"))
         for at in range(40):
@@ -163,126 +225,136 @@ def test_curves_before_and_after_judgements_of_ones_own(tmp_path):
         assert curves(node) == before
 
 
-def test_curves_of_one_ranker_after_another(tmp_path):
-    """Bins of two rankers that differ in one hit: what hits were right is told once."""
-    with a_silo(tmp_path) as node:
-        told = []
-        for slope in (1.0, 1.7):
-            kept(node, highest(node))
-            look = Look(ZEROS[: len(FIRST)], ONES[: len(FIRST)], ZEROS[: len(FIRST)], 0.0)
-            space = node.index.snapshot.encoder.fingerprint
-            node.adopt(Learned(space, look, BY_BM25, Line(slope, -2.0)).to_bytes(), PEER)
-            told.append([each for each in curves(node) if each["source"] == "validation"])
-        assert told[0]
-        assert told[0] == told[1]
-
-
-def test_a_lesson_is_its_peers_and_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("isthmus.service.pupil.MOST_QUESTIONS", 5)
-    with a_silo(tmp_path, sessions=3) as node:
-        assert prepare(node, QUERIES) is not None
-        with pytest.raises(PrivacyError, match="before its lesson"):
-            node.answer(Moments(1).to_bytes(), OTHER)
-        for _ in range(5):
-            ask(node, Moments(1))
-        with pytest.raises(PrivacyError, match="more questions"):
-            ask(node, Moments(1))
-        assert prepare(node, QUERIES) is not None
-        assert prepare(node, QUERIES) is not None
-        with pytest.raises(Refused, match="no more lessons today"):
-            prepare(node, QUERIES)
+def test_a_session_is_its_peers_and_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("isthmus.service.guarded_rows.MOST_QUESTIONS", 5)
+    with a_silo(tmp_path, monkeypatch, sessions=3) as node:
+        told, session = prepare(node, QUERIES)
+        assert told is not None
+        question = BestMargins(ZEROS, ONES, BY_BM25)
+        with pytest.raises(ProtocolError, match="another session"):
+            node.learner.answer(session, 9, question.to_bytes(), OTHER)
+        for _ in range(4):
+            ask(node, question, session)
+        with pytest.raises(ProtocolError, match="more questions"):
+            ask(node, question, session)
+        with pytest.raises(ProtocolError, match="has begun"):
+            ask(node, Start(QUERIES, 2), session)
+        begin(node)
+        begin(node)
+        with pytest.raises(Refused, match="no more sessions today"):
+            begin(node)
         again = Node(node.settings)
-        with again.offline(), pytest.raises(Refused, match="no more lessons today"):
-            prepare(again, QUERIES)
+        with again.offline(), pytest.raises(Refused, match="no more sessions today"):
+            begin(again)
 
 
-def test_questions_that_no_honest_lesson_has(tmp_path):
-    """Columns without a scale, folds and retrievers that there are not, numbers that are none."""
-    with a_silo(tmp_path) as node:
-        assert prepare(node, QUERIES) is not None
-        size = len(FIRST)
-        zeros, ones = np.zeros(size), np.ones(size)
-        broken = (
-            Moments(3),
-            Slopes(1, zeros, zeros, np.zeros(size + 1), -1),
-            Slopes(1, zeros, ones, np.full(size + 1, np.inf), -1),
-            Slopes(1, zeros, ones, np.zeros(size + 1), 2),
-            Slopes(1, zeros[:3], ones[:3], np.zeros(4), -1),
-            Think(BY_BM25),
-            Show(BY_BM25, 0, np.zeros(3)),
-            Show(BY_BM25, 5, np.zeros(len(QUERIES))),
-            Kept(9, np.zeros(2)),
-        )
-        for question in broken:
-            with pytest.raises(PrivacyError, match="not of this lesson"):
-                ask(node, question)
+def test_a_set_of_judgements_is_asked_about_so_often(tmp_path, monkeypatch):
+    """However many days: after that the silo adds nothing until enough queries are judged anew."""
+    monkeypatch.setattr("isthmus.service.judged.MOST_SESSIONS", 2)
+    with a_silo(tmp_path, monkeypatch, sessions=100) as node:
+        assert node.learner.queries(PEER).folds
+        begin(node)
+        begin(node)
+        assert node.learner.queries(PEER).folds == 0
+        words = sorted({word for query in QUERIES for word in query.split()})
+        more = [f"{one} {other}" for one in words for other in words if f"{one} {other}" not in QUERIES]
+        for query in more:
+            judge(node, query, {"1-0": True, "1-1": True})
+        assert node.learner.queries(PEER).folds
 
 
-def test_what_came_since_the_last_lesson(tmp_path):
-    """One more query is judged between two lessons: their difference is what was said of its hits."""
-    with a_silo(tmp_path) as node:
-        before = prepare(node, [*QUERIES, "tide iron"])
+@pytest.mark.parametrize(
+    "question",
+    [
+        LossSums(ZEROS, ZEROS, ZEROS, ONES, np.zeros((1, SIZE + 2)), -np.ones(1), np.ones(18)),
+        LossSums(ZEROS, ONES, ZEROS, ONES, np.full((1, SIZE + 2), np.inf), -np.ones(1), np.ones(18)),
+        LossSums(ZEROS[:3], ONES[:3], ZEROS[:3], ONES[:3], np.zeros((1, 5)), -np.ones(1), np.ones(18)),
+        LossSums(ZEROS, ONES, ZEROS, ONES, np.full((1, SIZE + 2), 1e13), -np.ones(1), np.ones(18)),
+        LossSums(ZEROS, ONES, ZEROS, ONES, np.zeros((65, SIZE + 2)), -np.ones(65), np.ones(18)),
+        GainsOf(ZEROS, ONES, BY_BM25, np.zeros((3, LIST))),
+        GainsOf(ZEROS, ONES, np.zeros((5, SIZE)), np.zeros((18, LIST))),
+        BestMargins(ZEROS, ONES, np.full((1, SIZE), np.nan)),
+    ],
+)
+def test_questions_that_no_honest_session_has(tmp_path, monkeypatch, question):
+    """Coefficients beyond all bounds, sizes of another session, folds that there are not, no numbers."""
+    with a_silo(tmp_path, monkeypatch) as node:
+        _, session = prepare(node, QUERIES)
+        with pytest.raises(PrivacyError):
+            ask(node, question, session)
+
+
+def test_what_came_since_the_last_session(tmp_path, monkeypatch):
+    """One more query is judged between two sessions: their difference is what was said of its hits."""
+    with a_silo(tmp_path, monkeypatch) as node:
+        before, _ = prepare(node, [*QUERIES, "tide iron"])
         judge(node, "tide iron", {"1-0": True, "1-1": True})
-        after = prepare(node, [*QUERIES, "tide iron"])
+        after, _ = prepare(node, [*QUERIES, "tide iron"])
         recovered = None if after is None else after[1] - before[1]
         assert not recovered
 
 
-def test_what_came_since_in_one_fold(tmp_path):
+def test_what_came_since_in_one_fold(tmp_path, monkeypatch):
     """As many more queries as any sum must cover, but few of them in each fold: folds differ by few."""
-    with a_silo(tmp_path) as node:
+    with a_silo(tmp_path, monkeypatch) as node:
         words = sorted({word for query in QUERIES for word in query.split()})
         more = [f"{one} {other}" for one in words for other in words if f"{one} {other}" not in QUERIES]
         folds = [
             [query for query in more if fold_of(query, 2, node.family.key) == fold][:2] for fold in (0, 1)
         ]
         every = [*QUERIES, *folds[0], *folds[1]]
-        before = prepare(node, every)
+        before, _ = prepare(node, every)
         for query in (*folds[0], *folds[1]):
             judge(node, query, {"1-0": True, "1-1": True, "1-2": True})
-        after = prepare(node, every)
+        after, _ = prepare(node, every)
         recovered = None if after is None else after[1] - before[1]
         assert not recovered
 
 
-def test_a_crowd_of_ones_own(tmp_path):
+def test_a_crowd_of_ones_own(tmp_path, monkeypatch):
     """The peer judges many hits itself, so that what others said hides among what it knows: theirs waits, and
     answers are the same whatever it is."""
+    expose(monkeypatch)
     answers = []
     for others in (True, False, None):
-        with nodes(tmp_path / str(others), LEARNING, names=(PEER, OTHER), least_queries=4) as held:
-            node = held[0]
-            for query, said in judged().items():
-                rights = [name for name, right in said.items() if right]
+        with nodes(tmp_path / str(others), LEARNING, names=(PEER, OTHER), least_queries=4) as opened:
+            node = opened[0]
+            for query, right in judged().items():
+                rights = [name for name in right if right[name]]
                 if query != TARGET:
                     judge(node, query, dict.fromkeys(rights, True), PEER)
                 elif others is not None:
                     judge(node, query, dict.fromkeys(rights, others), OTHER)
             node.share(node.statistics("broker"))
-            node.adopt_directions(node.directions(PEER))
-            told = prepare(node, QUERIES)
-            answers.append(None if told is None else [np.asarray(part).tolist() for part in told])
-            assert TARGET not in node._judged.current.grades
+            told, _ = prepare(node, QUERIES)
+            answers.append(None if told is None else told.tolist())
+            assert TARGET not in node.learner.judged.current.grades
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_coefficients_do_not_pick_judgements(tmp_path):
+def test_coefficients_do_not_pick_judgements(tmp_path, monkeypatch):
     """Coefficients may weigh rows as they like, so that one alone counts: what they change in an answer is
     the same whichever candidates of a query were right."""
     rng = np.random.default_rng(0)
-    size = len(FIRST)
-    picked = [rng.normal(size=size + 1) * scale for scale in (0.1, 1.0, 100.0)]
+    picked = [rng.normal(size=SIZE + 2) * scale for scale in (0.1, 1.0, 30.0)]
 
     def changes(node):
-        assert prepare(node, QUERIES) is not None
-        moments = ask(node, Moments(1))
-        centre, scale = moments[1 : 1 + size] / moments[0], np.ones(size)
-        slopes = [ask(node, Slopes(1, centre, scale, theta, -1)) for theta in (np.zeros(size + 1), *picked)]
-        return [each[1 : 2 + size] - slopes[0][1 : 2 + size] for each in slopes[1:]], slopes[0]
+        _, session = prepare(node, QUERIES)
+        count, total, _ = ask(node, ColumnMoments(), session).reshape(3, SIZE)
+        centre = total / np.maximum(count, 1)
 
-    with a_silo(tmp_path / "one") as node:
+        by_query = np.full(len(QUERIES), 1 / 100)
+
+        def gradient(theta):
+            question = LossSums(centre, ONES, ZEROS, ONES, theta[None], -np.ones(1), by_query)
+            return ask(node, question, session)[1 : SIZE + 3]
+
+        plain = gradient(np.zeros(SIZE + 2))
+        return [gradient(theta) - plain for theta in picked], plain
+
+    with a_silo(tmp_path / "one", monkeypatch) as node:
         one, sums = changes(node)
-    with a_silo(tmp_path / "other") as node:
+    with a_silo(tmp_path / "other", monkeypatch) as node:
         for query in QUERIES:  # as many right ones among the candidates, and others
             listed = node.index.snapshot.find(query, node.settings.depth).documents
             grades = [judged()[query][name] for name in listed]
@@ -292,4 +364,96 @@ def test_coefficients_do_not_pick_judgements(tmp_path):
         other, others = changes(node)
     assert not np.allclose(sums, others), "judgements differ"
     for mine, theirs in zip(one, other, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("by_query", ["one", "zero", "negative", "fraction", "more"])
+def test_what_queries_count_does_not_pick_judgements(tmp_path, monkeypatch, by_query):
+    """By their number of relevant documents, and settled with the first fit: else one query alone counts."""
+    with a_silo(tmp_path, monkeypatch) as node:
+        _, session = prepare(node, QUERIES)
+        rows = node.learner._session.rows
+        honest = 1 / np.maximum(rows.targets[rows.order], 1.0)
+        chosen = honest.copy()
+        chosen[0] = {"one": honest[0] / 2, "zero": 0.0, "negative": -1.0, "fraction": 0.3, "more": 2.0}[
+            by_query
+        ]
+        fit = (ZEROS, ONES, ZEROS, ONES, np.zeros((1, SIZE + 2)), -np.ones(1))
+        if by_query != "one":
+            with pytest.raises(ProtocolError, match="relevant documents"):
+                ask(node, LossSums(*fit, chosen), session)
+        ask(node, LossSums(*fit, honest), session)
+        with pytest.raises(ProtocolError, match="settled"):
+            ask(node, LossSums(*fit, chosen), session)
+
+
+# one silo's sums
+
+
+def agreed(opened, session=None):
+    """A session of all silos, as an honest broker begins it."""
+    session = session or f"{next(NUMBERS):032x}"
+    keys = {
+        node.settings.silo: node.learner.begin(LearningSession(session=session), PEER).advert
+        for node in opened
+    }
+    for node in opened:
+        node.learner.begin(LearningSession(session=session, adverts=keys), PEER)
+    return session, keys
+
+
+def test_the_sum_of_one_silo_is_noise_and_of_fewer_than_three_refused(tmp_path):
+    with silos(tmp_path) as opened:
+        session, _ = agreed(opened)
+        data, number = Start(QUERIES, 2).to_bytes(), next(NUMBERS)
+        words = [
+            np.frombuffer(node.learner.answer(session, number, data, PEER), dtype="<u8").astype(np.uint64)
+            for node in opened
+        ]
+        total = FixedPoint(3).decode(sum(words))
+        assert total[2] == 3 * len(QUERIES)
+        for each in words:
+            assert (np.abs(as_signed(each) / 2.0**32) > 1e6).all()
+        session = f"{next(NUMBERS):032x}"
+        keys = {
+            node.settings.silo: node.learner.begin(LearningSession(session=session), PEER).advert
+            for node in opened
+        }
+        for few in (["silo1"], ["silo1", "silo2"]):
+            adverts = {name: keys[name] for name in few}
+            with pytest.raises(ProtocolError, match="add something"):
+                opened[0].learner.begin(LearningSession(session=session, adverts=adverts), PEER)
+        with pytest.raises(ProtocolError, match="before the members have agreed"):
+            opened[0].learner.answer(session, next(NUMBERS), data, PEER)
+
+
+def test_silos_without_judgements_hide_nobody(tmp_path):
+    """Two silos that nobody judged hits of are members of the session, and add nothing."""
+    with nodes(tmp_path, LEARNING, names=(PEER, OTHER), least_queries=4) as opened:
+        for query, right in judged().items():
+            judge(opened[0], query, {name: True for name in right if right[name]})
+        with pytest.raises(ProtocolError, match="1 silos add something"):
+            agreed(opened)
+
+
+def test_a_number_is_answered_once_and_the_members_stay(tmp_path):
+    with silos(tmp_path) as opened:
+        session, keys = agreed(opened)
+        node, number = opened[0], next(NUMBERS)
+        node.learner.answer(session, number, Start(QUERIES, 2).to_bytes(), PEER)
+        for question in (RelevantOf(), FoldsOf()):
+            with pytest.raises(ProtocolError, match="used before"):
+                node.learner.answer(session, number, question.to_bytes(), PEER)
+        with pytest.raises(ProtocolError, match="settled"):
+            node.learner.begin(LearningSession(session=session, adverts=keys), PEER)
+
+
+def test_a_silo_without_cards_says_what_to_do(tmp_path):
+    opened = nodes(tmp_path, LEARNING, names=(PEER, OTHER), least_queries=4, keys=None)
+    with opened as (node, *_), pytest.raises(DataError, match="isthmus keys new keys silo1"):
+        begin(node)
+
+
+def test_reports_of_its_own_leave_where_the_owner_says_so(tmp_path):
+    with silos(tmp_path) as opened, pytest.raises(Refused, match="reports = true"):
+        opened[0].learner.begin(LearningSession(session="0" * 32, mode="fedrisk"), PEER)

@@ -68,12 +68,29 @@ def test_a_sum_of_one_silo_or_two_is_refused(names: str) -> None:
     """A relay that leaves the others out: of two, each would know the other's."""
     silos = members("abc")
     adverts = {name: silos[name].advertise() for name in names}
-    with pytest.raises(ProtocolError, match=f"{len(names)} members"):
+    with pytest.raises(ProtocolError, match=f"{len(names)} silos add something"):
         silos["a"].agree(adverts)
     with pytest.raises(ProtocolError, match="before the members have agreed"):
         silos["a"].mask(0, b"question", SECRET)
     with pytest.raises(PrivacyError, match="at least 2"):
         members("a", least=1)
+
+
+def test_silos_with_nothing_to_add_hide_nobody() -> None:
+    """A relay finds silos without judgements to fill up the list: what they state is signed, zeros leave."""
+    silos = members("abc")
+    silos["b"].adds = silos["c"].adds = False
+    adverts = {name: each.advertise() for name, each in silos.items()}
+    silos["b"].agree(adverts)
+    with pytest.raises(ProtocolError, match="1 silos add something"):
+        silos["a"].agree(adverts)
+    with pytest.raises(ProtocolError, match="not signed"):
+        silos["a"].agree(adverts | {name: adverts[name][:32] + b"\1" + adverts[name][33:] for name in "bc"})
+    silos = members("abcd")
+    silos["d"].adds = False
+    agree(silos)
+    total = sum(each.mask(0, b"question", SECRET) for each in silos.values())
+    assert as_signed(total).tolist() == (3 * SECRET).tolist()
 
 
 def test_silos_that_a_relay_invents_are_refused() -> None:

@@ -26,7 +26,7 @@ from isthmus.errors import ConfigError, several
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from isthmus.service import Answer, BrokerSettings, Evidence, Hit
+    from isthmus.service import Answer, Evidence, Hit
 
 URL_VARIABLE = "ISTHMUS_BROKER"
 BAR = 10
@@ -40,26 +40,15 @@ SCORERS = {
 
 def _broker_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, "the broker's settings, TOML", example="port=8110, deadline_ms=500", required=True)
-    add(
-        parser, "--learn", "let the silos learn a ranker and its probabilities from their judgements, and end"
-    )
     add_serving(parser)
-    add_json(parser, "{url, silos} once it serves; with --learn {queries, rows, relevant}")
+    add_json(parser, "{url, silos} once it serves")
 
 
 def _broker(arguments: argparse.Namespace) -> None:
     from isthmus.service import begin, read_broker, run_broker
 
     settings = read_broker(arguments.config, arguments.changes)
-    begin(
-        arguments.config,
-        settings,
-        quiet=arguments.quiet,
-        until_eof=arguments.until_eof and not arguments.learn,
-    )
-    if arguments.learn:
-        _learn(arguments, settings)
-        return
+    begin(arguments.config, settings, quiet=arguments.quiet, until_eof=arguments.until_eof)
 
     def started(url: str) -> None:
         say(f"isthmus: broker of {', '.join(settings.silos)} at {url}")
@@ -68,16 +57,6 @@ def _broker(arguments: argparse.Namespace) -> None:
             sys.stdout.flush()  # whoever reads it waits for this line
 
     run_broker(settings, started=started)
-
-
-def _learn(arguments: argparse.Namespace, settings: BrokerSettings) -> None:
-    """While the nodes serve: what they learn is in use when this ends."""
-    import asyncio
-
-    from isthmus.service import teach
-
-    about = dict(asyncio.run(teach(settings)).about)
-    close(arguments, "learned", about, facts={**about, "silos": ", ".join(settings.silos)})
 
 
 def _search_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +123,7 @@ def summary_of(answer: Answer) -> str:
     if answer.without_probability:
         line += (
             f", {answer.without_probability} left out that have no probability yet"
-            " (search without --threshold; isthmus broker --learn makes probabilities from feedback)"
+            " (search without --threshold; isthmus learn makes probabilities from judgements)"
         )
     line += f" · {len(answered)} of {several(len(answer.silos), 'silo')} answered"
     line += f" ({', '.join(others)})" if others else ""

@@ -38,6 +38,7 @@ GROUPS = (
     "node",
     "broker",
     "judgements",
+    "learn",
     "reproduce",
     "doctor",
 )

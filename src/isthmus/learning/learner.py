@@ -192,7 +192,17 @@ def learn(
         questions=counting.questions,
     )
     about = {"queries": len(queries), "rows": int(rows), "relevant": int(relevant), "mode": options.mode}
-    return SearchModel(choice.kind, score, calibration, baseline.encoder, about), record
+    model = SearchModel(choice.kind, score, calibration, baseline.encoder, about)
+    return replace(model, baseline=_replaced(session, model, rankings[BASELINE].margins)), record
+
+
+def _replaced(session: _Session, model: SearchModel, best: FloatArray) -> SearchModel:
+    """The baseline, calibrated on its own lists, for hits of silos that have not the model."""
+    if model.kind == BASELINE:
+        return model
+    weights = session.baseline.weights
+    line, _ = _calibrated(session, weights[None], best)
+    return SearchModel(BASELINE, replace(model.score, weights=weights), line, model.encoder)
 
 
 class _Counting:

@@ -117,6 +117,8 @@ class SearchModel:
     calibration: HitCalibration | None = None
     encoder: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
+    baseline: Self | None = None
+    """What it replaces, calibrated on the same queries: for hits of silos that have not this model."""
 
     def calibrated(self, calibration: HitCalibration) -> Self:
         """The same with another calibration."""
@@ -141,17 +143,19 @@ class SearchModel:
 
     def _saved(self) -> SavedModel:
         header: dict[str, Any] = {
-            "kind": self.kind,
             "columns": list(COLUMNS),
             "profile": list(PROFILE),
             "encoder": self.encoder,
-            "start": self.score.start,
             "about": dict(self.about),
         }
-        arrays = {f"score.{name}": getattr(self.score, name) for name in _ARRAYS}
-        if (line := self.calibration) is not None:
-            header["calibration"] = {name: getattr(line, name) for name in _REALS}
-            arrays |= {f"profile.{name}": getattr(line, name) for name in _ARRAYS}
+        arrays: dict[str, FloatArray] = {}
+        for prefix, model in (("", self), ("baseline.", self.baseline)):
+            if model is not None:
+                header |= {f"{prefix}kind": model.kind, f"{prefix}start": model.score.start}
+                arrays |= {f"{prefix}score.{name}": getattr(model.score, name) for name in _ARRAYS}
+                if (line := model.calibration) is not None:
+                    header[f"{prefix}calibration"] = {name: getattr(line, name) for name in _REALS}
+                    arrays |= {f"{prefix}profile.{name}": getattr(line, name) for name in _ARRAYS}
         return SavedModel(header, arrays)
 
     @classmethod
@@ -166,24 +170,32 @@ class SearchModel:
 
     @classmethod
     def _of(cls, saved: SavedModel) -> Self:
-        header, arrays = saved.header, saved.arrays
+        header = saved.header
         if header["columns"] != list(COLUMNS) or header["profile"] != list(PROFILE):
             raise DataError("was learned from other columns", cure="learn again")
-        if header["kind"] not in KINDS:
-            raise ValueError("a model of an unknown kind")
-        score = Weights(start=_real(header["start"]), **_columns(arrays, "score", len(COLUMNS)))
-        if (score.weights[_RISING] < 0).any():
-            raise ValueError("a model whose score falls where a document has more of the query's words")
-        line = None
-        if "calibration" in header:
-            numbers = {name: _real(header["calibration"][name]) for name in _REALS}
-            if min(numbers["slope"], numbers["share"]) < 0 or not 0 <= numbers["base"] <= 1:
-                raise ValueError("a calibration that is none")
-            if not numbers["spread"] >= 1 / LARGEST:
-                raise ValueError("a calibration that is none")
-            values: dict[str, Any] = {**numbers, **_columns(arrays, "profile", len(PROFILE))}
-            line = HitCalibration(**values)
-        return cls(str(header["kind"]), score, line, str(header["encoder"]), dict(header["about"]))
+        baseline = cls(**_parts(saved, "baseline.")) if "baseline.kind" in header else None
+        about: dict[str, Any] = {"encoder": str(header["encoder"]), "about": dict(header["about"])}
+        return cls(**_parts(saved, ""), **about, baseline=baseline)
+
+
+def _parts(saved: SavedModel, prefix: str) -> dict[str, Any]:
+    """Kind, score and calibration of a saved model, checked."""
+    header, arrays = saved.header, saved.arrays
+    if header[f"{prefix}kind"] not in KINDS:
+        raise ValueError("a model of an unknown kind")
+    score = Weights(start=_real(header[f"{prefix}start"]), **_columns(arrays, f"{prefix}score", len(COLUMNS)))
+    if (score.weights[_RISING] < 0).any():
+        raise ValueError("a model whose score falls where a document has more of the query's words")
+    line = None
+    if f"{prefix}calibration" in header:
+        numbers: dict[str, Any] = {name: _real(header[f"{prefix}calibration"][name]) for name in _REALS}
+        if min(numbers["slope"], numbers["share"]) < 0 or not 0 <= numbers["base"] <= 1:
+            raise ValueError("a calibration that is none")
+        if not numbers["spread"] >= 1 / LARGEST:
+            raise ValueError("a calibration that is none")
+        numbers |= _columns(arrays, f"{prefix}profile", len(PROFILE))
+        line = HitCalibration(**numbers)
+    return {"kind": str(header[f"{prefix}kind"]), "score": score, "calibration": line}
 
 
 _ARRAYS = ("centre", "scale", "weights")

@@ -1,14 +1,14 @@
 """Sums of answers to many questions, each in one round trip: pairwise masks that are agreed once a session.
 
-    member.advertise()                        an X25519 public key, signed by the member's identity
+    member.advertise()                        an X25519 public key and whether it has anything to add, signed
     member.agree(adverts)                     the keys of all members, checked; once a session
     member.mask(number, question, vector)     x + Σ_{v>u} PRG(key_uv) − Σ_{v<u} PRG(key_uv)  mod 2^64
 
 A relay takes everything from member to member, adds the words of all of them and can open the total alone.
 Masks are bound to the session, to the keys of all members, to the number of the question and to its bytes:
 members who were told different lists, or asked different questions, have masks that do not cancel. A member
-answers a number once, in ascending order, and takes part with at least `least` members, all of whom it knows
-by their cards.
+answers a number once, in ascending order, and takes part in sums to which at least `least` members add
+something, all of whom it knows by their cards. Who has nothing to add masks zeros.
 
 Nobody may drop out: without one member's words the total is noise. Then a session begins again without it.
 Whoever compares the totals of two sessions, with a member and without, has that member's sums; what these may
@@ -22,6 +22,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -33,6 +34,8 @@ from isthmus.private.secure_sum import Words, as_words, joined, pairwise_mask
 LEAST_MEMBERS = 3
 """With two, each would know the other's words from the total."""
 _KEY, _SIGNATURE = 32, 64
+_STATED = _KEY + 1
+"""Bytes that a signature covers: the key, and whether its member has anything to add."""
 
 
 @dataclass(eq=False)
@@ -44,6 +47,8 @@ class MaskedMember:
     identity: Ed25519PrivateKey
     trusted: Mapping[str, Ed25519PublicKey]
     least: int = LEAST_MEMBERS
+    adds: bool = True
+    """Whether it has anything to add: what it masks is 0 where it has not."""
     entropy: Callable[[int], bytes] = os.urandom
     _keys: dict[str, bytes] = field(default_factory=dict, init=False, repr=False)
     _last: int = field(default=-1, init=False, repr=False)
@@ -58,36 +63,44 @@ class MaskedMember:
         """Everybody whose words are in the total, by name; nobody before they have agreed."""
         return tuple(sorted(self._keys))
 
+    @property
+    def place(self) -> int:
+        """This member's among all, in the order of their names; a ProtocolError before they have agreed."""
+        if not self._keys:
+            raise ProtocolError("a question before the members have agreed")
+        return self.members.index(self.name)
+
     def advertise(self) -> bytes:
-        """The public key of this session, and the identity's signature of it."""
-        key = self._secret.public_key().public_bytes_raw()
-        return key + self.identity.sign(self._statement(self.name, key))
+        """The public key of this session, whether there is anything to add, and a signature of both."""
+        stated = self._secret.public_key().public_bytes_raw() + bytes((self.adds,))
+        return stated + self.identity.sign(self._statement(self.name, stated))
 
     def agree(self, adverts: Mapping[str, bytes]) -> None:
-        """Accept the keys of all members; a ProtocolError where one is not signed, unknown or misquoted."""
+        """Accept the keys of all members; a ProtocolError where one is not signed, unknown or misquoted, or
+        where too few have anything to add."""
         if self._keys:
             raise ProtocolError("the members of this session are settled")
-        own = self._secret.public_key().public_bytes_raw()
-        if adverts.get(self.name, b"")[:_KEY] != own:
+        if adverts.get(self.name) != self.advertise():
             raise ProtocolError("the list of members leaves out this member or misquotes its key")
-        if len(adverts) < self.least:
-            raise ProtocolError(f"{len(adverts)} members, where this one takes part in sums of {self.least}")
         for name in adverts.keys() - {self.name}:
             self._check(name, adverts[name])
+        adding = sum(advert[_KEY] for advert in adverts.values())
+        if self.adds and adding < self.least:
+            raise ProtocolError(f"{adding} silos add something, where this one needs {self.least} to hide in")
         self._keys = {name: advert[:_KEY] for name, advert in adverts.items()}
 
     def _check(self, name: str, advert: bytes) -> None:
         if name not in self.trusted:
             raise ProtocolError("the list of members names a silo whose card this one does not have")
-        if len(advert) != _KEY + _SIGNATURE:
-            raise ProtocolError("a member's key of the wrong length")
+        if len(advert) != _STATED + _SIGNATURE or advert[_KEY] > 1:
+            raise ProtocolError("a member's key of the wrong form")
         try:
-            self.trusted[name].verify(advert[_KEY:], self._statement(name, advert[:_KEY]))
+            self.trusted[name].verify(advert[_STATED:], self._statement(name, advert[:_STATED]))
         except InvalidSignature:
             raise ProtocolError("a member's key is not signed by the identity on its card") from None
 
-    def _statement(self, name: str, key: bytes) -> bytes:
-        return joined((b"isthmus masked sums, key", self.session, name.encode(), key))
+    def _statement(self, name: str, stated: bytes) -> bytes:
+        return joined((b"isthmus masked sums, key", self.session, name.encode(), stated))
 
     def claim(self, number: int) -> None:
         """Use up the number of a question: a ProtocolError for one that was used, or lies before one."""
@@ -103,7 +116,7 @@ class MaskedMember:
         members = joined(part for name in self.members for part in (name.encode(), self._keys[name]))
         digests = (hashlib.sha256(part).digest() for part in (members, question))
         scope = joined((self.session, *digests, number.to_bytes(8, "little")))
-        words = as_words(vector)
+        words = as_words(vector) if self.adds else np.zeros(np.size(vector), dtype=np.uint64)
         for name in self.members:
             if name != self.name:
                 pad = pairwise_mask(self._secret, self._keys[name], (self.name, name), scope, words.size)

@@ -25,6 +25,7 @@ from isthmus.service.learned import Line as Line
 from isthmus.service.learning import Prepare as Prepare
 from isthmus.service.learning import Question as Question
 from isthmus.service.learning import learn as learn
+from isthmus.service.learning_runs import LearningRuns as LearningRuns
 from isthmus.service.local import Federation as Federation
 from isthmus.service.local import examine as examine
 from isthmus.service.local import free_ports as free_ports
@@ -65,10 +66,12 @@ from isthmus.service.space import joined as joined
 from isthmus.service.stores import DocumentStore as DocumentStore
 from isthmus.service.stores import Draft as Draft
 from isthmus.service.stores import SqliteStore as SqliteStore
-from isthmus.service.teaching import teach as teach
+from isthmus.service.versions import ModelVersions as ModelVersions
 from isthmus.service.wire import Answer as Answer
 from isthmus.service.wire import Evidence as Evidence
 from isthmus.service.wire import Hit as Hit
 from isthmus.service.wire import Imported as Imported
+from isthmus.service.wire import LearnedVersion as LearnedVersion
+from isthmus.service.wire import LearningView as LearningView
 from isthmus.service.wire import NamedJudgement as NamedJudgement
 from isthmus.service.wire import Search as Search

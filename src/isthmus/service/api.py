@@ -4,15 +4,16 @@
 
 | path | needs the scope |
 |---|---|
-| POST /v1/search · GET /v1/silos /v1/training /v1/calibration | search |
+| POST /v1/search · GET /v1/silos /v1/training /v1/calibration /v1/learning | search |
 | POST /v1/feedback /v1/judged | feedback |
-| POST, GET /v1/judgements | admin |
+| POST, GET /v1/judgements · POST /v1/learning /v1/learning/rollback | admin |
 | GET /metrics | metrics |
 | GET /v1/me · POST, DELETE /v1/session · /v1/health · /v1/ready · /v1/openapi.json · /v1/docs | none |
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from isthmus import __version__
 from isthmus.service import pages, wire
 from isthmus.service.apps import METRICS, PROBLEMS, new_app, reference
 from isthmus.service.broker import Broker
+from isthmus.service.learning_runs import LearningRuns
 from isthmus.service.limits import CALLER, NOTE, WRONG_KEY, HttpProblem, Protect, Surface, names_of
 from isthmus.service.metrics import CONTENT_TYPE
 from isthmus.service.security import SCOPES, ApiKeys, Caller, Gate
@@ -47,13 +49,15 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         await broker.start()
+        app.state.learning.start()
         yield
+        await app.state.learning.stop()
         await broker.stop()
 
     app = new_app(
         TITLE, OPEN, description=ABOUT, lifespan=life, generate_unique_id_function=lambda route: route.name
     )
-    app.state.broker = broker
+    app.state.broker, app.state.learning = broker, LearningRuns(broker)
     app.state.gate = gate = gate or gate_of(broker.settings)
     app.include_router(_router)
     opened = pages.mount(app)
@@ -156,6 +160,33 @@ async def training(request: Request) -> wire.TrainingView:
     """The training run as far as it has come: measure, weights, risks and rejected updates by round."""
     broker = _broker(request, "search")
     return await broker.cached_view("training", broker.view_training)
+
+
+@_router.get("/v1/learning")
+async def learning(request: Request) -> wire.LearningView:
+    """How learning goes, and every version there is."""
+    _broker(request, "search")
+    return await asyncio.to_thread(_runs(request).view)
+
+
+@_router.post("/v1/learning", status_code=202)
+async def learn(body: wire.LearningRequest, request: Request) -> wire.LearningView:
+    """Let the silos learn from what people judged; it goes on behind."""
+    _broker(request, "admin")
+    _runs(request).begin(body.mode, by=request.scope[CALLER].name)
+    return await asyncio.to_thread(_runs(request).view)
+
+
+@_router.post("/v1/learning/rollback")
+async def rollback(body: wire.RollbackRequest, request: Request) -> wire.LearningView:
+    """Search with another version of the model, from now on."""
+    _broker(request, "admin")
+    return await _runs(request).rollback(body.version)
+
+
+def _runs(request: Request) -> LearningRuns:
+    runs: LearningRuns = request.app.state.learning
+    return runs
 
 
 @_router.get("/v1/me")

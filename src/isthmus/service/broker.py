@@ -29,12 +29,14 @@ from isthmus.service.encoding import another_encoder, prevailing
 from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
 from isthmus.service.judgement_routing import JudgementRouter
 from isthmus.service.limits import HttpProblem, message_header
+from isthmus.service.merging import Merger, ModelExchange
 from isthmus.service.metrics import Metrics
 from isthmus.service.scale import ScaleExchange
 from isthmus.service.security import local_secret, pseudonym
 from isthmus.service.settings import BrokerSettings, secret
-from isthmus.service.statistics import StatisticsExchange, keep_exchanging
+from isthmus.service.statistics import StatisticsExchange, SumExchange, keep_exchanging
 from isthmus.service.training import training_of
+from isthmus.service.versions import ModelVersions
 from isthmus.tables import Unpacker
 
 JSON = "application/json"
@@ -79,15 +81,15 @@ class SiloClient:
         kind: str = JSON,
         *,
         unless: str = "",
-        encoder: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
-        """Send one message to the silo, under a header that protects against replays; see `Talks`."""
-        headers = {**self.headers, **message_header(), **({wire.ENCODER: encoder} if encoder else {})}
-        if body:
-            headers["content-type"] = kind
-        if unless:
-            headers["if-none-match"] = unless
-        return await self.http.ask(method, wire.PREFIX + path, headers=headers, body=body)
+        """Send one message to the silo, under a header that protects against replays; see `Talks`.
+
+        Headers without a value are left out.
+        """
+        further = {"content-type": kind if body else "", "if-none-match": unless, **(headers or {})}
+        sent = {**self.headers, **message_header(), **{name: text for name, text in further.items() if text}}
+        return await self.http.ask(method, wire.PREFIX + path, headers=sent, body=body)
 
     async def read(self, path: str, model: type[M]) -> M:
         """GET a path of the silo as a message; raises SiloUnavailable or Refused."""
@@ -98,7 +100,11 @@ class SiloClient:
         return understood(await self.ask("POST", path, message.model_dump_json().encode()), model)
 
     def status(
-        self, status: wire.Status, detail: str = "", took: float | None = None, scorer: str = ""
+        self,
+        status: wire.Status,
+        detail: str = "",
+        took: float | None = None,
+        answer: wire.NodeAnswer | None = None,
     ) -> wire.SiloStatus:
         """The status of this silo in the answer to a search; `took` in seconds."""
         return wire.SiloStatus(
@@ -107,7 +113,8 @@ class SiloClient:
             detail=detail,
             took_ms=None if took is None else round(took * 1000, 1),
             documents=self.documents,
-            scorer=scorer,
+            scorer="" if answer is None else answer.scorer,
+            model="" if answer is None else answer.model,
         )
 
 
@@ -128,7 +135,7 @@ class _Question:
         return self.began + self.seconds - time.monotonic()
 
 
-_Outcome = tuple[wire.SiloStatus, list[wire.Hit]]
+_Outcome = tuple[wire.SiloStatus, wire.NodeAnswer | None]
 _Asking = asyncio.Task[_Outcome]
 
 
@@ -157,7 +164,7 @@ def _give_up(silo: SiloClient, task: _Asking, question: _Question, *, others: bo
 def _skipped(silo: SiloClient) -> _Outcome:
     reason, wait = silo.breaker.reason, silo.breaker.wait
     detail = f"not asked after failing repeatedly ({reason}); next try in {wait:.1f} s"
-    return silo.status(silo.breaker.last, detail), []
+    return silo.status(silo.breaker.last, detail), None
 
 
 def _unanswered(silo: SiloClient, task: _Asking, question: _Question, *, others: bool) -> wire.SiloStatus:
@@ -234,6 +241,7 @@ class Broker:
         )
         self.scale = ScaleExchange(list(self.silos.values()))
         self.judgements = JudgementRouter(self.silos, self._pseudonym)
+        self.models = ModelExchange(list(self.silos.values()), ModelVersions(settings.folder / "learned"))
         self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._count()
@@ -256,8 +264,8 @@ class Broker:
         """Start the exchange of statistics and score sums, and learn which encoders silos have."""
         self._tasks.append(asyncio.create_task(self._ask_encoders()))
         await asyncio.wait(self._tasks, timeout=START_SECONDS)
-        if self.settings.share_statistics:
-            self._tasks.append(asyncio.create_task(keep_exchanging(self.exchange, self.scale)))
+        shared: list[SumExchange] = [self.exchange, self.scale] if self.settings.share_statistics else []
+        self._tasks.append(asyncio.create_task(keep_exchanging(*shared, self.models)))
 
     async def stop(self) -> None:
         """End all that runs, and close the connections."""
@@ -289,18 +297,27 @@ class Broker:
                 tasks[silo.name].cancel()
                 silo.breaker.dropped()
             raise
-        candidates: list[wire.Hit] = []
+        answers: dict[str, wire.NodeAnswer] = {}
         statuses = []
         others = any(task.done() for task in tasks.values())
         for silo in silos:
             task = tasks.get(silo.name)
             if task is None or task.done():
-                status, hits = _skipped(silo) if task is None else task.result()
+                status, answer = _skipped(silo) if task is None else task.result()
             else:
-                status, hits = _unanswered(silo, task, question, others=others), []
+                status, answer = _unanswered(silo, task, question, others=others), None
             statuses.append(status)
-            candidates += hits
+            if answer is not None:
+                answers[silo.name] = answer
             self._answers.add(silo=silo.name, status=status.status)
+        self.models.refresh()
+        model = self.models.model
+        merger = None if model is None else Merger.of(model, self.models.version, answers)
+        candidates = [
+            hit
+            for answer in answers.values()
+            for hit in (answer.hits if merger is None else merger.hits(answer))
+        ]
         threshold = max(request.threshold, self.settings.threshold)
         hits, below = merge_hits(candidates, k=request.k, threshold=threshold, last=_odd_ones(statuses))
         uncalibrated = sum(hit.probability is None for hit in candidates) if threshold > 0 else 0
@@ -312,6 +329,8 @@ class Broker:
             threshold=threshold,
             below=below,
             without_probability=uncalibrated,
+            model="" if merger is None else merger.version,
+            unlike=merger is not None and merger.unlike,
             took_ms=took,
         )
 
@@ -327,29 +346,30 @@ class Broker:
         """Ask one silo: its status and hits, unless it is late; the outcome is recorded in its breaker."""
         breaker, began = silo.breaker, time.monotonic()
         try:
-            reply = await silo.ask("POST", "/search", question.body, encoder=self.encoder)
+            headers = {wire.ENCODER: self.encoder, wire.MODEL: self.models.version}
+            reply = await silo.ask("POST", "/search", question.body, headers=headers)
             answer = understood(reply, wire.NodeAnswer)
             breaker.responded(began)
             if answer.silo != silo.name or any(hit.silo != silo.name for hit in answer.hits):
                 raise BrokenReply("its answer names another silo")
         except Refused as error:
             breaker.succeeded()
-            return silo.status("refused", str(error)), []
+            return silo.status("refused", str(error)), None
         except Busy as error:
             breaker.dropped()
-            return silo.status("late", str(error)), []
+            return silo.status("late", str(error)), None
         except (SiloUnavailable, OSError) as error:
             status: wire.Status = "broken" if isinstance(error, BrokenReply) else "down"
             if question.left < question.seconds / 2:
                 breaker.delayed()
             breaker.failed(status, str(error))
-            return silo.status(status, str(error)), []
+            return silo.status(status, str(error)), None
         breaker.succeeded()
         took = time.monotonic() - began
         silo.documents, silo.encoder = answer.documents, answer.encoder
         self._seconds.observe(took, silo=silo.name)
         remark = self._remark(silo, answer)
-        return silo.status("answered", remark, took, answer.scorer), answer.hits
+        return silo.status("answered", remark, took, answer), answer
 
     def _remark(self, silo: SiloClient, answer: wire.NodeAnswer) -> str:
         if not answer.documents:
@@ -358,6 +378,7 @@ class Broker:
             self.exchange.remark(answer.statistics),
             self.scale.remark(silo.name, answer.scorer, answer.scale),
             another_encoder(silo.encoder, self.encoder),
+            self.models.remark(silo.name, answer),
             answer.detail,
         )
         return "; ".join(filter(None, remarks))
@@ -428,7 +449,11 @@ class Broker:
                     reply = HttpReply(200, reply.kind, reply.body)
                 fields["ready"] = ready = understood(reply, wire.Ready)
                 silo.encoder = ready.encoder or silo.encoder
-                fields["detail"] = fields["detail"] or another_encoder(silo.encoder, self.encoder)
+                fields["detail"] = (
+                    fields["detail"]
+                    or another_encoder(silo.encoder, self.encoder)
+                    or self.models.lacking(silo.name, ready.model)
+                )
                 fields["release"] = await silo.read("/release", wire.SiloRelease)
         except Refused as error:
             fields |= {"status": "refused", "detail": str(error)}
@@ -477,6 +502,7 @@ class Broker:
             documents=sum(silo.documents or 0 for silo in self.silos.values()),
             statistics=self.exchange.version,
             encoder=self.encoder,
+            model=self.models.version,
         )
 
 

@@ -145,6 +145,18 @@ class Client:
         """The training run as far as it has come."""
         return self._read(self._ask("GET", "/v1/training"), wire.TrainingView)
 
+    def learning(self) -> wire.LearningView:
+        """How learning goes, and every version there is."""
+        return self._read(self._ask("GET", "/v1/learning"), wire.LearningView)
+
+    def learn(self, mode: str = "masked") -> wire.LearningView:
+        """Let the silos learn; `learning` says how far they are. Needs an administrator's key."""
+        return self._read(self._ask("POST", "/v1/learning", {"mode": mode}), wire.LearningView)
+
+    def rollback(self, version: str = "") -> wire.LearningView:
+        """Search with the version before the current one again, with another, or with "none"."""
+        return self._read(self._ask("POST", "/v1/learning/rollback", {"version": version}), wire.LearningView)
+
     def calibration(self) -> wire.Calibration:
         """The reliability curves of the probabilities, by silo and retriever."""
         return self._read(self._ask("GET", "/v1/calibration"), wire.Calibration)

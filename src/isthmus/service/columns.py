@@ -7,16 +7,16 @@ the document.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from isthmus.arrays import FloatArray
 from isthmus.engines import FIELDS
 from isthmus.features import NAMES, Pairs, compute
-from isthmus.learning import COLUMNS, FEATURES, LIST, OF_QUERY, JudgedRows, SearchModel, profile_of
+from isthmus.learning import COLUMNS, FEATURES, GROUPS, LIST, OF_QUERY, JudgedRows, SearchModel, profile_of
 from isthmus.retrieval import TEXT
 from isthmus.service.candidates import FieldCounts, Mask, QueryCandidates, Snapshot
 from isthmus.service.scoring import Scored, best_first, bm25_shares, evidence, raw_score
@@ -26,6 +26,14 @@ LEAST_COUNT = 0.5
 """Of a word in all silos: a private count may be 0 where a document has the word."""
 PER_WORD = ("TF", "LMIR.DIR", "LMIR.JM")
 """Features that grow with the number of a query's words; the others with their Σ idf."""
+
+
+START, OF_PROFILE = "start", "profile"
+"""In an explanation: what all hits have, and what the query's profile adds."""
+SURE = 1e-9
+"""How far from 0 and 1 log-odds are taken."""
+
+R = TypeVar("R", bound=JudgedRows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +115,12 @@ def silo_rows(
     encoder: str,
     depth: int,
     own: Sequence[str | None] = (),
-) -> JudgedRows:
+    build: Callable[..., R] = JudgedRows,  # type: ignore[assignment]
+) -> R:
     """The rows of judged queries, with the candidates that a search would order.
 
     `grades` say by query and document what was right; `own` is what a query was made from and must not find.
+    `build` makes the rows of their parts.
     """
     tables, relevant, sizes, targets = [np.empty((0, len(COLUMNS)))], [np.empty(0)], [], []
     for query, itself in zip(queries, own or (None,) * len(queries), strict=True):
@@ -123,7 +133,7 @@ def silo_rows(
         relevant.append(np.array([name in right for name in names[rows]], dtype=np.float64))
         sizes.append(len(rows))
         targets.append(len(right))
-    return JudgedRows(
+    return build(
         np.concatenate(tables),
         np.concatenate(relevant),
         np.repeat(np.arange(len(queries)), np.array(sizes, dtype=np.int64)),
@@ -142,9 +152,14 @@ class ModelScorer:
     """
 
     name: ClassVar[str] = "learned"
-    comparable: ClassVar[bool] = False
+    comparable: ClassVar[bool] = True
 
     model: SearchModel
+
+    @property
+    def version(self) -> str:
+        """Of the model; empty where the silo has calibrated the baseline by itself."""
+        return str(self.model.about.get("version", ""))
 
     def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
         """Margins and probabilities."""
@@ -155,7 +170,7 @@ class ModelScorer:
         order = best_first(candidates, margins)
         order = order[eligible(snapshot, candidates, self.model.encoder)[order]]
         profile = profile_of([margins[order[:LIST]]], table[0, -len(OF_QUERY) :])
-        return Scored(order, margins, self.model.probabilities(margins, profile))
+        return Scored(order, margins, self.model.probabilities(margins, profile), table)
 
     def profile(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored
@@ -167,16 +182,29 @@ class ModelScorer:
     def explain(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
     ) -> list[list[Evidence]]:
-        """What each retriever's columns add to the log-odds, or to the margin without a calibration."""
-        if not len(candidates):
+        """What each retriever's columns add to the log-odds, or to the margin without a calibration; the
+        start and what the query's profile adds make up the rest."""
+        if scored.table is None:
             return []
-        slope = 1.0 if self.model.calibration is None else self.model.calibration.slope
-        parts = self.model.evidence(candidate_columns(snapshot, candidates, self.model.encoder))
-        return [
-            [
-                evidence(name, raw_score(candidates, name, at), None, slope, slope * float(added[at]))
-                for name, added in parts.items()
-                if name == "bm25" or self.model.encoder
-            ]
-            for at in scored.order[:depth].tolist()
-        ]
+        line = self.model.calibration
+        slope, start = (1.0, 0.0) if line is None else (line.slope, line.start)
+        start += slope * self.model.score.start
+        names = [name for name in GROUPS if name == "bm25" or self.model.encoder]
+        parts = self.model.evidence(scored.table)
+        reasons = []
+        for at in scored.order[:depth].tolist():
+            added = {name: slope * float(parts[name][at]) for name in names}
+            raw = {name: raw_score(candidates, name, at) for name in names}
+            shares = [evidence(name, raw[name], None, slope, added[name]) for name in names]
+            shares.append(evidence(START, None, None, None, start))
+            if scored.probabilities is not None:
+                rest = log_odds(float(scored.probabilities[at])) - start - sum(added.values())
+                shares.append(evidence(OF_PROFILE, None, None, None, rest))
+            reasons.append(shares)
+        return reasons
+
+
+def log_odds(probability: float) -> float:
+    """ln(p/(1 − p)), of a probability that is neither 0 nor 1 to nine digits."""
+    sure = min(max(probability, SURE), 1 - SURE)
+    return float(np.log(sure) - np.log1p(-sure))

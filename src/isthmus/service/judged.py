@@ -31,6 +31,10 @@ from isthmus.tables import replacing
 FOLDS = (8, 4, 2)
 """Into how many parts queries may be dealt, the most first."""
 DAY = 86_400.0
+MOST_SESSIONS = 32
+"""About one set of judgements: whoever compares two has what few queries make up."""
+FORMATS = (1, 2)
+"""Of the file; the last is written."""
 
 Voter = tuple[str, str]
 """A person, behind the peer who brought what they said."""
@@ -55,10 +59,8 @@ class JudgedSet:
     """By query: who judged hits of it."""
     folds: int = 0
     """The most folds of which each differs from those of the set before in enough queries, or in none."""
-    hits: dict[str, list[str]] = field(default_factory=dict)
-    """By query: the hits that probabilities are fitted on, chosen once."""
-    measured: bool = False
-    """Whether curves of these hits were published; they are once."""
+    begun: int = 0
+    """Sessions about this set so far."""
     sessions: list[tuple[str, float]] = field(default_factory=list)
     """Who began to ask, and when."""
 
@@ -146,8 +148,11 @@ class JudgedQueries:
         return 0
 
     def folds(self, peer: str) -> int:
-        """The most folds that this peer may ask for; 0 where the silo takes no part."""
+        """The most folds that this peer may ask for; 0 where the silo takes no part: with few judged queries,
+        or a set that was asked about `MOST_SESSIONS` times."""
         crowd = self.current.crowd(peer)
+        if self.current.begun >= MOST_SESSIONS:
+            return 0
         return min(self.current.folds, self._full(crowd)) if crowd else 0
 
     def deal(self, queries: Iterable[str], folds: int) -> tuple[int, ...]:
@@ -159,25 +164,15 @@ class JudgedQueries:
         now = self._clock()
         recent = [(name, at) for name, at in self.current.sessions if now - at < DAY]
         if sum(name == peer for name, _ in recent) >= self.rules.sessions:
-            raise Refused("no more lessons today: learning.sessions in silo.toml is how many there may be")
+            raise Refused("no more sessions today (learning.sessions in its silo.toml is how many there are)")
         self.current.sessions = [*recent, (peer, now)]
+        self.current.begun += 1
         self._keep(self.current)
-
-    def keep_hits(self, hits: Mapping[str, list[str]]) -> None:
-        """Fix the hits that probabilities are fitted on."""
-        self.current.hits = dict(hits)
-        self._keep(self.current)
-
-    def publish_once(self) -> bool:
-        """Whether curves may be published; not a second time for the same set."""
-        first, self.current.measured = not self.current.measured, True
-        self._keep(self.current)
-        return first
 
     def _keep(self, new: JudgedSet) -> None:
         self.current = new
         with replacing(self._path) as stream:
-            stream.write(json.dumps({"format": 1, **vars(new)}, ensure_ascii=False).encode())
+            stream.write(json.dumps({"format": FORMATS[-1], **vars(new)}, ensure_ascii=False).encode())
 
 
 def _differing(new: JudgedSet, old: JudgedSet) -> dict[str, set[Voter]]:
@@ -203,8 +198,10 @@ def _read(path: Path) -> JudgedSet:
         return JudgedSet()
     try:
         saved: dict[str, Any] = json.loads(path.read_bytes())
-        if saved.pop("format") != 1:
+        if saved.pop("format") not in FORMATS:
             raise DataError("was written by a newer Isthmus", file=path, cure="update this one")
+        for gone in ("hits", "measured"):  # of format 1, whose learner fixed them
+            saved.pop(gone, None)
         return TypeAdapter(JudgedSet).validate_python(saved)
     except DataError:
         raise

@@ -31,27 +31,25 @@ from isthmus.errors import (
     Refused,
     ServiceError,
 )
+from isthmus.learning import SearchModel
 from isthmus.private import SiloFolder, family_of
 from isthmus.private.ledger import Ahead, Budget, Ledger, lost
 from isthmus.report import Progress
 from isthmus.retrieval import TEXT, Statistics
 from isthmus.service import wire
 from isthmus.service.candidates import Snapshot
+from isthmus.service.columns import ModelScorer
 from isthmus.service.index import Index
-from isthmus.service.judged import FOLDS, JudgedQueries
 from isthmus.service.judgements import SiloJudgements
-from isthmus.service.learned import Learned
-from isthmus.service.learning import Prepare, Show, answer_bytes, question_of
-from isthmus.service.pupil import GuardedPupil, Lesson, own_directions
 from isthmus.service.releases import Releases, released_file
-from isthmus.service.reliability import save_curves, validation_curves
-from isthmus.service.scale import measure
+from isthmus.service.reliability import validation_curves
+from isthmus.service.scale import baseline_of, measure
 from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.security import HitTokens, local_secret
 from isthmus.service.settings import OPERATOR, NodeSettings, secret
+from isthmus.service.silo_learner import SiloLearner
 from isthmus.service.sources import check_sources, in_languages, load_all
-from isthmus.service.space import Space
 from isthmus.service.stores import Counts, DocumentStore, Draft, Judgement, SqliteStore
 from isthmus.tables import Documents, locked, replacing
 
@@ -135,9 +133,10 @@ class Node:
         self._sums: wire.SiloScores | None = None
         self._measured: _Measured | None = None
         self._recorded: dict[str, wire.SiloScores] = {}
-        self._judged = JudgedQueries(settings, self.store, key=self.family.key)
-        self._lesson: tuple[str, GuardedPupil] | None = None
-        self._learning = threading.Lock()
+        self.learner = SiloLearner(
+            settings, self.store, key=self.family.key, note=self.note, snapshot=lambda: self.index.snapshot
+        )
+        self._model = self._restored_model()
         self.searcher = Searcher(settings.silo, self.index, self.store, self._scorer(), settings.depth)
         self.tokens = HitTokens(settings.silo, local_secret(folder / "feedback.key"))
         self.judgements = SiloJudgements(settings.silo, self.store, self.tokens, self._ids)
@@ -277,7 +276,7 @@ class Node:
 
     def _stamps(self) -> dict[Path, int]:
         models = self.settings.models
-        named = (models.ranker, models.fuser, models.calibrator, self._learned_file)
+        named = (models.ranker, models.fuser, models.calibrator, self._model_file)
         files = [path for path in named if path is not None]
         return {path: path.stat().st_mtime_ns for path in files if path.exists()}
 
@@ -347,6 +346,7 @@ class Node:
             statistics=version,
             encoder=snapshot.encoder.fingerprint,
             encoder_name=self.index.encoder_name,
+            model=self.model_version,
         )
 
     # what leaves
@@ -460,98 +460,65 @@ class Node:
     # learning with others
 
     @property
-    def _learned_file(self) -> Path:
-        return self.settings.folder / "learned"
-
-    def _scorer(self) -> Scorer:
-        return load_scorer(self.settings.models, self._learned_file, self._scale)
-
-    def directions(self, peer: str) -> bytes:
-        """The silo's part of directions that all share; exact, and recorded as such.
-
-        A ProtocolError where it has a pretrained encoder, which it keeps.
-        """
-        self.index.check_directions()
-        self.ledger.record("sums", peer, note="directions of words, to learn together")
-        return own_directions(self.index.snapshot).to_bytes()
-
-    def adopt_directions(self, data: bytes) -> None:
-        """Give every document its vector in the directions of all silos."""
-        self.index.adopt(Space.from_bytes(data))
-
-    def judged_queries(self, peer: str) -> wire.Judged:
-        """The queries that somebody judged a hit of, for all silos to learn from; none while they are few."""
-        with self._learning:
-            judged, folds = self._judged.refresh(), self._judged.folds(peer)
-        queries = sorted(judged.grades)[: wire.MOST_JUDGED] if folds else []
-        self.note("query text", peer, len(queries), "judged queries, to learn together")
-        return wire.Judged(queries=queries, folds=folds)
-
-    def answer(self, data: bytes, peer: str) -> bytes:
-        """Sums over the rows of judged queries."""
-        question = question_of(data)
-        with self._learning:
-            if isinstance(question, Prepare):
-                pupil, lesson = self._begin(question, peer)
-                self._lesson = None
-                answer = pupil.prepare(lesson)
-                self._lesson = (peer, pupil)
-            else:
-                pupil = self._pupil_of(peer)
-                answer = pupil.answer(question)
-                if isinstance(question, Show):
-                    self._judged.keep_hits(pupil.hits)
-        self.note("sums", peer, 1, "sums over judged queries, to learn together")
-        return answer_bytes(answer)
-
-    def _begin(self, request: Prepare, peer: str) -> tuple[GuardedPupil, Lesson]:
-        """A lesson about the whole set of judgements, or one that this silo takes no part in."""
-        judged, most = self._judged.refresh(), self._judged.folds(peer)
-        distinct = set(request.queries)
-        if request.folds not in FOLDS or len(distinct) < len(request.queries):
-            raise ProtocolError(f"a lesson has distinct queries, in {', '.join(map(str, FOLDS))} folds")
-        if most and not judged.grades.keys() <= distinct:
-            raise ProtocolError("a lesson must have every query that was judged here")
-        if most and request.folds > most:
-            raise ProtocolError("a lesson in more folds than this silo has judged queries for")
-        self._judged.begin(peer)
-        pupil = GuardedPupil(
-            self.index.snapshot,
-            judged,
-            depth=self.settings.depth,
-            crowd=judged.crowd(peer) if most else (),
-            least=self.settings.learning.least_queries,
-            folds=request.folds,
-        )
-        return pupil, Lesson(request.queries, self._judged.deal(request.queries, request.folds))
-
-    def _pupil_of(self, peer: str) -> GuardedPupil:
-        if self._lesson is None or self._lesson[0] != peer:
-            raise ProtocolError("a question before its lesson")
-        return self._lesson[1]
-
-    def adopt(self, data: bytes, peer: str) -> None:
-        """Search with what was learned, probabilities bent to the silo's own hits; forget the rows.
-
-        A ranker that a search fails with is a ProtocolError; the one before it stays.
-        """
-        learned = Learned.from_bytes(data)
-        with self._learning:
-            if self._lesson is not None and self._lesson[0] == peer:
-                learned = Learned.from_bytes(self._lesson[1].bent(learned).to_bytes())
-            snapshot = self.index.snapshot
-            check_scores(snapshot, self._some_text(snapshot), learned)
-            if self._lesson is not None and self._lesson[0] == peer:
-                curves = self._lesson[1].curves(learned, self.settings.silo)
-                if curves and self._judged.publish_once():
-                    save_curves(curves, self._curves_file)
-                self._lesson = None
-            learned.save(self._learned_file)
-        self._load_new_models()
+    def _model_file(self) -> Path:
+        return self.settings.folder / "learned.model"
 
     @property
-    def _curves_file(self) -> Path:
-        return self.settings.folder / "learned.curves"
+    def _own_file(self) -> Path:
+        return self.settings.folder / "learned.own"
+
+    def _restored_model(self) -> SearchModel | None:
+        """The model that was learned with others last, else the silo's own; one that cannot be used is set
+        aside: the broker brings another."""
+        for file in (self._model_file, self._own_file):
+            try:
+                if file.exists():
+                    return SearchModel.load(file)
+            except DataError as error:
+                aside = file.with_name(f"{file.name}.refused")
+                file.replace(aside)
+                _log.warning("%s was set aside as %s: %s; the broker brings another", file, aside.name, error)
+        return None
+
+    def _scorer(self) -> Scorer:
+        return load_scorer(self.settings.models, self._model, self._scale)
+
+    @property
+    def model_version(self) -> str:
+        """Of the model learned with others; files that the settings name come before it. Empty for none."""
+        return "" if self._model is None else ModelScorer(self._model).version
+
+    def adopt(self, data: bytes, peer: str) -> None:
+        """Search with a model that was learned with others, from the next search on.
+
+        One that a search fails with is a ProtocolError; the one before it stays.
+        """
+        model = SearchModel.from_bytes(data)
+        snapshot = self.index.snapshot
+        check_scores(snapshot, self._some_text(snapshot), ModelScorer(model))
+        self.learner.finish(peer)
+        with self._sharing:
+            model.save(self._model_file)
+            self._use(model)
+
+    def drop_model(self) -> None:
+        """Search without what was learned with others."""
+        with self._sharing:
+            self._model_file.unlink(missing_ok=True)
+            self._use(self._restored_model())
+
+    def calibrate_alone(self) -> None:
+        """Calibrate the baseline by the silo's own judgements, of which nothing leaves."""
+        scale = self._scale
+        usable = scale is not None and scale.encoder == self.index.snapshot.encoder.fingerprint
+        model = self.learner.alone(baseline_of(scale if usable else None))
+        with self._sharing:
+            model.save(self._own_file)
+            self._use(self._restored_model())
+
+    def _use(self, model: SearchModel | None) -> None:
+        self._model = model
+        self.searcher = replace(self.searcher, scorer=self._scorer())
 
     # people
 
@@ -586,12 +553,7 @@ class Node:
 
     def calibration(self, peer: str) -> wire.Calibration:
         """How reliable the probabilities are: on validation, and by what people said."""
-        models = self.settings.models
-        named = models.ranker or models.fuser or models.reliability
-        path = models.reliability if named else self._curves_file
-        with self._learning:
-            self._judged.refresh()
-        files = (path, self._judged.curves_file)
+        files = (self.settings.models.reliability, self.learner.feedback_curves())
         curves = [curve for file in files for curve in validation_curves(file, self.settings.silo)]
         self.note("sums", peer, len(curves), "reliability curves of judged hits")
         return wire.Calibration(curves=curves)

@@ -36,7 +36,7 @@ ANONYMOUS = "anonymous"
 OPEN = ("/v1/health", "/v1/ready")
 UNKNOWN_HIT = "this hit was not shown to you within a day: search again"
 THROUGH = "judgements that came through it"
-LARGE = ("/v1/documents", "/v1/statistics", "/v1/directions", "/v1/learning")
+LARGE = ("/v1/documents", "/v1/statistics")
 OWN_PROBLEMS = problems(
     {409: "The message was sent before, or its time stamp is off.", 504: "The deadline passed."}
 )
@@ -44,8 +44,7 @@ _STATISTICS = {"content": {wire.STATISTICS_TYPE: {"schema": {"type": "string", "
 _BUNDLE = {"content": {wire.BUNDLE_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 BODIES = {
     ("PUT", "/statistics"): _STATISTICS,
-    ("PUT", "/directions"): _BUNDLE,
-    ("POST", "/learning"): _BUNDLE,
+    ("POST", "/learning/{session}/{number}"): _BUNDLE,
     ("PUT", "/learning"): _BUNDLE,
 }
 """What is sent and is not JSON."""
@@ -54,8 +53,7 @@ ANSWERS: dict[tuple[str, str], Answers] = {
         200: {"content": _STATISTICS["content"], "description": "The silo's statistics."},
         304: {"description": "They are those that If-None-Match names."},
     },
-    ("GET", "/directions"): {200: {**_BUNDLE, "description": "The silo's directions."}},
-    ("POST", "/learning"): {200: {**_BUNDLE, "description": "Sums."}},
+    ("POST", "/learning/{session}/{number}"): {200: {**_BUNDLE, "description": "Sums under masks."}},
     ("GET", "/ready"): {503: {"model": wire.Ready, "description": "It is still indexing."}},
 }
 """What is not JSON of the documented model, or no problem though it says so."""
@@ -146,7 +144,7 @@ class NodeApi:
         token = seal if policy.feedback else None
         name = self._naming(peer, policy)
         gone: threading.Event = request.scope[GONE]
-        encoder = request.headers.get(wire.ENCODER, "")
+        encoder, model = (request.headers.get(name, "") for name in (wire.ENCODER, wire.MODEL))
         self._compare_encoder(encoder)
 
         def check() -> None:
@@ -156,7 +154,13 @@ class NodeApi:
 
         def work() -> wire.NodeAnswer:
             answer = self.node.searcher.search(
-                body, snippets=policy.snippets, token=token, name=name, check=check, encoder=encoder
+                body,
+                snippets=policy.snippets,
+                token=token,
+                name=name,
+                check=check,
+                encoder=encoder,
+                model=model,
             )
             self.node.note("scores", peer, len(answer.hits), "scores and explanations of hits")
             if policy.snippets:
@@ -267,33 +271,40 @@ class NodeApi:
         if await self._apart(lambda: self.node.unindexed):
             raise HttpProblem(503, "still indexing", Retry_After="5")
 
-    async def directions(self, request: Request) -> Response:
-        """The silo's part of directions that all silos share."""
-        peer, _ = self._allowed(request, "learning")
-        await self._check_indexed()
-        return Response(await self._accept(self.node.directions, peer), media_type=wire.BUNDLE_TYPE)
-
-    async def adopt_directions(self, request: Request) -> Response:
-        """Take the directions of all silos."""
-        self._allowed(request, "learning")
-        await self._accept(self.node.adopt_directions, await request.body())
-        return Response(status_code=204)
-
     async def judged_queries(self, request: Request) -> Response:
         """The queries that somebody judged here."""
         peer, _ = self._allowed(request, "learning")
-        return _json(await self._apart(self.node.judged_queries, peer))
+        await self._check_indexed()
+        return _json(await self._apart(self.node.learner.queries, peer))
 
-    async def learn(self, request: Request) -> Response:
-        """Answer a question about the rows of judged queries with sums."""
+    async def learning_session(self, request: Request, body: wire.LearningSession) -> Response:
+        """Begin a session of learning, or settle its members."""
         peer, _ = self._allowed(request, "learning")
-        answer = await self._accept(self.node.answer, await request.body(), peer)
+        return _json(await self._accept(self.node.learner.begin, body, peer))
+
+    async def learn(self, request: Request, session: wire.SessionName, number: wire.Count) -> Response:
+        """Answer a question about the rows of judged queries with sums under masks."""
+        peer, _ = self._allowed(request, "learning")
+        question = await request.body()
+        answer = await self._accept(self.node.learner.answer, session, number, question, peer)
         return Response(answer, media_type=wire.BUNDLE_TYPE)
 
     async def adopt(self, request: Request) -> Response:
-        """Search with what was learned."""
+        """Search with a model that was learned."""
         peer, _ = self._allowed(request, "learning")
         await self._accept(self.node.adopt, await request.body(), peer)
+        return Response(status_code=204)
+
+    async def drop_model(self, request: Request) -> Response:
+        """Search without what was learned."""
+        self._allowed(request, "learning")
+        await self._accept(self.node.drop_model)
+        return Response(status_code=204)
+
+    async def calibrate(self, request: Request) -> Response:
+        """Calibrate the baseline by the silo's own judgements; nothing of them leaves."""
+        self._allowed(request, "learning")
+        await self._accept(self.node.calibrate_alone)
         return Response(status_code=204)
 
     async def _accept(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -406,11 +417,12 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
         ("PUT", "/statistics", api.share, None),
         ("GET", "/scale", api.scale, wire.SiloScores),
         ("PUT", "/scale", api.adopt_scale, None),
-        ("GET", "/directions", api.directions, None),
-        ("PUT", "/directions", api.adopt_directions, None),
         ("GET", "/learning", api.judged_queries, wire.Judged),
-        ("POST", "/learning", api.learn, None),
+        ("POST", "/learning/session", api.learning_session, wire.LearningKey),
+        ("POST", "/learning/own", api.calibrate, None),
+        ("POST", "/learning/{session}/{number}", api.learn, None),
         ("PUT", "/learning", api.adopt, None),
+        ("DELETE", "/learning", api.drop_model, None),
         ("PUT", "/documents", api.put_documents, wire.Changed),
         ("GET", "/documents", api.find_documents, wire.Listed),
         ("DELETE", "/documents/{id:path}", api.remove_document, wire.Changed),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +13,8 @@ from isthmus.errors import ProtocolError
 from isthmus.logistic import likelihood_sums, newton
 from isthmus.retrieval import TEXT
 from isthmus.service.candidates import Snapshot
-from isthmus.service.evidence import FIRST, GROUPS, SECOND, Company, feedback, first_look
-from isthmus.service.judged import Grades, JudgedSet
+from isthmus.service.evidence import FIRST, GROUPS, Company, feedback, first_look
+from isthmus.service.judged import Grades
 from isthmus.service.learned import Learned, Line, Look
 from isthmus.service.learning import HITS, Best, Kept, Moments, Question, Show, Slopes, Think
 from isthmus.service.reliability import LEAST_HITS, SHOWN, reliability_curve
@@ -248,99 +247,6 @@ class Pupil:
             for name, at in columns.items()
             if name in lines
         ]
-
-
-class GuardedPupil(Pupil):
-    """Answers a peer about one set of judgements and no part of it, as `judged` says why.
-
-    `crowd` are the queries that hide each other, at least `least` in each of `folds`. With an empty crowd the
-    silo takes no part: its sums are zero.
-    """
-
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        judged: JudgedSet,
-        *,
-        depth: int,
-        crowd: Collection[str],
-        least: int,
-        folds: int,
-    ) -> None:
-        super().__init__(snapshot, judged.grades if crowd else {}, depth=depth)
-        self.crowd, self.least, self.folds = frozenset(crowd), least, folds
-        self.hits = {query: list(names) for query, names in judged.hits.items()}
-        self._left = MOST_QUESTIONS
-        self._once: set[tuple[str, int]] = set()
-
-    def answer(self, question: Question) -> FloatArray:
-        """As any, within bounds that an honest asker never meets."""
-        self._left -= 1
-        if self._left < 0:
-            raise ProtocolError("more questions than a lesson has")
-        if not well_formed(question, len(self._lesson.queries), self.folds):
-            raise ProtocolError("a question that is not of this lesson")
-        if isinstance(question, (Think, Best, Show)):
-            key = (type(question).__name__, -1 if isinstance(question, Think) else question.fold)
-            if key in self._once:
-                raise ProtocolError("a question that comes once in a lesson")
-            self._once.add(key)
-        return super().answer(question)
-
-    def _rows(self, query: str, itself: str | None) -> _Rows:
-        return super()._rows(query, itself) if self.crowd else _NO_ROWS
-
-    def _chosen(self, table: _Table, fold: int, passed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Of judged queries those chosen before; now, if enough queries have any, those that passed."""
-        queries = [at for at, name in enumerate(self._lesson.queries) if self._lesson.folds[at] == fold]
-        open_yet = self.judged.keys() - self.hits.keys()
-        new = [at for at in queries if self._lesson.queries[at] in open_yet]
-        spans = {at: slice(table.bounds[at], table.bounds[at + 1]) for at in queries}
-        full = {self._lesson.queries[at] for at in new if passed[spans[at]].any()}
-        enough = len(full & self.crowd) >= self.least
-        for at in new:
-            names = np.array(table.held[at].names, dtype=object)[passed[spans[at]]]
-            self.hits[self._lesson.queries[at]] = names.tolist() if enough else []
-        chosen = passed.copy()
-        for at in queries:
-            if (query := self._lesson.queries[at]) in self.judged:
-                before = set(self.hits[query])
-                chosen[spans[at]] = [name in before for name in table.held[at].names]
-        return chosen
-
-
-def well_formed(question: Question, queries: int, folds: int) -> bool:
-    """Whether a question has the sizes of this lesson, and finite numbers."""
-    match question:
-        case Moments(look):
-            return look in (1, 2)
-        case Slopes(look, centre, scale, theta, fold):
-            size = len(FIRST if look == 1 else SECOND)
-            within = look in (1, 2) and -1 <= fold < folds
-            return within and _finite(centre, size) and _positive(scale, size) and _finite(theta, size + 1)
-        case Think(first):
-            return _fits(first, len(FIRST))
-        case Best(second, fold):
-            return 0 <= fold < folds and _fits(second, len(SECOND))
-        case Show(second, fold, bars):
-            whole = bars.shape == (queries,) and not np.isnan(bars).any()
-            return whole and 0 <= fold < folds and _fits(second, len(SECOND))
-        case Kept(column, theta):
-            return 0 <= column <= len(GROUPS) and _finite(theta, 2)
-    return False
-
-
-def _fits(look: Look, size: int) -> bool:
-    whole = _finite(look.centre, size) and _finite(look.weights, size) and _positive(look.scale, size)
-    return whole and bool(np.isfinite(look.start))
-
-
-def _finite(values: FloatArray, size: int) -> bool:
-    return values.shape == (size,) and bool(np.isfinite(values).all())
-
-
-def _positive(values: FloatArray, size: int) -> bool:
-    return _finite(values, size) and bool((values > 0).all())
 
 
 def own_directions(snapshot: Snapshot) -> Space:

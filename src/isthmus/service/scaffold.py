@@ -6,6 +6,7 @@ my-federation/
   broker/                 its certificate and key, and the API keys of people and programs
   north/                  what belongs on the silo's own machine
     silo.toml
+    keys/                 its identity, and the cards of the other silos
     documents/            yours, in place of the example
   authority/              makes certificates; belongs on no machine that serves
 """
@@ -27,7 +28,7 @@ from isthmus.service.templates import template
 EXAMPLES = (Source("folder", Path("documents")),)
 """Where a silo has its documents from that is told nothing else: an example lies there."""
 NO_TEXT = PageText()
-BROKER, API_KEYS, ADMIN_KEY = "broker", "api-keys.json", "admin.key"
+BROKER, API_KEYS, ADMIN_KEY, KEYS = "broker", "api-keys.json", "admin.key", "keys"
 
 
 def create_federation(
@@ -60,6 +61,7 @@ def create_federation(
         raise ConfigError(f"{folder} exists already", value=str(folder), expected="a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     make_keys(folder, names, broker=BROKER)
+    introduce(folder, names)
     hash_key = secrets.token_urlsafe(24)
     listed, starts = [], []
     for at, name in enumerate(names, port + 1):
@@ -87,6 +89,19 @@ def create_federation(
     (folder / "README.md").write_text(readme, encoding="utf-8")
     (folder / ".gitignore").write_text(template("gitignore"), encoding="utf-8")
     return [folder / "README.md", folder / "broker.toml", *(folder / name / "silo.toml" for name in names)]
+
+
+def introduce(folder: Path, silos: Sequence[str]) -> None:
+    """Give every silo an identity in its own folder, and the cards of all others: they sum under masks."""
+    from isthmus.private import Keyring, write_card
+
+    rings = {name: Keyring.at(folder / name / KEYS, create=True) for name in silos}
+    cards = {name: ring.begin(name).card for name, ring in rings.items()}
+    for name, ring in rings.items():
+        write_card(cards[name], ring.path / f"{name}.card")
+        for peer, card in cards.items():
+            if peer != name:
+                ring.trust(card)
 
 
 def make_keys(

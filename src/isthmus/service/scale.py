@@ -16,6 +16,7 @@ import logging
 from collections.abc import Awaitable, Iterator, Sequence
 from functools import reduce
 from operator import add
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import ValidationError
@@ -30,6 +31,9 @@ from isthmus.service.scoring import bm25_shares
 from isthmus.service.statistics import PATIENCE, Nodes, Talks, hand_out
 from isthmus.service.stores import Change, DocumentStore
 from isthmus.service.wire import LEAST_DEVIATION, ScoreScale, ScoreSums, SiloScores, Standard
+
+if TYPE_CHECKING:
+    from isthmus.learning import BaselineScale
 
 QUERIES, WORDS, DEPTH = 64, 12, 100
 """Queries that a silo makes of its documents, words that each has at most, and candidates of a retriever."""
@@ -112,6 +116,16 @@ def _standard(sums: Sequence[ScoreSums]) -> Standard:
     return Standard(mean=total.total / total.count, deviation=max(deviation, LEAST_DEVIATION))
 
 
+def baseline_of(scale: ScoreScale | None) -> BaselineScale:
+    """What learning has to beat: the hybrid on this scale, or BM25 alone without one."""
+    from isthmus.learning import BaselineScale
+
+    if scale is None:
+        return BaselineScale()
+    bm25, dense = ((each.mean, each.deviation) for each in (scale.bm25, scale.dense))
+    return BaselineScale(bm25, dense, scale.encoder)
+
+
 class ScaleExchange:
     """Score sums by silo, their scale, and who holds it; without a scale, silos score by BM25 alone."""
 
@@ -123,6 +137,11 @@ class ScaleExchange:
         self._measuring: set[str] = set()
         self._scale: ScoreScale | None = None
         self.changed = False
+
+    @property
+    def scale(self) -> ScoreScale | None:
+        """The scale of all silos, once they agree on an encoder."""
+        return self._scale
 
     @property
     def version(self) -> str:

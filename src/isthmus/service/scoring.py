@@ -26,11 +26,15 @@ from isthmus.service.wire import Evidence, ScoreScale, Standard
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Candidates in order: `order` has their positions, best first; scores and probabilities by position."""
+    """Candidates in order: `order` has their positions, best first; scores and probabilities by position.
+
+    `table` has the columns that a learned model has read, by position.
+    """
 
     order: IntArray
     scores: FloatArray
     probabilities: FloatArray | None
+    table: FloatArray | None = None
 
 
 def raw_score(candidates: QueryCandidates, retriever: str, at: int) -> float | None:

@@ -2,7 +2,7 @@
 
     Bm25Scorer     BM25 alone; with shared statistics, all silos rank as one central index; no probability
     HybridScorer   BM25 and an encoder that silos agree on, equal shares, nothing learned; no probability
-    Learned        what the silos have learned together (`isthmus broker --learn`), probabilities included
+    ModelScorer    what the silos have learned together (`isthmus learn`), probabilities included
     FuserScorer    a fuser (`isthmus fuse --save`) joins the retrievers' lists
     RankerScorer   a ranker (`isthmus train`) reads features of every candidate
 
@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from unicodedata import normalize
 
 import numpy as np
@@ -29,11 +28,22 @@ from isthmus.engines import STOP
 from isthmus.errors import DataError
 from isthmus.features import NAMES
 from isthmus.languages import tokeniser_of
+from isthmus.learning import LIST, SearchModel
 from isthmus.retrieval import FIRST
 from isthmus.service.candidates import QueryCandidates, Snapshot
+from isthmus.service.columns import ModelScorer, query_columns
 from isthmus.service.index import Index
-from isthmus.service.learned import Learned
-from isthmus.service.scoring import Bm25Scorer, HybridScorer, Scored, Scorer, best_first, evidence, raw_score
+from isthmus.service.scoring import (
+    Bm25Scorer,
+    HybridScorer,
+    Scored,
+    Scorer,
+    best_first,
+    bm25_shares,
+    evidence,
+    finite,
+    raw_score,
+)
 from isthmus.service.settings import Models
 from isthmus.service.stores import DocumentStore, Draft
 from isthmus.service.wire import Evidence, Hit, NodeAnswer, ScoreScale, Search
@@ -175,7 +185,9 @@ class RankerScorer:
         return np.asarray(np.log(sure) - np.log1p(-sure))
 
 
-def load_scorer(models: Models, learned: Path | None = None, scale: ScoreScale | None = None) -> Scorer:
+def load_scorer(
+    models: Models, learned: SearchModel | None = None, scale: ScoreScale | None = None
+) -> Scorer:
     """The scorer of a silo's model files; where it names none, of what it has learned with others; without
     either the hybrid on the scale of all silos, or BM25 alone."""
     calibrator = None
@@ -197,8 +209,8 @@ def load_scorer(models: Models, learned: Path | None = None, scale: ScoreScale |
             raise DataError(f"joins {', '.join(fuser.retrievers_)}", file=models.fuser, cure=cure)
         cross = load_cross_encoder(models.reranker) if CROSS in fuser.retrievers_ else None
         return FuserScorer(fuser, calibrator, cross)
-    if learned is not None and learned.exists():
-        return Learned.load(learned)
+    if learned is not None:
+        return ModelScorer(learned)
     return Bm25Scorer() if scale is None else HybridScorer(scale)
 
 
@@ -257,12 +269,14 @@ class Searcher:
         name: Callable[[str], str] = str,
         check: Callable[[], None] = lambda: None,
         encoder: str = "",
+        model: str = "",
     ) -> NodeAnswer:
         """The best hits; titles and snippets only where they may be seen, a token where it may be judged.
 
         `name` is what a document is called towards the asker.
         `check` is called before each stage, and raises when nobody waits for the answer any more.
         `encoder` is the fingerprint that the asker's silos agree on; empty where nothing is merged.
+        `model` is the version of the model by which the asker merges; empty for none.
         """
         check()
         began = time.perf_counter()
@@ -304,9 +318,27 @@ class Searcher:
             encoder=snapshot.encoder.fingerprint,
             scorer=self.scorer.name,
             scale=self.scorer.scale.version if isinstance(self.scorer, HybridScorer) else "",
+            **self._merging(snapshot, candidates, scored, selected, model),
             detail="its encoder does not answer: searched by words alone" if snapshot.encoder.problem else "",
             took_ms=took,
         )
+
+    def _merging(
+        self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, selected: list[int], model: str
+    ) -> dict[str, Any]:
+        """What a broker with a learned model merges by: the model here and its best margins, or the
+        retrievers' scores of the best hits where it is another."""
+        scorer, best = self.scorer, scored.order[: max(len(selected), LIST)]
+        own = scorer.version if isinstance(scorer, ModelScorer) else ""
+        if not model or not scorer.comparable:
+            return {"model": own}
+        if isinstance(scorer, ModelScorer) and own == model:
+            margins = scored.scores[best[:LIST]].tolist()
+            return {"model": own, "margins": margins, **_of_query(snapshot, candidates)}
+        shares, none = bm25_shares(candidates), np.full(len(candidates), np.nan)
+        cosines = candidates.scores.get("dense", none)
+        pairs = [(finite(shares[at]), finite(cosines[at])) for at in best.tolist()]
+        return {"model": own, "retrieved": pairs, **_of_query(snapshot, candidates)}
 
     def _candidates(self, snapshot: Snapshot, query: str) -> QueryCandidates:
         """The best of every retriever; of a cross-encoder too where the scorer joins its list."""
@@ -348,6 +380,10 @@ class Searcher:
             return None, {}
         parts = self.scorer.explain(snapshot, candidates, scored, places.index(at) + 1)[-1]
         return float(scored.probabilities[at]), {part.retriever: part.probability for part in parts}
+
+
+def _of_query(snapshot: Snapshot, candidates: QueryCandidates) -> dict[str, list[float]]:
+    return {"of_query": query_columns(snapshot, candidates).tolist()}
 
 
 def _first(candidates: QueryCandidates) -> IntArray:

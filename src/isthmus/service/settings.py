@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import re
 import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
@@ -56,7 +57,7 @@ class Policy:
     snippets: bool = False
     counts: bool = False
     learning: bool = False
-    """May join this silo's directions with others' and ask for sums over its judged queries, without ε."""
+    """May ask for sums over its judged queries, and bring a model to search with."""
     feedback: bool = False
     judgements: bool = False
     """May bring judgements by document id, and have back those that came through it."""
@@ -73,16 +74,21 @@ class Learning:
     """What peers whose policy has `learning` may learn of judgements.
 
     Every sum covers at least `least_queries` judged queries, and the silo takes no part while it has too few;
-    a peer may begin `sessions` lessons a day.
+    a peer may begin `sessions` sessions a day. Sums leave under masks that the silos agree on by the cards
+    in the folder `keys` (isthmus keys), and a peer reads the total of at least three silos; of two, where
+    both owners say `consent = "two"`. `reports` lets it see this silo's own errors on judged queries, which
+    mode fedrisk needs.
     """
 
     least_queries: int = 10
     sessions: int = 8
+    keys: Path | None = None
+    consent: Literal["", "two"] = ""
+    reports: bool = False
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if getattr(self, each.name) < 1:
-                raise ValueError(f"{each.name} = {getattr(self, each.name)} must be at least 1")
+        for name in ("least_queries", "sessions"):
+            require(getattr(self, name) >= 1, f"{name} = {getattr(self, name)} must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -347,6 +353,11 @@ class NodeSettings:
         private = None if self.training is None else self.training.private
         return self.folder / "ledger.db" if private is None else private / "silo.ledger"
 
+    @property
+    def cards(self) -> Path | None:
+        """The folder of the silo's identity and the cards it trusts, where it has one."""
+        return self.learning.keys or (None if self.training is None else self.training.private)
+
 
 @dataclass(frozen=True)
 class SiloAddress:
@@ -378,6 +389,30 @@ class BreakerSettings:
     def __post_init__(self) -> None:
         if self.failures < 1 or not 0 < self.pause <= self.longest:
             raise ValueError("failures must be at least 1 and 0 < pause ≤ longest")
+
+
+_SPAN = re.compile(r"(\d+) (minute|hour|day|week)s?")
+_SECONDS = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
+
+
+@dataclass(frozen=True)
+class LearningSchedule:
+    """When the broker lets its silos learn by itself: `every` so often ("1 day"), or not at all ("")."""
+
+    every: str = ""
+    mode: Literal["masked", "fedrisk"] = "masked"
+
+    def __post_init__(self) -> None:
+        require(
+            not self.every or self.seconds > 0,
+            f'every = {self.every!r} must be a time such as "6 hours", "1 day" or "2 weeks"',
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Between two runs; 0 where there is no schedule."""
+        matched = _SPAN.fullmatch(self.every)
+        return int(matched[1]) * _SECONDS[matched[2]] if matched else 0.0
 
 
 @dataclass(frozen=True)
@@ -420,6 +455,7 @@ class BrokerSettings:
     training: Path | None = None
     """A training run's folder, for the Training view."""
     page: PageText = field(default_factory=PageText)
+    learning: LearningSchedule = field(default_factory=LearningSchedule)
     log_queries: bool = False
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from isthmus.asking import Silos
@@ -259,6 +260,14 @@ async def hand_out(
 
     nodes = Silos(tuple(names), Nodes(silos), PATIENCE, least=0)
     answers = await asyncio.to_thread(nodes.ask, request, lambda name, reply: reply.status in (200, 204))
+    return {name for name, accepted in answers.by_silo.items() if accepted}
+
+
+async def take_back(silos: Sequence[Talks], names: Sequence[str], path: str) -> set[str]:
+    """Have silos drop what was handed out; those that did."""
+    nodes = Silos(tuple(names), Nodes(silos), PATIENCE, least=0)
+    ask = partial(nodes.ask, lambda silo: silo.ask("DELETE", path))
+    answers = await asyncio.to_thread(ask, lambda name, reply: reply.status in (200, 204))
     return {name for name, accepted in answers.by_silo.items() if accepted}
 
 

@@ -10,6 +10,10 @@
     GET  /v1/calibration   reliability of its probabilities, and what thresholds keep
     GET  /v1/training      the rounds of a training run (broker)
     GET  /v1/silos         every silo's state (broker)
+    GET  /v1/learning      broker: how learning goes, and every version; node: the queries judged there
+    POST /v1/learning      let the silos learn, /v1/learning/rollback: use another version (broker)
+    POST /v1/learning/session, /v1/learning/{session}/{number}    masks are agreed, a question (node)
+    PUT  /v1/learning      the model to search with, DELETE: none (node)
     GET  /v1/statistics    a silo's collection statistics, exact or private (node)
     PUT  /v1/statistics    the sum of all silos' statistics, to score with from now on (node)
     GET  /v1/scale         sums of a silo's scores (node); PUT: the scale of all silos', to score on
@@ -25,7 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -37,6 +41,8 @@ KEY_EXPIRES = "isthmus-key-expires"
 ENCODER = "isthmus-encoder"
 """The header of a broker's search in a silo: the encoder that its silos agree on, by fingerprint, or "none".
 A silo with another encoder leaves its vectors out of scores that are compared with other silos'."""
+MODEL = "isthmus-model"
+"""The header of a broker's search in a silo: the version of the model by which it merges."""
 STATISTICS_TYPE = "application/vnd.isthmus.statistics"
 BUNDLE_TYPE = "application/vnd.isthmus.lesson"
 
@@ -63,6 +69,8 @@ Fingerprint = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9._-]*$")
 """Names an encoder's vectors: equal ones encode equal texts alike. It travels in a header."""
 Cursor = Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]*$")]
 """Where a page of a list ends."""
+Version = Annotated[str, Field(max_length=40, pattern=r"^[A-Za-z0-9-]*$")]
+"""Of a model: when it was learned."""
 Status = Literal["answered", "late", "refused", "down", "broken"]
 
 
@@ -199,6 +207,14 @@ class NodeAnswer(ResponseModel):
     """What put its hits in order: bm25, hybrid, learned, fuser or ranker."""
     scale: Text = ""
     """The version of the scale that a hybrid scored with."""
+    model: Version = ""
+    """The version of the learned model it scored with."""
+    margins: Annotated[list[float], Field(max_length=100)] = []
+    """Its best ones by that model, where it is the broker's."""
+    retrieved: Annotated[list[tuple[float | None, float | None]], Field(max_length=MOST_HITS)] = []
+    """BM25's share and the cosine of its best hits, in their order, where it has not the broker's model."""
+    of_query: Annotated[list[float], Field(max_length=10)] = []
+    """The query's number of words and their rarity."""
     detail: Text = ""
     """What was missing: its encoder, where that did not answer."""
     took_ms: float
@@ -214,6 +230,8 @@ class SiloStatus(ResponseModel):
     documents: int | None = None
     scorer: str = ""
     """What put its hits in order: bm25, hybrid, learned, fuser or ranker."""
+    model: str = ""
+    """The version of the learned model it scored with."""
 
 
 class Answer(ResponseModel):
@@ -226,6 +244,10 @@ class Answer(ResponseModel):
     """Hits that were left out because of the threshold."""
     without_probability: int = 0
     """Those of them that have no probability, since their silo has no calibrator yet."""
+    model: str = ""
+    """The version of the learned model that merged them."""
+    unlike: bool = False
+    """Whether no judged query was like this one: probabilities are drawn to the base rate."""
     took_ms: float
 
 
@@ -351,6 +373,84 @@ class Judged(ResponseModel):
 
     queries: Annotated[list[QueryText], Field(fail_fast=True, max_length=MOST_JUDGED)]
     folds: Annotated[int, Field(ge=0, le=8)] = 0
+    consent: Literal["", "two"] = ""
+    """Whether the owner agrees to sums of two silos."""
+    least: Annotated[int, Field(ge=1, le=10**6)] = 10
+    """Judged queries that every sum must cover here."""
+
+
+Hex = Annotated[str, Field(max_length=256, pattern=r"^([0-9a-f]{2})*$")]
+SessionName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Mode = Literal["masked", "fedrisk"]
+"""How silos learn: from totals alone, or weighed by reports of each (FedRisk)."""
+
+
+class LearningSession(RequestModel):
+    """A session that a broker begins in a silo; with the keys of all members, that they are settled."""
+
+    session: SessionName
+    mode: Mode = "masked"
+    encoder: Fingerprint = ""
+    """The encoder whose cosines count; empty for none."""
+    adverts: Annotated[dict[Name, Hex], Field(max_length=1_000)] = {}
+
+
+class LearningKey(ResponseModel):
+    """A silo's key for the masks of a session, signed by the identity on its card."""
+
+    advert: Hex
+
+
+class LearningRequest(RequestModel):
+    """How the silos are to learn."""
+
+    mode: Mode = "masked"
+
+
+class RollbackRequest(RequestModel):
+    """The version to search with: empty for the one before the current one, "none" for nothing learned."""
+
+    version: Version = ""
+
+
+class LearnedVersion(ResponseModel):
+    """One learning run: what came of it, and whether its model is in use."""
+
+    version: Version
+    learned: str
+    """When, ISO 8601."""
+    mode: Mode = "masked"
+    by: str = ""
+    """Who had it run: a person's name, or the schedule."""
+    current: bool = False
+    usable: bool = False
+    """Whether there is a model to search with."""
+    problem: str = ""
+    """Why there is none, and the cure."""
+    record: dict[str, Any] | None = None
+    """What was compared, chosen and measured."""
+
+
+class LearningView(ResponseModel):
+    """How learning goes, and all its runs, the latest first."""
+
+    state: Literal["idle", "running"] = "idle"
+    stage: str = ""
+    done: int = 0
+    of: int = 0
+    started: str | None = None
+    mode: Mode = "masked"
+    problem: str = ""
+    """Why the last run failed, and the cure."""
+    judged: int | None = None
+    """Judged queries at the last run."""
+    every: str = ""
+    next: str | None = None
+    current: Version = ""
+    """The version in use; empty before anything was learned, "none" where all was rolled back."""
+    versions: list[LearnedVersion] = []
+    silos: dict[str, str] = {}
+    """The version that each silo has searched with last."""
 
 
 class Document(RequestModel):
@@ -422,6 +522,8 @@ class Ready(ResponseModel):
     """The fingerprint of a silo's encoder; of a broker, the one that its silos agree on."""
     encoder_name: Text = ""
     """What the silo calls it."""
+    model: Text = ""
+    """The version of the learned model that a silo searches with; of a broker, the one in use."""
 
 
 class Departure(ResponseModel):

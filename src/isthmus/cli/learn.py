@@ -1,0 +1,174 @@
+"""`isthmus learn`: silos learn together from what was judged; versions are listed and taken back."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from isthmus.cli.broker import URL_VARIABLE, plain
+from isthmus.cli.command import Command, add, add_json, add_settings, close, print_json, say
+from isthmus.errors import ServiceError, several
+
+if TYPE_CHECKING:
+    from isthmus.service import Client, LearnedVersion, LearningView
+
+PAUSE = 1.0
+"""Seconds between two questions to a broker about how far it is."""
+_EXAMPLE = """isthmus learn --config broker.toml
+isthmus learn --broker https://search.example.org --key admin.key --mode fedrisk
+isthmus learn --config broker.toml --list
+isthmus learn --config broker.toml --rollback"""
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    add_settings(
+        parser,
+        "the broker's settings, TOML: learn from this machine, while the nodes serve",
+        example="deadline_ms=500",
+        required=False,
+    )
+    about = f"have a running broker do it, by its address ({URL_VARIABLE}, else http://127.0.0.1:8100)"
+    add(parser, "--broker --url URL", about)
+    add(parser, "--key FILE", "the file of an administrator's API key (or ISTHMUS_API_KEY)")
+    add(parser, "--authority FILE", "the certificate the broker's comes from (or ISTHMUS_AUTHORITY)")
+    about = (
+        "masked: the broker sees totals of three silos or more; fedrisk: it weighs silos by what each reports"
+    )
+    add(parser, "--mode MODE", about, choices=("masked", "fedrisk"), default="masked")
+    what = parser.add_mutually_exclusive_group()
+    add(what, "--list", "the versions there are, and which is in use")
+    about = "search with a version again: the one before the current one, VERSION, or none"
+    add(what, "--rollback VERSION", about, nargs="?", const="")
+    add_json(parser, "{version, learned, mode, by, current, usable, problem, record}; with --list a list")
+
+
+def _learn(arguments: argparse.Namespace) -> None:
+    if arguments.config is None:
+        _over(arguments)
+    elif arguments.list:
+        from isthmus.service import ModelVersions, read_broker
+
+        settings = read_broker(arguments.config, arguments.changes)
+        _list(arguments, ModelVersions(settings.folder / "learned").history())
+    else:
+        import asyncio
+
+        asyncio.run(_here(arguments))
+
+
+async def _here(arguments: argparse.Namespace) -> None:
+    """Learn or roll back from this machine, beside a broker that may serve."""
+    from getpass import getuser
+
+    from isthmus.service import Broker, LearningRuns, read_broker
+
+    broker = Broker(read_broker(arguments.config, arguments.changes))
+    runs = LearningRuns(broker)
+    try:
+        if arguments.rollback is None:
+            _end(arguments, await runs.once(arguments.mode, by=getuser(), tell=_stage))
+        else:
+            await runs.use(arguments.rollback)
+            _rolled_back(arguments, runs.view())
+    finally:
+        await broker.stop()
+
+
+def _over(arguments: argparse.Namespace) -> None:
+    """Have a running broker do it."""
+    from isthmus.service import DEFAULT_URL, Client
+
+    url = arguments.broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    key = Path(arguments.key) if arguments.key else None
+    with Client(url, key=key, authority=arguments.authority) as broker:
+        if arguments.list:
+            _list(arguments, broker.learning().versions)
+        elif arguments.rollback is not None:
+            _rolled_back(arguments, broker.rollback(arguments.rollback))
+        else:
+            _end(arguments, _followed(broker, arguments.mode))
+
+
+def _followed(broker: Client, mode: str) -> LearnedVersion:
+    """A run of a broker, to its end."""
+    view, stage = broker.learn(mode), ""
+    known = {version.version for version in view.versions}
+    while view.state == "running":
+        if view.stage not in ("", stage):
+            _stage(stage := view.stage)
+        time.sleep(PAUSE)
+        view = broker.learning()
+    new = [version for version in view.versions if version.version not in known]
+    if not new:
+        raise ServiceError(view.problem or "the broker has stopped learning; its log says why")
+    if new[0].problem and new[0].record is None:
+        raise ServiceError(new[0].problem)
+    return new[0]
+
+
+def _stage(stage: str) -> None:
+    say(f"  {plain(stage)}")
+
+
+def _end(arguments: argparse.Namespace, version: LearnedVersion) -> None:
+    """What came of a run."""
+    close(arguments, "learned", version.model_dump(), facts=facts_of(version))
+
+
+def facts_of(version: LearnedVersion) -> dict[str, object]:
+    """What a person wants to know of a run."""
+    record = version.record or {}
+    facts: dict[str, object] = {"version": version.version}
+    if version.problem:
+        facts["problem"] = plain(version.problem)
+    if "kind" in record:
+        facts["model"] = plain(str(record["kind"])) + ("" if record["adopted"] else " (nothing adopted)")
+        facts["why"] = plain(str(record["why"]))
+        facts["judged queries"] = f"{record['queries']:,} of {several(len(record['silos']), 'silo')}"
+        if record.get("queries_needed"):
+            facts["might gain with"] = f"{record['queries_needed']:,} judged queries"
+        honest = record["calibration"]["after"]
+        facts["calibration error"] = f"{honest['ece']:.3f}, of a perfect model {honest['floor']:.3f}"
+    for silo, reason in record.get("left_out", {}).items():
+        facts[f"without {plain(silo)}"] = plain(reason)
+    return facts
+
+
+def _list(arguments: argparse.Namespace, versions: list[LearnedVersion]) -> None:
+    if arguments.json:
+        print_json([version.model_dump() for version in versions])
+        return
+    if not versions:
+        say("nothing was learned yet: isthmus learn --config broker.toml")
+    for version in versions:
+        print(_line(version))
+
+
+def _line(version: LearnedVersion) -> str:
+    """A version in one line: whether it is in use, when, what, and what it gained."""
+    record, mark = version.record or {}, "*" if version.current else " "
+    if not version.usable:
+        return f"{mark} {version.version}  failed: {plain(version.problem)}"
+    gain = record.get("models", {}).get(record.get("kind"), {}).get("difference")
+    spread = "" if gain is None else f"  {gain['mean']:+.4f} ({gain['low']:+.4f} to {gain['high']:+.4f})"
+    kind = plain(str(record.get("kind", "")))
+    return f"{mark} {version.version}  {version.mode}  {kind}{spread}  {record.get('queries', 0):,} queries"
+
+
+def _rolled_back(arguments: argparse.Namespace, view: LearningView) -> None:
+    result = {"current": view.current, "silos": view.silos}
+    close(arguments, "rolled back", result, facts={"searches use": view.current})
+
+
+COMMANDS = (
+    Command(
+        "learn",
+        "let silos learn together from what was judged, and search with it",
+        _EXAMPLE,
+        _arguments,
+        _learn,
+    ),
+)

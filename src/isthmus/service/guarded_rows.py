@@ -1,0 +1,130 @@
+"""A silo's rows of judged queries, towards a peer that may ask whatever it likes.
+
+What a peer that learns sees of judgements are totals of all silos: how good the lists of judged queries are,
+in an order of queries that only silos know, relevant hits by groups of hits, and sums over the columns of
+relevant rows. What it could make of them is bounded:
+
+- coefficients of fits change nothing in what sums tell of judgements, and what a query counts is one over a
+  number of relevant documents, fixed for a session: judgements enter by one sum over columns of right rows;
+- a ranking that shows hits of fewer than `least_queries` judged queries shows none of them, and groups of
+  hits are of so many queries;
+- questions have the sizes of the session, and come as often as in an honest one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from isthmus.arrays import FloatArray, IntArray
+from isthmus.errors import ProtocolError
+from isthmus.learning import (
+    ColumnMoments,
+    CrossExamination,
+    FoldsOf,
+    GainsOf,
+    HitsByCell,
+    JudgedRows,
+    LearningQuestion,
+    LossSums,
+    OwnModel,
+    QueryColumns,
+    RelevantOf,
+    Start,
+)
+from isthmus.private import LEAST_MEMBERS
+
+MOST_QUESTIONS = 500
+"""Of one session, where learning has about a hundred."""
+TIMES: Mapping[type[LearningQuestion], int] = {
+    Start: 1,
+    FoldsOf: 1,
+    QueryColumns: 1,
+    RelevantOf: 1,
+    ColumnMoments: 1,
+    OwnModel: 1,
+    CrossExamination: 1,
+    GainsOf: 20,
+    HitsByCell: 40,
+}
+"""How often an honest session has a question at most; a ranking for every model and share that is tried."""
+SUBSTANTIAL = 0.1
+"""Of the heaviest silo's weight: what lighter ones add hides nobody."""
+
+
+class GuardedRows(JudgedRows):
+    """Answers a peer about one set of judgements and no part of it."""
+
+    def __init__(
+        self,
+        *rows: Any,
+        queries: Sequence[str],
+        crowd: Collection[str],
+        key: bytes,
+        weighed: bool,
+        **parts: Any,
+    ) -> None:
+        """`crowd` are the judged queries that hide each other; outcomes are in an order by the federation's
+        `key`. Silos are `weighed` in a session whose owners let them be."""
+        super().__init__(*rows, **parts, order=_order(queries, key))
+        self._crowd, self._weighed = np.array([query in crowd for query in queries], dtype=bool), weighed
+        self._left, self._by_query = MOST_QUESTIONS, np.empty(0)
+        self._counts: dict[type[LearningQuestion], int] = {}
+
+    def answer(self, question: LearningQuestion) -> FloatArray:
+        """As any rows, within bounds that an honest asker never meets."""
+        kind = type(question)
+        self._left -= 1
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        if self._left < 0 or self._counts[kind] > TIMES.get(kind, MOST_QUESTIONS):
+            raise ProtocolError("more questions than a session has")
+        if isinstance(question, (LossSums, GainsOf, HitsByCell, RelevantOf)):
+            self._check_weights(question.silo_weights)
+        if isinstance(question, LossSums):
+            self._check_by_query(question.by_query)
+        answer = super().answer(question)
+        if isinstance(question, (GainsOf, HitsByCell)) and not self._is_crowded(question):
+            return np.zeros_like(answer)
+        return answer
+
+    def _check_weights(self, weights: FloatArray) -> None:
+        """A ProtocolError for weights that leave fewer than three silos in a sum, or that were not agreed."""
+        if not len(weights):
+            return
+        heavy = weights >= (SUBSTANTIAL - 1e-9) * weights.max()
+        if not self._weighed or weights.min() < 0 or heavy.sum() < LEAST_MEMBERS:
+            raise ProtocolError("weights with which fewer than three silos count, or in sums without weights")
+
+    def _check_by_query(self, by_query: FloatArray) -> None:
+        """What queries count: 1/k of as many relevant documents as there are here or more, once a session."""
+        if len(self._by_query):
+            if not np.array_equal(by_query, self._by_query):
+                raise ProtocolError("what queries count is settled for a session")
+            return
+        own = np.maximum(self.targets[self.order], 1.0)
+        counts = 1 / by_query if len(by_query) == len(own) and (by_query > 0).all() else np.zeros(len(own))
+        if self._weighed:  # and so are relevant documents
+            own, whole = np.ones(len(own)), True
+        else:
+            whole = bool((np.abs(counts - np.round(counts)) <= 1e-6 * counts).all())
+        if not whole or (counts < own - 1e-6).any():
+            raise ProtocolError("queries count by their relevant documents, and by nothing else")
+        self._by_query = by_query
+
+    def _is_crowded(self, question: GainsOf | HitsByCell) -> bool:
+        """Whether a ranking shows hits of enough judged queries."""
+        rows, _ = self._placed(question)
+        return len(np.unique(self.query[rows][self._crowd[self.query[rows]]])) >= self.least
+
+
+def _order(queries: Sequence[str], key: bytes) -> IntArray:
+    """The order of outcomes: by a keyed hash of each query, the same in every silo."""
+
+    def digest(at: int) -> bytes:
+        text = queries[at].encode("utf-8", "replace")
+        return hashlib.blake2b(text, key=key, digest_size=16, person=b"isthmus order").digest()
+
+    return np.array(sorted(range(len(queries)), key=digest), dtype=np.int64)
