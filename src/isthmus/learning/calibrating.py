@@ -61,7 +61,7 @@ class RankedLists:
         return np.column_stack((shapes(self.margins), self.of_query))
 
     @property
-    def shown(self) -> NDArray[np.bool_]:
+    def visible(self) -> NDArray[np.bool_]:
         """Which of the first `HITS` places have a hit."""
         return np.asarray(np.isfinite(self.margins[:, :HITS]))
 
@@ -94,12 +94,12 @@ class HitGroups:
     @classmethod
     def of(cls, lists: RankedLists, layer: IntArray, totals: Totals, *, least: int) -> HitGroups:
         """HitGroups of about equal margins among the hits of every fold's queries of a layer."""
-        of_hit = np.full(lists.shown.shape, NO_CELL)
+        of_hit = np.full(lists.visible.shape, NO_CELL)
         folds: list[int] = []
         for fold in np.unique(lists.fold).tolist():
             chosen = layer if _whole(layer[lists.fold == fold], least) else np.zeros_like(layer)
             for each in np.unique(chosen).tolist():
-                among = lists.shown & ((lists.fold == fold) & (chosen == each))[:, None]
+                among = lists.visible & ((lists.fold == fold) & (chosen == each))[:, None]
                 for places in _groups(lists.margins[:, :HITS], among, least):
                     of_hit[places] = len(folds)
                     folds.append(fold)
@@ -169,7 +169,7 @@ def _cross_fitted(
 ) -> tuple[Honesty, float]:
     """Honesty of hits by calibrations that have not seen their fold, and the mean probability of the first
     hit of lists with missing hits."""
-    probabilities, of_missing = np.zeros(lists.shown.shape), []
+    probabilities, of_missing = np.zeros(lists.visible.shape), []
     for fold in np.unique(lists.fold).tolist():
         line = _fitted(lists, first, cells, share, without=fold)
         mine = lists.take(lists.fold == fold)
@@ -187,9 +187,9 @@ def _honesty(lists: RankedLists, probabilities: FloatArray, totals: Totals, leas
     def is_full(first: float, value: float, size: int) -> bool:
         return int(first * BINS) > int(value * BINS)
 
-    of_hit = np.full(lists.shown.shape, NO_CELL)
+    of_hit = np.full(lists.visible.shape, NO_CELL)
     promised, spread = [], []
-    for number, places in enumerate(_groups(probabilities, lists.shown, least, is_full)):
+    for number, places in enumerate(_groups(probabilities, lists.visible, least, is_full)):
         of_hit[places] = number
         promised.append(probabilities[places].mean())
         spread.append((probabilities[places] * (1 - probabilities[places])).mean())
@@ -201,7 +201,7 @@ def _honesty(lists: RankedLists, probabilities: FloatArray, totals: Totals, leas
         ece=float(np.abs(hits * promised - relevant).sum() / total),
         floor=float(floor.mean()),
         floor_high=float(np.quantile(floor, 0.95)),
-        hits=int(lists.shown.sum()),
+        hits=int(lists.visible.sum()),
         base_rate=float(relevant.sum() / total),
     )
 
@@ -212,7 +212,7 @@ def _fitted(
     """The calibration with this share of u, of all lists or without those of a fold."""
     some = lists if without is None else lists.take(lists.fold != without)
     line = _answerable(some, _line(first, lists.margins, np.zeros(first.of_hit.shape), without=without))
-    u = np.broadcast_to(line.answerable(lists.profiles)[:, None], lists.shown.shape)
+    u = np.broadcast_to(line.answerable(lists.profiles)[:, None], lists.visible.shape)
     slope, start = _line(cells, lists.margins, share * u, without=without)
     return HitCalibration(
         *(slope, start, share, cells.base_rate, line.bias, line.low, line.spread),
