@@ -101,13 +101,14 @@ def growth(file: Path = Path("node-growth.png")) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    sizes, costs = list(GROWTH), [_apart("ours", count) for count in GROWTH]
-    for size, cost in zip(sizes, costs, strict=True):
-        print(f"{size:>9,}", *(f"{name} {value:.4g}" for name, value in cost.items()))
+    costs = []
+    for size in GROWTH:
+        costs.append(_apart("ours", size))
+        print(f"{size:>9,}", *(f"{name} {value:.4g}" for name, value in costs[-1].items()), flush=True)
     names = {"index": "indexing, s", "search": "a search, ms", "memory": "memory, GB", "disk": "disk, GB"}
     figure, axes = pyplot.subplots(1, len(names), figsize=(4 * len(names), 3), layout="constrained")
     for axis, (name, label) in zip(axes, names.items(), strict=True):
-        axis.loglog(sizes, [cost[name] for cost in costs], "o-")
+        axis.loglog(GROWTH, [cost[name] for cost in costs], "o-")
         axis.set(title=label, xlabel="documents")
     figure.savefig(file)
     print(f"· wrote {file}", file=sys.stderr)

@@ -34,7 +34,7 @@ LONGEST = 60
 
 LIMITS: Mapping[str, int] = {
     "src/isthmus": 36_530,  # two learners, until the old one goes
-    "benchmarks": 2_200,  # a node beside its peers at two sizes, and its growth; load without an encoder
+    "benchmarks": 2_201,  # a node beside its peers at two sizes, and its growth; load without an encoder
     "docs": 230,
     "reproduce": 6_830,  # what learning gains, nested; where nothing is right; silos that judge wrong
     "src/isthmus/__init__.py": 10,
