@@ -211,3 +211,13 @@ def test_a_query_has_the_terms_of_its_text(text):
     assert query.words(0) == whole.words(0)
     assert query.terms.words == whole.terms.words
     np.testing.assert_array_equal(query.terms.codes, whole.terms.codes)
+
+
+def test_a_letter_has_thirty_marks_at_most() -> None:
+    """From the fewest bytes that 31 marks take, alone or among longer texts."""
+    mark = "\u0301"
+    for letter in ("", "q"):
+        one, more, long = (ENGLISH([letter + mark * count]).words(0) for count in (30, 31, 200))
+        assert one == more == long
+    assert ENGLISH([mark * 31, "é" * 40]).words(0) == ENGLISH([mark * 30]).words(0)
+    assert ENGLISH([mark * 29]).words(0) != ENGLISH([mark * 30]).words(0)

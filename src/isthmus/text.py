@@ -46,6 +46,7 @@ STOP_WORDS = frozenset((STOP_WORDS_FOLDER / "en.txt").read_text(encoding="utf-8"
 _SEPARATORS = r"[^\pL\pN\pM]+"
 _MARK = r"[\pM\x{FF9E}\x{FF9F}]"  # the two half-width signs are marks once normalised
 _MANY_MARKS = rf"({_MARK}{{30}}){_MARK}+"
+_MANY_BYTES = 62  # of 31 marks at least
 _CUTTING = "pairs of Chinese, Japanese and Korean characters"  # to change where other tokens come out
 CJK = "[々-〇ぁ-ヿㄅ-ㄯㆠ-ㆿㇰ-ㇿ㐀-䶿一-鿿가-힣豈-龎𠀀-\U0003fffd]"
 _VARIANTS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")  # which shape of a character is meant
@@ -250,8 +251,10 @@ def _plain(column: pa.LargeStringArray) -> pa.LargeStringArray:
         return column
     # Normalising sorts the marks upon a letter in the square of their number: no language has more than 30
     # (Unicode's Stream-Safe Text Format, UAX #15).
-    bounded = pc.replace_substring_regex(column.filter(beyond), _MANY_MARKS, r"\1")
-    rare = pc.utf8_normalize(bounded, form="NFKC")
+    rare = column.filter(beyond)
+    if pc.max(pc.binary_length(rare)).as_py() >= _MANY_BYTES:  # compiling the pattern takes milliseconds
+        rare = pc.replace_substring_regex(rare, _MANY_MARKS, r"\1")
+    rare = pc.utf8_normalize(rare, form="NFKC")
     return pc.replace_with_mask(column, beyond, pc.replace_substring_regex(rare, _SEPARATORS, " "))
 
 
