@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from isthmus.encoders.onnx import OnnxEncoder
-from isthmus.errors import ConfigError, DataError, ProtocolError
+from isthmus.errors import ConfigError, DataError
 from isthmus.service import index as indexing
 from isthmus.service.index import Index
 from isthmus.service.node import Node
-from isthmus.service.pupil import own_directions
 from isthmus.service.scoring import Bm25Scorer, Scored
 from isthmus.service.settings import EncoderSettings, NodeSettings, Policy
 from isthmus.service.stores import Draft, SqliteStore
@@ -375,20 +374,6 @@ def test_damage_costs_what_is_damaged_and_what_cannot_be_read_costs_nothing(tmp_
     assert index.unencoded == 12
     assert "are damaged and made again" in caplog.text
     index.close()
-
-
-def test_directions_to_learn_do_not_take_the_place_of_a_pretrained_encoder(tmp_path):
-    with Node(node_settings(tmp_path)).offline() as node:
-        node.store.put(drafts())
-        node.index.catch_up()
-        node.index.encode_all()
-        before, kept = dense(node.index, "green"), list(node.ledger.departures())
-        with pytest.raises(ProtocolError, match="keeps the vectors of its pretrained encoder"):
-            node.directions("broker")
-        with pytest.raises(ProtocolError, match='kind = "lsa"'):
-            node.index.adopt(own_directions(node.index.snapshot))
-        assert dense(node.index, "green") == before
-        assert list(node.ledger.departures()) == kept
 
 
 def test_a_coming_encoder_is_searched_when_its_graph_is_there(tmp_path, store, monkeypatch):

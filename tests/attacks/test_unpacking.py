@@ -24,6 +24,7 @@ from flwr.proto.message_pb2 import Message as MessageBytes
 from isthmus.errors import DataError, IsthmusError, ProtocolError, ServiceError
 from isthmus.federation import messages as flower
 from isthmus.federation import remote, runtimes
+from isthmus.learning import SearchModel, answer_of, question_of
 from isthmus.private import messages as private
 from isthmus.rankers import Saved
 from isthmus.retrieval import TEXT, Statistics
@@ -32,9 +33,6 @@ from isthmus.service import wire
 from isthmus.service.broker import understood
 from isthmus.service.client import Client
 from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
-from isthmus.service.learned import Learned
-from isthmus.service.learning import answer_of, question_of
-from isthmus.service.space import Space
 
 MEGABYTE = 1 << 20
 LITTLE = 48 * MEGABYTE
@@ -108,11 +106,6 @@ def lists():
     return json.loads(nested(3 << 20))
 
 
-def directions():
-    arrays = {"words": npy("<u8", (1 << 23,)), "rarity": npy("|i1", (1 << 23,))}
-    return packed("space", {"hashing": "x"}, arrays={**arrays, "components": npy("|i1", (1 << 23, 8))})
-
-
 BOMBS = {
     "statistics, a table of bytes": (Statistics.from_bytes, statistics),
     "statistics, too many terms": (Statistics.from_bytes, lambda: statistics("<i8", 1 << 24)),
@@ -124,18 +117,17 @@ BOMBS = {
         Statistics.from_bytes,
         lambda: statistics("<i4", 1, about={"x": lists()}),
     ),
-    "a lesson's answer": (
+    "an answer of a silo that learns": (
         answer_of,
-        lambda: packed("lesson", {"kind": "answer"}, arrays={"sums": npy("|i1", (60 * MEGABYTE,))}),
+        lambda: packed("learning message", {"kind": "answer"}, arrays={"sums": npy("|i1", (60 * MEGABYTE,))}),
     ),
-    "a lesson's question": (
+    "a question to it": (
         question_of,
-        lambda: packed("lesson", {"kind": "Prepare", "queries": lists(), "folds": [], "own": []}),
+        lambda: packed("learning message", {"kind": "Start", "queries": lists(), "folds": []}),
     ),
-    "directions": (Space.from_bytes, directions),
-    "a ranker": (
-        Learned.from_bytes,
-        lambda: packed("search model", {}, arrays={"first.centre": npy("|i1", (200 * MEGABYTE,))}),
+    "a model": (
+        SearchModel.from_bytes,
+        lambda: packed("search model", {}, arrays={"score.centre": npy("|i1", (200 * MEGABYTE,))}),
     ),
 }
 """What is read, and how a message of at most a megabyte for it is written, which takes a second."""

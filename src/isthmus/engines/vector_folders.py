@@ -29,7 +29,7 @@ from isthmus.files import replacing
 
 MOST_UNFINISHED = 64
 _STATE = "encoder.json"
-_QUICK = ("lsa-", "space-")
+_QUICK = ("lsa-",)
 """Encoders whose vectors are made again in no time."""
 
 _log = logging.getLogger("isthmus.service")

@@ -20,11 +20,6 @@ from isthmus.service.judgement_files import read_judgements as read_judgements
 from isthmus.service.judgement_files import write_judgements as write_judgements
 from isthmus.service.judgements import exported_judgements as exported_judgements
 from isthmus.service.judgements import import_judgements as import_judgements
-from isthmus.service.learned import Learned as Learned
-from isthmus.service.learned import Line as Line
-from isthmus.service.learning import Prepare as Prepare
-from isthmus.service.learning import Question as Question
-from isthmus.service.learning import learn as learn
 from isthmus.service.learning_runs import LearningRuns as LearningRuns
 from isthmus.service.local import Federation as Federation
 from isthmus.service.local import examine as examine
@@ -34,9 +29,6 @@ from isthmus.service.logs import log_to_stderr as log_to_stderr
 from isthmus.service.node import Node as Node
 from isthmus.service.node import folder_lock as folder_lock
 from isthmus.service.node import open_store as open_store
-from isthmus.service.pupil import Lesson as Lesson
-from isthmus.service.pupil import Pupil as Pupil
-from isthmus.service.pupil import own_directions as own_directions
 from isthmus.service.reliability import BINS as BINS
 from isthmus.service.running import begin as begin
 from isthmus.service.running import run_broker as run_broker
@@ -62,7 +54,6 @@ from isthmus.service.settings import read_broker as read_broker
 from isthmus.service.settings import read_coordinator as read_coordinator
 from isthmus.service.settings import read_node as read_node
 from isthmus.service.sources import load_all as load_all
-from isthmus.service.space import joined as joined
 from isthmus.service.stores import DocumentStore as DocumentStore
 from isthmus.service.stores import Draft as Draft
 from isthmus.service.stores import SqliteStore as SqliteStore

@@ -3,10 +3,9 @@
     manifest.json, generation-…, vectors-…    the engine's
     encoder          the dense retriever's encoder, where it was fitted here
     fitted           which encoder's vectors are searched, and how to have it again
-    space            directions that silos share, where they have learned together
 
-Readers take `snapshot`, which is swapped in one assignment. All but `space` is built again from the store
-where it is lost or damaged.
+Readers take `snapshot`, which is swapped in one assignment. All of it is built again from the store where it
+is lost or damaged.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ from isthmus.service.encoding import (
     ready_encoder,
     save_lsa,
 )
-from isthmus.service.space import Space, SpaceQueries
 from isthmus.service.stores import READ, DocumentStore
 from isthmus.tables import Bundle
 
@@ -127,8 +125,6 @@ class Index:
             return named
         fingerprint, self._fitted_on = self._fitted()
         try:
-            if self._family is not None and fingerprint.startswith("space-"):
-                return SpaceQueries(Space.load(self.folder / "space"), self._family)
             fitted = LsaQueries(load_lsa(self.folder / "encoder"))
         except (DataError, ProtocolError):  # absent or damaged: another is fitted
             fitted = None
@@ -180,21 +176,6 @@ class Index:
         """Score with these statistics from the next search on."""
         with self._writing:
             self.snapshot = replace(self.snapshot, shared=statistics)
-
-    def check_directions(self) -> None:
-        """Raise a ProtocolError where directions would take the place of vectors that took long."""
-        if self.is_costly:
-            message = "this silo keeps the vectors of its pretrained encoder, in place of directions to learn"
-            raise ProtocolError(f'{message} (to take part: kind = "lsa" under [encoder] of its silo.toml)')
-
-    def adopt(self, space: Space) -> None:
-        """Take directions that silos share, and give every document its vector in them."""
-        if self.snapshot.family is None:
-            raise ProtocolError("shared directions need the federation's hash key")
-        self.check_directions()
-        encoder = SpaceQueries(space, self.snapshot.family)
-        with self._writing:
-            self._recode(encoder, lambda: space.save(self.folder / "space"))
 
     def catch_up(self, tell: Callable[[int], None] = lambda done: None) -> int:
         """Bring in everything the store has; `tell` hears the number of changes after every batch."""
@@ -254,8 +235,6 @@ class Index:
     def _outgrown(self) -> bool:
         """Whether the encoder is to be fitted on the silo's own texts, for the first time or again."""
         if self.settings.kind != "lsa" or self.settings.path is not None:
-            return False
-        if isinstance(self.snapshot.encoder, SpaceQueries):  # the silos': learned together, or not at all
             return False
         documents = self.store.count()
         return documents > 0 and documents > GROWN * self._fitted_on

@@ -101,8 +101,8 @@ class JointLearning:
         queries = sorted({query for each in judged.values() for query in each.queries})
         folds = min(each.folds for each in judged.values() if each.folds)
 
-        def write(asked: Numbered) -> Request:
-            path, body = f"/learning/{session}/{asked.number}", asked.question.to_bytes()
+        def write(numbered: Numbered) -> Request:
+            path, body = f"/learning/{session}/{numbered.number}", numbered.question.to_bytes()
             return lambda silo: silo.ask("POST", path, body, wire.BUNDLE_TYPE)
 
         nodes = Nodes(members, write=write, read=_accepted)
