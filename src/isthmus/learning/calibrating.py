@@ -232,7 +232,8 @@ def _answerable(lists: RankedLists, line: tuple[float, float]) -> HitCalibration
     from scipy.special import expit
 
     slope, start = line
-    profiles, missing = lists.profiles, lists.with_missing(expit(slope * lists.margins + start)).profiles
+    finite = np.where(np.isfinite(lists.margins), lists.margins, 0.0)
+    profiles, missing = lists.profiles, lists.with_missing(expit(slope * finite + start)).profiles
     centre, scale = profiles.mean(axis=0), profiles.std(axis=0)
     scale = np.where(scale > 1e-9, scale, 1.0)
     rows = standardised(np.concatenate((profiles, missing)), centre, scale)

@@ -164,6 +164,10 @@ class Study:
             parts = [(table[mask], names[mask]) for (table, names), mask in zip(parts, masks, strict=True)]
         return Ranking.of(parts, score)
 
+    def rankings(self, score: Weights) -> dict[int, Ranking | None]:
+        """All queries' candidates by a score."""
+        return {at: self.ranking(at, score) for at in range(len(self.right))}
+
     def learn(
         self,
         chosen: IntArray,
@@ -235,7 +239,7 @@ def learned(world: World, data: str, encoder: str) -> dict[str, Any]:
     with federation(world, encoder=used) as silos:
         silos.share("private")
         study = Study(world, silos, used.fingerprint if used else "", LEFT_OUT.get(data, PENALTY))
-        before = {at: study.ranking(at, study.baseline) for at in range(len(world.groups))}
+        before = study.rankings(study.baseline)
         result: dict[str, Any] = {
             "before": study.values(before).tolist(),
             "after": [],
@@ -351,11 +355,7 @@ def inverted(world: World) -> dict[str, list[float]]:
             "all eight, weighed by FedRisk": {"judgements": mixed, "options": weighed},
         }
         turn = world.turns[0]
-        values = {
-            "baseline": study.values(
-                {at: study.ranking(at, study.baseline) for at in range(len(turn))}
-            ).tolist()
-        }
+        values = {"baseline": study.values(study.rankings(study.baseline)).tolist()}
         for way, how in ways.items():
             rankings: dict[int, Ranking | None] = {}
             for fold in np.unique(turn).tolist():
