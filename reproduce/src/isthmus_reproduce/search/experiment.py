@@ -275,7 +275,7 @@ def _quality(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _honesty(outcomes: Sequence[Outcome]) -> Table:
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for outcome in outcomes:
         figures = (*outcome.honesty, *outcome.probabilities.values(), *outcome.known.values())
         rows.append((outcome.data, len(outcome.hits), *figures))
