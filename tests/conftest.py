@@ -31,6 +31,7 @@ LONGEST = (
     "journeys/test_search_faults.py",
     "journeys/test_search_service.py",
     "journeys/test_deployment.py",
+    "journeys/test_learning.py",
     "tests/test_trees.py",
     "tests/test_docs.py",
     "attacks/test_training_port.py",

@@ -30,7 +30,7 @@ PER_WORD = ("TF", "LMIR.DIR", "LMIR.JM")
 
 START, OF_PROFILE = "start", "profile"
 """In an explanation: what all hits have, and what the query's profile adds."""
-SURE = 1e-9
+SURE = 1e-15
 """How far from 0 and 1 log-odds are taken."""
 
 R = TypeVar("R", bound=JudgedRows)
@@ -205,6 +205,6 @@ class ModelScorer:
 
 
 def log_odds(probability: float) -> float:
-    """ln(p/(1 − p)), of a probability that is neither 0 nor 1 to nine digits."""
+    """ln(p/(1 − p)), of a probability that is neither 0 nor 1 to fifteen digits."""
     sure = min(max(probability, SURE), 1 - SURE)
     return float(np.log(sure) - np.log1p(-sure))
