@@ -165,10 +165,10 @@ def learn(
     counted = session.relevant > 0
     rankings = {name: _ranked(session, each.by_fold) for name, each in models.items()}
     values = {name: each.values for name, each in rankings.items()}
-    choice = choose(
-        {name: each[counted] for name, each in values.items()}, None if groups is None else groups[counted]
-    )
+    judged = {name: each[counted] for name, each in values.items()}
+    choice = choose(judged, None if groups is None else groups[counted])
     report(f"chose {choice.kind}: {choice.why}")
+    nearest = choice.differences.get(choice.best)
     calibration, honesty = _calibrated(session, models[choice.kind].by_fold, rankings[choice.kind].margins)
     score = Weights(session.centre, session.scale, models[choice.kind].whole)
     record = Record(
@@ -185,7 +185,7 @@ def learn(
         folds=session.folds,
         mode=options.mode,
         encoder=baseline.encoder,
-        queries_needed=None if choice.adopted or not choice.differences else _needed(choice),
+        queries_needed=None if choice.adopted or nearest is None else nearest.needed,
         weights=session.weighed.weights,
         risks=session.weighed.risks,
         seconds=round(time.monotonic() - began, 3),
@@ -340,11 +340,8 @@ def _all_columns(baseline: BaselineScale) -> Any:
     return np.isin(COLUMNS, "dense", invert=True) | bool(baseline.dense)
 
 
-_FITS: Mapping[str, Callable[[_Session], _Fitted | None]] = {
-    "weight": _weight,
-    "stack": _stack,
-    "linear": _linear,
-}
+_Fit = Callable[[_Session], _Fitted | None]
+_FITS: Mapping[str, _Fit] = {"weight": _weight, "stack": _stack, "linear": _linear}
 
 
 def _logistic(session: _Session, name: str, used: Any) -> _Fitted:
@@ -391,7 +388,3 @@ def _models(
         }
         for name, fitted in models.items()
     }
-
-
-def _needed(choice: ModelChoice) -> int | None:
-    return choice.differences[choice.best].needed
