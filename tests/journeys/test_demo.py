@@ -1,4 +1,4 @@
-"""The search of `isthmus demo`, from outside: tried, ended in every way, started again and browsed."""
+"""The search of `isthmus demo`, from outside: learned, ended in every way, started again and browsed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 from browsing import opened
 from demonstration import demonstrated
+from isthmus.demo.federation import ABOUT, OUTCOME, QUERIES
 from isthmus.service.local import Federation
 from isthmus.service.settings import read_broker
 
@@ -23,29 +24,44 @@ pytestmark = pytest.mark.timeout(900)
 
 PATIENCE = 240.0
 SILOS = {"arrays", "functions", "statistics", "signal"}
-QUESTION = "invert a matrix"
+QUESTION = QUERIES[0]
 
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory):
-    """What was seen of the search, the talk and the folder."""
-    return demonstrated(tmp_path_factory.mktemp("demo"), "search")
+    """What was measured, the talk and the folder; a first start was killed as soon as all processes ran."""
+    folder = tmp_path_factory.mktemp("demo")
+    if HAS_PROC:
+        with started(folder) as (process, talk):
+            until(lambda: len(alive(folder)) >= 5 or process.poll() is not None)
+            assert process.poll() is None, talk.read_text()
+    return demonstrated(folder, "search")
 
 
-def test_the_search_is_tried_and_ended(tried) -> None:
-    seen, talk, _ = tried
-    checks = seen["checks"]
-    assert re.match(r"hits of [34] silos in one list, each with a probability", checks["search"])
-    assert re.fullmatch(r"4 ready, [\d,]+ documents", checks["silos"])
-    assert re.search(r"20 rounds, nDCG@10 0\.\d+ on queries kept from it", checks["training"])
-    assert re.match(r"off by 0\.\d+ on average over [\d,]+ hits", checks["calibration"])
-    assert "start it again, and its page: isthmus demo --only search --serve --out" in " ".join(talk.split())
-    assert not alive(tried)
+def test_the_silos_learn_and_are_measured(tried) -> None:
+    seen, talk, folder = tried
+    search = seen["search"]
+    assert search["adopted"] == (search["model"] != "baseline")
+    difference = search["difference"]
+    assert difference["queries"] == 235
+    assert search["after"] - search["before"] == pytest.approx(difference["mean"])
+    assert difference["low"] <= difference["mean"] <= difference["high"]
+    assert search["after"] > search["before"] - 0.003  # what is adopted was cross-validated on other queries
+    assert search["hits"] == 2350
+    assert search["ece"] < 0.1
+    assert search["nobodys"]["unlike"]
+    assert search["nobodys"]["probability"] < 0.3
+    assert {row["silo"] for row in search["departures"]} == SILOS
+    assert {row["guarantee"] for row in search["departures"]} >= {"ε = 1", "no DP guarantee"}
+    for heading in ("What learning gained", "How honest 0.8 is", "What left each silo"):
+        assert talk.count(heading) == 1
+    assert max(map(len, talk.replace(str(folder), "").splitlines())) <= 80
+    assert not alive(folder)
 
 
-def alive(tried) -> list[int]:
+def alive(folder) -> list[int]:
     """Processes of the federation in this folder."""
-    mark = str(tried[2] / "out" / "federation").encode()
+    mark = str(folder / "out" / "federation").encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -58,20 +74,20 @@ def alive(tried) -> list[int]:
 
 
 @contextmanager
-def started(tried):
-    """The demonstration's search, started again, which takes no training; and the file of its talk."""
+def started(folder):
+    """The demonstration's search, started and in the end killed; and the file of its talk."""
     command = [sys.executable, "-m", "isthmus", "demo", "--only", "search", "--serve", "--out"]
-    talk = tried[2] / "talk"
+    talk = folder / "talk"
     with open(talk, "wb") as stream:
         process = subprocess.Popen(
-            [*command, str(tried[2] / "out")], cwd=tried[2], stdin=subprocess.DEVNULL, stderr=stream
+            [*command, str(folder / "out")], cwd=folder, stdin=subprocess.DEVNULL, stderr=stream
         )
     try:
         yield process, talk
     finally:
         process.kill()
         process.wait()
-        until(lambda: not alive(tried))
+        until(lambda: not alive(folder))
         talk.unlink()
 
 
@@ -82,23 +98,25 @@ def until(what) -> None:
         time.sleep(0.1)
 
 
-def ends_with_all(tried, process, number, status) -> None:
+def ends_with_all(folder, process, number, status) -> None:
     process.send_signal(number)
     assert process.wait(PATIENCE) == status
-    until(lambda: not alive(tried))
+    until(lambda: not alive(folder))
 
 
-NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
+HAS_PROC = Path("/proc/self/cmdline").exists()
+NEEDS_PROC = pytest.mark.skipif(not HAS_PROC, reason="needs /proc")
 
 
 @NEEDS_PROC
 @pytest.mark.parametrize(("number", "status", "count"), [(signal.SIGTERM, 143, 1), (signal.SIGKILL, -9, 5)])
 def test_ended_while_it_starts_all_end(tried, number, status, count) -> None:
     """As soon as so many of the five processes have begun."""
-    with started(tried) as (process, talk):
-        until(lambda: len(alive(tried)) >= count or process.poll() is not None)
+    folder = tried[2]
+    with started(folder) as (process, talk):
+        until(lambda: len(alive(folder)) >= count or process.poll() is not None)
         assert process.poll() is None, talk.read_text()
-        ends_with_all(tried, process, number, status)
+        ends_with_all(folder, process, number, status)
     for log in logs_of(tried):
         log.unlink()  # an import that a signal interrupts may complain
 
@@ -110,10 +128,11 @@ def logs_of(tried) -> list[Path]:
 @pytest.fixture(scope="module")
 def served(tried):
     """The process that serves what the demonstration made, and its federation."""
-    with started(tried) as (process, talk):
+    made = (tried[2] / "out" / "federation" / OUTCOME).stat().st_mtime_ns
+    with started(tried[2]) as (process, talk):
         until(lambda: "Ctrl-C" in talk.read_text() or process.poll() is not None)
         assert process.poll() is None, talk.read_text()
-        assert "is still good" in " ".join(talk.read_text().split())
+        assert (tried[2] / "out" / "federation" / OUTCOME).stat().st_mtime_ns == made  # not learned again
         folder = tried[2] / "out" / "federation"
         yield process, Federation(folder, read_broker(folder / "broker.toml"), {})
 
@@ -129,7 +148,8 @@ def test_a_hit_says_why(federation) -> None:
         answer = broker.search(QUESTION, explain=True)
     assert len({hit.silo for hit in answer.hits}) >= 3
     assert all(0 < hit.probability < 1 for hit in answer.hits)
-    assert all({part.retriever for part in hit.explanation} >= {"bm25", "dense"} for hit in answer.hits)
+    assert answer.model
+    assert all({part.retriever for part in hit.explanation} >= {"bm25"} for hit in answer.hits)
     starts: dict[str, list[float]] = {}
     for hit in answer.hits:
         told = math.log(hit.probability / (1 - hit.probability)) - sum(
@@ -150,8 +170,8 @@ def page_of(browser, federation, **context):
 
 def test_a_stranger_searches_in_a_browser(federation, browser) -> None:
     with page_of(browser, federation) as page:
-        page.get_by_label("Search all silos").fill(QUESTION)
-        page.keyboard.press("Enter")
+        page.get_by_text(ABOUT).wait_for()
+        page.get_by_role("link", name=QUESTION).click()
         hits = page.locator(".hit")
         hits.first.wait_for()
         shown = [hits.nth(at) for at in range(hits.count())]
@@ -161,7 +181,6 @@ def test_a_stranger_searches_in_a_browser(federation, browser) -> None:
         hits.first.get_by_text("Why this result?").click()
         reasons = hits.first.locator("table").inner_text()
         assert "bm25" in reasons
-        assert "dense" in reasons
         assert chances[0] in hits.first.locator(".why .hint").inner_text()
         page.goto(f"{federation.url}/#/silos?key=isk_0_of_somebody_else")  # who is signed in stays so
         page.locator(".card").first.wait_for()
@@ -171,8 +190,8 @@ def test_a_stranger_searches_in_a_browser(federation, browser) -> None:
 VIEWS = {
     "search": (f"search?q={QUESTION.replace(' ', '+')}", ".hit"),
     "silos": ("silos", ".card"),
-    "training": ("training", ".card svg path.line"),
-    "calibration": ("calibration", ".cards svg circle"),
+    "training": ("training", ".card svg"),
+    "calibration": ("calibration", "main .notice"),  # nobody has judged a hit that had a probability
 }
 
 
@@ -190,13 +209,14 @@ def test_every_view_shows_what_there_is(federation, browser, tmp_path, scheme, w
                 page.get_by_text("Why this result?").first.click()
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             seen = page.locator("main").inner_text()
-            assert view in ("search", "training") or all(silo in seen for silo in SILOS)
+            assert view != "silos" or all(silo in seen for silo in SILOS)
+            assert view != "training" or "Adopted: a linear model" in seen or "Not adopted" in seen
             page.screenshot(path=folder / f"{view}-{scheme}-{width}.png")
 
 
 @NEEDS_PROC
 def test_ctrl_c_ends_all(tried, served) -> None:
-    assert len(alive(tried)) == 5
-    ends_with_all(tried, served[0], signal.SIGINT, 0)
+    assert len(alive(tried[2])) == 5
+    ends_with_all(tried[2], served[0], signal.SIGINT, 0)
     assert len(logs_of(tried)) == 5
     assert not any("Traceback" in log.read_text(encoding="utf-8") for log in logs_of(tried))

@@ -11,10 +11,9 @@ from typing import ClassVar, Self
 
 import numpy as np
 from scipy.special import betainc, expit, logit
-from sklearn.base import clone
 
 from isthmus.arrays import FloatArray
-from isthmus.calibration.estimator import Calibrator, own_weight
+from isthmus.calibration.estimator import Calibrator
 from isthmus.calibration.sums import (
     CLIP,
     Ask,
@@ -115,27 +114,6 @@ class Platt(_Logistic):
 
     def __init__(self, *, monotone: bool = True, target_smoothing: bool = True) -> None:
         super().__init__(monotone=monotone, target_smoothing=target_smoothing)
-
-    def shrunk(self, own: LabelledScores, *, shrinkage: float) -> Self:
-        """This calibrator, fitted on everybody's pairs, and one fitted on `own`, averaged in log-odds.
-
-        Both are lines, and so is λ·own + (1 − λ)·pooled with λ of `own_weight`; where λ = 0 it is this one.
-        """
-        trust = own_weight(float(own.relevant.sum()), len(own.relevant), shrinkage=shrinkage)
-        if not trust:
-            return self
-        alone = Platt().fit(own.scores, own.relevant)
-        shrunk: Self = clone(self)
-        shrunk.classes_, shrunk.n_features_in_ = self.classes_, self.n_features_in_
-        shrunk.bounds_ = np.array([0.0, 1.0])  # `design` then leaves scores as they are
-        shrunk.coef_ = trust * alone.line() + (1 - trust) * self.line()
-        return shrunk
-
-    def line(self) -> FloatArray:
-        """Slope and intercept of the log-odds over raw scores."""
-        (low, high), (slope, intercept) = self.bounds_.tolist(), self.coef_.tolist()
-        steep = slope / (high - low) if high > low else 0.0
-        return np.array([steep, intercept - steep * low])
 
 
 class Temperature(_Logistic):

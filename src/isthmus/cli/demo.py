@@ -1,4 +1,4 @@
-"""`isthmus demo`: the main job, told as a story, and then to be tried."""
+"""`isthmus demo`: the main job, told as a story, and then the product at work on it."""
 
 from __future__ import annotations
 
@@ -8,61 +8,80 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, print_json, say, show, whole
+from isthmus.cli.command import Command, add, add_json, print_json, say, whole
 from isthmus.errors import check_extra
 
 if TYPE_CHECKING:
+    from isthmus.demo import SearchOutcome, Story
     from isthmus.service import Federation
+
+REPORT = "report.html"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     where = Path("out/demo")
     end = parser.add_mutually_exclusive_group()
-    add(end, "--headless", "open no browser; try the search, end all, say how it went")
+    add(end, "--headless", "open no browser; end the processes when all is measured")
     add(end, "--serve", "serve the search until interrupted (only in a terminal, unless this is given)")
     add(parser, "--only", "the one part alone", choices=("story", "search"))
     add(parser, "--port", "the broker's; silos have those after it (some that are free)", type=whole(1))
     add(parser, "--out DIR", "where report and federation go (%(default)s)", type=Path, default=where)
-    add(parser, "--seed", "of all that is drawn (%(default)s)", type=whole(0), default=0)
+    add(parser, "--seed", "of all that is drawn in the story (%(default)s)", type=whole(0), default=0)
     add_json(
         parser,
-        "a list of {run, measure, value, queries, low, high, better_than}; with --only search {url, checks}",
+        "{rankings: [{run, measure, value, queries, low, high, better_than}], search: {url, model, adopted, "
+        "before, after, difference, ece, floor, nobodys, departures, …}}",
     )
 
 
 def _run(arguments: argparse.Namespace) -> None:
     check_extra("train,plots", "the demonstration", "flwr", "matplotlib")
+    from isthmus import demo
+
+    began, story = time.monotonic(), None
     if arguments.only != "search":
-        _story(arguments)
-    if arguments.only != "story":
-        _search(arguments)
-
-
-def _story(arguments: argparse.Namespace) -> None:
-    from isthmus.demo import tell
-
-    story = tell(out=arguments.out, seed=arguments.seed)
-    show(arguments, story.rows, story.table)
-    sys.stdout.flush()
-
-
-def _search(arguments: argparse.Namespace) -> None:
-    from isthmus.demo import searched, tried
-    from isthmus.report import summary
-
-    with searched(arguments.out, seed=arguments.seed, port=arguments.port) as federation:
-        seen = tried(federation)
-        summary("search across four silos", seen, wrote=[federation.folder])
-        if arguments.json and arguments.only == "search":
-            print_json({"url": federation.url, "checks": seen})
-            sys.stdout.flush()
+        story = demo.tell(seed=arguments.seed)
+        if not arguments.json:
+            print(f"\n{story.table}", flush=True)
+    if arguments.only == "story":
+        _close(arguments, began, story)
+        return
+    demo.say("\nOne search box", style="bold")
+    with demo.searched(arguments.out, port=arguments.port, tell=demo.say) as (federation, outcome):
+        for section in demo.sections(outcome):
+            demo.say_section(section)
+        _close(arguments, began, story, federation, outcome)
         if arguments.serve or (_in_terminal() and not (arguments.headless or arguments.json)):
             _serve(federation)
             return
     again = f"isthmus demo --only search --serve --out {shlex.quote(str(arguments.out))}"
-    say(f"the search has ended with this; to start it again, and its page: {again}")
+    say(f"the search has ended with this; to start it again:\n{again}")
+
+
+def _close(
+    arguments: argparse.Namespace,
+    began: float,
+    story: Story | None,
+    federation: Federation | None = None,
+    outcome: SearchOutcome | None = None,
+) -> None:
+    """The report, and for programs the same as numbers."""
+    from isthmus.demo import figures, save_report
+    from isthmus.report import summary
+
+    report = arguments.out / REPORT
+    save_report(report, story, outcome)
+    result: dict[str, Any] = {} if story is None else {"rankings": story.comparison.rows()}
+    if outcome is not None and federation is not None:
+        result["search"] = {"url": federation.url, **figures(outcome)}
+    if arguments.json:
+        print_json(result)
+        sys.stdout.flush()
+    wrote = [report, *([] if federation is None else [federation.folder])]
+    say("")
+    summary("demo", {"time": f"{time.monotonic() - began:.0f} s"}, wrote=wrote)
 
 
 def _in_terminal() -> bool:
@@ -72,10 +91,11 @@ def _in_terminal() -> bool:
 
 def _serve(federation: Federation) -> None:
     """Until Ctrl-C, which is how this is meant to end, or until a process ends by itself."""
-    from isthmus.demo import open_page
+    from isthmus.demo import QUERIES, open_page
 
-    say(f"\nsearch at   {federation.link}")
-    say(f'or with     isthmus search "invert a matrix" --broker {federation.url} --key {federation.key}')
+    say(f"\nsearch at  {federation.link}")
+    say(f'or with    isthmus search "{QUERIES[0]}" \\')
+    say(f"             --broker {federation.url} --key {shlex.quote(str(federation.key))}")
     say("Ctrl-C ends the four nodes and the broker.")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     open_page(federation.link)
@@ -90,7 +110,7 @@ def _serve(federation: Federation) -> None:
 COMMANDS = (
     Command(
         "demo",
-        "show Isthmus at work on the built-in world: a story in a minute, then a search page",
+        "show Isthmus at work on the built-in world: a story, then a federation that learns, and its page",
         "isthmus demo --headless",
         _arguments,
         _run,

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus.cli.broker import URL_VARIABLE, plain
 from isthmus.cli.command import Command, add, add_json, add_settings, close, print_json, say
-from isthmus.errors import ServiceError, several
+from isthmus.errors import several
 
 if TYPE_CHECKING:
     from isthmus.service import Client, LearnedVersion, LearningView
 
-PAUSE = 1.0
-"""Seconds between two questions to a broker about how far it is."""
 _EXAMPLE = """isthmus learn --config broker.toml
 isthmus learn --broker https://search.example.org --key admin.key --mode fedrisk
 isthmus learn --config broker.toml --list
@@ -93,20 +90,15 @@ def _over(arguments: argparse.Namespace) -> None:
 
 
 def _followed(broker: Client, mode: str) -> LearnedVersion:
-    """A run of a broker, to its end."""
-    view, stage = broker.learn(mode), ""
-    known = {version.version for version in view.versions}
-    while view.state == "running":
-        if view.stage not in ("", stage):
-            _stage(stage := view.stage)
-        time.sleep(PAUSE)
-        view = broker.learning()
-    new = [version for version in view.versions if version.version not in known]
-    if not new:
-        raise ServiceError(view.problem or "the broker has stopped learning; its log says why")
-    if new[0].problem and new[0].record is None:
-        raise ServiceError(new[0].problem)
-    return new[0]
+    """A run of a broker, to its end; every stage is told once."""
+    last = [""]
+
+    def tell(stage: str) -> None:
+        if stage not in ("", last[0]):
+            _stage(stage)
+            last[0] = stage
+
+    return broker.learn_to_end(mode, progress=tell)
 
 
 def _stage(stage: str) -> None:

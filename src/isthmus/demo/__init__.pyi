@@ -1,4 +1,11 @@
+from isthmus.demo.ending import figures as figures
+from isthmus.demo.ending import sections as sections
+from isthmus.demo.federation import QUERIES as QUERIES
+from isthmus.demo.federation import SearchOutcome as SearchOutcome
+from isthmus.demo.federation import searched as searched
+from isthmus.demo.story import Story as Story
 from isthmus.demo.story import open_page as open_page
-from isthmus.demo.story import searched as searched
+from isthmus.demo.story import save_report as save_report
+from isthmus.demo.story import say as say
+from isthmus.demo.story import say_section as say_section
 from isthmus.demo.story import tell as tell
-from isthmus.demo.story import tried as tried

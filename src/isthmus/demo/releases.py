@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.arrays import FloatArray
+from isthmus.errors import several
 from isthmus.evaluation import Comparison, compare
 from isthmus.private import LEAST_WIDTH, PublishedCounts, ReleasingSilos, explain
 from isthmus.private.ledger import Budget, Ledger
@@ -90,7 +91,7 @@ def _booked(silo: str, ledger: Ledger) -> list[dict[str, Any]]:
         at["to"].append(row["peer"])
         at |= {"documents": row["items"] // row["times"], "ε a document": row["epsilon"] * row["times"]}
     ordered = sorted(rows.values(), key=lambda row: -row["ε a document"])
-    return [row | {"to": ", ".join(dict.fromkeys(row["to"]))} for row in ordered]
+    return [row | {"to": several(len(set(row["to"])), "other")} for row in ordered]
 
 
 def _at_home(silos: ReleasingSilos) -> FloatArray:

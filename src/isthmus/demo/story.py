@@ -7,22 +7,20 @@ leaves what the next chapter needs. `CHAPTERS` is the story; a new part of Isthm
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import time
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from isthmus.corpora import load
+from isthmus.demo.ending import headline
+from isthmus.demo.ending import sections as ending
+from isthmus.demo.federation import SearchOutcome
 from isthmus.evaluation import (
     Comparison,
-    Interval,
     Testing,
     compare,
     outcomes_of,
@@ -30,19 +28,19 @@ from isthmus.evaluation import (
     reliability_diagram,
 )
 from isthmus.fusion import Candidates, Stacked
-from isthmus.report import Estimate, Page, Plot, Section, Table, summary
+from isthmus.report import Page, Plot, Section, Table
 from isthmus.retrieval import BM25
 from isthmus.tables import Corpus, Run
-
-if TYPE_CHECKING:
-    from isthmus.service import Federation
 
 MEASURES = ("nDCG@10", "MRR@10")
 DEPTH = 100
 RRF_CONSTANT = 60
 HOME, RAW, RRF, CENTRAL = "home silo alone", "merged by raw score", "merged by RRF", "one central index"
 FUSED = "fused by probability"
-QUESTIONS = ("invert a matrix", "smooth a noisy signal", "do two samples have the same mean")
+WITHOUT_OWN = (
+    "A query's own page is left out of these lists; in the federation it is there, and counts as right,"
+    " since who asks wants it."
+)
 LEAD = "Four silos hold documents that they do not share. How well can they be searched from one box?"
 
 
@@ -60,11 +58,9 @@ class Tale:
 
     def tell(self, heading: str, *parts: str | Table | Plot) -> Tale:
         """Add a section to the report; sentences and tables are printed at once, plots are not."""
-        say(f"\n{heading}", style="bold")
-        for part in parts:
-            if not isinstance(part, Plot):
-                say(str(part))
-        return replace(self, sections=(*self.sections, Section(heading, parts)))
+        section = Section(heading, parts)
+        say_section(section)
+        return replace(self, sections=(*self.sections, section))
 
     def adding(self, systems: Mapping[str, Run]) -> Tale:
         """The tale with more rankings to compare."""
@@ -75,73 +71,37 @@ Chapter = Callable[[Tale], Tale]
 
 
 @dataclass(frozen=True)
-class DemoResult:
-    """The comparison of all rankings, the report's path and the seconds it took."""
+class Story:
+    """The comparison of all rankings, and what was said on the way."""
 
     comparison: Comparison
-    page: Path
-    seconds: float
+    sections: tuple[Section, ...]
 
     @property
     def table(self) -> Table:
         """The rankings side by side."""
         return self.comparison.table(digits=3)
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The table for programs."""
-        return self.comparison.rows()
 
-
-def tell(out: Path, *, seed: int = 0) -> DemoResult:
-    """Tell the whole story on stderr and write its report into the folder `out`."""
-    began = time.perf_counter()
+def tell(*, seed: int = 0) -> Story:
+    """Tell the whole story on stderr."""
     say(LEAD)
     tale = Tale(load("pydocs"), seed)
     for chapter in CHAPTERS:
         tale = chapter(tale)
     comparison = compare(tale.world.qrels, tale.systems, MEASURES, testing=Testing(seed=seed))
-    outcome = DemoResult(comparison, out / "report.html", time.perf_counter() - began)
-    out.mkdir(parents=True, exist_ok=True)
-    result = Section("What it comes to", (outcome.table,))
-    Page("Isthmus: four silos, one search box", (*tale.sections, result), LEAD).save(outcome.page)
-    measures = {
-        evaluation.run: f"nDCG@10 {evaluation['nDCG@10']:.3f}" for evaluation in comparison.evaluations
-    }
-    summary("demo", {**measures, "time": f"{outcome.seconds:.1f} s"}, wrote=[outcome.page])
-    return outcome
+    return Story(comparison, tale.sections)
 
 
-@contextmanager
-def searched(out: Path, *, seed: int = 0, port: int | None = None) -> Iterator[Federation]:
-    """The same silos as nodes behind a broker, trained and calibrated, in processes that end with this."""
-    from isthmus.service import free_ports, is_staged, run_federation, stage
-
-    world, folder = load("pydocs"), out / "federation"
-    say("\nOne search box", style="bold")
-    if is_staged(folder, world, seed, port):
-        say(f"The federation in {folder} is still good: trained, calibrated and only to be started.")
-    else:
-        say(
-            "Every silo becomes a node with its own certificate, index and ledger. People judge hits; on what"
-            " they said the nodes train one ranker, and learn what its scores are worth."
-        )
-        if (folder / "broker.toml").exists():
-            shutil.rmtree(folder)
-        at = free_ports(len(world.silos) + 1, port)
-        staged = stage(world, folder, port=at, seed=seed)
-        final = ", ".join(f"{name} {value:.3f}" for name, value in staged.training.final.items())
-        rounds = staged.training.rounds
-        say(f"{staged.judgements:,} judgements, {rounds} rounds, then {final} on other queries.")
-    with run_federation(folder) as federation:
-        yield federation
-
-
-def tried(federation: Federation) -> dict[str, str]:
-    """What a stranger finds, asked over HTTP; a ServiceError if that is not what was promised."""
-    from isthmus.service import examine
-
-    return examine(federation, QUESTIONS)
+def save_report(file: Path, story: Story | None, outcome: SearchOutcome | None) -> None:
+    """One page of what there is, the result first."""
+    result: list[str | Table | Plot] = [] if outcome is None else [headline(outcome)]
+    result += [] if story is None else [f"Rankings without learning. {WITHOUT_OWN}", story.table]
+    parts = [Section("What it comes to", tuple(result))]
+    parts += [] if outcome is None else ending(outcome)
+    parts += [] if story is None else story.sections
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Page("Isthmus: four silos, one search box", tuple(parts), LEAD).save(file)
 
 
 def open_page(address: str) -> None:
@@ -278,47 +238,6 @@ def _telling_query(world: Corpus, runs: Sequence[Run], fused: Run) -> str:
     return fused.queries[0]
 
 
-def trained(tale: Tale) -> Tale:
-    """The silos train one ranker, and the coordinator sees only the sum of their models."""
-    from isthmus.federation import curve, train_together, weights
-
-    cotraining = train_together(tale.world, tale.lists, seed=tale.seed)
-    history = cotraining.training.history
-    best, gain = cotraining.best_alone, cotraining.gain(cotraining.alone[cotraining.best_alone])
-    groups = len(set(cotraining.components.tolist()))
-    informed = sorted(float(values.mean()) for values in cotraining.informed.values())
-    sure = "Four silos train a ranker none of them could train alone"
-    unsure = "What four silos gain by training together is not certain here"
-    measured = {f"nobody trains: {RAW}": cotraining.untrained}
-    measured |= {f"{silo} alone": values for silo, values in cotraining.alone.items()}
-    measured |= {"all rows in one place": cotraining.central, "the four together": cotraining.together}
-    rows = tuple(
-        (
-            name,
-            _estimate(cotraining.mean(values)),
-            _estimate(cotraining.gain(values)) if values is not cotraining.together else None,
-        )
-        for name, values in measured.items()
-    )
-    central = cotraining.central.mean()
-    return tale.tell(
-        "One ranker, trained across the silos",
-        f"{sure if gain.low > 0 else unsure}: nDCG@10 {cotraining.together.mean():.3f} on"
-        f" {len(cotraining.together)} held-out queries, {gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
-        f" beside {best}, the best of them alone. All rows in one place give {central:.3f}.",
-        Table(("ranker", "nDCG@10", "the four together are better by"), rows, digits=3),
-        "Alone, a silo knows its own queries and documents. Told the others' features for its own queries, it"
-        f" comes to between {informed[0]:.3f} and {informed[-1]:.3f}: what the silos lack alone is each"
-        " other's documents at least as much as each other's judgements. No link joins a held-out query to a"
-        f" training query; intervals resample the {groups} groups of linked queries.",
-        f"Validation nDCG@10 over {len(history)} rounds: {_sparkline([r.measure or 0.0 for r in history])}"
-        f" {history[0].measure:.3f} to {history[-1].measure:.3f}.",
-        curve(history),
-        weights(history),
-        f"What the silos' models were under: {history[-1].protection}; {history[-1].privacy}.",
-    )
-
-
 def cotrained(tale: Tale) -> Tale:
     """The ways to train on pairs across silos that nobody judged."""
     from isthmus.demo import cotraining
@@ -334,19 +253,6 @@ def cotrained(tale: Tale) -> Tale:
     )
 
 
-def _estimate(interval: Interval) -> Estimate:
-    return Estimate(interval.value, interval.low, interval.high)
-
-
-def _sparkline(values: Sequence[float]) -> str:
-    """Numbers as a row of bars."""
-    low, high = min(values), max(values)
-    bars = "▁▂▃▄▅▆▇█"
-    return "".join(
-        bars[int((value - low) / ((high - low) or 1.0) * (len(bars) - 1) + 0.5)] for value in values
-    )
-
-
 CHAPTERS: tuple[Chapter, ...] = (
     the_world,
     alone,
@@ -354,9 +260,16 @@ CHAPTERS: tuple[Chapter, ...] = (
     central,
     released,
     fused,
-    trained,
     cotrained,
 )
+
+
+def say_section(section: Section) -> None:
+    """Print a section on stderr, but for its plots and for notes below tables, which the report has."""
+    say(f"\n{section.heading}", style="bold")
+    for part in section.parts:
+        if not isinstance(part, Plot):
+            say(str(replace(part, notes=()) if isinstance(part, Table) else part))
 
 
 def say(text: str, *, style: str | None = None) -> None:

@@ -44,4 +44,3 @@ from isthmus.federation.settings import Local as Local
 from isthmus.federation.settings import Model as Model
 from isthmus.federation.settings import Rounds as Rounds
 from isthmus.federation.settings import StrategyOptions as StrategyOptions
-from isthmus.federation.together import train_together as train_together

@@ -7,6 +7,7 @@ from isthmus.learning.columns import OF_QUERY as OF_QUERY
 from isthmus.learning.columns import PROFILE as PROFILE
 from isthmus.learning.columns import RISING as RISING
 from isthmus.learning.columns import profile_of as profile_of
+from isthmus.learning.guard import MUCH as MUCH
 from isthmus.learning.guard import Difference as Difference
 from isthmus.learning.guard import ModelChoice as ModelChoice
 from isthmus.learning.guard import choose as choose

@@ -218,7 +218,7 @@ class Table(Tabular):
         return f"{number}{marks}" + (f' <span class="interval">{interval}</span>' if interval else "")
 
     def _wrapped_notes(self) -> list[str]:
-        return [part for note in self.notes for part in textwrap.wrap(note, 100, subsequent_indent="  ")]
+        return [part for note in self.notes for part in textwrap.wrap(note, 80, subsequent_indent="  ")]
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:

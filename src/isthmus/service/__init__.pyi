@@ -9,9 +9,8 @@ from isthmus.service.columns import ModelScorer as ModelScorer
 from isthmus.service.columns import candidate_columns as candidate_columns
 from isthmus.service.columns import eligible as eligible
 from isthmus.service.columns import silo_rows as silo_rows
+from isthmus.service.connections import listen_problem as listen_problem
 from isthmus.service.coordination import coordinating as coordinating
-from isthmus.service.demo_federation import is_staged as is_staged
-from isthmus.service.demo_federation import stage as stage
 from isthmus.service.encoding import AnyQueries as AnyQueries
 from isthmus.service.encoding import save_lsa as save_lsa
 from isthmus.service.export import export_rows as export_rows
@@ -22,7 +21,6 @@ from isthmus.service.judgements import exported_judgements as exported_judgement
 from isthmus.service.judgements import import_judgements as import_judgements
 from isthmus.service.learning_runs import LearningRuns as LearningRuns
 from isthmus.service.local import Federation as Federation
-from isthmus.service.local import examine as examine
 from isthmus.service.local import free_ports as free_ports
 from isthmus.service.local import run_federation as run_federation
 from isthmus.service.logs import log_to_stderr as log_to_stderr
@@ -49,7 +47,9 @@ from isthmus.service.settings import OPERATOR as OPERATOR
 from isthmus.service.settings import BrokerSettings as BrokerSettings
 from isthmus.service.settings import EncoderSettings as EncoderSettings
 from isthmus.service.settings import NodeSettings as NodeSettings
+from isthmus.service.settings import PageText as PageText
 from isthmus.service.settings import SharedStatistics as SharedStatistics
+from isthmus.service.settings import Source as Source
 from isthmus.service.settings import read_broker as read_broker
 from isthmus.service.settings import read_coordinator as read_coordinator
 from isthmus.service.settings import read_node as read_node

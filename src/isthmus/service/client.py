@@ -32,6 +32,8 @@ LONGEST_KEY = 512
 DEFAULT_URL = "http://127.0.0.1:8100"
 PATIENCE, LEAST_WAIT = 60.0, 0.2
 """Seconds that a request waits in all where the broker says later (429), and at least each time."""
+LOOK_EVERY = 1.0
+"""Seconds between two questions about how far learning is."""
 BATCH_BYTES = 256 << 10
 """Of the judgements in one request; a broker takes a megabyte unless it was told otherwise."""
 
@@ -152,6 +154,24 @@ class Client:
     def learn(self, mode: str = "masked") -> wire.LearningView:
         """Let the silos learn; `learning` says how far they are. Needs an administrator's key."""
         return self._read(self._ask("POST", "/v1/learning", {"mode": mode}), wire.LearningView)
+
+    def learn_to_end(
+        self, mode: str = "masked", *, progress: Callable[[str], None] = lambda stage: None
+    ) -> wire.LearnedVersion:
+        """Let the silos learn and wait for the version that comes of it; `progress` hears every second of
+        the stage it is in. A ServiceError says why where nothing could be learned."""
+        view = self.learn(mode)
+        known = {version.version for version in view.versions}
+        while view.state == "running":
+            progress(view.stage)
+            time.sleep(LOOK_EVERY)
+            view = self.learning()
+        new = [version for version in view.versions if version.version not in known]
+        if not new:
+            raise ServiceError(view.problem or "the broker has stopped learning; its log says why")
+        if new[0].problem and new[0].record is None:
+            raise ServiceError(new[0].problem)
+        return new[0]
 
     def rollback(self, version: str = "") -> wire.LearningView:
         """Search with the version before the current one again, with another, or with "none"."""

@@ -9,23 +9,19 @@ us, however we end. Their logs are beside their configuration.
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
-
-from isthmus.errors import ConfigError, Refused, ServiceError
-from isthmus.service import wire
+from isthmus.errors import ConfigError, ServiceError
 from isthmus.service.client import Client
 from isthmus.service.connections import listen_problem
 from isthmus.service.scaffold import ADMIN_KEY, BROKER
@@ -36,10 +32,6 @@ PATIENCE = 120.0
 TICK = 0.1
 PORTS = range(8100, 60_000, 10)
 """Where a federation's ports are looked for."""
-PAGES = ("/", "/static/app.js", "/static/style.css", "/v1/openapi.json")
-ALL_AT_ONCE = 3
-"""Silos that one search must find something in."""
-CLOSE = 1e-3
 
 Processes = dict[str, "subprocess.Popen[bytes]"]
 
@@ -175,96 +167,3 @@ def _last_words(log: Path) -> str:
         stream.seek(max(0, os.path.getsize(log) - 4_000))
         lines = stream.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else f"nothing in {log}"
-
-
-# what it promises, tried from outside as a browser and a program would
-
-
-def examine(federation: Federation, queries: Sequence[str]) -> dict[str, str]:
-    """What was seen of the page, of searches, and of what the four views show."""
-    federation.check()
-    with federation.client() as broker:
-        return {
-            "page": _pages(federation.url),
-            "search": _searches(broker, queries),
-            "silos": _silos(broker),
-            "training": _training(broker),
-            "calibration": _calibration(broker, list(federation.settings.silos)),
-        }
-
-
-def _pages(url: str) -> str:
-    with httpx.Client(base_url=url, timeout=30.0) as browser:
-        for path in PAGES:
-            reply = browser.get(path)
-            _promise(reply.status_code == 200, f"{path} is served")
-            _promise("content-security-policy" in reply.headers, f"{path} has a Content-Security-Policy")
-    try:
-        with Client(url, key="isthmus_nobody_nothing") as stranger:
-            stranger.search("anything")
-    except Refused:
-        return "served, and a stranger's key is refused"
-    raise ServiceError("an API key that was never issued may search")
-
-
-def _searches(broker: Client, queries: Sequence[str]) -> str:
-    """Every query is answered by all silos with probabilities and reasons; one finds something in three."""
-    most = set[str]()
-    for query in queries:
-        answer = broker.search(query, explain=True)
-        _promise(all(silo.status == "answered" for silo in answer.silos), "all silos answer")
-        _promise(bool(answer.hits), "a search finds something")
-        _promise(all(hit.probability is not None for hit in answer.hits), "every hit has a probability")
-        _check_reasons(answer.hits)
-        most = max(most, {hit.silo for hit in answer.hits}, key=len)
-    _promise(len(most) >= ALL_AT_ONCE, f"a search finds something in {ALL_AT_ONCE} silos")
-    return f"hits of {len(most)} silos in one list, each with a probability and reasons that add up"
-
-
-def _check_reasons(hits: Sequence[wire.Hit]) -> None:
-    """Contributions and a start that all hits of a silo have in common make up the log-odds."""
-    starts: dict[str, list[float]] = {}
-    for hit in hits:
-        parts, probability = hit.explanation or [], hit.probability or 0.0
-        _promise(bool(parts), "every hit has its reasons")
-        if 0 < probability < 1:
-            contributions = sum(part.contribution for part in parts)
-            starts.setdefault(hit.silo, []).append(math.log(probability / (1 - probability)) - contributions)
-    apart = max((max(each) - min(each) for each in starts.values()), default=0.0)
-    _promise(apart < CLOSE, "reasons add up to the probability")
-
-
-def _silos(broker: Client) -> str:
-    view = broker.silos()
-    for silo in view.silos:
-        _promise(silo.ready is not None and silo.ready.ready, f"{silo.silo} is ready")
-        _promise(silo.release is not None, f"{silo.silo} tells what it has released")
-    documents = sum(silo.ready.documents for silo in view.silos if silo.ready is not None)
-    return f"{len(view.silos)} ready, {documents:,} documents"
-
-
-def _training(broker: Client) -> str:
-    run = broker.training()
-    _promise(run.finished and bool(run.rounds), "the training run is told")
-    (name, value), *_ = run.final.items()
-    return f"{len(run.rounds)} rounds, {name} {value:.3f} on queries kept from it"
-
-
-def _calibration(broker: Client, silos: Sequence[str]) -> str:
-    curves = [curve for curve in broker.calibration().curves if curve.retriever == "shown"]
-    _promise({curve.silo for curve in curves} == set(silos), "every silo has a reliability curve")
-    hits = sum(curve.count for curve in curves)
-    gaps: dict[float, float] = {}
-    for each in (each for curve in curves for each in curve.bins):
-        gaps[each.low] = gaps.get(each.low, 0.0) + (each.predicted - each.observed) * each.count
-    off = sum(map(abs, gaps.values())) / hits
-    worst = max(curves, key=lambda curve: curve.ece)
-    return (
-        f"off by {off:.3f} on average over {hits:,} hits; by {worst.ece:.3f} in {worst.silo}"
-        f" (a perfect model at its size: {worst.floor or 0.0:.3f})"
-    )
-
-
-def _promise(fulfilled: bool, promise: str) -> None:
-    if not fulfilled:
-        raise ServiceError(f"the federation does not do what it should: {promise}")
