@@ -178,6 +178,18 @@ def test_two_learn_together_where_both_owners_agree(tmp_path):
         assert record.queries == len(QUERIES)
 
 
+def test_silos_are_weighed_where_their_owners_let_them_be(tmp_path):
+    """Reports are seen of each silo, and in its ledger; the weighed sums are masked as all are."""
+    with silos(tmp_path, reports=True) as opened:
+        (_, record), _ = learned(opened, mode="fedrisk")
+        assert record.weights.keys() == {"silo1", "silo2", "silo3"}
+        assert max(record.weights.values()) == 1.0
+        for node in opened:
+            assert "probe report" in {departure.kind for departure in node.release().departures}
+    with silos(tmp_path / "closed") as opened, pytest.raises(SiloUnavailable, match="reports = true"):
+        learned(opened, mode="fedrisk")
+
+
 def test_nobody_has_judged_enough(tmp_path):
     with silos(tmp_path, judging=()) as opened, pytest.raises(DataError, match="judge hits of more queries"):
         learned(opened)

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from isthmus import __version__
 from isthmus.service import pages, wire
-from isthmus.service.apps import METRICS, PROBLEMS, new_app, reference
+from isthmus.service.apps import METRICS, PROBLEMS, new_app, problems, reference
 from isthmus.service.broker import Broker
 from isthmus.service.learning_runs import LearningRuns
 from isthmus.service.limits import CALLER, NOTE, WRONG_KEY, HttpProblem, Protect, Surface, names_of
@@ -40,6 +40,7 @@ ABOUT = (
     "One search over silos that keep their documents. A hit's probability is meant as one: of hits shown"
     " with 0.8, eighty percent are relevant. Errors are problem details (RFC 9457)."
 )
+LEARNING = problems({409: "The silos are learning already."})
 _router = APIRouter(responses=PROBLEMS)
 
 
@@ -169,7 +170,7 @@ async def learning(request: Request) -> wire.LearningView:
     return await asyncio.to_thread(_runs(request).view)
 
 
-@_router.post("/v1/learning", status_code=202)
+@_router.post("/v1/learning", status_code=202, responses=LEARNING)
 async def learn(body: wire.LearningRequest, request: Request) -> wire.LearningView:
     """Let the silos learn from what people judged; it goes on behind."""
     _broker(request, "admin")
@@ -177,7 +178,7 @@ async def learn(body: wire.LearningRequest, request: Request) -> wire.LearningVi
     return await asyncio.to_thread(_runs(request).view)
 
 
-@_router.post("/v1/learning/rollback")
+@_router.post("/v1/learning/rollback", responses=LEARNING)
 async def rollback(body: wire.RollbackRequest, request: Request) -> wire.LearningView:
     """Search with another version of the model, from now on."""
     _broker(request, "admin")

@@ -190,7 +190,7 @@ def _accepted(reply: HttpReply) -> HttpReply:
         detail = ""
     if reply.status == 403:
         raise Refused("its policy has no learning for this broker (learning = true in its silo.toml)")
-    if detail and reply.status in (400, 429, 503):
+    if detail and reply.status in (400, 409, 429, 503):
         kind = SiloUnavailable if reply.status == 503 else Refused
         raise kind("".join(sign if sign.isprintable() else " " for sign in detail[:500]))
     raise failure_of(reply)

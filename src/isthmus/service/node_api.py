@@ -38,7 +38,10 @@ UNKNOWN_HIT = "this hit was not shown to you within a day: search again"
 THROUGH = "judgements that came through it"
 LARGE = ("/v1/documents", "/v1/statistics")
 OWN_PROBLEMS = problems(
-    {409: "The message was sent before, or its time stamp is off.", 504: "The deadline passed."}
+    {
+        409: "The message was sent before, its time stamp is off, or the silo cannot learn so.",
+        504: "The deadline passed.",
+    }
 )
 _STATISTICS = {"content": {wire.STATISTICS_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 _BUNDLE = {"content": {wire.BUNDLE_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
@@ -280,7 +283,7 @@ class NodeApi:
     async def learning_session(self, request: Request, body: wire.LearningSession) -> Response:
         """Begin a session of learning, or settle its members."""
         peer, _ = self._allowed(request, "learning")
-        return _json(await self._accept(self.node.learner.begin, body, peer))
+        return _json(await self._possible(self.node.learner.begin, body, peer))
 
     async def learn(self, request: Request, session: wire.SessionName, number: wire.Count) -> Response:
         """Answer a question about the rows of judged queries with sums under masks."""
@@ -304,8 +307,15 @@ class NodeApi:
     async def calibrate(self, request: Request) -> Response:
         """Calibrate the baseline by the silo's own judgements; nothing of them leaves."""
         self._allowed(request, "learning")
-        await self._accept(self.node.calibrate_alone)
+        await self._possible(self.node.calibrate_alone)
         return Response(status_code=204)
+
+    async def _possible(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """As `_accept`, of a message that says nothing wrong: a 409 where the silo cannot do it now."""
+        try:
+            return await self._accept(work, *arguments, **named)
+        except HttpProblem as problem:
+            raise HttpProblem(409, problem.detail) if problem.status == 400 else problem from None
 
     async def _accept(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Run `work` on a message of a peer; errors in the message become 4xx problems."""
