@@ -410,14 +410,14 @@ class TestInASilo:
             node.read_sources()
             node.index.catch_up()
             node.store.judge(Judgement("hers", "n2", True, "broker", 1.0, person="ada"))
-            assert node.judged_queries("broker").folds == 0
+            assert node.learner.queries("broker").folds == 0
             rows = [said(f"query {at}", f"n{at % 5}") for at in range(30)]
             file = tmp_path / "judged.csv"
             write_judgements(rows, file)
             config = tmp_path / "silo.toml"
             config.write_text(f'silo = "north"\nfolder = "{settings.folder}"\n')
             assert main(["judgements", "import", str(file), "--config", str(config)]) == 0
-            judged = node.judged_queries("broker")
+            judged = node.learner.queries("broker")
             assert judged.folds >= 2
             assert len(judged.queries) == 31
 
@@ -427,7 +427,7 @@ class TestInASilo:
             hit = next(hit for hit in people["ada"].search("tide").hits if hit.silo == "north")
             people["ada"].judge("tide", hit, relevant=True)
             people["admin"].import_judgements([said(f"query {at}", f"n{at % 5}") for at in range(30)])
-            judged = node.judged_queries(PEER)
+            judged = node.learner.queries(PEER)
             assert judged.folds >= 2
             assert "tide" not in judged.queries, "what ada said would show to whoever brought the others"
             assert len(judged.queries) == 30

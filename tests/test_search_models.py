@@ -435,3 +435,25 @@ def test_weights_of_rows_are_repetitions():
     times, theta = rng.integers(1, 4, 20), rng.normal(size=3)
     repeated = likelihood_sums(np.repeat(features, times, axis=1), np.repeat(targets, times), theta)
     assert np.allclose(likelihood_sums(features, targets, theta, weights=times.astype(float)), repeated)
+
+
+def test_few_queries_do_not_make_a_calibration_steep():
+    """Two cells can have any slope between them."""
+    rng = np.random.default_rng(3)
+    slopes = []
+    for _ in range(12):
+        margins = -np.sort(-rng.normal(size=(22, 20)), axis=1)
+        relevant = rng.random((22, HITS)) < 1 / (1 + np.exp(-0.5 * margins[:, :HITS]))
+        lists = RankedLists(margins, rng.normal(size=(22, 2)), np.arange(22) % 2)
+
+        def totals(cells, relevant=relevant):
+            sizes = [
+                np.bincount(cells[some], minlength=1 + cells.max())
+                for some in (cells >= 0, (cells >= 0) & relevant)
+            ]
+            return np.stack(sizes, axis=1)
+
+        line, _ = fit_calibration(lists, totals, least=10)
+        slopes.append(line.slope * margins[:, :HITS].std())
+    assert min(slopes) > 0.02
+    assert max(slopes) < 1.2

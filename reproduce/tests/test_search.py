@@ -21,7 +21,7 @@ def result(tmp_path_factory):
 def test_every_row_and_every_figure(result):
     cells = {(cell.row, cell.measure): cell for cell in result[0].cells if cell.data == "pydocs"}
     rows = {row for row, _ in cells}
-    assert {CENTRAL, BEFORE, LEARNED, "BM25+LSA, one index", "RRF", "z-score"} <= rows
+    assert {CENTRAL, BEFORE, LEARNED, "RRF", "z-score"} <= rows
     assert cells["raw, shared exactly", "nDCG@10"].value == cells[CENTRAL, "nDCG@10"].value
     error, quantile = (cells[LEARNED, name].value for name in ("ECE", "ECE, 95 % quantile"))
     assert 0 <= error <= 1
@@ -44,7 +44,7 @@ def test_a_finished_run_computes_nothing(result, monkeypatch):
 def test_the_hybrid_over_silos_is_that_of_one_index(tmp_path):
     result = reproduce(Config(data="pydocs", scale="smoke", encoder="lsa"), tmp_path, workers=1)
     cells = {(cell.row, cell.measure): cell for cell in result.cells}
-    assert {row for row, _ in cells} == {*hybrid.ROWS, BEFORE, LEARNED}
+    assert {row for row, _ in cells} >= {hybrid.CENTRAL, CENTRAL, "encoder alone, one index", BEFORE, LEARNED}
     exact = cells["BM25, silos, exact statistics", f"nDCG@10 over {CENTRAL}"]
     assert (exact.value, exact.low, exact.high) == (0, 0, 0)
     silos, one = (cells[row, "nDCG@10"].value for row in ("hybrid, silos, exact statistics", hybrid.CENTRAL))

@@ -34,6 +34,8 @@ PENALTY = 1.0
 FAR = 2.0
 """Deviations below the mean of judged queries' u where unlike queries begin."""
 BINS = 10
+CLEARLY = 0.95
+"""Of the base rate: what first hits of lists with missing hits stay below."""
 NO_CELL = -1
 LEAST_HITS = 25
 """Of a cell, so that its share of relevant hits says something."""
@@ -41,6 +43,11 @@ LAYERS = 3
 """Into which queries are put by their u."""
 DRAWS = 5
 """Lists with missing hits that are made of every list."""
+
+TYPICAL, STEADY, ENOUGH = 0.5, 800.0, 50
+"""Log-odds by which a hit one deviation above another is likelier (.23 to .75 on the collections of `isthmus
+reproduce search`, with and without an encoder); how firmly that holds for few queries, and how many speak for
+themselves: ½·steady·(1/queries − 1/enough)·(more than that)²."""
 
 Totals = Callable[[IntArray], FloatArray]
 """(hits, relevant hits) of every cell, from the cell of every hit shown: (queries, `HITS`) → (cells, 2)."""
@@ -159,7 +166,7 @@ def fit_calibration(
         if honesty.ece > honesty.floor_high and share:
             break
         chosen = share
-        if first_missing < honesty.base_rate:
+        if first_missing < CLEARLY * honesty.base_rate:
             break
     return _fitted(lists, first, cells, chosen), {"before": tried[0.0], "after": tried[chosen]}
 
@@ -225,7 +232,8 @@ def _answerable(lists: RankedLists, line: tuple[float, float]) -> HitCalibration
     from scipy.special import expit
 
     slope, start = line
-    profiles, missing = lists.profiles, lists.with_missing(expit(slope * lists.margins + start)).profiles
+    finite = np.where(np.isfinite(lists.margins), lists.margins, 0.0)
+    profiles, missing = lists.profiles, lists.with_missing(expit(slope * finite + start)).profiles
     centre, scale = profiles.mean(axis=0), profiles.std(axis=0)
     scale = np.where(scale > 1e-9, scale, 1.0)
     rows = standardised(np.concatenate((profiles, missing)), centre, scale)
@@ -248,25 +256,30 @@ def _line(
     cells: HitGroups, margins: FloatArray, offset: FloatArray, *, without: int | None = None
 ) -> tuple[float, float]:
     """(slope, start) of logit p = slope·margin + start + offset, by the likelihood of how many hits of every
-    cell are relevant, were they as many as p says on average; a slope below 0 is 0."""
+    cell are relevant, were they as many as p says on average; a slope below 0 is 0. Few cells say little of
+    the slope, which is drawn to `TYPICAL` for a margin in deviations of the hits'."""
     used = (cells.of_hit >= 0) & (cells.fold[cells.of_hit] != without) & (cells.hits[cells.of_hit] > 0)
     cell = np.unique(cells.of_hit[used], return_inverse=True)
     hits, size = cells.hits[cell[0]], np.bincount(cell[1])
     relevant = np.clip(cells.relevant[cell[0]], 0, hits)
-    features = np.stack((margins[:, :HITS][used], np.ones(int(used.sum()))))
+    spread = max(float(margins[:, :HITS][used].std()), 1e-9) if used.any() else 1.0
+    features = np.stack((margins[:, :HITS][used] / spread, np.ones(int(used.sum()))))
+    typical = offset[used] + TYPICAL * features[0]
 
     def sums(theta: FloatArray) -> FloatArray:
         from scipy.special import expit
 
-        each = expit(theta @ features + offset[used])
+        each = expit(theta @ features + typical)
         p = np.clip(np.bincount(cell[1], each) / size, 1e-12, 1 - 1e-12)
         slopes = np.stack([np.bincount(cell[1], each * (1 - each) * row) / size for row in features])
         loss = -(relevant @ np.log(p) + (hits - relevant) @ np.log1p(-p))
         gradient = slopes @ ((hits * p - relevant) / (p * (1 - p)))
         return np.concatenate(([loss], gradient, ((slopes * hits / (p * (1 - p))) @ slopes.T).reshape(-1)))
 
-    slope, start = newton(sums, np.array([1.0, 0.0]), np.full(2, 1e-3), tolerance=1e-9).tolist()
-    if slope >= 0:
-        return slope, start
-    flat = newton(lambda at: sums(np.array([0.0, at[0]]))[[0, 2, 6]], np.zeros(1), np.full(1, 1e-3))
+    queries = min(max(int(used.any(axis=1).sum()), 1), ENOUGH)
+    firm = STEADY * (1 / queries - 1 / ENOUGH) + 1e-3
+    more, start = newton(sums, np.zeros(2), np.array([firm, 1e-3]), tolerance=1e-9).tolist()
+    if TYPICAL + more >= 0:
+        return (TYPICAL + more) / spread, start
+    flat = newton(lambda at: sums(np.array([-TYPICAL, at[0]]))[[0, 2, 6]], np.zeros(1), np.full(1, 1e-3))
     return 0.0, float(flat[0])

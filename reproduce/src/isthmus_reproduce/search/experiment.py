@@ -165,6 +165,20 @@ class Outcome:
             "first hit, another collection's queries": float(np.mean(self.learned["foreign"])),
         }
 
+    @property
+    def known(self) -> dict[str, float]:
+        """The share of known items that are first: of all, and where two words name one document."""
+        names = (
+            ("known items first, before", "known items first"),
+            ("named items first, before", "named items first"),
+        )
+        counts = zip(names, self.learned["known"], strict=True)
+        return {
+            name: first / max(size, 1)
+            for both, (size, *firsts) in counts
+            for name, first in zip(both, firsts, strict=True)
+        }
+
     def cells(self) -> Iterator[Cell]:
         """Every figure."""
         about: dict[str, Any] = {"table": "search", "mode": "sound", "data": self.data, "n": len(self.groups)}
@@ -182,14 +196,12 @@ class Outcome:
                 yield cell(row, f"{MEASURE} over {other}", self.over(row, other))
                 yield cell(row, f"queries that lost more than {MUCH} to {other}", self.worse(row, other)[1])
         adopted, times = self.adopted
-        known, first, still = self.learned["known"]
         figures = {
             "share of folds adopted": adopted / times,
             "ECE": self.honesty[0],
             "ECE, 95 % quantile": self.honesty[1],
             **self.probabilities,
-            "known items first, before": first / known,
-            "known items first": still / known,
+            **self.known,
         }
         for measure, value in figures.items():
             yield cell(LEARNED, measure, value)
@@ -263,17 +275,19 @@ def _quality(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _honesty(outcomes: Sequence[Outcome]) -> Table:
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for outcome in outcomes:
-        known, *first = outcome.learned["known"]
-        figures = (*outcome.honesty, *outcome.probabilities.values(), *(each / known for each in first))
+        figures = (*outcome.honesty, *outcome.probabilities.values(), *outcome.known.values())
         rows.append((outcome.data, len(outcome.hits), *figures))
-    header = ("data", "hits", "ECE", "95 %", "base rate", "removed", "foreign", "known items", "after")
+    header = (
+        *("data", "hits", "ECE", "95 %", "base rate", "removed", "foreign"),
+        *("known items", "after", "named items", "after "),
+    )
     return Table(header, tuple(rows), "Pooled over all test folds", (), 3)
 
 
 def _attacked(outcomes: Sequence[Outcome]) -> Table:
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for outcome in outcomes:
         lists = {row: np.array(values) for row, values in outcome.inverted["values"].items()}
         groups = np.array(outcome.inverted["groups"])

@@ -164,6 +164,10 @@ class Study:
             parts = [(table[mask], names[mask]) for (table, names), mask in zip(parts, masks, strict=True)]
         return Ranking.of(parts, score)
 
+    def rankings(self, score: Weights) -> dict[int, Ranking | None]:
+        """All queries' candidates by a score."""
+        return {at: self.ranking(at, score) for at in range(len(self.right))}
+
     def learn(
         self,
         chosen: IntArray,
@@ -235,7 +239,7 @@ def learned(world: World, data: str, encoder: str) -> dict[str, Any]:
     with federation(world, encoder=used) as silos:
         silos.share("private")
         study = Study(world, silos, used.fingerprint if used else "", LEFT_OUT.get(data, PENALTY))
-        before = {at: study.ranking(at, study.baseline) for at in range(len(world.groups))}
+        before = study.rankings(study.baseline)
         result: dict[str, Any] = {
             "before": study.values(before).tolist(),
             "after": [],
@@ -294,36 +298,41 @@ def _fallen(
         yield [study.world.corpus.queries.texts[at], float(was[at]), float(now[at]), cause]
 
 
-def _known_items(study: Study, model: SearchModel) -> list[int]:
-    """(queries, first before, first after): documents searched for by two of their rarest words."""
+def _known_items(study: Study, model: SearchModel) -> list[list[int]]:
+    """(queries, first before, first after) of documents searched for by two of their rarest words; of all,
+    and of those where no other document has both."""
     documents = study.world.corpus.documents
     tokens = ENGLISH(documents.texts)
-    table = tokens.counts()
-    having = np.bincount(table.indices, minlength=len(tokens.terms.words))
-    rarity = dict(zip(tokens.terms.words, having.tolist(), strict=True))
-    rng = Streams(0)("search", "known items")
-    queries, targets = [], []
-    for at in rng.permutation(len(documents))[:KNOWN].tolist():
+    having = tokens.counts().tocsc()
+    column = {
+        word: having.indices[slice(*having.indptr[at : at + 2])] for at, word in enumerate(tokens.terms.words)
+    }
+    chosen: dict[str, tuple[str, bool]] = {}
+    for at in Streams(0)("search", "known items").permutation(len(documents))[:KNOWN].tolist():
         words = sorted(set(re.findall(r"\w+", documents.texts[at].lower())))
         stems = {word: ENGLISH.query(word).words(0) for word in words}
-        single = {word: each[0] for word, each in stems.items() if len(each) == 1 and each[0] in rarity}
-        rarest = sorted(single, key=lambda word: (rarity[single[word]], word))
-        if len({single[word] for word in rarest}) < 2:
-            continue
-        second = next(word for word in rarest if single[word] != single[rarest[0]])
-        queries.append(f"{rarest[0]} {second}")
-        targets.append(documents.ids[at])
-    parts = study.rows(queries, [None] * len(queries))
-    counts = []
+        rarest = sorted(
+            {each[0]: word for word, each in stems.items() if len(each) == 1 and each[0] in column}.items(),
+            key=lambda item: (len(column[item[0]]), item),
+        )[:2]
+        if len(rarest) == 2:
+            both = np.intersect1d(*(column[stem] for stem, _ in rarest))
+            chosen[" ".join(word for _, word in rarest)] = documents.ids[at], len(both) == 1
+    parts = study.rows(list(chosen), [None] * len(chosen))
+    targets, single = zip(*chosen.values(), strict=True)
+    first = []
     for score in (study.baseline, model.score):
-        rankings = [Ranking.of([part.of(at) for part in parts], score) for at in range(len(queries))]
-        counts.append(
-            sum(
+        rankings = [Ranking.of([part.of(at) for part in parts], score) for at in range(len(chosen))]
+        first.append(
+            [
                 each is not None and each.names[0] == target
                 for each, target in zip(rankings, targets, strict=True)
-            )
+            ]
         )
-    return [len(queries), *counts]
+    return [
+        [int(np.sum(rows)), *(int(np.sum(np.array(each)[rows])) for each in first)]
+        for rows in (np.ones(len(single), bool), np.array(single))
+    ]
 
 
 MANY, INVERTED = 8, 2
@@ -346,11 +355,7 @@ def inverted(world: World) -> dict[str, list[float]]:
             "all eight, weighed by FedRisk": {"judgements": mixed, "options": weighed},
         }
         turn = world.turns[0]
-        values = {
-            "baseline": study.values(
-                {at: study.ranking(at, study.baseline) for at in range(len(turn))}
-            ).tolist()
-        }
+        values = {"baseline": study.values(study.rankings(study.baseline)).tolist()}
         for way, how in ways.items():
             rankings: dict[int, Ranking | None] = {}
             for fold in np.unique(turn).tolist():

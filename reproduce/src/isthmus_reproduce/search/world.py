@@ -274,7 +274,7 @@ def references(world: World, draws: int) -> dict[str, list[list[float]]]:
     where statistics were drawn several times."""
     corpus = world.corpus
     central = BM25().index(corpus.documents).search(corpus.queries, DEPTH)
-    runs = {CENTRAL_BM25: [central], "BM25+LSA, one index": [_with_lsa(world, central)]}
+    runs = {CENTRAL_BM25: [central]}
     with federation(world) as silos:
         lists = silos.lists()
         runs["raw, local statistics"] = [Run.concat(lists)]
@@ -287,12 +287,3 @@ def references(world: World, draws: int) -> dict[str, list[list[float]]]:
             silos.share("private")
             runs["raw, shared privately"].append(Run.concat(silos.lists()))
     return {name: [world.values(run).tolist() for run in drawn] for name, drawn in runs.items()}
-
-
-def _with_lsa(world: World, central: Run) -> Run:
-    """One index's BM25 list and its list by latent semantic analysis, standardised and added."""
-    from isthmus.retrieval import Dense
-
-    documents, queries = world.corpus.documents, world.corpus.queries
-    dense = Dense(Lsa.fit(documents.texts)).index(documents).search(queries, DEPTH)
-    return fuse([central, dense], "comb-sum", norm="z-score")
