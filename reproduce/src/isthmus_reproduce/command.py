@@ -41,7 +41,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--encoder",
         metavar="NAME",
         default="",
-        help="search: measure the hybrid without learning, with an encoder that was added, or lsa",
+        help="search: with an encoder that was added, which all silos have agreed on, or lsa",
     )
     parser.add_argument("--seed", type=whole(0), default=0, help="of every random draw (0)")
     parser.add_argument("--workers", type=whole(1), help="processes at once (one a core)")
