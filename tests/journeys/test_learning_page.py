@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(900)
 
 def fill(folder: Path) -> list[NamedJudgement]:
     """Documents of every silo, and judgements: a document is right if a word of the query is its subject,
-    which its title says; in its text words stand by chance."""
+    which its title says, but for one in ten; in its text words stand by chance."""
     draw = random.Random(1)
     subjects: dict[tuple[str, str], str] = {}
     texts: dict[tuple[str, str], list[str]] = {}
@@ -51,14 +51,12 @@ def fill(folder: Path) -> list[NamedJudgement]:
             texts[place] = draw.choices(WORDS, k=10)
             text = f"# {subjects[place]}\n\n{' '.join(texts[place])} {silo}{number}\n"
             (folder / silo / "documents" / place[1]).write_text(text)
-    pairs = list(combinations(WORDS, 2))
     return [
-        NamedJudgement(
-            query=" ".join(pair), document=document, relevant=subjects[silo, document] in pair, silo=silo
-        )
-        for pair in pairs
-        for (silo, document), words in texts.items()
-        if subjects[silo, document] in pair or (set(pair) & set(words) and draw.random() < 0.1)
+        NamedJudgement(query=" ".join(pair), document=place[1], relevant=right, silo=place[0])
+        for pair in combinations(WORDS, 2)
+        for place, words in texts.items()
+        if (about := subjects[place] in pair) or (set(pair) & set(words) and draw.random() < 0.1)
+        for right in [about != (draw.random() < 0.1)]
     ]
 
 
@@ -156,6 +154,11 @@ def test_probabilities_a_threshold_and_the_silo_without_the_model(federation, br
         assert page.locator("#no-probabilities").inner_text() == ""
         remark = page.locator(".status .warn", has_text=UNLEARNED).inner_text()
         assert "current model" in remark
+        assert page.get_by_text("No judged query is like this one").count() == 0
+        searched(page, "north3 south7 west9")
+        page.get_by_text("No judged query is like this one").wait_for()
+        page.goto(f"http://127.0.0.1:{federation.port}/#/search?q=tide+wave")
+        page.locator(".hit", has_text="tide").first.wait_for()
         slider.focus()
         for _ in range(19):
             page.keyboard.press("ArrowRight")

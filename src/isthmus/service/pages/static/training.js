@@ -71,8 +71,8 @@ function progress(learning, admin, act) {
     !running && learning.problem ? make("p", { class: "warn" }, `The last run came to nothing: ${learning.problem}`) : null,
     learning.every ? make("p", { class: "hint" }, `Runs by itself every ${learning.every}${learning.next ? `, next ${moment(learning.next)}` : ""}.`) : null,
     silos.map(([silo, version]) => make("p", { class: "warn" }, chip(silo), version
-      ? ` still searches with version ${version}; the broker brings it the current one.`
-      : " has not the current model; its hits are merged by the baseline's probabilities until the broker has brought it.")));
+      ? ` searches with version ${version}: its hits are merged by the baseline's probabilities.`
+      : " has not the current model: its hits are merged by the baseline's probabilities.")));
 }
 
 function versions(learning, admin, act) {
@@ -126,8 +126,9 @@ function gains(record, names) {
 
 /** Whether probabilities are meant: on queries that the calibration has not seen. */
 function honesty(calibration) {
+  const fixed = (number) => number?.toFixed(3) ?? "–";
   const words = { before: "by scores alone", after: "with the query's profile" };
-  const rows = Object.entries(calibration).map(([name, each]) => [words[name] ?? name, decimal(each.ece, 3), `${decimal(each.floor, 3)}, 95 % below ${decimal(each.floor_high, 3)}`, count(each.hits), percent(each.base_rate)]);
+  const rows = Object.entries(calibration).map(([name, each]) => [words[name] ?? name, fixed(each.ece), `${fixed(each.floor)}, 95 % below ${fixed(each.floor_high)}`, count(each.hits), percent(each.base_rate)]);
   return rows.length ? table("Calibration of hits shown", ["probabilities", "off by (ECE)", "a perfect model", "hits", "right among them"], rows) : null;
 }
 
