@@ -18,7 +18,6 @@ from isthmus.errors import DataError, Refused, ServiceError
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.client import Client
-from isthmus.service.judged import JudgedQueries
 from isthmus.service.judgement_files import read_judgements, write_judgements
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
@@ -399,10 +398,6 @@ class TestWaiting:
 
 
 class TestInASilo:
-    def rules(self, settings):
-        node = Node(settings)
-        return node, JudgedQueries(settings, node.store, key=node.family.key)
-
     def test_the_operators_judgements_let_learning_begin(self, tmp_path):
         """Also beside a few of other people, which hide among them."""
         settings = node_settings(tmp_path, "north", replace(ALLOWED, learning=True))
