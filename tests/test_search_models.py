@@ -309,11 +309,11 @@ def test_a_saved_model_is_the_same(tmp_path):
         lambda model: replace(model, score=replace(model.score, weights=np.ones(3))),
         lambda model: replace(model, score=replace(model.score, start=1e300)),
         lambda model: replace(model, kind="forest"),
-        lambda model: model.calibrated(replace(model.calibration, slope=-1.0)),
-        lambda model: model.calibrated(replace(model.calibration, base=2.0)),
-        lambda model: model.calibrated(replace(model.calibration, share=-0.1)),
-        lambda model: model.calibrated(replace(model.calibration, spread=0.0)),
-        lambda model: model.calibrated(replace(model.calibration, weights=np.full(6, 1e300))),
+        lambda model: replace(model, calibration=replace(model.calibration, slope=-1.0)),
+        lambda model: replace(model, calibration=replace(model.calibration, base=2.0)),
+        lambda model: replace(model, calibration=replace(model.calibration, share=-0.1)),
+        lambda model: replace(model, calibration=replace(model.calibration, spread=0.0)),
+        lambda model: replace(model, calibration=replace(model.calibration, weights=np.full(6, 1e300))),
     ],
 )
 def test_a_hostile_model_is_refused(wrong):

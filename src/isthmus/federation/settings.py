@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from isthmus.config import former_key, require, two_names
 from isthmus.facade import former_names
@@ -418,18 +418,6 @@ class Config:
         if risky and probed:
             return "judged by the coordinator: it sees every silo's model and scores it on its own probe"
         return "none from the coordinator: it sees every silo's model"
-
-    @classmethod
-    def of_sites(cls, data: str, sites: int, *, rounds: int, seed: int) -> Self:
-        """Sites that hold their own rows and take part in every round, under a secure sum."""
-        return cls(
-            data=data,
-            seed=seed,
-            dealing=Dealing("site", silos=sites),
-            rounds=Rounds(count=rounds, silos=sites),
-            secure=True,
-            measures=MEASURES[:1],
-        )
 
     def _check_secure(self) -> None:
         strategy = self.strategy

@@ -12,7 +12,6 @@ from isthmus.learning.guard import Difference as Difference
 from isthmus.learning.guard import ModelChoice as ModelChoice
 from isthmus.learning.guard import choose as choose
 from isthmus.learning.learner import LEAST_QUERIES as LEAST_QUERIES
-from isthmus.learning.learner import LEAST_RELEVANT as LEAST_RELEVANT
 from isthmus.learning.learner import BaselineScale as BaselineScale
 from isthmus.learning.learner import LearningOptions as LearningOptions
 from isthmus.learning.learner import learn as learn

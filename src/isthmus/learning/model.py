@@ -11,7 +11,7 @@ nothing stands out. u are the log-odds that a list is whole rather than one whos
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Self
 
@@ -119,10 +119,6 @@ class SearchModel:
     about: Mapping[str, Any] = field(default_factory=dict)
     baseline: Self | None = None
     """What it replaces, calibrated on the same queries: for hits of silos that have not this model."""
-
-    def calibrated(self, calibration: HitCalibration) -> Self:
-        """The same with another calibration."""
-        return replace(self, calibration=calibration)
 
     def probabilities(self, margins: FloatArray, profile: FloatArray) -> FloatArray | None:
         """Of a query's hits, from its profile over all silos; None before anything was judged."""

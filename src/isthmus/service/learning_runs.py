@@ -201,13 +201,3 @@ class LearningRuns:
             if due is not None and due <= time.time() and not self.is_running:
                 self.begin(self.broker.settings.learning.mode, by=SCHEDULE)
             await asyncio.sleep(LOOK_EVERY)
-
-
-async def learn_once(
-    broker: Broker, mode: wire.Mode, *, by: str, tell: Callable[[str], None]
-) -> wire.LearnedVersion:
-    """Let a broker's silos learn, in a process of its own beside a broker that may serve."""
-    try:
-        return await LearningRuns(broker).once(mode, by=by, tell=tell)
-    finally:
-        await broker.stop()
