@@ -111,8 +111,8 @@ class Client:
         """
         total, first = wire.Imported(), 0
         for batch in _batches(judgements):
-            payload = {"judgements": batch}
-            done = self._read(self._ask("POST", "/v1/judgements", payload), wire.Imported)
+            reply = self._ask("POST", "/v1/judgements", {"judgements": batch})
+            done = self._read(reply, wire.Imported)
             total = wire.Imported(
                 added=total.added + done.added,
                 changed=total.changed + done.changed,

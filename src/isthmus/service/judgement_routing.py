@@ -123,9 +123,8 @@ class JudgementRouter:
         replies, failures = await _all({silo: self._named(silo).read(path, wire.JudgementPage)})
         if failures:
             raise HttpProblem(503, f"{silo}: {failures[silo]}", Retry_After="5")
-        pages = replies[silo]
-        judgements = [each.model_copy(update={"silo": silo}) for each in pages.judgements]
-        return wire.JudgementPage(judgements=judgements, next=pages.next)
+        judgements = [each.model_copy(update={"silo": silo}) for each in replies[silo].judgements]
+        return wire.JudgementPage(judgements=judgements, next=replies[silo].next)
 
     async def own(self, request: wire.ShownHits, person: str) -> wire.OwnJudgements:
         """What a person judged of hits; no silo learns who asks."""
@@ -165,12 +164,6 @@ async def _all(questions: Mapping[str, Awaitable[T]]) -> tuple[dict[str, T], dic
         except (Refused, SiloUnavailable, OSError) as error:
             return str(error)
 
-    answers = zip(questions, await asyncio.gather(*map(one, questions.values())), strict=True)
-    replies: dict[str, T] = {}
-    failures: dict[str, str] = {}
-    for silo, answer in answers:
-        if isinstance(answer, str):
-            failures[silo] = answer
-        else:
-            replies[silo] = answer
-    return replies, failures
+    answers = list(zip(questions, await asyncio.gather(*map(one, questions.values())), strict=True))
+    failures = {silo: answer for silo, answer in answers if isinstance(answer, str)}
+    return {silo: answer for silo, answer in answers if not isinstance(answer, str)}, failures
