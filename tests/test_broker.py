@@ -357,6 +357,24 @@ class TestDoor:
         who = plain.get("/v1/me", headers=with_key).json()
         assert (who["name"], who["scopes"]) == ("reader", ["metrics"])
 
+    @pytest.mark.parametrize(
+        ("method", "path", "body"),
+        [
+            ("POST", "/v1/learning", {}),
+            ("POST", "/v1/learning/rollback", {"version": "none"}),
+            ("POST", "/v1/judgements", {"judgements": [{"query": "q", "document": "d", "relevant": True}]}),
+            ("GET", "/v1/judgements?silo=north", None),
+        ],
+    )
+    def test_learning_and_files_of_judgements_are_for_administrators(self, site, method, path, body):
+        person = site.api_keys.add(f"person {path} {method}", scopes=["search", "feedback", "metrics"])
+        plain = httpx.Client(base_url=site.url)
+        assert plain.request(method, path, json=body).status_code == 401
+        before = {name: list(silo.asked) for name, silo in site.silos.items()}
+        reply = plain.request(method, path, json=body, headers={"x-api-key": person})
+        assert reply.status_code == 403
+        assert {name: list(silo.asked) for name, silo in site.silos.items()} == before
+
     def test_the_pages_cookie(self, site):
         page = httpx.Client(base_url=site.url)
         assert page.post("/v1/session", json={"key": "isk_1_2"}).status_code == 401

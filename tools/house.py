@@ -56,7 +56,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/files.py": 70,  # was in tables/files.py; the service starts without NumPy
     "src/isthmus/fusion": 1_325,  # what every fuser does is a module of its own
     "src/isthmus/languages.py": 110,  # stop words and stemmers by language, which a text is in
-    "src/isthmus/learning": 1_150,  # the one learner: guard, calibration from groups, silos weighed
+    "src/isthmus/learning": 1_165,  # the one learner: guard, calibration from groups, answers checked
     "src/isthmus/logistic.py": 76,  # bounds, and several fits in one question
     "src/isthmus/losses.py": 194,  # weights of queries below a baseline
     "src/isthmus/partition.py": 250,  # how many silos
@@ -65,7 +65,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/rankers": 822,  # losses against a baseline
     "src/isthmus/report": 415,  # what a notebook shows of any table, once
     "src/isthmus/retrieval": 475,  # collection statistics of service, private and features in one place
-    "src/isthmus/service": 8_720,  # silos learn together: sessions, guard, runs, versions, merging
+    "src/isthmus/service": 8_740,  # silos learn together: sessions, guard, runs, versions, merging
     "src/isthmus/tables": 1_965,
     "src/isthmus/text.py": 167,  # short texts without the pattern of 31 marks
     "src/isthmus/training.py": 65,  # training in memory, in one call

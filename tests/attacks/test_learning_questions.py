@@ -67,6 +67,7 @@ def a_silo(tmp_path, monkeypatch, **learning):
 def expose(monkeypatch):
     """Whatever is masked is 0 masks; members need not agree."""
     monkeypatch.setattr(MaskedMember, "place", 0)
+    monkeypatch.setattr(MaskedMember, "adding", (True,) * 3)
     monkeypatch.setattr(MaskedMember, "mask", lambda self, number, question, vector: vector.astype(np.uint64))
     monkeypatch.setattr(MaskedMember, "claim", lambda self, number: None)
 
@@ -79,9 +80,9 @@ def judge(node, query, said, peer=OTHER, person=""):
 NUMBERS = count()
 
 
-def begin(node):
+def begin(node, session=""):
     """A session, and the silo's key."""
-    session = f"{next(NUMBERS):032x}"
+    session = session or f"{next(NUMBERS):032x}"
     node.learner.begin(LearningSession(session=session), PEER)
     return session
 
@@ -93,9 +94,9 @@ def ask(node, question, session):
     return FixedPoint(1).decode(np.frombuffer(answer, dtype="<u8").astype(np.uint64))
 
 
-def prepare(node, queries, folds=2):
+def prepare(node, queries, folds=2, session=""):
     """(rows, relevant rows, judged queries) of a new session, and the session."""
-    session = begin(node)
+    session = begin(node, session)
     try:
         return ask(node, Start(tuple(queries), folds), session), session
     except PrivacyError:
@@ -153,15 +154,44 @@ def test_gains_are_of_unnamed_queries(tmp_path, monkeypatch):
     """The order of outcomes is no order that the asker knows, and the same in every silo."""
     with silos(tmp_path) as opened:
         expose(monkeypatch)
-        best, orders = margins(opened[0]), []
+        best, orders, name = margins(opened[0]), [], "f" * 32
         for node in opened[:2]:
-            told = gains(node, best)
+            told = gains(node, best, prepare(node, QUERIES, session=name)[1])
             rows = node.learner._session.rows
             plain = np.empty(len(told))
             plain[rows.order] = told
             orders.append(rows.order.tolist())
             assert told.tolist() != plain.tolist()
         assert orders[0] == orders[1] != list(range(len(QUERIES)))
+
+
+def test_what_a_session_tells_of_the_order_is_of_no_use_in_another(tmp_path, monkeypatch):
+    """Lists of some queries are hidden, of others in the next session: who adds it up would know them all."""
+    with a_silo(tmp_path, monkeypatch) as node:
+        orders = []
+        for _ in range(2):
+            prepare(node, QUERIES)
+            orders.append(node.learner._session.rows.order.tolist())
+        assert orders[0] != orders[1]
+
+
+def test_groups_of_ones_own_making_tell_single_hits(tmp_path, monkeypatch):
+    """A limit that the threat model states: two ways to group hits differ by one hit, and so do totals."""
+    with a_silo(tmp_path, monkeypatch) as node:
+        best = margins(node)
+        _, session = prepare(node, QUERIES)
+        rows, totals = node.learner._session.rows, []
+        one = np.zeros((len(QUERIES), HITS))
+        other = one.copy()
+        other[:9] = 1.0
+        for moved in (0.0, 1.0):
+            cells = other.copy()
+            cells[0, 0] = moved
+            question = HitsByCell(ZEROS, ONES, BY_BM25, best, cells)
+            totals.append(ask(node, question, session)[3])
+        placed, share = rows._placed(HitsByCell(ZEROS, ONES, BY_BM25, best, one))
+        first = rows.query[placed] == 0
+        assert totals[1] - totals[0] == pytest.approx(share[first, 0] @ rows.relevant[placed][first])
 
 
 def test_rankings_in_turn_are_more_than_a_session_has(tmp_path, monkeypatch):
@@ -184,12 +214,46 @@ def test_weights_that_leave_one_silo_in_the_sum(tmp_path, monkeypatch, weights):
         question = GainsOf(ZEROS, ONES, BY_BM25, best, np.array(weights))
         with pytest.raises(ProtocolError, match="fewer than three silos count"):
             ask(node, question, session)
-        node.learner._session.rows._weighed = True
+        weigh(node)
         if min(weights) == 1.0:
             assert ask(node, question, session).any()
         else:
             with pytest.raises(ProtocolError, match="fewer than three silos count"):
                 ask(node, question, session)
+
+
+def weigh(node, adding=(True,) * 3):
+    """As in a session whose owners let silos be weighed."""
+    rows = node.learner._session.rows
+    rows._weighed, rows._adding, rows._silo_weights = True, np.array(adding), None
+
+
+def test_silos_that_are_not_there_or_add_nothing_hide_nobody(tmp_path, monkeypatch):
+    """Weights of more silos than there are, and of those without judgements: one silo's sum is left."""
+    with a_silo(tmp_path, monkeypatch) as node:
+        best = margins(node)
+        _, session = prepare(node, QUERIES)
+        ranking = (ZEROS, ONES, BY_BM25, best)
+        for adding, weights in (
+            ((True,) * 3, [1.0, 0.0, 0.0, 1.0, 1.0]),
+            ((True, True, True, False, False), [1.0, 0.0, 0.0, 1.0, 1.0]),
+            ((True,) * 3, [1.0, 1.0]),
+        ):
+            weigh(node, adding)
+            with pytest.raises(ProtocolError, match="fewer than three silos count"):
+                ask(node, GainsOf(*ranking, np.array(weights)), session)
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 0.5], []])
+def test_weights_that_differ_by_one_silo(tmp_path, monkeypatch, weights):
+    """The difference of two sums of one question would be what the third silo adds."""
+    with a_silo(tmp_path, monkeypatch) as node:
+        best = margins(node)
+        _, session = prepare(node, QUERIES)
+        weigh(node)
+        ask(node, GainsOf(ZEROS, ONES, BY_BM25, best, np.ones(3)), session)
+        with pytest.raises(ProtocolError, match="settled"):
+            ask(node, GainsOf(ZEROS, ONES, BY_BM25, best, np.array(weights)), session)
 
 
 def curves(node):

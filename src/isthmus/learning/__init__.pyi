@@ -16,6 +16,7 @@ from isthmus.learning.learner import BaselineScale as BaselineScale
 from isthmus.learning.learner import LearningOptions as LearningOptions
 from isthmus.learning.learner import learn as learn
 from isthmus.learning.model import KINDS as KINDS
+from isthmus.learning.model import LARGEST as LARGEST
 from isthmus.learning.model import HitCalibration as HitCalibration
 from isthmus.learning.model import SearchModel as SearchModel
 from isthmus.learning.model import Weights as Weights

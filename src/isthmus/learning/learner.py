@@ -13,6 +13,7 @@ of the judged queries, where a document is right or not.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.arrays import FloatArray, IntArray
-from isthmus.asking import Silos
+from isthmus.asking import Answers, Silos, TooFew
 from isthmus.errors import ConfigError, DataError, ProtocolError
 from isthmus.federation import Weighed
 from isthmus.learning.calibrating import NO_CELL, RankedLists, fit_calibration
@@ -29,6 +30,7 @@ from isthmus.learning.guard import BASELINE, ModelChoice, choose
 from isthmus.learning.model import HitCalibration, SearchModel, Weights
 from isthmus.learning.questions import (
     EVERY,
+    MOST_FITS,
     BestMargins,
     ColumnMoments,
     FoldsOf,
@@ -41,6 +43,7 @@ from isthmus.learning.questions import (
     RelevantOf,
     Start,
     bounded_steps,
+    collected,
     whole_weights,
 )
 from isthmus.learning.record import Honesty, Record
@@ -53,6 +56,8 @@ GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
 """Shares of BM25 that are tried."""
 LEAST_QUERIES, LEAST_RELEVANT = 10, 20
 """Judged queries, and relevant documents among the candidates, that learning needs."""
+ROUNDING = 1e-3
+"""By which totals under masks may be off."""
 MODES = (SUMS, FEDRISK) = "sums", "fedrisk"
 _BM25, _DENSE = (COLUMNS.index(name) for name in RETRIEVERS)
 _SHOWS_HITS = "its best hits' margins, as any search does"
@@ -224,21 +229,19 @@ def _session(
     report: Callable[[str], None],
 ) -> _Session:
     report("statistics of columns")
-    fold = _collected(silos, FoldsOf(), shows="the fold of each query, the same in every silo")
-    if any((each != fold[0]).any() for each in fold):
-        raise ProtocolError("silos deal queries into folds in different ways: their hash keys differ")
-    if fold[0].shape != (2 * queries,) or (fold[0] < 0).any():
-        raise ProtocolError("silos have other queries than they were counting for")
-    columns = _collected(silos, QueryColumns(), shows="the words of each query and their mean idf")
-    of_query = np.max([each.reshape(queries, len(OF_QUERY)) for each in columns], axis=0)
+    fold = _agreed_folds(silos, queries)
+    shows = "the words of each query and their mean idf"
+    columns = collected(silos, QueryColumns(), queries * len(OF_QUERY), shows=shows)
+    of_query = np.max([each.reshape(queries, len(OF_QUERY)) for each in columns.values()], axis=0)
     count, total, squares = silos.sum(ColumnMoments()).reshape(3, len(COLUMNS))
+    _check_totals(np.stack((count, squares)))
     centre = total / np.maximum(count, 1)
     scale = np.sqrt(np.maximum(squares / np.maximum(count, 1) - centre**2, 0.0))
     for at, standard in ((_BM25, baseline.bm25), (_DENSE, baseline.dense)):
         if standard is not None:
             centre[at], scale[at] = standard
     scale = np.where(scale > 1e-9, scale, 1.0)
-    by_query, by_outcome = fold[0].astype(np.int64).reshape(2, -1)
+    by_query, by_outcome = fold.astype(np.int64).reshape(2, -1)
     session = _Session(
         *(silos, baseline, options, centre, scale, by_query, by_outcome, of_query),
         *(np.empty(0), report, Weighed()),
@@ -249,12 +252,29 @@ def _session(
         scales = (centre, scale, baseline.weights, used.astype(np.float64))
         own = OwnModel(*scales, _penalties(options.penalty, used))
         session = replace(session, weighed=cross_examined(silos, own, session.folds))
-    return replace(session, relevant=session.sum(RelevantOf()))
+    return replace(session, relevant=_check_totals(session.sum(RelevantOf())))
 
 
-def _collected(silos: Silos, question: LearningQuestion, *, shows: str) -> list[FloatArray]:
-    by_silo: Mapping[str, FloatArray] = silos.collect(question, shows=shows).by_silo
-    return [by_silo[name] for name in silos.names if name in by_silo]
+def _agreed_folds(silos: Silos, queries: int) -> FloatArray:
+    """The folds that most silos deal queries into, in both orders; TooFew names those that deal otherwise."""
+    folds = collected(silos, FoldsOf(), 2 * queries, shows="the fold of each query, the same in every silo")
+    (usual, _), *_ = Counter(each.tobytes() for each in folds.values()).most_common()
+    reason = "silos deal queries into folds in different ways: their hash keys differ"
+    others = {name: ProtocolError(reason) for name, each in folds.items() if each.tobytes() != usual}
+    if others:
+        raise TooFew(reason, Answers({}, others))
+    fold = np.frombuffer(usual)
+    if not np.isin(fold, np.arange(MOST_FITS)).all():
+        raise ProtocolError("silos deal queries into folds that are none")
+    return fold
+
+
+def _check_totals(totals: FloatArray) -> FloatArray:
+    """Totals of rows, or a ProtocolError for what no rows have: one of the silos does not add what it
+    should, and masks do not tell which."""
+    if (totals < -ROUNDING).any():
+        raise ProtocolError("totals that no rows have: a silo does not add what it was asked for")
+    return totals
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,9 +288,10 @@ class _Ranking:
 def _ranked(session: _Session, weights: FloatArray) -> _Ranking:
     """Rank every query over all silos; `weights` has one row, or one for the queries of each fold."""
     scale = (session.centre, session.scale)
-    margins = _collected(session.silos, BestMargins(*scale, weights), shows=_SHOWS_HITS)
-    best = merged([each.reshape(-1, LIST) for each in margins])
-    gains = session.sum(GainsOf(*scale, weights, best))
+    size = len(session.fold) * LIST
+    margins = collected(session.silos, BestMargins(*scale, weights), size, shows=_SHOWS_HITS)
+    best = merged([each.reshape(-1, LIST) for each in margins.values()])
+    gains = _check_totals(session.sum(GainsOf(*scale, weights, best)))
     places = np.clip(np.round(session.relevant), 0, HITS).astype(np.int64)
     ideal = np.concatenate(([0.0], np.cumsum(DISCOUNTS)))[places]
     return _Ranking(np.divide(gains, ideal, out=np.zeros(len(gains)), where=ideal > 0), best)
@@ -287,7 +308,7 @@ def _calibrated(
         every = np.full((len(best), HITS), float(NO_CELL))
         every[some] = cells
         question = HitsByCell(session.centre, session.scale, weights, best, every)
-        return session.sum(question).reshape(2, -1).T
+        return _check_totals(session.sum(question)).reshape(2, -1).T
 
     lists = RankedLists(best[some], session.of_query[some], session.fold[some])
     return fit_calibration(lists, totals, least=session.options.least_queries)

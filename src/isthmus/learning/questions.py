@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, IntArray
+from isthmus.asking import Silos
 from isthmus.errors import DataError, ProtocolError
 from isthmus.learning.columns import COLUMNS, DISCOUNTS, HITS, LIST, OF_QUERY, RISING
 from isthmus.learning.model import LARGEST, standardised
@@ -222,6 +223,20 @@ def answer_of(data: bytes) -> FloatArray:
     if answer.ndim != 1 or np.isnan(answer).any():
         raise ProtocolError("an answer that is no vector of numbers")
     return answer
+
+
+def collected(silos: Silos, question: LearningQuestion, size: int, *, shows: str) -> Mapping[str, FloatArray]:
+    """Every silo's vector of `size` numbers; one that sent another, or numbers beyond all bounds, has not
+    answered, which TooFew says. What is missing is −inf in columns and margins."""
+    least = -np.inf if isinstance(question, (QueryColumns, BestMargins)) else -LARGEST
+
+    def checked(silo: str, answer: FloatArray) -> FloatArray:
+        bounded = (answer >= -LARGEST) | (answer == least)
+        if answer.shape != (size,) or not (bounded & (answer <= LARGEST)).all():
+            raise ProtocolError(f"{type(question).__name__}: its answer is not {size} numbers within bounds")
+        return answer
+
+    return silos.collect(question, checked, shows=shows).by_silo
 
 
 class JudgedRows:

@@ -7,29 +7,25 @@ model serves nobody else fall to 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from isthmus.arrays import FloatArray
 from isthmus.asking import Silos
-from isthmus.errors import ProtocolError
 from isthmus.federation import FedRisk, Size, StrategyOptions, Weighed, weigh
-from isthmus.learning.questions import CrossExamination, LearningQuestion, OwnModel
+from isthmus.learning.columns import COLUMNS
+from isthmus.learning.questions import CrossExamination, OwnModel, collected
 
 RULE = StrategyOptions(risk=FedRisk(errors="ndcg", formula="georisk", by_size=False, past=0.0, memory=False))
 
 
 def cross_examined(silos: Silos, fit: OwnModel, folds: int) -> Weighed:
     """Weights of silos, 1 for the median one and at most 1, and their risks."""
-    models = _by_silo(silos, fit, "the weights of a model of its own judgements")
+    models = collected(silos, fit, len(COLUMNS), shows="the weights of a model of its own judgements")
     names = sorted(models)
     question = CrossExamination(fit.centre, fit.scale, np.stack([models[name] for name in names]))
-    reports = _by_silo(silos, question, "mean errors of silos' models on its judged queries")
+    size = (len(names) + 1) * folds
+    reports = collected(silos, question, size, shows="mean errors of silos' models on its judged queries")
     columns = []
     for judge, report in reports.items():
-        if report.shape != ((len(names) + 1) * folds,):
-            raise ProtocolError("a report on other models or folds than there are")
         sums = report.reshape(len(names) + 1, folds)
         errors = np.clip(sums[:-1, sums[-1] > 0] / sums[-1, sums[-1] > 0], 0.0, 1.0)
         own = names.index(judge)
@@ -41,7 +37,3 @@ def cross_examined(silos: Silos, fit: OwnModel, folds: int) -> Weighed:
     typical = float(np.median(list(weighed.weights.values())))
     weights = {name: min(1.0, weight / typical) for name, weight in weighed.weights.items()}
     return Weighed(weights, weighed.risks)
-
-
-def _by_silo(silos: Silos, question: LearningQuestion, shows: str) -> Mapping[str, FloatArray]:
-    return silos.collect(question, shows=shows).by_silo

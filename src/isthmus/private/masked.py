@@ -51,6 +51,7 @@ class MaskedMember:
     """Whether it has anything to add: what it masks is 0 where it has not."""
     entropy: Callable[[int], bytes] = os.urandom
     _keys: dict[str, bytes] = field(default_factory=dict, init=False, repr=False)
+    _adding: tuple[bool, ...] = field(default=(), init=False, repr=False)
     _last: int = field(default=-1, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +63,11 @@ class MaskedMember:
     def members(self) -> tuple[str, ...]:
         """Everybody whose words are in the total, by name; nobody before they have agreed."""
         return tuple(sorted(self._keys))
+
+    @property
+    def adding(self) -> tuple[bool, ...]:
+        """Of every member, in the order of their names, whether it has anything to add."""
+        return self._adding
 
     @property
     def place(self) -> int:
@@ -84,10 +90,12 @@ class MaskedMember:
             raise ProtocolError("the list of members leaves out this member or misquotes its key")
         for name in adverts.keys() - {self.name}:
             self._check(name, adverts[name])
-        adding = sum(advert[_KEY] for advert in adverts.values())
-        if self.adds and adding < self.least:
-            raise ProtocolError(f"{adding} silos add something, where this one needs {self.least} to hide in")
+        adding = tuple(adverts[name][_KEY] > 0 for name in sorted(adverts))
+        if self.adds and sum(adding) < self.least:
+            few = f"{sum(adding)} silos add something"
+            raise ProtocolError(f"{few}, where this one needs {self.least} to hide in")
         self._keys = {name: advert[:_KEY] for name, advert in adverts.items()}
+        self._adding = adding
 
     def _check(self, name: str, advert: bytes) -> None:
         if name not in self.trusted:

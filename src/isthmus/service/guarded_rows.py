@@ -8,7 +8,10 @@ relevant rows. What it could make of them is bounded:
   number of relevant documents, fixed for a session: judgements enter by one sum over columns of right rows;
 - a ranking that shows hits of fewer than `least_queries` judged queries shows none of them, and groups of
   hits are of so many queries;
+- what silos count is fixed for a session, and three that add something count;
 - questions have the sizes of the session, and come as often as in an honest one.
+
+Bounded is not prevented: groups that differ by one hit differ by its judgement (docs/threat-model.md).
 """
 
 from __future__ import annotations
@@ -64,12 +67,17 @@ class GuardedRows(JudgedRows):
         queries: Sequence[str],
         crowd: Collection[str],
         key: bytes,
+        session: str,
         weighed: bool,
+        adding: Sequence[bool],
         **parts: Any,
     ) -> None:
         """`crowd` are the judged queries that hide each other; outcomes are in an order by the federation's
-        `key`. Silos are `weighed` in a session whose owners let them be."""
-        super().__init__(*rows, **parts, order=_order(queries, key))
+        `key`, another in every session. `adding` says of all silos, in the order of their names, whether they
+        add something; they are `weighed` in a session whose owners let them be."""
+        super().__init__(*rows, **parts, order=_order(queries, key, session))
+        self._adding = np.array(adding, dtype=bool)
+        self._silo_weights: FloatArray | None = None
         self._crowd, self._weighed = np.array([query in crowd for query in queries], dtype=bool), weighed
         self._left, self._by_query = MOST_QUESTIONS, np.empty(0)
         self._counts: dict[type[LearningQuestion], int] = {}
@@ -91,11 +99,17 @@ class GuardedRows(JudgedRows):
         return answer
 
     def _check_weights(self, weights: FloatArray) -> None:
-        """A ProtocolError for weights that leave fewer than three silos in a sum, or that were not agreed."""
+        """A ProtocolError for weights with which fewer than three silos count that add something, or in a
+        session that has none; and for others than the first, whose difference would be one silo's."""
+        if self._silo_weights is None:
+            self._silo_weights = weights
+        if not np.array_equal(weights, self._silo_weights):
+            raise ProtocolError("what silos count is settled for a session")
         if not len(weights):
             return
-        heavy = weights >= (SUBSTANTIAL - 1e-9) * weights.max()
-        if not self._weighed or weights.min() < 0 or heavy.sum() < LEAST_MEMBERS:
+        whole = self._weighed and weights.shape == self._adding.shape and weights.min() >= 0
+        heavy = self._adding & (weights >= (SUBSTANTIAL - 1e-9) * weights.max()) if whole else np.zeros(1)
+        if heavy.sum() < LEAST_MEMBERS:
             raise ProtocolError("weights with which fewer than three silos count, or in sums without weights")
 
     def _check_by_query(self, by_query: FloatArray) -> None:
@@ -120,11 +134,11 @@ class GuardedRows(JudgedRows):
         return len(np.unique(self.query[rows][self._crowd[self.query[rows]]])) >= self.least
 
 
-def _order(queries: Sequence[str], key: bytes) -> IntArray:
-    """The order of outcomes: by a keyed hash of each query, the same in every silo."""
+def _order(queries: Sequence[str], key: bytes, session: str) -> IntArray:
+    """The order of outcomes: by a keyed hash of session and query, the same in every silo."""
 
     def digest(at: int) -> bytes:
-        text = queries[at].encode("utf-8", "replace")
+        text = f"{session}\0{queries[at]}".encode("utf-8", "replace")
         return hashlib.blake2b(text, key=key, digest_size=16, person=b"isthmus order").digest()
 
     return np.array(sorted(range(len(queries)), key=digest), dtype=np.int64)

@@ -165,8 +165,10 @@ class _Answers(MaskedSilos):
     def sum(self, question: Any, read: Callable[[Any, Any], Any] = lambda silo, reply: None) -> Any:
         return super().sum(question, lambda silo, reply: _words(reply))
 
-    def collect(self, question: Any, read: Any = None, *, shows: str) -> Any:
-        return super().collect(question, lambda silo, reply: answer_of(reply.body), shows=shows)
+    def collect(
+        self, question: Any, read: Callable[[Any, Any], Any] = lambda silo, answer: answer, *, shows: str
+    ) -> Any:
+        return super().collect(question, lambda silo, reply: read(silo, answer_of(reply.body)), shows=shows)
 
 
 def _words(reply: HttpReply) -> Any:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from isthmus.errors import DataError, IsthmusError
+from isthmus.learning import SearchModel
 from isthmus.service import wire
 from isthmus.service.broker import Broker
 from isthmus.service.joint_learning import JointLearning
@@ -27,7 +28,7 @@ from isthmus.service.scale import baseline_of
 from isthmus.service.versions import NONE
 
 if TYPE_CHECKING:
-    from isthmus.learning import Record, SearchModel
+    from isthmus.learning import Record
 
 SCHEDULE = "schedule"
 """Who has a run run that nobody asked for."""
@@ -103,8 +104,10 @@ class LearningRuns:
             )
             try:
                 learned, left_out = await self._learned(mode, report)
-            except IsthmusError as error:
-                self._keep_failure(version.model_copy(update={"problem": str(error)}))
+            except Exception as error:  # what silos answer may make a fit fail in any way
+                known = isinstance(error, IsthmusError)
+                problem = str(error) if known else f"learning failed ({type(error).__name__}): see the log"
+                self._keep_failure(version.model_copy(update={"problem": problem}))
                 raise
             if learned is None:
                 version = version.model_copy(update={"problem": ALONE, "record": {"left_out": left_out}})
@@ -121,7 +124,10 @@ class LearningRuns:
             await broker.exchange.once()
             await broker.scale.once()
         run = JointLearning(list(broker.silos.values()), mode, baseline_of(broker.scale.scale), report)
-        return await run.learn(), run.left_out
+        learned = await run.learn()
+        if learned is not None:
+            SearchModel.from_bytes(learned[0].to_bytes())  # one that no silo could use is no model
+        return learned, run.left_out
 
     async def _adopt(
         self,

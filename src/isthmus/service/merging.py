@@ -16,7 +16,7 @@ import numpy as np
 
 from isthmus.arrays import FloatArray
 from isthmus.errors import IsthmusError
-from isthmus.learning import COLUMNS, OF_QUERY, SearchModel, profile_of
+from isthmus.learning import COLUMNS, LARGEST, OF_QUERY, SearchModel, profile_of
 from isthmus.service import wire
 from isthmus.service.columns import OF_PROFILE, START, log_odds
 from isthmus.service.scoring import evidence
@@ -147,7 +147,7 @@ class Merger:
         if not answer.hits or not is_merged(answer):
             return answer.hits
         if answer.model == self.version:
-            margins = np.array([hit.score for hit in answer.hits])
+            margins = np.clip([hit.score for hit in answer.hits], -LARGEST, LARGEST)
             return self._rated(answer.hits, self.model.probabilities(margins, self.profile))
         baseline = self.model.baseline
         if baseline is None or len(answer.retrieved) < len(answer.hits):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -494,6 +495,8 @@ class Node:
         One that a search fails with is a ProtocolError; the one before it stays.
         """
         model = SearchModel.from_bytes(data)
+        if not re.fullmatch(wire.MODEL_VERSION, ModelScorer(model).version):
+            raise ProtocolError("a model whose version is no name that answers can have")
         snapshot = self.index.snapshot
         check_scores(snapshot, self._some_text(snapshot), ModelScorer(model))
         self.learner.finish(peer)

@@ -69,8 +69,11 @@ Fingerprint = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9._-]*$")
 """Names an encoder's vectors: equal ones encode equal texts alike. It travels in a header."""
 Cursor = Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]*$")]
 """Where a page of a list ends."""
-Version = Annotated[str, Field(max_length=40, pattern=r"^[A-Za-z0-9-]*$")]
+MODEL_VERSION = r"^[A-Za-z0-9-]{0,40}$"
+Version = Annotated[str, Field(pattern=MODEL_VERSION)]
 """Of a model: when it was learned."""
+Margin = Annotated[float, Field(ge=-1e12, le=1e12)]
+"""What a model makes of numbers within its own bounds."""
 Status = Literal["answered", "late", "refused", "down", "broken"]
 
 
@@ -209,11 +212,11 @@ class NodeAnswer(ResponseModel):
     """The version of the scale that a hybrid scored with."""
     model: Version = ""
     """The version of the learned model it scored with."""
-    margins: Annotated[list[float], Field(max_length=100)] = []
+    margins: Annotated[list[Margin], Field(max_length=100)] = []
     """Its best ones by that model, where it is the broker's."""
-    retrieved: Annotated[list[tuple[float | None, float | None]], Field(max_length=MOST_HITS)] = []
+    retrieved: Annotated[list[tuple[Margin | None, Margin | None]], Field(max_length=MOST_HITS)] = []
     """BM25's share and the cosine of its best hits, in their order, where it has not the broker's model."""
-    of_query: Annotated[list[float], Field(max_length=10)] = []
+    of_query: Annotated[list[Margin], Field(max_length=10)] = []
     """The query's number of words and their rarity."""
     detail: Text = ""
     """What was missing: its encoder, where that did not answer."""
