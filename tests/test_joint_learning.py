@@ -33,7 +33,7 @@ from isthmus.service.learning_runs import LearningRuns
 from isthmus.service.merging import Merger, ModelExchange
 from isthmus.service.node import Node
 from isthmus.service.settings import BrokerSettings, LearningSchedule, Policy, SiloAddress
-from isthmus.service.stores import Judgement
+from isthmus.service.stores import Draft, Judgement
 from isthmus.service.versions import NONE, ModelVersions
 from learning_silos import QUERIES, AtHand, judged, nodes, texts
 
@@ -120,6 +120,25 @@ def test_nodes_search_with_it_and_explanations_add_up(tmp_path):
             assert again.ready().model == "v1", "and after a restart"
             again.drop_model()
             assert again.searcher.scorer.name == "bm25"
+
+
+def test_a_new_document_with_a_new_word_is_first_before_and_after(tmp_path):
+    """The silos' shared statistics do not know the word yet, and no judged query has it."""
+    with silos(tmp_path) as opened:
+        (model, _), _ = learned(opened)
+        content = replace(model, about={**model.about, "version": "v1"}).to_bytes()
+        node = opened[0]
+        for at, learn_first in enumerate((False, True)):
+            if learn_first:
+                node.adopt(content, "anonymous")
+            word = f"zeppelin{at}"
+            body = f"plain text of other things, and a {word} beside the tide"
+            node.store.put([Draft(word, "", body)], source="operator")
+            node.index.catch_up()
+            for query in (f"{word} tide", f"tide wave {word}"):
+                answer = node.searcher.search(wire.Search(query=query), snippets=False, model="v1")
+                assert answer.scorer == ("learned" if learn_first else "bm25")
+                assert answer.hits[0].document == word, query
 
 
 def test_a_silo_that_leaves_is_named_and_the_others_begin_again(tmp_path):
@@ -264,7 +283,7 @@ def test_versions_are_whole_or_not_there(tmp_path, monkeypatch):
     assert versions.before() == NONE
     assert versions.model("20260101-000000") == b"one"
     for wrong in ("20260104-000000", "nothing"):
-        with pytest.raises(DataError, match="--list"):
+        with pytest.raises(DataError, match=f"^no model of a version {wrong} .*--list"):  # and no path
             versions.use(wrong)
     (tmp_path / "learned" / "20260105-000000").mkdir()
     assert len(versions.history()) == 3, "a folder of somebody else's is none"

@@ -133,7 +133,7 @@ def choose(values: Mapping[str, FloatArray], groups: IntArray | None = None) -> 
         name: Difference.of(each, before, groups) for name, each in values.items() if name != BASELINE
     }
     if not differences:
-        return ModelChoice(BASELINE, BASELINE, "there is no model to learn without an encoder", {})
+        return ModelChoice(BASELINE, BASELINE, "no model was tried", {})
     best = BASELINE
     for name, difference in differences.items():
         if difference.refusal:

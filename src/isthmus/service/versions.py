@@ -47,12 +47,11 @@ class ModelVersions:
 
     def model(self, version: str) -> bytes:
         """The model of a version, as it was written; a DataError where there is none."""
-        file = self.folder / version / "model"
         try:
-            return file.read_bytes()
+            return (self.folder / version / "model").read_bytes()
         except OSError as error:
             cure = "isthmus learn --list says which versions have one"
-            raise DataError("no model of this version", file=file, cure=cure) from error
+            raise DataError(f"no model of a version {version}", cure=cure) from error
 
     def new(self) -> str:
         """The name of a version that begins now: the time, with a number where one has it already."""

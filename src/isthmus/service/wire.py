@@ -440,7 +440,7 @@ class LearningView(ResponseModel):
     state: Literal["idle", "running"] = "idle"
     stage: str = ""
     done: int = 0
-    of: int = 0
+    """Stages so far."""
     started: str | None = None
     mode: Mode = "masked"
     problem: str = ""

@@ -66,8 +66,7 @@ function progress(learning, admin, act) {
       type: "button", class: "main", "data-act": "learn", disabled: running, onclick: act(api.learn),
     }, running ? "Learning …" : "Learn now") : null),
     make("p", { role: "status" }, about),
-    running ? make("p", { class: "hint" }, MODES[learning.mode] ?? learning.mode, learning.of ? `; ${learning.done} of ${learning.of} steps` : learning.done ? `; ${several(learning.done, "step")} done` : "", ".") : null,
-    running && learning.of ? make("span", { class: "track" }, make("span", { class: "fill", width: `${(100 * learning.done) / learning.of}%` })) : null,
+    running ? make("p", { class: "hint" }, MODES[learning.mode] ?? learning.mode, learning.done ? `; ${several(learning.done, "step")} done` : "", ".") : null,
     !running && learning.problem ? make("p", { class: "warn" }, `The last run came to nothing: ${learning.problem}`) : null,
     learning.every ? make("p", { class: "hint" }, `Runs by itself every ${learning.every}${learning.next ? `, next ${moment(learning.next)}` : ""}.`) : null,
     silos.map(([silo, version]) => make("p", { class: "warn" }, chip(silo), version
@@ -97,7 +96,7 @@ function verdict(version) {
       + `${several(gain?.helped ?? 0, "query", "queries")} helped, ${count(gain?.hurt ?? 0)} hurt.`;
   }
   const needed = record.queries_needed ? ` About ${several(record.queries_needed, "judged query", "judged queries")} might change that.` : "";
-  return `Not adopted: learning gained nothing yet (${record.why}). The baseline stays, with probabilities.${needed}`;
+  return `Not adopted: ${record.why}. The baseline stays, with probabilities.${needed}`;
 }
 
 function record(record) {
