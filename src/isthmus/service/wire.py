@@ -44,7 +44,7 @@ A silo with another encoder leaves its vectors out of scores that are compared w
 MODEL = "isthmus-model"
 """The header of a broker's search in a silo: the version of the model by which it merges."""
 STATISTICS_TYPE = "application/vnd.isthmus.statistics"
-BUNDLE_TYPE = "application/vnd.isthmus.lesson"
+BUNDLE_TYPE = "application/vnd.isthmus.bundle"
 
 LONGEST_QUERY = 2_000
 MOST_HITS = 100
