@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from isthmus.asking import TooFew
 from isthmus.errors import ConfigError, DataError, ProtocolError
 from isthmus.learning import (
     COLUMNS,
@@ -158,8 +159,9 @@ def test_too_few_judgements_are_a_data_error():
 def test_silos_that_deal_queries_differently_are_refused():
     silos = dealt(made_rows(), 2)
     silos["silo1"].fold = np.roll(silos["silo1"].fold, 1)
-    with pytest.raises(ProtocolError, match="folds"):
+    with pytest.raises(TooFew, match="folds") as few:
         learned(silos)
+    assert list(few.value.answers.reasons()) == ["silo1"]
 
 
 def test_equal_margins_share_their_places():
