@@ -10,7 +10,7 @@ const MODELS = {
   baseline: "BM25 and encoder in equal shares, or BM25 alone", weight: "one weight between BM25 and encoder", stack: "a stack over retrievers",
   linear: "a linear model of all features", mlp: "a neural network of all features",
 };
-const MODES = { masked: "masked sums: the broker sees totals only", fedrisk: "FedRisk: every silo's small report is seen" };
+const MODES = { masked: "masked sums: the broker sees totals of all silos", fedrisk: "FedRisk: every silo's small report is seen" };
 
 export async function open(view, { signal, failed, may }) {
   const parts = { state: make("div"), versions: make("div"), rounds: make("div") };
