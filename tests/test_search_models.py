@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -42,6 +43,7 @@ from isthmus.learning.questions import (
     RelevantOf,
 )
 from isthmus.logistic import likelihood_sums
+from isthmus.service.reliability import learned_curve
 from learning_rows import FOLDS, dealt, in_memory, made_rows
 
 HYBRID = BaselineScale((0.5, 0.4), (0.0, 0.25), "encoder-1")
@@ -459,3 +461,16 @@ def test_few_queries_do_not_make_a_calibration_steep():
         slopes.append(line.slope * margins[:, :HITS].std())
     assert min(slopes) > 0.02
     assert max(slopes) < 1.2
+
+
+def test_the_record_gives_the_curve_of_what_is_learned():
+    _, record = learned(dealt(made_rows(), 3))
+    after = record.calibration["after"]
+    curve = learned_curve(json.loads(record.to_json()))
+    assert curve.count == after.hits == sum(each.count for each in curve.bins)
+    assert curve.relevant == round(after.base_rate * after.hits)
+    gaps = sum(abs(each.predicted - each.observed) * each.count for each in curve.bins)
+    assert gaps / curve.count == pytest.approx(after.ece, abs=1e-6)
+    all_of_them = curve.thresholds[0]
+    assert (all_of_them.kept, all_of_them.recall) == (curve.count, 1.0)
+    assert learned_curve({}) is None

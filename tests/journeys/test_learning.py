@@ -82,6 +82,7 @@ def test_silos_learn_and_one_that_comes_back_gets_the_model(folder):
             return answer if {silo.model for silo in answer.silos} == {version} else None
 
         answer = until(lambda: learned(first["version"]), "all silos have the model")
+        assert [curve.silo for curve in broker.calibration().curves] == ["all silos"]
         assert answer.model == first["version"]
         assert answer.hits[0].title in ("tide", "wave")
         for hit in answer.hits:

@@ -195,10 +195,11 @@ def _honesty(lists: RankedLists, probabilities: FloatArray, totals: Totals, leas
         return int(first * BINS) > int(value * BINS)
 
     of_hit = np.full(lists.visible.shape, NO_CELL)
-    promised, spread = [], []
+    promised, spread, reach = [], [], []
     for number, places in enumerate(_groups(probabilities, lists.visible, least, is_full)):
         of_hit[places] = number
         promised.append(probabilities[places].mean())
+        reach.append((probabilities[places].min(), probabilities[places].max()))
         spread.append((probabilities[places] * (1 - probabilities[places])).mean())
     hits, relevant = totals(of_hit).T
     total = max(float(hits.sum()), 1e-9)
@@ -210,6 +211,10 @@ def _honesty(lists: RankedLists, probabilities: FloatArray, totals: Totals, leas
         floor_high=float(np.quantile(floor, 0.95)),
         hits=int(lists.visible.sum()),
         base_rate=float(relevant.sum() / total),
+        groups=tuple(
+            (float(low), float(high), float(mean), float(right / max(size, 1e-9)), float(size))
+            for (low, high), mean, right, size in zip(reach, promised, relevant, hits, strict=True)
+        ),
     )
 
 

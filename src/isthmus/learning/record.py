@@ -22,6 +22,8 @@ class Honesty:
     floor_high: float
     hits: int
     base_rate: float
+    groups: tuple[tuple[float, float, float, float, float], ...] = ()
+    """From the most probable hits down: (lowest, highest and mean probability, share relevant, hits)."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,10 @@ class Record:
         """Read it back; a DataError where it is none."""
         try:
             saved = json.loads(text)
-            saved["calibration"] = {name: Honesty(**each) for name, each in saved["calibration"].items()}
+            saved["calibration"] = {
+                name: Honesty(**{**each, "groups": tuple(map(tuple, each.get("groups", ())))})
+                for name, each in saved["calibration"].items()
+            }
             return cls(**{**saved, "silos": tuple(saved["silos"])})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError("is not the record of a learning run", text=str(error)) from error

@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
@@ -134,9 +134,11 @@ async def import_judgements(body: wire.JudgementBatch, request: Request) -> wire
 
 
 @_router.get("/v1/judgements")
-async def export_judgements(silo: wire.Name, request: Request, after: wire.Cursor = "") -> wire.JudgementPage:
+async def export_judgements(
+    query: Annotated[wire.JudgementsOf, Query()], request: Request
+) -> wire.JudgementPage:
     """The judgements that one silo has through this broker, page by page, where its policy allows."""
-    return await _broker(request, "admin").judgements.page(silo, after)
+    return await _broker(request, "admin").judgements.page(query.silo, query.after)
 
 
 @_router.get("/v1/silos")

@@ -31,6 +31,7 @@ from isthmus.service.judgement_routing import JudgementRouter
 from isthmus.service.limits import HttpProblem, message_header
 from isthmus.service.merging import Merger, ModelExchange
 from isthmus.service.metrics import Metrics
+from isthmus.service.reliability import learned_curve
 from isthmus.service.scale import ScaleExchange
 from isthmus.service.security import local_secret, pseudonym
 from isthmus.service.settings import BrokerSettings, secret
@@ -464,7 +465,7 @@ class Broker:
         return wire.SiloState(**fields)
 
     async def view_calibration(self) -> wire.Calibration:
-        """The reliability curves of all silos that publish them."""
+        """The curve of what is learned, and those of silos that publish their own."""
 
         async def curves(silo: SiloClient) -> list[wire.ReliabilityCurve]:
             try:
@@ -475,7 +476,13 @@ class Broker:
             return [curve for curve in calibration_curves if curve.silo == silo.name]
 
         every = await asyncio.gather(*(curves(silo) for silo in self.silos.values()))
-        return wire.Calibration(curves=[curve for silo_curves in every for curve in silo_curves])
+        history = await asyncio.to_thread(self.models.versions.history)
+        record = next((each.record for each in history if each.current), None)
+        learned = None if record is None else learned_curve(record)
+        together = [] if learned is None else [learned]
+        return wire.Calibration(
+            curves=[*together, *(curve for silo_curves in every for curve in silo_curves)]
+        )
 
     async def view_training(self) -> wire.TrainingView:
         """The run whose folder the settings name, as far as it has come."""

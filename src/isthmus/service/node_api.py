@@ -226,12 +226,14 @@ class NodeApi:
         naming = self._naming(peer, policy)
         return _json(await self._apart(self.node.judgements.take, body, peer, naming))
 
-    async def export_judgements(self, request: Request, after: wire.Cursor = "") -> Response:
+    async def export_judgements(
+        self, request: Request, query: Annotated[wire.JudgementsAfter, Query()]
+    ) -> Response:
         """The judgements that came through this peer."""
         peer, policy = self._allowed(request, "judgements")
 
         def work() -> wire.JudgementPage:
-            page = self.node.judgements.page(peer, after, self._naming(peer, policy))
+            page = self.node.judgements.page(peer, query.after, self._naming(peer, policy))
             self.node.note("feedback", peer, len(page.judgements), THROUGH)
             return page
 

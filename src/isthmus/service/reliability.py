@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from isthmus.tables import replacing
 
 SHOWN = "shown"
 """The name of the probabilities that people see, beside those of single retrievers."""
+EVERY_SILO = "all silos"
 BINS = 10
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(20))
 DRAWS = 100
@@ -121,6 +122,39 @@ def curves_of(silo: str, judgements: Sequence[Judgement]) -> list[ReliabilityCur
         )
         for name, outcomes in pairs.items()
     ]
+
+
+def learned_curve(record: Mapping[str, Any]) -> ReliabilityCurve | None:
+    """The curve of hits that were shown, over all silos, from the record of a learning run; None without one.
+
+    Its groups are of folds that the calibration has not seen.
+    """
+    after = record.get("calibration", {}).get("after", {})
+    if not (groups := after.get("groups")):
+        return None
+    low, high, predicted, observed, hits = np.clip(np.array(groups, dtype=np.float64).T, 0, None)
+    above, right = np.cumsum(hits), np.cumsum(observed * hits)
+    found = max(float(right[-1]), 1e-9)
+    return ReliabilityCurve(
+        silo=EVERY_SILO,
+        retriever=SHOWN,
+        source="validation",
+        count=round(above[-1]),
+        relevant=round(right[-1]),
+        ece=after["ece"],
+        floor=after["floor"],
+        bins=[
+            Bin(low=start, high=end, predicted=mean, observed=min(share, 1.0), count=round(size))
+            for start, end, mean, share, size in zip(low, high, predicted, observed, hits, strict=True)
+        ][::-1],
+        thresholds=[
+            ThresholdRow(
+                threshold=least, precision=min(so_far / size, 1.0), recall=so_far / found, kept=round(size)
+            )
+            for least, size, so_far in zip(low, above, right, strict=True)
+            if size > 0
+        ][::-1],
+    )
 
 
 def save_curves(curves: Sequence[ReliabilityCurve], path: str | PathLike[str]) -> None:

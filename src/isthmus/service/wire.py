@@ -478,6 +478,18 @@ class Changed(ResponseModel):
     removed: int = 0
 
 
+class JudgementsAfter(RequestModel):
+    """Which page of judgements is asked for: the one after another's `next`."""
+
+    after: Cursor = ""
+
+
+class JudgementsOf(JudgementsAfter):
+    """The same of one silo, for the broker."""
+
+    silo: Name
+
+
 class Find(RequestModel):
     """What an operator looks for in the store."""
 

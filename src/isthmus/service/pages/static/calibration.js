@@ -13,7 +13,7 @@ export async function open(view, { signal, failed }) {
     const { curves } = await api.calibration(signal);
     rememberSilos(curves.map((curve) => curve.silo));
     if (!curves.length) {
-      body.append(make("p", { class: "notice" }, "No silo has judged hits yet. They come from validation when a silo is calibrated, and from feedback."));
+      body.append(make("p", { class: "notice" }, "Nothing is learned yet, and no silo has judged hits of its own to show."));
       return;
     }
     body.append(make("p", { class: "hint" },

@@ -228,7 +228,7 @@ function reasons(hit) {
   const logit = hit.probability > 0 && hit.probability < 1 ? Math.log(hit.probability / (1 - hit.probability)) : null;
   const columns = [
     ["retriever", (part) => part.retriever],
-    ["raw score", (part) => (part.raw === null ? "not returned" : decimal(part.raw, 3))],
+    ["raw score", (part) => (part.raw === null ? (["start", "profile"].includes(part.retriever) ? "" : "not returned") : decimal(part.raw, 3))],
     ["probability", (part) => percent(part.probability), (part) => part.probability],
     ["weight", (part) => decimal(part.weight), (part) => part.weight],
     [hit.probability === null ? "adds to the score" : "adds to the log-odds", (part) => pull(part.contribution, most)],
