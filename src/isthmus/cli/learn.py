@@ -143,7 +143,7 @@ def _line(version: LearnedVersion) -> str:
     """A version in one line: whether it is in use, when, what, and what it gained."""
     record, mark = version.record or {}, "*" if version.current else " "
     if not version.usable:
-        return f"{mark} {version.version}  failed: {plain(version.problem)}"
+        return f"{mark} {version.version}  nothing learned together: {plain(version.problem)}"
     gain = record.get("models", {}).get(record.get("kind"), {}).get("difference")
     spread = "" if gain is None else f"  {gain['mean']:+.4f} ({gain['low']:+.4f} to {gain['high']:+.4f})"
     kind = plain(str(record.get("kind", "")))
