@@ -122,8 +122,7 @@ $(VENV)/.created:
 
 # The core alone is requirements.txt; Flower, the extra train, needs older releases of some of it.
 $(TRAIN): requirements-train.txt pyproject.toml | $(VENV)/.created
-	@echo "· installing Isthmus with its extras train (Flower) and plots (matplotlib) into $(VENV)," \
-	      "pinned by requirements-train.txt (under a minute)"
+	@echo "· installing Isthmus, Flower and matplotlib into $(VENV), about a minute"
 	@$(PIP) -r requirements-train.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@

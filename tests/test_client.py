@@ -7,7 +7,7 @@ import json
 import pytest
 
 from isthmus.cli import main
-from isthmus.cli.broker import plain
+from isthmus.cli.broker import plain, show
 from isthmus.errors import ConfigError, Refused, ServiceError, SiloUnavailable
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
@@ -15,6 +15,7 @@ from isthmus.service.certificates import Authority
 from isthmus.service.client import Client
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import BreakerSettings, BrokerSettings, RequestLimits, SiloAddress
+from isthmus.service.wire import Answer
 from silo_stand_in import Loop, StandIn, hit
 
 WHY = [{"retriever": "bm25", "raw": 7.1, "probability": 0.8, "weight": 0.5, "contribution": 0.7}]
@@ -179,7 +180,23 @@ class TestSearch:
         assert status == 0
         assert "nothing found, 2 left out that have no probability yet (search without --threshold" in out
         assert "below" not in out
-        assert "no probability yet" not in ask()[1]
+        out = ask()[1]
+        assert "no probability yet" not in out
+        assert "no probabilities: judge hits or import judgements, then run isthmus learn" in out
+
+    def test_a_search_that_no_silo_answered_has_failed(self, ask, site, monkeypatch):
+        for silo in site.silos.values():
+            monkeypatch.setattr(silo, "hits", "no hits")
+        for arguments in ((), ("--json",)):
+            status, out, _ = ask(*arguments)
+            assert status == 1
+            assert "nothing found" not in out
+        assert "no answer · 0 of 2 silos answered (east broken, west broken)" in ask()[1]
+
+    def test_a_query_unlike_those_judged_is_said_to_be(self, capsys):
+        said = Answer(hits=[hit("east", 0, 0.3)], silos=[], threshold=0.0, unlike=True, took_ms=1.0)
+        show(said)
+        assert "no judged query is like this one" in capsys.readouterr().out
 
     def test_nothing_to_look_for_and_silos_that_are_not_there(self, ask, capsys):
         assert main(["search", " "]) == 1

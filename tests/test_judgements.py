@@ -143,6 +143,7 @@ class TestFiles:
                 r":4: document 'b' is right here and wrong in line 2",
             ),
             ("", "the file is empty"),
+            ("query,document,relevant\n\n", r"judged.csv: no judgement in it \(a line each"),
         ],
     )
     def test_a_line_that_is_wrong_is_named(self, tmp_path, content, message):

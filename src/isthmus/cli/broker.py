@@ -74,7 +74,7 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _search(arguments: argparse.Namespace) -> None:
+def _search(arguments: argparse.Namespace) -> int:
     from isthmus.service import DEFAULT_URL, Client
 
     if not arguments.query.strip():
@@ -95,8 +95,9 @@ def _search(arguments: argparse.Namespace) -> None:
             say(f"isthmus: your API key ends on {plain(broker.key_expires)}; ask your operator for a new one")
     if arguments.json:
         print_json(answer.model_dump())
-        return
-    show(answer)
+    else:
+        show(answer)
+    return 0 if any(silo.status == "answered" for silo in answer.silos) else 1
 
 
 def show(answer: Answer) -> None:
@@ -111,13 +112,17 @@ def show(answer: Answer) -> None:
     for silo in answer.silos:
         if silo.detail:
             console.print(f"  {plain(silo.silo)}: {silo.status}, {plain(silo.detail)}", markup=False)
+    if answer.hits and answer.unlike:
+        console.print("  no judged query is like this one: probabilities stand near the share of right hits")
+    elif answer.hits and all(hit.probability is None for hit in answer.hits):
+        console.print("  no probabilities: judge hits or import judgements, then run isthmus learn")
 
 
 def summary_of(answer: Answer) -> str:
     """One line: the number of hits, the silos that answered and those that did not, the time."""
     answered = [silo for silo in answer.silos if silo.status == "answered"]
     others = [f"{plain(silo.silo)} {silo.status}" for silo in answer.silos if silo.status != "answered"]
-    line = several(len(answer.hits), "hit") if answer.hits else "nothing found"
+    line = several(len(answer.hits), "hit") if answer.hits else "nothing found" if answered else "no answer"
     if compared := answer.below - answer.without_probability:
         line += f", {compared} more below {answer.threshold:g}"
     if answer.without_probability:

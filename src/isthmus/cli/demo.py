@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -56,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> None:
         if arguments.serve or (_in_terminal() and not (arguments.headless or arguments.json)):
             _serve(federation)
             return
-    again = f"isthmus demo --only search --serve --out {shlex.quote(str(arguments.out))}"
+    again = f"{_program()} demo --only search --serve --out {shlex.quote(str(arguments.out))}"
     say(f"the search has ended with this; to start it again:\n{again}")
 
 
@@ -94,7 +95,7 @@ def _serve(federation: Federation) -> None:
     from isthmus.demo import QUERIES, open_page
 
     say(f"\nsearch at  {federation.link}")
-    say(f'or with    isthmus search "{QUERIES[0]}" \\')
+    say(f'or with    {_program()} search "{QUERIES[0]}" \\')
     say(f"             --broker {federation.url} --key {shlex.quote(str(federation.key))}")
     say("Ctrl-C ends the four nodes and the broker.")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
@@ -105,6 +106,11 @@ def _serve(federation: Federation) -> None:
             federation.check()
     except KeyboardInterrupt:
         say("\nended")
+
+
+def _program() -> str:
+    """`isthmus` as this shell would find it: by its path where it is that of an environment not in use."""
+    return "isthmus" if shutil.which("isthmus") else shlex.quote(sys.argv[0])
 
 
 COMMANDS = (

@@ -19,6 +19,8 @@ isthmus learn --broker https://search.example.org --key admin.key --mode fedrisk
 isthmus learn --config broker.toml --list
 isthmus learn --config broker.toml --rollback"""
 
+NONE_MEANS = "; a silo that has calibrated by itself keeps that"
+
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(
@@ -107,7 +109,8 @@ def _stage(stage: str) -> None:
 
 def _end(arguments: argparse.Namespace, version: LearnedVersion) -> None:
     """What came of a run."""
-    close(arguments, "learned", version.model_dump(), facts=facts_of(version))
+    title = "not learned together" if version.problem else "learned"
+    close(arguments, title, version.model_dump(), facts=facts_of(version))
 
 
 def facts_of(version: LearnedVersion) -> dict[str, object]:
@@ -152,7 +155,8 @@ def _line(version: LearnedVersion) -> str:
 
 def _rolled_back(arguments: argparse.Namespace, view: LearningView) -> None:
     result = {"current": view.current, "silos": view.silos}
-    close(arguments, "rolled back", result, facts={"searches use": view.current})
+    used = view.current + (NONE_MEANS if view.current == "none" else "")
+    close(arguments, "rolled back", result, facts={"searches use": used})
 
 
 COMMANDS = (

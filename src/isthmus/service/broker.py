@@ -374,7 +374,7 @@ class Broker:
 
     def _remark(self, silo: SiloClient, answer: wire.NodeAnswer) -> str:
         if not answer.documents:
-            return "it holds no documents yet"
+            return "it has no document in its index yet"
         remarks = (
             self.exchange.remark(answer.statistics),
             self.scale.remark(silo.name, answer.scorer, answer.scale),

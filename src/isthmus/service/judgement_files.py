@@ -69,6 +69,8 @@ def read_judgements(
             )
         if before == place:
             judgements.append(each)
+    if not judgements:
+        raise DataError("no judgement in it", file=file, cure="a line each, as in: tidal power,a.txt,1")
     return judgements
 
 
