@@ -141,6 +141,20 @@ def test_a_new_document_with_a_new_word_is_first_before_and_after(tmp_path):
                 assert answer.hits[0].document == word, query
 
 
+def test_a_model_that_is_handed_out_ends_no_session(tmp_path):
+    """A silo that came back gets the model there is while all of them learn the next."""
+    with silos(tmp_path) as opened:
+        (model, _), _ = learned(opened)
+        before = replace(model, about={**model.about, "version": "v1"}).to_bytes()
+
+        def hand_out(stage):
+            opened[0].adopt(before, "anonymous")
+
+        learned_again, run = learned(opened, tell=hand_out)
+        assert learned_again is not None
+        assert run.left_out == {}
+
+
 def test_a_silo_that_leaves_is_named_and_the_others_begin_again(tmp_path):
     """Nobody may leave a session: four silos, of which one stops answering in the middle."""
 

@@ -11,6 +11,7 @@ questions are answered (`guarded_rows`), and by masks of at least three silos th
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,6 +46,8 @@ from isthmus.service.stores import DocumentStore
 if TYPE_CHECKING:
     from isthmus.learning import BaselineScale
 
+IDLE = 60.0
+"""Seconds without a question after which a session may end."""
 COLLECTED = (FoldsOf, QueryColumns, BestMargins)
 """Questions whose answers carry no masks: any search tells them, or all silos have them alike."""
 REPORTS = (OwnModel, CrossExamination)
@@ -70,6 +73,7 @@ class _Session:
     weighed: bool
     """Whether silos show reports of their own, to be weighed."""
     rows: GuardedRows | None = field(default=None)
+    asked_at: float = field(default_factory=time.monotonic)
 
 
 class SiloLearner:
@@ -142,6 +146,7 @@ class SiloLearner:
         question = question_of(data)
         with self._lock:
             session = self._of(name, peer)
+            session.asked_at = time.monotonic()
             if isinstance(question, Start):
                 self._start(session, question)
             if session.rows is None:
@@ -199,9 +204,11 @@ class SiloLearner:
         return self.judged.curves_file
 
     def finish(self, peer: str) -> None:
-        """End the session of a peer: a model came of it."""
+        """End the session of a peer that has brought a model, unless it asked just now: a model from before
+        is handed out while silos learn."""
         with self._lock:
-            if self._session is not None and self._session.peer == peer:
+            session = self._session
+            if session is not None and session.peer == peer and time.monotonic() > session.asked_at + IDLE:
                 self._session = None
 
     def alone(self, baseline: BaselineScale) -> SearchModel:
