@@ -399,6 +399,15 @@ def test_a_query_unlike_those_judged_draws_to_the_base_rate():
     assert low < 0.01
 
 
+def test_a_query_of_very_common_words_is_unlike_those_judged():
+    line = a_model().calibration
+    profile = np.full(6, 0.5)
+    profile[-1] -= 2.9 * line.scale[-1]
+    assert line.likeness(profile) == 1
+    profile[-1] -= 4 * line.scale[-1]
+    assert line.likeness(profile) < 0.001
+
+
 def test_the_profile_of_one_query_is_that_of_its_row_among_many():
     rng = np.random.default_rng(0)
     silos = [-np.sort(-rng.normal(size=(3, 10)), axis=1) for _ in range(3)]

@@ -27,7 +27,9 @@ KINDS = ("baseline", "weight", "stack", "linear")
 MOST_BYTES = 1 << 20
 LARGEST = 1e12
 """The largest number of a model, and of one divided by a scale: margins of such are still numbers."""
-_RISING = np.isin(COLUMNS, RISING)
+MOST_COMMON = 3.0
+"""Deviations below the mean idf of judged queries' words where unlike queries begin."""
+_RISING, _IDF = np.isin(COLUMNS, RISING), PROFILE.index("idf")
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +85,14 @@ class HitCalibration:
         return np.asarray(standardised(profiles, self.centre, self.scale) @ self.weights + self.bias)
 
     def likeness(self, profiles: FloatArray) -> FloatArray:
-        """Between 0 and 1 for every row of profiles: how much like those of judged queries it is."""
+        """Between 0 and 1 for every row of profiles: how much like those of judged queries it is.
+
+        Neither a list in which nothing stands out nor words far more common than theirs are like them.
+        """
         below = np.maximum((self.low - self.answerable(profiles)) / self.spread, 0.0)
-        return np.asarray(np.exp(-0.5 * below**2))
+        rarity = standardised(profiles, self.centre, self.scale)[..., _IDF]
+        common = np.maximum(-MOST_COMMON - rarity, 0.0)
+        return np.asarray(np.exp(-0.5 * (below**2 + common**2)))
 
     def __call__(self, margins: FloatArray, profiles: FloatArray) -> FloatArray:
         """The probability of every margin; `profiles` has a row for each, or is one for all."""
