@@ -34,6 +34,7 @@ SCORERS = {
     "bm25": "BM25",
     "hybrid": "BM25 and encoder in equal shares",
     "learned": "what silos have learned",
+    "engine": "the engine's own score",
 }
 """What put hits in order, for people."""
 

@@ -36,6 +36,7 @@ GROUPS = (
     "keys",
     "ledger",
     "node",
+    "attach",
     "broker",
     "judgements",
     "learn",

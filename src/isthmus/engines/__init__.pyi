@@ -1,3 +1,5 @@
+from isthmus.engines.attached import AttachedEngine as AttachedEngine
+from isthmus.engines.attached import AttachedReader as AttachedReader
 from isthmus.engines.embedded import EmbeddedEngine as EmbeddedEngine
 from isthmus.engines.engine import BY_FIELD as BY_FIELD
 from isthmus.engines.engine import FIELDS as FIELDS
@@ -9,6 +11,14 @@ from isthmus.engines.engine import Engine as Engine
 from isthmus.engines.engine import EngineReader as EngineReader
 from isthmus.engines.engine import WordCounts as WordCounts
 from isthmus.engines.exact import ExactReader as ExactReader
+from isthmus.engines.postgres import vector_of as vector_of
+from isthmus.engines.remote import CountedEngine as CountedEngine
+from isthmus.engines.remote import Location as Location
+from isthmus.engines.remote import RemoteDocument as RemoteDocument
+from isthmus.engines.remote import RemoteEngine as RemoteEngine
+from isthmus.engines.remote import RemoteSource as RemoteSource
+from isthmus.engines.schemes import SCHEMES as SCHEMES
+from isthmus.engines.schemes import open_remote as open_remote
 from isthmus.engines.terms import LEAD_WORDS as LEAD_WORDS
 from isthmus.engines.terms import STOP as STOP
 from isthmus.engines.terms import lead_end as lead_end

@@ -1,3 +1,5 @@
+from isthmus.service.attaching import Inspected as Inspected
+from isthmus.service.attaching import inspect_engine as inspect_engine
 from isthmus.service.broker import Broker as Broker
 from isthmus.service.broker import merge_hits as merge_hits
 from isthmus.service.certificates import TRAINING as TRAINING
@@ -33,6 +35,8 @@ from isthmus.service.running import run_broker as run_broker
 from isthmus.service.running import run_node as run_node
 from isthmus.service.running import run_training as run_training
 from isthmus.service.scaffold import ADMIN_KEY as ADMIN_KEY
+from isthmus.service.scaffold import Attachment as Attachment
+from isthmus.service.scaffold import add_silo as add_silo
 from isthmus.service.scaffold import create_federation as create_federation
 from isthmus.service.scaffold import make_keys as make_keys
 from isthmus.service.scale import common_scale as common_scale
@@ -46,10 +50,12 @@ from isthmus.service.security import ApiKeys as ApiKeys
 from isthmus.service.settings import OPERATOR as OPERATOR
 from isthmus.service.settings import BrokerSettings as BrokerSettings
 from isthmus.service.settings import EncoderSettings as EncoderSettings
+from isthmus.service.settings import EngineSettings as EngineSettings
 from isthmus.service.settings import NodeSettings as NodeSettings
 from isthmus.service.settings import PageText as PageText
 from isthmus.service.settings import SharedStatistics as SharedStatistics
 from isthmus.service.settings import Source as Source
+from isthmus.service.settings import literal_secrets as literal_secrets
 from isthmus.service.settings import read_broker as read_broker
 from isthmus.service.settings import read_coordinator as read_coordinator
 from isthmus.service.settings import read_node as read_node

@@ -72,6 +72,12 @@ class QueryCandidates:
         return self.take(rows, others)
 
 
+def spelled_terms(tokens: Tokens) -> Sequence[str]:
+    """A query's distinct terms as engines know them: stop words are marked, where there is nothing else."""
+    spelled = tokens.terms.words
+    return spelled if tokens.stopped is None else [STOP + word for word in spelled]
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """What a search uses from its beginning to its end: an engine's documents at one moment, the encoder of
@@ -108,8 +114,7 @@ class Snapshot:
     def find(self, text: str, depth: int) -> QueryCandidates:
         """The best `depth` documents of each retriever."""
         tokens = query(text, self.languages)
-        spelled = tokens.terms.words
-        terms = spelled if tokens.stopped is None else [STOP + word for word in spelled]
+        terms = spelled_terms(tokens)
         codes = tokens.terms.codes
         words = tuple(terms[code] for code in codes.tolist())
         totals = self.reader.tables(terms)
@@ -149,6 +154,10 @@ class Snapshot:
         each = [tokeniser_of(code).query(text) for code in self.languages]
         sums = [float(self.rarity(tokens.words(0)).sum()) for tokens in each if tokens.stopped is None]
         return min(sums, default=0.0)
+
+    def all_ids(self) -> list[str]:
+        """The ids of all documents."""
+        return self.reader.ids(self.reader.handles())
 
     def passage(self, candidates: QueryCandidates, at: int) -> Span | None:
         """Where the best passage stands of a candidate that its vector alone proposed; None for others."""

@@ -90,13 +90,16 @@ class Index:
         *,
         encoder: settings.EncoderSettings | None = None,
         family: HashFamily | None = None,
+        engine: Engine | None = None,
+        kind: type[Snapshot] = Snapshot,
     ) -> None:
+        """`engine` is the embedded one unless another is named, and `kind` how its candidates are scored."""
         self.folder, self.store = folder, store
         self.settings = encoder or settings.EncoderSettings()
         self._writing = threading.Lock()
         self._family = family
         folder.mkdir(parents=True, exist_ok=True)
-        self.engine: Engine = EmbeddedEngine(folder)
+        self.engine: Engine = engine or EmbeddedEngine(folder)
         self._fitted_on = 0
         self._encoder = self._opened_encoder()
         former = self._former_encoder()
@@ -108,7 +111,7 @@ class Index:
         self._complete = False
         self._queue: list[_Waiting] = []
         self._languages = set(store.languages())
-        self.snapshot = Snapshot(
+        self.snapshot = kind(
             self.engine.reader, served, family=family, languages=beyond_english(self._languages)
         )
 

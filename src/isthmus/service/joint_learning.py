@@ -61,9 +61,16 @@ class JointLearning:
         """
         self.tell("asking which queries were judged")
         judged = await self._each("GET", "/learning", partial(understood, model=wire.Judged), shows=_JUDGED)
+        own = [name for name, each in judged.items() if each.alone and each.folds]
+        if own:
+            await self._alone(own)
         while True:
-            members = {name: each for name, each in judged.items() if name not in self.left_out}
+            members = {
+                name: each for name, each in judged.items() if not each.alone and name not in self.left_out
+            }
             adding = [name for name, each in members.items() if each.folds]
+            if own and not adding:
+                return None
             if not members:
                 raise SiloUnavailable(f"the silos cannot learn together{self._why()}")
             if not adding:

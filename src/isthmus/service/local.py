@@ -140,8 +140,12 @@ def _searchable(federation: Federation) -> bool:
     ready = [silo.ready for silo in view.silos]
     if not all(each is not None and each.ready for each in ready):
         return False
-    versions = {each.statistics for each in ready if each is not None}
-    return not federation.settings.share_statistics or (versions == {view.statistics} and versions != {""})
+    versions = {each.statistics for each in ready if each is not None and each.level != "scores"}
+    return (
+        not versions
+        or not federation.settings.share_statistics
+        or (versions == {view.statistics} and versions != {""})
+    )
 
 
 def _end(processes: Processes) -> None:

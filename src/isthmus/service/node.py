@@ -23,6 +23,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from isthmus.arrays import frozen
+from isthmus.engines import AttachedEngine
 from isthmus.errors import (
     ConfigError,
     DataError,
@@ -38,6 +39,7 @@ from isthmus.private.ledger import Ahead, Budget, Ledger, lost
 from isthmus.report import Progress
 from isthmus.retrieval import TEXT, Statistics
 from isthmus.service import wire
+from isthmus.service.attached import AttachedStore, EngineScorer, ScoredSnapshot, open_attached
 from isthmus.service.candidates import Snapshot
 from isthmus.service.columns import ModelScorer
 from isthmus.service.index import Index
@@ -124,11 +126,19 @@ class Node:
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ledger = open_ledger(settings)
-        self.store = open_store(settings)
+        self._attached = None if settings.engine is None else open_attached(settings.engine, folder / "index")
+        self.store = open_store(settings, self._attached)
         check_sources(settings, self.store)
         statistics = settings.statistics
         self.family = family_of(secret(statistics.hash_key, "statistics.hash_key"), statistics.width)
-        self.index = Index(folder / "index", self.store, encoder=settings.encoder, family=self.family)
+        self.index = Index(
+            folder / "index",
+            self.store,
+            encoder=settings.encoder,
+            family=self.family,
+            engine=self._attached,
+            kind=Snapshot if self._is_comparable else ScoredSnapshot,
+        )
         self._models = self._stamps()
         self._scale = self._restored_scale()
         self._sums: wire.SiloScores | None = None
@@ -323,6 +333,8 @@ class Node:
         """What is missing in the index; empty while everything can be found by its words."""
         if self.problem:
             return f"indexing failed: {self.problem}"
+        if self._attached is not None and self._attached.remote.problem:
+            return f"{self._attached.noun} does not answer"
         if not self._read.is_set():
             return "reading its sources"
         behind = self.index.behind
@@ -338,6 +350,8 @@ class Node:
         elif not detail and (waiting := self.index.unencoded):
             detail = f"encoding {waiting} documents"
         usable = self._read.is_set() and (not behind or len(snapshot) > 0) and not self.problem
+        if self._attached is not None:
+            usable = usable and not self._attached.remote.problem
         version = "" if snapshot.shared is None else snapshot.shared.version
         return wire.Ready(
             ready=usable,
@@ -348,6 +362,8 @@ class Node:
             encoder=snapshot.encoder.fingerprint,
             encoder_name=self.index.encoder_name,
             model=self.model_version,
+            engine="" if self._attached is None else self._attached.noun,
+            level="" if self.settings.engine is None else self.settings.engine.level,
         )
 
     # what leaves
@@ -481,8 +497,15 @@ class Node:
                 _log.warning("%s was set aside as %s: %s; the broker brings another", file, aside.name, error)
         return None
 
+    @property
+    def _is_comparable(self) -> bool:
+        """Whether terms are counted here, so that scores compare with other silos'."""
+        return self.settings.engine is None or self.settings.engine.level == "full"
+
     def _scorer(self) -> Scorer:
-        return load_scorer(self.settings.models, self._model, self._scale)
+        if self._is_comparable:
+            return load_scorer(self.settings.models, self._model, self._scale)
+        return EngineScorer(SearchModel.load(self._own_file) if self._own_file.exists() else None)
 
     @property
     def model_version(self) -> str:
@@ -512,7 +535,7 @@ class Node:
 
     def calibrate_alone(self) -> None:
         """Calibrate the baseline by the silo's own judgements, of which nothing leaves."""
-        scale = self._scale
+        scale = self._scale if self._is_comparable else None
         usable = scale is not None and scale.encoder == self.index.snapshot.encoder.fingerprint
         model = self.learner.alone(baseline_of(scale if usable else None))
         with self._sharing:
@@ -526,8 +549,7 @@ class Node:
     # people
 
     def _ids(self) -> list[str]:
-        reader = self.index.snapshot.reader
-        return reader.ids(reader.handles())
+        return self.index.snapshot.all_ids()
 
     def judge(self, verdict: wire.AttributedFeedback, peer: str) -> None:
         """Keep a judgement with what the node says of the hit now, or forget it.
@@ -586,8 +608,11 @@ class Node:
             yield wire.PeerBudget(peer=name, budget=limit, left=left, **rights)
 
 
-def open_store(settings: NodeSettings) -> DocumentStore:
-    """The store that the settings name."""
+def open_store(settings: NodeSettings, engine: AttachedEngine | None = None) -> DocumentStore:
+    """The store that the settings name; of a silo over an engine elsewhere, that engine's documents."""
+    if settings.engine is not None:
+        engine = engine or open_attached(settings.engine, settings.folder / "index")
+        return AttachedStore(settings.folder / "documents.db", engine)
     if settings.store.kind == "sqlite":
         return SqliteStore(settings.folder / "documents.db")
     from isthmus.service.postgres import PostgresStore

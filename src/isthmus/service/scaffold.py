@@ -15,20 +15,50 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from isthmus.config import toml_value
 from isthmus.errors import ConfigError
 from isthmus.files import write_private
 from isthmus.service.certificates import DAYS, LOOPBACK, TRAINING, Authority, check_name
 from isthmus.service.security import SCOPES, ApiKeys
-from isthmus.service.settings import PageText, Source
+from isthmus.service.settings import EngineSettings, PageText, Source, read_broker, read_node
 from isthmus.service.templates import template
 
 EXAMPLES = (Source("folder", Path("documents")),)
 """Where a silo has its documents from that is told nothing else: an example lies there."""
+_SOURCES = "# Where documents come from; kinds: folder (text, Markdown, HTML, PDF), beir, sql"
+_ELSEWHERE = "# Documents are in the engine below, which is only read."
 NO_TEXT = PageText()
+_LEVELS = {
+    "full": "Terms are counted here in the documents' texts: scores compare with other silos'.",
+    "scores": "The engine's own scores: judgements of this silo make probabilities of them (isthmus learn).",
+}
 BROKER, API_KEYS, ADMIN_KEY, KEYS = "broker", "api-keys.json", "admin.key", "keys"
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """An engine that has a silo's documents, and the encoder of its vectors, where that is known."""
+
+    engine: EngineSettings
+    encoder: str = ""
+
+    @property
+    def tables(self) -> str:
+        """As TOML."""
+        kind = f'kind = "encoder"\nname = {toml_value(self.encoder)}' if self.encoder else 'kind = "none"'
+        lines = (f"{name} = {toml_value(value)}" for name, value in self._differing().items())
+        return f"[encoder]\n{kind}\n\n# {_LEVELS[self.engine.level]}\n[engine]\n" + "\n".join(lines) + "\n"
+
+    def _differing(self) -> dict[str, Any]:
+        usual = {each.name: each.default for each in fields(EngineSettings)}
+        values = {name: getattr(self.engine, name) for name in usual}
+        always = ("id", "body", "level", "language")
+        return {name: value for name, value in values.items() if name in always or value != usual[name]}
 
 
 def create_federation(
@@ -37,12 +67,14 @@ def create_federation(
     *,
     port: int = 8100,
     sources: Mapping[str, Sequence[Source]] | None = None,
+    engines: Mapping[str, Attachment] | None = None,
     page: PageText = NO_TEXT,
 ) -> list[Path]:
     """Write a federation's folder and return what a reader should open first.
 
     A folder that holds anything is refused. Silos listen at the ports after the broker's. `sources` are those
-    of a silo by its name, with paths meant from the silo's folder; others have a folder with an example.
+    of a silo by its name, with paths meant from the silo's folder; `engines` those that have a silo's
+    documents already; others have a folder with an example.
     """
     names = [check_name(name) for name in silos]
     if len({name.lower() for name in names} | {BROKER, "authority"}) != len(names) + 2:
@@ -65,16 +97,13 @@ def create_federation(
     hash_key = secrets.token_urlsafe(24)
     listed, starts = [], []
     for at, name in enumerate(names, port + 1):
-        own = (sources or {}).get(name, EXAMPLES)
-        config = template("silo.toml").format(
-            name=name, host=LOOPBACK[1], port=at, hash_key=hash_key, sources=toml_value(own)
-        )
-        write_private(folder / name / "silo.toml", config.encode())
+        own = (engines or {}).get(name) or (sources or {}).get(name, EXAMPLES)
+        write_private(folder / name / "silo.toml", _silo(name, at, hash_key, own).encode())
         if own is EXAMPLES:
             (folder / name / "documents").mkdir()
             example = template("example.md").format(name=name)
             (folder / name / "documents" / "example.md").write_text(example, encoding="utf-8")
-        listed.append(f'\n[silos.{name}]\nurl = "https://{LOOPBACK[1]}:{at}"\n')
+        listed.append(_listed(name, at))
         starts.append(f"isthmus node --config {name}/silo.toml")
     broker = template("broker.toml").format(
         port=port,
@@ -89,6 +118,57 @@ def create_federation(
     (folder / "README.md").write_text(readme, encoding="utf-8")
     (folder / ".gitignore").write_text(template("gitignore"), encoding="utf-8")
     return [folder / "README.md", folder / "broker.toml", *(folder / name / "silo.toml" for name in names)]
+
+
+def _silo(name: str, port: int, hash_key: str, own: Sequence[Source] | Attachment) -> str:
+    """The configuration of a silo with documents of its own, or over an engine that has them."""
+    documents, form, tables = f"{_SOURCES}\nsources = {toml_value(own)}", "private", ""
+    if isinstance(own, Attachment):
+        documents, tables = _ELSEWHERE, "\n" + own.tables
+        form = "private" if own.engine.level == "full" else "none"
+    return template("silo.toml").format(
+        name=name,
+        host=LOOPBACK[1],
+        port=port,
+        hash_key=hash_key,
+        documents=documents,
+        form=form,
+        forms='or "exact", or "none"' if form == "private" else "the engine's terms are not counted here",
+        engine=tables,
+    )
+
+
+def _listed(name: str, port: int) -> str:
+    return f'\n[silos.{name}]\nurl = "https://{LOOPBACK[1]}:{port}"\n'
+
+
+def add_silo(folder: Path, name: str, attachment: Attachment) -> list[Path]:
+    """Give a federation's folder one more silo over an engine, or let a silo that it has take its documents
+    from there; what was written."""
+    settings = read_broker(folder / "broker.toml")
+    known = [silo for silo in settings.silos if (folder / silo / "silo.toml").exists()]
+    if name in known:
+        file, before = folder / name / "silo.toml", read_node(folder / name / "silo.toml")
+        file.replace(file.with_name("silo.toml.before"))
+        return _written(file, _silo(name, before.port, before.statistics.hash_key, attachment))
+    if check_name(name).lower() in {each.lower() for each in (*settings.silos, BROKER, "authority")}:
+        raise ConfigError(f"{name} is the name of another", value=name, expected="a new name: --silo")
+    if not known:
+        raise ConfigError(
+            f"no silo.toml is below {folder}", value=str(folder), expected="its hash key is needed"
+        )
+    port = 1 + max(settings.port, *(urlsplit(silo.url).port or 0 for silo in settings.silos.values()))
+    make_keys(folder, [name])
+    introduce(folder, [*known, name])
+    hash_key = read_node(folder / known[0] / "silo.toml").statistics.hash_key
+    broker = (folder / "broker.toml").read_text(encoding="utf-8") + _listed(name, port)
+    write_private(folder / "broker.toml", broker.encode())
+    return _written(folder / name / "silo.toml", _silo(name, port, hash_key, attachment))
+
+
+def _written(file: Path, text: str) -> list[Path]:
+    write_private(file, text.encode())
+    return [file, file.parent.parent / "broker.toml"]
 
 
 def introduce(folder: Path, silos: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Sequence
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ def measure(silo: str, snapshot: Snapshot, store: DocumentStore) -> SiloScores:
     """The silo's score sums over queries made of its own documents; of nothing where it has too few."""
     lists: dict[str, list[FloatArray]] = {"bm25": [], "dense": []}
     pretrained = snapshot.encoder.pretrained
-    for change in _spread(store, QUERIES):
+    for change in store.spread(QUERIES):
         candidates = snapshot.find(_query(change), DEPTH)
         others = np.array([document != change.id for document in candidates.documents], dtype=bool)
         scores = {"bm25": bm25_shares(candidates)}
@@ -66,16 +66,6 @@ def measure(silo: str, snapshot: Snapshot, store: DocumentStore) -> SiloScores:
     }
     encoder = snapshot.encoder.fingerprint if sums["dense"].count else ""
     return SiloScores(silo=silo, encoder=encoder, **sums)
-
-
-def _spread(store: DocumentStore, count: int) -> Iterator[Change]:
-    """Documents from the first change to the last, about as far from each other."""
-    seen = set()
-    for after in np.linspace(0, store.latest(), count, endpoint=False).astype(int).tolist():
-        for change in store.changes(after, 1):
-            if not change.removed and change.id not in seen:
-                seen.add(change.id)
-                yield change
 
 
 def _query(change: Change) -> str:

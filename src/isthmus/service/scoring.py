@@ -178,7 +178,7 @@ def check_scores(snapshot: Snapshot, query: str, scorer: Scorer | None = None) -
     """Run one search; raises a ProtocolError unless all scores and features are finite."""
     try:
         candidates = snapshot.find(query, 10)
-        values = [candidates.scores["bm25"], snapshot.features(candidates)]
+        values = [*candidates.scores.values(), snapshot.features(candidates)]
         if scorer is not None:
             scored = scorer.score(snapshot, candidates)
             values.append(scored.scores[scored.order])

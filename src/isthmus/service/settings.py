@@ -140,6 +140,38 @@ class StoreSettings:
 
 
 @dataclass(frozen=True)
+class EngineSettings:
+    """An engine that runs already and has the documents, as `isthmus attach` writes it; it is only read.
+
+    - `source` is a table, a collection or an index, and `id`, `title` and `body` are fields of it;
+      `search_by` is what is searched where that is no field of text (a tsvector, the name of a vector);
+    - `filter` says which documents this silo has, in the engine's own language;
+    - level full: terms are counted here in the documents' texts, and scores compare with other silos';
+      scores: the engine's own scores, which judgements calibrate.
+    """
+
+    url: SecretText
+    source: str
+    id: str = "id"
+    title: str = ""
+    body: str = "body"
+    search_by: str = ""
+    filter: str = ""
+    key: SecretText = ""
+    level: Literal["full", "scores"] = "scores"
+    language: str = "en"
+    """Of its documents, by its code."""
+    seconds: float = 5.0
+    """That the server has to answer."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.seconds <= 600, f"seconds = {self.seconds:g} must lie in (0, 600]")
+        from isthmus.languages import code_of
+
+        code_of(self.language)
+
+
+@dataclass(frozen=True)
 class Source:
     """Where documents come from.
 
@@ -323,6 +355,8 @@ class NodeSettings:
     sources: tuple[Source, ...] = ()
     forget_sources: bool = False
     """Whether no sources at all means that all that sources gave is to be removed."""
+    engine: EngineSettings | None = None
+    """Where the documents are, in place of sources."""
     reading: ParsingLimits = field(default_factory=ParsingLimits)
     """What one file of a source may take to read."""
     store: StoreSettings = field(default_factory=StoreSettings)
@@ -346,6 +380,24 @@ class NodeSettings:
         labels = [source.label for source in self.sources]
         for label in labels:
             require(labels.count(label) == 1, f"two sources are {label}: give each a name")
+        if self.engine is not None:
+            self._check_attached(self.engine)
+
+    def _check_attached(self, engine: EngineSettings) -> None:
+        """What an engine elsewhere cannot do is refused."""
+        require(engine.source and engine.id and engine.body, "[engine] needs source, id and body")
+        require(not self.sources, "[engine] has the documents: a silo with one has no sources")
+        require(self.store.kind == "sqlite", "[engine] has the documents: a silo with one has no [store]")
+        may_encode = engine.level == "scores" and self.encoder.kind == "encoder"
+        require(
+            self.encoder.kind == "none" or may_encode,
+            '[engine] has no vectors of this node\'s: encoder.kind = "none", or at level scores "encoder" '
+            "with the name of the one that made the engine's vectors",
+        )
+        require(
+            engine.level == "full" or self.statistics.form == "none",
+            'statistics.form must be "none" at level scores: the engine\'s terms are not counted here',
+        )
 
     @property
     def ledger(self) -> Path:

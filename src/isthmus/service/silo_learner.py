@@ -97,9 +97,11 @@ class SiloLearner:
         """The queries that somebody judged a hit of, for all silos to learn from; none while they are few."""
         with self._lock:
             judged, folds = self.judged.refresh(), self.judged.folds(peer)
+        rules, engine = self.settings.learning, self.settings.engine
+        if engine is not None and engine.level == "scores":
+            return wire.Judged(queries=[], folds=folds, alone=True)
         queries = sorted(judged.grades)[: wire.MOST_JUDGED] if folds else []
         self._note("query text", peer, len(queries), "judged queries, to learn together")
-        rules = self.settings.learning
         return wire.Judged(queries=queries, folds=folds, consent=rules.consent, least=rules.least_queries)
 
     def begin(self, request: wire.LearningSession, peer: str) -> wire.LearningKey:

@@ -20,6 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
 from isthmus.engines import Change
 from isthmus.errors import DataError
 from isthmus.languages import DEFAULT
@@ -110,6 +112,10 @@ class DocumentStore(ABC):
     """
 
     migrations: ClassVar[tuple[tuple[str, ...], ...]]
+    judged_sql: ClassVar[str] = """
+        SELECT j.query, j.document, j.relevant, j.peer, j.at, j.probability, j.evidence, j.person
+        FROM judgement j JOIN document d ON d.id = j.document AND d.removed = 0
+        ORDER BY j.at, j.query, j.document, j.peer, j.person"""
 
     def __init__(self) -> None:
         self._own, self._lock, self._all = threading.local(), threading.Lock(), list[Any]()
@@ -279,6 +285,15 @@ class DocumentStore(ABC):
             yield from (change for change in changes if not change.removed)
             after = changes[-1].change
 
+    def spread(self, count: int) -> Iterator[Change]:
+        """At most `count` documents from the first change to the last, about as far from each other."""
+        seen = set()
+        for after in np.linspace(0, self.latest(), count, endpoint=False).astype(int).tolist():
+            for change in self.changes(after, 1):
+                if not change.removed and change.id not in seen:
+                    seen.add(change.id)
+                    yield change
+
     def get(self, ids: Sequence[str]) -> dict[str, Draft]:
         """The documents with these ids, by id; unknown ids are left out."""
         sql = "SELECT id, title, body, language FROM document WHERE removed = 0 AND id IN"
@@ -362,11 +377,8 @@ class DocumentStore(ABC):
 
     def judgements(self) -> list[Judgement]:
         """All judgements of documents that are still stored, in order of time."""
-        sql = """SELECT j.query, j.document, j.relevant, j.peer, j.at, j.probability, j.evidence, j.person
-            FROM judgement j JOIN document d ON d.id = j.document AND d.removed = 0
-            ORDER BY j.at, j.query, j.document, j.peer, j.person"""
         with self._transaction() as db:
-            rows = self._rows(db, sql)
+            rows = self._rows(db, self.judged_sql)
         return [
             Judgement(query, document, bool(relevant), peer, at, chance, json.loads(evidence), person)
             for query, document, relevant, peer, at, chance, evidence, person in rows

@@ -380,6 +380,8 @@ class Judged(ResponseModel):
     """Whether the owner agrees to sums of two silos."""
     least: Annotated[int, Field(ge=1, le=10**6)] = 10
     """Judged queries that every sum must cover here."""
+    alone: bool = False
+    """Whether its scores are its engine's own: no sum has them, and it calibrates them by itself."""
 
 
 Hex = Annotated[str, Field(max_length=256, pattern=r"^([0-9a-f]{2})*$")]
@@ -539,6 +541,10 @@ class Ready(ResponseModel):
     """What the silo calls it."""
     model: Text = ""
     """The version of the learned model that a silo searches with; of a broker, the one in use."""
+    engine: Text = ""
+    """What has a silo's documents, where that is not its own index."""
+    level: Literal["", "full", "scores"] = ""
+    """What such a silo takes part in: all, or only with its engine's own scores, once they are calibrated."""
 
 
 class Departure(ResponseModel):

@@ -6,7 +6,7 @@ import { chip, count, decimal, hue, make, percent, rememberSilos, several, show,
 const WORDS = {
   answered: "answered", late: "did not answer in time", refused: "refused", down: "is down", broken: "answered nonsense",
 };
-const SCORERS = { bm25: "BM25", hybrid: "BM25 and encoder in equal shares", learned: "what silos have learned" };
+const SCORERS = { bm25: "BM25", hybrid: "BM25 and encoder in equal shares", learned: "what silos have learned", engine: "the engine's own score" };
 const PAUSE = 250; // milliseconds between two questions of one person
 let places = null; // the elements of the view that is open
 

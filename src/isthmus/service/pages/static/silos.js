@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { chip, count, decimal, make, moment, rememberSilos, several, show, table } from "./dom.js";
 
 const EVERY = 5000;
+const LEVELS = { full: "full", scores: "scores only" };
 const WORDS = { answered: "up", late: "late", refused: "refuses", down: "down", broken: "broken" };
 
 export async function open(view, { signal, failed }) {
@@ -45,6 +46,7 @@ function card(silo, open) {
     ["Documents", count(ready?.documents ?? release?.documents)],
     ["Indexed", ready ? count(ready.indexed) : "–"],
     ["Encoder", [ready?.encoder_name, ready?.encoder].filter(Boolean).join(", ") || "–"],
+    ...(ready?.engine ? [["Engine", `${ready.engine}, ${LEVELS[ready.level] ?? ready.level}`]] : []),
     ["Last training", release?.last_training ? moment(release.last_training) : "none"],
   ];
   return make("section", { class: "card", "aria-label": silo.silo },

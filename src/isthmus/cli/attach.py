@@ -1,0 +1,126 @@
+"""`isthmus attach`: a silo over an engine that runs already."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isthmus.cli.command import Command, add, add_json, close, say, whole
+from isthmus.errors import several
+
+if TYPE_CHECKING:
+    from isthmus.service import EngineSettings, Inspected
+
+LEVELS = {"full": "full", "scores": "scores only"}
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "url URL", "postgresql://…, or env:NAME where the environment has it")
+    add(parser, "--out DIR", "a new folder, or that of a federation, which gets one more silo", required=True)
+    add(parser, "--silo NAME", "the silo's name (that of the table, collection or index)")
+    add(parser, "--source NAME", "the table, collection or index (the largest)")
+    for name in ("id", "title", "body"):
+        add(parser, f"--{name} FIELD", f"the field that is the {name} (by kind and name)")
+    add(parser, "--search-by NAME", "a tsvector, or the name of a vector (the first there is)")
+    add(parser, "--filter TEXT", "which documents the silo has, in the engine's own language (all)")
+    add(parser, "--key env:NAME", "the engine's API key", default="")
+    add(
+        parser,
+        "--encoder NAME",
+        "the encoder that made the engine's vectors (isthmus encoder list)",
+        default="",
+    )
+    add(parser, "--level", "scores: leave terms uncounted, whatever could be", choices=("full", "scores"))
+    add(parser, "--seconds", "that the server has to answer (%(default)s)", type=float, default=5.0)
+    add(parser, "--port", "of a new federation's broker (%(default)s)", type=whole(1), default=8100)
+    add_json(parser, "{silo, engine, source, documents, level, reasons, query, hits, files}")
+
+
+def _wanted(arguments: argparse.Namespace) -> EngineSettings:
+    from isthmus.service import EngineSettings
+
+    return EngineSettings(
+        url=arguments.url,
+        source=arguments.source or "",
+        id=arguments.id or "",
+        title=arguments.title or "",
+        body=arguments.body or "",
+        search_by=arguments.search_by or "",
+        filter=arguments.filter or "",
+        key=arguments.key,
+        seconds=arguments.seconds,
+    )
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from isthmus.service import Attachment, add_silo, create_federation, inspect_engine, literal_secrets
+
+    inspected = inspect_engine(_wanted(arguments), arguments.level or "")
+    folder, settings = Path(arguments.out), inspected.settings
+    name = arguments.silo or _name(settings.source)
+    attachment = Attachment(settings, arguments.encoder)
+    if (folder / "broker.toml").exists():
+        wrote = add_silo(folder, name, attachment)
+    else:
+        wrote = create_federation(folder, [name], port=arguments.port, engines={name: attachment})
+    if literal_secrets(settings):
+        say("isthmus: the file has a secret, and only you can read it; env:NAME in its place keeps it out")
+    result = _result(name, inspected) | {"files": list(map(str, wrote))}
+    for reason in inspected.reasons:
+        say(f"isthmus: {reason}")
+    close(arguments, f"{name} is a silo over {inspected.noun}", result, wrote, _facts(inspected))
+    say(f"isthmus: now run   isthmus node --config {folder / name / 'silo.toml'}")
+    say(f"isthmus: and then  isthmus broker --config {folder / 'broker.toml'}")
+
+
+def _name(source: str) -> str:
+    """A silo's name from that of a table."""
+    plain = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in source.rpartition(".")[2])
+    return plain.strip("-")[:64] or "silo"
+
+
+def _result(name: str, inspected: Inspected) -> dict[str, Any]:
+    settings = inspected.settings
+    return {
+        "silo": name,
+        "engine": inspected.noun,
+        "source": settings.source,
+        "documents": inspected.documents,
+        "level": settings.level,
+        "reasons": list(inspected.reasons),
+        "query": inspected.query,
+        "hits": list(inspected.hits),
+    }
+
+
+def _facts(inspected: Inspected) -> dict[str, object]:
+    settings = inspected.settings
+    fields = ", ".join(
+        f"{label} {name}"
+        for label, name in (("id", settings.id), ("title", settings.title), ("body", settings.body))
+        if name
+    )
+    facts: dict[str, object] = {
+        "source": f"{settings.source}, {several(inspected.documents, 'document')}",
+        "fields": fields,
+        "level": LEVELS[settings.level],
+    }
+    if inspected.query:
+        first = inspected.hits[0] if inspected.hits else "nothing found"
+        facts["tried"] = f"{inspected.query!r}: {first} ({inspected.milliseconds:.0f} ms)"
+    if inspected.others:
+        facts["also there"] = ", ".join(inspected.others[:10])
+    return facts
+
+
+COMMANDS = (
+    Command(
+        name="attach",
+        summary="write a silo over an engine that runs already: read-only, nothing copied or indexed twice",
+        example="""isthmus attach postgresql://reader@db.example.org/papers --out world --silo papers
+NOTES=… isthmus attach qdrant://notes.example.org:6333 --key env:NOTES --encoder bge-small --out world""",
+        add_arguments=_arguments,
+        run=_run,
+    ),
+)

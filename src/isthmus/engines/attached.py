@@ -1,0 +1,387 @@
+"""An engine elsewhere as a node's engine: it proposes candidates and has the texts, counting is done here.
+
+    AttachedReader    candidates by the engine's own search; their terms counted in their texts, exactly;
+                      statistics of all documents as they were counted last (`tally`)
+    AttachedEngine    counts documents anew when they have changed, a piece of slow work; writes nothing
+
+A server that does not answer is left alone for `REST` seconds, in which whoever asks hears so at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from isthmus.arrays import FloatArray, Ids, IntArray
+from isthmus.encoders import Span, Vectors
+from isthmus.engines.engine import FIELDS, Change, Constraints, Counted, Encoded, WordCounts
+from isthmus.engines.exact import ExactReader
+from isthmus.engines.remote import BATCH, CountedEngine, RemoteDocument, RemoteEngine
+from isthmus.engines.tally import Counting, DocumentTally, Interrupted, batch_of, count_all, word_counts
+from isthmus.engines.terms import STOP
+from isthmus.errors import DataError, ServiceError
+
+OVERFETCH = 2
+"""Candidates proposed for each that is wanted, so that exact scores decide."""
+REST = 2.0
+"""Seconds that a server which did not answer is left alone."""
+LOOK = 10.0
+"""Seconds between two looks whether documents have changed."""
+SHARE = 20.0
+"""Documents are counted anew after so many times the time that counting took, at the earliest."""
+DAY = 86_400.0
+"""Seconds after which they are counted anew in any case: not every engine tells that a text has changed."""
+RECENT, FRESH = 1_000, 5.0
+"""Texts that are remembered at most, and for how many seconds: a search reads them twice."""
+LISTED = 60.0
+"""Seconds for which a list of all ids is used again."""
+NAMED = 100_000
+"""Documents that are not counted yet and have a handle, at most; the oldest lose theirs."""
+
+_log = logging.getLogger("isthmus.engines")
+
+T = TypeVar("T")
+
+
+class Remote:
+    """A server behind a guard: what it did last, texts read just now, and handles of new documents."""
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self.engine = engine
+        self.problem = ""
+        """Why it did not answer last; empty where it did."""
+        self._rests_until = 0.0
+        self._recent: OrderedDict[str, tuple[float, RemoteDocument]] = OrderedDict()
+        self._handle_of: OrderedDict[str, int] = OrderedDict()
+        self._id_of: dict[int, str] = {}
+        self._next = 1
+        self._listed: tuple[float, list[str]] = (-LISTED, [])
+        self._lock = threading.Lock()
+
+    def ask(self, work: Callable[[], T]) -> T:
+        """What the server answers; at once a ServiceError while it is left alone."""
+        if self.problem and time.monotonic() < self._rests_until:
+            raise ServiceError(self.problem)
+        try:
+            answer = work()
+        except ServiceError as error:
+            if not self.problem:
+                _log.warning("%s", error)
+            self.problem, self._rests_until = str(error), time.monotonic() + REST
+            raise
+        if self.problem:
+            _log.info("%s answers again", self.engine.noun)
+            self.problem = ""
+        return answer
+
+    def texts(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
+        """Documents by id; unknown ids are left out."""
+        since = time.monotonic() - FRESH
+        with self._lock:
+            known = {id: self._recent[id] for id in ids if id in self._recent}
+        texts = {id: document for id, (at, document) in known.items() if at > since}
+        missing = [id for id in dict.fromkeys(ids) if id not in texts]
+        if missing:
+            read = self.ask(lambda: self.engine.get(missing))
+            now = time.monotonic()
+            with self._lock:
+                self._recent |= {id: (now, document) for id, document in read.items()}
+                while len(self._recent) > RECENT:
+                    self._recent.popitem(last=False)
+            texts |= read
+        return texts
+
+    def all_ids(self) -> list[str]:
+        """The ids of all documents, as they were within the last minute."""
+        if time.monotonic() - self._listed[0] > LISTED:
+            ids = self.ask(lambda: [each.id for batch in self.engine.scan() for each in batch])
+            self._listed = (time.monotonic(), ids)
+        return self._listed[1]
+
+    def reserve(self, first: int) -> int:
+        """The first number that no document has, from `first` on, and all before it are counted's."""
+        with self._lock:
+            self._next = max(self._next, first)
+            return self._next
+
+    def handles(self, ids: Iterable[str]) -> list[int]:
+        """Numbers for documents that are not counted yet."""
+        with self._lock:
+            for id in ids:
+                if id not in self._handle_of:
+                    self._handle_of[id] = self._next
+                    self._id_of[self._next] = id
+                    self._next += 1
+            numbers = [self._handle_of[id] for id in ids]
+            while len(self._handle_of) > NAMED:
+                self._id_of.pop(self._handle_of.popitem(last=False)[1])
+        return numbers
+
+    def id_of(self, handle: int) -> str:
+        """Of a document that has such a number."""
+        return self._id_of[handle]
+
+
+@dataclass(frozen=True, eq=False)
+class AttachedReader:
+    """See `EngineReader`. Statistics are of one moment; texts and candidates are the server's now."""
+
+    remote: Remote
+    tally: DocumentTally
+    documents: int
+    language: str
+
+    def __len__(self) -> int:
+        return self.documents
+
+    @property
+    def change(self) -> int:
+        """The last change that was counted."""
+        return self.tally.last
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Content terms of all documents, by field."""
+        return dict(zip(FIELDS, self.tally.lengths, strict=True))
+
+    @property
+    def vocabulary(self) -> object:
+        """What words have their codes from."""
+        return self.tally
+
+    def matching(self, weights: Mapping[str, float], depth: int, only: Constraints | None = None) -> IntArray:
+        """What the server proposes."""
+        if depth < 1 or not weights:
+            return np.empty(0, dtype=np.int64)
+        engine = cast(CountedEngine, self.remote.engine)
+        ids = self.remote.ask(lambda: engine.matching(weights, OVERFETCH * depth))
+        handles = self.named(ids)
+        return handles if only is None else self.meeting(handles, only)
+
+    def search(self, text: str, vector: Vectors, depth: int) -> tuple[IntArray, FloatArray]:
+        """The best documents by the server's own scores, ascending by handle."""
+        hits = self.remote.ask(lambda: self.remote.engine.search(text, vector, depth))
+        scores = dict(zip(self._numbers([id for id, _ in hits]), (score for _, score in hits), strict=True))
+        handles = np.array(sorted(scores), dtype=np.int64)
+        return handles, np.array([scores[handle] for handle in handles.tolist()], dtype=np.float64)
+
+    def named(self, ids: Sequence[str]) -> IntArray:
+        """The handles of documents, ascending."""
+        return np.unique(np.array(self._numbers(ids), dtype=np.int64))
+
+    def _numbers(self, ids: Sequence[str]) -> list[int]:
+        rows = [self.tally.row_of.get(id, -1) for id in ids]
+        others = iter(self.remote.handles([id for id, row in zip(ids, rows, strict=True) if row < 0]))
+        return [int(self.tally.handles[row]) if row >= 0 else next(others) for row in rows]
+
+    def ids(self, handles: IntArray) -> list[str]:
+        """The ids of documents."""
+        known, rows = self.tally.handles, np.searchsorted(self.tally.handles, handles)
+        return [
+            self.tally.ids[row] if row < len(known) and known[row] == handle else self.remote.id_of(handle)
+            for handle, row in zip(handles.tolist(), rows.tolist(), strict=True)
+        ]
+
+    def _texts(self, handles: IntArray) -> list[RemoteDocument]:
+        """Documents as they are now; without text where they are gone."""
+        ids = self.ids(handles)
+        texts = self.remote.texts(ids)
+        return [texts.get(id) or RemoteDocument(id, "", "") for id in ids]
+
+    def counts(self, handles: IntArray, words: Sequence[str]) -> WordCounts:
+        """How often documents have words."""
+        return word_counts(self._texts(handles), words, self.language)
+
+    def meeting(self, handles: IntArray, only: Constraints) -> IntArray:
+        """Those whose texts meet the constraints, read one by one."""
+        return self._exact(handles).meeting(handles, only)
+
+    def _exact(self, handles: IntArray) -> ExactReader:
+        texts = zip(handles.tolist(), self._texts(handles), strict=True)
+        return ExactReader(
+            [Change(each.id, at, False, each.title, each.body, self.language) for at, each in texts]
+        )
+
+    def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
+        """The counts of words over all documents."""
+        return self.tally.tables(words)
+
+    def handles(self) -> IntArray:
+        """All documents that are counted."""
+        return self.tally.handles
+
+    def changed_after(self, change: int) -> int:
+        """How many documents were written after a change."""
+        return int((self.tally.handles > change).sum())
+
+    def statistics(
+        self, names: Sequence[str], handles: IntArray | None = None
+    ) -> tuple[Ids, Mapping[str, IntArray]]:
+        """The vocabulary in order with the tables named; of some documents, counted anew in their texts."""
+        if handles is None or len(handles) == len(self.tally):
+            return self.tally.statistics(names)
+        counting = Counting(self.language)
+        for some in np.array_split(handles, len(handles) // BATCH + 1):
+            counting.add(self._texts(some))
+        return DocumentTally(words=tuple(counting.code_of), totals=counting.counted).statistics(names)
+
+    def terms(self, handles: IntArray) -> Counted:
+        """All terms of documents but stop words, as far as they have been counted."""
+        batch = batch_of(self._texts(handles), self.language)
+        words, place = batch.words()
+        document, code, counts = batch.entries(place)
+        known = [-1 if word.startswith(STOP) else self.tally.code_of.get(word, -1) for word in words]
+        word = np.array(known, dtype=np.int64)[code] if len(words) else np.empty(0, np.int64)
+        chosen = word >= 0
+        times = counts["title"].astype(np.float64) + counts["body"]
+        return Counted(
+            len(handles), document[chosen], word[chosen], times[chosen], counts["lead"][chosen] > 0
+        )
+
+    def words(self, first: int = 0) -> list[str]:
+        """The words of codes from `first` on."""
+        return list(self.tally.words[first:])
+
+    def nearest(self, vector: Vectors, depth: int) -> IntArray:
+        """None: vectors of an engine elsewhere are searched by its own search."""
+        return np.empty(0, dtype=np.int64)
+
+    def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
+        """No document has a vector here."""
+        return np.full(len(handles), -np.inf)
+
+    def vectors(self, handles: IntArray) -> Vectors:
+        """No document has a vector here."""
+        return np.zeros((len(handles), 0), dtype=np.float32)
+
+    def best_span(self, handle: int, vector: Vectors) -> Span | None:
+        """None: documents are not split."""
+        return None
+
+
+class AttachedEngine:
+    """See `Engine`: one that is never written. `counted` says whether all documents are counted (full)."""
+
+    def __init__(self, folder: Path, engine: RemoteEngine, *, counted: bool, language: str = "") -> None:
+        self.remote, self.is_counted = Remote(engine), counted
+        self._file = folder / "tally"
+        tally = self._saved() if counted else DocumentTally()
+        self._counted_at, self._took = 0.0, 0.0
+        self._looked = -LOOK
+        self.encoder = ""
+        self.reader = AttachedReader(self.remote, tally, len(tally), language)
+        self.remote.reserve(tally.last + 1)
+        self._next = self.reader
+
+    def _saved(self) -> DocumentTally:
+        try:
+            return DocumentTally.load(self._file)
+        except DataError:  # there is none, or it is damaged: documents are counted again
+            return DocumentTally()
+
+    @property
+    def noun(self) -> str:
+        """What people call the engine."""
+        return self.remote.engine.noun
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there are statistics of all documents, where there will be any."""
+        return not self.is_counted or bool(self.reader.tally.version)
+
+    def maintain(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Count documents, if they have changed: whether they had. A server that does not answer has none."""
+        now = time.monotonic()
+        if now - self._looked < (REST if self.remote.problem else LOOK):
+            return False
+        self._looked = now
+        try:
+            return self._look(now, stopped)
+        except (ServiceError, Interrupted):
+            return False
+
+    def _look(self, now: float, stopped: Callable[[], bool]) -> bool:
+        if not self.is_counted:
+            documents = self.remote.ask(self.remote.engine.documents)
+            self._next = replace(self.reader, documents=documents)
+            return documents != len(self.reader)
+        version = self.remote.ask(self.remote.engine.version)
+        tally = self.reader.tally
+        is_due = version != tally.version and now - self._counted_at > SHARE * self._took
+        if not is_due and now - self._counted_at < DAY:
+            return False
+        tally = self._count(version, stopped)
+        self._counted_at, self._took = time.monotonic(), time.monotonic() - now
+        tally.save(self._file)
+        self._next = replace(self.reader, tally=tally, documents=len(tally))
+        _log.info("counted %s documents of %s", f"{len(tally):,}", self.noun)
+        return True
+
+    def _count(self, version: str, stopped: Callable[[], bool]) -> DocumentTally:
+        first = self.remote.reserve(self.reader.tally.last + 1)
+        language, before = self.reader.language, self.reader.tally
+        batches = self.remote.engine.scan()
+        tally = self.remote.ask(
+            lambda: count_all(
+                batches, before, version=version, language=language, first=first, stopped=stopped
+            )
+        )
+        self.remote.reserve(tally.last + 1)
+        return tally
+
+    def refresh(self) -> None:
+        """Show what was counted to readers that begin."""
+        self.reader = self._next
+
+    @property
+    def wasted(self) -> int:
+        """Nothing is stored of documents that are gone, but until the next count their ids."""
+        return 0
+
+    @property
+    def wasted_since(self) -> float:
+        """Never."""
+        return 0.0
+
+    @property
+    def encoded(self) -> int:
+        """All: vectors are the server's."""
+        return len(self.reader)
+
+    def unencoded(self, limit: int) -> IntArray:
+        """None."""
+        return np.empty(0, dtype=np.int64)
+
+    def unfinished(self) -> dict[int, set[Span]]:
+        """None."""
+        return {}
+
+    def recode(
+        self, name: str, width: int, batches: Iterable[Encoded] | None = None, *, keep: bool = True
+    ) -> None:
+        """Queries are encoded by another encoder from now on."""
+        self.encoder = name if width else ""
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Refused: it is read only."""
+        raise ServiceError(f"documents are in {self.noun}, which is only read")
+
+    def encode(self, *arguments: Any) -> None:
+        """Refused: it is read only."""
+        raise ServiceError(f"vectors are in {self.noun}, which is only read")
+
+    def rebuild(self, batches: Iterable[Sequence[Change]]) -> None:
+        """Refused: it is read only."""
+        raise ServiceError(f"documents are in {self.noun}, which is only read")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.remote.engine.close()

@@ -1,0 +1,275 @@
+"""A table of PostgreSQL, found by its own full-text search.
+
+    … WHERE tsv @@ 'tidal' | 'power' ORDER BY Σ weight·tf/(tf + k1·(1 − b + b·length/average)) DESC
+
+`ts_rank` of one term is w·6/π²·Σ 1/i² over its occurrences i, from which their number tf comes back; lengths
+are of octets. So the order is nearly that of BM25, and exact scores decide it afterwards. Connections are
+read-only, and see what their role may see: grants and row-level security hold.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from isthmus.encoders import Vectors
+from isthmus.engines.remote import BATCH, Location, RemoteDocument, RemoteSource, words_of
+from isthmus.engines.terms import STOP
+from isthmus.errors import ConfigError, MissingExtra, ServiceError
+from isthmus.retrieval import BM25
+
+IDLE = 4
+"""Connections that stay open at most."""
+_SOURCES = """
+    SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), n.nspname = 'public', c.reltuples
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+        AND n.nspname NOT LIKE 'pg\\_%%' AND has_table_privilege(c.oid, 'SELECT') ORDER BY 3 DESC, 2"""
+_COLUMNS = """
+    SELECT a.attname, format_type(a.atttypid, NULL), EXISTS (SELECT 1 FROM pg_index i
+        WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum
+            AND i.indpred IS NULL)
+    FROM pg_attribute a WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+_INDEXED = """
+    SELECT pg_get_expr(i.indexprs, i.indrelid) FROM pg_index i
+    WHERE i.indrelid = %s AND pg_get_expr(i.indexprs, i.indrelid) LIKE 'to_tsvector(%%'"""
+_ALIKE = "{.1, .1, .1, .1}"
+_TIMES = "greatest(1 / (1.645 * greatest(1 - 10 * r{0}, 1e-4)) - 0.5, 1e-9)"
+"""The number of occurrences: Σ 1/i² up to n lacks 1/(n + ½) of π²/6, or nearly."""
+_SPREAD = f"({BM25().k1} * (1 - {BM25().b} + {BM25().b} * size))"
+_CONFIGURATION = re.compile(r"to_tsvector\('(\w+)'")
+_KINDS = {"text": "text", "character varying": "text", "character": "text", "tsvector": "search"}
+
+
+class PostgresEngine:
+    """See `CountedEngine`. A `search_by` is a tsvector: a column, or an expression that an index has."""
+
+    noun: ClassVar[str] = "PostgreSQL"
+
+    def __init__(self, location: Location) -> None:
+        try:
+            import psycopg
+        except ImportError as error:
+            raise MissingExtra("postgres", "a table in PostgreSQL") from error
+        self._psycopg, self._at = psycopg, location
+        self._idle: list[Any] = []
+        self._lock = threading.Lock()
+        self._key_type, self._average = "", 0.0
+        self._source = location.source.replace("%", "%%")
+        self._id = _quoted(location.id)
+        vector = location.search_by
+        self._vector = _quoted(vector) if vector.isidentifier() else vector.replace("%", "%%")
+        configured = _CONFIGURATION.match(vector)
+        self._configuration = f"'{configured[1]}', " if configured else ""
+        columns = [_quoted(name) for name in (location.title, location.body) if name]
+        texts = [f"coalesce({column}::text, '')" for column in columns]
+        self._fields = ", ".join((f"{self._id}::text", *(() if location.title else ("''",)), *texts))
+        self._size = " + ".join(f"coalesce(octet_length({column}::text), 0)" for column in columns)
+        self._where = f"({location.filter})".replace("%", "%%") if location.filter else "TRUE"
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """A connection that nobody else uses; one that failed is not used again."""
+        with self._lock:
+            db = self._idle.pop() if self._idle else None
+        try:
+            if db is None:
+                db = self._connected()
+            yield db
+        except self._psycopg.OperationalError as error:
+            if db is not None:
+                db.close()
+            raise self._unanswered(error) from None
+        except self._psycopg.Error as error:
+            if db is not None:
+                db.close()
+            cure = "check engine.source, its columns and filter, and what the role may read"
+            raise ServiceError(f"PostgreSQL answers: {_first_line(error)} ({cure})") from None
+        except BaseException:
+            if db is not None:
+                db.close()
+            raise
+        with self._lock:
+            if len(self._idle) < IDLE:
+                self._idle.append(db)
+                return
+        db.close()
+
+    def _connected(self) -> Any:
+        milliseconds = int(1000 * self._at.seconds)
+        options = f"-c default_transaction_read_only=on -c statement_timeout={milliseconds}"
+        seconds = max(2, round(self._at.seconds))
+        return self._psycopg.connect(
+            self._at.url,
+            autocommit=True,
+            connect_timeout=seconds,
+            options=options,
+            tcp_user_timeout=milliseconds,
+            application_name="isthmus",
+        )
+
+    def _unanswered(self, error: Exception) -> ServiceError:
+        if isinstance(error, self._psycopg.errors.QueryCanceled):
+            cure = "an index on the tsvector makes it fast; engine.seconds lets it take longer"
+            return ServiceError(f"PostgreSQL does not answer within {self._at.seconds:g} s ({cure})")
+        return ServiceError(
+            f"PostgreSQL cannot be reached: {_first_line(error)} (check engine.url, and that the server runs)"
+        )
+
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._connection() as db:
+            try:
+                rows: list[tuple[Any, ...]] = db.execute(statement.encode(), tuple(values)).fetchall()
+            except self._psycopg.OperationalError:
+                if not db.closed:
+                    raise
+                db.close()  # the server has ended it since; once more with another
+                with self._connected() as again:
+                    rows = again.execute(statement.encode(), tuple(values)).fetchall()
+            return rows
+
+    def sources(self) -> list[RemoteSource]:
+        """Tables and views with a text, and what could be searched in them."""
+        sources = []
+        for oid, name, is_public, estimate in self._rows(_SOURCES):
+            columns = self._rows(_COLUMNS, (oid,))
+            kinds = {column: _KINDS.get(kind, "other") for column, kind, _ in columns}
+            if "text" not in kinds.values():
+                continue
+            kinds |= {
+                column: "id" for column, kind, unique in columns if unique and kinds[column] != "search"
+            }
+            kinds |= {expression: "search" for (expression,) in self._rows(_INDEXED, (oid,))}
+            short = name.partition(".")[2] if is_public else name
+            size = int(estimate) if estimate >= 0 else self._rows(f"SELECT count(*) FROM {name}")[0][0]
+            sources.append(RemoteSource(short, size, kinds))
+        return sources
+
+    def documents(self) -> int:
+        """Rows that the role sees and the filter lets through."""
+        return int(self._rows(f"SELECT count(*) FROM {self._source} WHERE {self._where}")[0][0])
+
+    def version(self) -> str:
+        """How many rows were ever written and removed, as the server counts them; of a view, the rows."""
+        counted = self._rows(
+            """SELECT n_tup_ins + n_tup_upd + n_tup_del FROM pg_stat_all_tables
+            WHERE relid = to_regclass(%s)""",
+            (self._at.source,),
+        )
+        return f"written {counted[0][0]}" if counted else f"rows {self.documents()}"
+
+    def search(self, text: str, vector: Vectors, depth: int) -> list[tuple[str, float]]:
+        """By `ts_rank_cd` of any of the words, in the configuration of the expression or the server's."""
+        words = words_of(text)
+        query = "(" + " || ".join([f"plainto_tsquery({self._configuration}%s)"] * len(words)) + ")"
+        if not words:
+            return []
+        rank = f"ts_rank_cd({self._vector}, {query}, 32)"
+        return [
+            (id, float(score))
+            for id, score in self._rows(
+                f"""SELECT {self._id}::text, {rank} FROM {self._source}
+                WHERE {self._where} AND {self._vector} @@ {query} ORDER BY 2 DESC, 1 LIMIT %s""",
+                (*words, *words, depth),
+            )
+        ]
+
+    def matching(self, weights: Mapping[str, float], depth: int) -> list[str]:
+        """Rows with any of the terms, those first that BM25 with these weights puts first, or nearly; stop
+        words find nothing."""
+        terms = {word: weight for word, weight in weights.items() if weight > 0 and not word.startswith(STOP)}
+        if not terms:
+            return []
+        lexemes = [_lexeme(word) for word in terms]
+        places = range(len(terms))
+        ranks = ", ".join(f"ts_rank('{_ALIKE}', v, %s::tsquery) AS r{at}" for at in places)
+        parts = " + ".join(f"%s / (1 + {_SPREAD} / {_TIMES.format(at)})" for at in places)
+        statement = f"""SELECT id FROM (SELECT id, size / %s::float AS size, {ranks} FROM (
+            SELECT {self._id}::text AS id, {self._size} AS size, {self._vector} AS v FROM {self._source}
+            WHERE {self._where} AND {self._vector} @@ %s::tsquery OFFSET 0) AS hits OFFSET 0) AS ranked
+            ORDER BY {parts} DESC LIMIT %s"""
+        values = (self._average_size(), *lexemes, " | ".join(lexemes), *terms.values(), depth)
+        return [id for (id,) in self._rows(statement, values)]
+
+    def _average_size(self) -> float:
+        """Of the first thousand rows, in octets."""
+        if not self._average:
+            sizes = f"SELECT {self._size} AS size FROM {self._source} WHERE {self._where} LIMIT 1000"
+            self._average = float(self._rows(f"SELECT avg(size) FROM ({sizes}) AS sizes")[0][0] or 1)
+        return self._average
+
+    def agreement(self, terms: Mapping[str, Sequence[str]]) -> int:
+        """Terms of documents that are lexemes of theirs on the server."""
+        total = 0
+        for id, words in terms.items():
+            where, value = self._keyed([id])
+            statement = f"""SELECT count(*) FROM {self._source}, unnest(%s::text[]) AS term
+                WHERE {where} AND {self._vector} @@ term::tsquery"""
+            total += self._rows(statement, ([_lexeme(word) for word in words], value))[0][0]
+        return total
+
+    def get(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
+        """Rows by their keys."""
+        documents: dict[str, RemoteDocument] = {}
+        for start in range(0, len(ids), BATCH):
+            where, value = self._keyed(list(ids[start : start + BATCH]))
+            statement = f"SELECT {self._fields} FROM {self._source} WHERE {self._where} AND {where}"
+            documents |= {row[0]: RemoteDocument(*row) for row in self._rows(statement, (value,))}
+        return documents
+
+    def _keyed(self, ids: list[str]) -> tuple[str, list[str]]:
+        """A condition that the key's index serves, and its value; keys not of its type are left out."""
+        if not self._key_type:
+            kind = self._rows(f"SELECT pg_typeof({self._id})::text FROM {self._source} LIMIT 1")
+            self._key_type = str(kind[0][0]) if kind else "text"
+        if self._key_type in ("smallint", "integer", "bigint"):
+            ids = [id for id in ids if id.lstrip("-").isascii() and id.lstrip("-").isdigit() and len(id) < 19]
+            return f"{self._id} = ANY(%s::bigint[])", ids
+        if self._key_type in ("text", "character varying"):
+            return f"{self._id} = ANY(%s::text[])", [id.replace("\0", " ") for id in ids]
+        return f"{self._id}::text = ANY(%s::text[])", [id.replace("\0", " ") for id in ids]
+
+    def scan(self) -> Iterator[list[RemoteDocument]]:
+        """All rows in the order of their keys, a statement for each batch: none runs for long."""
+        key = self._id
+        self._keyed([])
+        last, after = "", "TRUE"
+        while True:
+            statement = f"""SELECT {self._fields} FROM {self._source}
+                WHERE {self._where} AND {after} ORDER BY {key} LIMIT {BATCH}"""
+            rows = self._rows(statement, (last,) if last else ())
+            if rows:
+                yield [RemoteDocument(*row) for row in rows]
+            if len(rows) < BATCH:
+                return
+            last, after = rows[-1][0], f"{key} > %s::{self._key_type}"
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            for db in self._idle:
+                db.close()
+            self._idle.clear()
+
+
+def vector_of(columns: Sequence[str], configuration: str) -> str:
+    """The tsvector of columns that have none: read anew by every search."""
+    texts = " || ' ' || ".join(f"coalesce({_quoted(name)}::text, '')" for name in columns)
+    if not configuration.replace("_", "").isalnum():
+        raise ConfigError(f"{configuration!r} is no text search configuration", expected="english")
+    return f"to_tsvector('{configuration}', {texts})"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""').replace("%", "%%") + '"'
+
+
+def _lexeme(word: str) -> str:
+    return "'" + word.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,177 @@
+"""A search engine that an organisation runs already: what its adapter gives. It is read and never written.
+
+    RemoteEngine    finds documents by a query with scores of its own, and shows them: level *scores*
+    CountedEngine   finds documents by terms, as our analysis has them, too: level *full*
+
+Texts are analysed here, by the analysis that all silos share; an engine proposes candidates and has the
+documents. What may be seen is what the credentials in its address may see, and meets its `filter`.
+
+Adapters raise a ServiceError of one line where a server does not answer, with the cure, and a ConfigError
+where the settings are at fault; no message has a password or a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
+from urllib.parse import urlsplit
+
+from isthmus.encoders import Vectors
+from isthmus.errors import ConfigError, ServiceError
+
+BATCH = 500
+"""Documents that are read at once."""
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where documents are: a server, a table, collection or index of it, and the fields that are read."""
+
+    url: str
+    source: str = ""
+    id: str = "id"
+    title: str = ""
+    """Empty where documents have none."""
+    body: str = "body"
+    search_by: str = ""
+    """What is searched, where it is no field of text: a tsvector, the name of a vector."""
+    filter: str = ""
+    """Which documents there are, in the engine's own language."""
+    key: str = field(default="", repr=False)
+    seconds: float = 5.0
+    """That a server has to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDocument:
+    """A document as an engine has it."""
+
+    id: str
+    title: str
+    body: str
+
+
+@dataclass(frozen=True)
+class RemoteSource:
+    """A table, collection or index: how many documents, and its fields with their kinds.
+
+    Kinds are those of `Location`'s fields that they may be: id, text, search (`search_by`), other.
+    """
+
+    name: str
+    documents: int
+    fields: Mapping[str, str]
+    remarks: tuple[str, ...] = ()
+
+
+class RemoteEngine(Protocol):
+    """Documents on a server, and its own way to search them. Safe to use from any thread."""
+
+    noun: ClassVar[str]
+    """What people call it."""
+
+    def sources(self) -> list[RemoteSource]:
+        """What could be attached there."""
+
+    def documents(self) -> int:
+        """How many documents there are."""
+
+    def version(self) -> str:
+        """Another where documents have changed; cheap."""
+
+    def search(self, text: str, vector: Vectors, depth: int) -> list[tuple[str, float]]:
+        """The best `depth` ids with scores between 0 and 1, best first, by the engine's own ranking."""
+
+    def get(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
+        """The documents with these ids, by id; unknown ids are left out."""
+
+    def scan(self) -> Iterator[list[RemoteDocument]]:
+        """All documents, some hundred at a time."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+@runtime_checkable
+class CountedEngine(RemoteEngine, Protocol):
+    """An engine that finds documents by terms."""
+
+    def matching(self, weights: Mapping[str, float], depth: int) -> list[str]:
+        """Ids of documents with any of the terms, `depth` of them that seem best by these weights."""
+
+    def agreement(self, terms: Mapping[str, Sequence[str]]) -> int:
+        """How many of documents' terms, by id, the engine finds each document by."""
+
+
+class JsonServer:
+    """A server that answers JSON over HTTPS, or over HTTP on this machine."""
+
+    def __init__(self, location: Location, noun: str, headers: Mapping[str, str]) -> None:
+        import httpx
+
+        self.noun, self._httpx = noun, httpx
+        self._client = httpx.Client(
+            base_url=base_url(location.url), headers=dict(headers), timeout=location.seconds
+        )
+        self._seconds = location.seconds
+
+    def ask(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        """What the server answers; a ServiceError of one line for anything but success."""
+        try:
+            reply = self._client.request(method, path, json=body, **options)
+        except self._httpx.TimeoutException:
+            raise ServiceError(
+                f"{self.noun} does not answer within {self._seconds:g} s (check it, or engine.seconds)"
+            ) from None
+        except self._httpx.HTTPError as error:
+            problem = str(error).partition("\n")[0] or type(error).__name__
+            raise ServiceError(
+                f"{self.noun} cannot be reached: {problem} (check engine.url, and that the server runs)"
+            ) from None
+        if reply.status_code in (401, 403):
+            raise ServiceError(f"{self.noun} refuses these credentials (check engine.key, and its rights)")
+        if reply.status_code >= 400:
+            raise RemoteProblem(self.noun, reply.status_code, _message(reply.text))
+        try:
+            return reply.json() if "json" in reply.headers.get("content-type", "") else reply.text
+        except ValueError:
+            raise ServiceError(f"{self.noun} answers no JSON (check engine.url)") from None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+class RemoteProblem(ServiceError):
+    """A server that answers and does not do what it is asked: its status and its words."""
+
+    def __init__(self, noun: str, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(f"{noun} answers {status}: {message} (check engine.source, its fields and filter)")
+
+
+def _message(text: str) -> str:
+    plain = "".join(sign if sign.isprintable() else " " for sign in text)
+    return " ".join(plain.split())[:200]
+
+
+def base_url(url: str) -> str:
+    """The HTTP address of `scheme://host:port`: TLS but on this machine; a ConfigError for others."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if not host or parts.username or parts.password:
+        raise ConfigError("engine.url needs a host, and no password", key="engine.url", expected="engine.key")
+    is_local = host in LOCAL
+    if parts.scheme == "http" and not is_local:
+        raise ConfigError(
+            "engine.url would send queries and the key in the clear", key="engine.url", expected="https://…"
+        )
+    scheme = "http" if parts.scheme == "http" or (is_local and parts.scheme != "https") else "https"
+    return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def words_of(text: str) -> list[str]:
+    """A query's words as they are written, each once."""
+    return list(dict.fromkeys("".join(sign if sign.isalnum() else " " for sign in text).split()))

@@ -1,0 +1,29 @@
+"""Engines that can be attached, by the scheme of their address."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from urllib.parse import urlsplit
+
+from isthmus.engines.remote import Location, RemoteEngine
+from isthmus.errors import ConfigError
+
+SCHEMES = {
+    "postgresql": ("postgres", "PostgresEngine"),
+    "postgres": ("postgres", "PostgresEngine"),
+}
+"""The module and the class of the adapter."""
+
+
+def open_remote(location: Location) -> RemoteEngine:
+    """The adapter for an address; nothing is asked of its server."""
+    scheme = urlsplit(location.url).scheme or ("postgresql" if "=" in location.url else "")
+    if scheme not in SCHEMES:
+        raise ConfigError(
+            f"no engine is known by {scheme}://",
+            key="engine.url",
+            expected=", ".join(f"{each}://" for each in SCHEMES),
+        )
+    module, name = SCHEMES[scheme]
+    adapter: RemoteEngine = getattr(import_module(f"isthmus.engines.{module}"), name)(location)
+    return adapter

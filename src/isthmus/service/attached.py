@@ -1,0 +1,211 @@
+"""A silo over an engine elsewhere (`isthmus attach`): documents stay there, judgements are stored here.
+
+AttachedStore    documents by id from the engine, judgements in a file of the node's folder
+ScoredSnapshot   candidates with the engine's own scores, level *scores*; level *full* is `Snapshot`
+EngineScorer     orders by those scores; probabilities once the silo's own judgements have calibrated them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from isthmus.engines import (
+    AttachedEngine,
+    AttachedReader,
+    Change,
+    Location,
+    RemoteEngine,
+    WordCounts,
+    open_remote,
+)
+from isthmus.errors import Refused
+from isthmus.languages import DEFAULT, query
+from isthmus.learning import SearchModel
+from isthmus.service.candidates import QueryCandidates, Snapshot, spelled_terms
+from isthmus.service.columns import ModelScorer
+from isthmus.service.postgres import secured
+from isthmus.service.scoring import Bm25Scorer, Scored
+from isthmus.service.settings import EngineSettings, secret
+from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore
+from isthmus.service.wire import Evidence
+
+OWN = "engine"
+"""What explanations call the engine's own score."""
+DEAREST = 1.0
+"""The largest score that an engine gives."""
+
+
+def remote_of(settings: EngineSettings) -> RemoteEngine:
+    """The adapter of an engine, with the secrets that the settings name."""
+    url = secret(settings.url, "engine.url")
+    if url.startswith(("postgresql:", "postgres:")):
+        url = secured(url, "engine.url")
+    return open_remote(
+        Location(
+            url=url,
+            source=settings.source,
+            id=settings.id,
+            title=settings.title,
+            body=settings.body,
+            search_by=settings.search_by,
+            filter=settings.filter,
+            key=secret(settings.key, "engine.key"),
+            seconds=settings.seconds,
+        )
+    )
+
+
+def open_attached(settings: EngineSettings, folder: Path) -> AttachedEngine:
+    """The engine; nothing is asked of its server yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    is_counted = settings.level == "full"
+    return AttachedEngine(folder, remote_of(settings), counted=is_counted, language=settings.language)
+
+
+class AttachedStore(SqliteStore):
+    """Documents as an engine elsewhere has them; what people said of them is stored here."""
+
+    judged_sql = """SELECT query, document, relevant, peer, at, probability, evidence, person
+        FROM judgement ORDER BY at, query, document, peer, person"""
+
+    def __init__(self, path: Path, engine: AttachedEngine) -> None:
+        super().__init__(path)
+        self._engine = engine
+
+    def close(self) -> None:
+        """Close all connections."""
+        super().close()
+        self._engine.close()
+
+    def get(self, ids: Sequence[str]) -> dict[str, Draft]:
+        """The documents with these ids, by id; unknown ids are left out."""
+        texts = self._engine.remote.texts(list(ids))
+        language = self._engine.reader.language
+        return {id: Draft(id, each.title, each.body, language) for id, each in texts.items()}
+
+    def present(self, ids: Iterable[str]) -> set[str]:
+        """Those of the ids that a document has."""
+        return set(self._engine.remote.texts(list(ids)))
+
+    def judgements(self) -> list[Judgement]:
+        """All judgements of documents that are still there, in order of time."""
+        every = super().judgements()
+        present = self.present({each.document for each in every})
+        return [each for each in every if each.document in present]
+
+    def count(self) -> int:
+        """How many documents there were at the last look."""
+        return len(self._engine.reader)
+
+    def latest(self) -> int:
+        """The number of the last change that was counted; one more while nothing is."""
+        return self._engine.reader.change + (not self._engine.is_ready)
+
+    def changes(self, after: int, limit: int) -> list[Change]:
+        """None: nothing is indexed here."""
+        return []
+
+    def living(self) -> Iterator[Change]:
+        """Every document there is."""
+        language = self._engine.reader.language
+        for batch in self._engine.remote.engine.scan():
+            yield from (Change(each.id, 0, False, each.title, each.body, language) for each in batch)
+
+    def spread(self, count: int) -> Iterator[Change]:
+        """Documents from the first that was counted to the last, about as far from each other."""
+        ids = self._engine.reader.tally.ids
+        chosen = (
+            [ids[at] for at in np.linspace(0, len(ids), count, endpoint=False).astype(int)] if ids else []
+        )
+        for id, each in self.get(list(dict.fromkeys(chosen))).items():
+            yield Change(id, 0, False, each.title, each.body, each.language)
+
+    def languages(self) -> dict[str, int]:
+        """All documents are read in one."""
+        return {self._engine.reader.language or DEFAULT: self.count()}
+
+    def put(self, documents: Iterable[Draft], *, source: str = "") -> Counts:
+        """Refused: documents are changed where they are."""
+        raise Refused(self._elsewhere)
+
+    def remove(self, ids: Iterable[str]) -> int:
+        """Refused: documents are removed where they are."""
+        raise Refused(self._elsewhere)
+
+    @cached_property
+    def _elsewhere(self) -> str:
+        return f"this silo's documents are in {self._engine.noun}, which is only read: change them there"
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredSnapshot(Snapshot):
+    """Candidates as an engine elsewhere orders them, with its scores in the place of BM25's."""
+
+    reader: AttachedReader
+
+    def find(self, text: str, depth: int) -> QueryCandidates:
+        """The best `depth` documents of the engine. Nothing is counted in them."""
+        tokens = query(text, self.languages)
+        terms = spelled_terms(tokens)
+        words = tuple(terms[code] for code in tokens.terms.codes.tolist())
+        vector = self.encoder.query(text, words)
+        handles, scores = self.reader.search(text, vector, depth)
+        none = np.zeros((len(handles), len(terms)), dtype=np.int32)
+        sizes = np.zeros((len(handles), 2), dtype=np.int32)
+        return QueryCandidates(
+            words,
+            tokens,
+            tuple(terms),
+            handles,
+            tuple(self.reader.ids(handles)),
+            {"bm25": np.clip(scores, 0.0, DEAREST)},
+            {"bm25": np.ones(len(handles), dtype=bool)},
+            WordCounts(none, none, none, sizes, sizes),
+            DEAREST,
+            vector,
+            self.reader.tables(terms),
+        )
+
+    def all_ids(self) -> list[str]:
+        """The ids of all documents, as the engine lists them."""
+        return self.reader.remote.all_ids()
+
+
+@dataclass(frozen=True, eq=False)
+class EngineScorer:
+    """Orders candidates as the engine does.
+
+    Scores of different engines do not compare: hits have a probability, by which silos are merged, once the
+    silo's own judgements have calibrated them (`model`), and none before.
+    """
+
+    name: ClassVar[str] = "engine"
+    comparable: ClassVar[bool] = False
+
+    model: SearchModel | None = None
+
+    @property
+    def _scorer(self) -> Bm25Scorer | ModelScorer:
+        return Bm25Scorer() if self.model is None else ModelScorer(self.model)
+
+    def score(self, snapshot: Snapshot, candidates: QueryCandidates) -> Scored:
+        """The engine's order; probabilities where they are calibrated."""
+        return self._scorer.score(snapshot, candidates)
+
+    def explain(
+        self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, depth: int
+    ) -> list[list[Evidence]]:
+        """What the engine's score adds; with a calibration, the start and the query's profile too."""
+        return [
+            [
+                part.model_copy(update={"retriever": OWN}) if part.retriever == "bm25" else part
+                for part in parts
+            ]
+            for parts in self._scorer.explain(snapshot, candidates, scored, depth)
+        ]

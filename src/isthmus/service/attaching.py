@@ -1,0 +1,210 @@
+"""`isthmus attach`: look at an engine that runs already, propose what of it is a silo, and prove the level.
+
+    1. tables, collections or indexes, and fields that may be id, title and body
+    2. some documents: their language, and whether the engine finds each by the terms that our analysis has
+    3. a query made of one of them
+
+Level *full* needs an engine that finds documents by terms, and `AGREEING` of the terms of sampled documents;
+everything else is *scores*.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import numpy as np
+
+from isthmus.engines import STOP, CountedEngine, RemoteDocument, RemoteEngine, RemoteSource, vector_of
+from isthmus.errors import ConfigError, several
+from isthmus.languages import DEFAULT, NAMES, analyse, detect, usual
+from isthmus.service.attached import remote_of
+from isthmus.service.settings import EngineSettings
+
+SAMPLED, READ = 50, 2_000
+"""Documents that the level is proved on, and documents they are chosen among."""
+AGREEING = 0.95
+"""The share of terms that an engine must find its documents by."""
+TITLES = ("title", "name", "headline", "subject", "heading", "caption", "label")
+BODIES = (
+    "body",
+    "text",
+    "content",
+    "contents",
+    "description",
+    "abstract",
+    "article",
+    "message",
+    "document",
+    "page",
+)
+IDS = ("id", "_id", "docid", "doc_id", "uuid", "key", "slug")
+WORDS = 8
+"""Of the query that is tried."""
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What was seen, and the settings that come of it."""
+
+    settings: EngineSettings
+    noun: str
+    documents: int
+    reasons: tuple[str, ...]
+    """Why the level is what it is, and what else the operator should know."""
+    query: str = ""
+    hits: tuple[str, ...] = ()
+    milliseconds: float = 0.0
+    others: tuple[str, ...] = field(default=())
+    """Further sources of the server."""
+
+
+def inspect_engine(wanted: EngineSettings, level: str = "") -> Inspected:
+    """Look at a server; what `wanted` leaves empty is proposed. `level` is the highest that is wanted."""
+    remote = remote_of(wanted)
+    try:
+        sources = remote.sources()
+        source = _chosen(sources, wanted.source, remote.noun)
+        proposed = _fields(wanted, source)
+    finally:
+        remote.close()
+    remote = remote_of(proposed)
+    try:
+        sample = _sampled(remote)
+        others = tuple(each.name for each in sources if each.name != source.name)
+        return _proved(remote, replace(proposed, language=_language(sample)), source, sample, level, others)
+    finally:
+        remote.close()
+
+
+def _chosen(sources: Sequence[RemoteSource], name: str, noun: str) -> RemoteSource:
+    """The source that is named, else the largest."""
+    named = {each.name: each for each in sources}
+    if not sources:
+        raise ConfigError(f"{noun} has nothing with a text that these credentials may read", key="--source")
+    if name and name not in named:
+        raise ConfigError(f"{noun} has no {name}", key=name, value=name, known=named)
+    return named[name] if name else max(sources, key=lambda each: each.documents)
+
+
+def _fields(wanted: EngineSettings, source: RemoteSource) -> EngineSettings:
+    """Fields for id, title and body, by their kinds and names; those that are named must be there."""
+    for option, name in (("id", wanted.id), ("title", wanted.title), ("body", wanted.body)):
+        if name and name not in source.fields:
+            raise ConfigError(f"{source.name} has no field {name}", key=f"--{option}", known=source.fields)
+    kinds = source.fields
+    ids = [name for name, kind in kinds.items() if kind == "id"]
+    id = wanted.id or _named(IDS, ids) or (ids[0] if ids else "")
+    texts = [name for name, kind in kinds.items() if kind in ("text", "id") and name != id]
+    if not id:
+        raise ConfigError(f"{source.name} has no unique key", key="--id", expected="the field that is one")
+    title = wanted.title or _named(TITLES, [name for name in texts if name != wanted.body])
+    bodies = [name for name in texts if name != title]
+    body = wanted.body or _named(BODIES, bodies) or (bodies[0] if bodies else title)
+    if not body:
+        raise ConfigError(f"{source.name} has no text", key="--body", expected="the field with the text")
+    title = "" if title == body else title
+    searched = wanted.search_by or next((name for name, kind in kinds.items() if kind == "search"), "")
+    return replace(wanted, source=source.name, id=id, title=title, body=body, search_by=searched)
+
+
+def _named(names: Iterable[str], among: Sequence[str]) -> str:
+    """The first of some names that a field has, else one that a field's name ends with."""
+    lower = {each.lower(): each for each in among}
+    for name in names:
+        if name in lower:
+            return lower[name]
+    return next(
+        (lower[each] for name in names for each in lower if each.endswith(("_" + name, "." + name))), ""
+    )
+
+
+def _sampled(remote: RemoteEngine) -> list[RemoteDocument]:
+    """Some documents that have a text, evenly among the first."""
+    documents = [each for each in _first(remote, READ) if each.body.strip() or each.title.strip()]
+    places = np.linspace(0, len(documents), SAMPLED, endpoint=False).astype(int).tolist()
+    return [documents[at] for at in dict.fromkeys(places)] if documents else []
+
+
+def _first(remote: RemoteEngine, count: int) -> list[RemoteDocument]:
+    return list(islice((each for batch in remote.scan() for each in batch), count))
+
+
+def _language(sample: Sequence[RemoteDocument]) -> str:
+    return usual(detect(f"{each.title}\n{each.body}" for each in sample)) or DEFAULT
+
+
+def _proved(
+    remote: RemoteEngine,
+    settings: EngineSettings,
+    source: RemoteSource,
+    sample: Sequence[RemoteDocument],
+    level: str,
+    others: tuple[str, ...],
+) -> Inspected:
+    """The level, and a query that was tried."""
+    reasons = list(source.remarks)
+    if not settings.search_by and remote.noun == "PostgreSQL":
+        columns = [name for name in (settings.title, settings.body) if name]
+        expression = vector_of(columns, NAMES.get(settings.language, "english").lower())
+        settings = replace(settings, search_by=expression)
+        remote = remote_of(settings)
+        reasons.append(
+            "no full-text index: every search reads the whole table; "
+            f"CREATE INDEX ON {source.name} USING gin ({expression}) makes it fast"
+        )
+    full, why = _agreement(remote, sample, settings.language, level)
+    settings = replace(settings, level="full" if full else "scores")
+    query, hits, took = _tried(remote, settings, sample)
+    return Inspected(
+        settings, remote.noun, remote.documents(), (why, *reasons), query, tuple(hits), took, others
+    )
+
+
+def _agreement(
+    remote: RemoteEngine, sample: Sequence[RemoteDocument], language: str, level: str
+) -> tuple[bool, str]:
+    """Whether the level is full, and why."""
+    if not isinstance(remote, CountedEngine):
+        return False, f"{remote.noun} gives scores of its own and no term counts"
+    if level == "scores":
+        return False, "as --level says"
+    if not sample:
+        return False, "there is no document yet to prove term counts on"
+    terms = _terms(sample, language)
+    total = sum(map(len, terms.values()))
+    agreeing = remote.agreement(terms)
+    share = agreeing / max(total, 1)
+    sampled = several(len(sample), "sampled document")
+    proof = f"{remote.noun} finds {sampled} by {share:.1%} of their {total:,} terms"
+    return share >= AGREEING, proof if share >= AGREEING else f"{proof}: {AGREEING:.0%} would be full"
+
+
+def _terms(sample: Sequence[RemoteDocument], language: str) -> Mapping[str, Sequence[str]]:
+    """The distinct content terms of documents, by id."""
+    tokens = analyse([f"{each.title}\n{each.body}" for each in sample], [language] * len(sample))
+    every = {each.id: sorted(set(tokens.words(at))) for at, each in enumerate(sample)}
+    return {id: [word for word in words if not word.startswith(STOP)] for id, words in every.items()}
+
+
+def _tried(
+    remote: RemoteEngine, settings: EngineSettings, sample: Sequence[RemoteDocument]
+) -> tuple[str, list[str], float]:
+    """A query made of a document, the titles of what it finds, and milliseconds."""
+    if not sample:
+        return "", [], 0.0
+    some = sample[len(sample) // 2]
+    texts = [RemoteDocument("title", "", some.title), RemoteDocument("body", "", some.body)]
+    has_words = _terms(texts, settings.language)
+    query = " ".join((some.title if has_words["title"] else some.body).split()[:WORDS])
+    began = time.monotonic()
+    if isinstance(remote, CountedEngine) and settings.level == "full":
+        weights = dict.fromkeys(_terms([RemoteDocument("query", "", query)], settings.language)["query"], 1.0)
+        ids = remote.matching(weights, 3)
+    else:
+        ids = [id for id, _ in remote.search(query, np.zeros(0, dtype=np.float32), 3)]
+    took = 1000 * (time.monotonic() - began)
+    documents = remote.get(ids)
+    return query, [documents[id].title or documents[id].body[:80] for id in ids if id in documents], took
