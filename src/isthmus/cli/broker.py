@@ -26,7 +26,7 @@ from isthmus.errors import ConfigError, several
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from isthmus.service import Answer, Evidence, Hit
+    from isthmus.service import Answer, Client, Evidence, Hit, SiloCount
 
 URL_VARIABLE = "ISTHMUS_BROKER"
 BAR = 10
@@ -66,6 +66,11 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--threshold", "only hits at least this probable", type=probability, default=0.0)
     add(parser, "-k", "hits to show, up to 100 (%(default)s)", type=whole(1), default=10)
     add(parser, "--silos A,B", "only these silos")
+    about = (
+        "no hits: how many documents of each silo answer, with noise, at least as probable as --threshold"
+        " (0.5, 0.6 to 0.9; 0.5 if none is given); a new question costs the silos' privacy budgets"
+    )
+    add(parser, "--count", about)
     add(parser, "--explain", "why each hit stands where it does")
     add(parser, "--deadline MS", "milliseconds to wait for silos", type=whole(10))
     add(parser, "--key FILE", "the file of an API key (or ISTHMUS_API_KEY)")
@@ -84,11 +89,14 @@ def _search(arguments: argparse.Namespace) -> int:
     with Client(
         url, key=Path(arguments.key) if arguments.key else None, authority=arguments.authority
     ) as broker:
+        silos = None if arguments.silos is None else [name.strip() for name in arguments.silos.split(",")]
+        if arguments.count:
+            return _count(arguments, broker, silos)
         answer = broker.search(
             arguments.query,
             k=arguments.k,
             threshold=arguments.threshold,
-            silos=None if arguments.silos is None else [name.strip() for name in arguments.silos.split(",")],
+            silos=silos,
             explain=arguments.explain,
             deadline_ms=arguments.deadline,
         )
@@ -99,6 +107,32 @@ def _search(arguments: argparse.Namespace) -> int:
     else:
         show(answer)
     return 0 if any(silo.status == "answered" for silo in answer.silos) else 1
+
+
+def _count(arguments: argparse.Namespace, broker: Client, silos: list[str] | None) -> int:
+    """How many documents answer, silo by silo."""
+    from isthmus.service import LEVELS
+
+    threshold = arguments.threshold or LEVELS[0]
+    if threshold not in LEVELS:
+        levels = ", ".join(map(str, LEVELS))
+        raise ConfigError(f"no counts from {threshold:g}", key="--threshold", expected=levels)
+    counted = broker.count(arguments.query, threshold=threshold, silos=silos)
+    if arguments.json:
+        print_json(counted.model_dump())
+    else:
+        for each in counted.silos:
+            print(f"{plain(each.silo):<16} {_count_line(each, threshold)}")
+    return 0 if any(each.answer is not None for each in counted.silos) else 1
+
+
+def _count_line(silo: SiloCount, threshold: float) -> str:
+    answer = silo.answer
+    if answer is None:
+        return f"{silo.status}: {plain(silo.detail)}"
+    what = "with all words" if answer.by == "words" else f"at least {threshold:g} probable"
+    cost = "asked before, nothing charged" if answer.repeated else f"ε = {answer.epsilon:g} charged"
+    return f"{answer.count:>6,} ({answer.low:,} to {answer.high:,}) {what}; {cost}"
 
 
 def show(answer: Answer) -> None:
@@ -220,7 +254,8 @@ COMMANDS = (
     Command(
         "search",
         "search all silos through a broker",
-        'isthmus search "tidal power" --broker http://127.0.0.1:8100 --threshold 0.7',
+        """isthmus search "tidal power" --broker http://127.0.0.1:8100 --threshold 0.7
+isthmus search "tidal power" --count --threshold 0.8""",
         _search_arguments,
         _search,
     ),

@@ -3,6 +3,7 @@ from isthmus.private.auditing import audit as audit
 from isthmus.private.auditing import likelihood as likelihood
 from isthmus.private.composition import PrivacyLoss as PrivacyLoss
 from isthmus.private.cost import ChargeAll as ChargeAll
+from isthmus.private.cost import Cost as Cost
 from isthmus.private.cost import Covered as Covered
 from isthmus.private.cost import explain as explain
 from isthmus.private.cost import no_charge as no_charge

@@ -64,6 +64,7 @@ from isthmus.service.stores import DocumentStore as DocumentStore
 from isthmus.service.stores import Draft as Draft
 from isthmus.service.stores import SqliteStore as SqliteStore
 from isthmus.service.versions import ModelVersions as ModelVersions
+from isthmus.service.wire import LEVELS as LEVELS
 from isthmus.service.wire import Answer as Answer
 from isthmus.service.wire import Evidence as Evidence
 from isthmus.service.wire import Hit as Hit
@@ -72,3 +73,4 @@ from isthmus.service.wire import LearnedVersion as LearnedVersion
 from isthmus.service.wire import LearningView as LearningView
 from isthmus.service.wire import NamedJudgement as NamedJudgement
 from isthmus.service.wire import Search as Search
+from isthmus.service.wire import SiloCount as SiloCount

@@ -4,7 +4,7 @@
 
 | path | needs the scope |
 |---|---|
-| POST /v1/search · GET /v1/silos /v1/training /v1/calibration /v1/learning | search |
+| POST /v1/search /v1/noised-counts · GET /v1/silos /v1/training /v1/calibration /v1/learning | search |
 | POST /v1/feedback /v1/judged | feedback |
 | POST, GET /v1/judgements · POST /v1/learning /v1/learning/rollback | admin |
 | GET /metrics | metrics |
@@ -26,6 +26,7 @@ from isthmus import __version__
 from isthmus.service import pages, wire
 from isthmus.service.apps import METRICS, PROBLEMS, new_app, problems, reference
 from isthmus.service.broker import Broker
+from isthmus.service.count_routing import count_matches
 from isthmus.service.learning_runs import LearningRuns
 from isthmus.service.limits import CALLER, NOTE, WRONG_KEY, HttpProblem, Protect, Surface, names_of
 from isthmus.service.metrics import CONTENT_TYPE
@@ -112,6 +113,15 @@ async def search(body: wire.Search, request: Request) -> Response:
     if broker.settings.log_queries:
         note["query"] = body.query
     return Response(answer.model_dump_json(), media_type="application/json")
+
+
+@_router.post("/v1/noised-counts")
+async def noised_counts(body: wire.CountQuestion, request: Request) -> wire.CountAnswer:
+    """How many documents answer a question, with noise, in silos that allow it; it costs their budgets."""
+    broker = _broker(request, "search")
+    if broker.settings.log_queries:
+        request.scope[NOTE]["query"] = body.query
+    return await count_matches(broker.silos, body)
 
 
 @_router.post("/v1/feedback", status_code=204, response_model=None)

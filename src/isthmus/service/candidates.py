@@ -148,6 +148,37 @@ class Snapshot:
             totals,
         )
 
+    def every(self, text: str, handles: IntArray, *, dense: bool) -> QueryCandidates:
+        """These documents as candidates of a query, whether a retriever would propose them or not.
+
+        Every word of the query counts once, in alphabetical order: the same for whoever spells it otherwise.
+        What is said of a document depends on the document, the shared statistics and the encoder alone.
+        """
+        spoken = query(text, self.languages)
+        spelled = sorted(set(spoken.terms.words))
+        stopped = None if spoken.stopped is None else np.ones(len(spelled), dtype=bool)
+        tokens = Tokens(Ids.of(spelled), np.array([0, len(spelled)]), stopped)
+        terms = spelled if stopped is None else [STOP + word for word in spelled]
+        codes, totals = tokens.terms.codes, self.reader.tables(terms)
+        rarity, counts = self._idf(terms, totals), self.reader.counts(handles, terms)
+        scores = {"bm25": self._bm25(counts, codes, rarity)}
+        vector = self.encoder.query(text, tuple(terms)) if dense else np.zeros(0, dtype=np.float32)
+        if vector.any():
+            scores["dense"] = self.reader.cosines(handles, vector)
+        return QueryCandidates(
+            tuple(terms),
+            tokens,
+            tuple(terms),
+            handles,
+            tuple(self.reader.ids(handles)),
+            scores,
+            {name: np.isfinite(each) & (each > 0) for name, each in scores.items()},
+            counts,
+            float(rarity.sum()),
+            vector,
+            totals,
+        )
+
     def _most(self, text: str) -> float:
         """Σ idf of a query's words in the language that knows them best, whatever others the silo has: stems
         that no document has would have the largest idf."""

@@ -87,6 +87,14 @@ class Client:
         payload |= {"deadline_ms": deadline_ms} if deadline_ms is not None else {}
         return self._read(self._ask("POST", "/v1/search", payload), wire.Answer)
 
+    def count(
+        self, query: str, *, threshold: float = wire.LEVELS[0], silos: list[str] | None = None
+    ) -> wire.CountAnswer:
+        """How many documents answer a query, with noise, silo by silo; a new question costs budgets."""
+        payload: dict[str, Any] = {"query": query, "threshold": threshold}
+        payload |= {"silos": silos} if silos is not None else {}
+        return self._read(self._ask("POST", "/v1/noised-counts", payload), wire.CountAnswer)
+
     def judge(self, query: str, hit: wire.Hit, *, relevant: bool | None) -> None:
         """Say whether a hit of this query's answer was right; None takes it back. Its silo alone keeps it."""
         payload = {"query": query, "silo": hit.silo, "token": hit.token, "relevant": relevant}

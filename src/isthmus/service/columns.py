@@ -172,6 +172,17 @@ class ModelScorer:
         profile = profile_of([margins[order[:LIST]]], table[0, -len(OF_QUERY) :])
         return Scored(order, margins, self.model.probabilities(margins, profile), table)
 
+    def alone(self, snapshot: Snapshot, candidates: QueryCandidates) -> FloatArray:
+        """The probability of every candidate in a list of the usual shape: no other candidate changes it.
+        0 before anything was judged."""
+        calibration = self.model.calibration
+        if calibration is None:
+            return np.zeros(len(candidates))
+        usual = calibration.centre.copy()
+        usual[-len(OF_QUERY) :] = query_columns(snapshot, candidates)
+        table = candidate_columns(snapshot, candidates, self.model.encoder)
+        return calibration(self.model.score(table), usual)
+
     def profile(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored
     ) -> tuple[list[float], list[float]]:

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from isthmus.arrays import frozen
 from isthmus.engines import AttachedEngine
 from isthmus.errors import (
+    BudgetExhausted,
     ConfigError,
     DataError,
     IsthmusError,
@@ -44,6 +45,7 @@ from isthmus.service.candidates import Snapshot
 from isthmus.service.columns import ModelScorer
 from isthmus.service.index import Index
 from isthmus.service.judgements import SiloJudgements
+from isthmus.service.noised_counts import CountReleases, counts_file
 from isthmus.service.releases import Releases, released_file
 from isthmus.service.reliability import validation_curves
 from isthmus.service.scale import baseline_of, measure
@@ -64,7 +66,17 @@ MINUTE = 60.0
 """Seconds between two lines of the log while documents are encoded."""
 SETTLED = 3600.0
 """Seconds after which the ledger says how much of what was written ahead has left."""
-OWN = ("documents.db*", "ledger.db*", "index", "index/**/*", "flower", "*.statistics", "*.scale", "learned*")
+OWN = (
+    "documents.db*",
+    "ledger.db*",
+    "index",
+    "index/**/*",
+    "flower",
+    "*.statistics",
+    "*.scale",
+    "*.counts",
+    "learned*",
+)
 """What a node writes into its folder."""
 READABLE = 10.0
 """Seconds that a change waits to be searchable before it is answered anyway."""
@@ -160,6 +172,7 @@ class Node:
         self._ahead = Ahead(self.ledger)
         self._sketched: int | None = None
         self._releases = Releases(settings, self.ledger, self.index, self.family)
+        self._counts = CountReleases(settings, self.ledger, self.index)
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for name, work in (("indexer", self._run), ("encoder", self._encode))
@@ -378,6 +391,15 @@ class Node:
     def statistics(self, peer: str) -> bytes:
         """The silo's statistics in the form it allows, charged before they leave."""
         return self._releases.to(peer)
+
+    def count(self, question: wire.CountQuestion, peer: str) -> wire.NoisedCount:
+        """How many documents answer a question, with noise, charged before it leaves; or BudgetExhausted."""
+        try:
+            return self._counts.answer(question, peer, self.searcher.scorer)
+        except BudgetExhausted:
+            raise
+        except (PrivacyError, DataError) as error:
+            raise ServiceError(f"nothing may leave: {error}") from error
 
     # statistics of all silos
 
@@ -604,7 +626,9 @@ class Node:
         for name, policy in sorted(self.settings.peers.items()):
             limit = policy.budget if policy.budget is not None else self.settings.budget
             left = limit if dearest is None else self.ledger.left(dearest.document, peer=name)
-            rights = {right: getattr(policy, right) for right in ("search", "snippets", "counts")}
+            rights = {
+                right: getattr(policy, right) for right in ("search", "snippets", "counts", "noised_counts")
+            }
             yield wire.PeerBudget(peer=name, budget=limit, left=left, **rights)
 
 
@@ -643,7 +667,11 @@ def open_ledger(settings: NodeSettings) -> Ledger:
             expected=f"what was spent in one of them: move {usual} and {usual}.tally there",
         )
     if not path.exists():
-        for file in (released_file(settings), *(settings.folder / name for name in LATER)):
+        for file in (
+            released_file(settings),
+            counts_file(settings),
+            *(settings.folder / name for name in LATER),
+        ):
             if file.exists():
                 raise lost(path, file)
         path.parent.mkdir(parents=True, exist_ok=True)

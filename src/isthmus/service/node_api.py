@@ -175,6 +175,19 @@ class NodeApi:
         self._hits.add(len(answer.hits), peer=peer)
         return _json(answer)
 
+    async def count_matches(self, request: Request, body: wire.CountQuestion) -> Response:
+        """How many documents answer a question, with noise; nothing else of them."""
+        peer, _ = self._allowed(request, "noised_counts")
+        if len(body.query) > self.settings.limits.query_characters:
+            raise HttpProblem(422, "more than this silo's limits allow")
+        await self._check_indexed()
+        if self.settings.log_queries:
+            request.scope[NOTE]["query"] = body.query
+        try:
+            return _json(await self._in_turn(partial(self.node.count, body, peer)))
+        except BudgetExhausted:
+            raise HttpProblem(403, wire.BUDGET_SPENT) from None
+
     def _compare_encoder(self, agreed: str) -> None:
         """Log, once for each change, that the silos of a broker agree on another encoder than this silo's."""
         own = self.node.index.snapshot.encoder.fingerprint
@@ -420,6 +433,7 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
     """Every path, with what it answers for the OpenAPI document."""
     paths: tuple[tuple[str, str, Callable[..., Any], type[BaseModel] | None], ...] = (
         ("POST", "/search", api.search, wire.NodeAnswer),
+        ("POST", "/noised-counts", api.count_matches, wire.NoisedCount),
         ("POST", "/feedback", api.feedback, None),
         ("POST", "/judged", api.judged, wire.Verdicts),
         ("POST", "/judgements/places", api.find_judged, wire.PresentDocuments),

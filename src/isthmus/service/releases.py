@@ -102,15 +102,13 @@ class Releases:
             return True
         if release.hashing != self.family.public_name:
             return True
-        snapshot, since = self.index.snapshot, int(release.about["change"])
-        same = len(snapshot) - snapshot.reader.changed_after(since)
-        other = max(len(snapshot), release.documents) - same  # new, changed or gone
-        return other > max(1.0, self.settings.renew * release.documents)
+        since = int(release.about["change"])
+        return outdated(self.index.snapshot, since, release.documents, self.settings.renew)
 
     def _drawn(self, peer: str) -> Statistics:
         """Draw noise, charge the ledger and store the release; the list of its documents never leaves."""
         snapshot = self.index.snapshot
-        covered, handles = self._covered(snapshot)
+        covered, handles = counted_documents(snapshot, self.index, self.ledger)
         about = {
             "draw": secrets.token_hex(16),
             "change": snapshot.change,
@@ -127,18 +125,6 @@ class Releases:
         self._cached = drawn
         return drawn
 
-    def _covered(self, snapshot: Snapshot) -> tuple[Covered, IntArray]:
-        """The documents whose words are counted, one of those that have the same text; and their handles."""
-        handles = snapshot.reader.handles()
-        names = snapshot.reader.ids(handles)
-        texts = self.index.store.get(names)
-        there = [at for at, name in enumerate(names) if name in texts]
-        names = [names[at] for at in there]
-        digests = [fingerprint(texts[name].title, texts[name].body) for name in names]
-        covered = self.ledger.versions(names, digests)
-        counted = np.flatnonzero(~self.ledger.copies(covered))
-        return covered.take(counted.tolist()), handles[there][counted]
-
     def _charge(self, statistics: Statistics, peer: str) -> None:
         """Charge a release to a peer; a second charge of the same release costs nothing."""
         draw = _draw_of(statistics)
@@ -147,6 +133,26 @@ class Releases:
             charges = release_costs(statistics.tables, statistics.epsilon or 0.0, draw)
             self.ledger.charge_all([(cost, covered, peer) for cost in charges], kind="sums")
             self._charged.add((peer, draw))
+
+
+def counted_documents(snapshot: Snapshot, index: Index, ledger: Ledger) -> tuple[Covered, IntArray]:
+    """The documents that a release counts, one of those that have the same text; and their handles."""
+    handles = snapshot.reader.handles()
+    names = snapshot.reader.ids(handles)
+    texts = index.store.get(names)
+    there = [at for at, name in enumerate(names) if name in texts]
+    names = [names[at] for at in there]
+    digests = [fingerprint(texts[name].title, texts[name].body) for name in names]
+    covered = ledger.versions(names, digests)
+    counted = np.flatnonzero(~ledger.copies(covered))
+    return covered.take(counted.tolist()), handles[there][counted]
+
+
+def outdated(snapshot: Snapshot, since: int, documents: int, renew: float) -> bool:
+    """Whether more than the share `renew` of documents is new, changed or gone since a change, when there
+    were so many."""
+    same = len(snapshot) - snapshot.reader.changed_after(since)
+    return max(len(snapshot), documents) - same > max(1.0, renew * documents)
 
 
 def released_file(settings: NodeSettings) -> Path:

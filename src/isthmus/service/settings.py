@@ -59,6 +59,8 @@ class Policy:
     learning: bool = False
     """May ask for sums over its judged queries, and bring a model to search with."""
     feedback: bool = False
+    noised_counts: bool = False
+    """May have, for a question, how many documents answer it, with noise; needs no `search`."""
     judgements: bool = False
     """May bring judgements by document id, and have back those that came through it."""
     operate: bool = False
@@ -292,6 +294,22 @@ class SharedStatistics:
 
 
 @dataclass(frozen=True)
+class NoisedCounts:
+    """What a question costs that is answered with a noised count, to those whose policy allows them.
+
+    Every question is charged to every document: `epsilon` for one document more, less or replaced. A question
+    that was asked before has the same answer for nothing, until the share `renew` of documents has changed.
+    """
+
+    epsilon: float = 0.2
+    renew: float = 0.2
+
+    def __post_init__(self) -> None:
+        require(self.epsilon >= 0.001, f"epsilon = {self.epsilon:g} must be at least 0.001")
+        require(0 < self.renew <= 1, f"renew = {self.renew:g} must lie in (0, 1]")
+
+
+@dataclass(frozen=True)
 class SiloTraining:
     """The process that a node starts to take part in training and counts.
 
@@ -365,6 +383,7 @@ class NodeSettings:
     """Candidates from each retriever."""
     models: Models = field(default_factory=Models)
     statistics: SharedStatistics = field(default_factory=SharedStatistics)
+    noised_counts: NoisedCounts = field(default_factory=NoisedCounts)
     learning: Learning = field(default_factory=Learning)
     budget: float = 9.0
     """The ε that a document may spend on all peers together."""

@@ -1,6 +1,7 @@
 """What travels between clients, the broker and nodes: version 1, JSON over HTTP.
 
     POST /v1/search        Search           broker: Answer        node: NodeAnswer
+    POST /v1/noised-counts CountQuestion    how many documents answer it, with noise, silo by silo
     POST /v1/feedback      Feedback         204: it stays with the hit's silo; node: AttributedFeedback
     POST /v1/judged        ShownHits        what the caller judged of them (broker); node: ShownTokens
     POST /v1/judgements    many by document id, each to the silo that has the document
@@ -31,7 +32,7 @@ import hashlib
 import time
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 VERSION = 1
 PREFIX = f"/v{VERSION}"
@@ -251,6 +252,62 @@ class Answer(ResponseModel):
     """The version of the learned model that merged them."""
     unlike: bool = False
     """Whether no judged query was like this one: probabilities are drawn to the base rate."""
+    took_ms: float
+
+
+LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
+"""Probabilities from which a noised count counts: few, so that nobody asks between two of them."""
+BUDGET_SPENT = "the privacy budget for this peer is spent"
+"""The detail of the problem (403) with which a silo refuses what its ledger has no room for."""
+
+
+def _a_level(value: float) -> float:
+    if value not in LEVELS:
+        raise ValueError(f"one of {', '.join(map(str, LEVELS))}")
+    return value
+
+
+class CountQuestion(RequestModel):
+    """How many documents answer a query: that are at least so probable; in a silo that has learned nothing,
+    that have all of its words. The order, case and number of the words make no other question."""
+
+    query: QueryText
+    threshold: Annotated[float, AfterValidator(_a_level), Field(json_schema_extra={"enum": list(LEVELS)})] = (
+        LEVELS[0]
+    )
+    silos: list[Name] | None = None
+    """Only these silos; for the broker."""
+
+
+class NoisedCount(ResponseModel):
+    """A silo's count with two-sided geometric noise; the true one lies from `low` to `high` in 95 % of
+    draws."""
+
+    silo: Name
+    by: Literal["probability", "words"]
+    count: Count
+    low: Count
+    high: Count
+    epsilon: Annotated[float, Field(gt=0)]
+    """Charged to every document of the silo, for one document more, less or replaced."""
+    repeated: bool = False
+    """Whether it was drawn before, and cost nothing now."""
+
+
+class SiloCount(ResponseModel):
+    """The outcome of a question in one silo."""
+
+    silo: Name
+    status: Status
+    detail: str = ""
+    answer: NoisedCount | None = None
+
+
+class CountAnswer(ResponseModel):
+    """How many documents every silo says that answer a question."""
+
+    silos: list[SiloCount]
+    threshold: Probability
     took_ms: float
 
 
@@ -567,6 +624,7 @@ class PeerBudget(ResponseModel):
     search: bool
     snippets: bool
     counts: bool
+    noised_counts: bool = False
     budget: float | None = None
     left: float | None = None
 

@@ -1,0 +1,274 @@
+"""How many documents of a silo answer a question, with noise: a search with an ε, and without a title.
+
+    count = Σ_d 1[d has a word of the query, and P(relevant | d, query) ≥ threshold] + noise
+    count = Σ_d 1[d has all words of the query] + noise              where nothing is learned yet
+
+Whether a document counts depends on that document, the query, and what was published before: the statistics
+of all silos, the learned model, an encoder that was not fitted here. The list's shape, by which a search
+corrects probabilities, is taken as the usual one. So one document more, less or replaced changes the sum by
+at most 1, and two-sided geometric noise of rate ε makes it ε-private, for every question.
+
+A question is its distinct terms, as the index reads them, with the threshold and the model. Its noise comes
+from the operating system, once: the answer is charged to every document, stored, and only then shown; asked
+again, by whoever has paid for it, it is what it was. It is drawn anew, and charged anew, when enough
+documents have changed; noise that stayed while documents change would show by how much.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import secrets
+import threading
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from isthmus.arrays import IntArray
+from isthmus.engines import STOP
+from isthmus.errors import BudgetExhausted
+from isthmus.languages import query, tokeniser_of
+from isthmus.private import Cost, Covered, Geometric, release_costs
+from isthmus.private.ledger import Ledger
+from isthmus.retrieval import FIELD_TABLES, TEXT
+from isthmus.service.candidates import Mask, Snapshot
+from isthmus.service.columns import ModelScorer
+from isthmus.service.index import Index
+from isthmus.service.limits import HttpProblem
+from isthmus.service.releases import counted_documents, outdated
+from isthmus.service.scoring import Scorer
+from isthmus.service.settings import NodeSettings
+from isthmus.service.wire import CountQuestion, NoisedCount
+from isthmus.tables import replacing
+
+ADJACENCY = "one document more, less or replaced"
+"""What the ε of a count is stated for."""
+COVERAGE = 0.95
+"""Of the interval around a count, over draws of the noise."""
+AT_ONCE = 1 << 14
+"""Documents whose words are counted at once."""
+MOST_ANSWERS = 10_000
+"""Kept in the file; the oldest go first, and cost again."""
+
+_log = logging.getLogger("isthmus.service")
+
+
+@dataclass(frozen=True)
+class _CountAnswer:
+    """What was answered to a question: the noised count, the name of its noise, what it was counted in, who
+    has paid for it, and how far the ledger had come."""
+
+    count: int
+    epsilon: float
+    draw: str
+    change: int
+    documents: int
+    peers: tuple[str, ...]
+    ledger: int
+
+
+class CountReleases:
+    """The noised counts that leave one silo, the same for every peer and every request."""
+
+    def __init__(self, settings: NodeSettings, ledger: Ledger, index: Index) -> None:
+        self.silo, self.settings, self.statistics = settings.silo, settings.noised_counts, settings.statistics
+        # an encoder that was fitted on the silo's own texts depends on every document
+        self._dense = settings.encoder.kind != "lsa" or settings.encoder.path is not None
+        self.ledger, self.index = ledger, index
+        self._file = counts_file(settings)
+        self._lock = threading.Lock()
+        self._answers = _read(self._file)
+        self._counted: tuple[int, Covered, IntArray] | None = None
+        ledger.expect(max((each.ledger for each in self._answers.values()), default=0), self._file)
+
+    def answer(self, question: CountQuestion, peer: str, scorer: Scorer) -> NoisedCount:
+        """The count as it left before, or a new one, charged and stored before it is shown.
+
+        Raises BudgetExhausted, and an HttpProblem for a query or a silo without anything to count.
+        """
+        snapshot = self.index.snapshot
+        if not len(snapshot):
+            raise HttpProblem(503, "it has no document in its index yet", Retry_After="5")
+        words = sorted(set(query(question.query, snapshot.languages).terms.words))
+        if not words:
+            raise HttpProblem(422, "a query without words")
+        model = _calibrated(scorer, snapshot)
+        by = "words" if model is None else f"model {model.version} from {question.threshold}"
+        name = hashlib.blake2b(json.dumps([words, by]).encode(), digest_size=16).hexdigest()
+        with self._lock:
+            before = self._answers.get(name)
+            answer = self._known(before, peer, snapshot)
+            if answer is None:
+                try:
+                    answer = self._answers[name] = self._paid(before, peer, question, snapshot, model)
+                    self._save()
+                except BudgetExhausted:
+                    if before is None or peer not in before.peers:
+                        raise
+                    answer = before
+        within, reached = partial(_clipped, most=answer.documents), reach(answer.epsilon)
+        return NoisedCount(
+            silo=self.silo,
+            by="words" if model is None else "probability",
+            count=within(answer.count),
+            low=within(answer.count - reached),
+            high=within(answer.count + reached),
+            epsilon=answer.epsilon,
+            repeated=answer is before,
+        )
+
+    def _known(self, before: _CountAnswer | None, peer: str, snapshot: Snapshot) -> _CountAnswer | None:
+        """What the peer has paid for, if it can be shown again."""
+        if before is None or peer not in before.peers or self._is_stale(before, snapshot):
+            return None
+        return before
+
+    def _is_stale(self, answer: _CountAnswer, snapshot: Snapshot) -> bool:
+        renew = self.settings.renew
+        return answer.epsilon != self.settings.epsilon or outdated(
+            snapshot, answer.change, answer.documents, renew
+        )
+
+    def _paid(
+        self,
+        before: _CountAnswer | None,
+        peer: str,
+        question: CountQuestion,
+        snapshot: Snapshot,
+        model: ModelScorer | None,
+    ) -> _CountAnswer:
+        """Charge the answer that others had of the same documents, or draw another one."""
+        covered, handles = self._documents(snapshot)
+        if before is not None and before.change == snapshot.change and not self._is_stale(before, snapshot):
+            self._charge(before.draw, covered, peer)
+            return replace(before, peers=(*before.peers, peer), ledger=self.ledger.number)
+        draw = secrets.token_hex(16)
+        count = int(_matches(snapshot, handles, question, model, dense=self._dense).sum())
+        self._charge(draw, covered, peer)
+        noise = int(Geometric(self.settings.epsilon).draw(1)[0])
+        return _CountAnswer(
+            count + noise,
+            self.settings.epsilon,
+            draw,
+            snapshot.change,
+            len(covered),
+            (peer,),
+            self.ledger.number,
+        )
+
+    def _documents(self, snapshot: Snapshot) -> tuple[Covered, IntArray]:
+        """Those that are counted; worked out once for every change."""
+        if self._counted is None or self._counted[0] != snapshot.change:
+            self._counted = snapshot.change, *counted_documents(snapshot, self.index, self.ledger)
+        return self._counted[1:]
+
+    def _charge(self, draw: str, covered: Covered, peer: str) -> None:
+        """Charge a draw to all documents; one more release of statistics must fit into the budget besides."""
+        charge = (_cost(self.settings.epsilon, draw), covered, peer)
+        reserve: list[tuple[Cost, Covered, str]] = []
+        if self.statistics.form == "private":
+            tables = (TEXT, *FIELD_TABLES) if self.statistics.fields else (TEXT,)
+            costs = release_costs(tables, self.statistics.epsilon, "the next draw")
+            reserve = [(cost, covered, "the next release") for cost in costs]
+        self.ledger.charge_all([charge], kind="counts", reserve=reserve)
+
+    def _save(self) -> None:
+        while len(self._answers) > MOST_ANSWERS:
+            del self._answers[next(iter(self._answers))]
+        content = {"format": 1, "answers": {name: asdict(each) for name, each in self._answers.items()}}
+        with replacing(self._file) as stream:
+            stream.write(json.dumps(content).encode())
+
+
+def counts_file(settings: NodeSettings) -> Path:
+    """The path of all noised counts that have left."""
+    return settings.folder / "noised.counts"
+
+
+def _read(file: Path) -> dict[str, _CountAnswer]:
+    """The answers in a file, in the order in which they were drawn."""
+    try:
+        answers = json.loads(file.read_bytes())["answers"]
+        return {
+            name: _CountAnswer(**fields | {"peers": tuple(fields["peers"])})
+            for name, fields in answers.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        _log.warning(
+            "%s cannot be read; its counts are drawn and charged anew: %s", file, type(error).__name__
+        )
+        return {}
+
+
+def reach(epsilon: float) -> int:
+    """The smallest k so that the noise lies within ±k in `COVERAGE` of draws.
+
+    P(|noise| > k) = 2·a^(k+1)/(1 + a) with a = e^−ε.
+    """
+    ratio = math.exp(-epsilon)
+    return max(0, math.ceil(math.log((1 - COVERAGE) * (1 + ratio) / 2) / -epsilon) - 1)
+
+
+def _cost(epsilon: float, draw: str) -> Cost:
+    return Cost(
+        "noised count",
+        ("title", "body"),
+        epsilon,
+        sensitivity=1.0,
+        scale=1 / epsilon,
+        release=f"count, draw {draw}",
+        halves=False,
+        adjacency=ADJACENCY,
+    )
+
+
+def _clipped(count: int, most: int) -> int:
+    return min(max(count, 0), most)
+
+
+def _calibrated(scorer: Scorer, snapshot: Snapshot) -> ModelScorer | None:
+    """The learned model, where it makes probabilities from statistics that were published."""
+    if not isinstance(scorer, ModelScorer) or scorer.model.calibration is None:
+        return None
+    return None if snapshot.shared is None else scorer
+
+
+def _matches(
+    snapshot: Snapshot, handles: IntArray, question: CountQuestion, model: ModelScorer | None, *, dense: bool
+) -> Mask:
+    """Which documents count, each by itself."""
+    blocks = [handles[first : first + AT_ONCE] for first in range(0, len(handles), AT_ONCE)]
+    if model is None:
+        ways = _all_words(question.query, snapshot)
+        return np.concatenate([_having(snapshot, block, ways) for block in blocks])
+    parts = []
+    for block in blocks:
+        candidates = snapshot.every(question.query, block, dense=dense)
+        probabilities = model.alone(snapshot, candidates)
+        parts.append(candidates.listed["bm25"] & (probabilities >= question.threshold))
+    return np.concatenate(parts)
+
+
+def _all_words(text: str, snapshot: Snapshot) -> list[list[str]]:
+    """The words that a document must have, in one of the languages that documents here are in."""
+    tokens = query(text, snapshot.languages)
+    if tokens.stopped is not None:
+        return [[STOP + word for word in tokens.terms.words]]
+    if len(snapshot.languages) < 2:
+        return [list(tokens.terms.words)]
+    each = [tokeniser_of(code).query(text) for code in sorted(snapshot.languages)]
+    return [list(tokens.terms.words) for tokens in each if tokens.stopped is None]
+
+
+def _having(snapshot: Snapshot, handles: IntArray, ways: list[list[str]]) -> Mask:
+    having = np.zeros(len(handles), dtype=bool)
+    for words in ways:
+        counts = snapshot.reader.counts(handles, words)
+        having |= (counts.title + counts.body > 0).all(axis=1)
+    return having
