@@ -87,8 +87,8 @@ class ThresholdCurve:
             )
         return float(self.thresholds[np.flatnonzero(good)[-1]])
 
-    def support(self, threshold: float, *, level: float = 0.95) -> Support:
-        """What a threshold's precision rests on.
+    def support(self, threshold: float, *, level: float = 0.95, times: float = 1.0) -> Support:
+        """What a threshold's precision rests on; its interval for `times` as many rows like these.
 
         The interval is Clopper and Pearson's for as many independent rows as would vary as much as the
         queries do; where all rows are alike, for one row a query.
@@ -102,10 +102,27 @@ class ThresholdCurve:
         correction = queries / max(queries - 1, 1.0)
         alike = spread <= 1e-9 * rows
         size = queries if alike else min(rows, rows**2 * precision * (1 - precision) / (spread * correction))
+        size *= times
         right, tail = size * precision, (1 - level) / 2
         low = 0.0 if right <= 0 else float(betaincinv(right, size - right + 1, tail))
         high = 1.0 if right >= size else float(betaincinv(right + 1, size - right, 1 - tail))
         return Support(int(rows), int(queries), precision, low, high)
+
+    def times_for(self, threshold: float, width: float, *, most: float = 1e4) -> float | None:
+        """How many times as many rows would make the interval of a threshold's precision so wide at most;
+        None where `most` times would not."""
+        low, high = 1.0, most
+
+        def fits(times: float) -> bool:
+            support = self.support(threshold, times=times)
+            return support.high - support.low <= width
+
+        if not fits(high):
+            return None
+        while high - low > 1e-3 * low and not fits(low):
+            middle = (low * high) ** 0.5
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return low if fits(low) else high
 
 
 @dataclass(frozen=True)

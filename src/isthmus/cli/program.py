@@ -40,6 +40,7 @@ GROUPS = (
     "broker",
     "judgements",
     "learn",
+    "calibrate_endpoint",
     "reproduce",
     "doctor",
 )

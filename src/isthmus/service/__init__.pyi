@@ -15,6 +15,11 @@ from isthmus.service.connections import listen_problem as listen_problem
 from isthmus.service.coordination import coordinating as coordinating
 from isthmus.service.encoding import AnyQueries as AnyQueries
 from isthmus.service.encoding import save_lsa as save_lsa
+from isthmus.service.endpoint_calibration import EndpointReport as EndpointReport
+from isthmus.service.endpoint_calibration import JudgedAnswers as JudgedAnswers
+from isthmus.service.endpoint_calibration import calibrated as calibrated
+from isthmus.service.endpoint_calibration import judging_app as judging_app
+from isthmus.service.endpoint_calibration import proxy_app as proxy_app
 from isthmus.service.export import export_rows as export_rows
 from isthmus.service.index import Index as Index
 from isthmus.service.judgement_files import read_judgements as read_judgements
@@ -32,6 +37,7 @@ from isthmus.service.node import open_store as open_store
 from isthmus.service.reliability import BINS as BINS
 from isthmus.service.running import begin as begin
 from isthmus.service.running import run_broker as run_broker
+from isthmus.service.running import run_local as run_local
 from isthmus.service.running import run_node as run_node
 from isthmus.service.running import run_training as run_training
 from isthmus.service.scaffold import ADMIN_KEY as ADMIN_KEY
@@ -45,6 +51,7 @@ from isthmus.service.scoring import Bm25Scorer as Bm25Scorer
 from isthmus.service.scoring import HybridScorer as HybridScorer
 from isthmus.service.scoring import Scored as Scored
 from isthmus.service.scoring import Scorer as Scorer
+from isthmus.service.search_endpoint import SearchEndpoint as SearchEndpoint
 from isthmus.service.searching import Searcher as Searcher
 from isthmus.service.security import ApiKeys as ApiKeys
 from isthmus.service.settings import OPERATOR as OPERATOR

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from starlette.types import ASGIApp
+
 from isthmus.errors import ConfigError, ServiceError, check_extra
 from isthmus.service import wire
 from isthmus.service.connections import Server, listen_problem, server
@@ -90,6 +92,12 @@ def run_broker(settings: BrokerSettings, *, started: Callable[[str], None] = lam
     app = broker_app(Broker(settings))
     serving = server(app, host=settings.host, port=settings.port, tls=tls, limits=settings.limits)
     _serve(serving, settings.host, started)
+
+
+def run_local(app: ASGIApp, *, port: int = 0, started: Callable[[str], None] = lambda url: None) -> None:
+    """Serve an app of one person's on loopback until SIGINT or SIGTERM."""
+    _check_free("127.0.0.1", port)
+    _serve(server(app, port=port), "127.0.0.1", started)
 
 
 def warn_of_open_files(config: Path, settings: NodeSettings | BrokerSettings) -> None:

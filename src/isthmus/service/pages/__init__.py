@@ -1,8 +1,9 @@
-"""The web page: plain files that the broker serves, and nothing from anywhere else.
+"""Web pages: plain files that the broker serves, and nothing from anywhere else.
 
 `static/index.html` is the frame, `app.js` shows one of four views in it (`search.js`, `silos.js`,
 `training.js`, `calibration.js`), `dom.js` builds elements, `charts.js` draws, `api.js` asks the broker. All
-text reaches the page as text nodes, so nothing a document says can become markup.
+text reaches the page as text nodes, so nothing a document says can become markup. `endpoint.html` and
+`endpoint.js` are the page on which one person judges the answers of a search interface.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ _TYPES = {
 }
 
 
-def mount(app: FastAPI) -> tuple[str, ...]:
-    """Add the page's routes; returns the paths that need no key."""
+ENDPOINT = ("endpoint.html", "endpoint.js")
+_SHARED = ("charts.js", "dom.js", "icon.svg", "style.css", "theme.js")
+
+
+def mount(app: FastAPI, *, endpoint: bool = False) -> tuple[str, ...]:
+    """Add the routes of the broker's page, or of that of an endpoint; returns the paths that need no key."""
     paths = []
     for file in sorted(files(__name__).joinpath("static").iterdir(), key=lambda file: file.name):
-        path = "/" if file.name == "index.html" else f"/static/{file.name}"
+        if file.name not in (*ENDPOINT, *_SHARED) if endpoint else file.name in ENDPOINT:
+            continue
+        path = "/" if file.name.endswith(".html") else f"/static/{file.name}"
         _serve(app, path, file.read_bytes(), _TYPES["." + file.name.rpartition(".")[2]])
         paths.append(path)
     return tuple(paths)
