@@ -16,7 +16,11 @@ LEVELS = {"full": "full", "scores": "scores only"}
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    add(parser, "url URL", "postgresql://…, or env:NAME where the environment has it")
+    add(
+        parser,
+        "url URL",
+        "postgresql://, qdrant://, typesense://, meilisearch://, https:// of OpenSearch; or env:NAME",
+    )
     add(parser, "--out DIR", "a new folder, or that of a federation, which gets one more silo", required=True)
     add(parser, "--silo NAME", "the silo's name (that of the table, collection or index)")
     add(parser, "--source NAME", "the table, collection or index (the largest)")

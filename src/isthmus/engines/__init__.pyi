@@ -17,6 +17,7 @@ from isthmus.engines.remote import Location as Location
 from isthmus.engines.remote import RemoteDocument as RemoteDocument
 from isthmus.engines.remote import RemoteEngine as RemoteEngine
 from isthmus.engines.remote import RemoteSource as RemoteSource
+from isthmus.engines.remote import VectorEngine as VectorEngine
 from isthmus.engines.schemes import SCHEMES as SCHEMES
 from isthmus.engines.schemes import open_remote as open_remote
 from isthmus.engines.terms import LEAD_WORDS as LEAD_WORDS

@@ -12,7 +12,8 @@ where the settings are at fault; no message has a password or a key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 from urllib.parse import urlsplit
@@ -105,6 +106,14 @@ class CountedEngine(RemoteEngine, Protocol):
         """How many of documents' terms, by id, the engine finds each document by."""
 
 
+@runtime_checkable
+class VectorEngine(RemoteEngine, Protocol):
+    """An engine that finds documents by vectors."""
+
+    def vectors(self, ids: Sequence[str]) -> dict[str, Vectors]:
+        """The vectors of documents that have one."""
+
+
 class JsonServer:
     """A server that answers JSON over HTTPS, or over HTTP on this machine."""
 
@@ -119,8 +128,28 @@ class JsonServer:
 
     def ask(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         """What the server answers; a ServiceError of one line for anything but success."""
+        reply = self._reply(lambda: self._client.request(method, path, json=body, **options))
         try:
-            reply = self._client.request(method, path, json=body, **options)
+            return reply.json()
+        except ValueError:
+            raise ServiceError(f"{self.noun} answers no JSON (check engine.url)") from None
+
+    def lines(self, path: str, **options: Any) -> Iterator[Any]:
+        """What the server answers line by line, each as JSON."""
+        import json
+
+        with ExitStack() as stack:
+            reply = self._reply(
+                lambda: stack.enter_context(self._client.stream("GET", path, **options)), whole=False
+            )
+            lines = reply.iter_lines()
+            while (line := self._reply(lambda: next(lines, None), whole=False)) is not None:
+                if line.strip():
+                    yield json.loads(line)
+
+    def _reply(self, work: Callable[[], Any], *, whole: bool = True) -> Any:
+        try:
+            reply = work()
         except self._httpx.TimeoutException:
             raise ServiceError(
                 f"{self.noun} does not answer within {self._seconds:g} s (check it, or engine.seconds)"
@@ -130,14 +159,14 @@ class JsonServer:
             raise ServiceError(
                 f"{self.noun} cannot be reached: {problem} (check engine.url, and that the server runs)"
             ) from None
-        if reply.status_code in (401, 403):
+        status = getattr(reply, "status_code", 200)
+        if status >= 400 and not whole:
+            reply.read()
+        if status in (401, 403):
             raise ServiceError(f"{self.noun} refuses these credentials (check engine.key, and its rights)")
-        if reply.status_code >= 400:
-            raise RemoteProblem(self.noun, reply.status_code, _message(reply.text))
-        try:
-            return reply.json() if "json" in reply.headers.get("content-type", "") else reply.text
-        except ValueError:
-            raise ServiceError(f"{self.noun} answers no JSON (check engine.url)") from None
+        if status >= 400:
+            raise RemoteProblem(self.noun, status, _message(reply.text))
+        return reply
 
     def close(self) -> None:
         """Close the connections."""
@@ -170,6 +199,44 @@ def base_url(url: str) -> str:
         )
     scheme = "http" if parts.scheme == "http" or (is_local and parts.scheme != "https") else "https"
     return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def json_filter(location: Location) -> list[Any]:
+    """A filter that is JSON, as a list of one or none."""
+    import json
+
+    if not location.filter:
+        return []
+    try:
+        return [json.loads(location.filter)]
+    except ValueError:
+        raise ConfigError("engine.filter is not JSON", key="engine.filter", value=location.filter) from None
+
+
+def document_of(id: object, fields: Any, location: Location) -> RemoteDocument:
+    """A document of the fields that a location names; `a.b` is field b of a."""
+    return RemoteDocument(str(id), text_at(fields, location.title), text_at(fields, location.body))
+
+
+def text_at(fields: Any, name: str) -> str:
+    """The text of a field; several are joined by blank lines."""
+    for part in name.split(".") if name else ():
+        fields = fields.get(part) if isinstance(fields, dict) else None
+    values = fields if isinstance(fields, list) else [] if fields is None or not name else [fields]
+    return "\n\n".join(str(value) for value in values if not isinstance(value, (dict, list)))
+
+
+def kinds_of(documents: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, str]:
+    """Fields of documents, those inside others too, and whether they are texts."""
+    kinds: dict[str, str] = {}
+    for document in documents:
+        for name, value in document.items():
+            first = value[0] if isinstance(value, list) and value else value
+            if isinstance(first, dict):
+                kinds |= kinds_of([first], f"{prefix}{name}.")
+            elif kinds.get(prefix + name) != "text":
+                kinds[prefix + name] = "text" if isinstance(first, str) else "other"
+    return kinds
 
 
 def words_of(text: str) -> list[str]:

@@ -11,6 +11,11 @@ from isthmus.errors import ConfigError
 SCHEMES = {
     "postgresql": ("postgres", "PostgresEngine"),
     "postgres": ("postgres", "PostgresEngine"),
+    "qdrant": ("qdrant", "QdrantEngine"),
+    "typesense": ("typesense", "TypesenseEngine"),
+    "meilisearch": ("meilisearch", "MeilisearchEngine"),
+    "https": ("opensearch", "OpenSearchEngine"),
+    "http": ("opensearch", "OpenSearchEngine"),
 }
 """The module and the class of the adapter."""
 

@@ -236,6 +236,8 @@ class Node:
                 _log.exception("indexing failed and will be tried again")
             try:
                 self._measure_scores()
+            except ServiceError as error:
+                _log.info("score sums are measured later: %s", error)
             except Exception:  # documents are found without
                 _log.exception("score sums could not be measured and will be tried again")
             self._wake.wait(TICK)

@@ -1,0 +1,157 @@
+"""A collection of Qdrant: found by vectors, where the encoder that made them is known, or by words.
+
+By words means by how many words of the query the texts have, of which Qdrant's own text conditions judge; an
+index on the payload makes that fast. A cluster answers as one server does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+from uuid import UUID
+
+import numpy as np
+
+from isthmus.encoders import Vectors
+from isthmus.engines.remote import (
+    BATCH,
+    JsonServer,
+    Location,
+    RemoteDocument,
+    RemoteSource,
+    document_of,
+    json_filter,
+    kinds_of,
+    words_of,
+)
+
+PROPOSED = 1_000
+"""Points with a word of the query that are compared, at least."""
+
+
+class QdrantEngine:
+    """See `VectorEngine`. A `search_by` is the name of a vector, a filter is JSON, and ids are points'."""
+
+    noun: ClassVar[str] = "Qdrant"
+
+    def __init__(self, location: Location) -> None:
+        self._at = location
+        self._server = JsonServer(location, self.noun, {"api-key": location.key} if location.key else {})
+        self._filter = json_filter(location)
+        self._distance = ""
+
+    def _points(self, verb: str, body: Any) -> Any:
+        return self._server.ask("POST", f"/collections/{self._at.source}/points{verb}", body)["result"]
+
+    def _only(self, *conditions: Any) -> dict[str, Any]:
+        must = [*self._filter, *conditions]
+        return {"filter": {"must": must}} if must else {}
+
+    def _payload(self) -> list[str]:
+        return [name for name in (self._at.title, self._at.body) if name]
+
+    def sources(self) -> list[RemoteSource]:
+        """Collections whose payload has a text."""
+        names = self._server.ask("GET", "/collections")["result"]["collections"]
+        return [source for each in names if (source := self._source(each["name"])) is not None]
+
+    def _source(self, name: str) -> RemoteSource | None:
+        about = self._server.ask("GET", f"/collections/{name}")["result"]
+        some = self._server.ask("POST", f"/collections/{name}/points/scroll", {"limit": 20})["result"][
+            "points"
+        ]
+        kinds = kinds_of([point.get("payload") or {} for point in some])
+        vectors = about["config"]["params"].get("vectors") or {}
+        named = {} if "size" in vectors else dict.fromkeys(vectors, "search")
+        if "text" not in kinds.values():
+            return None
+        return RemoteSource(name, int(about.get("points_count") or 0), {"id": "id", **kinds, **named})
+
+    def documents(self) -> int:
+        """Points that meet the filter."""
+        return int(self._points("/count", {"exact": True, **self._only()})["count"])
+
+    def version(self) -> str:
+        """How many points there are."""
+        return f"points {self.documents()}"
+
+    def search(self, text: str, vector: Vectors, depth: int) -> list[tuple[str, float]]:
+        """By the similarity of vectors, from 0 to 1; without one, by the share of words that a text has."""
+        if vector.any():
+            query = {
+                "query": vector.tolist(),
+                **({"using": self._at.search_by} if self._at.search_by else {}),
+            }
+            hits = self._points("/query", {**query, "limit": depth, **self._only()})["points"]
+            return [(str(hit["id"]), self._similarity(float(hit["score"]))) for hit in hits]
+        words = words_of(text)
+        conditions = [{"key": field, "match": {"text": word}} for word in words for field in self._payload()]
+        if not words:
+            return []
+        any_word = self._only({"should": conditions})
+        having: list[Any] = [
+            {"sum": conditions[at : at + len(self._payload())]}
+            for at in range(0, len(conditions), len(self._payload()))
+        ]
+        body = {
+            "prefetch": {"limit": max(PROPOSED, 10 * depth), **any_word},
+            "query": {"formula": {"sum": having}},
+            "limit": depth,
+        }
+        most = len(conditions)
+        return [
+            (str(hit["id"]), float(hit["score"]) / most) for hit in self._points("/query", body)["points"]
+        ]
+
+    def _similarity(self, score: float) -> float:
+        """Between 0 and 1, the larger the nearer, whatever distance the collection has."""
+        if not self._distance:
+            about = self._server.ask("GET", f"/collections/{self._at.source}")["result"]["config"]["params"]
+            vectors = about["vectors"]
+            self._distance = (vectors if "size" in vectors else vectors[self._at.search_by])["distance"]
+        if self._distance == "Cosine":
+            return (1 + score) / 2
+        return 1 / (1 + np.exp(-score)) if self._distance == "Dot" else 1 / (1 + max(score, 0.0))
+
+    def get(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
+        """Points by their ids, which are whole numbers and UUIDs."""
+        points = [point for id in ids if (point := _point(id)) is not None]
+        documents: dict[str, RemoteDocument] = {}
+        for start in range(0, len(points), BATCH):
+            some = self._only({"has_id": points[start : start + BATCH]})
+            body = {"limit": BATCH, "with_payload": self._payload(), **some}
+            for point in self._points("/scroll", body)["points"]:
+                documents[str(point["id"])] = document_of(point["id"], point["payload"], self._at)
+        return documents
+
+    def vectors(self, ids: Sequence[str]) -> dict[str, Vectors]:
+        """The vectors of points that have one."""
+        points = [point for id in ids if (point := _point(id)) is not None]
+        rows = self._points("", {"ids": points, "with_vector": True, "with_payload": False})
+        name = self._at.search_by
+        vectors = {str(row["id"]): row["vector"][name] if name else row["vector"] for row in rows}
+        return {id: np.array(vector, dtype=np.float32) for id, vector in vectors.items()}
+
+    def scan(self) -> Iterator[list[RemoteDocument]]:
+        """All points in the order of their ids."""
+        body: dict[str, Any] = {"limit": BATCH, "with_payload": self._payload(), **self._only()}
+        while True:
+            page = self._points("/scroll", body)
+            yield [document_of(point["id"], point["payload"], self._at) for point in page["points"]]
+            if page.get("next_page_offset") is None:
+                return
+            body["offset"] = page["next_page_offset"]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._server.close()
+
+
+def _point(id: str) -> int | str | None:
+    """An id as Qdrant has it; None for what cannot be one."""
+    if id.isascii() and id.isdigit():
+        return int(id) if int(id) < 1 << 64 else None
+    try:
+        return str(UUID(id))
+    except ValueError:
+        return None

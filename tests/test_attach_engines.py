@@ -1,0 +1,271 @@
+"""One suite for all engines: the embedded one, real servers, and OpenSearch by documented answers.
+
+Every engine has the same documents: forty topics of three documents each, half of them of the kind `open`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from command_line import isthmus
+from engine_servers import ENGINES, Switch, running
+from isthmus.engines import Location, attached, open_remote
+from isthmus.engines.remote import base_url
+from isthmus.errors import ConfigError, Refused, ServiceError
+from isthmus.service import Draft, EncoderSettings, Node, NodeSettings, read_node
+from isthmus.service.wire import AttributedBatch, AttributedFeedback, NamedJudgement, Search
+
+FIRST = ("harbour", "glacier", "orchard", "railway", "lantern", "granite", "monsoon", "cathedral")
+SECOND = ("keepers", "surveys", "repairs", "festivals", "accounts")
+FILLER = "The report of the year describes how people worked there and what was decided about it."
+TOPICS = [f"{first} {second}" for first in FIRST for second in SECOND]
+DOCUMENTS = [
+    {
+        "id": f"d{3 * at + part + 1}",
+        "title": f"{topic.title()} {('north', 'south', 'east')[part]}",
+        "body": f"{FILLER} {'More of it. ' * part} All about {topic}, {topic} and their neighbours.",
+        "kind": "open" if part < 2 else "closed",
+    }
+    for at, topic in enumerate(TOPICS)
+    for part in range(3)
+]
+TITLES = {each["id"]: each["title"] for each in DOCUMENTS}
+
+
+@pytest.fixture(scope="module", params=("embedded", *ENGINES))
+def server(request, tmp_path_factory, _postgres_server_or_skip):
+    """A server with the documents; None for the embedded engine."""
+    if request.param == "embedded":
+        yield None
+        return
+    url = _postgres_server_or_skip() if request.param == "postgresql" else ""
+    with running(request.param, tmp_path_factory.mktemp(request.param), url) as started:
+        started.fill("papers", DOCUMENTS)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def _postgres_server_or_skip(request):
+    """Makes a database of its own on the tests' PostgreSQL server."""
+    import psycopg
+
+    def made():
+        folder = request.getfixturevalue("_postgres_server")
+        with psycopg.connect(f"host={folder} user=postgres dbname=postgres", autocommit=True) as db:
+            db.execute("CREATE DATABASE engines")
+        return f"host={folder} user=postgres dbname=engines"
+
+    return made
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch):
+    for name, value in (("LOOK", 0.1), ("FRESH", 0.0), ("REST", 0.2)):
+        monkeypatch.setattr(attached, name, value)
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch, server):
+    monkeypatch.setenv("ENGINE_KEY", "" if server is None else server.key)
+
+
+def attach(server, folder, *options, url=""):
+    """What `isthmus attach` writes, and says."""
+    key = ("--key", "env:ENGINE_KEY") if server.key else ()
+    done = isthmus("attach", url or server.url, "--out", folder, "--silo", "north", "--json", *key, *options)
+    return read_node(folder / "north" / "silo.toml"), json.loads(done.stdout)
+
+
+@contextmanager
+def serving(server, folder, *options, url=""):
+    """A node over the engine, that is ready."""
+    if server is None:
+        settings = NodeSettings("north", folder / "north", encoder=EncoderSettings("none"))
+    else:
+        settings, _ = attach(server, folder, *options, url=url)
+    with Node(settings) as node:
+        if server is None:
+            node.put([Draft(each["id"], each["title"], each["body"]) for each in DOCUMENTS])
+        until = time.monotonic() + 60
+        while not (node.ready().ready and len(node.index.snapshot)) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert node.ready().ready, node.ready()
+        yield node
+
+
+def search(node, query, k=10, **options):
+    return node.searcher.search(Search(query=query, k=k), snippets=True, **options)
+
+
+def named(server, id):
+    return id if server is None else server.id(id)
+
+
+def test_a_node_finds_what_the_engine_has(server, tmp_path):
+    with serving(server, tmp_path / "w") as node:
+        state = node.ready()
+        assert (state.documents, state.indexed) == (len(DOCUMENTS), len(DOCUMENTS))
+        assert (state.engine, state.level) == (("", "") if server is None else (server.noun, server.level))
+        for at, topic in enumerate(TOPICS[:20]):
+            answer = search(node, topic)
+            right = {named(server, f"d{3 * at + part}") for part in (1, 2, 3)}
+            assert {hit.document for hit in answer.hits[:3]} == right, topic
+            scores = [hit.score for hit in answer.hits]
+            assert scores == sorted(scores, reverse=True)
+            assert all(topic.split()[0] in (hit.title + hit.snippet).lower() for hit in answer.hits[:3])
+        assert search(node, "zzyzx").hits == search(node, "?").hits == []
+        one = search(node, "harbour", k=100).hits
+        assert len(one) == 15
+        first = DOCUMENTS[0]
+        (text,) = node.store.get([named(server, "d1"), "no such id", "9" * 30]).values()
+        assert (text.title, text.body) == (first["title"], first["body"])
+
+
+def test_hits_are_judged_and_documents_of_a_list_are_known(server, tmp_path):
+    with serving(server, tmp_path / "w") as node:
+        seal = node.tokens.seal
+        hit = search(node, TOPICS[0], token=lambda id: seal(id, query=TOPICS[0], peer="broker")).hits[0]
+        said = {"query": TOPICS[0], "silo": "north", "token": hit.token, "person": "ada"}
+        node.judge(AttributedFeedback(relevant=True, **said), "broker")
+        assert [(each.document, each.relevant) for each in node.store.judgements()] == [(hit.document, True)]
+        node.judge(AttributedFeedback(relevant=None, **said), "broker")
+        assert not node.store.judgements()
+        assert set(node._ids()) == {named(server, id) for id in TITLES}
+        rows = [
+            NamedJudgement(query="q", document=id, relevant=True) for id in (named(server, "d5"), "none such")
+        ]
+        done = node.judgements.take(AttributedBatch(judgements=rows, person="ada"), "broker", str)
+        assert (done.added, done.unknown) == (1, [1])
+
+
+def test_judgements_make_probabilities_in_the_engine_s_order(server, tmp_path):
+    with serving(server, tmp_path / "w") as node:
+        rows = []
+        for at, topic in enumerate(TOPICS):
+            right = {named(server, f"d{3 * at + part}") for part in (1, 2)}
+            for hit in search(node, topic).hits[:6]:
+                rows.append(
+                    NamedJudgement(query=topic, document=hit.document, relevant=hit.document in right)
+                )
+        node.judgements.take(AttributedBatch(judgements=rows, person="ada"), "broker", str)
+        node.calibrate_alone()
+        answer = search(node, TOPICS[3])
+        probabilities = [hit.probability for hit in answer.hits]
+        assert None not in probabilities
+        assert probabilities == sorted(probabilities, reverse=True)
+        right = {named(server, f"d{9 + part}") for part in (1, 2, 3)}
+        chances = {hit.document: hit.probability for hit in answer.hits}
+        others = [value for document, value in chances.items() if document not in right]
+        assert min(chances[document] for document in right) > max(others, default=0.0)
+        explained = node.searcher.search(Search(query=TOPICS[3], explain=True), snippets=False).hits[0]
+        own = "engine" if answer.scorer == "engine" else "bm25"
+        assert explained.explanation[0].retriever == own
+        odds = np.log(explained.probability / (1 - explained.probability))
+        assert sum(part.contribution for part in explained.explanation) == pytest.approx(odds, abs=1e-6)
+
+
+def test_the_level_says_what_takes_part(server, tmp_path):
+    with serving(server, tmp_path / "w") as node:
+        if server is not None and server.level == "scores":
+            assert node.searcher.scorer.name == "engine"
+            with pytest.raises(Refused):
+                node.statistics("broker")
+            judged = node.learner.queries("broker")
+            assert (judged.alone, judged.queries) == (True, [])
+        else:
+            assert node.searcher.scorer.name == "bm25"
+            statistics = node.index.snapshot.exact_statistics("north", ("text.having",))
+            assert statistics.documents == len(DOCUMENTS)
+            assert statistics.counts("text.having", ["harbour", "glacier", "keeper"]).tolist() == [15, 15, 24]
+
+
+def others_only(server):
+    if server is None:
+        pytest.skip("the embedded engine has no server")
+
+
+def test_a_filter_holds_for_everything_that_is_shown(server, tmp_path):
+    others_only(server)
+    with serving(server, tmp_path / "w", "--filter", server.filter("open")) as node:
+        closed = {server.id(each["id"]) for each in DOCUMENTS if each["kind"] == "closed"}
+        assert len(node.index.snapshot) == len(DOCUMENTS) - len(closed)
+        hits = [hit for topic in TOPICS[:10] for hit in search(node, topic, k=100).hits]
+        assert hits
+        assert not {hit.document for hit in hits} & closed
+        assert not set(node._ids()) & closed
+        assert not node.store.get(sorted(closed))
+
+
+@pytest.mark.parametrize("wrong", ["{nonsense", "nowhere ((= 1"])
+def test_a_filter_that_the_engine_cannot_do_is_refused(server, tmp_path, wrong):
+    others_only(server)
+    key = ("--key", "env:ENGINE_KEY") if server.key else ()
+    command = ("attach", server.url, "--out", tmp_path / "w", "--filter", wrong, *key)
+    done = isthmus(*command, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "w").exists()
+
+
+def test_documents_are_changed_where_they_are(server, tmp_path):
+    others_only(server)
+    with (
+        serving(server, tmp_path / "w") as node,
+        pytest.raises(Refused, match=f"{server.noun}, which is only"),
+    ):
+        node.put([Draft("x", "", "text")])
+
+
+def test_a_server_that_is_down_or_silent_is_said_and_comes_back(server, tmp_path):
+    others_only(server)
+    switch = Switch(server.target)
+    try:
+        with serving(server, tmp_path / "w", "--seconds", "2", url=server.at(switch.port)) as node:
+            assert search(node, TOPICS[0]).hits
+            for mode in ("off", "silent"):
+                switch.turn(mode)
+                began = time.monotonic()
+                with pytest.raises(ServiceError, match=server.noun):
+                    search(node, TOPICS[0])
+                assert time.monotonic() - began < 15
+                state = node.ready()
+                assert not state.ready
+                assert state.detail == f"{server.noun} does not answer"
+                switch.turn("on")
+                until = time.monotonic() + 30
+                while not node.ready().ready and time.monotonic() < until:
+                    time.sleep(0.05)
+                assert search(node, TOPICS[0]).hits
+    finally:
+        switch.close()
+
+
+def test_wrong_credentials_and_sources_are_one_line_with_the_cure(server, tmp_path, monkeypatch):
+    others_only(server)
+    wrong = isthmus(
+        *("attach", server.url, "--out", tmp_path / "w", "--source", "nothing", "--key", "env:ENGINE_KEY"),
+        check=False,
+    )
+    assert wrong.returncode == 1
+    assert f"{server.noun} has no nothing" in wrong.stderr
+    if server.key:
+        monkeypatch.setenv("ENGINE_KEY", "wrong:key")
+        wrong = isthmus("attach", server.url, "--out", tmp_path / "w", "--key", "env:ENGINE_KEY", check=False)
+        assert wrong.returncode == 1
+        assert "refuses these credentials" in wrong.stderr
+        assert "wrong:key" not in wrong.stderr
+    assert not (tmp_path / "w").exists()
+
+
+def test_nothing_goes_in_the_clear_beyond_this_machine():
+    with pytest.raises(ConfigError, match="in the clear"):
+        open_remote(Location(url="http://search.example.org:9200"))
+    for scheme in ("qdrant", "typesense", "meilisearch", "https"):
+        assert base_url(f"{scheme}://search.example.org:1") == "https://search.example.org:1"
+        with pytest.raises(ConfigError, match="no password"):
+            open_remote(Location(url=f"{scheme}://ada:hush@search.example.org"))
