@@ -269,3 +269,32 @@ def test_nothing_goes_in_the_clear_beyond_this_machine():
         assert base_url(f"{scheme}://search.example.org:1") == "https://search.example.org:1"
         with pytest.raises(ConfigError, match="no password"):
             open_remote(Location(url=f"{scheme}://ada:hush@search.example.org"))
+
+
+def test_vectors_are_searched_by_the_encoder_that_made_them(server, tmp_path):
+    if server is None or server.name != "qdrant":
+        pytest.skip("no engine of vectors")
+    from isthmus.encoders import load_encoder
+    from tiny_encoders import WORDS as WORDS_KNOWN
+    from tiny_encoders import lookup_encoder
+
+    for seed, name in enumerate(("tiny", "other")):
+        table = np.random.default_rng(seed).normal(size=(len(WORDS_KNOWN), 8)).astype(np.float32)
+        lookup_encoder(tmp_path / name, table)
+    texts = ["red pear", "green apple", "red apple", "green pear", "find me red", "pear apple green"]
+    documents = [
+        {"id": f"d{at}", "title": "", "body": text, "kind": "open"} for at, text in enumerate(texts, 1)
+    ]
+    server.fill("fruit", documents, load_encoder(str(tmp_path / "tiny")).encode(texts))
+    options = ("--source", "fruit", "--encoder", tmp_path / "tiny")
+    settings, said = attach(server, tmp_path / "w", *options)
+    assert any("cosine to those stored is 1.00" in reason for reason in said["reasons"])
+    with Node(settings) as node:
+        for at, text in enumerate(texts, 1):
+            hit = search(node, text).hits[0]
+            assert hit.document == str(at)
+            assert hit.score == pytest.approx(1.0, abs=1e-3)
+    key = ("--key", "env:ENGINE_KEY", "--source", "fruit", "--encoder")
+    other = isthmus("attach", server.url, "--out", tmp_path / "x", *key, tmp_path / "other", check=False)
+    assert other.returncode == 1
+    assert "at least 0.9" in other.stderr

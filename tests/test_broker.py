@@ -476,3 +476,14 @@ def test_https_needs_a_certificate():
 def test_a_broker_without_silos_is_refused():
     with pytest.raises(ConfigError, match="silo"):
         Broker(BrokerSettings())
+
+
+def test_hits_with_an_engine_s_own_scores_take_turns_until_they_have_probabilities():
+    def hit(silo, score, probability=None):
+        return wire.Hit(document=f"{silo}{score}", silo=silo, probability=probability, score=score)
+
+    hits = [hit("a", 9.0), hit("a", 8.0), hit("b", 7.0), hit("x", 0.9), hit("x", 0.8), hit("y", 0.5)]
+    merged, _ = merge_hits(hits, k=10, threshold=0, apart={"x", "y"})
+    assert [each.document for each in merged] == ["a9.0", "x0.9", "y0.5", "a8.0", "x0.8", "b7.0"]
+    merged, _ = merge_hits([*hits, hit("x", 0.1, 0.7)], k=2, threshold=0, apart={"x", "y"})
+    assert [each.document for each in merged] == ["x0.1", "a9.0"]

@@ -58,12 +58,20 @@ def _wanted(arguments: argparse.Namespace) -> EngineSettings:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from isthmus.service import Attachment, add_silo, create_federation, inspect_engine, literal_secrets
+    from isthmus.service import (
+        Attachment,
+        add_silo,
+        create_federation,
+        encoder_settings,
+        inspect_engine,
+        literal_secrets,
+    )
 
-    inspected = inspect_engine(_wanted(arguments), arguments.level or "")
+    inspected = inspect_engine(_wanted(arguments), arguments.level or "", arguments.encoder)
     folder, settings = Path(arguments.out), inspected.settings
     name = arguments.silo or _name(settings.source)
-    attachment = Attachment(settings, arguments.encoder)
+    encoder = encoder_settings(arguments.encoder) if arguments.encoder else None
+    attachment = Attachment(settings, encoder)
     if (folder / "broker.toml").exists():
         wrote = add_silo(folder, name, attachment)
     else:

@@ -1,4 +1,5 @@
 from isthmus.service.attaching import Inspected as Inspected
+from isthmus.service.attaching import encoder_settings as encoder_settings
 from isthmus.service.attaching import inspect_engine as inspect_engine
 from isthmus.service.broker import Broker as Broker
 from isthmus.service.broker import merge_hits as merge_hits

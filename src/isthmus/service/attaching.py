@@ -2,7 +2,8 @@
 
     1. tables, collections or indexes, and fields that may be id, title and body
     2. some documents: their language, and whether the engine finds each by the terms that our analysis has
-    3. a query made of one of them
+    3. where the encoder of its vectors is named, whether that gives those documents the vectors they have
+    4. a query made of one of them
 
 Level *full* needs an engine that finds documents by terms, and `AGREEING` of the terms of sampled documents;
 everything else is *scores*.
@@ -14,14 +15,25 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
-from isthmus.engines import STOP, CountedEngine, RemoteDocument, RemoteEngine, RemoteSource, vector_of
+from isthmus.encoders import Vectors
+from isthmus.engines import (
+    STOP,
+    CountedEngine,
+    RemoteDocument,
+    RemoteEngine,
+    RemoteSource,
+    VectorEngine,
+    vector_of,
+)
 from isthmus.errors import ConfigError, several
 from isthmus.languages import DEFAULT, NAMES, analyse, detect, usual
 from isthmus.service.attached import remote_of
-from isthmus.service.settings import EngineSettings
+from isthmus.service.encoding import NoQueries, QueryEncoder, ready_encoder
+from isthmus.service.settings import EncoderSettings, EngineSettings
 
 SAMPLED, READ = 50, 2_000
 """Documents that the level is proved on, and documents they are chosen among."""
@@ -41,6 +53,8 @@ BODIES = (
     "page",
 )
 IDS = ("id", "_id", "docid", "doc_id", "uuid", "key", "slug")
+ENCODED, ALIKE = 16, 0.9
+"""Documents that an encoder is tried on, and the least median cosine to the vectors that they have."""
 WORDS = 8
 """Of the query that is tried."""
 
@@ -61,8 +75,17 @@ class Inspected:
     """Further sources of the server."""
 
 
-def inspect_engine(wanted: EngineSettings, level: str = "") -> Inspected:
-    """Look at a server; what `wanted` leaves empty is proposed. `level` is the highest that is wanted."""
+@dataclass(frozen=True)
+class _Wish:
+    """The highest level that is wanted, and the encoder of the engine's vectors."""
+
+    level: str = ""
+    encoder: str = ""
+
+
+def inspect_engine(wanted: EngineSettings, level: str = "", encoder: str = "") -> Inspected:
+    """Look at a server; what `wanted` leaves empty is proposed. `level` is the highest that is wanted,
+    `encoder` what made the engine's vectors."""
     remote = remote_of(wanted)
     try:
         sources = remote.sources()
@@ -74,7 +97,8 @@ def inspect_engine(wanted: EngineSettings, level: str = "") -> Inspected:
     try:
         sample = _sampled(remote)
         others = tuple(each.name for each in sources if each.name != source.name)
-        return _proved(remote, replace(proposed, language=_language(sample)), source, sample, level, others)
+        settings = replace(proposed, language=_language(sample))
+        return _proved(remote, settings, source, sample, _Wish(level, encoder), others)
     finally:
         remote.close()
 
@@ -141,11 +165,17 @@ def _proved(
     settings: EngineSettings,
     source: RemoteSource,
     sample: Sequence[RemoteDocument],
-    level: str,
+    wish: _Wish,
     others: tuple[str, ...],
 ) -> Inspected:
     """The level, and a query that was tried."""
     reasons = list(source.remarks)
+    queries: QueryEncoder = NoQueries()
+    if wish.encoder:
+        queries = ready_encoder(encoder_settings(wish.encoder)) or queries
+        reasons.append(_vectors_proved(remote, sample, queries, wish.encoder))
+    elif isinstance(remote, VectorEngine):
+        reasons.append("found by words; --encoder NAME, that which made its vectors, finds by meaning")
     if not settings.search_by and remote.noun == "PostgreSQL":
         columns = [name for name in (settings.title, settings.body) if name]
         expression = vector_of(columns, NAMES.get(settings.language, "english").lower())
@@ -155,12 +185,48 @@ def _proved(
             "no full-text index: every search reads the whole table; "
             f"CREATE INDEX ON {source.name} USING gin ({expression}) makes it fast"
         )
-    full, why = _agreement(remote, sample, settings.language, level)
+    full, why = _agreement(remote, sample, settings.language, wish.level)
     settings = replace(settings, level="full" if full else "scores")
-    query, hits, took = _tried(remote, settings, sample)
+    query, hits, took = _tried(remote, settings, sample, queries)
     return Inspected(
         settings, remote.noun, remote.documents(), (why, *reasons), query, tuple(hits), took, others
     )
+
+
+def encoder_settings(name: str) -> EncoderSettings:
+    """Those of an encoder by its name, its address or its folder."""
+    if Path(name).is_dir():
+        return EncoderSettings("encoder", path=Path(name).resolve())
+    return EncoderSettings("encoder", name)
+
+
+def _vectors_proved(
+    remote: RemoteEngine, sample: Sequence[RemoteDocument], queries: QueryEncoder, name: str
+) -> str:
+    """That an encoder made the engine's vectors; a ConfigError where it gives others."""
+    if not isinstance(remote, VectorEngine):
+        raise ConfigError(f"{remote.noun} is not searched by vectors", key="--encoder", expected="no encoder")
+    stored = remote.vectors([each.id for each in sample[:ENCODED]])
+    some = [each for each in sample[:ENCODED] if each.id in stored]
+    widths = {len(vector) for vector in stored.values()}
+    if not widths <= {queries.width}:
+        clash = f"{name} makes vectors of {queries.width} numbers, the engine's have {max(widths)}"
+        raise ConfigError(
+            clash, key="--encoder", expected="the encoder that made them, or another --search-by"
+        )
+    theirs = np.array([stored[each.id] for each in some])
+    whole = [f"{each.title}\n{each.body}" if each.title else each.body for each in some]
+    ways = (whole, [each.body for each in some])  # nobody says whether titles were encoded too
+    alike = max((_median_cosine(queries.documents(texts), theirs) for texts in ways if texts), default=0.0)
+    proof = f"{name} gives {several(len(stored), 'sampled document')} vectors whose cosine to those stored is"
+    if alike < ALIKE:
+        raise ConfigError(f"{proof} {alike:.2f}", key="--encoder", expected=f"at least {ALIKE:g}")
+    return f"{proof} {alike:.2f}"
+
+
+def _median_cosine(one: Vectors, other: Vectors) -> float:
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return float(np.median((one * other).sum(axis=1) / np.maximum(lengths, 1e-9)))
 
 
 def _agreement(
@@ -190,7 +256,7 @@ def _terms(sample: Sequence[RemoteDocument], language: str) -> Mapping[str, Sequ
 
 
 def _tried(
-    remote: RemoteEngine, settings: EngineSettings, sample: Sequence[RemoteDocument]
+    remote: RemoteEngine, settings: EngineSettings, sample: Sequence[RemoteDocument], queries: QueryEncoder
 ) -> tuple[str, list[str], float]:
     """A query made of a document, the titles of what it finds, and milliseconds."""
     if not sample:
@@ -204,7 +270,7 @@ def _tried(
         weights = dict.fromkeys(_terms([RemoteDocument("query", "", query)], settings.language)["query"], 1.0)
         ids = remote.matching(weights, 3)
     else:
-        ids = [id for id, _ in remote.search(query, np.zeros(0, dtype=np.float32), 3)]
+        ids = [id for id, _ in remote.search(query, queries.query(query, query.split()), 3)]
     took = 1000 * (time.monotonic() - began)
     documents = remote.get(ids)
     return query, [documents[id].title or documents[id].body[:80] for id in ids if id in documents], took

@@ -13,10 +13,11 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -41,6 +42,8 @@ from isthmus.service.versions import ModelVersions
 from isthmus.tables import Unpacker
 
 JSON = "application/json"
+ENGINE = "engine"
+"""The scorer of silos whose scores are their engine's own."""
 LAG = 0.25
 """Seconds by which a deadline may be noticed late; more, and it was this process that had no time."""
 MOST_UNPACKED = 64 << 20
@@ -320,7 +323,10 @@ class Broker:
             for hit in (answer.hits if merger is None else merger.hits(answer))
         ]
         threshold = max(request.threshold, self.settings.threshold)
-        hits, below = merge_hits(candidates, k=request.k, threshold=threshold, last=_odd_ones(statuses))
+        apart = {status.silo for status in statuses if status.scorer == ENGINE}
+        hits, below = merge_hits(
+            candidates, k=request.k, threshold=threshold, last=_odd_ones(statuses), apart=apart
+        )
         uncalibrated = sum(hit.probability is None for hit in candidates) if threshold > 0 else 0
         self._searches.add(found="yes" if hits else "no")
         took = round((time.monotonic() - question.began) * 1000, 1)
@@ -514,17 +520,33 @@ class Broker:
 
 
 def merge_hits(
-    hits: Iterable[wire.Hit], *, k: int, threshold: float, last: Container[str] = ()
+    hits: Iterable[wire.Hit],
+    *,
+    k: int,
+    threshold: float,
+    last: Container[str] = (),
+    apart: Collection[str] = (),
 ) -> tuple[list[wire.Hit], int]:
     """The k best by probability, ties by score and then by id; and how many the threshold left out.
 
     A hit without a probability, from a silo without a calibrator, comes after all that have one; it
-    passes no threshold but 0. Those of silos in `last`, whose scores do not compare, come at the end.
+    passes no threshold but 0. Those of silos in `last`, whose scores do not compare, come at the end. A silo
+    in `apart` has scores of its engine's own: its hits take turns with the others'.
     """
     every = list(hits)
     selected = [hit for hit in every if (hit.probability or 0.0) >= threshold]
     selected.sort(key=lambda hit: (hit.probability is None and hit.silo in last, *_order(hit)))
-    return selected[:k], len(every) - len(selected)
+    return _in_turns(selected, apart)[:k], len(every) - len(selected)
+
+
+def _in_turns(hits: list[wire.Hit], apart: Collection[str]) -> list[wire.Hit]:
+    """Hits as they are, but those without probabilities in turns: of each silo apart, and of all others."""
+    rated = [hit for hit in hits if hit.probability is not None]
+    rest = [hit for hit in hits if hit.probability is None]
+    lists = [[hit for hit in rest if hit.silo not in apart]]
+    lists += [[hit for hit in rest if hit.silo == silo] for silo in sorted(apart)]
+    turns = zip_longest(*lists)
+    return rated + [hit for turn in turns for hit in turn if hit is not None]
 
 
 def _order(hit: wire.Hit) -> tuple[float, float, str, str]:
@@ -533,7 +555,11 @@ def _order(hit: wire.Hit) -> tuple[float, float, str, str]:
 
 def _odd_ones(statuses: Iterable[wire.SiloStatus]) -> set[str]:
     """The silos that scored otherwise than most; of two ways as frequent, otherwise than the hybrid."""
-    scorers = {status.silo: status.scorer or "bm25" for status in statuses if status.status == "answered"}
+    scorers = {
+        status.silo: status.scorer or "bm25"
+        for status in statuses
+        if status.status == "answered" and status.scorer != ENGINE
+    }
     counts = Counter(scorers.values())
     usual = max(counts, key=lambda scorer: (counts[scorer], scorer == "hybrid"), default="")
     return {silo for silo, scorer in scorers.items() if scorer != usual}

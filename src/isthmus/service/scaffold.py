@@ -25,7 +25,7 @@ from isthmus.errors import ConfigError
 from isthmus.files import write_private
 from isthmus.service.certificates import DAYS, LOOPBACK, TRAINING, Authority, check_name
 from isthmus.service.security import SCOPES, ApiKeys
-from isthmus.service.settings import EngineSettings, PageText, Source, read_broker, read_node
+from isthmus.service.settings import EncoderSettings, EngineSettings, PageText, Source, read_broker, read_node
 from isthmus.service.templates import template
 
 EXAMPLES = (Source("folder", Path("documents")),)
@@ -45,12 +45,17 @@ class Attachment:
     """An engine that has a silo's documents, and the encoder of its vectors, where that is known."""
 
     engine: EngineSettings
-    encoder: str = ""
+    encoder: EncoderSettings | None = None
 
     @property
     def tables(self) -> str:
         """As TOML."""
-        kind = f'kind = "encoder"\nname = {toml_value(self.encoder)}' if self.encoder else 'kind = "none"'
+        kind = 'kind = "none"'
+        if self.encoder is not None:
+            named = {"name": self.encoder.name} if self.encoder.name else {"path": str(self.encoder.path)}
+            kind = 'kind = "encoder"\n' + "".join(
+                f"{key} = {toml_value(value)}" for key, value in named.items()
+            )
         lines = (f"{name} = {toml_value(value)}" for name, value in self._differing().items())
         return f"[encoder]\n{kind}\n\n# {_LEVELS[self.engine.level]}\n[engine]\n" + "\n".join(lines) + "\n"
 
