@@ -9,8 +9,16 @@ import pytest
 
 from isthmus.errors import ConfigError, DataError
 from isthmus.fusion import fuse
-from isthmus.fusion.rl_sim import LARGEST, aggregate, intersections, object_distances, rerank
-from isthmus.tables import Run
+from isthmus.fusion.learned import Formula
+from isthmus.fusion.rl_sim import (
+    LARGEST,
+    aggregate,
+    intersections,
+    object_distances,
+    rerank,
+    separations,
+)
+from isthmus.tables import Qrels, Run
 
 
 def distances(lists: np.ndarray, objects: int) -> np.ndarray:
@@ -296,3 +304,56 @@ def test_equation_15_is_its_formula() -> None:
     assert fuse([first, second], "rlsim-eq15").to_dict()["q"] == pytest.approx(expected)
     near = fuse([first, second], "rlsim-eq15", neighbours=1).to_dict()["q"]
     assert near["a"] == pytest.approx(base["a"] + base["b"])
+
+
+def classified(signal: float, seed: int, *, texts: int = 300, count: int = 6) -> tuple[Run, list[int]]:
+    """Lists of six labels for texts, the true label this many standard deviations up, and the true labels."""
+    truth = np.random.default_rng(7).integers(count, size=texts)
+    scores = np.random.default_rng(seed).normal(size=(texts, count))
+    scores[np.arange(texts), truth] += signal
+    names = np.repeat([f"q{at}" for at in range(texts)], count).tolist()
+    return Run.of(names, [f"label {at}" for at in range(count)] * texts, scores.ravel()), truth.tolist()
+
+
+def first_answers(run: Run, truth: list[int]) -> float:
+    return float(
+        np.mean([run[f"q{at}"].documents.tolist()[0] == f"label {true}" for at, true in enumerate(truth)])
+    )
+
+
+def test_with_nothing_said_it_is_near_its_best_input_where_the_frameworks_parameters_collapse() -> None:
+    good, truth = classified(3.0, 1)
+    for poor in (1.0, 2.0, 3.0):
+        runs = [classified(poor, 2)[0], good]
+        best = max(first_answers(run, truth) for run in runs)
+        assert first_answers(fuse(runs, "rl-sim"), truth) > best - 0.02
+        assert first_answers(fuse(runs, "rl-sim", topk=6, rounds=3, weights=[1, 1]), truth) < best - 0.1
+
+
+def test_weights_are_how_clearly_first_scores_stand_above_lower_ones() -> None:
+    clear = Run.from_dict({"p": {"a": 9.0, "b": 1.0}, "q": {"a": 2.0, "b": 8.0}})
+    mixed = Run.from_dict({"p": {"a": 9.0, "b": 5.0}, "q": {"a": 2.0, "b": 4.0}})
+    # of the four pairs of a first and a lower score the first is larger in all, and in three; the larger of
+    # two independent scores is above the smaller of two others with probability 5/6
+    excess = np.log(4.5 / 0.5) - np.log(5)
+    assert separations([clear, mixed]) == pytest.approx([excess, excess / 10])
+    assert separations([mixed]).tolist() == [0.0]
+    assert separations([Run.from_dict({"p": {"a": 1.0}})]).tolist() == [0.0]
+    matrices = [distances(lists, 10) for lists in UDLF[1][1]]
+    assert aggregate(matrices, np.array([3.0, 1.0])) == pytest.approx(
+        (1 + matrices[0]) ** 0.75 * (1 + matrices[1]) ** 0.25
+    )
+    assert aggregate(matrices, np.ones(2)) == pytest.approx(aggregate(matrices))
+
+
+def test_judgements_choose_what_is_not_given() -> None:
+    good, truth = classified(3.0, 1)
+    bad = classified(0.1, 3)[0]
+    sure = bad.with_scores(bad.scores + 50.0 * (bad.ranks == 1))  # surer of itself than the good one
+    qrels = Qrels.from_dict({f"q{at}": {f"label {true}": 1} for at, true in enumerate(truth)})
+    runs = [sure, good]
+    assert first_answers(fuse(runs, "rl-sim"), truth) < 0.5
+    fitted = Formula("rl-sim").fit(runs, qrels)
+    assert fitted.weights_.tolist() == [2, 1, 0, 1]
+    assert first_answers(fitted.fuse(runs), truth) > first_answers(good, truth) - 0.02
+    assert Formula("rl-sim", options={"topk": 3}).fit(runs, qrels).weights_.tolist() == []

@@ -22,7 +22,7 @@ from isthmus_reproduce.fusion.folds import label_fold
 from isthmus_reproduce.fusion.runs import Way
 from isthmus_reproduce.notebook import Cell, cells_table
 
-TABLES = ("II", "III", "IV", "V", "VI", "VII", "VIII")
+TABLES = ("I", "readings", "II", "III", "IV", "V", "VI", "VII", "VIII")
 WORDS = {
     "0": ["match", "goal", "team", "coach", "league", "referee"],
     "1": ["bread", "soup", "kitchen", "oven", "butter", "recipe"],
@@ -105,6 +105,13 @@ def test_texts_without_folds_are_dealt_by_text_with_all_their_labels(monkeypatch
     assert not sound.single
     assert paper.single
     assert len(paper.train) + len(paper.validation) + len(paper.test) == 90
+    labels_of_text = {
+        (text, label)
+        for part in (paper.train, paper.validation, paper.test)
+        for text, label in zip(part.texts, part.labels.argmax(axis=1).tolist(), strict=True)
+    }
+    assert len(labels_of_text) == 30, "all copies of a text have the label of the last"
+    assert {label for _, label in labels_of_text} == {0}, "the last copy of each text is a's"
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +137,13 @@ def test_every_table_has_its_cells_in_both_modes(folder: Path, out: Path) -> Non
     by_fold = means_of(read_per_query(file), by=("method", "measure", "fold"))
     texts = [one["value"] for one in by_fold if (one["method"], one["measure"]) == ("default", "P@1")]
     assert 100 * np.mean(texts) == pytest.approx(default.value), "the table, made again"
+    readings = {cell.row for cell in found.cells if cell.table == "readings"}
+    assert {"BM25 of training texts (code)", "BM25 of label texts (print)"} < readings
+    assert len(readings) == 8, "four retrievers and the pairs of a sparse and a dense one"
+    sizes = {cell.measure: cell.value for cell in found.cells if (cell.table, cell.mode) == ("I", "paper")}
+    assert sizes == {"texts": 160, "labels": 5, "labels a text": 1}
+    ways = {cell.variant for cell in found.cells if (cell.table, cell.row) == ("VII", "Platt")}
+    assert {"UDLF-RLSIM/zmuv", "eq. (15)/zmuv"} < ways, "under the key of the printed rows"
     oracle, honest = (values["V", "base", mode, "all", "P@1"].value for mode in ("paper", "sound"))
     assert oracle >= honest, "fewer competing labels cannot be harder"
     told = json.loads((out / "cells.json").read_text())

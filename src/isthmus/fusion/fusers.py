@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import ConfigError
 from isthmus.fusion.normalisers import NORMALISERS, min_max, nonnegative
-from isthmus.fusion.rl_sim import aggregate, object_distances, positions, rerank
+from isthmus.fusion.rl_sim import (
+    ROUNDS,
+    TOPK,
+    aggregate,
+    object_distances,
+    positions,
+    rerank,
+    separations,
+)
 from isthmus.fusion.union import Union
 from isthmus.tables import Qrels, Run
 
@@ -200,14 +208,17 @@ def rl_sim(
     similar: Sequence[Run] | None = None,
     topk: int | None = None,
     ck: int | None = None,
-    rounds: int = 3,
+    rounds: int | None = None,
+    weights: Sequence[float] | None = None,
 ) -> FloatArray:
     """RL-Sim over queries and documents together; the score is 1/position in the query's new list.
 
     Every object's list names documents first, then queries: a query's come from the run, a document's
     queries from the run read the other way. What relates documents to documents and queries to queries
     are the runs `similar` (one per retriever, from object to object), or else how high the same lists rank
-    both. K = min(15, documents), CK = min(700, objects − 1).
+    both. K = 2 and one round, or what judgements choose; CK = min(700, objects − 1). `weights` are the runs'
+    parts in the fused distance, by default how clearly each tells its first answers from the others; equal
+    ones are the framework's.
     """
     union = candidates.union
     used, codes = np.unique(union.documents.codes, return_inverse=True)
@@ -216,10 +227,12 @@ def rl_sim(
         object_distances(run, names, union.queries, None if similar is None else similar[at])
         for at, run in enumerate(union.runs)
     ]
-    fused = aggregate(matrices) if len(matrices) > 1 else matrices[0]
-    if topk is None:  # it grows by one each round, and few objects allow few rounds
-        topk = max(1, min(15, len(names), len(fused) - rounds + 1))
-        rounds = min(rounds, len(fused) - topk + 1)
+    shares = separations(union.runs) if weights is None else np.asarray(weights, dtype=np.float64)
+    if len(shares) != len(matrices):
+        raise ConfigError(f"{len(shares)} weights for {len(matrices)} runs", key="weights", value=weights)
+    fused = aggregate(matrices, shares if shares.sum() > 0 else None) if len(matrices) > 1 else matrices[0]
+    rounds = min(ROUNDS, len(fused) - 1) if rounds is None else rounds
+    topk = max(1, min(TOPK, len(fused) - rounds + 1)) if topk is None else topk  # it grows by one each round
     final, _ = rerank(fused, topk=topk, ck=ck, rounds=rounds)
     return np.asarray(1.0 / positions(final)[len(names) + union.query_of_row, codes])
 

@@ -31,6 +31,7 @@ from isthmus.calibration import (
 from isthmus.errors import ConfigError, DataError
 from isthmus.fusion.estimator import Fuser, ScoreBreakdown, TrainingUnion, names_of
 from isthmus.fusion.fusers import FUSERS, Candidates, choose, default_norm
+from isthmus.fusion.rl_sim import GRID
 from isthmus.fusion.union import Union
 from isthmus.logistic import likelihood_sums, newton
 from isthmus.report import progress
@@ -52,7 +53,8 @@ DEEPEST = 20
 class Formula(Fuser):
     """Any fuser of `FUSERS` with its score calibrated on judgements.
 
-    A retriever's contribution is by how much the score would fall without it.
+    A retriever's contribution is by how much the score would fall without it. Of RL-Sim, judgements also
+    choose K, the number of rounds and the runs' weights, where the options name none of them.
     """
 
     method = "formula"
@@ -74,13 +76,37 @@ class Formula(Fuser):
         self.retrievers_, self.weights_ = names_of(runs), np.empty(0)
         return self
 
+    def _gather(self, training: TrainingUnion) -> FloatArray:
+        if self.formula != "rl-sim" or {"topk", "rounds", "weights"} & set(self.options):
+            return self._evidence(training.union)
+        self._settings = _rl_sim_settings(training.union)
+        settings = progress(self._settings, label="choosing") if training.folds > 1 else self._settings[:1]
+        return np.array([self._fused(training.union, setting) for setting in settings])
+
     def _evidence(self, union: Union) -> FloatArray:
+        return self._fused(union, self.weights_ if hasattr(self, "weights_") else np.empty(0))[None]
+
+    def _fused(self, union: Union, setting: FloatArray) -> FloatArray:
+        """The formula's scores; a setting is RL-Sim's K, rounds and a weight a run."""
         norm = self.norm or default_norm(self.formula)
         candidates = Candidates.of(union, norm, missing=self.missing)
-        return np.asarray([FUSERS[self.formula](candidates, **self.options)])
+        options = dict(self.options)
+        if len(setting):
+            chosen = {"topk": int(setting[0]), "rounds": int(setting[1]), "weights": setting[2:].tolist()}
+            options |= {name: value for name, value in chosen.items() if value}
+        return FUSERS[self.formula](candidates, **options)
+
+    def _weigh(self, evidence: FloatArray, training: TrainingUnion, queries: Mask) -> FloatArray:
+        if len(evidence) == 1:
+            return np.empty(0)
+        means = [np.nanmean(training.measured(scores, "nDCG@10")[queries]) for scores in evidence]
+        return self._settings[int(np.argmax(means))]
 
     def _scores(self, evidence: FloatArray, weights: FloatArray, union: Union) -> FloatArray:
-        return np.asarray(evidence[0])
+        if len(evidence) == 1:
+            return np.asarray(evidence[0])
+        at = [np.array_equal(weights, setting) for setting in self._settings].index(True)
+        return np.asarray(evidence[at])
 
     def _breakdown(self, union: Union, evidence: FloatArray) -> ScoreBreakdown:
         contributions = np.tile(evidence[0], (len(union.runs), 1))
@@ -89,8 +115,24 @@ class Formula(Fuser):
             if others:
                 fewer = Union.of(others)
                 place = union.rows_of(fewer)
-                contributions[at, place] -= self._evidence(fewer)[0]
+                setting = np.delete(self.weights_, 2 + at) if len(self.weights_) > 2 else self.weights_
+                contributions[at, place] -= self._fused(fewer, setting)
         return ScoreBreakdown(contributions, evidence[0] - contributions.sum(axis=0))
+
+
+def _rl_sim_settings(union: Union) -> list[FloatArray]:
+    """What judgements may choose for RL-Sim: K and rounds, then equal weights, then each run alone.
+
+    So it is never far below its best input.
+    """
+    runs = len(union.runs)
+    objects = len(np.unique(union.documents.codes)) + len(union.queries)
+    grid = [each for each in GRID if sum(each) - 1 <= objects]
+    settings = [np.array(each, dtype=np.float64) for each in grid or [(1, 1)]]
+    if runs == 1:
+        return settings
+    first = settings[0]
+    return [*settings, *(np.concatenate((first, each)) for each in (np.ones(runs), *np.eye(runs)))]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

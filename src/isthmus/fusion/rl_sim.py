@@ -21,12 +21,52 @@ LARGEST = 10_000
 """More objects than this would need gigabytes for every distance matrix."""
 
 
-def aggregate(matrices: Sequence[FloatArray]) -> FloatArray:
-    """D(i, j) = (Π_f (1 + D_f(i, j)))^(1/F)."""
-    product = np.ones_like(matrices[0])
-    for matrix in matrices:
-        product *= 1.0 + matrix
-    return np.asarray(product ** (1.0 / len(matrices)))
+TOPK, ROUNDS = 2, 1
+"""What a user gets who says nothing and judges nothing.
+
+The framework's own K = 15 and three rounds suit images of classes that large. A query has one label or a few
+documents: deeper tops are shared by everything, and more rounds spread that.
+"""
+GRID = ((2, 1), (3, 1), (5, 1), (8, 1), (15, 1), (2, 2), (5, 2), (5, 3), (15, 3))
+"""What judgements choose from, K and the number of rounds, the gentlest first."""
+
+
+def aggregate(matrices: Sequence[FloatArray], weights: FloatArray | None = None) -> FloatArray:
+    """D(i, j) = Π_f (1 + D_f(i, j))^w_f with Σ w = 1; without weights all are 1/F, as in the framework."""
+    if weights is None:
+        product = np.ones_like(matrices[0])
+        for matrix in matrices:
+            product *= 1.0 + matrix
+        return np.asarray(product ** (1.0 / len(matrices)))
+    logarithm = np.zeros_like(matrices[0])
+    for matrix, weight in zip(matrices, weights / weights.sum(), strict=True):
+        logarithm += weight * np.log1p(matrix)
+    return np.asarray(np.exp(np.round(logarithm, 12)))  # whatever order the runs come in
+
+
+def separations(runs: Sequence[Run]) -> FloatArray:
+    """How clearly every run tells its first answers from the others: weights without judgements.
+
+    With a = P(a list's first score > a lower score of any list), it is by how much the log-odds of a exceed
+    those of lists of independent scores, at least a tenth of the clearest run's. Only ranks among all scores
+    of the run enter, so that a strictly increasing change of scores leaves it.
+    """
+    clear = np.array([_separation(run) for run in runs])
+    return np.asarray(np.maximum(clear, clear.max() / 10))
+
+
+def _separation(run: Run) -> float:
+    from scipy.special import logit
+    from scipy.stats import rankdata
+
+    first = run.ranks == 1
+    count, rest = int(first.sum()), int((~first).sum())
+    if not count or not rest:
+        return 0.0
+    above = rankdata(run.scores)[first].sum() - count * (count + 1) / 2  # Mann and Whitney's U
+    length = run.rows / count
+    chance = (length**2 / (length + 1) - 0.5) / (length - 1)  # the largest of so many against one that is not
+    return max(0.0, float(logit((above + 0.5) / (count * rest + 1)) - logit(chance)))
 
 
 def intersections(lists: IntArray, topk: int) -> FloatArray:

@@ -1,8 +1,8 @@
 """Folds of the label sets for text classification by retrieval.
 
 In the sound form no text of the test part occurs in training or validation, none of validation in training,
-and a text has all of its labels. In the paper's form a text with several labels is copied once per label, and
-copies fall where they fall.
+and a text has all of its labels. In the paper's form a text with several labels is copied once per label,
+copies fall where they fall, and all of them have the label of the last: the authors map a text to one label.
 """
 
 from __future__ import annotations
@@ -186,10 +186,14 @@ def _merged(part: Part) -> Part:
 
 
 def _one_label_each(part: Part) -> Part:
+    """A copy of a text for each of its labels, all with the label of the last copy of that text."""
     rows, columns = np.nonzero(part.labels)
     copied = part.take(rows)
     ids = tuple(f"{name}+{label}" for name, label in zip(copied.ids, columns.tolist(), strict=True))
-    return Part(ids, copied.texts, np.eye(part.labels.shape[1], dtype=bool)[columns])
+    groups = same_text(copied.texts)
+    last = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.int64)
+    last[groups] = columns  # of repeated groups NumPy keeps the last
+    return Part(ids, copied.texts, np.eye(part.labels.shape[1], dtype=bool)[last[groups]])
 
 
 def _apart(fold: LabelFold) -> LabelFold:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from isthmus.encoders import Encoder, Lsa, load_encoder
 from isthmus.errors import ConfigError, MissingExtra
-from isthmus.retrieval import BM25, Score
+from isthmus.retrieval import BM25
 from isthmus.text import Tokeniser
 from isthmus_reproduce.fusion.encoders import Remembered, Unmarked, unmarked
 from isthmus_reproduce.fusion.labels import (
+    Bm25LabelText,
     Bm25Neighbours,
     Centroid,
     LabelRanker,
@@ -25,6 +26,8 @@ MAX_TOKENS = 128
 """Of a text, what the transformer reads: as the paper has it for tweets, and enough for a topic."""
 
 SPARSE, DENSE = "BM25", "dense"
+PRINTED_SPARSE, OTHER_DENSE = "BM25 over label texts", "dense, other reading"
+"""The paper's sparse retriever as it is printed; its dense one with the score that a mode does not use."""
 LINEAR = "words + dense, linear"
 """The plain linear model that every fusion has to beat."""
 
@@ -66,14 +69,18 @@ def _unmarked_panel(
     }
 
 
-def paper_panel(view: Encoded, *, as_printed: bool) -> dict[str, LabelRanker]:
-    """The paper's two retrievers: BM25 over 64 neighbours with the best score per label, and a dense one.
+def paper_panel(view: Encoded) -> dict[str, LabelRanker]:
+    """The paper's two retrievers as its authors' code has them, and the sparse one as it is printed.
 
-    The paper fine-tunes a transformer on texts and labels; ours is a frozen one under a linear map trained
-    with the same loss on the same pairs. As printed, its scores are inverse distances, else cosines.
+    In the code BM25 searches 64 training texts and a label has the best score among those that carry it; in
+    print it searches the labels' texts. The paper fine-tunes a transformer on texts and labels; ours is a
+    frozen one under a linear map trained with the same loss on the same pairs, compared by inner product.
     """
-    score: Score = "inverse_distance" if as_printed else "cosine"
-    return {SPARSE: Bm25Neighbours(k=64, pool="max"), DENSE: Trained(view, score=score)}
+    return {
+        SPARSE: Bm25Neighbours(k=64, pool="max"),
+        PRINTED_SPARSE: Bm25LabelText(),
+        DENSE: Trained(view),
+    }
 
 
 def default_panel(view: Encoded, texts: Iterable[str], *, single: bool) -> dict[str, LabelRanker]:

@@ -7,7 +7,7 @@ configuration is measured on the validation part beside it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,14 +17,24 @@ from isthmus.arrays import FloatArray
 from isthmus.calibration import calibrate, fit_calibrator, probabilities_of
 from isthmus.errors import DataError
 from isthmus.evaluation import Propensity, evaluate, log_loss, per_query_rows, reliability
-from isthmus.fusion import FUSERS, Candidates, Stacked
+from isthmus.fusion import FUSERS, Candidates, Formula, Stacked, fuse
 from isthmus.partition import folds
 from isthmus.randomness import Streams
+from isthmus.retrieval import shaped
 from isthmus.tables import Qrels, Run
 from isthmus_reproduce.deals import same_text
 from isthmus_reproduce.fusion.folds import LabelFold, Part, label_fold
 from isthmus_reproduce.fusion.labels import Panel, as_run
-from isthmus_reproduce.fusion.panels import LINEAR, SPARSE, default_panel, encoder, paper_panel
+from isthmus_reproduce.fusion.panels import (
+    DENSE,
+    LINEAR,
+    OTHER_DENSE,
+    PRINTED_SPARSE,
+    SPARSE,
+    default_panel,
+    encoder,
+    paper_panel,
+)
 from isthmus_reproduce.fusion.views import Encoded
 
 MEASURES = tuple(f"{name}@{depth}" for name in ("P", "nDCG", "psP", "psnDCG") for depth in (1, 5, 10))
@@ -37,7 +47,14 @@ FUSIONS = {
     "CombMULT-Conf": "comb-mult-conf",
     "CombMNZ-Variant": "comb-mnz-variant",
 }
-POSITIONS = ("UDLF-RLSIM", "none")
+POSITIONS = {"UDLF-RLSIM": "rl-sim", "eq. (15)": "rlsim-eq15"}
+"""What sees positions only: RL-Sim, and what the paper prints for it."""
+READINGS = {
+    SPARSE: "BM25 of training texts (code)",
+    PRINTED_SPARSE: "BM25 of label texts (print)",
+    "cosine": "dense, inner product (print)",
+    "inverse_distance": "dense, 1/d² (code)",
+}
 CALIBRATORS = {
     "paper": {"Platt": "platt", "Isotonic": "isotonic-binned", "QueryFeature": "query-feature-unconstrained"},
     "sound": {"Platt": "platt", "Isotonic": "isotonic-binned", "QueryFeature": "query-feature"},
@@ -84,8 +101,10 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | N
         )
     scores = _scores(chosen, mode)
     result: dict[str, Any] = {"metrics": [], "calibration": [], "encoder": scores.pop("encoder")}
+    result["sizes"] = _sizes(chosen)
     propensity = Propensity.of_qrels(chosen.train.qrels(chosen.documents))
     fused: dict[Way, dict[str, list[Run]]] = {}
+    single: dict[str, list[Run]] = {}
     lists = {
         split: label_lists(chosen, split, scores[split], oracle_partition=mode == "paper")
         for split in ("validation", "test")
@@ -94,17 +113,22 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | N
         test = lists["test"][part]
         if not validation or not test:
             continue
-        by_position: dict[str, Run] = {}
+        for name, run in _readings(test.runs, mode):
+            single.setdefault(name, []).append(run)
+        validation, test = (replace(each, runs=_main(each.runs)) for each in (validation, test))
+        positions = _by_position(validation, test) if mode == "sound" else {}
         for name, (on_validation, on_test) in _calibrated(validation, test, mode):
             result["calibration"] += _errors(name, part, on_test, test.qrels)
             for split, runs in (("validation", on_validation), ("test", on_test)):
-                if not runs:
-                    continue
-                if split not in by_position:
-                    by_position[split] = _by_position(runs)
-                ways = (*_fused(name, runs, shift=mode == "sound"), (POSITIONS, by_position[split]))
-                for (fusion, norm), run in ways:
-                    fused.setdefault(Way(name, fusion, norm), {}).setdefault(split, []).append(run)
+                if runs:
+                    ways = {**dict(_fused(name, runs, shift=mode == "sound"))}
+                    ways |= {
+                        (fusion, "none" if name == "base" else "zmuv"): positions.get((fusion, split))
+                        or fuse([_as_scores(run) for run in runs], formula)
+                        for fusion, formula in POSITIONS.items()
+                    }
+                    for (fusion, norm), run in ways.items():
+                        fused.setdefault(Way(name, fusion, norm), {}).setdefault(split, []).append(run)
     judged = {(split, part): _judged(chosen, split, part) for split in lists for part in PARTS}
     for way, splits in fused.items():
         for split, parts in splits.items():
@@ -114,7 +138,37 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | N
                     means = dict(evaluate(qrels, run, MEASURES, propensity=propensity).means)
                     record = {**way._asdict(), "split": split, "part": part, "means": means}
                     result["metrics"].append(record)
+    result["readings"] = {
+        name: dict(evaluate(judged["test", "all"], Run.concat(parts), ["P@1", "nDCG@10"]).means)
+        for name, parts in single.items()
+    }
     return result
+
+
+def _sizes(fold: LabelFold) -> list[float]:
+    """Texts, labels, labels a text: Table I."""
+    parts = (fold.train, fold.validation, fold.test)
+    texts = sum(map(len, parts))
+    return [texts, len(fold.documents), sum(int(part.labels.sum()) for part in parts) / texts]
+
+
+def _main(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """The two retrievers that the tables are of."""
+    return tuple(run for run in runs if run.name in (SPARSE, DENSE))
+
+
+def _readings(runs: tuple[Run, ...], mode: str) -> Iterator[tuple[str, Run]]:
+    """Each reading of each retriever alone, and every pair of a sparse and a dense one by CombMNZ."""
+    by_name = {run.name: run for run in runs}
+    dense, other = (by_name.pop(name) for name in (DENSE, OTHER_DENSE))
+    codes = (dense, other) if mode == "paper" else (other, dense)
+    by_name |= dict(zip(("inverse_distance", "cosine"), codes, strict=True))
+    for name, run in by_name.items():
+        yield READINGS[name], run
+    for sparse in (SPARSE, PRINTED_SPARSE):
+        for score in ("cosine", "inverse_distance"):
+            pair = [by_name[sparse], by_name[score]]
+            yield f"{READINGS[sparse]} + {READINGS[score]}", fuse(pair, "comb-mnz", norm="z-score")
 
 
 def _judged(fold: LabelFold, split: str, part: str) -> Qrels:
@@ -126,13 +180,16 @@ def _judged(fold: LabelFold, split: str, part: str) -> Qrels:
 def _scores(fold: LabelFold, mode: str) -> dict[str, Any]:
     """Both retrievers' scores of the validation and the test part."""
     model, name = encoder(fold.texts)
-    panel = Panel(paper_panel(Encoded(model), as_printed=mode == "paper"))
+    panel = Panel(paper_panel(Encoded(model)))
     fitted = panel.fit(fold.train.texts, fold.train.labels, fold.documents)
     scores = {split: fitted.scores(getattr(fold, split).texts) for split in ("validation", "test")}
     if mode == "paper":  # its test index holds the validation texts too; its validation index cannot
         both = fold.train + fold.validation
         sparse = Panel({SPARSE: panel.rankers[SPARSE]}).fit(both.texts, both.labels, fold.documents)
         scores["test"] |= sparse.scores(fold.test.texts)
+    for each in scores.values():
+        shapes = each[DENSE], shaped(each[DENSE], "inverse_distance")
+        each[OTHER_DENSE], each[DENSE] = shapes if mode == "paper" else shapes[::-1]
     return {**scores, "encoder": name}
 
 
@@ -195,10 +252,22 @@ def _fused(calibration: str, runs: tuple[Run, ...], *, shift: bool) -> Iterator[
             yield (fusion, label), candidates.union.ranked(FUSERS[formula](candidates, shift=shift))
 
 
-def _by_position(runs: tuple[Run, ...]) -> Run:
-    """RL-Sim, which sees positions only: the same whatever the calibration and the normalisation."""
-    candidates = Candidates.of(runs)
-    return candidates.union.ranked(FUSERS["rl-sim"](candidates))
+def _by_position(validation: LabelLists, test: LabelLists) -> dict[tuple[str, str], Run]:
+    """What reads positions, by name and split: the same whatever the calibration and the normalisation.
+
+    K, rounds and weights of RL-Sim are chosen on the validation part, whose own lists are cross-fitted.
+    """
+    runs = {}
+    for name, formula in POSITIONS.items():
+        chosen = Formula(formula)
+        runs[name, "validation"] = chosen.fit_fuse(validation.runs, validation.qrels)
+        runs[name, "test"] = chosen.fuse(test.runs)
+    return runs
+
+
+def _as_scores(run: Run) -> Run:
+    """A run ordered by its probabilities, where it has some: the paper's calibrators may change the order."""
+    return run if run.probabilities is None else run.with_scores(run.probabilities)
 
 
 def _errors(name: str, part: str, runs: tuple[Run, ...], qrels: Qrels) -> list[dict[str, Any]]:
