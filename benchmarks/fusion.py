@@ -191,11 +191,10 @@ def tweets(folder: Path) -> list[dict[str, Any]]:
 
 def _ranked_tweets(fold: int) -> int:
     """The test tweets of one fold, from texts to a fused list of labels; how many there are."""
+    from isthmus.classification import Bm25Neighbours, Encoded, OneVsRest, Panel, Words, as_run
     from isthmus.encoders import Lsa
     from isthmus.fusion import Stacked
     from isthmus_reproduce.fusion.folds import label_fold
-    from isthmus_reproduce.fusion.labels import Bm25Neighbours, OneVsRest, Panel, as_run
-    from isthmus_reproduce.fusion.views import Encoded, Words
 
     data = label_fold("twitter", fold)
     latent = Encoded(Lsa.fit(data.train.texts, dimensions=128))

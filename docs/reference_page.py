@@ -28,6 +28,7 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "isthmus.tables": (),
     "isthmus.corpora": (),
     "isthmus.evaluation": (),
+    "isthmus.classification": (),
     "isthmus.retrieval": (),
     "isthmus.calibration": (),
     "isthmus.fusion": (),

@@ -16,8 +16,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "isthmus"
 
 ORDER = """
     __main__ cli demo service learning training federation asking private features rankers losses
-    engines retrieval encoders fusion calibration logistic corpora partition evaluation languages text
-    config tables arrays report files randomness workers errors facade
+    classification engines retrieval encoders fusion calibration logistic corpora partition evaluation
+    languages text config tables arrays report files randomness workers errors facade
 """
 LEVEL = {part: level for level, tier in enumerate(ORDER.split()) for part in tier.split("|")}
 

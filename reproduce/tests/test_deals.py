@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from isthmus.classification import normal_text, same_text
 from isthmus.corpora import load
 from isthmus.errors import DataError
 from isthmus.evaluation import evaluate
@@ -18,7 +19,7 @@ from isthmus.partition import (
 from isthmus.randomness import Streams
 from isthmus.retrieval import BM25
 from isthmus.tables import Corpus, Documents, Qrels, Queries, Run
-from isthmus_reproduce.deals import by_topic, deal_corpus, normal_text, same_text
+from isthmus_reproduce.deals import by_topic, deal_corpus
 
 
 def test_folds_keep_duplicates_together_and_labels_even() -> None:

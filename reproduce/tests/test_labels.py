@@ -9,24 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.encoders import Lsa
-from isthmus.errors import DataError
-from isthmus.retrieval import BM25Index
-from isthmus.tables import Corpus, Documents, Qrels, Queries, Run
-from isthmus_reproduce.fusion.labels import (
-    Bm25LabelText,
+from isthmus.classification import (
+    Beside,
     Bm25Neighbours,
     Centroid,
+    Characters,
+    Counted,
+    Encoded,
     LabelText,
     NaiveBayes,
     Neighbours,
     OneVsRest,
     Panel,
-    Trained,
+    Words,
     as_run,
-    labels_of,
 )
-from isthmus_reproduce.fusion.views import Beside, Characters, Counted, Encoded, Words
+from isthmus.encoders import Lsa
+from isthmus.errors import DataError
+from isthmus.retrieval import BM25Index
+from isthmus.tables import Corpus, Documents, Qrels, Queries, Run
+from isthmus_reproduce.fusion.labels import Bm25LabelText, Trained, labels_of
 
 TOPICS = {
     "sport": "match goal team coach league referee striker keeper",

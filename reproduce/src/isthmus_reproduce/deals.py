@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,17 +16,6 @@ from isthmus.tables import Corpus
 from isthmus.text import tokenise
 
 Rng = np.random.Generator
-
-
-def same_text(texts: Iterable[str]) -> IntArray:
-    """Groups of equal texts, letter case and white space aside: duplicates must not straddle folds."""
-    seen: dict[str, int] = {}
-    return np.array([seen.setdefault(normal_text(text), len(seen)) for text in texts], np.int64)
-
-
-def normal_text(text: str) -> str:
-    """The spelling that texts share if they are equal, letter case and white space aside."""
-    return " ".join(text.casefold().split())
 
 
 def deal_corpus(

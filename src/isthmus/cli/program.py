@@ -28,6 +28,7 @@ GROUPS = (
     "demo",
     "data",
     "fuse",
+    "classify",
     "train",
     "coordinate",
     "rank",

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isthmus.arrays import IntArray
+from isthmus.classification import Labels, normal_text, same_text
 from isthmus.corpora import fold_count, load
 from isthmus.errors import DataError
 from isthmus.partition import folds
 from isthmus.randomness import Streams
 from isthmus.tables import Corpus, Documents, Qrels
-from isthmus_reproduce.deals import normal_text, same_text
-from isthmus_reproduce.fusion.labels import Labels, labels_of
+from isthmus_reproduce.fusion.labels import labels_of
 
 FOLDS = 10
 

@@ -1,270 +1,22 @@
-"""Labels as documents: text classification by retrieval.
+"""The paper's retrievers of labels that the product does not have, and the labels of a corpus's texts.
 
-A label ranker scores every label for a text. All of them share one form, `fit(views, labels)` and then
-`scores(views)`, an array texts × labels with NaN where a label is not in the list, and they look at texts
-through `View`s, which a `Panel` computes once for all of its rankers:
-
-    OneVsRest      a linear classifier per label (DiSMEC)
-    NaiveBayes     complement naive Bayes
-    Neighbours     labels of the nearest training texts, their similarities added or the largest kept
-    Bm25Neighbours the same with BM25, which is what the rank-fusion paper's sparse retriever is
-    Centroid       similarity to the mean of a label's training texts
-    LabelText      similarity to the label's own name and description
-    Bm25LabelText  the same with BM25
-    Trained        the same behind a linear map learned from the training texts and their labels
-
-Several labels per text are the general case; a single one is that with one True per row.
+Bm25LabelText  BM25 over the labels' names and descriptions
+Trained        cosine to the label's text behind a linear map learned from training texts and their labels
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from isthmus.arrays import FloatArray, Ids, IntArray, frozen
+from isthmus.arrays import FloatArray
+from isthmus.classification import Encoded, Labels, Sight, View, plain_queries
 from isthmus.encoders import unit
-from isthmus.errors import DataError
-from isthmus.report import progress
-from isthmus.retrieval import BM25, Score, check_depth, check_unique, shaped
-from isthmus.tables import Corpus, Documents, Queries, Run
+from isthmus.retrieval import BM25, Score, shaped
+from isthmus.tables import Corpus, Documents, Queries
 from isthmus_reproduce.fusion.encoders import Projected
-from isthmus_reproduce.fusion.views import Encoded, Sight, View
-
-Labels = NDArray[np.bool_]
-"""Texts × labels: which label is right for which text."""
-
-
-class LabelRanker(Protocol):
-    """Scores labels for texts; the constructor stores, `fit` returns what was learned."""
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        """What the ranker looks at."""
-
-    def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
-        """Learn from training texts; the result scores texts × labels, NaN for an unlisted label."""
-
-
-@dataclass(frozen=True)
-class OneVsRest:
-    """A linear classifier per label; `loss` is "hinge" (squared) or "log".
-
-    `ratio` first weighs every feature by its naive Bayes log-count ratio (Wang and Manning 2012). A label
-    without training text is unlisted.
-    """
-
-    view: View
-    cost: float = 0.5
-    loss: Literal["hinge", "log"] = "hinge"
-    ratio: bool = False
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return (self.view,)
-
-    def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
-        rows = sight[self.view]
-        learned = [self._one(rows, right) for right in labels.T]
-        width, silent = rows.shape[1], np.array([one is None for one in learned])
-        weights = np.array([np.zeros(width) if one is None else one[0] for one in learned])
-        intercepts = np.array([0.0 if one is None else one[1] for one in learned])
-
-        def scores(queries: Sight) -> FloatArray:
-            values = np.asarray(queries[self.view] @ weights.T + intercepts)
-            values[:, silent] = np.nan
-            return values
-
-        return scores
-
-    def _one(self, rows: Any, right: NDArray[np.bool_]) -> tuple[FloatArray, float] | None:
-        from scipy.sparse import csr_array
-
-        if right.all() or not right.any():
-            return None
-        ratio = _log_count_ratio(rows, right) if self.ratio else None
-        weighed = rows if ratio is None else csr_array(rows * ratio[None, :])
-        model = self._model().fit(weighed, right)
-        weights = model.coef_[0] if ratio is None else model.coef_[0] * ratio
-        return weights, float(model.intercept_[0])
-
-    def _model(self) -> Any:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.svm import LinearSVC
-
-        if self.loss == "hinge":
-            return LinearSVC(C=self.cost, random_state=0)
-        return LogisticRegression(C=self.cost, max_iter=300)
-
-
-def _log_count_ratio(rows: Any, right: NDArray[np.bool_]) -> FloatArray:
-    """ln of how much commoner a feature is in the label's texts than in the others, counts plus one."""
-    there = (rows != 0).astype(np.float64)
-    inside, outside = (1 + np.asarray(there[mask].sum(axis=0)).ravel() for mask in (right, ~right))
-    ratio: FloatArray = np.log((inside / inside.sum()) / (outside / outside.sum()))
-    return ratio
-
-
-@dataclass(frozen=True)
-class NaiveBayes:
-    """Complement naive Bayes: Σ x·w with w = ln P(feature | other labels), divided by its mean over features.
-
-    The mean, not the sum: a sum grows with the vocabulary, and scores learned from more texts would be on
-    another scale than those that a calibrator has seen.
-    """
-
-    view: View
-    smoothing: float = 1.0
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return (self.view,)
-
-    def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
-        rows, right = sight[self.view], labels.astype(np.float64)
-        inside = np.asarray((rows.T @ right).T)
-        outside = np.asarray(rows.sum(axis=0)).ravel()[None, :] - inside + self.smoothing
-        logs = np.log(outside / outside.sum(axis=1, keepdims=True))
-        weights = logs / logs.mean(axis=1, keepdims=True)
-        silent = ~labels.any(axis=0)
-
-        def scores(queries: Sight) -> FloatArray:
-            values = np.asarray(queries[self.view] @ weights.T)
-            values[:, silent] = np.nan
-            return values
-
-        return scores
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """Labels of the k most similar training texts: similarities added ("sum") or the largest ("max").
-
-    `sharpness` a replaces a cosine c by exp(a·c), which lets near neighbours outweigh many far ones.
-    """
-
-    view: View
-    k: int = 64
-    pool: Literal["sum", "max"] = "sum"
-    sharpness: float = 0.0
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return (self.view,)
-
-    def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
-        stored = sight[self.view]
-        k = min(self.k, labels.shape[0])
-
-        def scores(queries: Sight) -> FloatArray:
-            near = _dense(queries[self.view] @ stored.T)
-            rows = np.argpartition(-near, k - 1, axis=1)[:, :k]
-            values = np.take_along_axis(near, rows, axis=1)
-            values = np.exp(self.sharpness * values) if self.sharpness else values
-            return _pooled(rows, values, labels, self.pool)
-
-        return scores
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """A view that is (rows, scores): the k training texts with the best BM25 scores; NaN where fewer match.
-
-    So rankers that pool the same neighbours in different ways search once.
-    """
-
-    k: int
-    bm25: BM25
-
-    def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], tuple[IntArray, FloatArray]]:
-        index = self.bm25.index(_plain_documents(texts))
-
-        def near(texts_of_queries: Sequence[str]) -> tuple[IntArray, FloatArray]:
-            run = index.search(_plain_queries(texts_of_queries), self.k)
-            rows = np.zeros((len(run), self.k), dtype=np.int64)
-            scores = np.full((len(run), self.k), np.nan)
-            numbers = np.array([int(name) for name in run.documents.words], dtype=np.int64)
-            rows[run.query_of_row, run.ranks - 1] = numbers[run.documents.codes]
-            scores[run.query_of_row, run.ranks - 1] = run.scores
-            return rows, scores
-
-        return near
-
-
-@dataclass(frozen=True)
-class Bm25Neighbours:
-    """Labels of the k training texts with the best BM25 scores, added ("sum") or the largest ("max")."""
-
-    k: int = 64
-    pool: Literal["sum", "max"] = "sum"
-    bm25: BM25 = field(default_factory=BM25)
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return (Nearest(self.k, self.bm25),)
-
-    def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
-        (view,) = self.views
-
-        def scores(queries: Sight) -> FloatArray:
-            rows, values = queries[view]
-            return _pooled(rows, values, labels, self.pool)
-
-        return scores
-
-
-def _pooled(rows: IntArray, values: FloatArray, labels: Labels, pool: str) -> FloatArray:
-    """Add up, or take the largest of, the similarities of the neighbours that carry each label."""
-    pooled = np.full((len(rows), labels.shape[1]), np.nan)
-    for label, right in enumerate(labels.T):
-        carried = right[rows] & ~np.isnan(values)
-        if pool == "sum":
-            best = np.where(carried, values, 0).sum(axis=1)
-        else:
-            best = np.where(carried, values, -np.inf).max(axis=1, initial=-np.inf)
-        pooled[:, label] = np.where(carried.any(axis=1), best, np.nan)
-    return pooled
-
-
-@dataclass(frozen=True)
-class Centroid:
-    """Cosine to the mean of a label's training texts."""
-
-    view: View
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return (self.view,)
-
-    def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
-        sums = _dense((sight[self.view].T @ labels.astype(np.float64)).T)
-        centres = unit(sums.astype(np.float32))
-        silent = ~labels.any(axis=0)
-
-        def scores(queries: Sight) -> FloatArray:
-            values = np.asarray(queries[self.view] @ centres.T, dtype=np.float64)
-            values[:, silent] = np.nan
-            return values
-
-        return scores
-
-
-@dataclass(frozen=True)
-class LabelText:
-    """Cosine of a text to its label's name and description."""
-
-    view: View
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return (self.view,)
-
-    def fit(self, sight: Sight, labels: Labels, documents: Documents) -> Callable[[Sight], FloatArray]:
-        named = sight.fitted[self.view](documents.texts)
-        return lambda queries: _dense(queries[self.view] @ named.T)
 
 
 @dataclass(frozen=True)
@@ -282,7 +34,7 @@ class Bm25LabelText:
         column = {label: at for at, label in enumerate(documents.ids)}
 
         def scores(queries: Sight) -> FloatArray:
-            run = index.search(_plain_queries(queries.texts), len(documents))
+            run = index.search(plain_queries(queries.texts), len(documents))
             values = np.full((len(run), len(documents)), np.nan)
             columns = np.array([column[word] for word in run.documents.words], dtype=np.int64)
             values[run.query_of_row, columns[run.documents.codes]] = run.scores
@@ -318,82 +70,6 @@ class Trained:
             return shaped(cosines.astype(np.float64), self.score)
 
         return scores
-
-
-def _dense(matrix: Any) -> FloatArray:
-    array: FloatArray = np.asarray(
-        matrix.todense() if hasattr(matrix, "todense") else matrix, dtype=np.float64
-    )
-    return array
-
-
-def _plain_documents(texts: Sequence[str]) -> Documents:
-    count = len(texts)
-    ids = tuple(str(at) for at in range(count))
-    return Documents(ids, ("",) * count, tuple(texts), frozen(np.zeros(count, dtype=np.int64)))
-
-
-def _plain_queries(texts: Sequence[str]) -> Queries:
-    count = len(texts)
-    ids = tuple(str(at) for at in range(count))
-    return Queries(ids, tuple(texts), frozen(np.zeros(count, dtype=np.int64)), ("test",) * count)
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Named label rankers that learn from the same texts and share their views."""
-
-    rankers: dict[str, LabelRanker]
-
-    def fit(
-        self, texts: Sequence[str], labels: Labels, documents: Documents, *, label: str | None = None
-    ) -> FittedPanel:
-        """Learn from texts and their labels; `label` names the progress bar."""
-        if labels.shape != (len(texts), len(documents)):
-            raise DataError(f"{labels.shape} labels for {len(texts)} texts and {len(documents)} labels")
-        views = dict.fromkeys(view for ranker in self.rankers.values() for view in ranker.views)
-        sight = Sight(texts, {view: view.fit(texts) for view in views})
-        names: Iterable[str] = self.rankers
-        if label is not None:
-            names = progress(list(self.rankers), total=len(self.rankers), label=label)
-        learned = {name: self.rankers[name].fit(sight, labels, documents) for name in names}
-        return FittedPanel(documents, sight.fitted, learned)
-
-
-@dataclass(frozen=True, eq=False)
-class FittedPanel:
-    """What a panel has learned."""
-
-    documents: Documents
-    fitted: dict[View, Callable[[Sequence[str]], Any]]
-    learned: dict[str, Callable[[Sight], FloatArray]]
-
-    def scores(self, texts: Sequence[str]) -> dict[str, FloatArray]:
-        """Every ranker's scores, texts × labels, NaN for an unlisted label."""
-        sight = Sight(texts, self.fitted)
-        return {name: score(sight) for name, score in self.learned.items()}
-
-    def search(self, queries: Queries, k: int) -> dict[str, Run]:
-        """Every ranker's lists of labels, as any retriever gives them."""
-        check_depth(k)
-        check_unique(queries.ids, "query")
-        by_ranker = self.scores(queries.texts)
-        return {
-            name: as_run(queries.ids, self.documents.ids, scores, k, name)
-            for name, scores in by_ranker.items()
-        }
-
-
-def as_run(queries: tuple[str, ...], labels: tuple[str, ...], scores: FloatArray, k: int, name: str) -> Run:
-    """A texts × labels array as ranked lists; NaN is not listed."""
-    names = Ids.of(labels)
-    order = np.argsort(-names.codes)
-    values = np.where(np.isnan(scores), -np.inf, scores)[:, order]
-    best = np.argsort(-values, axis=1, kind="stable")[:, :k]
-    values = np.take_along_axis(values, best, axis=1)
-    listed = values > -np.inf
-    offsets = np.concatenate(([0], np.cumsum(listed.sum(axis=1))))
-    return Run(queries, frozen(offsets), names[order][best[listed]], frozen(values[listed]), None, name)
 
 
 def labels_of(corpus: Corpus, queries: Queries) -> Labels:

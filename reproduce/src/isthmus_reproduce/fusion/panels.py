@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from isthmus.encoders import Encoder, Lsa, load_encoder
-from isthmus.errors import ConfigError, MissingExtra
-from isthmus.retrieval import BM25
-from isthmus.text import Tokeniser
-from isthmus_reproduce.fusion.encoders import Remembered, Unmarked, unmarked
-from isthmus_reproduce.fusion.labels import (
-    Bm25LabelText,
+from isthmus.classification import (
+    Beside,
     Bm25Neighbours,
     Centroid,
+    Characters,
+    Counted,
+    Encoded,
     LabelRanker,
     LabelText,
     NaiveBayes,
     Neighbours,
     OneVsRest,
-    Trained,
+    View,
+    Words,
 )
-from isthmus_reproduce.fusion.views import Beside, Characters, Counted, Encoded, View, Words
+from isthmus.encoders import Encoder, Lsa, load_encoder
+from isthmus.errors import ConfigError, MissingExtra
+from isthmus.retrieval import BM25
+from isthmus.text import Tokeniser
+from isthmus_reproduce.fusion.encoders import Remembered, Unmarked, unmarked
+from isthmus_reproduce.fusion.labels import Bm25LabelText, Trained
 
 MAX_TOKENS = 128
 """Of a text, what the transformer reads: as the paper has it for tweets, and enough for a topic."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray
 from isthmus.calibration import calibrate, fit_calibrator, probabilities_of
+from isthmus.classification import Encoded, Panel, as_run, same_text
 from isthmus.errors import DataError
 from isthmus.evaluation import Propensity, evaluate, log_loss, per_query_rows, reliability
 from isthmus.fusion import FUSERS, Candidates, Formula, Stacked, fuse
@@ -22,9 +23,7 @@ from isthmus.partition import folds
 from isthmus.randomness import Streams
 from isthmus.retrieval import shaped
 from isthmus.tables import Qrels, Run
-from isthmus_reproduce.deals import same_text
 from isthmus_reproduce.fusion.folds import LabelFold, Part, label_fold
-from isthmus_reproduce.fusion.labels import Panel, as_run
 from isthmus_reproduce.fusion.panels import (
     DENSE,
     LINEAR,
@@ -35,7 +34,6 @@ from isthmus_reproduce.fusion.panels import (
     encoder,
     paper_panel,
 )
-from isthmus_reproduce.fusion.views import Encoded
 
 MEASURES = tuple(f"{name}@{depth}" for name in ("P", "nDCG", "psP", "psnDCG") for depth in (1, 5, 10))
 PER_QUERY = ("P@1", "nDCG@10")

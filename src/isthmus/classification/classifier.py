@@ -1,0 +1,281 @@
+"""A classifier of texts from a panel of label rankers: calibrated, stacked, and honest about how sure it is.
+
+Every training text is scored by rankers that saw neither it nor a copy of it. The stack of those scores and
+the map from its margins to probabilities are cross-fitted too, so that what is reported of training texts is
+what to expect of new ones like them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from isthmus.arrays import FloatArray, IntArray
+from isthmus.calibration import ThresholdCurve
+from isthmus.classification.label_rankers import (
+    Bm25Neighbours,
+    Centroid,
+    FittedPanel,
+    LabelRanker,
+    LabelText,
+    NaiveBayes,
+    Neighbours,
+    OneVsRest,
+    Panel,
+    as_run,
+)
+from isthmus.classification.texts import LabelledTexts, read_labelled, same_text
+from isthmus.classification.views import Beside, Characters, Counted, Encoded, Words
+from isthmus.encoders import Encoder, Lsa, load_encoder
+from isthmus.errors import ConfigError, DataError
+from isthmus.evaluation import calibration_of, evaluate
+from isthmus.fusion import Stacked, load_fuser, save_fuser
+from isthmus.partition import folds
+from isthmus.randomness import Streams
+from isthmus.report import Table, progress
+from isthmus.tables import Qrels, Run
+
+FORMAT = 1
+FILES = ("classifier.json", "texts.jsonl", "stack.fuser")
+
+
+def out_of_fold(panel: Panel, data: LabelledTexts, parts: IntArray) -> dict[str, FloatArray]:
+    """Every ranker's scores of every text, learned from the texts of the other parts."""
+    scores = {name: np.full(data.labels.shape, np.nan) for name in panel.rankers}
+    for part in progress(range(int(parts.max()) + 1), label="cross-fitting"):
+        inside, outside = data.take(parts == part), data.take(parts != part)
+        fitted = panel.fit(outside.texts, outside.labels, data.documents)
+        for name, values in fitted.scores(inside.texts).items():
+            scores[name][parts == part] = values
+    return scores
+
+
+def default_rankers(encoder: Encoder, texts: Sequence[str], *, described: bool) -> dict[str, LabelRanker]:
+    """Ten quick rankers that err in different ways; one more where labels have descriptions."""
+    words, bigrams, letters = (Counted.of(grams, texts) for grams in (Words(), Words(2), Characters()))
+    view = Encoded(encoder)
+    rankers: dict[str, LabelRanker] = {
+        "BM25 neighbours": Bm25Neighbours(),
+        "words": OneVsRest(words),
+        "bigrams": OneVsRest(bigrams),
+        "letters": OneVsRest(letters),
+        "bigrams, ratio": OneVsRest(bigrams, ratio=True),
+        "naive Bayes": NaiveBayes(bigrams),
+        "dense": OneVsRest(view, cost=10.0, loss="log"),
+        "dense neighbours": Neighbours(view, k=50, sharpness=10.0),
+        "words + dense": OneVsRest(Beside((bigrams, view), (1.0, 1.0))),
+        "centroid": Centroid(view),
+    }
+    return {**rankers, "label text": LabelText(view)} if described else rankers
+
+
+class TextClassifier:
+    """`fit(texts)` learns, `predict(texts)` ranks labels with probabilities; `held_out_` is the run of the
+    training texts by models that did not see them.
+
+    `encoder` is the name of an encoder that was added, or `lsa`: latent semantics of the training texts.
+    """
+
+    def __init__(self, *, encoder: str = "lsa", folds: int = 5, seed: int = 0) -> None:
+        self.encoder, self.folds, self.seed = encoder, folds, seed
+
+    def fit(self, data: LabelledTexts) -> Self:
+        """Learn from labelled texts; those without a label are passed over."""
+        data = data.take(np.asarray(data.labels.any(axis=1)))
+        parts = self._parts(data)
+        panel = self._panel(data)
+        scores = out_of_fold(panel, data, parts)
+        runs = [as_run(data.ids, data.names, scores[name], len(data.names), name) for name in panel.rankers]
+        self.stack_ = Stacked(
+            calibrator="softmax" if data.single else "platt",
+            single_label=data.single,
+            final="softmax" if data.single else "platt",
+        )
+        self.held_out_ = self.stack_.fit_fuse(runs, data.qrels, name="held out")
+        self.data_ = data
+        return self
+
+    @cached_property
+    def panel_(self) -> FittedPanel:
+        """The rankers, learned from all texts; made when a text is first asked about."""
+        data = self._fitted()
+        return self._panel(data).fit(data.texts, data.labels, data.documents)
+
+    def predict(self, texts: Sequence[str], ids: Sequence[str] | None = None) -> Run:
+        """Every text's labels, the likeliest first, with probabilities."""
+        data = self._fitted()
+        names = tuple(ids) if ids is not None else tuple(str(at) for at in range(len(texts)))
+        if len(set(names)) < len(names):
+            raise DataError("two texts have the same id", cure="leave the ids out, or make them differ")
+        scores = self.panel_.scores(list(texts))
+        runs = [as_run(names, data.names, scores[name], len(data.names), name) for name in scores]
+        return self.stack_.fuse(runs, name="predicted")
+
+    def save(self, folder: str | PathLike[str]) -> list[Path]:
+        """Write what was learned: the settings, the training texts and the stack; rankers learn again."""
+        data, home = self._fitted(), Path(folder)
+        home.mkdir(parents=True, exist_ok=True)
+        settings, texts, stack = (home / name for name in FILES)
+        curve = report_of(self.held_out_, data.qrels, data.names).curve
+        about = {
+            "format": FORMAT,
+            "encoder": self.encoder,
+            "folds": self.folds,
+            "seed": self.seed,
+            "descriptions": dict(zip(data.names, data.descriptions, strict=True)),
+            "first answers": {
+                name: getattr(curve, name).tolist() for name in ("thresholds", "kept", "relevant")
+            },
+        }
+        settings.write_text(json.dumps(about, ensure_ascii=False, indent=1), encoding="utf-8")
+        rows = zip(data.ids, data.texts, data.labels, strict=True)
+        lines = (
+            {"id": name, "text": text, "labels": [data.names[at] for at in np.flatnonzero(row)]}
+            for name, text, row in rows
+        )
+        texts.write_text(
+            "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8"
+        )
+        save_fuser(self.stack_, stack)
+        return [settings, texts, stack]
+
+    def threshold_for(self, precision: float) -> float:
+        """The lowest probability at which first answers were right with this precision, on texts held out."""
+        return self.curve_.threshold_for(precision)
+
+    @cached_property
+    def curve_(self) -> ThresholdCurve:
+        """Precision of first answers by threshold, on texts held out."""
+        data = self._fitted()
+        return report_of(self.held_out_, data.qrels, data.names).curve
+
+    def _fitted(self) -> LabelledTexts:
+        if not hasattr(self, "data_"):
+            raise DataError("the classifier is not fitted", cure="call fit, or load a saved one")
+        return self.data_
+
+    def _parts(self, data: LabelledTexts) -> IntArray:
+        """The owner's folds, or folds of ours that keep equal texts together."""
+        if data.folds is not None:
+            return np.unique(data.folds, return_inverse=True)[1]
+        groups = same_text(data.texts)
+        count = min(self.folds, int(groups.max(initial=-1)) + 1)
+        if count < 2:
+            raise DataError(f"{len(data)} texts with a label, of which {count} differ", cure="label more")
+        return folds(len(data), count, Streams(self.seed)("classifier folds"), groups=groups)
+
+    def _panel(self, data: LabelledTexts) -> Panel:
+        known = sorted(set(data.texts))
+        dimensions = max(2, min(256, len(known) // 4))
+        encoder = (
+            Lsa.fit(known, dimensions=dimensions) if self.encoder == "lsa" else load_encoder(self.encoder)
+        )
+        return Panel(default_rankers(encoder, known, described=any(data.descriptions)))
+
+
+def load_classifier(folder: str | PathLike[str]) -> TextClassifier:
+    """Read a saved classifier; its rankers learn again from the texts beside it."""
+    home = Path(folder)
+    settings, texts, stack = (home / name for name in FILES)
+    try:
+        about: Mapping[str, Any] = json.loads(settings.read_text(encoding="utf-8"))
+        if about["format"] != FORMAT:
+            raise ConfigError(f"a classifier of format {about['format']}", key="format", expected=str(FORMAT))
+        classifier = TextClassifier(encoder=about["encoder"], folds=about["folds"], seed=about["seed"])
+        columns = {name: np.array(values, float) for name, values in about["first answers"].items()}
+        total = float(columns["relevant"].max(initial=0.0))
+        classifier.__dict__["curve_"] = ThresholdCurve(**columns, total=total)
+        classifier.data_ = read_labelled(texts, descriptions=about["descriptions"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        cure = "give the folder that isthmus classify fit wrote"
+        raise DataError(f"no classifier: {error}", file=settings, cure=cure) from None
+    fuser = load_fuser(stack)
+    if not isinstance(fuser, Stacked):
+        raise DataError(f"a fuser of the kind {fuser.label!r}, not a stack", file=stack)
+    classifier.stack_ = fuser
+    return classifier
+
+
+@dataclass(frozen=True, eq=False)
+class ClassificationReport:
+    """How good first answers are: measures, a row per label, which labels are taken for which, thresholds."""
+
+    measures: Mapping[str, float]
+    by_label: Sequence[Mapping[str, Any]]
+    confusion: IntArray
+    """True label × first answer; of a text with several labels the answer if right, else the first."""
+    names: tuple[str, ...]
+    curve: ThresholdCurve
+
+    def table(self) -> Table:
+        """A line per label."""
+        return Table.of(self.by_label, title="By label", digits=3)
+
+    def confusions(self, most: int = 10) -> list[dict[str, Any]]:
+        """The commonest mistakes: true label, answer, how often."""
+        wrong = self.confusion.copy()
+        np.fill_diagonal(wrong, 0)
+        pairs = np.argsort(-wrong, axis=None, kind="stable")[:most]
+        rows = (np.unravel_index(pair, wrong.shape) for pair in pairs)
+        return [
+            {"label": self.names[true], "taken for": self.names[answer], "texts": int(wrong[true, answer])}
+            for true, answer in rows
+            if wrong[true, answer]
+        ]
+
+    def decision(self, precision: float) -> dict[str, float]:
+        """The threshold for a wanted precision, what it rests on, and the share that is abstained from."""
+        threshold = self.curve.threshold_for(precision)
+        support = self.curve.support(threshold)
+        answered = support.rows / self.measures["texts"]
+        return {"threshold": threshold, **asdict(support), "abstained": 1.0 - answered}
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        matrix = {"labels": list(self.names), "counts": self.confusion.tolist()}
+        return {"measures": dict(self.measures), "labels": list(self.by_label), "confusion": matrix}
+
+
+def report_of(run: Run, qrels: Qrels, names: Sequence[str]) -> ClassificationReport:
+    """Judge first answers; the run's probabilities must come from models that did not see these texts."""
+    column = {name: at for at, name in enumerate(names)}
+    first = run.keep(run.ranks == 1)
+    truth = qrels.to_dict()
+    answers = {query: first.documents.word(at) for at, query in enumerate(_queries(first)) if query in truth}
+    confusion = np.zeros((len(names), len(names)), dtype=np.int64)
+    for query, answer in answers.items():
+        true = answer if answer in truth[query] else next(iter(truth[query]))
+        confusion[column[true], column[answer]] += 1
+    right = confusion.diagonal()
+    texts, answered = confusion.sum(axis=1), confusion.sum(axis=0)
+    precision, recall = right / np.maximum(answered, 1), right / np.maximum(texts, 1)
+    f1 = 2 * right / np.maximum(answered + texts, 1)
+    judged = first[[query for query in first.queries if query in truth]]
+    hits = judged.grades(qrels) > 0
+    calibration = calibration_of(qrels, judged, top=1)
+    measures = {
+        "texts": float(len(answers)),
+        "P@1": evaluate(qrels, run, ["P@1"])["P@1"],
+        "macro F1": float(f1[texts > 0].mean()) if texts.any() else 0.0,
+        **{name: calibration[name] for name in ("ECE@1", "ECE@1 floor", "ECE@1 floor 95%", "log-loss@1")},
+    }
+    rows = [
+        {"label": name, "texts": int(count), "precision": float(one), "recall": float(two), "F1": float(both)}
+        for name, count, one, two, both in zip(names, texts, precision, recall, f1, strict=True)
+    ]
+    curve = ThresholdCurve.of(judged.required_probabilities, hits)
+    return ClassificationReport(measures, rows, confusion, tuple(names), curve)
+
+
+def _queries(run: Run) -> list[str]:
+    """The query of every row."""
+    return [run.queries[at] for at in run.query_of_row.tolist()]

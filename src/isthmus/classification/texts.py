@@ -1,0 +1,249 @@
+"""Texts under labels as people keep them: CSV, JSON lines, a folder per label, or a set by name.
+
+    CSV, TSV     a header line; columns are recognised by name (`text`, `label`, …) or named by the caller
+    JSON lines   an object a line with the same names; `labels` may be a list
+    folder       one sub-folder per label with a text file per text; or `texts.txt` and `labels.txt`
+
+Optional columns: `id`; `fold`, a whole number, for folds of the owner's; `split` (train, validation, test).
+Several labels of a text stand in `labels`, in CSV separated by semicolons. A text may be without a label.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.arrays import IntArray
+from isthmus.corpora import load
+from isthmus.errors import DataError
+from isthmus.tables import Corpus, Documents, Qrels, read_all
+
+TEXT = ("text", "texts", "content", "body", "sentence", "document", "message", "question", "review", "title")
+LABEL = ("label", "labels", "class", "category", "topic", "target", "tag")
+ID = ("id", "_id")
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledTexts:
+    """Texts and which labels are right for each; `labels` is texts × label names."""
+
+    ids: tuple[str, ...]
+    texts: tuple[str, ...]
+    labels: NDArray[np.bool_]
+    names: tuple[str, ...]
+    descriptions: tuple[str, ...]
+    """What is known of each label besides its name, or ""."""
+    folds: IntArray | None = None
+    splits: tuple[str, ...] = ()
+    """The owner's split of every text, or none at all."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def single(self) -> bool:
+        """Whether every text has exactly one label."""
+        return bool((self.labels.sum(axis=1) == 1).all())
+
+    @property
+    def documents(self) -> Documents:
+        """The labels as documents: what a label ranker ranks."""
+        return Documents(self.names, self.names, self.descriptions, np.zeros(len(self.names), dtype=np.int64))
+
+    @property
+    def qrels(self) -> Qrels:
+        """The right labels as judgements."""
+        rows = zip(self.ids, self.labels, strict=True)
+        right = {name: {self.names[at]: 1 for at in np.flatnonzero(row)} for name, row in rows}
+        return Qrels.from_dict({name: labels for name, labels in right.items() if labels})
+
+    def take(self, rows: NDArray[np.bool_]) -> LabelledTexts:
+        """Some of the texts, under the same labels."""
+        chosen = np.flatnonzero(rows)
+        return LabelledTexts(
+            tuple(self.ids[row] for row in chosen),
+            tuple(self.texts[row] for row in chosen),
+            self.labels[chosen],
+            self.names,
+            self.descriptions,
+            None if self.folds is None else self.folds[chosen],
+            tuple(self.splits[row] for row in chosen) if self.splits else (),
+        )
+
+    def split(self, name: str) -> LabelledTexts:
+        """The texts of one of the owner's splits."""
+        return self.take(np.array([split == name for split in self.splits], dtype=bool))
+
+
+def same_text(texts: Iterable[str]) -> IntArray:
+    """Groups of equal texts, letter case and white space aside: duplicates must not straddle folds."""
+    seen: dict[str, int] = {}
+    return np.array([seen.setdefault(normal_text(text), len(seen)) for text in texts], np.int64)
+
+
+def normal_text(text: str) -> str:
+    """The spelling that texts share if they are equal, letter case and white space aside."""
+    return " ".join(text.casefold().split())
+
+
+def read_labelled(
+    data: str | PathLike[str],
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    descriptions: Mapping[str, str] | None = None,
+) -> LabelledTexts:
+    """Labelled texts from a file, a folder or a data set's name; `text` and `label` name other columns."""
+    path = Path(data)
+    if path.is_file():
+        return _table(path, list(_records(path)), text, label, descriptions or {})
+    folders = sorted(each for each in path.iterdir() if each.is_dir()) if path.is_dir() else []
+    if folders and not (path / "labels.txt").exists():
+        return _labelled(_folder_rows(folders), descriptions or {}, path)
+    return _of_corpus(load(str(data)), descriptions or {})
+
+
+def read_texts(data: str | PathLike[str], *, text: str | None = None) -> tuple[list[str], list[str]]:
+    """Ids and texts to be labelled: CSV or JSON lines as above, or one text a line."""
+    path = Path(data)
+    if path.suffix.lower() not in (".csv", ".tsv", ".jsonl", ".json", ".ndjson"):
+        lines = [line.rstrip("\r") for line in _decoded(path).split("\n")]
+        lines = lines[:-1] if lines and not lines[-1] else lines
+        return [str(at) for at in range(1, len(lines) + 1)], lines
+    records = list(_records(path))
+    column = _column(records, TEXT, text, "text", path)
+    return [_id(record, at) for at, record in enumerate(records, 1)], [str(each[column]) for each in records]
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file as dictionaries, keys in lower case."""
+    body = _decoded(path)
+    if path.suffix.lower() in (".jsonl", ".json", ".ndjson"):
+        for number, line in enumerate(body.split("\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"not JSON: {error}", file=path, line=number) from None
+            if not isinstance(record, dict):
+                raise DataError("not an object", file=path, line=number, cure="one JSON object a line")
+            yield {str(key).lower(): value for key, value in record.items()}
+        return
+    mark = "\t" if path.suffix.lower() == ".tsv" else ","
+    reader = csv.DictReader(io.StringIO(body, newline=""), delimiter=mark)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                cure = "quote a text that holds the separator"
+                wrong = f"not {len(reader.fieldnames or ())} columns"
+                raise DataError(wrong, file=path, line=reader.line_num, cure=cure)
+            yield {str(key).strip().lower(): value for key, value in row.items()}
+    except csv.Error as error:
+        raise DataError(str(error), file=path, line=reader.line_num) from None
+
+
+def _decoded(path: Path) -> str:
+    try:
+        return read_all(path).data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"not UTF-8: {error}", file=path, cure="save the file as UTF-8") from None
+
+
+def _column(
+    records: Sequence[Mapping[str, Any]], known: Sequence[str], name: str | None, what: str, path: Path
+) -> str:
+    if not records:
+        raise DataError("no rows", file=path)
+    columns = list(records[0])
+    wanted = (name.lower(),) if name else known
+    for column in wanted:
+        if column in columns:
+            return column
+    cure = f"name it with --{what} COLUMN; there are {', '.join(columns)}"
+    raise DataError(f"no column for the {what}", file=path, cure=cure)
+
+
+def _id(record: Mapping[str, Any], number: int) -> str:
+    return next((str(record[name]) for name in ID if record.get(name) not in (None, "")), str(number))
+
+
+Row = tuple[str, str, list[str]]
+"""Id, text and labels."""
+
+
+def _table(
+    path: Path,
+    records: list[dict[str, Any]],
+    text: str | None,
+    label: str | None,
+    descriptions: Mapping[str, str],
+) -> LabelledTexts:
+    of_text = _column(records, TEXT, text, "text", path)
+    of_label = _column(records, LABEL, label, "label", path)
+    rows = []
+    for number, record in enumerate(records, 1):
+        value = record.get(of_label)
+        if isinstance(value, str):
+            listed: list[Any] = value.split(";") if of_label == "labels" else [value]
+        else:
+            listed = value if isinstance(value, list) else [] if value is None else [value]
+        labels = [str(each).strip() for each in listed if str(each).strip()]
+        rows.append((_id(record, number), str(record.get(of_text) or ""), labels))
+    folds, splits = ([record.get(name) for record in records] for name in ("fold", "split"))
+    table = _labelled(rows, descriptions, path)
+    return LabelledTexts(
+        table.ids,
+        table.texts,
+        table.labels,
+        table.names,
+        table.descriptions,
+        None if any(each in (None, "") for each in folds) else _fold_numbers(folds, path),
+        () if any(each in (None, "") for each in splits) else tuple(map(str, splits)),
+    )
+
+
+def _fold_numbers(folds: Sequence[Any], path: Path) -> IntArray:
+    names = {name: at for at, name in enumerate(sorted({str(each) for each in folds}))}
+    if len(names) < 2:
+        raise DataError("all texts are in one fold", file=path, cure="leave the column out, or name two")
+    return np.array([names[str(each)] for each in folds], dtype=np.int64)
+
+
+def _folder_rows(folders: Iterable[Path]) -> list[Row]:
+    files = [(folder, file) for folder in folders for file in sorted(folder.iterdir()) if file.is_file()]
+    return [(f"{folder.name}/{file.name}", _decoded(file), [folder.name]) for folder, file in files]
+
+
+def _labelled(rows: Sequence[Row], descriptions: Mapping[str, str], path: Path) -> LabelledTexts:
+    names = tuple(sorted({label for _, _, labels in rows for label in labels}))
+    if len(names) < 2:
+        raise DataError(f"{len(names)} labels in {len(rows)} texts", file=path, cure="label with two or more")
+    ids = tuple(name for name, _, _ in rows)
+    if len(set(ids)) < len(ids):
+        ids = tuple(str(at) for at in range(1, len(rows) + 1))
+    column = {label: at for at, label in enumerate(names)}
+    right = np.zeros((len(rows), len(names)), dtype=bool)
+    for at, (_, _, labels) in enumerate(rows):
+        right[at, [column[label] for label in labels]] = True
+    about = tuple(descriptions.get(label, "") for label in names)
+    return LabelledTexts(ids, tuple(text for _, text, _ in rows), right, names, about)
+
+
+def _of_corpus(corpus: Corpus, descriptions: Mapping[str, str]) -> LabelledTexts:
+    """A label set: its labels are the documents, its texts the queries."""
+    titles = dict(zip(corpus.documents.ids, corpus.documents.titles, strict=True))
+    rows = [
+        (name, text, [titles[label] or label for label in corpus.qrels.to_dict().get(name, {})])
+        for name, text in zip(corpus.queries.ids, corpus.queries.texts, strict=True)
+    ]
+    return _labelled(rows, descriptions, Path(corpus.name))

@@ -1,0 +1,243 @@
+"""`isthmus classify`: texts under labels, with how sure each answer is and when to give none."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from isthmus.cli.command import Command, add, add_json, close, output, probability, show, whole
+from isthmus.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from isthmus.classification import ClassificationReport, LabelledTexts, TextClassifier
+    from isthmus.tables import Run
+
+
+def _reading(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--text COLUMN", "the column of the texts (recognised by its name)")
+    add(parser, "--label COLUMN", "the column of the labels (recognised by its name)")
+    add(parser, "--descriptions FILE", "a JSON object: label to what it means in words")
+
+
+def _learning(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--encoder NAME", "an encoder that was added, or lsa, made of the texts (lsa)", default="lsa")
+    add(
+        parser, "--folds", "parts for held-out answers, where the data have no column fold (5)", type=whole(2)
+    )
+    add(parser, "--seed", "of the folds (0)", type=whole(0), default=0)
+    _deciding(parser)
+
+
+def _deciding(parser: argparse.ArgumentParser) -> None:
+    add(
+        parser,
+        "--precision P",
+        "the precision that is wanted of answers (0.9)",
+        type=probability,
+        default=0.9,
+    )
+
+
+def _fit_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "data DATA", "CSV, TSV, JSON lines, a folder with one per label, or a label set's name")
+    add(parser, "-o --out MODEL", "the folder to write; it holds the training texts", required=True)
+    _reading(parser)
+    _learning(parser)
+    add_json(parser, "one object {model, measures, labels, confusion, decision}")
+
+
+def _fit(arguments: argparse.Namespace) -> None:
+    data = _data(arguments)
+    data = data.split("train") if "train" in data.splits else data
+    classifier = _classifier(arguments).fit(data)
+    wrote = classifier.save(arguments.out)
+    report = _held_out(classifier)
+    result = {"model": arguments.out, **_result(report, arguments.precision)}
+    show(arguments, result, _told(report, arguments.precision))
+    if not arguments.json:
+        close(arguments, "learned", result, wrote, _facts(report))
+
+
+def _predict_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "model MODEL", "the folder that fit wrote")
+    add(parser, "texts TEXTS", "CSV, TSV, JSON lines, or one text a line")
+    add(parser, "-o --out FILE", "CSV, or JSON lines if it ends so; - is stdout (-)", type=output)
+    add(parser, "--top", "so many labels a text (1)", type=whole(1), default=1)
+    add(parser, "--text COLUMN", "the column of the texts (recognised by its name)")
+    add(parser, "--precision P", "abstain where answers were right less often", type=probability)
+    add_json(parser, "a list of {id, label, probability}; the label is null where it abstains")
+
+
+def _predict(arguments: argparse.Namespace) -> None:
+    from isthmus.classification import load_classifier, read_texts
+
+    classifier = load_classifier(arguments.model)
+    ids, texts = read_texts(arguments.texts, text=arguments.text)
+    if len(set(ids)) < len(ids):
+        ids = [str(at) for at in range(1, len(ids) + 1)]
+    threshold = classifier.threshold_for(arguments.precision) if arguments.precision else 0.0
+    answers = list(_answers(classifier.predict(texts, ids), arguments.top, threshold))
+    if not arguments.json:
+        _write(answers, arguments.out or "/dev/stdout")
+    abstained = len({answer["id"] for answer in answers if answer["label"] is None})
+    facts = {"texts": f"{len(texts):,}", "abstained from": f"{abstained:,}", "threshold": f"{threshold:.3f}"}
+    wrote = [arguments.out] if arguments.out and arguments.out != "/dev/stdout" else []
+    close(arguments, "classified", answers, wrote, facts)
+
+
+def _answers(run: Run, top: int, threshold: float) -> Any:
+    """What is said of every text: its first labels, or none where the first is too improbable."""
+    chances = run.required_probabilities
+    for at, query in enumerate(run.queries):
+        start, end = run.offsets[at], run.offsets[at + 1]
+        if start == end or chances[start] < threshold:
+            best = float(chances[start]) if end > start else 0.0
+            yield {"id": query, "label": None, "probability": best}
+            continue
+        for row in range(start, min(start + top, end)):
+            yield {"id": query, "label": run.documents.word(row), "probability": float(chances[row])}
+
+
+def _write(answers: list[dict[str, Any]], path: str) -> None:
+    stream = sys.stdout if path == "/dev/stdout" else open(path, "w", encoding="utf-8", newline="")  # noqa: SIM115
+    try:
+        if path.endswith((".jsonl", ".ndjson")):
+            stream.writelines(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
+            return
+        writer = csv.writer(stream)
+        writer.writerow(("id", "label", "probability"))
+        writer.writerows((one["id"], one["label"] or "", f"{one['probability']:.4f}") for one in answers)
+    finally:
+        if stream is not sys.stdout:
+            stream.close()
+
+
+def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "data DATA", "labelled texts, as for fit; with a column split, train and test are kept apart")
+    add(parser, "--model MODEL", "judge this classifier on them, instead of learning from them")
+    _reading(parser)
+    _learning(parser)
+    add_json(parser, "one object {measures, labels, confusion, decision}")
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from isthmus.classification import load_classifier, report_of
+
+    data = _data(arguments)
+    if arguments.model or "test" in data.splits:
+        if arguments.model:
+            classifier = load_classifier(arguments.model)
+            test = data.split("test") if "test" in data.splits else data
+        else:
+            classifier, test = _classifier(arguments).fit(data.split("train")), data.split("test")
+        strange = set(test.names) - set(classifier.data_.names)
+        if strange:
+            raise DataError(f"the classifier does not know the label {min(strange)!r}", cure="fit it anew")
+        report = report_of(classifier.predict(test.texts, test.ids), test.qrels, classifier.data_.names)
+    else:
+        report = _held_out(_classifier(arguments).fit(data))
+    result = _result(report, arguments.precision)
+    show(arguments, result, _told(report, arguments.precision))
+    if not arguments.json:
+        close(arguments, "evaluated", result, (), _facts(report))
+
+
+def _data(arguments: argparse.Namespace) -> LabelledTexts:
+    from isthmus.classification import read_labelled
+
+    described = {}
+    if arguments.descriptions:
+        with open(arguments.descriptions, encoding="utf-8") as stream:
+            try:
+                described = dict(json.load(stream))
+            except (ValueError, TypeError) as error:
+                raise DataError(f"not a JSON object: {error}", file=arguments.descriptions) from None
+    return read_labelled(arguments.data, text=arguments.text, label=arguments.label, descriptions=described)
+
+
+def _classifier(arguments: argparse.Namespace) -> TextClassifier:
+    from isthmus.classification import TextClassifier
+
+    if not 0 < arguments.precision <= 1:
+        raise ConfigError("a precision of 0 asks for nothing", key="precision", value=arguments.precision)
+    return TextClassifier(encoder=arguments.encoder, folds=arguments.folds or 5, seed=arguments.seed)
+
+
+def _held_out(classifier: TextClassifier) -> ClassificationReport:
+    from isthmus.classification import report_of
+
+    data = classifier.data_
+    return report_of(classifier.held_out_, data.qrels, data.names)
+
+
+def _result(report: ClassificationReport, precision: float) -> dict[str, Any]:
+    try:
+        decision: dict[str, Any] = {"wanted": precision, **report.decision(precision)}
+    except DataError as error:
+        decision = {"wanted": precision, "threshold": None, "why": str(error)}
+    return {**report.record(), "decision": decision}
+
+
+def _told(report: ClassificationReport, precision: float) -> str:
+    from isthmus.report import Table
+
+    measures = report.measures
+    parts = [str(report.table())]
+    if mistakes := report.confusions():
+        parts.append(str(Table.of(mistakes, title="Taken for another, commonest first")))
+    parts.append(
+        f"P@1 {measures['P@1']:.3f}, macro F1 {measures['macro F1']:.3f} on {measures['texts']:,.0f} texts "
+        f"held out.\nTop-1 ECE {measures['ECE@1']:.3f}; a perfectly calibrated model would show "
+        f"{measures['ECE@1 floor']:.3f}, and {measures['ECE@1 floor 95%']:.3f} one time in twenty."
+    )
+    try:
+        decision = report.decision(precision)
+        parts.append(
+            f"For a precision of {precision:g}: answer from a probability of {decision['threshold']:.3f} "
+            f"({decision['precision']:.3f}, {decision['low']:.3f} to {decision['high']:.3f}), "
+            f"abstaining from {100 * decision['abstained']:.1f} % of texts."
+        )
+    except DataError as error:
+        parts.append(str(error))
+    return "\n\n".join(parts)
+
+
+def _facts(report: ClassificationReport) -> dict[str, str]:
+    names = ("P@1", "ECE@1", "ECE@1 floor")
+    facts = {"texts": f"{report.measures['texts']:,.0f}", "labels": str(len(report.names))}
+    return facts | {name: f"{report.measures[name]:.3f}" for name in names}
+
+
+COMMANDS = (
+    Command(
+        name="classify",
+        summary="put texts under labels, with probabilities that hold and abstention where they are low",
+        example="isthmus classify fit tickets.csv -o tickets.classifier",
+        verbs=(
+            Command(
+                name="fit",
+                summary="learn from labelled texts; what it is worth is measured on texts held out",
+                example="isthmus classify fit tickets.csv -o tickets.classifier",
+                add_arguments=_fit_arguments,
+                run=_fit,
+            ),
+            Command(
+                name="predict",
+                summary="label new texts, or abstain",
+                example="isthmus classify predict tickets.classifier new.csv --precision 0.95 -o labels.csv",
+                add_arguments=_predict_arguments,
+                run=_predict,
+            ),
+            Command(
+                name="evaluate",
+                summary="measure on texts held out, or a fitted classifier on other texts",
+                example="isthmus classify evaluate tickets.csv --precision 0.95",
+                add_arguments=_evaluate_arguments,
+                run=_evaluate,
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,177 @@
+"""Texts under labels: what is read, what is learned, and that probabilities hold on texts held out."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_line import isthmus
+from isthmus.classification import (
+    LabelledTexts,
+    TextClassifier,
+    load_classifier,
+    read_labelled,
+    read_texts,
+    report_of,
+)
+from isthmus.errors import DataError
+from isthmus.tables import Qrels, Run
+
+WORDS = {
+    "sport": ["match", "goal", "team", "coach", "league", "referee", "pitch", "striker"],
+    "food": ["bread", "soup", "kitchen", "oven", "butter", "recipe", "flour", "pan"],
+    "law": ["court", "judge", "appeal", "statute", "verdict", "lawyer", "clause", "trial"],
+    "weather": ["rain", "storm", "cloud", "forecast", "wind", "snow", "sun", "fog"],
+}
+SHARED = ["today", "people", "said", "that", "many", "things", "happened", "again", "here", "before"]
+
+
+def labelled(count: int, seed: int = 0, mixing: float = 0.35) -> list[tuple[str, str]]:
+    """Texts and labels; so large a share of a text's telling words belongs to another label."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        label = str(rng.choice(list(WORDS), p=[0.4, 0.3, 0.2, 0.1]))
+        homes = [label if rng.random() > mixing else str(rng.choice(list(WORDS))) for _ in range(4)]
+        words = [*(str(rng.choice(WORDS[home])) for home in homes), *map(str, rng.choice(SHARED, 5))]
+        rows.append((" ".join(words), label))
+    return rows
+
+
+def as_csv(path: Path, rows: list[tuple[str, str]], header: tuple[str, str] = ("text", "label")) -> Path:
+    with path.open("w", newline="") as stream:
+        csv.writer(stream).writerows([header, *rows])
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> TextClassifier:
+    path = as_csv(tmp_path_factory.mktemp("texts") / "train.csv", labelled(400))
+    return TextClassifier(folds=3).fit(read_labelled(path))
+
+
+def test_csv_json_lines_and_folders_say_the_same(tmp_path: Path) -> None:
+    rows = [("a, b\nc", "x"), ("d", "y"), ("e", "x")]
+    table = read_labelled(as_csv(tmp_path / "t.csv", rows, ("Sentence", "Category")))
+    lines = tmp_path / "t.jsonl"
+    lines.write_text("\n".join(json.dumps({"text": text, "label": label}) for text, label in rows))
+    for at, (text, label) in enumerate(rows):
+        (tmp_path / "folder" / label).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / label / f"{at}.txt").write_text(text)
+    records, folder = read_labelled(lines), read_labelled(tmp_path / "folder")
+    expected = {(text, (label,)) for text, label in rows}
+    for each in (table, records, folder):
+        names = [tuple(each.names[at] for at in np.flatnonzero(row)) for row in each.labels]
+        assert set(zip(each.texts, names, strict=True)) == expected
+        assert each.single
+    assert folder.ids == ("x/0.txt", "x/2.txt", "y/1.txt")
+
+
+def test_several_labels_folds_and_splits(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("id,text,labels,fold,split\np,one,a;b,0,train\nq,two,b,1,train\nr,three,,1,test\n")
+    texts = read_labelled(path)
+    assert texts.labels.tolist() == [[True, True], [False, True], [False, False]]
+    assert texts.folds is not None
+    assert texts.folds.tolist() == [0, 1, 1]
+    assert not texts.single
+    assert texts.split("train").ids == ("p", "q")
+    assert texts.qrels.to_dict() == {"p": {"a": 1, "b": 1}, "q": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("words,label\na,b\n", "no column for the text"),
+        ("text,label\na,b\n", "1 labels"),
+        ("text,label\na,b,c\n", "not 2 columns"),
+        ("text,label\n", "no rows"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused(tmp_path: Path, body: str, message: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(body)
+    with pytest.raises(DataError, match=message):
+        read_labelled(path)
+
+
+def test_held_out_probabilities_hold_and_new_texts_get_the_like(fitted: TextClassifier) -> None:
+    data = fitted.data_
+    report = report_of(fitted.held_out_, data.qrels, data.names)
+    assert report.measures["P@1"] > 0.7
+    limit = max(0.04, report.measures["ECE@1 floor"] + 0.015)
+    assert report.measures["ECE@1"] < limit + 0.02  # 400 texts
+    rows = labelled(400, seed=9)
+    run = fitted.predict([text for text, _ in rows])
+    truth = Qrels.from_dict({str(at): {label: 1} for at, (_, label) in enumerate(rows)})
+    fresh = report_of(run, truth, data.names).measures
+    assert fresh["P@1"] == pytest.approx(report.measures["P@1"], abs=0.07)
+    assert fresh["ECE@1"] < fresh["ECE@1 floor"] + 0.04
+    assert (np.diff(run.required_probabilities[:4]) <= 0).all()
+
+
+def test_a_text_is_never_scored_by_rankers_that_saw_a_copy_of_it() -> None:
+    """Labels at random: every text stands twice, and whoever remembers its copy is always right."""
+    rng = np.random.default_rng(2)
+    once = [" ".join(map(str, rng.integers(10_000, size=6))) for _ in range(60)]
+    labels = rng.integers(2, size=60)
+    both = np.eye(2, dtype=bool)[np.concatenate((labels, labels))]
+    names = tuple(str(at) for at in range(120))
+    texts = LabelledTexts(names, tuple(once + [text.upper() for text in once]), both, ("a", "b"), ("", ""))
+    classifier = TextClassifier(folds=3).fit(texts)
+    assert report_of(classifier.held_out_, texts.qrels, texts.names).measures["P@1"] < 0.7
+
+
+def test_reports_count_confusions_and_find_the_threshold() -> None:
+    answers = {f"q{at}": {"a": 0.9 - at / 100, "b": 0.1} for at in range(40)}
+    truth = {f"q{at}": {"a" if at < 20 or at % 2 else "b": 1} for at in range(40)}
+    run = Run.from_dict(answers)
+    run = run.with_probabilities(run.scores)
+    report = report_of(run, Qrels.from_dict(truth), ("a", "b"))
+    assert report.confusion.tolist() == [[30, 0], [10, 0]]
+    assert report.measures["P@1"] == 0.75
+    assert report.confusions() == [{"label": "b", "taken for": "a", "texts": 10}]
+    decision = report.decision(1.0)
+    assert decision["threshold"] == pytest.approx(0.9 - 0.19)
+    assert (decision["rows"], decision["abstained"]) == (20, 0.5)
+    with pytest.raises(DataError, match="no threshold reaches"):
+        report_of(run, Qrels.from_dict({f"q{at}": {"b": 1} for at in range(40)}), ("a", "b")).decision(0.5)
+
+
+def test_a_saved_classifier_answers_as_before(fitted: TextClassifier, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "model")
+    loaded = load_classifier(tmp_path / "model")
+    texts = [text for text, _ in labelled(20, seed=5)]
+    before, after = fitted.predict(texts), loaded.predict(texts)
+    assert before.documents.tolist() == after.documents.tolist()
+    assert after.required_probabilities == pytest.approx(before.required_probabilities)
+    assert loaded.threshold_for(0.8) == pytest.approx(fitted.threshold_for(0.8))
+    with pytest.raises(DataError, match="no classifier"):
+        load_classifier(tmp_path)
+
+
+def test_the_command_line_learns_predicts_and_evaluates(tmp_path: Path) -> None:
+    train = as_csv(tmp_path / "train.csv", labelled(300))
+    model, out = tmp_path / "model", tmp_path / "answers.csv"
+    learned = json.loads(isthmus("classify", "fit", str(train), "-o", str(model), "--json").stdout)
+    assert set(learned) == {"model", "measures", "labels", "confusion", "decision"}
+    assert learned["measures"]["texts"] == 300
+    assert sum(map(sum, learned["confusion"]["counts"])) == 300
+    new = tmp_path / "new.txt"
+    new.write_text("match goal team coach today people said\ntoday people said\n")
+    isthmus("classify", "predict", str(model), str(new), "-o", str(out), "--precision", "0.93")
+    answers = list(csv.DictReader(out.open()))
+    assert [answer["id"] for answer in answers] == ["1", "2"]
+    assert answers[0]["label"] == "sport"
+    assert answers[1]["label"] == "", "nothing tells what it is about"
+    shown = isthmus("classify", "evaluate", str(train), "--precision", "0.8").stdout
+    assert "Top-1 ECE" in shown
+    assert "abstaining from" in shown
+    other = as_csv(tmp_path / "other.csv", labelled(100, seed=4))
+    judged = json.loads(isthmus("classify", "evaluate", str(other), "--model", str(model), "--json").stdout)
+    assert judged["measures"]["texts"] == 100
+    assert read_texts(new) == (["1", "2"], ["match goal team coach today people said", "today people said"])
