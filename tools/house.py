@@ -33,16 +33,17 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 39_000,  # engines that others run, the query language, opening and erasing documents
+    "src/isthmus": 39_800,  # engines of others, query language, opening and erasing documents; classify
     "benchmarks": 2_201,  # a node beside its peers at two sizes, and its growth; load without an encoder
-    "docs": 230,
-    "reproduce": 6_795,  # what learning gains, nested; where nothing is right; silos that judge wrong
+    "docs": 231,  # one more folder in the reference
+    "reproduce": 6_555,  # label rankers are the product's
     "src/isthmus/__init__.py": 10,
     "src/isthmus/__main__.py": 10,
     "src/isthmus/asking.py": 165,  # sums under masks that are agreed for a session
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_206,  # a contest of all calibrators; what a threshold rests on, and would
-    "src/isthmus/cli": 2_715,  # isthmus attach, calibrate-endpoint, encoder, judgements, learn; doctor; demo
+    "src/isthmus/classification": 730,  # label rankers and views, once in reproduce; the classifier
+    "src/isthmus/cli": 2_912,  # isthmus attach, calibrate-endpoint, encoder, judgements, learn; doctor; demo
     "src/isthmus/config.py": 290,  # old keys are read for one release; single values as TOML
     "src/isthmus/corpora": 1_005,
     "src/isthmus/demo": 690,  # the federation it sets up and measures, which was in service
@@ -54,7 +55,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/features.py": 325,
     "src/isthmus/federation": 4_220,  # sizes follow from the data; silos by agreement with the probe
     "src/isthmus/files.py": 70,  # was in tables/files.py; the service starts without NumPy
-    "src/isthmus/fusion": 1_325,  # what every fuser does is a module of its own
+    "src/isthmus/fusion": 1_380,  # RL-Sim's parameters from lists or judgements
     "src/isthmus/languages.py": 110,  # stop words and stemmers by language, which a text is in
     "src/isthmus/learning": 1_175,  # the one learner: guard, calibration from groups, answers checked
     "src/isthmus/logistic.py": 76,  # bounds, and several fits in one question

@@ -14,13 +14,13 @@ from isthmus.classification import (
     Bm25Neighbours,
     Centroid,
     Characters,
-    Counted,
+    CountedGrams,
     Encoded,
     LabelText,
     NaiveBayes,
-    Neighbours,
     OneVsRest,
     Panel,
+    TextNeighbours,
     Words,
     as_run,
 )
@@ -60,9 +60,9 @@ RANKERS = {
     "ratio": OneVsRest(Characters(), ratio=True),
     "beside": OneVsRest(Beside((Words(2), LSA), (1.0, 1.5))),
     "bayes": NaiveBayes(Words()),
-    "sum": Neighbours(LSA, k=20),
-    "sharp": Neighbours(Words(), k=20, sharpness=5.0),
-    "max": Neighbours(LSA, k=20, pool="max"),
+    "sum": TextNeighbours(LSA, k=20),
+    "sharp": TextNeighbours(Words(), k=20, sharpness=5.0),
+    "max": TextNeighbours(LSA, k=20, pool="max"),
     "bm25": Bm25Neighbours(k=20),
     "centroid": Centroid(LSA),
     "text": LabelText(Words()),
@@ -91,7 +91,7 @@ def test_a_label_without_training_text_is_not_listed(scores: dict[str, np.ndarra
 
 
 def test_neighbours_list_only_the_labels_they_carry() -> None:
-    panel = Panel({"one": Neighbours(Words(), k=1), "bm25": Bm25Neighbours(k=1)})
+    panel = Panel({"one": TextNeighbours(Words(), k=1), "bm25": Bm25Neighbours(k=1)})
     found = panel.fit(TRAIN, TRAIN_LABELS, LABELS).scores([TRAIN[0], "unheard words only"])
     assert (~np.isnan(found["one"][0])).sum() == 1
     assert (~np.isnan(found["bm25"][0])).sum() == 1
@@ -118,7 +118,9 @@ def test_neighbours_by_words_are_searched_once_for_both_ways_of_pooling(
 def test_several_labels_per_text() -> None:
     both = TRAIN_LABELS | np.roll(TRAIN_LABELS, 1, axis=1)
     both[:, 3] = False
-    found = Panel({"k": Neighbours(LSA, k=1, pool="max")}).fit(TRAIN, both, LABELS).scores(TRAIN[:10])["k"]
+    found = (
+        Panel({"k": TextNeighbours(LSA, k=1, pool="max")}).fit(TRAIN, both, LABELS).scores(TRAIN[:10])["k"]
+    )
     np.testing.assert_array_equal(~np.isnan(found), both[:10])
 
 
@@ -158,7 +160,7 @@ def test_counting_beforehand_changes_nothing(grams: Words | Characters) -> None:
 
     strange = ["a striker cooks soup, striker!", "zebra"]
     theirs = TfidfVectorizer(sublinear_tf=True, min_df=grams.least, **grams.options()).fit(TRAIN[:50])
-    ours = Counted.of(grams, [*TRAIN, *TEST]).fit(TRAIN[:50])
+    ours = CountedGrams.of(grams, [*TRAIN, *TEST]).fit(TRAIN[:50])
     for asked in (TRAIN[:50], TEST, [*strange, TEST[0]]):
         left, right = ours(asked), theirs.transform(asked)
         assert left.shape == right.shape
@@ -168,7 +170,7 @@ def test_counting_beforehand_changes_nothing(grams: Words | Characters) -> None:
 
 def test_a_view_is_computed_once_for_all_rankers() -> None:
     view = Seen(([],))
-    panel = Panel({"a": Neighbours(view), "b": Centroid(view), "c": NaiveBayes(view)})
+    panel = Panel({"a": TextNeighbours(view), "b": Centroid(view), "c": NaiveBayes(view)})
     panel.fit(TRAIN, TRAIN_LABELS, LABELS).scores(TEST)
     assert view.log[0] == [len(TRAIN), len(TEST)]
 

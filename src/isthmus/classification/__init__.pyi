@@ -9,9 +9,9 @@ from isthmus.classification.label_rankers import LabelRanker as LabelRanker
 from isthmus.classification.label_rankers import Labels as Labels
 from isthmus.classification.label_rankers import LabelText as LabelText
 from isthmus.classification.label_rankers import NaiveBayes as NaiveBayes
-from isthmus.classification.label_rankers import Neighbours as Neighbours
 from isthmus.classification.label_rankers import OneVsRest as OneVsRest
 from isthmus.classification.label_rankers import Panel as Panel
+from isthmus.classification.label_rankers import TextNeighbours as TextNeighbours
 from isthmus.classification.label_rankers import as_run as as_run
 from isthmus.classification.label_rankers import plain_documents as plain_documents
 from isthmus.classification.label_rankers import plain_queries as plain_queries
@@ -22,7 +22,7 @@ from isthmus.classification.texts import read_texts as read_texts
 from isthmus.classification.texts import same_text as same_text
 from isthmus.classification.views import Beside as Beside
 from isthmus.classification.views import Characters as Characters
-from isthmus.classification.views import Counted as Counted
+from isthmus.classification.views import CountedGrams as CountedGrams
 from isthmus.classification.views import Encoded as Encoded
 from isthmus.classification.views import Sight as Sight
 from isthmus.classification.views import View as View

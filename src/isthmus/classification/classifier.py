@@ -26,13 +26,13 @@ from isthmus.classification.label_rankers import (
     LabelRanker,
     LabelText,
     NaiveBayes,
-    Neighbours,
     OneVsRest,
     Panel,
+    TextNeighbours,
     as_run,
 )
 from isthmus.classification.texts import LabelledTexts, read_labelled, same_text
-from isthmus.classification.views import Beside, Characters, Counted, Encoded, Words
+from isthmus.classification.views import Beside, Characters, CountedGrams, Encoded, Words
 from isthmus.encoders import Encoder, Lsa, load_encoder
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation import calibration_of, evaluate
@@ -59,7 +59,7 @@ def out_of_fold(panel: Panel, data: LabelledTexts, parts: IntArray) -> dict[str,
 
 def default_rankers(encoder: Encoder, texts: Sequence[str], *, described: bool) -> dict[str, LabelRanker]:
     """Ten quick rankers that err in different ways; one more where labels have descriptions."""
-    words, bigrams, letters = (Counted.of(grams, texts) for grams in (Words(), Words(2), Characters()))
+    words, bigrams, letters = (CountedGrams.of(grams, texts) for grams in (Words(), Words(2), Characters()))
     view = Encoded(encoder)
     rankers: dict[str, LabelRanker] = {
         "BM25 neighbours": Bm25Neighbours(),
@@ -69,7 +69,7 @@ def default_rankers(encoder: Encoder, texts: Sequence[str], *, described: bool) 
         "bigrams, ratio": OneVsRest(bigrams, ratio=True),
         "naive Bayes": NaiveBayes(bigrams),
         "dense": OneVsRest(view, cost=10.0, loss="log"),
-        "dense neighbours": Neighbours(view, k=50, sharpness=10.0),
+        "dense neighbours": TextNeighbours(view, k=50, sharpness=10.0),
         "words + dense": OneVsRest(Beside((bigrams, view), (1.0, 1.0))),
         "centroid": Centroid(view),
     }

@@ -6,7 +6,7 @@ through `View`s, which a `Panel` computes once for all of its rankers:
 
     OneVsRest      a linear classifier per label (DiSMEC)
     NaiveBayes     complement naive Bayes
-    Neighbours     labels of the nearest training texts, their similarities added or the largest kept
+    TextNeighbours     labels of the nearest training texts, their similarities added or the largest kept
     Bm25Neighbours the same with BM25, which is what the rank-fusion paper's sparse retriever is
     Centroid       similarity to the mean of a label's training texts
     LabelText      similarity to the label's own name and description
@@ -137,7 +137,7 @@ class NaiveBayes:
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class TextNeighbours:
     """Labels of the k most similar training texts: similarities added ("sum") or the largest ("max").
 
     `sharpness` a replaces a cosine c by exp(a·c), which lets near neighbours outweigh many far ones.

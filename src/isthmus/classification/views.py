@@ -2,7 +2,7 @@
 
 Words        TF-IDF of word n-grams
 Characters   TF-IDF of character n-grams
-Counted      either of them over texts known beforehand, whose n-grams are counted once
+CountedGrams      either of them over texts known beforehand, whose n-grams are counted once
 Encoded      an encoder's vectors
 Beside       several views side by side
 """
@@ -57,7 +57,7 @@ class Words:
         }
 
     def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
-        return Counted.of(self, texts).fit(texts)
+        return CountedGrams.of(self, texts).fit(texts)
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class Characters:
         return {"analyzer": "char_wb", "ngram_range": (self.shortest, self.longest)}
 
     def fit(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
-        return Counted.of(self, texts).fit(texts)
+        return CountedGrams.of(self, texts).fit(texts)
 
 
 @dataclass(frozen=True, eq=False)
-class Counted:
+class CountedGrams:
     """N-grams of known texts, counted once; vocabulary and weights come from the training texts alone.
 
     A row is (1 + ln tf)·(1 + ln((1 + n)/(1 + df))), scaled to unit length, n and df counted in the training
@@ -90,7 +90,7 @@ class Counted:
     vectoriser: Any
 
     @classmethod
-    def of(cls, grams: Grams, texts: Iterable[str]) -> Counted:
+    def of(cls, grams: Grams, texts: Iterable[str]) -> CountedGrams:
         """Count the n-grams of these texts."""
         from scipy.sparse import csr_array
         from sklearn.feature_extraction.text import CountVectorizer

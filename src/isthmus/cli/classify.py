@@ -56,7 +56,7 @@ def _fit(arguments: argparse.Namespace) -> None:
     wrote = classifier.save(arguments.out)
     report = _held_out(classifier)
     result = {"model": arguments.out, **_result(report, arguments.precision)}
-    show(arguments, result, _told(report, arguments.precision))
+    show(arguments, result, _described(report, arguments.precision))
     if not arguments.json:
         close(arguments, "learned", result, wrote, _facts(report))
 
@@ -90,15 +90,15 @@ def _predict(arguments: argparse.Namespace) -> None:
 
 def _answers(run: Run, top: int, threshold: float) -> Any:
     """What is said of every text: its first labels, or none where the first is too improbable."""
-    chances = run.required_probabilities
+    probabilities = run.required_probabilities
     for at, query in enumerate(run.queries):
         start, end = run.offsets[at], run.offsets[at + 1]
-        if start == end or chances[start] < threshold:
-            best = float(chances[start]) if end > start else 0.0
+        if start == end or probabilities[start] < threshold:
+            best = float(probabilities[start]) if end > start else 0.0
             yield {"id": query, "label": None, "probability": best}
             continue
         for row in range(start, min(start + top, end)):
-            yield {"id": query, "label": run.documents.word(row), "probability": float(chances[row])}
+            yield {"id": query, "label": run.documents.word(row), "probability": float(probabilities[row])}
 
 
 def _write(answers: list[dict[str, Any]], path: str) -> None:
@@ -140,7 +140,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     else:
         report = _held_out(_classifier(arguments).fit(data))
     result = _result(report, arguments.precision)
-    show(arguments, result, _told(report, arguments.precision))
+    show(arguments, result, _described(report, arguments.precision))
     if not arguments.json:
         close(arguments, "evaluated", result, (), _facts(report))
 
@@ -181,7 +181,7 @@ def _result(report: ClassificationReport, precision: float) -> dict[str, Any]:
     return {**report.record(), "decision": decision}
 
 
-def _told(report: ClassificationReport, precision: float) -> str:
+def _described(report: ClassificationReport, precision: float) -> str:
     from isthmus.report import Table
 
     measures = report.measures

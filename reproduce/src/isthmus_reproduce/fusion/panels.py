@@ -9,13 +9,13 @@ from isthmus.classification import (
     Bm25Neighbours,
     Centroid,
     Characters,
-    Counted,
+    CountedGrams,
     Encoded,
     LabelRanker,
     LabelText,
     NaiveBayes,
-    Neighbours,
     OneVsRest,
+    TextNeighbours,
     View,
     Words,
 )
@@ -64,7 +64,7 @@ def _unmarked_panel(
     view = Encoded(Unmarked(Remembered.of(inner, {unmarked(text) for text in texts})))
     return {
         "dense, unmarked": OneVsRest(view, cost=10.0, loss="log"),
-        "dense neighbours, unmarked": Neighbours(view, k=50, sharpness=10.0),
+        "dense neighbours, unmarked": TextNeighbours(view, k=50, sharpness=10.0),
         "words + dense, unmarked": OneVsRest(Beside((words, view), (1.0, 1.0))),
         "words + letters + dense, unmarked": OneVsRest(
             Beside((words, letters, view), (1.0, 1.0, 1.5)), cost=0.3
@@ -94,25 +94,25 @@ def default_panel(view: Encoded, texts: Iterable[str], *, single: bool) -> dict[
     """
     known = sorted(set(texts))
     every_word = BM25(tokeniser=Tokeniser(stop_words=frozenset()))
-    words, bigrams = Counted.of(Words(), known), Counted.of(Words(2), known)
+    words, bigrams = CountedGrams.of(Words(), known), CountedGrams.of(Words(2), known)
     few: dict[str, LabelRanker] = {
         "BM25 max": Bm25Neighbours(pool="max", bm25=every_word),
         "BM25 sum": Bm25Neighbours(pool="sum", bm25=every_word),
         "words": OneVsRest(words),
         "dense": OneVsRest(view, cost=10.0, loss="log"),
-        "dense neighbours": Neighbours(view, k=50, sharpness=10.0),
+        "dense neighbours": TextNeighbours(view, k=50, sharpness=10.0),
         LINEAR: OneVsRest(Beside((bigrams, view), (1.0, 1.0))),
         "label text": LabelText(view),
     }
     if not single:
         return few
-    letters = Counted.of(Characters(), known)
+    letters = CountedGrams.of(Characters(), known)
     return {
         **few,
         **(_unmarked_panel(view.encoder, known, bigrams, letters) if _marked(known) else {}),
-        "content words": OneVsRest(Counted.of(Words(stop=True), known)),
+        "content words": OneVsRest(CountedGrams.of(Words(stop=True), known)),
         "bigrams": OneVsRest(bigrams),
-        "trigrams and marks": OneVsRest(Counted.of(Words(3, least=2, marks=True), known)),
+        "trigrams and marks": OneVsRest(CountedGrams.of(Words(3, least=2, marks=True), known)),
         "bigrams, ratio": OneVsRest(bigrams, ratio=True),
         "letters": OneVsRest(letters),
         "letters, ratio": OneVsRest(letters, cost=0.3, ratio=True),
@@ -120,8 +120,8 @@ def default_panel(view: Encoded, texts: Iterable[str], *, single: bool) -> dict[
         "dense, hinge": OneVsRest(view, cost=1.0),
         "naive Bayes": NaiveBayes(bigrams),
         "naive Bayes, letters": NaiveBayes(letters, smoothing=0.3),
-        "dense neighbours, ten": Neighbours(view, k=10, sharpness=10.0),
-        "dense neighbours, max": Neighbours(view, pool="max"),
-        "word neighbours": Neighbours(words, k=30),
+        "dense neighbours, ten": TextNeighbours(view, k=10, sharpness=10.0),
+        "dense neighbours, max": TextNeighbours(view, pool="max"),
+        "word neighbours": TextNeighbours(words, k=30),
         "centroid": Centroid(view),
     }
