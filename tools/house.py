@@ -33,9 +33,9 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 39_800,  # engines of others, query language, opening and erasing documents; classify
+    "src/isthmus": 43_500,  # engines of others, query language, opening and erasing documents; classify
     "benchmarks": 2_201,  # a node beside its peers at two sizes, and its growth; load without an encoder
-    "docs": 231,  # one more folder in the reference
+    "docs": 460,  # one more folder in the reference
     "reproduce": 6_555,  # label rankers are the product's
     "src/isthmus/__init__.py": 10,
     "src/isthmus/__main__.py": 10,
@@ -43,12 +43,12 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_206,  # a contest of all calibrators; what a threshold rests on, and would
     "src/isthmus/classification": 730,  # label rankers and views, once in reproduce; the classifier
-    "src/isthmus/cli": 2_912,  # isthmus attach, calibrate-endpoint, encoder, judgements, learn; doctor; demo
+    "src/isthmus/cli": 3_200,  # isthmus attach, calibrate-endpoint, encoder, judgements, learn; doctor; demo
     "src/isthmus/config.py": 290,  # old keys are read for one release; single values as TOML
     "src/isthmus/corpora": 1_005,
     "src/isthmus/demo": 690,  # the federation it sets up and measures, which was in service
     "src/isthmus/encoders": 1_200,  # presets by hash, folders, the graph of a BERT; endpoints that fail
-    "src/isthmus/engines": 2_745,  # five engines elsewhere, and their tally; phrases; checksums of rows
+    "src/isthmus/engines": 2_850,  # five engines elsewhere, and their tally; phrases; checksums of rows
     "src/isthmus/errors.py": 100,  # one error for what cannot be read
     "src/isthmus/evaluation": 1_750,  # risk and differences against baselines, values of queries
     "src/isthmus/facade.py": 35,  # old names warn for one release
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/rankers": 822,  # losses against a baseline
     "src/isthmus/report": 415,  # what a notebook shows of any table, once
     "src/isthmus/retrieval": 475,  # collection statistics of service, private and features in one place
-    "src/isthmus/service": 10_387,  # engines elsewhere; learning together; noised counts, judged endpoints
+    "src/isthmus/service": 12_500,  # engines elsewhere; learning together; noised counts, judged endpoints
     "src/isthmus/tables": 1_965,
     "src/isthmus/text.py": 167,  # short texts without the pattern of 31 marks
     "src/isthmus/training.py": 65,  # training in memory, in one call
