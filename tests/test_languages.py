@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,9 +11,9 @@ from hypothesis import strategies as st
 
 from isthmus.corpora import load
 from isthmus.errors import ConfigError
-from isthmus.languages import NAMES, analyse, analysis_name, code_of, detect, query, tokeniser_of
+from isthmus.languages import NAMES, analysis_name, by_tokeniser, code_of, detect, query, tokeniser_of
 from isthmus.private import CountMin, HashFamily
-from isthmus.text import ENGLISH, Tokeniser
+from isthmus.text import ENGLISH, Cut, Tokeniser
 
 SENTENCES = {
     "en": "The museum is open on every day of the week, but not before ten in the morning.",
@@ -72,7 +74,7 @@ def test_a_language_that_is_none_names_the_nearest() -> None:
     ],
 )
 def test_forms_of_a_word_are_one_term(code: str, forms: str) -> None:
-    tokens = analyse(forms.split(), [code] * len(forms.split()))
+    tokens = tokeniser_of(code)(forms.split())
     assert len(tokens.terms.vocabulary) == 1
 
 
@@ -83,24 +85,26 @@ def test_stop_words_are_words_of_their_language(code: str) -> None:
     assert not len(tokeniser_of(code)(words).terms)
 
 
+def read_alone(texts: list[str], codes: list[str]) -> list[list[str]]:
+    """The words of every text in its language, where the texts are read together."""
+    cut = Cut.of(texts)
+    groups, places = by_tokeniser(cut, codes)
+    terms = [term for tokeniser, words in groups for term in tokeniser.stems(words)]
+    every = [terms[place] for place in places.tolist()]
+    return [every[start:end] for start, end in pairwise(cut.offsets.tolist())]
+
+
 def test_every_text_is_analysed_in_its_language() -> None:
     texts = ["Die Häuser", "the houses", "", "as casas", "Häuser"]
-    codes = ["de", "en", "fr", "pt", ""]
-    for in_place in (False, True):
-        tokens = analyse(texts, codes, in_place=in_place)
-        for at, (text, code) in enumerate(zip(texts, codes, strict=True)):
-            read = tokeniser_of(code).in_place if in_place else tokeniser_of(code)
-            assert tokens.words(at) == read([text]).words(0)
-    assert tokens.stopped is not None
-    assert tokens.stopped.tolist() == [True, False, True, False, True, False, False]
+    alone = [["die", "haus"], ["the", "hous"], [], ["as", "cas"], ["häuser"]]
+    assert read_alone(texts, ["de", "en", "fr", "pt", ""]) == alone
 
 
 @given(st.lists(st.tuples(st.text(max_size=15), st.sampled_from([*NAMES, ""])), max_size=6))
 def test_any_texts_in_any_languages(pairs: list[tuple[str, str]]) -> None:
     texts, codes = [text for text, _ in pairs], [code for _, code in pairs]
-    tokens = analyse(texts, codes)
-    alone = [tokeniser_of(code)([text]).words(0) for text, code in pairs]
-    assert [tokens.words(at) for at in range(len(pairs))] == alone
+    alone = [tokeniser_of(code).in_place([text]).words(0) for text, code in pairs]
+    assert read_alone(texts, codes) == alone
     assert len(detect(texts)) == len(texts)
     for text in texts:
         query(text, set(codes))
@@ -108,9 +112,8 @@ def test_any_texts_in_any_languages(pairs: list[tuple[str, str]]) -> None:
 
 def test_english_alone_is_as_before() -> None:
     texts = list(SENTENCES.values())
-    one, other = ENGLISH(texts), analyse(texts, ["en", "", "zh", "ja", "ko", *["en"] * 5])
-    assert np.array_equal(one.terms.codes, other.terms.codes)
-    assert one.terms.words == other.terms.words
+    alone = [ENGLISH.in_place([text]).words(0) for text in texts]
+    assert read_alone(texts, ["en", "", "zh", "ja", "ko", *["en"] * 5]) == alone
     assert query("the waves of the sea", ["en", "zh"]).words(0) == ENGLISH(["waves sea"]).words(0)
     assert query("the waves of the sea", []).words(0) == ENGLISH(["waves sea"]).words(0)
 
@@ -148,7 +151,6 @@ def test_the_analysis_has_a_name() -> None:
 
 def test_sketches_of_silos_agree_in_every_language() -> None:
     family = HashFamily(b"key of the group" * 2, rows=3, width=256)
-    texts = list(SENTENCES.values())
-    together = CountMin.of(analyse(texts, list(SENTENCES)), family).dense()
-    for at, (code, text) in enumerate(SENTENCES.items()):
-        assert np.array_equal(CountMin.of(analyse([text], [code]), family).dense()[0], together[at])
+    for code, text in SENTENCES.items():
+        both = CountMin.of(tokeniser_of(code)([text, f"{text} {text}"]), family).dense()
+        assert np.array_equal(CountMin.of(tokeniser_of(code)([text]), family).dense()[0], both[0])

@@ -6,7 +6,7 @@
 All silos analyse texts alike, so that their counts of terms add up: a language fixes what becomes of a text,
 and `analysis_name` names all of it. A query is read in every language that a silo has documents in.
 
->>> analyse(["Die Häuser am Fluss", "Houses by the river"], ["de", "en"]).words(0)
+>>> tokeniser_of("de")(["Die Häuser am Fluss"]).words(0)
 ['haus', 'fluss']
 >>> query("Häuser", ["en", "de"]).words(0)
 ['häuser', 'haus']
@@ -19,10 +19,11 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from isthmus.arrays import Ids, IntArray, frozen
+from isthmus.arrays import Ids
 from isthmus.errors import ConfigError
-from isthmus.text import ENGLISH, STOP_WORDS_FOLDER, Tokeniser, Tokens
+from isthmus.text import ENGLISH, STOP_WORDS_FOLDER, Cut, Tokeniser, Tokens
 
 NAMES = {
     "en": "English",
@@ -118,26 +119,23 @@ def usual(codes: Sequence[str]) -> str:
     return max(filter(None, codes), key=codes.count, default=DEFAULT)
 
 
-def analyse(texts: Sequence[str], languages: Sequence[str], *, in_place: bool = False) -> Tokens:
-    """The terms of every text in its language, by its code; with `in_place` stop words stay."""
-    distinct = list(dict.fromkeys(map(tokeniser_of, dict.fromkeys(languages)))) or [ENGLISH]
-    reads = [one.in_place if in_place else one for one in distinct]
-    if len(reads) == 1:
-        return reads[0](texts)
-    rows = [[at for at, code in enumerate(languages) if tokeniser_of(code) is one] for one in distinct]
-    parts = [read([texts[at] for at in some]) for read, some in zip(reads, rows, strict=True)]
-    return _joined(parts, np.argsort(np.concatenate(rows)))
-
-
-def _joined(parts: Sequence[Tokens], order: IntArray) -> Tokens:
-    """The texts of all parts one after the other, taken in this order."""
-    terms = Ids.concat([part.terms for part in parts])
-    lengths = np.concatenate([part.lengths for part in parts])
-    starts = (np.cumsum(lengths) - lengths)[order]
-    offsets = np.concatenate(([0], np.cumsum(lengths[order])))
-    rows = np.repeat(starts - offsets[:-1], lengths[order]) + np.arange(offsets[-1])
-    masks = [part.stopped for part in parts if part.stopped is not None]
-    return Tokens(terms[rows], frozen(offsets), frozen(np.concatenate(masks)[rows]) if masks else None)
+def by_tokeniser(
+    cut: Cut, languages: Sequence[str]
+) -> tuple[list[tuple[Tokeniser, list[str]]], NDArray[np.integer]]:
+    """The distinct words that every tokeniser reads, where texts are in these languages, by their codes; and
+    the place of every word of the texts among all those, one after the other."""
+    tokenisers = {code: tokeniser_of(code) for code in dict.fromkeys(languages)}
+    distinct = list(dict.fromkeys(tokenisers.values())) or [ENGLISH]
+    if len(distinct) == 1:
+        return [(distinct[0], cut.words)], cut.places
+    number = {code: distinct.index(each) for code, each in tokenisers.items()}
+    of_word = np.repeat([number[code] for code in languages], np.diff(cut.offsets))
+    used, places = np.unique(of_word * len(cut.words) + cut.places, return_inverse=True)
+    groups: list[tuple[Tokeniser, list[str]]] = [(each, []) for each in distinct]
+    for at in used.tolist():
+        group, word = divmod(at, len(cut.words))
+        groups[group][1].append(cut.words[word])
+    return groups, places
 
 
 def beyond_english(languages: Iterable[str]) -> frozenset[str]:

@@ -26,7 +26,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain, compress
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import Ids, IntArray, frozen
 from isthmus.errors import ConfigError
-from isthmus.tables import offsets_of
 
 STOP_WORDS_FOLDER = Path(__file__).with_name("stop_words")
 STOP_WORDS = frozenset((STOP_WORDS_FOLDER / "en.txt").read_text(encoding="utf-8").split())
@@ -51,10 +50,14 @@ _CUTTING = "pairs of Chinese, Japanese and Korean characters"  # to change where
 CJK = "[々-〇ぁ-ヿㄅ-ㄯㆠ-ㆿㇰ-ㇿ㐀-䶿一-鿿가-힣豈-龎𠀀-\U0003fffd]"
 _VARIANTS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")  # which shape of a character is meant
 _RUNS = re.compile(f"{CJK}+|[^{CJK[1:]}+")
-_IS_CJK = re.compile(CJK).match
+_IS_CJK, _HAS_CJK = re.compile(CJK).match, re.compile(CJK).search
+_FIRST_CJK = 0xE3  # no byte of such a character's UTF-8 begins below
 # from 128 on part of a longer character; separators beyond ASCII are blanked beforehand
 _IS_WORD = bytes(sign in b"abcdefghijklmnopqrstuvwxyz0123456789" or sign >= 128 for sign in range(256))
 
+BLOCK = 3_000
+"""Texts that are cut at once: what that takes is in the processor's caches."""
+_NOTHING, _ZERO = np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
 _ASCII_WORDS = re.compile("[a-z0-9]+")
 
 
@@ -143,7 +146,7 @@ class Tokeniser:
             return content if len(content.terms) else self.in_place([text])
         words = _ASCII_WORDS.findall(text.lower())
         chosen = [word for word in words if word not in self.stop_words] or words
-        stems = self._stems(chosen)
+        stems = self.stems(chosen)
         vocabulary = sorted(set(stems))
         place = {stem: at for at, stem in enumerate(vocabulary)}
         codes = frozen(np.array([place[stem] for stem in stems], dtype=np.int64))
@@ -152,23 +155,24 @@ class Tokeniser:
         return Tokens(terms, np.array([0, len(stems)]), stopped)
 
     def _tokens(self, texts: Iterable[str], *, stop: bool) -> Tokens:
-        spelled, places, texts_of_words, count = _cut(texts)
-        is_stop = np.fromiter(map(self._is_stop, spelled), dtype=bool, count=len(spelled))
+        cut = Cut.of(texts)
+        is_stop = np.fromiter(map(self.is_stop, cut.words), dtype=bool, count=len(cut.words))
         if not stop:
-            terms = Ids.of(self._stems(spelled))
-            return Tokens(terms[places], offsets_of(texts_of_words, count), frozen(is_stop[places]))
-        terms = Ids.of(self._stems(list(compress(spelled, (~is_stop).tolist()))))
-        codes = np.full(len(spelled), -1, dtype=np.int64)
+            terms = Ids.of(self.stems(cut.words))
+            return Tokens(terms[cut.places], cut.offsets, frozen(is_stop[cut.places]))
+        terms = Ids.of(self.stems(list(compress(cut.words, (~is_stop).tolist()))))
+        codes = np.full(len(cut.words), -1, dtype=np.int64)
         codes[~is_stop] = terms.codes
-        mask = ~is_stop[places]
-        return Tokens(
-            Ids(frozen(codes[places][mask]), terms.vocabulary), offsets_of(texts_of_words[mask], count)
-        )
+        every = codes[cut.places]
+        content = every >= 0
+        offsets = np.concatenate(([0], np.cumsum(content)))[cut.offsets]
+        return Tokens(Ids(frozen(every[content]), terms.vocabulary), offsets)
 
-    def _is_stop(self, word: str) -> bool:
+    def is_stop(self, word: str) -> bool:
+        """Whether a word carries no topic; so does a single Chinese, Japanese or Korean character."""
         return word in self.stop_words or (len(word) == 1 and _IS_CJK(word) is not None)
 
-    def _stems(self, words: list[str]) -> list[str]:
+    def stems(self, words: list[str]) -> list[str]:
         """The stem of every content word; a stop word is left as it is."""
         from Stemmer import Stemmer
 
@@ -187,36 +191,57 @@ def tokenise(texts: Iterable[str]) -> Tokens:
     return ENGLISH(texts)
 
 
-def _cut(texts: Iterable[str]) -> tuple[list[str], IntArray, IntArray, int]:
-    """The distinct words; the place of every word among them and its text, in order; the number of texts."""
-    column = pc.utf8_lower(_plain(_column(list(texts))))
-    bounds, data = _buffers(column)
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Texts as words: the distinct ones, the place of every word among them, and where each text begins."""
+
+    words: list[str]
+    places: NDArray[np.int32]
+    offsets: IntArray
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Cut:
+        """The words of texts, normalised and in lower case."""
+        rest, runs, offsets = iter(texts), [_strings(_NOTHING, _ZERO)], [_ZERO]
+        while some := list(islice(rest, BLOCK)):
+            strings, ends = _runs(some)
+            runs.append(strings)
+            offsets.append(ends + offsets[-1][-1])
+        # distinct words with what separates them from the next; then the distinct ones of these without it
+        encoded = pa.chunked_array(runs).dictionary_encode().chunks or [runs[0].dictionary_encode()]
+        bounds, data = _buffers(encoded[0].dictionary)
+        in_word = _in_word(data)
+        ends = np.concatenate(([0], np.cumsum(in_word)))[bounds]
+        words = _strings(data[in_word], ends).dictionary_encode()
+        place = words.indices.to_numpy()
+        places = np.concatenate([place[chunk.indices.to_numpy()] for chunk in encoded])
+        whole = cls(words.dictionary.to_pylist(), places, np.concatenate(offsets))
+        return whole._segmented() if data.max(initial=0) >= _FIRST_CJK else whole
+
+    def _segmented(self) -> Cut:
+        """With Chinese, Japanese and Korean words in pairs of characters."""
+        parts = [_segments(word) if _HAS_CJK(word) else [word] for word in self.words]
+        place: dict[str, int] = {}
+        flat = np.array([place.setdefault(part, len(place)) for part in chain.from_iterable(parts)], np.int32)
+        sizes = np.array([len(part) for part in parts])
+        first, repeated = (np.cumsum(sizes) - sizes)[self.places], sizes[self.places]
+        # every word becomes its parts, which stand one after the other from `first` on
+        ends = np.cumsum(repeated)
+        within = np.arange(repeated.sum()) - np.repeat(ends - repeated, repeated)
+        places = flat[np.repeat(first, repeated) + within]
+        return Cut(list(place), places, np.concatenate(([0], ends))[self.offsets])
+
+
+def _runs(texts: list[str]) -> tuple[pa.LargeStringArray, IntArray]:
+    """Every word of texts in lower case, with what separates it from the next; and where each text's end."""
+    bounds, data = _buffers(pc.utf8_lower(_plain(_column(texts))))
     in_word = _in_word(data)
-    begins = in_word.copy()
-    begins[1:] &= ~in_word[:-1]
-    inner = bounds[:-1][np.diff(bounds) > 0]
+    begins = np.append(in_word, True)
+    np.greater(in_word[1:], in_word[:-1], out=begins[1:-1])
+    inner = bounds[:-1][bounds[:-1] < bounds[1:]]
     begins[inner] = in_word[inner]  # a text's first word does not continue the text before
-    starts = np.flatnonzero(begins)
-    # words with what separates them from the next; then the distinct ones of these without it
-    runs = _strings(data, starts).dictionary_encode()
-    bare = _buffers(runs.dictionary)
-    in_word = _in_word(bare[1])
-    lengths = np.add.reduceat(in_word, bare[0][:-1], dtype=np.int64) if len(starts) else bare[0][:-1]
-    words = _strings(bare[1][in_word], np.cumsum(lengths) - lengths).dictionary_encode()
-    places = words.indices.to_numpy()[runs.indices.to_numpy()]
-    texts_of_words = np.repeat(np.arange(len(column)), np.diff(np.searchsorted(starts, bounds)))
-    has_cjk = pc.match_substring_regex(words.dictionary, CJK).to_numpy(zero_copy_only=False)
-    spelled = words.dictionary.to_pylist()
-    if not has_cjk.any():
-        return spelled, places, texts_of_words, len(column)
-    parts = [_segments(word) if cjk else [word] for word, cjk in zip(spelled, has_cjk.tolist(), strict=True)]
-    flat = pa.array(list(chain.from_iterable(parts)), type=pa.large_string()).dictionary_encode()
-    sizes = np.array([len(part) for part in parts])
-    first, repeated = (np.cumsum(sizes) - sizes)[places], sizes[places]
-    # every word becomes its parts, which stand one after the other from `first` on
-    within = np.arange(repeated.sum()) - np.repeat(np.cumsum(repeated) - repeated, repeated)
-    codes = flat.indices.to_numpy()[np.repeat(first, repeated) + within]
-    return flat.dictionary.to_pylist(), codes, np.repeat(texts_of_words, repeated), len(column)
+    starts = np.flatnonzero(begins)  # and the end of all
+    return _strings(data, starts), np.searchsorted(starts[:-1], bounds[1:])
 
 
 def _in_word(octets: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -262,11 +287,10 @@ def _buffers(column: pa.LargeStringArray) -> tuple[IntArray, NDArray[np.uint8]]:
     """The offsets of the strings and their bytes, without a copy."""
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, dtype=np.int64, count=len(column) + column.offset + 1)[column.offset :]
-    octets = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, dtype=np.uint8)
+    octets = np.frombuffer(data, dtype=np.uint8) if data is not None else _NOTHING
     return bounds - bounds[0], octets[bounds[0] : bounds[-1]]
 
 
-def _strings(octets: NDArray[np.uint8], starts: IntArray) -> pa.LargeStringArray:
-    """The bytes as strings that begin at these positions and end where the next one begins."""
-    offsets = np.append(starts, len(octets)).astype(np.int64)
-    return pa.LargeStringArray.from_buffers(len(starts), pa.py_buffer(offsets), pa.py_buffer(octets))
+def _strings(octets: NDArray[np.uint8], bounds: IntArray) -> pa.LargeStringArray:
+    """The bytes as strings: where each begins, and where the last one ends."""
+    return pa.LargeStringArray.from_buffers(len(bounds) - 1, pa.py_buffer(bounds), pa.py_buffer(octets))

@@ -34,7 +34,7 @@ import numpy as np
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Span, Vectors
 from isthmus.engines.engine import FIELDS, Change, Constraints, Counted, Encoded, WordCounts
-from isthmus.engines.rows import Rows, RowsView
+from isthmus.engines.rows import Mask, Rows, RowsView, Texts
 from isthmus.engines.terms import STOP
 from isthmus.engines.vector_folders import VectorFolders
 from isthmus.engines.vectors import VectorReader
@@ -44,7 +44,7 @@ from isthmus.languages import analysis_name
 
 _log = logging.getLogger("isthmus.engines")
 
-FORMAT = 4
+FORMAT = 5
 HEAP = 64_000_000
 """Bytes that tantivy collects before it writes a segment."""
 OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 3, 100, 1 << 14
@@ -56,6 +56,8 @@ CURE = "the index is left as it is; see to the file system, its permissions and 
 _SYSTEM_ERROR = re.compile(r"Os \{ code: (\d+)")
 PARTS = ("terms", "terms", "stops", "stops")
 """The fields of title and body; no phrase reaches from one text of a field into the next."""
+LAST = (1 << 63) - 1
+"""No change has a larger number."""
 EVERY = "1"
 """A term of every document: its document frequency counts what tantivy's other ones count."""
 
@@ -216,11 +218,11 @@ class Generation:
         self._tantivy.config_reader("manual")
         self._writer: Any = None
         documents = self._tantivy.searcher().num_docs
-        # documents of a batch that was never acknowledged are replaced when it comes again
-        self._clean = documents == self.rows.view.living
         last = json.loads((folder / "tantivy" / "meta.json").read_text(encoding="utf-8"))["opstamp"]
         if last < self.commit or (last == self.commit and documents < self.rows.view.living):
             raise DataError("lacks documents that it had", file=folder / "tantivy")
+        # documents of a batch that was never acknowledged
+        self._orphans = last > self.commit or documents != self.rows.view.living
 
     @property
     def change(self) -> int:
@@ -230,31 +232,37 @@ class Generation:
 
     def append(self, changes: Sequence[Change]) -> IntArray:
         """Bring in changes, on disk; the handles of documents that are gone or have changed."""
-        before = self.rows.view
-        texts = self.rows.append(changes)
-        gone = before.changes[before.alive & ~self.rows.view.alive[: len(before.alive)]]
-        distinct = len({each.id for each in changes}) == len(changes)
-        self._index(changes, texts, delete=len(gone) > 0 or not (distinct and self._clean))
-        return gone
-
-    def _index(self, changes: Sequence[Change], texts: Sequence[list[str]], *, delete: bool) -> None:
-        from tantivy import Document
-
         if self._writer is None:
             self._writer = self._tantivy.writer(HEAP, 1)
-        for each, *parts in zip(changes, *texts, strict=True):
-            if delete:
-                self._writer.delete_documents_by_term("id", each.id)
-            if not each.removed:
+        if self._orphans:
+            self._delete_later(self.change)
+        before = self.rows.view
+        gone = before.changes[self.rows.append(changes, self._index)]
+        for handle in gone.tolist():
+            self._writer.delete_documents_by_term("change", handle)
+        self.commit, self._orphans = self._writer.commit(), False
+        return gone
+
+    def _delete_later(self, change: int) -> None:
+        """Delete documents of changes after this one: they come again, or others in their place."""
+        from tantivy import FieldType, Query
+
+        later = Query.range_query(self.schema, "change", FieldType.Unsigned, change + 1, LAST)
+        self._writer.delete_documents_by_query(later)
+
+    def _index(self, changes: Sequence[Change], texts: Texts, living: Mask) -> None:
+        """Add the documents that live to what is committed next."""
+        from tantivy import Document
+
+        for is_living, each, *parts in zip(living.tolist(), changes, *texts, strict=True):
+            if is_living:
                 document = Document()
-                document.add_text("id", each.id)
                 document.add_unsigned("change", each.change)
                 document.add_text("every", EVERY)
                 for field, text in zip(PARTS, parts, strict=True):
                     if text:
                         document.add_text(field, text)
                 self._writer.add_document(document)
-        self.commit = self._writer.commit()
 
     def reader(self, dense: VectorReader | None) -> EmbeddedReader:
         """All that was committed."""
@@ -482,7 +490,6 @@ def _schema() -> Any:
     from tantivy import SchemaBuilder
 
     builder = SchemaBuilder()
-    builder.add_text_field("id", tokenizer_name="raw", index_option="basic")
     builder.add_unsigned_field("change", fast=True, indexed=True)
     builder.add_text_field("every", tokenizer_name="raw", index_option="basic")
     builder.add_text_field("terms", tokenizer_name="whitespace", index_option="position")

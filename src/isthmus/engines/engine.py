@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,7 @@ Encoded = tuple[IntArray, Vectors, Sequence[Span]]
 """Documents, their vectors, and the span of the text that each is of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """What a store has of a document since the change with this number."""
 
     id: str

@@ -15,7 +15,7 @@ rows themselves, and the manifest says of every file how much of it counts, with
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,9 +45,12 @@ DOCUMENT = np.dtype(
 FILES = {"documents": DOCUMENT, "terms": np.dtype("<i4"), "counts": COUNTS, "ids": np.dtype("u1")}
 SAVED_AFTER = 1 << 20
 """Terms of new documents after which totals are saved, or an eighth of all."""
+BLOCK = 2_000
+"""Documents whose terms are counted at once: what that takes is in the processor's caches."""
 
 Mask = NDArray[np.bool_]
 Counts = NDArray[np.void]
+Texts = tuple[list[str], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,14 +160,20 @@ class RowsView:
         return words[order], tables
 
 
-def add_counts(totals: IntArray, codes: NDArray[np.int32], counts: Counts, sign: int = 1) -> None:
-    """Add documents' counts to totals."""
-    np.add.at(totals[0], codes, sign)
+def add_counts(totals: IntArray, codes: NDArray[np.integer], counts: Counts, sign: int = 1) -> None:
+    """Add documents' counts to totals, or take them away."""
+    if len(codes) < totals.shape[1] // 8:
+        words, codes = np.unique(codes, return_inverse=True)
+    else:
+        words = slice(None)
+    size = len(words) if isinstance(words, np.ndarray) else totals.shape[1]
+    totals[0, words] += sign * np.bincount(codes, minlength=size)
     for at, field in enumerate(FIELDS):
-        column = counts[field].astype(np.int64)
-        has = np.flatnonzero(column)
-        np.add.at(totals[1 + 2 * at], codes[has], sign)
-        np.add.at(totals[2 + 2 * at], codes[has], sign * column[has])
+        has = np.flatnonzero(counts[field])
+        totals[1 + 2 * at, words] += sign * np.bincount(codes[has], minlength=size)
+        # sums of integers are exact in 64-bit floats
+        standing = np.bincount(codes[has], counts[field][has], minlength=size)
+        totals[2 + 2 * at, words] += sign * standing.astype(np.int64)
 
 
 class Rows:
@@ -228,74 +237,79 @@ class Rows:
             **files,
         )
 
-    def append(self, changes: Sequence[Change]) -> tuple[list[str], ...]:
-        """Write rows of changes, forced to disk; their terms as `TermBatch.texts` has them."""
-        old = self.view
-        batch = TermBatch.of(changes)
-        words, place = batch.words()
-        document, codes, counts = batch.entries(self.vocabulary.add(words)[place])
-        records = self._records(changes, batch, document, codes, counts)
-        self._files["terms"].append(codes)
-        self._files["counts"].append(counts)
-        self._files["ids"].append(
-            np.frombuffer("".join(each.id for each in changes).encode("utf-8", "surrogatepass"), np.uint8)
-        )
-        self._files["documents"].append(records)
-        for file in self._files.values():
-            file.sync()
-        self.view = self._grown(old, records, codes, counts, document)
-        return batch.texts()
+    def append(
+        self, changes: Sequence[Change], index: Callable[[Sequence[Change], Texts, Mask], None]
+    ) -> IntArray:
+        """Write rows of changes, forced to disk; which rows of before are no more.
 
-    def _records(
-        self, changes: Sequence[Change], batch: TermBatch, document: IntArray, codes: IntArray, counts: Counts
-    ) -> Counts:
+        `index` gets the changes block by block, their terms as `TermBatch.texts` has them, and which of them
+        are documents when all are written.
+        """
         records = np.zeros(len(changes), dtype=DOCUMENT)
-        content = ~self.vocabulary.stop[codes]
-        sizes = np.bincount(document, minlength=len(changes))
-        id_sizes = [len(each.id.encode("utf-8", "surrogatepass")) for each in changes]
         records["change"] = [each.change for each in changes]
         records["removed"] = [each.removed for each in changes]
-        records["terms"] = self._files["terms"].count + np.cumsum(sizes)
-        records["id"] = self._files["ids"].count + np.cumsum(id_sizes)
         records["name"] = named((each.id for each in changes), self._key)
+        ids = [each.id.encode("utf-8", "surrogatepass") for each in changes]
+        records["id"] = self._files["ids"].count + np.cumsum([len(id) for id in ids])
+        last = {name: at for at, name in enumerate(records["name"].tolist())}
+        fresh = np.zeros(len(records), dtype=bool)  # of a document that comes twice its last row counts
+        fresh[list(last.values())] = True
+        fresh &= records["removed"] == 0
+        totals = self.view.totals.copy()
+        batch = TermBatch.of(changes, self.vocabulary.read)
+        for number, block in enumerate(batch.blocks(BLOCK)):
+            some = slice(number * BLOCK, (number + 1) * BLOCK)
+            totals = self._write(block, records[some], fresh[some], totals)
+            index(changes[some], block.texts(), fresh[some])
+        self._files["ids"].append(np.frombuffer(b"".join(ids), np.uint8))
+        self._files["documents"].append(records)
+        self.vocabulary.sync()
+        for file in self._files.values():
+            file.sync()
+        self.view, gone = self._grown(records, fresh, totals)
+        return gone
+
+    def _write(self, batch: TermBatch, records: Counts, fresh: Mask, totals: IntArray) -> IntArray:
+        """Write the terms of a block of documents; the totals with theirs."""
+        document, codes, counts = batch.entries(batch.codes[batch.places])
+        content = ~self.vocabulary.stop[codes]
+        sizes = np.bincount(document, minlength=len(records))
+        records["terms"] = self._files["terms"].count + np.cumsum(sizes)
         records["lengths"] = batch.lengths()
         for at, field in enumerate(FIELDS):
             has = document[content & (counts[field] > 0)]
-            records["distinct"][:, at] = np.bincount(has, minlength=len(changes))
-        return records
+            records["distinct"][:, at] = np.bincount(has, minlength=len(records))
+        self._files["terms"].append(codes)
+        self._files["counts"].append(counts)
+        new = slice(None) if fresh.all() else fresh[document]
+        if (words := len(self.vocabulary)) > totals.shape[1]:
+            totals = np.pad(totals, ((0, 0), (0, words + words // 8 - totals.shape[1])))
+        add_counts(totals, codes[new], counts[new])
+        return totals
 
-    def _grown(
-        self, old: RowsView, records: Counts, codes: IntArray, counts: Counts, document: IntArray
-    ) -> RowsView:
-        """The view after these rows; a document that comes twice among them is its last row."""
-        first = len(old.changes)
-        last = {name: at for at, name in enumerate(records["name"].tolist())}
-        lasting = np.zeros(len(records), dtype=bool)
-        lasting[list(last.values())] = True
-        fresh = lasting & (records["removed"] == 0)
+    def _grown(self, records: Counts, fresh: Mask, totals: IntArray) -> tuple[RowsView, IntArray]:
+        """The view after these rows, and which rows of before are no more."""
+        old = self.view
         before = np.unique(self._places.find(records["name"]))
-        gone = before[(before >= 0)]
+        gone = before[before >= 0]
         gone = gone[old.alive[gone]]
-        self._places.add(records["name"], first)
+        self._places.add(records["name"], len(old.changes))
         alive = np.concatenate((old.alive, fresh))
         alive[gone] = False
         lengths = old.field_lengths + records["lengths"][fresh].sum(axis=0, dtype=np.int64)
         lengths = lengths - old.documents["lengths"][gone].sum(axis=0, dtype=np.int64)
-        totals = np.zeros((len(BY_FIELD), len(self.vocabulary)), dtype=np.int64)
-        totals[:, : old.totals.shape[1]] = old.totals
-        new = fresh[document]
-        add_counts(totals, codes[new], counts[new])
         _, place = old._entries(gone)
         add_counts(totals, old.terms[place], old.counts[place], -1)
-        return self._mapped(alive, lengths, totals)
+        return self._mapped(alive, lengths, totals[:, : len(self.vocabulary)]), gone
 
     def save_totals(self, *, always: bool = False) -> None:
         """Write the totals where many terms have come since; never before the manifest has their rows."""
         terms = self._files["terms"].count
         if always or terms - self._saved > max(SAVED_AFTER, self._saved // 8):
-            checksum = zlib.crc32(self.view.totals.data)
+            totals = np.ascontiguousarray(self.view.totals)
+            checksum = zlib.crc32(totals.data)
             header = {"rows": len(self.view.changes), "key": self._key.hex(), "checksum": checksum}
-            write_columns(self.folder / "totals", {"totals": Column.of(self.view.totals)}, header)
+            write_columns(self.folder / "totals", {"totals": Column.of(totals)}, header)
             self._saved = terms
 
     def close(self) -> None:

@@ -7,8 +7,10 @@ are those of the body.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +19,8 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import IntArray
 from isthmus.engines.engine import Change
-from isthmus.languages import analyse
-from isthmus.text import Tokens
+from isthmus.languages import by_tokeniser
+from isthmus.text import Cut, Tokeniser
 
 LEAD_WORDS = 50
 """A document begins with its first paragraph, or so many words of it."""
@@ -47,35 +49,69 @@ def lead_end(body: str) -> int:
     return end - len(words[LEAD_WORDS]) if len(words) > LEAD_WORDS else end
 
 
+def _parts(document: Change) -> tuple[str, str, str]:
+    """Title, lead, and the rest of the body."""
+    end = lead_end(document.body)
+    return document.title, document.body[:end], document.body[end:]
+
+
+Read = tuple[NDArray[np.int32], Sequence[str], NDArray[np.bool_]]
+"""Of words: codes, the terms they are read as, and which of them are stop words."""
+
+
+def stemmed(tokeniser: Tokeniser, words: list[str]) -> Read:
+    """Words as a tokeniser reads them, numbered one after the other."""
+    stops = np.fromiter(map(tokeniser.is_stop, words), dtype=bool, count=len(words))
+    return np.arange(len(words), dtype=np.int32), tokeniser.stems(words), stops
+
+
 @dataclass(frozen=True, eq=False)
 class TermBatch:
-    """The tokens of documents, in order: title, lead and rest of each."""
+    """The tokens of documents, in order: title, lead and rest of each.
 
-    tokens: Tokens
-    stopped: NDArray[np.bool_]
+    `codes`, `terms` and `stops` are of distinct words, `places` has every token's among these, and `offsets`
+    where each text begins.
+    """
+
+    codes: NDArray[np.int32]
+    terms: pa.LargeStringArray
+    stops: NDArray[np.bool_]
+    places: NDArray[np.integer]
+    offsets: IntArray
 
     @classmethod
-    def of(cls, changes: Sequence[Change]) -> TermBatch:
-        """Of documents' titles and bodies, each in its language."""
-        parts: list[str] = []
-        for each in changes:
-            end = lead_end(each.body)
-            parts += (each.title, each.body[:end], each.body[end:])
-        tokens = analyse(parts, [each.language for each in changes for _ in range(_PARTS)], in_place=True)
-        assert tokens.stopped is not None
-        return cls(tokens, tokens.stopped)
+    def of(
+        cls, changes: Sequence[Change], read: Callable[[Tokeniser, list[str]], Read] = stemmed
+    ) -> TermBatch:
+        """Of documents' titles and bodies, each in its language; `read` gives words their codes."""
+        cut = Cut.of(part for each in changes for part in _parts(each))
+        groups, places = by_tokeniser(cut, [each.language for each in changes for _ in range(_PARTS)])
+        codes, terms, stops = zip(*(read(*group) for group in groups), strict=True)
+        every = pa.array(chain.from_iterable(terms), pa.large_string())
+        return cls(np.concatenate(codes), every, np.concatenate(stops), places, cut.offsets)
+
+    def blocks(self, size: int) -> Iterator[TermBatch]:
+        """The tokens of so many documents after another."""
+        for first in range(0, len(self.offsets) - 1, _PARTS * size):
+            offsets = self.offsets[first : first + _PARTS * size + 1]
+            places = self.places[offsets[0] : offsets[-1]]
+            yield replace(self, places=places, offsets=offsets - offsets[0])
+
+    @cached_property
+    def stopped(self) -> NDArray[np.bool_]:
+        """Which tokens are stop words."""
+        stopped: NDArray[np.bool_] = self.stops[self.places]
+        return stopped
 
     def words(self) -> tuple[list[str], IntArray]:
         """The distinct terms, stop words marked, and the place of every token's among them."""
-        size = len(self.tokens.terms.vocabulary)
-        codes = self.tokens.terms.codes + size * self.stopped
-        used = np.flatnonzero(np.bincount(codes, minlength=2 * size))
-        place = np.zeros(2 * size, dtype=np.int64)
-        place[used] = np.arange(len(used))
-        plain = np.searchsorted(used, size)
-        content = self.tokens.terms.vocabulary.take(pa.array(used[:plain])).to_pylist()
-        stops = self.tokens.terms.vocabulary.take(pa.array(used[plain:] - size)).to_pylist()
-        return [*content, *(STOP + word for word in stops)], place[codes]
+        place: dict[str, int] = {}
+        marked = (
+            STOP + term if stop else term
+            for term, stop in zip(self.terms.to_pylist(), self.stops, strict=True)
+        )
+        codes = np.array([place.setdefault(term, len(place)) for term in marked], dtype=np.int64)
+        return list(place), codes[self.places]
 
     def texts(self) -> tuple[list[str], ...]:
         """Content terms of every title, those of every body, then stop words of both, joined by blanks."""
@@ -86,7 +122,7 @@ class TermBatch:
         """Some of the tokens of every title and body, one after the other."""
         bounds = self._bounds(mask)
         ends = np.append(np.column_stack((bounds[:-1:_PARTS], bounds[1::_PARTS])), bounds[-1])
-        terms = self.tokens.terms.vocabulary.take(pa.array(self.tokens.terms.codes[mask]))
+        terms = self.terms.take(pa.array(self.places[mask]))
         joined: list[str] = pc.binary_join(
             pa.LargeListArray.from_arrays(pa.array(ends), terms), _BLANK
         ).to_pylist()
@@ -94,7 +130,7 @@ class TermBatch:
 
     def _bounds(self, mask: NDArray[np.bool_]) -> IntArray:
         """The offsets of the texts among some of the tokens."""
-        return _passed(mask)[self.tokens.offsets]
+        return _passed(mask)[self.offsets]
 
     def lengths(self) -> IntArray:
         """Content terms of title and body, of shape (documents, 2)."""
@@ -104,8 +140,8 @@ class TermBatch:
     def entries(self, codes: IntArray) -> tuple[IntArray, IntArray, NDArray[np.void]]:
         """For a code of every token: the document of every entry, its code, and its counts, in this order."""
         width = int(codes.max(initial=0)).bit_length()
-        text = np.arange(len(self.tokens))
-        keys = np.repeat((text // _PARTS << (width + 2)) + text % _PARTS, self.tokens.lengths)
+        text = np.arange(len(self.offsets) - 1)
+        keys = np.repeat((text // _PARTS << (width + 2)) + text % _PARTS, np.diff(self.offsets))
         keys += codes << 2
         keys.sort()  # by document, then code, then part
         part = (keys & 3).astype(np.int8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
+from operator import add
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,14 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import IntArray
 from isthmus.engines.growing import GrowingFile
-from isthmus.engines.terms import STOP
+from isthmus.engines.terms import STOP, Read, stemmed
+from isthmus.text import Tokeniser
 
 WORD = np.dtype([("hash", "<u8"), ("end", "<i8")])
 LATE = 1 << 16
 """Names that a dictionary has beside the sorted ones, at least, before they are sorted too."""
+MOST_KNOWN = 1 << 18
+"""Terms that are remembered, with the words that are read as them."""
 
 Names = NDArray[np.uint64]
 
@@ -74,8 +78,10 @@ class Vocabulary:
         self.records = GrowingFile(folder / "words", WORD, states.get("words", (0, 0)))
         self.spelling = GrowingFile(folder / "spelling", np.uint8, states.get("spelling", (0, 0)))
         self._places = Places(self.records.records["hash"].copy())
-        self.stop = self._stops(0)
-        self._latest: dict[str, int] = {}  # codes of the latest batch, whose words come again
+        self.stop: NDArray[np.bool_] = self.spelling.records[self._starts(0)[:-1]] == ord(STOP)
+        # what words that came before are read as, so that they are neither stemmed nor hashed again
+        self._known: dict[Tokeniser, dict[str, int]] = {}
+        self._terms: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self.stop)
@@ -84,37 +90,50 @@ class Vocabulary:
         """-1 for a word that is not there."""
         return self._places.find(named(words, self._key))
 
-    def add(self, words: Sequence[str]) -> IntArray:
-        """The codes of words, new ones for those that are not there; on disk when this returns."""
-        codes = np.fromiter(map(self._latest.get, words, repeat(-1)), np.int64, len(words))
-        others = np.flatnonzero(codes < 0)
-        codes[others] = self._added([words[at] for at in others.tolist()])
-        self._latest = dict(zip(words, codes.tolist(), strict=True))
-        return codes
+    def read(self, tokeniser: Tokeniser, words: list[str]) -> Read:
+        """Words as a tokeniser reads them, with new codes for terms that are not there: on disk after `sync`.
 
-    def _added(self, words: Sequence[str]) -> IntArray:
+        Words that have come before are looked up in a dictionary.
+        """
+        if len(self._terms) > MOST_KNOWN:
+            self._known, self._terms = {}, {}
+        known = self._known.setdefault(tokeniser, {})
+        codes = np.fromiter(map(known.get, words, repeat(-1)), dtype=np.int32, count=len(words))
+        new = np.flatnonzero(codes < 0).tolist()
+        if new:
+            unknown = [words[at] for at in new]
+            _, terms, stops = stemmed(tokeniser, unknown)
+            marks = [STOP if stop else "" for stop in stops.tolist()]
+            codes[new] = self._added(list(map(add, marks, terms)))
+            known.update(zip(unknown, codes[new].tolist(), strict=True))
+            self._terms.update(zip(codes[new].tolist(), terms, strict=True))
+        return codes, list(map(self._terms.__getitem__, codes.tolist())), self.stop[codes]
+
+    def _added(self, terms: Sequence[str]) -> list[int]:
+        """The codes of terms, new ones for those that are not there."""
+        place = {term: at for at, term in enumerate(dict.fromkeys(terms))}
+        words = list(place)
         names = named(words, self._key)
         codes = self._places.find(names)
         new = np.flatnonzero(codes < 0)
-        if len(new):
-            first = len(self)
-            codes[new] = np.arange(first, first + len(new))
-            spelled = [words[at].encode() for at in new.tolist()]
-            records = np.empty(len(new), dtype=WORD)
-            records["hash"] = names[new]
-            records["end"] = self.spelling.count + np.cumsum([len(word) for word in spelled])
-            self.spelling.append(np.frombuffer(b"".join(spelled), np.uint8))
-            self.records.append(records)
-            self.spelling.sync()
-            self.records.sync()
-            self.stop = np.concatenate((self.stop, self._stops(first)))
-            self._places.add(names[new], first)
-        return codes
+        first = len(self)
+        codes[new] = np.arange(first, first + len(new))
+        spelled = [words[at].encode() for at in new.tolist()]
+        records = np.empty(len(new), dtype=WORD)
+        records["hash"] = names[new]
+        records["end"] = self.spelling.count + np.cumsum([len(word) for word in spelled])
+        self.spelling.append(np.frombuffer(b"".join(spelled), np.uint8))
+        self.records.append(records)
+        stops = np.array([words[at].startswith(STOP) for at in new.tolist()], dtype=bool)
+        self.stop = np.concatenate((self.stop, stops))
+        self._places.add(names[new], first)
+        every = codes.tolist()
+        return [every[place[term]] for term in terms]
 
-    def _stops(self, first: int) -> NDArray[np.bool_]:
-        starts = self._starts(first)[:-1]
-        stops: NDArray[np.bool_] = self.spelling.records[starts] == ord(STOP)
-        return stops
+    def sync(self) -> None:
+        """Force all words to disk."""
+        self.spelling.sync()
+        self.records.sync()
 
     def _starts(self, first: int, last: int | None = None) -> IntArray:
         ends = self.records.records["end"]

@@ -275,8 +275,7 @@ class DocumentStore(ABC):
         sql = """SELECT id, change, removed, title, body, language FROM document
             WHERE change > ? ORDER BY change LIMIT ?"""
         with self._transaction() as db:
-            rows = self._rows(db, sql, (after, limit))
-        return [Change(id, change, bool(removed), *texts) for id, change, removed, *texts in rows]
+            return list(map(Change._make, self._rows(db, sql, (after, limit))))
 
     def living(self) -> Iterator[Change]:
         """Every document there is, in the order of its last change."""
