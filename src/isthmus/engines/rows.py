@@ -162,18 +162,12 @@ class RowsView:
 
 def add_counts(totals: IntArray, codes: NDArray[np.integer], counts: Counts, sign: int = 1) -> None:
     """Add documents' counts to totals, or take them away."""
-    if len(codes) < totals.shape[1] // 8:
-        words, codes = np.unique(codes, return_inverse=True)
-    else:
-        words = slice(None)
-    size = len(words) if isinstance(words, np.ndarray) else totals.shape[1]
-    totals[0, words] += sign * np.bincount(codes, minlength=size)
+    np.add.at(totals[0], codes, sign)
     for at, field in enumerate(FIELDS):
-        has = np.flatnonzero(counts[field])
-        totals[1 + 2 * at, words] += sign * np.bincount(codes[has], minlength=size)
-        # sums of integers are exact in 64-bit floats
-        standing = np.bincount(codes[has], counts[field][has], minlength=size)
-        totals[2 + 2 * at, words] += sign * standing.astype(np.int64)
+        column = counts[field].astype(np.int64)
+        has = np.flatnonzero(column)
+        np.add.at(totals[1 + 2 * at], codes[has], sign)
+        np.add.at(totals[2 + 2 * at], codes[has], sign * column[has])
 
 
 class Rows:

@@ -30,7 +30,7 @@ from isthmus.engines import (
     vector_of,
 )
 from isthmus.errors import ConfigError, several
-from isthmus.languages import DEFAULT, NAMES, analyse, detect, usual
+from isthmus.languages import DEFAULT, NAMES, detect, tokeniser_of, usual
 from isthmus.service.attached import remote_of
 from isthmus.service.encoding import NoQueries, QueryEncoder, ready_encoder
 from isthmus.service.settings import EncoderSettings, EngineSettings
@@ -250,7 +250,7 @@ def _agreement(
 
 def _terms(sample: Sequence[RemoteDocument], language: str) -> Mapping[str, Sequence[str]]:
     """The distinct content terms of documents, by id."""
-    tokens = analyse([f"{each.title}\n{each.body}" for each in sample], [language] * len(sample))
+    tokens = tokeniser_of(language)(f"{each.title}\n{each.body}" for each in sample)
     every = {each.id: sorted(set(tokens.words(at))) for at, each in enumerate(sample)}
     return {id: [word for word in words if not word.startswith(STOP)] for id, words in every.items()}
 
