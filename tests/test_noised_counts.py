@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from browsing import opened
 from isthmus.cli import main
 from isthmus.errors import BudgetExhausted
 from isthmus.learning import COLUMNS, SearchModel
@@ -223,3 +224,18 @@ def test_a_silo_that_shows_no_hit_tells_how_many_it_has(tmp_path, capsys):
         assert "asked before, nothing charged" in told
         assert main(["search", "turbine", "--count", "--broker", url, "--threshold", "0.55"]) == 1
         assert "0.5, 0.6, 0.7, 0.8, 0.9" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(600)
+def test_on_the_page_a_silo_that_refuses_is_asked_how_many_it_has(tmp_path, browser):
+    policies = {"north": (ONLY_COUNTS, TIDES), "south": (Policy(search=True, snippets=True), OTHERS)}
+    with federation(tmp_path, **policies) as url, opened(browser, url, patience=60.0) as page:
+        page.get_by_label("Search all silos").fill("turbine tide")
+        page.keyboard.press("Enter")
+        page.locator(".hit").first.wait_for()
+        page.get_by_role("button", name="How many has it?").click()
+        page.get_by_text("have all words").wait_for()
+        told = page.locator(".noised").inner_text()
+        assert "ε = 4.00 spent" in told
+        page.goto(f"{url}/#/silos")
+        page.get_by_text("What has left it: 1 kind").wait_for()

@@ -143,6 +143,8 @@ class CountReleases:
     ) -> _CountAnswer:
         """Charge the answer that others had of the same documents, or draw another one."""
         covered, handles = self._documents(snapshot)
+        if not len(covered):
+            raise HttpProblem(422, "documents of this silo cannot be counted")
         if before is not None and before.change == snapshot.change and not self._is_stale(before, snapshot):
             self._charge(before.draw, covered, peer)
             return replace(before, peers=(*before.peers, peer), ledger=self.ledger.number)
