@@ -3,14 +3,14 @@
 import * as api from "./api.js";
 import { count, decimal, make, percent } from "./dom.js";
 
-const LEVELS = [0.5, 0.6, 0.7, 0.8, 0.9];
+const LEVELS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], USUAL = 0.2;
 
 /** Whether a silo, as /v1/silos shows it, gives noised counts to somebody. */
 export const counts = (silo) => Boolean(silo.release?.peers?.some((peer) => peer.noised_counts));
 
 /** A button that asks one silo, because a new question spends its budget. */
 export function asker(silo, query, above) {
-  const threshold = LEVELS.filter((level) => level <= above + 1e-9).at(-1) ?? LEVELS[0];
+  const threshold = LEVELS.filter((level) => level <= above + 1e-9).at(-1) ?? USUAL;
   const told = make("span", { class: "hint", role: "status" });
   const button = make("button", {
     type: "button", class: "quiet small", title: "A new question spends the silo's privacy budget; one that was asked before costs nothing",
