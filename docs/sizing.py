@@ -3,8 +3,8 @@
     python docs/sizing.py            write them into the page
     python docs/sizing.py measure    measure again, which takes minutes: python -m benchmarks.node
 
-Of a size between two that were measured, and beyond the largest, costs grow as between the two nearest sizes:
-by a power of the number of documents.
+Between two sizes that were measured costs grow by a power of the number of documents; beyond the largest,
+every further document costs what one cost between the two largest sizes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ def costs_of(documents: float, sizes: dict[int, Costs]) -> Costs:
     known = sorted(sizes)
     upper = next((at for at, size in enumerate(known) if size >= documents), len(known) - 1)
     first, last = known[max(upper - 1, 0)], known[max(upper, 1)]
+    before, after = sizes[first], sizes[last]
+    if documents > last:
+        more = (documents - last) / (last - first)
+        return {name: after[name] + more * (after[name] - before[name]) for name in after}
     step = math.log(documents / first) / math.log(last / first)
-    return {
-        name: value * (sizes[last][name] / value) ** step for name, value in sizes[first].items() if value > 0
-    }
+    return {name: value * (after[name] / value) ** step for name, value in before.items()}
 
 
 def over_shards(documents: float, shards: int, sizes: dict[int, Costs]) -> Costs:
@@ -90,8 +92,13 @@ def tables() -> dict[str, str]:
             memory, disk = vectors_of(cost["each"])[0], cost["disk"] + vectors_of(size)[1]
             values = [cost["memory"], memory, disk, cost["search"], cost["processor"], cost["index"]]
             cells = " | ".join(_short(value) for value in values)
-            beyond.append(f"| {size:.0e} | {shards:,} | {cost['each']:.0e} | {cells} |".replace("e+0", "e"))
+            beyond.append(f"| {_power(size)} | {shards:,} | {_power(cost['each'])} | {cells} |")
     return {"measured": "\n".join(rows), "beyond": "\n".join(beyond)}
+
+
+def _power(value: float) -> str:
+    """A number as in 2.5e6."""
+    return f"{value:.1e}".replace("e+0", "e").replace(".0", "")
 
 
 def _short(value: float) -> str:
@@ -105,7 +112,7 @@ def page(text: str) -> str:
     """The page with its tables as they are now."""
     for name, table in tables().items():
         text = re.sub(
-            rf"(<!-- {name} -->\n).*?(\n<!-- end -->)",
+            rf"(<!-- {name} -->\n)[^<]*(\n<!-- end -->)",
             lambda found, new=table: found[1] + new + found[2],
             text,
             flags=re.S,
