@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from easy_rows import easy
 from isthmus.errors import ConfigError, ProtocolError, RoundFailed
-from isthmus.federation import apps, clients, members, relay, rounds, runtimes
+from isthmus.federation import apps, clients, members, rounds, runtimes
 from isthmus.federation.deployment import own_trust
 from isthmus.federation.messages import Arrays, order, pack, unpack
 from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions
@@ -420,10 +420,10 @@ def test_different_orders_to_different_silos_open_no_sum(monkeypatch: pytest.Mon
     """Where the others train from zeros and learn nothing, the sum would be the victim's model."""
     config, fold = small_round(monkeypatch)
     sums: list[Arrays] = []
-    own_reports, own_mean = relay.SecureSumRelay.reports, relay.sum_to_mean
+    own_reports, own_mean = members.SecureSumRelay.reports, members.sum_to_mean
 
     def stilled(
-        self: relay.SecureSumRelay, attempt: relay.Attempt, orders: Sequence[Message], *rest: Any
+        self: members.SecureSumRelay, attempt: members.Attempt, orders: Sequence[Message], *rest: Any
     ) -> Any:
         for message in orders[1:]:
             told = json.loads(str(message.content.config_records["config"]["settings"]))
@@ -443,7 +443,7 @@ def test_different_orders_to_different_silos_open_no_sum(monkeypatch: pytest.Mon
     monkeypatch.setattr(rounds, "sum_to_mean", watched)
     assert apps.train(config, fold).rounds == 1
     assert len(sums) == 1
-    monkeypatch.setattr(relay.SecureSumRelay, "reports", stilled)
+    monkeypatch.setattr(members.SecureSumRelay, "reports", stilled)
     with pytest.raises(RoundFailed, match="opened to an update of length"):
         apps.train(config, fold)
     opened = sums[1]
