@@ -472,7 +472,7 @@ def test_a_silo_that_insists_on_masks_shows_its_model_to_nobody(monkeypatch):
 
 def agreed(names, trusts):
     """Contexts of silos that have agreed on a session, and their keys."""
-    runtimes.give_identity()
+    runtimes.flower.give_identity()
     contexts = {name: Context(1, at + 2, {}, RecordDict(), {}) for at, name in enumerate(names)}
     content = order(None, {"session": "00ff", "threshold": max(3, least_threshold(len(names)))}, round=1)
     adverts = {}

@@ -59,7 +59,7 @@ def test_the_old_name_of_fedrisk_works_with_a_hint():
 
 def test_former_names_of_private_classes_work_with_a_hint():
     with pytest.warns(FutureWarning, match="Loss is called PrivacyLoss now") as seen:
-        from isthmus.private.cost import Loss
+        from isthmus.private.composition import Loss
     assert seen[0].filename == __file__
     assert Loss.__name__ == "PrivacyLoss"
     with pytest.warns(FutureWarning, match="Release is called CountRelease now"):

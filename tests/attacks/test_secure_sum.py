@@ -245,7 +245,7 @@ class Steps:
     """Sends silos the steps of a secure round, as a coordinator would, with whatever it likes in them."""
 
     def __init__(self, count: int, weights: Mapping[str, float]) -> None:
-        runtimes.give_identity()
+        runtimes.flower.give_identity()
         keys = identities(count)
         known = {name: key.public_key() for name, key in keys.items()}
         self.trusts = {name: members.Trust(key, known) for name, key in keys.items()}
@@ -283,14 +283,14 @@ class Steps:
 @pytest.mark.parametrize("part", [1 << 33, 7, True, 0.5, "text", [1 << 20, 2], [b"a"]])
 def test_a_part_that_is_no_bytes_is_refused_and_takes_no_memory(part: Any) -> None:
     """A number would become as many zeros."""
-    runtimes.give_identity()
+    runtimes.flower.give_identity()
     content = RecordDict({members.PARTS: ConfigRecord({"a": part})})
     with pytest.raises(ProtocolError, match="a part that is"):
         members.parts_of(Message(content, 2, "train"))
 
 
 def test_a_message_without_parts_is_refused() -> None:
-    runtimes.give_identity()
+    runtimes.flower.give_identity()
     with pytest.raises(ProtocolError, match="no parts"):
         members.parts_of(Message(RecordDict(), 2, "train"))
 
@@ -338,7 +338,7 @@ def test_a_step_of_another_session_is_refused() -> None:
 
 def test_a_silo_that_insists_on_masks_needs_the_others_cards() -> None:
     """Else all the others may be the coordinator's invention."""
-    runtimes.give_identity()
+    runtimes.flower.give_identity()
     context = Context(1, 2, {"masked-only": True}, RecordDict(), {})
     message = Message(order(None, {"session": "00ff", "threshold": 3}, round=1), 2, "query.agree")
     with pytest.raises(ProtocolError, match="without the other silos' cards"):

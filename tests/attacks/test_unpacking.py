@@ -247,7 +247,7 @@ def test_settings_of_an_order_are_bounded():
 
 def hostile_messages():
     """Flower messages of a few megabytes that are very many objects once parsed."""
-    runtimes.give_identity()
+    runtimes.flower.give_identity()
     words = RecordDict({"config": ConfigRecord({"v": [str(number) for number in range(200_000)]})})
     yield runtimes.encode(Message(words, dst_node_id=1, message_type="query"))
     numbers = MessageBytes()  # Flower itself would look at each of them
