@@ -16,7 +16,7 @@ from isthmus.errors import BudgetExhausted
 from isthmus.learning import COLUMNS, SearchModel
 from isthmus.learning.columns import PROFILE
 from isthmus.learning.model import HitCalibration, Weights
-from isthmus.private.noise import Geometric
+from isthmus.private.mechanisms import Geometric
 from isthmus.retrieval import TEXT
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
