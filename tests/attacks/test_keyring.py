@@ -11,7 +11,8 @@ from threading import Barrier, Event
 import pytest
 
 from isthmus.errors import DataError
-from isthmus.private.keys import GroupKey, Identity, Keyring
+from isthmus.private.keyring import Keyring
+from isthmus.private.keys import GroupKey, Identity
 
 AT_ONCE = 8
 

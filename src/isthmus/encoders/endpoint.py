@@ -133,10 +133,8 @@ class Endpoint(Encoder):
         """Before the first vectors: the endpoint is what it was when it was added."""
         probed = self._probed(patience)
         if self.probe and probed != self.probe:
-            raise DataError(
-                f"{self._address} encodes otherwise than when it was added",
-                cure="if that is meant: isthmus encoder add it under another name, and encode again",
-            )
+            cure = "if that is meant: isthmus encoder add it under another name, and encode again"
+            raise DataError(f"{self._address} encodes otherwise than when it was added", cure=cure)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """One unit row a text; zeros for one without a letter, or that the endpoint refuses.
@@ -190,9 +188,8 @@ class Endpoint(Encoder):
                     raise ValueError("a vector that is not of finite numbers")
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             problem = f"{self._address} answered no embeddings: {str(error)[:100]}"
-            raise ServiceError(
-                f"{problem} (expected data[].embedding as of OpenAI's /v1/embeddings)"
-            ) from None
+            expected = "expected data[].embedding as of OpenAI's /v1/embeddings"
+            raise ServiceError(f"{problem} ({expected})") from None
         return [rows[at] for at in range(count)]
 
     @cached_property
@@ -248,9 +245,8 @@ def read_key(place: str) -> str:
     elif kind == "env":
         raise ConfigError(f"the environment variable {where} is not set", key="encoder.key")
     else:
-        raise ConfigError(
-            "a key is not written where others read it", key="key", expected="env:NAME or file:PATH"
-        )
+        problem = "a key is not written where others read it"
+        raise ConfigError(problem, key="key", expected="env:NAME or file:PATH")
     if not key.isascii() or not key.isprintable():
         raise ConfigError(f"{place} has more than one line, or letters that no key has", key="encoder.key")
     return key

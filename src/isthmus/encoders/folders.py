@@ -79,11 +79,9 @@ def _sentence_transformers(folder: Path) -> Description:
     modules = read_json(folder / "modules.json", [])
     kinds = {str(module.get("type", "")).rpartition(".")[2]: module.get("path", "") for module in modules}
     if strange := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
-        raise DataError(
-            f"has the module {sorted(strange)[0]}, which is not applied here",
-            file=folder / "modules.json",
-            cure="export all of it to one ONNX file with the output sentence_embedding",
-        )
+        problem = f"has the module {sorted(strange)[0]}, which is not applied here"
+        cure = "export all of it to one ONNX file with the output sentence_embedding"
+        raise DataError(problem, file=folder / "modules.json", cure=cure)
     prompts = read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
     own = read_json(folder / CONFIG).get("max_position_embeddings", USUAL_LIMIT)
     wanted = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
@@ -98,18 +96,17 @@ def _sentence_transformers(folder: Path) -> Description:
 
 def _pooling(file: Path) -> Pooling:
     config = read_json(file)
-    modes = [key.removeprefix("pooling_mode_") for key, on in config.items() if on is True]
-    named = config.get("pooling_mode")
-    modes = (
-        [named] if isinstance(named, str) else [mode for mode in modes if f"pooling_mode_{mode}" in config]
-    )
-    known: Mapping[str, Pooling] = {"cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean"}
     if not config:
         return "mean"
+    named, mark = config.get("pooling_mode"), "pooling_mode_"
+    switched_on = [
+        key.removeprefix(mark) for key, on in config.items() if on is True and key.startswith(mark)
+    ]
+    modes = [named] if isinstance(named, str) else switched_on
+    known: Mapping[str, Pooling] = {"cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean"}
     if len(modes) != 1 or modes[0] not in known:
-        raise DataError(
-            f"pools tokens by {', '.join(modes) or 'nothing'}", file=file, cure="known: cls, mean"
-        )
+        problem = f"pools tokens by {', '.join(modes) or 'nothing'}"
+        raise DataError(problem, file=file, cure="known: cls, mean")
     return known[modes[0]]
 
 

@@ -82,21 +82,12 @@ def _folder(name: str) -> Path:
     """The folder of an encoder's name; the path itself if it is one."""
     if not _NAME.fullmatch(name):
         return Path(name).expanduser()
-    folder = encoders_folder() / name
-    if folder.is_dir() or not Path(name).is_dir():
-        if not folder.is_dir():
-            added = [each.name for each in installed_encoders()]
-            cure = (
-                f"isthmus encoder add {name}" if name in PRESETS else "isthmus encoder add FOLDER --name NAME"
-            )
-            raise ConfigError(
-                f"no encoder {name!r} in {encoders_folder()}",
-                key=name,
-                expected=cure,
-                known=[*added, *PRESETS],
-            )
-        return folder
-    return Path(name)
+    for folder in (encoders_folder() / name, Path(name)):
+        if folder.is_dir():
+            return folder
+    cure = f"isthmus encoder add {name if name in PRESETS else 'FOLDER --name NAME'}"
+    known = [*(each.name for each in installed_encoders()), *PRESETS]
+    raise ConfigError(f"no encoder {name!r} in {encoders_folder()}", key=name, expected=cure, known=known)
 
 
 def installed_encoders() -> list[Description]:
@@ -128,9 +119,8 @@ def add_encoder(
         raise ConfigError(problem, key=what, known=PRESETS)
     called = name or (what if preset else _called(what)) + ("-int8" if int8 else "")
     if not _NAME.fullmatch(called):
-        raise ConfigError(
-            f"{called!r} is no name for an encoder", key="name", expected="lower-case letters, digits, . _ -"
-        )
+        expected = "lower-case letters, digits, . _ -"
+        raise ConfigError(f"{called!r} is no name for an encoder", key="name", expected=expected)
     with _writing(called) as (part, final):
         if preset is not None and _is_whole(final):
             return read_description(final), True
@@ -195,9 +185,8 @@ def _endpoint(url: str, name: str, key: str) -> Description:
     """Ask an endpoint for the vectors of some texts, by which it is recognised later."""
     read_key(key)
     encoder = Endpoint(url, key)
-    return Description(
-        name, kind="endpoint", url=url, key=key, width=encoder.width, probe=encoder.probe_hash, source=url
-    )
+    described = Description(name, kind="endpoint", url=url, key=key, source=url)
+    return replace(described, width=encoder.width, probe=encoder.probe_hash)
 
 
 def _copy(folder: Path, name: str, part: Path) -> Description:
@@ -206,9 +195,8 @@ def _copy(folder: Path, name: str, part: Path) -> Description:
     if description.kind == "endpoint":
         raise DataError("holds the address of an endpoint", file=folder, cure="add the address itself")
     model = model_file(folder)
-    wanted = [
-        (file, file.name) for file in (weight_files(model) if model else [folder / WEIGHTS, folder / CONFIG])
-    ]
+    files = weight_files(model) if model else [folder / WEIGHTS, folder / CONFIG]
+    wanted = [(file, file.name) for file in files]
     if model is not None:
         wanted[0] = (model, MODEL if len(wanted) == 1 else model.name)
     for file, target in (*wanted, (folder / TOKENIZER, TOKENIZER)):
@@ -225,10 +213,8 @@ def _finish(part: Path, description: Description, final: Path, *, int8: bool) ->
         if model_file(part) is None:
             (part / MODEL).write_bytes(bert_graph(part, int8=int8))
         elif int8:
-            problem = "has its graph already, which is not changed to int8"
-            raise DataError(
-                problem, file=part, cure="add it as it is, or a folder of a BERT without an ONNX file"
-            )
+            problem, cure = "has its graph already, which is not changed to int8", "add it as it is"
+            raise DataError(problem, file=part, cure=f"{cure}, or a folder of a BERT without an ONNX file")
         for file in (WEIGHTS, CONFIG):
             (part / file).unlink(missing_ok=True)
         files = [path for path in part.iterdir() if path.is_file()]

@@ -30,7 +30,7 @@ from isthmus.federation.aggregation import below
 from isthmus.federation.rounds import RoundRecord, State
 from isthmus.federation.settings import Config
 from isthmus.rankers import Scaling
-from isthmus.tables import Bundle, Letor, write_whole
+from isthmus.tables import Bundle, Letor, replacing
 
 GROUPS = ("parameters", "strategy", "average", "best", "scaling")
 PACKAGES = ("isthmus", "numpy", "scipy", "flwr")
@@ -127,7 +127,8 @@ class RunFolder:
         self._write("metrics.json", json.dumps(metrics, indent=1))
 
     def _write(self, name: str, text: str) -> None:
-        write_whole(self.path / name, text.encode())
+        with replacing(self.path / name) as stream:
+            stream.write(text.encode())
 
 
 def _differ(first: Config, second: Config) -> bool:

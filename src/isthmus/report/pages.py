@@ -70,10 +70,12 @@ class Page:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, whole or not at all."""
-        from isthmus.files import write_whole
+        from isthmus.files import replacing
 
-        write_whole(path, self.html().encode())
-        return Path(path)
+        target = Path(path)
+        with replacing(target) as stream:
+            stream.write(self.html().encode())
+        return target
 
 
 @cache

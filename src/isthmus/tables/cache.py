@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import DataError
-from isthmus.files import replacing, write_whole
+from isthmus.tables.files import replacing
 
 _MAGIC = b"ISTHMUS1"
 _ALIGNMENT = 64
@@ -125,8 +125,8 @@ def remembered_checksum(files: Sequence[Path], memory: Path) -> str:
     settled = all(stat.st_mtime_ns < started - _SETTLED_AFTER for stat in stats)
     with suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True)
-        known = {"files": facts, "checksum": checksum, "settled": settled}
-        write_whole(memory, json.dumps(known).encode())
+        with replacing(memory) as stream:
+            stream.write(json.dumps({"files": facts, "checksum": checksum, "settled": settled}).encode())
     return checksum
 
 
