@@ -25,8 +25,7 @@ from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private.counts import Asker, CountRelease, Desk, Owner, in_memory
 from isthmus.private.decoys import Decoys
 from isthmus.private.ledger import Budget, Ledger, fingerprint
-from isthmus.private.mechanisms import OneShot
-from isthmus.private.noise import NoiseKey
+from isthmus.private.mechanisms import NoiseKey, OneShot
 from isthmus.private.sketch import CountMin, HashFamily, width_for
 from isthmus.text import Tokens
 

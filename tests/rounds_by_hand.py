@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from isthmus.federation.flower import give_identity
 from isthmus.federation.messages import answer
 from isthmus.federation.rounds import Coordinator, HeldOut, State
-from isthmus.federation.runtimes import give_identity
 from isthmus.federation.settings import Config, Model, Rounds
 from isthmus.partition import Dealing
 from isthmus.rankers import LocalTraining, Scaling

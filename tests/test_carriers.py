@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from exchanges import exchange_in_memory
 from isthmus.errors import ConfigError, FederationError, ProtocolError
-from isthmus.federation.carriers import (
+from isthmus.federation.deployment import (
     Passing,
     own_party,
     pass_on,
@@ -22,7 +22,6 @@ from isthmus.federation.carriers import (
     read_turn,
     take_part,
     written,
-    written_reply,
 )
 from isthmus.federation.runtimes import LocalGrid, in_process
 from isthmus.private.exchange import ExchangeRelay, ExchangeReply, Party, Turn
@@ -125,9 +124,9 @@ def reply() -> ExchangeReply:
 
 def test_records_come_back_as_they_were() -> None:
     assert read_turn(written(turn())) == turn()
-    assert read_reply(written_reply(reply())) == reply()
+    assert read_reply(written(reply())) == reply()
     assert read_turn(written(Turn(Agreed(b"s" * 16, (), 4, WIDTH), 0))).letters == ()
-    for content, read in ((written(turn()), read_turn), (written_reply(ExchangeReply("north")), read_reply)):
+    for content, read in ((written(turn()), read_turn), (written(ExchangeReply("north")), read_reply)):
         travelled = recorddict_from_proto(recorddict_to_proto(content))  # as over Flower's wire
         assert read(travelled) == read(content)
 
@@ -139,7 +138,7 @@ def test_fuzzed_records_are_refused(soak_count: Callable[[int, int], int]) -> No
     junk = [None, -1, 1 << 40, 2.5, "x", b"x", [1], ["x"], [b"x"], [], True]
     refused: list[str] = []
     for _ in range(soak_count(300, 10_000)):
-        for content, read in ((written(turn()), read_turn), (written_reply(reply()), read_reply)):
+        for content, read in ((written(turn()), read_turn), (written(reply()), read_reply)):
             record = dict(content.config_records["turn"])
             sums = dict(content.config_records["sums"])
             for table in (record, sums):

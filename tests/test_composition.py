@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.errors import PrivacyError
-from isthmus.private import composition
-from isthmus.private.composition import (
+from isthmus.private import cost as composition
+from isthmus.private.cost import (
     RULES,
     PrivacyLoss,
     approximate_to_zcdp,

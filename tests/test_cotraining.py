@@ -15,10 +15,9 @@ from flwr.app import Message, MessageType
 from exchanges import exchange_in_memory
 from isthmus.config import load
 from isthmus.errors import ConfigError, DataError
-from isthmus.federation.deployment import client
+from isthmus.federation.deployment import Cooperation, client, cooperate, cross_rows
 from isthmus.federation.messages import unpack
 from isthmus.federation.runtimes import LocalGrid
-from isthmus.federation.semisupervised.deployed import Cooperation, cooperate, cross_rows
 from isthmus.federation.semisupervised.labelling import Labelling, SiloRows, guess
 from isthmus.federation.semisupervised.training import Anchor, CoTraining, cotrain
 from isthmus.private.exchange import ExchangeRelay, Party

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csc_array
 
-from isthmus.tables.count_columns import CountColumns
+from isthmus.tables.grouped import CountColumns
 
 
 @pytest.mark.parametrize("wanted", [5, 4000])

@@ -32,17 +32,17 @@ from isthmus.private.ledger import Budget, Ledger, fingerprint
 from isthmus.private.mechanisms import (
     MECHANISMS,
     Mechanism,
+    NoiseKey,
     OneShot,
     PerCell,
     Scalar,
     SharedNoise,
+    fresh_nonces,
     mechanism,
 )
 from isthmus.private.messages import CountsQuestion, Enquiry
-from isthmus.private.noise import NoiseKey, fresh_nonces
-from isthmus.private.reading import Cells, Lexicon, Shrink, ThresholdReader
+from isthmus.private.reading import Cells, Lexicon, Shrink, ThresholdReader, Topics
 from isthmus.private.sketch import CountMin, HashFamily
-from isthmus.private.topics import Topics
 from isthmus.private.totals import Foreign, hashed, noised, read_totals, totals_costs, worked_out
 from isthmus.randomness import Streams
 from isthmus.retrieval import TEXT, TIMES, Statistics
@@ -328,7 +328,7 @@ def test_a_question_about_too_much_at_once_is_refused_and_askers_ask_for_less(
         of.terms, of.family, of.mechanism, Decoys(own, np.ones(len(own.vocabulary), int), b"s" * 16)
     )
     whole = AnsweredCells.through(in_memory(desk, "north"), asker, words, 40)
-    monkeypatch.setattr(counts, "MOST_VALUES", 40 * 3 * 4)
+    monkeypatch.setattr(counts.messages, "MOST_VALUES", 40 * 3 * 4)
     with pytest.raises(ProtocolError, match="at once"):
         desk.serve(asker.ask(words).message, "north")
     parts = AnsweredCells.through(in_memory(desk, "north"), asker, words, 40)

@@ -10,8 +10,8 @@ from isthmus.config import load
 from isthmus.errors import ConfigError
 from isthmus.federation.clients import own_book
 from isthmus.federation.deployment import Deployment, client
+from isthmus.federation.flower import give_identity
 from isthmus.federation.messages import order, unpack
-from isthmus.federation.runtimes import give_identity
 from isthmus.federation.settings import PrivateUpdates
 from isthmus.private.ledger import Budget, Ledger
 from isthmus.tables import Letor, write_letor

@@ -17,7 +17,7 @@ from isthmus.arrays import Ids
 from isthmus.encoders import Lsa
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
 from isthmus.features import NAMES, ExactCounts, Pairs, compute
-from isthmus.private.noise import Geometric
+from isthmus.private.mechanisms import Geometric
 from isthmus.private.totals import family_of, hashed, noised, read_alone, released
 from isthmus.retrieval import BM25, FIELD_TABLES, TEXT, TIMES, Dense, Statistics, summed
 from isthmus.service import index as indexing

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 
 from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
-from isthmus.private.composition import PrivacyLoss
-from isthmus.private.cost import Cost, Covered
+from isthmus.private.cost import Cost, Covered, PrivacyLoss
 from isthmus.private.counts import CountRelease, Owner
-from isthmus.private.ledger import KINDS, NO_GUARANTEE, Budget, Ledger, fingerprint, schema
-from isthmus.private.mechanisms import Mechanism, OneShot, Scalar
+from isthmus.private.ledger import KINDS, NO_GUARANTEE, Budget, Ledger, fingerprint
+from isthmus.private.ledger import store as ledger_store
+from isthmus.private.mechanisms import Mechanism, NoiseKey, OneShot, Scalar
 from isthmus.private.messages import CountsQuestion
-from isthmus.private.noise import NoiseKey
 from isthmus.private.sketch import HashFamily
 from isthmus.text import tokenise
 
@@ -368,13 +367,13 @@ def test_a_newer_ledger_is_left_alone(path: Path, monkeypatch: pytest.MonkeyPatc
         ledger.charge(cost(), covering("a"), "north")
     later = ("ALTER TABLE departure ADD COLUMN asked_by TEXT NOT NULL DEFAULT 'nobody'",)
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, later))
+        patch.setattr(ledger_store, "MIGRATIONS", (*ledger_store.MIGRATIONS, later))
         with Ledger(path) as migrated:
             assert migrated.spent("a") == 1, "what an older Isthmus wrote is carried over"
             migrated.charge(cost(1, "more"), covering("a"), "north")
         with Ledger(path) as again:
             assert again.spent("a") == 2
-    known = len(schema.MIGRATIONS)
+    known = len(ledger_store.MIGRATIONS)
     with pytest.raises(
         DataError, match=rf"format {known + 1}, this Isthmus knows {known} \(a newer Isthmus wrote it"
     ):
@@ -385,7 +384,7 @@ def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.
     Ledger(path, Budget()).close()
     broken = ("CREATE TABLE half (done)", "CREATE TABLE half (done)")
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, broken))
+        patch.setattr(ledger_store, "MIGRATIONS", (*ledger_store.MIGRATIONS, broken))
         with pytest.raises(PrivacyError, match="half already exists"):
             Ledger(path)
     with Ledger(path) as ledger:

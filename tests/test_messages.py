@@ -15,7 +15,7 @@ from isthmus.private.cost import Covered, no_charge
 from isthmus.private.counts import Asker, CountRelease, Desk, Owner, fetch_catalogue, fetch_published
 from isthmus.private.decoys import Decoys
 from isthmus.private.keys import GroupKey, Identity, unwrap, wrap
-from isthmus.private.mechanisms import OneShot, Scalar
+from isthmus.private.mechanisms import NoiseKey, OneShot, Scalar, fresh_nonces
 from isthmus.private.messages import (
     Catalogue,
     CountsAnswer,
@@ -27,7 +27,6 @@ from isthmus.private.messages import (
     Terms,
     kind_of,
 )
-from isthmus.private.noise import NoiseKey, fresh_nonces
 from isthmus.private.sketch import HashFamily
 from isthmus.randomness import Streams
 from isthmus.text import Tokeniser

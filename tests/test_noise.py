@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from isthmus.errors import PrivacyError
-from isthmus.private.noise import NONCE, Geometric, NoiseKey, fresh_nonces
+from isthmus.private.mechanisms import NONCE, Geometric, NoiseKey, fresh_nonces
 from isthmus.randomness import Streams
 
 DOMAIN = ("one_shot", 8.0, 1, 8192, 0, "body")

@@ -12,7 +12,7 @@ from scipy.stats import nbinom
 from isthmus.errors import BudgetExhausted, ConfigError, PrivacyError, ProtocolError
 from isthmus.private.cost import Covered, no_charge
 from isthmus.private.ledger import Budget, Ledger, fingerprint
-from isthmus.private.noise import Geometric
+from isthmus.private.mechanisms import Geometric
 from isthmus.private.sketch import HashFamily
 from isthmus.private.sums import NoiseShares, SumPlan, totals_in_memory
 from isthmus.private.totals import hashed

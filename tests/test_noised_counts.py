@@ -10,19 +10,20 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from browsing import opened
 from isthmus.cli import main
 from isthmus.errors import BudgetExhausted
 from isthmus.learning import COLUMNS, SearchModel
 from isthmus.learning.columns import PROFILE
 from isthmus.learning.model import HitCalibration, Weights
-from isthmus.private.noise import Geometric
+from isthmus.private.mechanisms import Geometric
 from isthmus.retrieval import TEXT
 from isthmus.service.api import broker_app
 from isthmus.service.broker import Broker
 from isthmus.service.client import Client
 from isthmus.service.columns import ModelScorer
 from isthmus.service.node_api import node_app
-from isthmus.service.noised_counts import COVERAGE, _matches, reach
+from isthmus.service.noised_counts import COVERAGE, matching_documents, reach
 from isthmus.service.settings import BrokerSettings, NoisedCounts, Policy, SharedStatistics, SiloAddress
 from isthmus.service.stores import Draft
 from isthmus.service.wire import LEVELS, CountQuestion
@@ -44,7 +45,7 @@ def precise(folder, epsilon=4.0, **changes):
     return counting(folder, noised_counts=NoisedCounts(epsilon=epsilon), budget=1000.0, **changes)
 
 
-def asked(query, threshold=LEVELS[0]):
+def asked(query, threshold=0.5):
     return CountQuestion(query=query, threshold=threshold)
 
 
@@ -82,11 +83,13 @@ def test_documents_above_a_probability_are_counted_with_a_model(tmp_path):
             reader = opened.index.snapshot
             handles = reader.reader.handles()
             question = asked("turbine", level)
-            exact[level] = int(_matches(reader, handles, question, opened.searcher.scorer, dense=False).sum())
+            exact[level] = int(
+                matching_documents(reader, handles, question, opened.searcher.scorer, dense=False).sum()
+            )
             answer = opened.count(question, PEER)
             assert answer.by == "probability"
             assert abs(answer.count - exact[level]) <= 5
-        assert exact[LEVELS[0]] in (0, 60)
+        assert exact[0.5] in (0, 60)
         assert list(exact.values()) == sorted(exact.values(), reverse=True)
 
 
@@ -102,7 +105,7 @@ def test_one_document_changes_a_count_by_at_most_one(tmp_path, learns):
             scorer = ModelScorer(model()) if learns else None
             names = opened.index.snapshot.reader.ids(snapshot.reader.handles())
             masks = [
-                _matches(snapshot, snapshot.reader.handles(), question, scorer, dense=False)
+                matching_documents(snapshot, snapshot.reader.handles(), question, scorer, dense=False)
                 for question in questions
             ]
             return [dict(zip(names, mask.tolist(), strict=True)) for mask in masks]
@@ -155,6 +158,22 @@ def test_a_second_peer_has_the_same_answer_and_pays_for_itself(tmp_path):
 
 def replace_repeated(answer):
     return answer.model_copy(update={"repeated": True})
+
+
+def test_an_encoder_fitted_on_the_silos_own_texts_takes_no_part(tmp_path, monkeypatch):
+    """It depends on every document: with it one document could change every count."""
+    with node(precise(tmp_path / "north"), *TIDES, *OTHERS) as opened:
+        learned(opened)
+        encoder = opened.index.snapshot.encoder
+        monkeypatch.setattr(type(encoder), "query", lambda *words: pytest.fail("its vectors were asked for"))
+        assert opened.count(asked("turbine"), PEER).by == "probability"
+
+
+def test_a_model_that_tells_nothing_apart_counts_words(tmp_path):
+    with node(precise(tmp_path / "north"), *TIDES, *OTHERS) as opened:
+        opened.share(opened.index.snapshot.exact_statistics("north", (TEXT,)).to_bytes())
+        opened.adopt(model(slope=0.0).to_bytes(), PEER)
+        assert opened.count(asked("turbine"), PEER).by == "words"
 
 
 def test_statistics_keep_their_room_in_the_budget(tmp_path):
@@ -222,4 +241,19 @@ def test_a_silo_that_shows_no_hit_tells_how_many_it_has(tmp_path, capsys):
         assert f"{counted['north'].answer.count}" in told
         assert "asked before, nothing charged" in told
         assert main(["search", "turbine", "--count", "--broker", url, "--threshold", "0.55"]) == 1
-        assert "0.5, 0.6, 0.7, 0.8, 0.9" in capsys.readouterr().err
+        assert "0.1, 0.2, 0.3, 0.4, 0.5" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(600)
+def test_on_the_page_a_silo_that_refuses_is_asked_how_many_it_has(tmp_path, browser):
+    policies = {"north": (ONLY_COUNTS, TIDES), "south": (Policy(search=True, snippets=True), OTHERS)}
+    with federation(tmp_path, **policies) as url, opened(browser, url, patience=60.0) as page:
+        page.get_by_label("Search all silos").fill("turbine tide")
+        page.keyboard.press("Enter")
+        page.locator(".hit").first.wait_for()
+        page.get_by_role("button", name="How many has it?").click()
+        page.get_by_text("have all words").wait_for()
+        told = page.locator(".noised").inner_text()
+        assert "ε = 4.00 spent" in told
+        page.goto(f"{url}/#/silos")
+        page.get_by_text("What has left it: 1 kind").wait_for()

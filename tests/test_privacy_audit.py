@@ -20,9 +20,17 @@ from isthmus.private.auditing import (
 from isthmus.private.cost import Cost, Covered, certainty, explain, no_charge, surest, together
 from isthmus.private.counts import Asker, CountRelease, Desk, Owner, in_memory
 from isthmus.private.decoys import Decoys
-from isthmus.private.mechanisms import Mechanism, OneShot, PerCell, Scalar, SharedNoise
+from isthmus.private.mechanisms import (
+    Geometric,
+    Mechanism,
+    NoiseKey,
+    OneShot,
+    PerCell,
+    Scalar,
+    SharedNoise,
+    fresh_nonces,
+)
 from isthmus.private.messages import CountsAnswer
-from isthmus.private.noise import Geometric, NoiseKey, fresh_nonces
 from isthmus.private.sketch import CountSketch, HashFamily
 from isthmus.private.sums import NoiseShares
 from isthmus.randomness import Streams

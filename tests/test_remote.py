@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from isthmus.errors import DataError, FederationError, PrivacyError, ProtocolError
-from isthmus.federation.remote import (
+from isthmus.federation.runtimes import (
     DELIVERIES,
     PATIENCE,
     REMEMBERED,

@@ -15,11 +15,10 @@ from scipy.stats import chisquare
 
 from easy_rows import easy
 from isthmus.errors import ProtocolError, RoundFailed
-from isthmus.federation import apps, clients, members, relay, rounds, runtimes
+from isthmus.federation import apps, clients, members, rounds, runtimes
 from isthmus.federation.aggregation import combine
-from isthmus.federation.members import check_weights, flat
+from isthmus.federation.members import check_weights, even, flat
 from isthmus.federation.messages import order, unpack
-from isthmus.federation.relay import even
 from isthmus.federation.settings import (
     FedRisk,
     Model,
@@ -285,7 +284,7 @@ def test_drop_outs_at_every_step_are_survived_and_named(wire, models, step):
 @pytest.mark.parametrize("step", ["agree", "train", "mask", "confirm", "reveal"])
 def test_too_few_are_a_failed_round_that_opens_nothing(wire, step, monkeypatch):
     opened = []
-    monkeypatch.setattr(relay.Summation, "total", lambda *a, **k: opened.append(1))
+    monkeypatch.setattr(members.Summation, "total", lambda *a, **k: opened.append(1))
     wire.cut = cutting(step, {1, 2, 3})
     with pytest.raises(
         RoundFailed, match=f"silo-1: no answer within 600 s{'' if step == 'train' else ' at'}"
@@ -473,7 +472,7 @@ def test_a_silo_that_insists_on_masks_shows_its_model_to_nobody(monkeypatch):
 
 def agreed(names, trusts):
     """Contexts of silos that have agreed on a session, and their keys."""
-    runtimes.give_identity()
+    runtimes.flower.give_identity()
     contexts = {name: Context(1, at + 2, {}, RecordDict(), {}) for at, name in enumerate(names)}
     content = order(None, {"session": "00ff", "threshold": max(3, least_threshold(len(names)))}, round=1)
     adverts = {}
@@ -541,7 +540,7 @@ def test_plain_updates_are_in_the_ledger_with_their_epsilon(tmp_path):
 
 
 def test_the_relay_leaves_the_orders_of_a_round_as_they_are(monkeypatch):
-    original, changed = relay.SecureSumRelay.reports, []
+    original, changed = members.SecureSumRelay.reports, []
 
     def reports(self, attempt, orders, limits):
         before = [list(order.content) for order in orders]
@@ -549,7 +548,7 @@ def test_the_relay_leaves_the_orders_of_a_round_as_they_are(monkeypatch):
         changed.append(before != [list(order.content) for order in orders])
         return checked
 
-    monkeypatch.setattr(relay.SecureSumRelay, "reports", reports)
+    monkeypatch.setattr(members.SecureSumRelay, "reports", reports)
     train(config(rounds=Rounds(count=1, silos=5)), FOLD)
     assert changed == [False]
 

@@ -20,8 +20,7 @@ from isthmus.federation.semisupervised.labelling import (
     mixed,
     shifted,
 )
-from isthmus.federation.semisupervised.selection import Chosen, best_by_bm25, gather
-from isthmus.federation.semisupervised.silos import CrossSilos, Releasing
+from isthmus.federation.semisupervised.silos import Chosen, CrossSilos, Releasing, best_by_bm25, gather
 from isthmus.federation.semisupervised.training import (
     MEAN,
     Anchor,

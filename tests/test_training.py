@@ -17,12 +17,11 @@ from isthmus.corpora import load_folds
 from isthmus.errors import ConfigError, DataError, RoundFailed
 from isthmus.evaluation import evaluate
 from isthmus.federation import apps
-from isthmus.federation.answers import ReplyLimits, check
 from isthmus.federation.apps import held_back
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.flower import Message, MessageType, give_identity
 from isthmus.federation.judge import Judge
-from isthmus.federation.messages import answer, arrays_of, metric, order, with_update
+from isthmus.federation.messages import ReplyLimits, answer, arrays_of, check, metric, order, with_update
 from isthmus.federation.rounds import Coordinator
 from isthmus.federation.settings import (
     Config,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isthmus.private.silos import PublishedCounts
+from isthmus.private.views import PublishedCounts
 from isthmus.randomness import Streams
 from isthmus.tables import Corpus
 from isthmus_reproduce import synthetic_text

@@ -13,8 +13,8 @@ its silo: `shows` is in the answers and in the log.
 
 A *carrier* takes questions to silos and brings replies until the deadline: within one process (`in_memory`),
 over the nodes' HTTPS interface (`service.statistics.Nodes`), or as Flower messages
-(`federation.answers.GridCarrier`). It knows nothing of sums, and this module nothing of networks. What a silo
-refuses, what cannot be read and what never came is in `Answers.failed`, by silo; with fewer answers than
+(`federation.messages.GridCarrier`). It knows nothing of sums, and this module nothing of networks. What a
+silo refuses, what cannot be read and what never came is in `Answers.failed`, by silo; with fewer answers than
 `least` the question has failed (`TooFew`).
 
 >>> silos = Silos.in_memory({"north": lambda x: np.array([x, 1]), "south": lambda x: np.array([2 * x, 1])})

@@ -182,6 +182,7 @@ _SCALARS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
     int: ("a whole number", _number(int), lambda value: value),
     float: ("a number", _number(int, float), float),
     str: ("a string", lambda value: isinstance(value, str), lambda value: value),
+    bytes: ("bytes", lambda value: isinstance(value, bytes), bytes),
     Path: ("a path", lambda value: isinstance(value, (str, PathLike)), Path),
     NoneType: (f'"{NONE}"', lambda value: value is None or value == NONE, lambda value: None),
 }

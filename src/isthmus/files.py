@@ -51,10 +51,13 @@ def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterato
         temporary.unlink(missing_ok=True)
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """A file that only its owner can read; it is there whole or not at all."""
-    with replacing(path, private=True) as stream:
+def write_whole(path: str | os.PathLike[str], content: bytes, *, private: bool = False) -> None:
+    """A file that is there whole or not at all; what is `private` only its owner can read."""
+    with replacing(path, private=private) as stream:
         stream.write(content)
+
+
+write_private = partial(write_whole, private=True)
 
 
 @contextmanager

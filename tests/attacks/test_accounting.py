@@ -19,7 +19,8 @@ from isthmus.arrays import frozen
 from isthmus.errors import BudgetExhausted, DataError, PrivacyError
 from isthmus.private.cost import Cost, Covered
 from isthmus.private.counts import fetch_catalogue, fetch_published, in_memory
-from isthmus.private.ledger import Ahead, Budget, Ledger, fingerprint, schema
+from isthmus.private.ledger import Ahead, Budget, Ledger, fingerprint
+from isthmus.private.ledger import store as ledger_store
 from isthmus.private.store import SiloFolder, SketchBundle
 from isthmus.private.totals import family_of
 from isthmus.retrieval import TEXT
@@ -139,8 +140,8 @@ def test_texts_that_many_documents_have_are_not_one_document(tmp_path: Path) -> 
 def test_names_of_an_older_ledger_are_followed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has digests of whole documents; what is still there under its name is then known by its words."""
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        store = schema.LedgerStore(tmp_path / "ledger", create=True)
+        patch.setattr(ledger_store, "MIGRATIONS", ledger_store.MIGRATIONS[:1])
+        store = ledger_store.LedgerStore(tmp_path / "ledger", create=True)
         with store.writing() as db:
             db.execute("INSERT INTO setting VALUES ('budget', ?)", (Budget(4.0).to_json(),))
             db.execute("INSERT INTO document VALUES (1, 'old', 1), (2, 'gone', 2)")

@@ -12,8 +12,8 @@ from flwr.app import Context, RecordDict
 from easy_rows import easy
 from isthmus.errors import FederationError, RoundFailed
 from isthmus.federation import clients, rounds, runtimes
-from isthmus.federation.answers import update_length
 from isthmus.federation.apps import train
+from isthmus.federation.messages import update_length
 from isthmus.federation.noise import spent
 from isthmus.federation.settings import (
     Config,

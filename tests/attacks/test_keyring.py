@@ -11,8 +11,7 @@ from threading import Barrier, Event
 import pytest
 
 from isthmus.errors import DataError
-from isthmus.private.keyring import Keyring
-from isthmus.private.keys import GroupKey, Identity
+from isthmus.private.keys import GroupKey, Identity, Keyring
 
 AT_ONCE = 8
 

@@ -23,7 +23,7 @@ from flwr.proto.message_pb2 import Message as MessageBytes
 
 from isthmus.errors import DataError, IsthmusError, ProtocolError, ServiceError
 from isthmus.federation import messages as flower
-from isthmus.federation import remote, runtimes
+from isthmus.federation import runtimes
 from isthmus.learning import SearchModel, answer_of, question_of
 from isthmus.private import messages as private
 from isthmus.rankers import Saved
@@ -247,9 +247,9 @@ def test_settings_of_an_order_are_bounded():
 
 def hostile_messages():
     """Flower messages of a few megabytes that are very many objects once parsed."""
-    runtimes.give_identity()
+    runtimes.flower.give_identity()
     words = RecordDict({"config": ConfigRecord({"v": [str(number) for number in range(200_000)]})})
-    yield remote.encode(Message(words, dst_node_id=1, message_type="query"))
+    yield runtimes.encode(Message(words, dst_node_id=1, message_type="query"))
     numbers = MessageBytes()  # Flower itself would look at each of them
     config = numbers.content.items.add(key="config").config_record
     config.items.add(key="v").value.sint_list.vals.extend(bytes(9 * MEGABYTE))
@@ -263,10 +263,10 @@ def hostile_messages():
 def test_a_training_message_is_weighed_before_it_is_parsed():
     for message in hostile_messages():
         with memory(), pytest.raises(ProtocolError):
-            remote.decode(message)
+            runtimes.decode(message)
     for broken in (b"\x13" * 100, b"\x12\xff\xff\xff\x7f\x0a", b"\x12", b"\xff" * 20):
         with pytest.raises(ProtocolError):
-            remote.decode(broken)
+            runtimes.decode(broken)
 
 
 # counts between silos

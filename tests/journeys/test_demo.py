@@ -29,12 +29,11 @@ QUESTION = QUERIES[0]
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory):
-    """What was measured, the talk and the folder; a first start was killed as soon as all processes ran."""
+    """What was measured, the talk and the folder; a first start was killed as soon as all processes ran, and
+    all of them ended."""
     folder = tmp_path_factory.mktemp("demo")
     if HAS_PROC:
-        with started(folder) as (process, talk):
-            until(lambda: len(alive(folder)) >= 5 or process.poll() is not None)
-            assert process.poll() is None, talk.read_text()
+        ended_while_it_starts(folder, 5, signal.SIGKILL, -9)
     return demonstrated(folder, "search")
 
 
@@ -108,15 +107,18 @@ HAS_PROC = Path("/proc/self/cmdline").exists()
 NEEDS_PROC = pytest.mark.skipif(not HAS_PROC, reason="needs /proc")
 
 
-@NEEDS_PROC
-@pytest.mark.parametrize(("number", "status", "count"), [(signal.SIGTERM, 143, 1), (signal.SIGKILL, -9, 5)])
-def test_ended_while_it_starts_all_end(tried, number, status, count) -> None:
-    """As soon as so many of the five processes have begun."""
-    folder = tried[2]
+def ended_while_it_starts(folder, count, number, status) -> None:
+    """As soon as so many of the five processes have begun; all of them end."""
     with started(folder) as (process, talk):
         until(lambda: len(alive(folder)) >= count or process.poll() is not None)
         assert process.poll() is None, talk.read_text()
         ends_with_all(folder, process, number, status)
+
+
+@NEEDS_PROC
+def test_ended_while_it_starts_all_end(tried) -> None:
+    """By a signal that can be handled; the first start was ended by one that cannot."""
+    ended_while_it_starts(tried[2], 1, signal.SIGTERM, 143)
     for log in logs_of(tried):
         log.unlink()  # an import that a signal interrupts may complain
 

@@ -20,7 +20,7 @@ import pytest
 from command_line import isthmus
 from isthmus.arrays import Ids
 from isthmus.config import load
-from isthmus.federation.semisupervised.deployed import Cooperation
+from isthmus.federation.deployment import Cooperation
 from isthmus.federation.semisupervised.labelling import SiloRows
 from isthmus.federation.semisupervised.training import cotrain
 from isthmus.private.counts import Desk, in_memory

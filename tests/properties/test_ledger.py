@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from isthmus.errors import BudgetExhausted
-from isthmus.private.composition import PrivacyLoss
-from isthmus.private.cost import Cost, Covered
+from isthmus.private.cost import Cost, Covered, PrivacyLoss
 from isthmus.private.ledger import Budget, Ledger, fingerprint
 
 DOCUMENTS = [f"doc{number}" for number in range(4)]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from isthmus.arrays import Ids
 from isthmus.features import ExactCounts, Pairs, compute
 from isthmus.private.cost import Cost, together
+from isthmus.private.mechanisms import Geometric
 from isthmus.private.messages import CountsAnswer, Published, Terms
-from isthmus.private.noise import Geometric
 from isthmus.private.sketch import CountMin, CountSketch, HashFamily
 from isthmus.text import Tokeniser
 

@@ -68,7 +68,7 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--silos A,B", "only these silos")
     about = (
         "no hits: how many documents of each silo answer, with noise, at least as probable as --threshold"
-        " (0.5, 0.6 to 0.9; 0.5 if none is given); a new question costs the silos' privacy budgets"
+        " (0.1, 0.2 to 0.9; 0.2 if none is given); a new question costs the silos' privacy budgets"
     )
     add(parser, "--count", about)
     add(parser, "--explain", "why each hit stands where it does")
@@ -111,9 +111,9 @@ def _search(arguments: argparse.Namespace) -> int:
 
 def _count(arguments: argparse.Namespace, broker: Client, silos: list[str] | None) -> int:
     """How many documents answer, silo by silo."""
-    from isthmus.service import LEVELS
+    from isthmus.service import LEVELS, USUAL_LEVEL
 
-    threshold = arguments.threshold or LEVELS[0]
+    threshold = arguments.threshold or USUAL_LEVEL
     if threshold not in LEVELS:
         levels = ", ".join(map(str, LEVELS))
         raise ConfigError(f"no counts from {threshold:g}", key="--threshold", expected=levels)

@@ -40,7 +40,7 @@ from isthmus.arrays import IntArray, frozen
 from isthmus.errors import DataError
 from isthmus.partition import by_site, divide, move_share
 from isthmus.randomness import Streams
-from isthmus.tables import SPLITS, Corpus, Documents, Qrels, Queries, cache_folder, replacing
+from isthmus.tables import SPLITS, Corpus, Documents, Qrels, Queries, cache_folder, write_whole
 from isthmus.text import STOP_WORDS, tokenise
 
 FORMAT = 1
@@ -173,8 +173,7 @@ def _reopened(path: Path) -> PydocsWorld | None:
 def _keep(world: PydocsWorld, path: Path) -> None:
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as stream:
-            stream.write(json.dumps(asdict(world), separators=(",", ":")).encode())
+        write_whole(path, json.dumps(asdict(world), separators=(",", ":")).encode())
 
 
 def build() -> PydocsWorld:

@@ -27,7 +27,7 @@ from isthmus.errors import ConfigError, ServiceError
 from isthmus.evaluation import evaluate
 from isthmus.partition import linked_queries
 from isthmus.report import Progress, progress
-from isthmus.tables import Corpus, Qrels, Run, replacing, write_corpus_beir
+from isthmus.tables import Corpus, Qrels, Run, write_corpus_beir, write_whole
 
 if TYPE_CHECKING:
     from isthmus.service import Answer, Client, Federation, LearnedVersion, NamedJudgement
@@ -101,8 +101,7 @@ def searched(
     create(world, folder, port=port)
     with run_federation(folder) as federation:
         outcome = _lived(world, federation)
-        with replacing(folder / OUTCOME) as stream:
-            stream.write(json.dumps({"stamp": stamp, **asdict(outcome)}).encode())
+        write_whole(folder / OUTCOME, json.dumps({"stamp": stamp, **asdict(outcome)}).encode())
         yield federation, outcome
 
 

@@ -57,8 +57,7 @@ def tell(world: Corpus, *, seed: int = 0) -> ReleasesStory:
         seen = PublishedCounts(silos, EPSILON)
         scores = silos.at_home(seen.at_home, silos.scored(partial(seen.counts, "publish")))
         released = Table.of(
-            [row for each in zip(world.silos, ledgers, strict=True) for row in _booked(*each)],
-            digits=0,
+            [row for each in zip(world.silos, ledgers, strict=True) for row in _booked(*each)], digits=0
         )
         spent = max(ledger.summary()["most_spent"] for ledger in ledgers)
     runs = {HOME: _at_home(silos), PRIVATE: scores, EXACT: silos.exact}

@@ -19,14 +19,7 @@ from isthmus.corpora import load
 from isthmus.demo.ending import headline
 from isthmus.demo.ending import sections as ending
 from isthmus.demo.federation import SearchOutcome
-from isthmus.evaluation import (
-    Comparison,
-    Testing,
-    compare,
-    outcomes_of,
-    reliability,
-    reliability_diagram,
-)
+from isthmus.evaluation import Comparison, Testing, compare, outcomes_of, reliability, reliability_diagram
 from isthmus.fusion import Candidates, Stacked
 from isthmus.report import Page, Plot, Section, Table
 from isthmus.retrieval import BM25
@@ -136,8 +129,7 @@ def alone(tale: Tale) -> Tale:
     }
     home = [lists[silo][world.queries.silos == at] for at, silo in enumerate(world.silos)]
     updated = tale.tell(
-        "Each silo alone",
-        "Every silo indexes its own documents with BM25 and answers its own queries.",
+        "Each silo alone", "Every silo indexes its own documents with BM25 and answers its own queries."
     )
     return replace(updated, lists=lists).adding({HOME: Run.concat(home, name=HOME)})
 
@@ -166,8 +158,7 @@ def central(tale: Tale) -> Tale:
     """What no silo may do: all documents in one index."""
     run = BM25(name=CENTRAL).index(tale.world.documents).search(tale.world.queries, DEPTH)
     updated = tale.tell(
-        "One central index",
-        "If all documents could lie in one index, its BM25 would be the mark to reach.",
+        "One central index", "If all documents could lie in one index, its BM25 would be the mark to reach."
     )
     return updated.adding({CENTRAL: run})
 
@@ -253,15 +244,7 @@ def cotrained(tale: Tale) -> Tale:
     )
 
 
-CHAPTERS: tuple[Chapter, ...] = (
-    the_world,
-    alone,
-    merged,
-    central,
-    released,
-    fused,
-    cotrained,
-)
+CHAPTERS: tuple[Chapter, ...] = (the_world, alone, merged, central, released, fused, cotrained)
 
 
 def say_section(section: Section) -> None:

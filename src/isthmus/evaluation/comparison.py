@@ -12,11 +12,10 @@ import numpy as np
 
 from isthmus.arrays import FloatArray
 from isthmus.errors import ConfigError
+from isthmus.evaluation import statistics
 from isthmus.evaluation.measures import Measure, as_measures
 from isthmus.evaluation.propensity import Propensity
 from isthmus.evaluation.results import Evaluation, evaluate
-from isthmus.evaluation.risk import georisk, risk_rewards, trisk, zrisk
-from isthmus.evaluation.statistics import Groups, Interval, Paired, bootstrap, holm, paired_t, randomisation
 from isthmus.report import Cell, Estimate, Table, Tabular
 from isthmus.tables import Qrels, Run
 
@@ -31,7 +30,7 @@ class Testing:
     alpha: float = 0.05
     samples: int = 10_000
     seed: int = 0
-    groups: Groups = None
+    groups: statistics.Groups = None
 
     def __post_init__(self) -> None:
         if self.test not in ("randomisation", "t"):
@@ -48,7 +47,7 @@ class PairedVerdict:
     measure: Measure
     first: str
     second: str
-    paired: Paired
+    paired: statistics.Paired
     adjusted: float
 
 
@@ -58,11 +57,11 @@ LARGE_LOSS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class QueryRisk:
-    """What a run loses on single queries under one measure; the formulas are in `evaluation.risk`."""
+    """What a run loses on single queries under one measure; the formulas are in `evaluation.statistics`."""
 
     measure: Measure
     run: str
-    urisk: Interval
+    urisk: statistics.Interval
     trisk: float
     zrisk: float
     georisk: float
@@ -87,7 +86,9 @@ class Comparison(Tabular):
     evaluations: tuple[Evaluation, ...]
     baseline: str | None = None
     testing: Testing = DEFAULT_TESTING
-    _intervals: dict[tuple[str, Measure], Interval | None] = field(default_factory=dict, repr=False)
+    _intervals: dict[tuple[str, Measure], statistics.Interval | None] = field(
+        default_factory=dict, repr=False
+    )
 
     def __post_init__(self) -> None:
         names = [evaluation.run for evaluation in self.evaluations]
@@ -121,11 +122,11 @@ class Comparison(Tabular):
                 PairedVerdict(measure, one.run, other.run, self._test(measure, one, other), 1.0)
                 for one, other in self._pairs()
             ]
-            adjusted = holm([verdict.paired.p for verdict in tests])
+            adjusted = statistics.holm([verdict.paired.p for verdict in tests])
             verdicts += [replace(v, adjusted=float(p)) for v, p in zip(tests, adjusted, strict=True)]
         return tuple(verdicts)
 
-    def interval(self, run: str, measure: Measure) -> Interval | None:
+    def interval(self, run: str, measure: Measure) -> statistics.Interval | None:
         """The bootstrap interval over queries; None for sums."""
         if (run, measure) not in self._intervals:
             (evaluation,) = (e for e in self.evaluations if e.run == run)
@@ -163,20 +164,20 @@ class Comparison(Tabular):
         names = [evaluation.run for evaluation in self.evaluations]
         values = np.stack([_comparable(evaluation, measure) for evaluation in self.evaluations])
         values = values[:, np.isfinite(values).all(axis=0)]
-        tables = zrisk(values, alpha=alpha), georisk(values, alpha=alpha)
+        tables = statistics.zrisk(values, alpha=alpha), statistics.georisk(values, alpha=alpha)
         for at, name in enumerate(names):
             others = np.delete(values, at, axis=0).mean(axis=0)
             base = others if self.baseline is None else values[names.index(self.baseline)]
             if name == self.baseline:
                 continue
             gains = values[at] - base
-            rewards = risk_rewards(values[at], base, alpha=alpha)
+            rewards = statistics.risk_rewards(values[at], base, alpha=alpha)
             how = self.testing
             yield QueryRisk(
                 measure,
                 name,
-                urisk=bootstrap(rewards, groups=how.groups, level=1 - how.alpha, seed=how.seed),
-                trisk=trisk(values[at], base, alpha=alpha),
+                urisk=statistics.bootstrap(rewards, groups=how.groups, level=1 - how.alpha, seed=how.seed),
+                trisk=statistics.trisk(values[at], base, alpha=alpha),
                 zrisk=float(tables[0][at]),
                 georisk=float(tables[1][at]),
                 wins=int((gains > 0).sum()),
@@ -235,29 +236,15 @@ class Comparison(Tabular):
 
     def risk_table(self, *, alpha: float = 1.0, title: str = "", digits: int = 4) -> Table:
         """One row per run and measure: URisk with its interval, TRisk, ZRisk, GeoRisk, and queries."""
-        header = (
-            "run",
-            "measure",
-            "URisk",
-            "TRisk",
-            "ZRisk",
-            "GeoRisk",
-            "won",
-            "lost",
-            f"lost > {LARGE_LOSS:g}",
-        )
+        columns = ("run", "measure", "URisk", "TRisk", "ZRisk", "GeoRisk", "won", "lost")
+        numbers = ("trisk", "zrisk", "georisk", "wins", "losses", "large_losses")
         risks = self.risks(alpha=alpha)
         rows: list[tuple[Cell, ...]] = [
             (
                 one.run,
                 str(one.measure),
                 Estimate(one.urisk.value, one.urisk.low, one.urisk.high),
-                one.trisk,
-                one.zrisk,
-                one.georisk,
-                one.wins,
-                one.losses,
-                one.large_losses,
+                *(getattr(one, name) for name in numbers),
             )
             for one in risks
         ]
@@ -270,7 +257,7 @@ class Comparison(Tabular):
             "URisk below 0: losses outweigh gains; TRisk below −2: significantly.",
             "ZRisk and GeoRisk are among all runs of the table; a larger one is safer.",
         )
-        return Table(header, tuple(rows), title, notes, digits)
+        return Table((*columns, f"lost > {LARGE_LOSS:g}"), tuple(rows), title, notes, digits)
 
     def rows(self) -> list[dict[str, Any]]:
         """The machine-readable form: that of an `Evaluation` with `"low"`, `"high"` and `"better_than"`."""
@@ -305,23 +292,25 @@ class Comparison(Tabular):
         (base,) = (e for e in self.evaluations if e.run == self.baseline)
         return ((e, base) for e in self.evaluations if e is not base)
 
-    def _test(self, measure: Measure, one: Evaluation, other: Evaluation) -> Paired:
+    def _test(self, measure: Measure, one: Evaluation, other: Evaluation) -> statistics.Paired:
         first, second = _comparable(one, measure), _comparable(other, measure)
         how = self.testing
         if how.test == "t":
-            return paired_t(first, second, groups=how.groups)
-        return randomisation(first, second, groups=how.groups, samples=how.samples, seed=how.seed)
+            return statistics.paired_t(first, second, groups=how.groups)
+        return statistics.randomisation(first, second, groups=how.groups, samples=how.samples, seed=how.seed)
 
-    def _interval(self, evaluation: Evaluation, measure: Measure) -> Interval | None:
+    def _interval(self, evaluation: Evaluation, measure: Measure) -> statistics.Interval | None:
         if measure.family.aggregate == "sum" or not evaluation.counted(measure):
             return None
         values, weights = evaluation.values[measure], evaluation.weights.get(measure)
         how = self.testing
-        interval = bootstrap(values, weights=weights, groups=how.groups, level=1 - how.alpha, seed=how.seed)
+        interval = statistics.bootstrap(
+            values, weights=weights, groups=how.groups, level=1 - how.alpha, seed=how.seed
+        )
         if measure.family.aggregate != "geometric":
             return interval
         value, low, high = (float(np.exp(bound)) for bound in (interval.value, interval.low, interval.high))
-        return Interval(value, low, high, interval.n, interval.how)
+        return statistics.Interval(value, low, high, interval.n, interval.how)
 
     def _marks(self, names: Mapping[str, str]) -> dict[tuple[str, Measure], list[str]]:
         """Which runs every run is significantly better than, in order."""

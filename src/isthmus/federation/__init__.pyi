@@ -30,11 +30,11 @@ from isthmus.federation.plots import curve as curve
 from isthmus.federation.plots import run_page as run_page
 from isthmus.federation.plots import weights as weights
 from isthmus.federation.plots import who_holds_what as who_holds_what
-from isthmus.federation.remote import RemoteGrid as RemoteGrid
-from isthmus.federation.remote import SiloEnd as SiloEnd
-from isthmus.federation.remote import number_of as number_of
 from isthmus.federation.rounds import RoundRecord as RoundRecord
 from isthmus.federation.rounds import State as State
+from isthmus.federation.runtimes import RemoteGrid as RemoteGrid
+from isthmus.federation.runtimes import SiloEnd as SiloEnd
+from isthmus.federation.runtimes import number_of as number_of
 from isthmus.federation.settings import MEASURES as MEASURES
 from isthmus.federation.settings import MODEL as MODEL
 from isthmus.federation.settings import PER_ROUND as PER_ROUND

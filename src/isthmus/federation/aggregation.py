@@ -226,13 +226,7 @@ def weighted_mean(weighed: Weighed, models: Mapping[str, Arrays], options: Strat
 
 
 def step(
-    old: Arrays,
-    mean: Arrays,
-    state: Arrays,
-    options: StrategyOptions,
-    *,
-    number: int,
-    optimise: Optimise,
+    old: Arrays, mean: Arrays, state: Arrays, options: StrategyOptions, *, number: int, optimise: Optimise
 ) -> tuple[Arrays, Arrays]:
     """The next model from the mean of round `number`, and what the server remembers.
 

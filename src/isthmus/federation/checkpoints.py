@@ -30,7 +30,7 @@ from isthmus.federation.aggregation import below
 from isthmus.federation.rounds import RoundRecord, State
 from isthmus.federation.settings import Config
 from isthmus.rankers import Scaling
-from isthmus.tables import Bundle, Letor, replacing
+from isthmus.tables import Bundle, Letor, write_whole
 
 GROUPS = ("parameters", "strategy", "average", "best", "scaling")
 PACKAGES = ("isthmus", "numpy", "scipy", "flwr")
@@ -127,8 +127,7 @@ class RunFolder:
         self._write("metrics.json", json.dumps(metrics, indent=1))
 
     def _write(self, name: str, text: str) -> None:
-        with replacing(self.path / name) as stream:
-            stream.write(text.encode())
+        write_whole(self.path / name, text.encode())
 
 
 def _differ(first: Config, second: Config) -> bool:

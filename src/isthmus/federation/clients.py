@@ -24,24 +24,9 @@ from numpy.typing import NDArray
 
 from isthmus.config import load
 from isthmus.errors import ConfigError, FederationError
-from isthmus.federation import members
+from isthmus.federation import members, messages
 from isthmus.federation.flower import ClientApp, Context, Message, Mod
 from isthmus.federation.judge import Judge
-from isthmus.federation.messages import (
-    ARRAYS,
-    CONFIG,
-    EXAMPLES,
-    PROXIMAL,
-    REPORT,
-    SETTINGS,
-    STEPS,
-    Arrays,
-    answer,
-    parsed_settings,
-    round_of,
-    settings_of,
-    unpack,
-)
 from isthmus.federation.noise import private, spent
 from isthmus.federation.settings import NoiseFloor, PrivateUpdates
 from isthmus.federation.silo_data import SiloData, silo_name
@@ -111,7 +96,7 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        settings, at = settings_of(message), f"round {round_of(message)}"
+        settings, at = messages.settings_of(message), f"round {messages.round_of(message)}"
         privacy = own_privacy(context, settings)
         if secure := members.SECURE in message.content:
             boxes = members.boxes_for_peers(message, context, trusts(context))
@@ -132,10 +117,10 @@ def client_app(
 
     @app.query(members.MASK)
     def mask(message: Message, context: Context) -> Message:
-        among = len(settings_of(message)["weights"])
+        among = len(messages.settings_of(message)["weights"])
         privacy = members.noise_of(message, context)
         reply = members.mask(message, context)
-        note = f"round {round_of(message)}, masked: only a sum over {among} silos can be opened"
+        note = f"round {messages.round_of(message)}, masked: only a sum over {among} silos can be opened"
         book(context, "model update", privacy, note)
         return reply
 
@@ -184,7 +169,7 @@ def check_visible(context: Context) -> None:
 def _describe(message: Message, context: Context, source: SiloData) -> Message:
     """The silo's name and sizes, and the sums that a feature scaling is fitted from."""
     table = source.table(context)
-    stats = ScalingStats.of(table, settings_of(message)["scaling"])
+    stats = ScalingStats.of(table, messages.settings_of(message)["scaling"])
     sizes = {
         "rows": table.rows,
         "queries": len(table),
@@ -194,59 +179,59 @@ def _describe(message: Message, context: Context, source: SiloData) -> Message:
     }
     name = {"name": np.frombuffer(source.name(context).encode(), np.uint8)}
     sums = {"total": stats.total, "squares": stats.squares, "low": stats.low, "high": stats.high}
-    return answer(message, sizes, silo=name, sums=sums)
+    return messages.answer(message, sizes, silo=name, sums=sums)
 
 
 def _train(message: Message, context: Context, source: SiloData, privacy: PrivateUpdates | None) -> Message:
     """Local epochs from the global model; the reply has the silo's own."""
-    settings = settings_of(message)
+    settings = messages.settings_of(message)
     name = source.name(context)
     records = message.content.array_records
     width = int(settings["width"])
-    scaling = Scaling.from_arrays(settings["scaling"], width, unpack(records["scaling"]))
+    scaling = Scaling.from_arrays(settings["scaling"], width, messages.unpack(records["scaling"]))
     data = source.scaled(context, scaling)
-    local = local_training(str(message.content.config_records[CONFIG][SETTINGS]))
-    proximal = float(message.content.config_records[CONFIG].get(PROXIMAL, 0.0))  # type: ignore[arg-type]
+    local = local_training(str(message.content.config_records[messages.CONFIG][messages.SETTINGS]))
+    proximal = float(message.content.config_records[messages.CONFIG].get(messages.PROXIMAL, 0.0))  # type: ignore[arg-type]
     if proximal:
         local = replace(local, proximal=proximal)
     observer = BatchErrors(local.batch_size()) if settings["report"] == "batch" else None
-    start = unpack(records[ARRAYS])
+    start = messages.unpack(records[messages.ARRAYS])
     trained = train_epochs(
         start,
         data,
         local,
-        Streams(int(settings["seed"]))("round", round_of(message), "silo", name),
-        correction=unpack(records["correction"]) if "correction" in records else None,
+        Streams(int(settings["seed"]))("round", messages.round_of(message), "silo", name),
+        correction=messages.unpack(records["correction"]) if "correction" in records else None,
         observe=observer,
     )
     model, loss = trained.parameters, float(trained.loss)
     if privacy is not None:
         model, loss = private(model, start, privacy), math.nan
-    report: dict[str, Arrays] = {}
+    report: dict[str, messages.Arrays] = {}
     if observer is not None:
-        report[REPORT] = {"errors": observer.table()}
+        report[messages.REPORT] = {"errors": observer.table()}
     elif settings["report"]:
-        report[REPORT] = {"errors": _own_errors(message, model, data)}
-    metrics = {EXAMPLES: examples(data, local), STEPS: trained.steps, "loss": loss}
+        report[messages.REPORT] = {"errors": _own_errors(message, model, data)}
+    metrics = {messages.EXAMPLES: examples(data, local), messages.STEPS: trained.steps, "loss": loss}
     if members.SECURE not in message.content:
-        return answer(message, metrics, arrays=model, **report)
+        return messages.answer(message, metrics, arrays=model, **report)
     members.keep_model(context, members.session_of(message), model, privacy)
-    return answer(message, metrics, **report)
+    return messages.answer(message, metrics, **report)
 
 
-def _own_errors(message: Message, model: Arrays, data: Letor) -> NDArray[np.float64]:
+def _own_errors(message: Message, model: messages.Arrays, data: Letor) -> NDArray[np.float64]:
     """What the silo says of its own model: its errors on the common probe, or quantiles of those at home."""
-    scoring, records = settings_of(message)["scoring"], message.content.array_records
-    if settings_of(message)["report"] == "quantile":
+    scoring, records = messages.settings_of(message)["scoring"], message.content.array_records
+    if messages.settings_of(message)["report"] == "quantile":
         return quantiles(model, data, scoring)
-    judge = Judge.from_arrays(unpack(records[members.PROBE]), scoring=scoring)
-    return judge.counted(model, settings_of(message)["errors"])
+    judge = Judge.from_arrays(messages.unpack(records[members.PROBE]), scoring=scoring)
+    return judge.counted(model, messages.settings_of(message)["errors"])
 
 
 @lru_cache(maxsize=64)
 def local_training(settings: str) -> LocalTraining:
     """How a silo is to train, from the settings of a message."""
-    return load(LocalTraining, parsed_settings(settings)["local"])
+    return load(LocalTraining, messages.parsed_settings(settings)["local"])
 
 
 def examples(data: Letor, local: LocalTraining) -> int:
@@ -254,7 +239,7 @@ def examples(data: Letor, local: LocalTraining) -> int:
     return len(data) if local.resolved_loss().whole_queries else data.rows
 
 
-def quantiles(parameters: Arrays, data: Letor, scoring: Scoring) -> NDArray[np.float64]:
+def quantiles(parameters: messages.Arrays, data: Letor, scoring: Scoring) -> NDArray[np.float64]:
     """A silo's summary of 1 − nDCG@10 on its own queries: order statistics at the middles of equal parts.
 
     A silo without a relevant document cannot vouch for its model at all.

@@ -1,40 +1,273 @@
-"""The apps on real silos: what the coordinator runs over a grid of them, and the ClientApp of each.
+"""Runs over real silos: what the coordinator does over a grid of them, and the ClientApp of each.
 
-A silo's node configuration says who it is and where its rows lie:
+The coordinator's run is a TOML file on its own machine: `Deployment` trains, `Passing` carries an exchange of
+private features, `Cooperation` trains on what was exchanged too. An interrupted training is started again as
+it is and goes on from its last checkpoint; a model of then labels again what silos have lost.
 
-    {"silo": "north", "data": "/srv/north/rows.txt", "ledger": "/srv/north/ledger.db"}
+A silo's node configuration says who it is and where its rows, its folder and its queries lie:
 
-and nothing that arrives over the network can name another path. The coordinator's run is a TOML file on its
-own machine: `Deployment`, or for an exchange of private features `Passing` (see `carriers`), or for training
-on what was exchanged too `Cooperation` (see `semisupervised.deployed`). An interrupted run is started again
-as it is and goes on from its last checkpoint.
+    {"silo": "north", "data": "/srv/north/rows.txt", "ledger": "/srv/north/ledger.db",
+     "folder": "/srv/north/private", "queries": "/srv/north/queries.tsv"}
+
+and nothing that arrives over the network can name another path or another ε. With `least-colluding` and
+`most-width` it refuses a relay that proposes less noise or wider sketches.
+
+A message of the kind `query.exchange` is a turn of `private.exchange`: its record `turn` holds what was
+agreed and the silo's post, its record `sums` the silo's part of a step of the secure sum, its record `keys`
+everybody's envelope key. The reply has the same form. Post is sealed between silos; Flower and the relay
+carry bytes that they cannot read. After an exchange every silo has the features of its queries over the
+others' documents in its own folder.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from isthmus.config import load
+from isthmus import private
+from isthmus.arrays import FloatArray
+from isthmus.asking import Each, Silos
+from isthmus.config import load, to_toml
 from isthmus.corpora import load_letor
-from isthmus.errors import ConfigError
-from isthmus.federation.apps import train_in_folder
-from isthmus.federation.carriers import Passing, own_party, pass_on, take_part
+from isthmus.errors import ConfigError, FederationError, ProtocolError
+from isthmus.federation.apps import Training, train_in_folder
 from isthmus.federation.checkpoints import RunFolder
 from isthmus.federation.clients import own_book
-from isthmus.federation.flower import ClientApp, Context, Grid
+from isthmus.federation.flower import ClientApp, ConfigRecord, Context, Grid, Message, RecordDict
 from isthmus.federation.members import Trust
+from isthmus.federation.messages import GridCarrier, connected
 from isthmus.federation.rounds import Coordinator, HeldOut, State
-from isthmus.federation.semisupervised import Cooperation, ExchangedRows, cooperate, studying_app
-from isthmus.federation.settings import Config
-from isthmus.private import SiloFolder
-from isthmus.rankers import Scaling
-from isthmus.tables import Letor
+from isthmus.federation.runtimes import check_claim
+from isthmus.federation.semisupervised import Conductor, CoTraining, Remember, SiloRows, studying_app
+from isthmus.federation.settings import Config, Rounds
+from isthmus.report import Progress
+from isthmus.tables import Letor, read_queries, write_whole
+
+ACTION = "exchange"
+TURN, SUMS, KEYS = "turn", "sums", "keys"
+FEATURES = "features"
+"""Where in a silo's folder an exchange puts features, a file for every other silo."""
+TRAINING = "cotraining.toml"
+"""How a run's folder was trained, beside the configuration of its rounds."""
+
+T = TypeVar("T")
+Parties = Callable[[Context], private.Party]
+"""Which silo a node is."""
+
+
+@dataclass(frozen=True)
+class Passing:
+    """An exchange as its relay sees it: where its record goes, how many silos it waits for, and how long."""
+
+    out: Path
+    silos: int = 4
+    width: int = private.WIDTH
+    """Cells of the sketches of totals."""
+    colluding: int = 1
+    """Silos that may tell the relay their share of the noise."""
+    deadline: float = 120.0
+    """Seconds that silos have to appear, and for every turn."""
+
+
+def written(turn: private.Turn | private.ExchangeReply) -> RecordDict:
+    """A turn, or the reply to one, as Flower's records: named bytes in records of their own, and all else in
+    one."""
+    values = vars(turn) if isinstance(turn, private.ExchangeReply) else {**vars(turn.agreed), **vars(turn)}
+    named = {name: value for name, value in values.items() if isinstance(value, Mapping)}
+    rest = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if name not in named and name != "agreed"
+    }
+    return RecordDict({name: ConfigRecord(dict(part)) for name, part in {TURN: rest, **named}.items()})
+
+
+def read_turn(content: RecordDict) -> private.Turn:
+    """The turn that records are, or a ProtocolError."""
+    return _read(private.Turn, content, agreed=vars(_read(private.Agreed, content)))
+
+
+def read_reply(content: RecordDict) -> private.ExchangeReply:
+    """The reply that records are, or a ProtocolError."""
+    return _read(private.ExchangeReply, content)
+
+
+def _read(kind: type[T], content: RecordDict, **more: Any) -> T:
+    records = {name: dict(record) for name, record in content.config_records.items()}
+    values = {SUMS: {}, KEYS: {}, **records.pop(TURN, {}), **records, **more}
+    try:
+        return load(kind, {each.name: values[each.name] for each in fields(kind)})  # type: ignore[arg-type]
+    except (ConfigError, KeyError):
+        raise ProtocolError("a record that no turn has") from None  # and nothing of what is in it
+
+
+def take_part(app: ClientApp, parties: Parties) -> ClientApp:
+    """Let the silos of a ClientApp take part in exchanges."""
+
+    @app.query(ACTION)
+    def exchange(message: Message, context: Context) -> Message:
+        reply = private.Exchange(parties(context), read_turn(message.content)).reply()
+        return Message(written(reply), reply_to=message)
+
+    return app
+
+
+def own_party(context: Context) -> private.Party:
+    """The silo that a node's configuration tells of."""
+    settings, needed = context.node_config, "[training] private and queries"
+    folder, queries = (_node_setting(context, key, needed) for key in ("folder", "queries"))
+    form = str(settings.get("form", "ask"))
+    if form not in ("ask", "publish"):
+        raise ConfigError(f"no form of release {form!r}", key=form, known=("ask", "publish"))
+    return private.Party(
+        private.SiloFolder.at(folder),
+        read_queries(queries),
+        form,  # type: ignore[arg-type]  # just looked at
+        float(settings.get("epsilon", 8.0)),
+        k=int(settings.get("k", 100)),
+        least_colluding=int(settings.get("least-colluding", 1)),
+        most_width=int(settings.get("most-width", private.WIDTH)),
+    )
+
+
+def pass_on(passing: Passing, grid: Grid) -> private.ExchangeRelay:
+    """Carry envelopes between a grid's silos until all are done; the record goes to `out`."""
+    relay = private.ExchangeRelay(passing.silos, passing.width, passing.colluding)
+    nodes = connected(grid, passing.silos, passing.deadline)
+    if len(nodes) != passing.silos:
+        raise FederationError(f"an exchange of {passing.silos} silos, but {len(nodes)} nodes are there")
+    record: list[dict[str, Any]] = []
+    with Progress("exchange", None) as bar:
+        replies = _exchange_turns(passing, grid, dict.fromkeys(nodes, relay.first()))
+        node_of = {reply.silo: node for node, reply in replies.items()}
+        if len(node_of) != len(nodes):
+            raise FederationError("two nodes say that they are the same silo")
+        while turns := relay.next({reply.silo: reply for reply in replies.values()}):
+            record.append(_summary(relay, replies))
+            bar.advance(note=f"{relay.letters} envelopes, {len(relay.done)} of {passing.silos} silos done")
+            replies = _exchange_turns(passing, grid, {node_of[name]: turn for name, turn in turns.items()})
+    record.append(_summary(relay, replies))
+    passing.out.mkdir(parents=True, exist_ok=True)
+    whole = {"session": relay.session.hex(), "turns": record}
+    write_whole(passing.out / "exchange.json", json.dumps(whole, indent=1).encode())
+    return relay
+
+
+def _exchange_turns(
+    passing: Passing, grid: Grid, turns: Mapping[int, private.Turn]
+) -> dict[int, private.ExchangeReply]:
+    """Every node's reply; a node that fails is named by its number, with what it said."""
+
+    def read(node: int, message: Message) -> private.ExchangeReply:
+        reply = read_reply(message.content)
+        check_claim(grid, node, reply.silo)
+        return reply
+
+    nodes = {node: node for node in turns}
+    carrier = GridCarrier(grid, f"query.{ACTION}", nodes, Rounds(deadline=passing.deadline))
+    asker = Silos(tuple(nodes), carrier, passing.deadline)
+    shows = "its name, its key, sealed letters, how many it refused, and its part of a masked sum"
+    questions = Each({node: written(turn) for node, turn in turns.items()})
+    return dict(asker.collect(questions, read, shows=shows).by_silo)
+
+
+def _summary(relay: private.ExchangeRelay, replies: Mapping[int, private.ExchangeReply]) -> dict[str, Any]:
+    """What the relay saw of a turn."""
+    return {
+        "step": relay.step,
+        "letters": relay.letters,
+        "bytes": relay.carried,
+        "done": sorted(relay.done),
+        "refused": {reply.silo: reply.refused for reply in replies.values() if reply.refused},
+        "failed": {reply.silo: list(reply.failed) for reply in replies.values() if reply.failed},
+    }
+
+
+class OwnFolder:
+    """A silo's judged rows where its own node configuration says they are, and cross rows where its exchanges
+    have put them.
+
+    A silo that left has a file no more, one that joined has a new one: others' pairs stay as they are.
+    """
+
+    def name(self, context: Context) -> str:
+        """What the silo calls itself."""
+        return _node_setting(context, "silo")
+
+    def labelled(self, context: Context) -> Letor:
+        """Its judged rows; parsed once, then mapped from the cache."""
+        return _rows(_node_setting(context, "data"))
+
+    def rows(self, context: Context) -> SiloRows:
+        """Its judged rows, and the cross rows of the queries among them."""
+        labelled = self.labelled(context)
+        return SiloRows(labelled, *cross_rows(labelled, str(context.node_config.get("folder", ""))))
+
+
+@lru_cache(maxsize=1)
+def _rows(path: str) -> Letor:
+    return load_letor(path)
+
+
+def _node_setting(context: Context, key: str, expected: str = "[training] in the silo's settings") -> str:
+    if key not in context.node_config:
+        raise ConfigError(f"the node configuration lacks {key!r}", key=key, expected=expected)
+    return str(context.node_config[key])
+
+
+def cross_rows(labelled: Letor, folder: str) -> tuple[Letor, FloatArray]:
+    """The exchanged rows of queries that have judged rows too, and their error bars; none where there was no
+    exchange."""
+    files = sorted((Path(folder) / FEATURES).glob("*.txt")) if folder else []
+    judged = set(labelled.queries)
+    parts, errors = [], [np.zeros(0)]
+    for rows, bars in map(private.read_cross_rows, files):
+        known = np.array([query in judged for query in rows.queries], dtype=bool)
+        parts.append(rows[known].widened(labelled.width))
+        errors.append(bars[known[rows.query_of_row]])
+    filled = [part for part in parts if part.rows]
+    cross = Letor.concat(filled) if filled else labelled.keep(np.zeros(labelled.rows, np.bool_))
+    return cross, np.concatenate(errors)
+
+
+@dataclass(frozen=True)
+class Cooperation:
+    """A co-training run over real silos: where it is kept, how many silos, and how many grades there are."""
+
+    out: Path
+    silos: int = 4
+    grades: int = 3
+    validation: Path | None = None
+    test: Path | None = None
+    training: CoTraining = field(default_factory=CoTraining)
+
+
+def _check_same(training: CoTraining, folder: Path) -> None:
+    """Refuse to go on with a run that labels, or is anchored, otherwise: its rounds say nothing of that."""
+    file = folder / TRAINING
+    if (folder / "checkpoint").exists() and file.exists() and load(CoTraining, file) != training:
+        raise ConfigError(f"{folder} holds a run with another configuration", expected="another out")
+
+
+def cooperate(run: Cooperation, grid: Grid) -> Training:
+    """Train over the grid's silos, from the folder's last checkpoint if it has one."""
+    config, folder = run.training.rounds_of(run.silos, run.training.rounds), RunFolder(run.out)
+    _check_same(run.training, folder.path)
+
+    def rounds(tables: Mapping[str, Letor], start: State | None, remember: Remember) -> State:
+        write_whole(folder.path / TRAINING, to_toml(run.training).encode())
+        held_out = HeldOut(tables.get("validation"))
+        return Conductor(run.training, run.grades, held_out, run.silos).run(grid, start, remember)
+
+    files = {"validation": run.validation, "test": run.test}
+    return train_in_folder(folder, config, files, rounds)
 
 
 @dataclass(frozen=True)
@@ -66,44 +299,10 @@ class Deployment:
         return named if isinstance(named, Path) and self.training.strategy.needs_probe else None
 
 
-class OwnFolder:
-    """A silo's rows where its own node configuration says they are."""
-
-    def name(self, context: Context) -> str:
-        """What the silo calls itself."""
-        return _node_setting(context, "silo")
-
-    def table(self, context: Context) -> Letor:
-        """Its rows; parsed once, then mapped from the cache."""
-        return _rows(_node_setting(context, "data"))
-
-    def scaled(self, context: Context, scaling: Scaling) -> Letor:
-        """Its rows, scaled."""
-        return scaling(self.table(context))
-
-
-@lru_cache(maxsize=1)
-def _rows(path: str) -> Letor:
-    return load_letor(path)
-
-
-def _node_setting(context: Context, key: str) -> str:
-    if key not in context.node_config:
-        raise ConfigError(
-            f"the node configuration lacks {key!r}", key=key, expected="[training] in the silo's settings"
-        )
-    return str(context.node_config[key])
-
-
 def own_trust(context: Context) -> Trust:
     """The silo's identity and the cards it trusts: without them a coordinator could invent all the others."""
-    if "folder" not in context.node_config:
-        raise ConfigError(
-            "a secure sum needs the cards of the other silos, and the node configuration names no folder",
-            key="folder",
-            expected="isthmus keys new and trust, then `private` in [training]",
-        )
-    keys = SiloFolder.at(_node_setting(context, "folder")).keys
+    needed = "the other silos' cards for a secure sum: isthmus keys new and trust, then [training] private"
+    keys = private.SiloFolder.at(_node_setting(context, "folder", needed)).keys
     known = {
         name: Ed25519PublicKey.from_public_bytes(card.verifying) for name, card in keys.trusted().items()
     }
@@ -141,6 +340,4 @@ def coordinate(deployment: Deployment, grid: Grid) -> None:
     train_in_folder(RunFolder(deployment.out), config, files, rounds)
 
 
-client: ClientApp = take_part(
-    studying_app(ExchangedRows(OwnFolder()), book=own_book, trusts=own_trust), own_party
-)
+client: ClientApp = take_part(studying_app(OwnFolder(), book=own_book, trusts=own_trust), own_party)

@@ -102,10 +102,7 @@ def _adapted(kind: type[Any]) -> type[Any]:
     return type(kind.__name__, (kind, _Adapter), {})
 
 
-_CENTRES = {
-    "fedmedian": _adapted(strategy.FedMedian),
-    "fedtrimmedavg": _adapted(strategy.FedTrimmedAvg),
-}
+_CENTRES = {"fedmedian": _adapted(strategy.FedMedian), "fedtrimmedavg": _adapted(strategy.FedTrimmedAvg)}
 _OPTIMISERS = {
     "momentum": _adapted(strategy.FedAvgM),
     "adam": _adapted(strategy.FedAdam),

@@ -11,6 +11,13 @@ message in every runtime, and never leave it. The silo refuses weights, of all s
 answered, under which the sum would speak for one or two of them. What everybody is to weigh, and the order to
 train, are part of the masks and of the signatures: where silos hear of different weights, or train from
 different models, no sum opens. Else a coordinator could have all but one learn nothing.
+
+The coordinator's side of a secure round: it passes keys and boxes on, weighs reports, and opens one sum.
+
+Silos may drop out at every step as long as `threshold` of them are left; else the attempt has failed, before
+anything could be opened, and is safe to repeat with other silos. A sum that has been opened and is not
+credible ends the round: who spoiled it cannot be told, and another sum over almost the same models could be
+compared with it.
 """
 
 from __future__ import annotations
@@ -18,20 +25,23 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from numpy.typing import NDArray
 
+from isthmus.asking import Answers, Silos, TooFew
 from isthmus.config import load, to_mapping
-from isthmus.errors import ProtocolError
-from isthmus.federation.flower import Array, ConfigRecord, Context, Message, RecordDict
-from isthmus.federation.messages import Arrays, pack, round_of, settings_of, unpack
-from isthmus.federation.settings import LEAST, PrivateUpdates
-from isthmus.private import FixedPoint, Member, Parts, joined
+from isthmus.errors import PrivacyError, ProtocolError, RoundFailed
+from isthmus.federation import messages
+from isthmus.federation.flower import Array, ConfigRecord, Context, Grid, Message, MessageType, RecordDict
+from isthmus.federation.settings import LEAST, PrivateUpdates, Rounds
+from isthmus.private import FixedPoint, Member, Parts, Summation, joined, least_threshold
 from isthmus.randomness import Streams
 
 AGREE, MASK, CONFIRM, REVEAL = "agree", "mask", "confirm", "reveal"
@@ -69,7 +79,7 @@ def anybody(context: Context) -> Trust:
 
 def agree(message: Message, context: Context, name: str, trust: Trust) -> Message:
     """Begin a session: whatever waits from another one is forgotten."""
-    settings = settings_of(message)
+    settings = messages.settings_of(message)
     threshold = int(settings[THRESHOLD])
     if threshold < LEAST:
         raise ProtocolError(f"a sum of fewer than {LEAST} models hides none of them")
@@ -93,31 +103,31 @@ def boxes_for_peers(message: Message, context: Context, trust: Trust) -> ConfigR
 
 
 def keep_model(
-    context: Context, session: bytes, model: Arrays, privacy: PrivateUpdates | None = None
+    context: Context, session: bytes, model: messages.Arrays, privacy: PrivateUpdates | None = None
 ) -> None:
     """Let the trained model wait for its weight, under its session: one that comes late harms no other.
 
     `privacy` is the noise that is in it, whatever the coordinator says later.
     """
-    context.state[_MODEL + session.hex()] = pack(model)
+    context.state[_MODEL + session.hex()] = messages.pack(model)
     noise = json.dumps(None if privacy is None else to_mapping(privacy))
     context.state[_NOISE + session.hex()] = ConfigRecord({"privacy": noise})
 
 
 def noise_of(message: Message, context: Context) -> PrivateUpdates | None:
     """The noise in the model that waits to be masked."""
-    name = _NOISE + str(settings_of(message)[SESSION])
+    name = _NOISE + str(messages.settings_of(message)[SESSION])
     if name not in context.state:
         raise ProtocolError("no trained model waits for its weight")
     noise = json.loads(str(context.state.config_records[name]["privacy"]))
     return None if noise is None else load(PrivateUpdates, noise)
 
 
-def kept_model(context: Context, session: bytes) -> Arrays:
+def kept_model(context: Context, session: bytes) -> messages.Arrays:
     """The model that waits."""
     if _MODEL + session.hex() not in context.state:
         raise ProtocolError("no trained model waits for its weight")
-    return unpack(context.state.array_records[_MODEL + session.hex()])
+    return messages.unpack(context.state.array_records[_MODEL + session.hex()])
 
 
 def session_of(message: Message) -> bytes:
@@ -127,7 +137,7 @@ def session_of(message: Message) -> bytes:
 
 def mask(message: Message, context: Context) -> Message:
     """The model times its weight, in fixed point and under its masks. It is then forgotten."""
-    settings = settings_of(message)
+    settings = messages.settings_of(message)
     member = _member(context, bytes.fromhex(settings[SESSION]))
     boxes = parts_of(message)
     weights = {str(name): float(weight) for name, weight in settings["weights"].items()}
@@ -135,7 +145,9 @@ def mask(message: Message, context: Context) -> Message:
         raise ProtocolError("the weights are not those of the members")
     check_weights(weights)
     vector = weights[member.name] * flat(kept_model(context, member.session))
-    rng = Streams(int(settings["seed"]))("round", round_of(message), "silo", member.name, "fixed point")
+    rng = Streams(int(settings["seed"]))(
+        "round", messages.round_of(message), "silo", member.name, "fixed point"
+    )
     encoded = FixedPoint(len(weights)).encode(vector, rng)
     trained = bytes(context.state.config_records[_ORDER + member.session.hex()]["digest"])  # type: ignore[arg-type]
     masked = _step(context, member, MASK, boxes, vector=encoded, terms=terms(weights, trained))
@@ -146,7 +158,7 @@ def mask(message: Message, context: Context) -> Message:
 
 def confirm(message: Message, context: Context, trust: Trust) -> Message:
     """A signature over who answered, if the sum over these silos still hides each of them."""
-    member = _member(context, bytes.fromhex(settings_of(message)[SESSION]), trust)
+    member = _member(context, bytes.fromhex(messages.settings_of(message)[SESSION]), trust)
     answered = parts_of(message)
     signature = member.step(CONFIRM, answered)
     weights = json.loads(member.terms)["weights"]
@@ -157,7 +169,7 @@ def confirm(message: Message, context: Context, trust: Trust) -> Message:
 
 def reveal(message: Message, context: Context, trust: Trust) -> Message:
     """The shares that open the sum of those who answered; the session is then over."""
-    member = _member(context, bytes.fromhex(settings_of(message)[SESSION]), trust)
+    member = _member(context, bytes.fromhex(messages.settings_of(message)[SESSION]), trust)
     shares = member.step(REVEAL, parts_of(message))
     del context.state[_STATE]
     return _reply(message, shares)
@@ -226,7 +238,7 @@ def flat(model: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
     return np.concatenate([model[name].reshape(-1).astype(np.float64) for name in sorted(model)])
 
 
-def shaped(vector: NDArray[np.float64], like: Arrays) -> Arrays:
+def shaped(vector: NDArray[np.float64], like: messages.Arrays) -> messages.Arrays:
     """A vector as `flat` makes it, in a model's own arrays."""
     result, at = {}, 0
     for name in sorted(like):
@@ -255,3 +267,172 @@ def _member(context: Context, session: bytes, trust: Trust | None = None) -> Mem
         if member.session == session:
             return member
     raise ProtocolError("this silo takes no part in that session")
+
+
+SUM = "the sum"
+"""Who is to blame where nobody can be."""
+IN_SUM = " (its model is in the sum)"
+
+
+@dataclass
+class Attempt:
+    """One session: who is in it, and why others are not any more."""
+
+    number: int
+    silos: Mapping[int, str]
+    sums: Summation
+    trained: bytes = b""
+    """The digest of the order to train."""
+    rejected: dict[str, str] = field(default_factory=dict)
+
+
+class SecureSumRelay:
+    """Runs secure sums over a grid: `begin`, `agree`, `reports`, and with everybody's weight `total`."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        rounds: Rounds,
+        *,
+        settings: Mapping[str, Any],
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.grid, self.rounds, self.settings = grid, rounds, settings
+        self._entropy = entropy
+        self.threshold, self.cure = LEAST, ""
+        self.identified = False
+        """Whether silos have signed their keys, so that they know each other; simulated ones do not."""
+
+    def begin(self, number: int, silos: Mapping[int, str], model: messages.Arrays) -> Attempt:
+        """A session of these silos, by node, over models like this one."""
+        self.threshold = max(LEAST, self.rounds.minimum, least_threshold(len(silos)))
+        self.cure = _cure(len(silos), self.threshold)
+        size = sum(array.size for array in model.values())
+        return Attempt(number, silos, Summation(self._entropy(16), self.threshold, size))
+
+    def agree(self, attempt: Attempt) -> None:
+        """Step 1: the keys of everybody who is there."""
+        self._step(attempt, AGREE, attempt.silos.values(), {THRESHOLD: self.threshold})
+        self.identified = all(advert.signature for advert in attempt.sums.adverts.values())
+
+    def reports(
+        self, attempt: Attempt, orders: Sequence[Message], limits: messages.ReplyLimits
+    ) -> messages.Checked:
+        """Step 2: they train, tell of themselves, and share their secrets with each other."""
+        sums = attempt.sums
+        sent = list[Message]()
+        for each in orders:
+            if attempt.silos[each.metadata.dst_node_id] not in sums.adverts:
+                continue
+            session = ConfigRecord({SESSION: sums.session})
+            parts = ConfigRecord(dict(sums.next("share", "")))
+            content = RecordDict({**each.content, SECURE: session, PARTS: parts})
+            attempt.trained = digest(content)  # the same for all of them
+            sent.append(Message(content, each.metadata.dst_node_id, each.metadata.message_type))
+        replies = messages.ask(self.grid, sent, rounds=self.rounds, enough=self.threshold)
+        there = {node: name for node, name in attempt.silos.items() if name in sums.adverts}
+
+        def complete(name: str, reply: Message) -> None:
+            sums.receive("share", name, parts_of(reply))
+
+        shows = "how many examples it trained on, its loss and the errors that it reports, not its model"
+        deadline = self.rounds.deadline
+        checked = messages.check(replies, there, limits, deadline=deadline, shows=shows, complete=complete)
+        attempt.rejected.update(checked.rejected)
+        if len(checked.usable) < self.threshold:
+            raise TooFew(f"{len(checked.usable)} silos were left of the {self.threshold} that the sum needs")
+        return checked
+
+    def total(self, attempt: Attempt, weights: Mapping[str, float]) -> tuple[np.ndarray[Any, Any], set[str]]:
+        """Steps 3 to 5: the sum over those who sent their part of it, and who did not."""
+        sums = attempt.sums
+        weights = {name: weights[name] for name in sorted(sums.boxes)}
+        self._step(attempt, MASK, weights, {"weights": weights, **self.settings})
+        if not is_hiding({name: weights[name] for name in sums.masked}):
+            # give up before silos have to: they would not sign for such a sum
+            raise TooFew(f"too few of the {len(sums.masked)} silos left weigh enough to hide each other")
+        self._step(attempt, CONFIRM, sorted(sums.masked), late=IN_SUM)
+        self._step(attempt, REVEAL, sorted(sums.signatures), late=IN_SUM)
+        try:
+            words = sums.total(terms(weights, attempt.trained))
+        except PrivacyError as error:
+            raise RoundFailed(attempt.number, {SUM: str(error)}, self.threshold) from error
+        return FixedPoint(len(weights)).decode(words), sums.boxes.keys() - sums.masked.keys()
+
+    def _step(
+        self,
+        attempt: Attempt,
+        step: str,
+        silos: Iterable[str],
+        settings: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        late: str = "",
+    ) -> None:
+        """One step of the sum; `late` is what holds of silos that are lost in it."""
+        config = {SESSION: attempt.sums.session.hex(), **settings}
+
+        def written(parts: Parts) -> RecordDict:
+            content = messages.order(None, config, round=attempt.number)
+            content[PARTS] = ConfigRecord(dict(parts))
+            return content
+
+        nodes = {name: node for node, name in attempt.silos.items()}
+        carrier = messages.GridCarrier(self.grid, f"{MessageType.QUERY}.{step}", nodes, self.rounds)
+        asker = Silos(tuple(nodes), carrier, self.rounds.deadline, self.threshold)
+        answers: Answers[None] = Answers({})
+        try:
+            answers = asker.pass_on(attempt.sums, step, silos, written, parts_of)
+        except TooFew as few:
+            answers = few.answers
+            raise
+        finally:
+            lost = answers.reasons().items()
+            attempt.rejected |= {name: f"{why} at the step {step!r}{late}" for name, why in lost}
+
+    def check_credible(
+        self, attempt: Attempt, mean: messages.Arrays, model: messages.Arrays, limits: messages.ReplyLimits
+    ) -> None:
+        """Refuse a mean that moved out of all proportion: single updates cannot be looked at."""
+        moved = messages.update_length(mean, model)
+        whole = messages.update_length(model, {name: np.zeros_like(array) for name, array in model.items()})
+        if not moved <= limits.norm * max(1.0, whole, limits.noise):
+            blamed = f"opened to an update of length {moved:.3g}, and whose it was cannot be told"
+            raise RoundFailed(attempt.number, {SUM: blamed}, self.threshold)
+
+
+def even(weights: Mapping[str, float], silos: Iterable[str]) -> dict[str, float]:
+    """The silos' weights with three substantial ones and none above half of their sum, which stays.
+
+    The second and the third are lifted to their least share of the heaviest, at the cost of all; what a
+    silo then has above half goes to the others in proportion.
+    """
+    own = {name: weights[name] for name in silos}
+    whole = math.fsum(own.values())
+    first, *others = sorted(own, key=lambda name: (-own[name], name))
+    lifted = own | {name: max(own[name], SUBSTANTIAL * own[first]) for name in others[: LEAST - 1]}
+    if lifted != own:
+        share = whole / math.fsum(lifted.values())
+        own = {name: weight * share for name, weight in lifted.items()}
+    if own[first] <= LARGEST_SHARE * whole:
+        return own
+    share = (1 - LARGEST_SHARE) * whole / (whole - own[first])
+    return {name: own[name] * share for name in own} | {first: LARGEST_SHARE * whole}
+
+
+def _cure(silos: int, threshold: int) -> str:
+    spare = max(0, silos - threshold)
+    return (
+        f"a secure sum of {silos} silos needs {threshold} of them to its end, so {spare or 'none'} may drop"
+        " out: ask more silos a round (rounds.silos)"
+    )
+
+
+def sum_to_mean(
+    summed: np.ndarray[Any, Any],
+    weights: Mapping[str, float],
+    own: Mapping[str, messages.Arrays],
+    model: messages.Arrays,
+) -> messages.Arrays:
+    """The sum and the server's own candidates, over the weights that are in it."""
+    whole = summed + sum(weights[name] * flat(arrays) for name, arrays in own.items())
+    return shaped(whole / math.fsum(weights.values()), model)

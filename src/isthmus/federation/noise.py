@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.federation.answers import update_length
-from isthmus.federation.messages import Arrays
+from isthmus.federation.messages import Arrays, update_length
 from isthmus.federation.settings import PrivateUpdates
 from isthmus.private import PrivacyLoss
 from isthmus.private.ledger import NO_GUARANTEE

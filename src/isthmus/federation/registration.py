@@ -9,10 +9,9 @@ import numpy as np
 
 from isthmus.asking import Silos
 from isthmus.errors import FederationError
-from isthmus.federation.answers import GridCarrier, connected
 from isthmus.federation.flower import Grid, Message, MessageType
-from isthmus.federation.messages import METRICS, order, unpack
-from isthmus.federation.remote import check_claim
+from isthmus.federation.messages import METRICS, GridCarrier, connected, order, unpack
+from isthmus.federation.runtimes import check_claim
 from isthmus.federation.settings import Rounds
 from isthmus.rankers import ScalingStats
 

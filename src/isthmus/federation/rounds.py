@@ -21,22 +21,14 @@ from numpy.typing import NDArray
 from isthmus.asking import TooFew
 from isthmus.config import to_mapping
 from isthmus.errors import RoundFailed
-from isthmus.federation import aggregation, messages
+from isthmus.federation import aggregation, flower, messages
 from isthmus.federation.aggregation import MEMORY, PROBE, Arrays, Errors, Size, Sizes, Weighed, norm
-from isthmus.federation.answers import NOT_FINITE, Checked, ReplyLimits, check
 from isthmus.federation.clients import QUANTILES, examples
-from isthmus.federation.flower import (
-    ArrayRecord,
-    Grid,
-    Message,
-    MessageType,
-    centre,
-    server_step,
-)
 from isthmus.federation.judge import Judge
+from isthmus.federation.members import SUM, SecureSumRelay, even, sum_to_mean
+from isthmus.federation.messages import NOT_FINITE, Checked, ReplyLimits, check
 from isthmus.federation.noise import private, statement
 from isthmus.federation.registration import Registration
-from isthmus.federation.relay import SUM, SecureSumRelay, even, sum_to_mean
 from isthmus.federation.settings import PER_ROUND, Config
 from isthmus.private.ledger import NO_GUARANTEE
 from isthmus.randomness import Streams
@@ -147,14 +139,14 @@ class Outcome:
 class Coordinator:
     """The server's side of training over a grid."""
 
-    def __init__(self, config: Config, held_out: HeldOut, grid: Grid) -> None:
+    def __init__(self, config: Config, held_out: HeldOut, grid: flower.Grid) -> None:
         self.config, self.held_out, self.grid = config, held_out, grid
         self.streams = Streams(config.seed)
         self.registration = Registration(config.model.scaling, config.rounds)
         self.judge: Judge | None = None
         self.probe: Judge | None = None
         self._probe_rows: Letor | None = None
-        self.extras: dict[str, ArrayRecord] = {}
+        self.extras: dict[str, flower.ArrayRecord] = {}
         """What every order to train brings beside the model."""
         settings = {"seed": config.seed, "privacy": self._silo_noise()}
         self.relay = SecureSumRelay(grid, config.rounds, settings=settings) if config.secure else None
@@ -213,7 +205,12 @@ class Coordinator:
         except RoundFailed as failed:
             return self._failed(state, failed)
         new, memory = aggregation.step(
-            old, outcome.mean, outcome.memory, self.config.strategy, number=number, optimise=server_step
+            old,
+            outcome.mean,
+            outcome.memory,
+            self.config.strategy,
+            number=number,
+            optimise=flower.server_step,
         )
         weighed = outcome.weighed
         if self.probe is not None and self.config.strategy.risk.remembers:
@@ -262,7 +259,12 @@ class Coordinator:
         raise RoundFailed(number, rejected, rounds.minimum)
 
     def _open(
-        self, state: State, number: int, silos: Mapping[int, str], orders: list[Message], limits: ReplyLimits
+        self,
+        state: State,
+        number: int,
+        silos: Mapping[int, str],
+        orders: list[flower.Message],
+        limits: ReplyLimits,
     ) -> Outcome:
         """Every model is seen: those that pass the checks are judged on the probe, weighed, and averaged."""
         rounds, strategy, model = self.config.rounds, self.config.strategy, state.parameters
@@ -275,7 +277,7 @@ class Coordinator:
         sizes: Sizes = _sizes(named)
         errors, memory = _errors(named), state.strategy
         if strategy.centred:
-            mean = centre(strategy.name, named.values(), **strategy.centre_options)
+            mean = flower.centre(strategy.name, named.values(), **strategy.centre_options)
             return Outcome(checked, self._weighed(errors, sizes, memory), mean, memory)
         models = {name: messages.arrays_of(reply) for name, reply in named.items()}
         if self.probe is not None and strategy.risk.agrees:
@@ -295,7 +297,12 @@ class Coordinator:
         return Outcome(checked, weighed, mean, memory)
 
     def _masked(
-        self, state: State, number: int, silos: Mapping[int, str], orders: list[Message], limits: ReplyLimits
+        self,
+        state: State,
+        number: int,
+        silos: Mapping[int, str],
+        orders: list[flower.Message],
+        limits: ReplyLimits,
     ) -> Outcome:
         """No model is seen: silos report on their own, are told their weights, and send weighted models under
         masks that cancel in the sum. Of a failed attempt nothing has been opened."""
@@ -392,24 +399,24 @@ class Coordinator:
         logger.warning("the model stays as it was: %s", failed)
         return replace(state, round=done.round, history=(*state.history, done))
 
-    def _orders(self, state: State, number: int) -> Callable[[Mapping[int, str], int], list[Message]]:
+    def _orders(self, state: State, number: int) -> Callable[[Mapping[int, str], int], list[flower.Message]]:
         """The round's orders to train: for silos by node, in an attempt."""
         strategy, model, settings = self.config.strategy, state.parameters, self._settings(state.scaling)
         packed, proximal = messages.pack(model), strategy.proximal_term
 
-        def orders(silos: Mapping[int, str], attempt: int) -> list[Message]:
+        def orders(silos: Mapping[int, str], attempt: int) -> list[flower.Message]:
             options, sent = {"attempt": attempt, "round": number}, []
             for node, name in silos.items():
                 records = {messages.ARRAYS: packed, **self.extras}
                 if strategy.uses_control_variates:
                     records["correction"] = messages.pack(aggregation.correction(state.strategy, name, model))
                 content = messages.train_order(records, settings, **options, proximal=proximal)
-                sent.append(Message(content, node, MessageType.TRAIN))
+                sent.append(flower.Message(content, node, flower.MessageType.TRAIN))
             return sent
 
         return orders
 
-    def _noised(self, answers: list[Message], start: Arrays) -> list[Message]:
+    def _noised(self, answers: list[flower.Message], start: Arrays) -> list[flower.Message]:
         """The answers, clipped, noised and of equal weight where that is the server's part."""
         privacy = self.config.privacy
         if privacy is None or privacy.where != "server":
@@ -483,11 +490,7 @@ class Coordinator:
             {"new": share, "old": 1 - share}, {"new": parameters, "old": state.average or parameters}
         )
         return replace(
-            state,
-            round=done.round,
-            parameters=parameters,
-            average=average,
-            history=(*state.history, done),
+            state, round=done.round, parameters=parameters, average=average, history=(*state.history, done)
         )
 
     def _diverged(self, state: State, done: RoundRecord) -> State:
@@ -515,18 +518,18 @@ class Coordinator:
         return state
 
 
-def _named(replies: Iterable[Message], silos: Mapping[int, str]) -> dict[str, Message]:
+def _named(replies: Iterable[flower.Message], silos: Mapping[int, str]) -> dict[str, flower.Message]:
     """The replies by silo."""
     return {silos[reply.metadata.src_node_id]: reply for reply in replies}
 
 
-def _sizes(named: Mapping[str, Message]) -> dict[str, Size]:
+def _sizes(named: Mapping[str, flower.Message]) -> dict[str, Size]:
     """What the silos say that they trained on, as it counts."""
     numbers = messages.EXAMPLES, messages.STEPS
     return {name: Size(*(messages.metric(reply, key) for key in numbers)) for name, reply in named.items()}
 
 
-def _errors(named: Mapping[str, Message]) -> Errors:
+def _errors(named: Mapping[str, flower.Message]) -> Errors:
     """The errors that silos report of themselves, where they do."""
     reports = {name: reply for name, reply in named.items() if messages.REPORT in reply.content}
     return {name: messages.arrays_of(reply, messages.REPORT)["errors"] for name, reply in reports.items()}

@@ -20,9 +20,8 @@ from isthmus.arrays import FloatArray, Ids
 from isthmus.private.cost import Cost, Covered, certainty, explain, together
 from isthmus.private.counts import Asker, CountRelease, Desk, OpenQuestion, Owner, fresh_versions, in_memory
 from isthmus.private.decoys import Decoys
-from isthmus.private.mechanisms import Mechanism
+from isthmus.private.mechanisms import Mechanism, NoiseKey
 from isthmus.private.messages import CountsAnswer
-from isthmus.private.noise import NoiseKey
 from isthmus.private.sketch import HashFamily
 from isthmus.randomness import Streams
 from isthmus.text import Tokeniser, Tokens

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,20 +25,9 @@ from numpy.typing import NDArray
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
 from isthmus.facade import former_names
+from isthmus.private import mechanisms, messages
 from isthmus.private.cost import ChargeAll, Cost, Covered
 from isthmus.private.decoys import Decoys
-from isthmus.private.mechanisms import Columns, FieldData, Mechanism, OneShot
-from isthmus.private.messages import (
-    MOST_VALUES,
-    Catalogue,
-    CountsAnswer,
-    CountsQuestion,
-    Enquiry,
-    Published,
-    Terms,
-    kind_of,
-)
-from isthmus.private.noise import NONCE, Entropy, NoiseKey, fresh_nonces
 from isthmus.private.reading import Cells, CountEstimate, Lexicon, Reader
 from isthmus.private.sketch import CountMin, HashFamily, Sketch
 from isthmus.report import progress
@@ -54,8 +43,8 @@ class CountRelease:
 
     field: str
     family: HashFamily
-    mechanism: Mechanism
-    key: NoiseKey
+    mechanism: mechanisms.Mechanism
+    key: mechanisms.NoiseKey
     charge_all: ChargeAll
 
     def __post_init__(self) -> None:
@@ -64,10 +53,10 @@ class CountRelease:
             raise ConfigError(rows, key="rows", value=self.family.rows)
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> messages.Terms:
         """What everybody may know of it."""
         family, kind = self.family, self.mechanism
-        return Terms(kind.name, self.field, kind.epsilon, family.rows, family.width, family.epoch)
+        return messages.Terms(kind.name, self.field, kind.epsilon, family.rows, family.width, family.epoch)
 
 
 if not TYPE_CHECKING:
@@ -84,7 +73,7 @@ class Owner:
         if type(sketch) is not release.mechanism.sketch or sketch.family != release.family:
             raise PrivacyError("a sketch of another kind or hash family than is released (build it again)")
         self.release, self.covered, self.lengths = release, covered.frozen(), lengths
-        self._data = FieldData(release.terms, sketch, release.key, _nonces(covered))
+        self._data = mechanisms.FieldData(release.terms, sketch, release.key, _nonces(covered))
         self._last_number: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -98,18 +87,18 @@ class Owner:
         return len(self.covered)
 
     @property
-    def no_columns(self) -> Columns:
+    def no_columns(self) -> mechanisms.Columns:
         """A question about nothing, whose cost is that of the whole release where cells are noised once."""
         return np.empty((0, self.release.mechanism.rows), dtype=np.uint32)
 
-    def catalogue(self) -> Catalogue:
+    def catalogue(self) -> messages.Catalogue:
         """What is public: which documents there are, how long, and how their counts are released."""
-        return Catalogue(self.release.terms, tuple(self.covered.documents), self.lengths)
+        return messages.Catalogue(self.release.terms, tuple(self.covered.documents), self.lengths)
 
-    def publish(self, first: int, peer: str) -> Published:
+    def publish(self, first: int, peer: str) -> messages.Published:
         """The noisy cells of a batch of documents, charged for all documents at once."""
         kind = self.release.mechanism
-        if not isinstance(kind, OneShot):
+        if not isinstance(kind, mechanisms.OneShot):
             raise ProtocolError(f"counts released by {kind.name} are answered, not published")
         if first >= len(self):
             raise ProtocolError("an enquiry about documents that do not exist")
@@ -121,19 +110,21 @@ class Owner:
         some = replace(data, sketch=sketch, nonces=data.nonces[first:last])
         noisy = some.sketch.dense() + kind.noise(some, np.arange(size)).T
         places = np.flatnonzero(noisy)
-        return Published(data.terms, first, last - first, places, noisy.ravel()[places].astype(np.int32))
+        return messages.Published(
+            data.terms, first, last - first, places, noisy.ravel()[places].astype(np.int32)
+        )
 
-    def answer(self, question: CountsQuestion, peer: str) -> CountsAnswer:
+    def answer(self, question: messages.CountsQuestion, peer: str) -> messages.CountsAnswer:
         """The noisy values of what was asked."""
         if question.terms != self.release.terms:
             raise ProtocolError("a question under other terms of release than this silo's")
         self.release.mechanism.check(question.terms, question.columns)
-        if question.columns.size * len(self) > MOST_VALUES:
+        if question.columns.size * len(self) > messages.MOST_VALUES:
             raise ProtocolError("a question about more words than are answered at once (ask about fewer)")
         self._hear(question.number, peer)
         self._charge(question.columns, peer)
         values = self.release.mechanism.answer(self._data, question.columns, peer)
-        return CountsAnswer.of(question.digest(), values)
+        return messages.CountsAnswer.of(question.digest(), values)
 
     def _hear(self, number: int, peer: str) -> None:
         with self._lock:
@@ -141,7 +132,7 @@ class Owner:
                 raise ProtocolError("a question that was received before")
             self._last_number[peer] = number
 
-    def charges(self, columns: Columns, peer: str) -> list[tuple[Cost, Covered, str]]:
+    def charges(self, columns: mechanisms.Columns, peer: str) -> list[tuple[Cost, Covered, str]]:
         """What answering these columns to a peer costs, for a ledger to book."""
         costs = self.release.mechanism.costs(self.release.terms, columns)
         # under another noise key the same cells have other noise, under another hash key other counts
@@ -149,7 +140,7 @@ class Owner:
         named = [replace(cost, release=f"{cost.release}, {key}") for cost in costs]
         return [(cost, self.covered, peer) for cost in named]
 
-    def _charge(self, columns: Columns, peer: str) -> None:
+    def _charge(self, columns: mechanisms.Columns, peer: str) -> None:
         self.release.charge_all(self.charges(columns, peer))
 
 
@@ -161,10 +152,10 @@ class Desk:
 
     def serve(self, message: bytes, peer: str) -> bytes:
         """Answer a message of a peer whom the carrier has authenticated, or raise a PrivacyError."""
-        if kind_of(message) == CountsQuestion.kind:
-            question = CountsQuestion.decode(message)
+        if messages.kind_of(message) == messages.CountsQuestion.kind:
+            question = messages.CountsQuestion.decode(message)
             return self._owner(question.terms.field).answer(question, peer).encode()
-        enquiry = Enquiry.decode(message)
+        enquiry = messages.Enquiry.decode(message)
         owner = self._owner(enquiry.field)
         if enquiry.first < 0:
             return owner.catalogue().encode()
@@ -185,30 +176,32 @@ def in_memory(desk: Desk, asker: str) -> Carrier:
     return lambda message: desk.serve(message, asker)
 
 
-def fetch_catalogue(carrier: Carrier, name: str) -> Catalogue:
+def fetch_catalogue(carrier: Carrier, name: str) -> messages.Catalogue:
     """Ask a silo for the catalogue of a field."""
-    catalogue = Catalogue.decode(carrier(Enquiry(name).encode()))
+    catalogue = messages.Catalogue.decode(carrier(messages.Enquiry(name).encode()))
     if catalogue.terms.field != name:
         raise ProtocolError("a catalogue of another field than asked for")
     return catalogue
 
 
-def fetch_published(carrier: Carrier, catalogue: Catalogue, family: HashFamily) -> CountMin:
+def fetch_published(carrier: Carrier, catalogue: messages.Catalogue, family: HashFamily) -> CountMin:
     """Ask a silo for the noisy sketches of all documents of a catalogue, batch by batch."""
     return assemble(_batches(carrier, catalogue), catalogue, family)
 
 
-def _batches(carrier: Carrier, catalogue: Catalogue) -> Iterator[Published]:
+def _batches(carrier: Carrier, catalogue: messages.Catalogue) -> Iterator[messages.Published]:
     done, total = 0, len(catalogue.documents)
     for _ in progress(range(total), label="fetching sketches"):
         if done >= total:
             return
-        batch = Published.decode(carrier(Enquiry(catalogue.terms.field, done).encode()))
+        batch = messages.Published.decode(carrier(messages.Enquiry(catalogue.terms.field, done).encode()))
         yield batch
         done += batch.documents
 
 
-def assemble(batches: Iterator[Published], catalogue: Catalogue, family: HashFamily) -> CountMin:
+def assemble(
+    batches: Iterator[messages.Published], catalogue: messages.Catalogue, family: HashFamily
+) -> CountMin:
     """The noisy sketches of a catalogue's documents from all batches in order."""
     terms, total = catalogue.terms, len(catalogue.documents)
     if (family.rows, family.width, family.epoch) != (terms.rows, terms.width, terms.epoch):
@@ -236,7 +229,7 @@ class OpenQuestion:
     """A question on its way: the message for the owner, and what only the asker knows."""
 
     message: bytes
-    question: CountsQuestion
+    question: messages.CountsQuestion
     words: Ids
     places: IntArray
     signs: NDArray[np.int8]
@@ -248,9 +241,9 @@ class OpenQuestion:
 class Asker:
     """The side of who has the queries. Words that were asked before come with the decoys they had."""
 
-    terms: Terms
+    terms: messages.Terms
     family: HashFamily
-    mechanism: Mechanism
+    mechanism: mechanisms.Mechanism
     decoys: Decoys
     real_rows: int = 10
     shared_rows: int = 1
@@ -275,7 +268,8 @@ class Asker:
         used = np.broadcast_to(np.arange(self.family.rows), (len(hashed.cells[0]), self.family.rows))
         places = back.ravel()[: len(words.vocabulary)]
         hidden = 1 + min((len(decoys) for decoys in chosen), default=0)
-        return self._prepared(table.astype(np.uint32), words, places, hashed.signs, used, hidden)
+        known = {"words": words, "places": places, "signs": hashed.signs, "used": used, "anonymity": hidden}
+        return self._opened(table.astype(np.uint32), known)
 
     def _ask_vectors(self, words: Ids, signs: NDArray[np.int8]) -> OpenQuestion:
         shape = {"real_rows": self.real_rows, "shared_rows": self.shared_rows}
@@ -283,24 +277,18 @@ class Asker:
         table = np.stack([vector.columns for vector in vectors]).astype(np.uint32)
         used = np.stack([vector.used for vector in vectors])
         hidden = min(vector.anonymity for vector in vectors)
-        return self._prepared(table, words, np.arange(len(vectors)), signs, used, hidden)
+        places = np.arange(len(vectors))
+        known = {"words": words, "places": places, "signs": signs, "used": used, "anonymity": hidden}
+        return self._opened(table, known)
 
-    def _prepared(
-        self,
-        table: Columns,
-        words: Ids,
-        places: IntArray,
-        signs: NDArray[np.int8],
-        used: IntArray,
-        hidden: int,
-    ) -> OpenQuestion:
+    def _opened(self, table: mechanisms.Columns, known: Mapping[str, Any]) -> OpenQuestion:
         self._last = max(self._last + 1, self.clock())
-        question = CountsQuestion(self.terms, self._last, table)
-        return OpenQuestion(question.encode(), question, words, places, signs, used, hidden)
+        question = messages.CountsQuestion(self.terms, self._last, table)
+        return OpenQuestion(question.encode(), question, **known)
 
     def recover(self, sent: OpenQuestion, data: bytes, documents: int) -> NDArray[Any]:
         """The noisy counts of the words asked about, of shape (words, documents)."""
-        answer = CountsAnswer.decode(data)
+        answer = messages.CountsAnswer.decode(data)
         if answer.question != sent.question.digest():
             raise ProtocolError("an answer to another question")
         words, parts, rows = answer.shape
@@ -345,7 +333,7 @@ class AnsweredCells:
 
         parts = []
         a_word = max(documents, 1) * asker.terms.rows * (1 + asker.decoys.count)
-        at_once = max(1, min(at_once, MOST_VALUES // a_word))
+        at_once = max(1, min(at_once, messages.MOST_VALUES // a_word))
         every = Ids(frozen(np.arange(len(words.vocabulary))), words.vocabulary)
         for first in progress(range(0, len(every), at_once), label="asking"):
             some = Ids.of(every[first : first + at_once].tolist())
@@ -404,9 +392,9 @@ class PrivateCounts:
         return self.lexicon.read(words).occurrences
 
 
-def fresh_versions(documents: Sequence[str], entropy: Entropy) -> Covered:
+def fresh_versions(documents: Sequence[str], entropy: mechanisms.Entropy) -> Covered:
     """Documents in versions that no ledger knows, for simulations."""
-    nonces = fresh_nonces(len(documents), entropy)
+    nonces = mechanisms.fresh_nonces(len(documents), entropy)
     return Covered(tuple(documents), tuple(nonce.tobytes().hex() for nonce in nonces))
 
 
@@ -416,6 +404,6 @@ def _nonces(covered: Covered) -> NDArray[np.uint8]:
         raw = bytes.fromhex("".join(covered.versions))
     except ValueError:
         raise PrivacyError("a document version is not named by its noise nonce") from None
-    if len(raw) != NONCE * len(covered) or len(set(covered.versions)) != len(covered):
+    if len(raw) != mechanisms.NONCE * len(covered) or len(set(covered.versions)) != len(covered):
         raise PrivacyError("document versions need nonces of their own")
-    return np.frombuffer(raw, dtype=np.uint8).reshape(-1, NONCE)
+    return np.frombuffer(raw, dtype=np.uint8).reshape(-1, mechanisms.NONCE)

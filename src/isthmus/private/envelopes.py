@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from isthmus.errors import ProtocolError
 from isthmus.files import locked
 from isthmus.private.keys import Card, GroupKey, Identity, agreed_key, is_signed
+from isthmus.private.mechanisms import Entropy
 from isthmus.private.messages import LARGEST
-from isthmus.private.noise import Entropy
 from isthmus.private.secure_sum import joined
 
 QUESTION, ANSWER = 0, 1

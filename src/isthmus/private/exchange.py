@@ -27,15 +27,15 @@ from isthmus.errors import BudgetExhausted, ConfigError, FederationError, Privac
 from isthmus.private.cost import Cost, Covered, no_charge
 from isthmus.private.envelopes import ANSWER, Envelope, FileCounter, Post, ReplayGuard, SessionKey, accepted
 from isthmus.private.ledger import Ledger
+from isthmus.private.mechanisms import Entropy
 from isthmus.private.messages import CountsQuestion, Refusal, kind_of
-from isthmus.private.noise import Entropy
 from isthmus.private.secure_sum import Parts
 from isthmus.private.store import SiloFolder
 from isthmus.private.sums import TURNS, Adding, Agreed, Contribution, Summing
 from isthmus.private.totals import WIDTH
 from isthmus.private.views import CountsView, Released, Seeker, write_cross_rows
 from isthmus.retrieval import Statistics
-from isthmus.tables import Queries, replacing
+from isthmus.tables import Queries, write_whole
 from isthmus.text import Tokens, tokenise
 
 REFUSED = "the message was refused"
@@ -99,6 +99,10 @@ class Turn:
     over: bool = False
     """Nobody has anything left to say: keys of this exchange may go."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.step <= 1 << 20:
+            raise ProtocolError("a turn of no exchange")
+
 
 @dataclass(frozen=True)
 class ExchangeReply:
@@ -114,6 +118,10 @@ class ExchangeReply:
     """Silos that release nothing to this one."""
     key: bytes = b""
     """In the first turn, its signed key for envelopes."""
+
+    def __post_init__(self) -> None:
+        if not self.silo or self.refused < 0:
+            raise ProtocolError("a reply of nobody, or one that refused fewer envelopes than none")
 
 
 class AwaitingOthers(Exception):
@@ -163,13 +171,13 @@ class Transcript:
 
     def sent(self, message: bytes, digest: bytes, step: int) -> None:
         """Remember what is on its way; what was on its way before is forgotten."""
-        _write(self._waiting, digest + step.to_bytes(8, "little") + message)
+        write_whole(self._waiting, digest + step.to_bytes(8, "little") + message)
 
     def received(self, answer: bytes) -> None:
         """Put the answer beside its question."""
         question, answer_file = self._files(len(list(self.path.glob("*.answer"))))
-        _write(question, self._waiting.read_bytes()[24:])
-        _write(answer_file, answer)  # last, for it is what tells that both are there
+        write_whole(question, self._waiting.read_bytes()[24:])
+        write_whole(answer_file, answer)  # last, for it is what tells that both are there
         self._waiting.unlink()
 
     @property
@@ -178,11 +186,6 @@ class Transcript:
 
     def _files(self, at: int) -> tuple[Path, Path]:
         return self.path / f"{at:05}.question", self.path / f"{at:05}.answer"
-
-
-def _write(path: Path, data: bytes) -> None:
-    with replacing(path) as stream:
-        stream.write(data)
 
 
 class Exchange:

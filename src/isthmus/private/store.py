@@ -1,6 +1,6 @@
 """A silo's folder: its keys, its exact sketches and its ledger, none of which leave; and files that do.
 
-    *.key, cards/   see `keyring`
+    *.key, cards/   see `keys`
     FIELD.sketch    the exact sketches of one field, with the documents' versions and public lengths
     FIELD.words     the words of the silo's own documents, which tell it what to make of others' counts
     silo.ledger     what was released and what it cost; beside it silo.ledger.tally, how far it has come
@@ -27,12 +27,10 @@ from isthmus.arrays import Ids, frozen
 from isthmus.errors import DataError, ProtocolError
 from isthmus.private.cost import ChargeAll, Covered
 from isthmus.private.counts import CountRelease, Desk, Owner, assemble
-from isthmus.private.keyring import Keyring
-from isthmus.private.keys import GroupKey
+from isthmus.private.keys import GroupKey, Keyring
 from isthmus.private.ledger import Budget, Ledger, fingerprint, lost
-from isthmus.private.mechanisms import OneShot
+from isthmus.private.mechanisms import NONCE, OneShot
 from isthmus.private.messages import LARGEST, Catalogue, Enquiry, Published, kind_of
-from isthmus.private.noise import NONCE
 from isthmus.private.sketch import CountMin, HashFamily, width_for
 from isthmus.report import progress
 from isthmus.tables import OWN, Bundle, Documents, replacing

@@ -44,21 +44,11 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import IntArray
 from isthmus.errors import ConfigError, PrivacyError, ProtocolError
-from isthmus.files import replacing, write_private
+from isthmus.files import write_private, write_whole
+from isthmus.private import secure_sum
 from isthmus.private.cost import ChargeAll, Cost, Covered, no_charge
-from isthmus.private.keyring import Keyring
-from isthmus.private.noise import Entropy, Geometric
-from isthmus.private.secure_sum import (
-    STEPS,
-    Member,
-    Parts,
-    Summation,
-    Words,
-    as_signed,
-    joined,
-    least_threshold,
-    sum_in_memory,
-)
+from isthmus.private.keys import Keyring
+from isthmus.private.mechanisms import Entropy, Geometric
 from isthmus.private.sketch import HashFamily
 from isthmus.private.totals import hashed, totals_costs
 from isthmus.retrieval import TEXT, TIMES, Statistics
@@ -66,7 +56,7 @@ from isthmus.text import Tokens
 
 SENSITIVITY = 2.0
 """One replaced word takes one from a cell and adds one to another."""
-TURNS = len(STEPS) + 1
+TURNS = len(secure_sum.STEPS) + 1
 """Turns of a relay that a sum takes: its steps, and one to hand out the totals."""
 
 
@@ -147,7 +137,7 @@ class SumPlan:
     def __post_init__(self) -> None:
         if self.family.rows != 1 or len(set(self.silos)) != len(self.silos):
             raise ConfigError("a sum is of one row of cells and of distinct silos", key="silos")
-        if self.threshold < least_threshold(len(self.silos)):
+        if self.threshold < secure_sum.least_threshold(len(self.silos)):
             raise ConfigError(f"{self.dropped} silos may drop out of {len(self.silos)}", key="dropped")
         self.shares  # noqa: B018  refuses a plan without noise
 
@@ -192,11 +182,11 @@ class SumPlan:
         cells = [sums.tables[table] + share for table, share in zip((TEXT, TIMES), noise, strict=True)]
         return np.concatenate((*cells, [sums.documents, sums.length])).astype(np.int64)
 
-    def totals(self, total: Words, *, answered: int) -> Statistics:
+    def totals(self, total: secure_sum.Words, *, answered: int) -> Statistics:
         """What everybody learns, from the sum over those who answered."""
         if answered < self.threshold or len(total) != 2 * self.family.size + 2:
             raise PrivacyError("a sum of fewer silos, or of other cells, than the plan's")
-        values, size = as_signed(total), self.family.size
+        values, size = secure_sum.as_signed(total), self.family.size
         documents, length = (int(number) for number in values[2 * size :])
         tables = {TEXT: values[:size], TIMES: values[size : 2 * size]}
         rates = {name: each.law(answered).rate for name, each in zip(tables, self.shares, strict=True)}
@@ -226,7 +216,7 @@ def totals_in_memory(
         )
         for name, (sums, covered) in silos.items()
     }
-    summed = sum_in_memory(
+    summed = secure_sum.sum_in_memory(
         vectors, threshold=plan.threshold, session=entropy(16), dropped=list(absent), entropy=entropy
     )
     return plan.totals(summed, answered=len(vectors) - len(set(absent)))
@@ -245,11 +235,18 @@ class Agreed:
     width: int
     colluding: int = 1
 
+    def __post_init__(self) -> None:
+        many = 2 <= self.count <= 1000 and 1 <= self.colluding <= self.count
+        if len(self.session) != 16 or not many or not 2 <= self.width <= 1 << 23:
+            raise ProtocolError("a session without a name, or of silos, cells or colluders that cannot be")
+
     @property
     def terms(self) -> bytes:
         """What masks and signatures are bound to."""
         numbers = (self.count, self.width, self.colluding)
-        return joined([*(name.encode() for name in self.silos), *(n.to_bytes(8, "little") for n in numbers)])
+        return secure_sum.joined(
+            [*(name.encode() for name in self.silos), *(n.to_bytes(8, "little") for n in numbers)]
+        )
 
     def of_field(self, name: str) -> bytes:
         """The session of one field's sum."""
@@ -283,29 +280,29 @@ class Summing:
 
     def step(
         self, number: int, incoming: Mapping[str, bytes], fields: Collection[str], adding: ContributionOf
-    ) -> Parts:
+    ) -> secure_sum.Parts:
         """A step but the last: of all the silo's fields at first, later of those that the relay hands
         something for."""
-        parts: Parts = {}
+        parts: secure_sum.Parts = {}
         for name, handed in (_by_field(incoming) if number else {name: {} for name in fields}).items():
             member = self._member(name) if number else self._begun(name)
             vector: IntArray | tuple[()] = ()
-            if STEPS[number] == "mask":
+            if secure_sum.STEPS[number] == "mask":
                 if name not in fields:
                     raise ProtocolError("a sum of a field that this silo does not have")
                 vector = self._vector(name, member, adding(name))
-            outgoing = member.step(STEPS[number], handed, vector=vector, terms=self.agreed.terms)
+            outgoing = member.step(secure_sum.STEPS[number], handed, vector=vector, terms=self.agreed.terms)
             self._keep(name, member)
             parts |= _of_field(name, outgoing)
         return parts
 
-    def _begun(self, name: str) -> Member:
+    def _begun(self, name: str) -> secure_sum.Member:
         if self._file(name).exists() or self._total(name).exists():
             raise ProtocolError("a sum that was begun before")
         session, identity = self.agreed.of_field(name), self.identity
-        return Member(identity.name, session, self.agreed.count, identity.signing, self.trusted)
+        return secure_sum.Member(identity.name, session, self.agreed.count, identity.signing, self.trusted)
 
-    def _vector(self, name: str, member: Member, own: Contribution) -> IntArray:
+    def _vector(self, name: str, member: secure_sum.Member, own: Contribution) -> IntArray:
         """The cells of this silo with its share of noise."""
         plan = self._plan(name, own)
         if member.peers != set(plan.silos) or member.threshold != plan.threshold:
@@ -330,8 +327,7 @@ class Summing:
             if len(total) != 8 * (2 * self.agreed.width + 3):
                 raise ProtocolError("a total of other cells than agreed")
             self._member(name)  # a total that nobody has asked for is none
-            with replacing(self._total(name)) as stream:
-                stream.write(total)
+            write_whole(self._total(name), total)
             self._file(name).unlink()
 
     def totals(self, name: str, adding: ContributionOf) -> Statistics | None:
@@ -360,15 +356,15 @@ class Summing:
     def _total(self, name: str) -> Path:
         return self.folder / f"{name}.total"
 
-    def _keep(self, name: str, member: Member) -> None:
+    def _keep(self, name: str, member: secure_sum.Member) -> None:
         """With all its secrets, for its own silo's eyes."""
         write_private(self._file(name), member.to_bytes())
 
-    def _member(self, name: str) -> Member:
+    def _member(self, name: str) -> secure_sum.Member:
         if not name.isalnum() or not self._file(name).exists():
             raise ProtocolError("a step of a sum that was not begun")
         data = self._file(name).read_bytes()
-        return Member.resumed(data, identity=self.identity.signing, trusted=self.trusted)
+        return secure_sum.Member.resumed(data, identity=self.identity.signing, trusted=self.trusted)
 
 
 @dataclass(eq=False)
@@ -376,50 +372,50 @@ class Adding:
     """The relay's part: it hands on what is not for it, and takes the masks off the sum of every field."""
 
     agreed: Agreed
-    sums: dict[str, Summation] = field(default_factory=dict)
-    totals: dict[str, Words] = field(default_factory=dict)
+    sums: dict[str, secure_sum.Summation] = field(default_factory=dict)
+    totals: dict[str, secure_sum.Words] = field(default_factory=dict)
 
-    def after(self, step: int, replies: Mapping[str, Parts]) -> dict[str, Parts]:
+    def after(self, step: int, replies: Mapping[str, secure_sum.Parts]) -> dict[str, secure_sum.Parts]:
         """What every silo gets for the next step, from what silos gave in this one.
 
         A ProtocolError names the silo that sent something else than the step asks for.
         """
-        if step >= len(STEPS):
+        if step >= len(secure_sum.STEPS):
             return {silo: {} for silo in replies}
         for silo, parts in replies.items():
             for name, silo_parts in _by_field(parts).items():
                 try:
-                    self._sum(name).receive(STEPS[step], silo, silo_parts)
+                    self._sum(name).receive(secure_sum.STEPS[step], silo, silo_parts)
                 except ProtocolError as error:
                     raise ProtocolError(f"the silo {silo}: {error}") from error
-        if STEPS[step] == "reveal":
+        if secure_sum.STEPS[step] == "reveal":
             self.totals = {name: each.total(self.agreed.terms) for name, each in self.sums.items()}
             return {silo: self._announced() for silo in replies}
-        handed: dict[str, Parts] = {silo: {} for silo in replies}
+        handed: dict[str, secure_sum.Parts] = {silo: {} for silo in replies}
         for name, each in self.sums.items():
             for silo in replies:
-                handed[silo] |= _of_field(name, each.next(STEPS[step + 1], silo))
+                handed[silo] |= _of_field(name, each.next(secure_sum.STEPS[step + 1], silo))
         return handed
 
-    def _sum(self, name: str) -> Summation:
+    def _sum(self, name: str) -> secure_sum.Summation:
         agreed = self.agreed
-        begun = Summation(agreed.of_field(name), agreed.count, 2 * agreed.width + 2)
+        begun = secure_sum.Summation(agreed.of_field(name), agreed.count, 2 * agreed.width + 2)
         return self.sums.setdefault(name, begun)
 
-    def _announced(self) -> Parts:
+    def _announced(self) -> secure_sum.Parts:
         """The totals, and how many silos are in each."""
         counts = {name: np.uint64(len(self.sums[name].masked)) for name in self.totals}
         return {name: np.append(self.totals[name], counts[name]).astype("<u8").tobytes() for name in counts}
 
 
-def _by_field(incoming: Mapping[str, bytes]) -> dict[str, Parts]:
+def _by_field(incoming: Mapping[str, bytes]) -> dict[str, secure_sum.Parts]:
     """`FIELD/SILO` taken apart."""
-    fields: dict[str, Parts] = {}
+    fields: dict[str, secure_sum.Parts] = {}
     for label, data in incoming.items():
         name, _, silo = label.partition("/")
         fields.setdefault(name, {})[silo] = data
     return fields
 
 
-def _of_field(name: str, parts: Mapping[str, bytes]) -> Parts:
+def _of_field(name: str, parts: Mapping[str, bytes]) -> secure_sum.Parts:
     return {f"{name}/{silo}": data for silo, data in parts.items()}

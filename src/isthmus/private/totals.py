@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.private.cost import Cost
-from isthmus.private.noise import Entropy, Geometric
+from isthmus.private.mechanisms import Entropy, Geometric
 from isthmus.private.sketch import CountMin, HashFamily
 from isthmus.retrieval import NO_TERMS, TEXT, TIMES, Statistics, posterior_means
 

@@ -13,11 +13,11 @@ from isthmus.rankers.training import Descent as Descent
 from isthmus.rankers.training import LocalTraining as LocalTraining
 from isthmus.rankers.training import Parameters as Parameters
 from isthmus.rankers.training import Trained as Trained
+from isthmus.rankers.training import TrainingRows as TrainingRows
 from isthmus.rankers.training import initial_parameters as initial_parameters
 from isthmus.rankers.training import network_scores as network_scores
 from isthmus.rankers.training import one_blas_thread as one_blas_thread
 from isthmus.rankers.training import train_epochs as train_epochs
-from isthmus.rankers.training_rows import TrainingRows as TrainingRows
 from isthmus.rankers.trees import LambdaMART as LambdaMART
 from isthmus.rankers.trees import check_trainable as check_trainable
 from isthmus.rankers.trees import tree_library as tree_library

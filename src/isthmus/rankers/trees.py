@@ -12,7 +12,7 @@ import numpy as np
 
 from isthmus.errors import ConfigError, DataError, MissingExtra
 from isthmus.rankers.ranker import Ranker, Saved, Scores, check_width
-from isthmus.rankers.training_rows import TrainingRows
+from isthmus.rankers.training import TrainingRows
 from isthmus.tables import Letor
 
 Library = Literal["lightgbm", "xgboost"]

@@ -70,12 +70,10 @@ class Page:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, whole or not at all."""
-        from isthmus.files import replacing
+        from isthmus.files import write_whole
 
-        target = Path(path)
-        with replacing(target) as stream:
-            stream.write(self.html().encode())
-        return target
+        write_whole(path, self.html().encode())
+        return Path(path)
 
 
 @cache

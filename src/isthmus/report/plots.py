@@ -47,7 +47,7 @@ class Plot:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the figure in the form its name ends in: .svg or .png."""
-        from isthmus.files import replacing
+        from isthmus.files import write_whole
 
         target = Path(path)
         form = target.suffix[1:].lower()
@@ -55,8 +55,7 @@ class Plot:
             raise ConfigError(
                 f"{target.name}: a figure is saved as .svg or .png", key=form, value=target.name
             )
-        with replacing(target) as stream:
-            stream.write(self._render(form))
+        write_whole(target, self._render(form))
         return target
 
     def _render(self, form: str) -> bytes:

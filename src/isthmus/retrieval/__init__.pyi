@@ -1,12 +1,12 @@
-from isthmus.retrieval.bm25 import BM25 as BM25
-from isthmus.retrieval.bm25 import BM25Index as BM25Index
+from isthmus.retrieval.dense import FIRST as FIRST
 from isthmus.retrieval.dense import Dense as Dense
 from isthmus.retrieval.dense import DenseIndex as DenseIndex
+from isthmus.retrieval.dense import Reranked as Reranked
 from isthmus.retrieval.dense import Score as Score
 from isthmus.retrieval.dense import shaped as shaped
 from isthmus.retrieval.fused import Fused as Fused
-from isthmus.retrieval.reranked import FIRST as FIRST
-from isthmus.retrieval.reranked import Reranked as Reranked
+from isthmus.retrieval.retriever import BM25 as BM25
+from isthmus.retrieval.retriever import BM25Index as BM25Index
 from isthmus.retrieval.retriever import Retriever as Retriever
 from isthmus.retrieval.retriever import best_rows as best_rows
 from isthmus.retrieval.retriever import check_depth as check_depth

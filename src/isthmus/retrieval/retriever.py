@@ -1,8 +1,20 @@
-"""What a retriever is, and what all of them do alike."""
+"""What a retriever is, and what all of them do alike.
+
+BM25 over the words of documents, with statistics that silos can add up.
+
+>>> from isthmus.tables import Documents, Queries
+>>> import numpy as np
+>>> documents = Documents(("d1", "d2"), ("", ""), ("a red apple", "a green pear"), np.zeros(2, int))
+>>> queries = Queries(("q1",), ("green pears",), np.zeros(1, int), ("test",))
+>>> BM25().index(documents).search(queries, k=10)
+Run 'bm25': 1 query, 1 row
+  q1  d2 0.554518
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +22,9 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
 from isthmus.errors import ConfigError, DataError
-from isthmus.tables import Queries, Run
+from isthmus.retrieval.statistics import Statistics, idf
+from isthmus.tables import Documents, Queries, Run
+from isthmus.text import ENGLISH, Tokeniser, Tokens
 
 
 class Retriever(Protocol):
@@ -58,3 +72,98 @@ def check_unique(ids: Sequence[str], kind: str) -> None:
         if name in seen:
             raise DataError(f"{kind} id {name!r} appears twice", cure=f"give every {kind} an id of its own")
         seen.add(name)
+
+
+@dataclass(frozen=True)
+class BM25:
+    """Okapi BM25 in Lucene's exact form.
+
+    score(q, d) = Σ_{t ∈ q} ln(1 + (N − df_t + ½)/(df_t + ½)) · tf / (tf + k1·(1 − b + b·|d|/avg|d|))
+
+    A term that a query repeats counts as often as it stands there.
+    """
+
+    k1: float = 1.5
+    b: float = 0.75
+    tokeniser: Tokeniser = ENGLISH
+    name: str = "bm25"
+
+    def __post_init__(self) -> None:
+        if not (self.k1 >= 0 and np.isfinite(self.k1)):
+            raise ConfigError(f"k1 = {self.k1} must be a finite number from 0 on", key="k1", value=self.k1)
+        if not 0 <= self.b <= 1:
+            raise ConfigError(f"b = {self.b} must lie in 0..1", key="b", value=self.b)
+
+    def index(self, documents: Documents, *, statistics: Statistics | None = None) -> BM25Index:
+        """An index of these documents.
+
+        `statistics` are those of a larger collection that the documents are a part of; with the sum of
+        all silos' statistics, every silo scores exactly as one central index would.
+        """
+        check_unique(documents.ids, "document")
+        names = Ids.of(documents.ids)
+        order = np.argsort(-names.codes)
+        tokens = self.tokeniser([documents.texts[row] for row in order.tolist()])
+        known = Statistics.of(tokens) if statistics is None else statistics
+        return BM25Index(self, names[order], tokens.terms, self._weights(tokens, known))
+
+    def spread(self, lengths: FloatArray) -> FloatArray:
+        """k1·(1 − b + b·|d|/avg|d|) of documents of these lengths, each over the average."""
+        return self.k1 * (1 - self.b + self.b * lengths)
+
+    @staticmethod
+    def saturation(counts: NDArray[Any], spread: FloatArray) -> FloatArray:
+        """tf / (tf + spread)."""
+        return np.asarray(counts / (counts + spread))
+
+    def _weights(self, tokens: Tokens, known: Statistics) -> Any:
+        """The score that every term adds to every document it is in: SciPy CSC, documents × terms."""
+        counts = tokens.counts()
+        weights = idf(known.counts_of(tokens.terms), known.documents)
+        lengths = np.repeat(tokens.lengths, np.diff(counts.indptr)) / known.average_length
+        counts.data = weights[counts.indices] * self.saturation(counts.data, self.spread(lengths))
+        return counts.tocsc()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BM25Index:
+    """Documents ready to be searched; rows are in descending order of id, which is how ties are broken."""
+
+    settings: BM25
+    documents: Ids
+    terms: Ids
+    weights: Any
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def search(self, queries: Queries, k: int) -> Run:
+        """The best k documents of every query, without the one a query was made from.
+
+        A document that shares no term with the query is not listed.
+        """
+        check_depth(k)
+        check_unique(queries.ids, "query")
+        tokens = self.settings.tokeniser(queries.texts)
+        codes = tokens.terms.codes_in(self.terms)
+        hidden = rows_of(self.documents, queries.own) if queries.own else np.full(len(queries), -1)
+        lists: list[tuple[IntArray, FloatArray]] = []
+        for query in range(len(queries)):
+            known = codes[tokens.offsets[query] : tokens.offsets[query + 1]]
+            scores = self._score(known[known >= 0])
+            if hidden[query] >= 0:
+                scores[hidden[query]] = 0
+            rows = best_rows(scores, k)
+            lists.append((rows, scores[rows]))
+        return collect(queries.ids, self.documents, lists, self.settings.name)
+
+    def _score(self, terms: IntArray) -> FloatArray:
+        """The columns of a query's terms, added up in the query's order."""
+        scores, bounds = np.zeros(len(self)), self.weights.indptr
+        for term in terms.tolist():
+            column = slice(bounds[term], bounds[term + 1])
+            scores[self.weights.indices[column]] += self.weights.data[column]
+        return scores
+
+    def __repr__(self) -> str:
+        return f"BM25Index: {len(self):,} documents, {len(self.terms.vocabulary):,} terms"

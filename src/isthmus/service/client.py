@@ -88,7 +88,7 @@ class Client:
         return self._read(self._ask("POST", "/v1/search", payload), wire.Answer)
 
     def count(
-        self, query: str, *, threshold: float = wire.LEVELS[0], silos: list[str] | None = None
+        self, query: str, *, threshold: float = wire.USUAL_LEVEL, silos: list[str] | None = None
     ) -> wire.CountAnswer:
         """How many documents answer a query, with noise, silo by silo; a new question costs budgets."""
         payload: dict[str, Any] = {"query": query, "threshold": threshold}

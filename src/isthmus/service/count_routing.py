@@ -40,7 +40,7 @@ async def _count_of(silo: SiloClient, body: bytes) -> wire.SiloCount:
         if reply.status == 403 and _detail(reply) == wire.BUDGET_SPENT:
             raise Refused(wire.BUDGET_SPENT)
         if reply.status == 422:
-            raise Refused("it cannot count this: a query without words, or longer than it takes")
+            raise Refused("it cannot count this: a query without words, or documents elsewhere")
         if reply.status == 404:
             raise Refused("it knows no noised counts: an older Isthmus")
         answer = understood(reply, wire.NoisedCount)

@@ -78,6 +78,7 @@ class CountReleases:
         self.silo, self.settings, self.statistics = settings.silo, settings.noised_counts, settings.statistics
         # an encoder that was fitted on the silo's own texts depends on every document
         self._dense = settings.encoder.kind != "lsa" or settings.encoder.path is not None
+        self._is_elsewhere = settings.engine is not None and settings.engine.level == "scores"
         self.ledger, self.index = ledger, index
         self._file = counts_file(settings)
         self._lock = threading.Lock()
@@ -91,6 +92,8 @@ class CountReleases:
         Raises BudgetExhausted, and an HttpProblem for a query or a silo without anything to count.
         """
         snapshot = self.index.snapshot
+        if self._is_elsewhere:
+            raise HttpProblem(422, "words of documents elsewhere are not counted")
         if not len(snapshot):
             raise HttpProblem(503, "it has no document in its index yet", Retry_After="5")
         words = sorted(set(query(question.query, snapshot.languages).terms.words))
@@ -147,7 +150,7 @@ class CountReleases:
             self._charge(before.draw, covered, peer)
             return replace(before, peers=(*before.peers, peer), ledger=self.ledger.number)
         draw = secrets.token_hex(16)
-        count = int(_matches(snapshot, handles, question, model, dense=self._dense).sum())
+        count = int(matching_documents(snapshot, handles, question, model, dense=self._dense).sum())
         self._charge(draw, covered, peer)
         noise = int(Geometric(self.settings.epsilon).draw(1)[0])
         return _CountAnswer(
@@ -233,13 +236,14 @@ def _clipped(count: int, most: int) -> int:
 
 
 def _calibrated(scorer: Scorer, snapshot: Snapshot) -> ModelScorer | None:
-    """The learned model, where it makes probabilities from statistics that were published."""
-    if not isinstance(scorer, ModelScorer) or scorer.model.calibration is None:
+    """The learned model, where it makes probabilities, not all alike, from statistics that were published."""
+    if not isinstance(scorer, ModelScorer) or snapshot.shared is None:
         return None
-    return None if snapshot.shared is None else scorer
+    calibration = scorer.model.calibration
+    return scorer if calibration is not None and calibration.slope > 0 else None
 
 
-def _matches(
+def matching_documents(
     snapshot: Snapshot, handles: IntArray, question: CountQuestion, model: ModelScorer | None, *, dense: bool
 ) -> Mask:
     """Which documents count, each by itself."""

@@ -255,8 +255,10 @@ class Answer(ResponseModel):
     took_ms: float
 
 
-LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Probabilities from which a noised count counts: few, so that nobody asks between two of them."""
+USUAL_LEVEL = 0.2
+"""High enough that few documents count which share a word alone, low enough that counts exceed the noise."""
 BUDGET_SPENT = "the privacy budget for this peer is spent"
 """The detail of the problem (403) with which a silo refuses what its ledger has no room for."""
 
@@ -267,14 +269,15 @@ def _a_level(value: float) -> float:
     return value
 
 
+Level = Annotated[float, AfterValidator(_a_level), Field(json_schema_extra={"enum": list(LEVELS)})]
+
+
 class CountQuestion(RequestModel):
     """How many documents answer a query: that are at least so probable; in a silo that has learned nothing,
     that have all of its words. The order, case and number of the words make no other question."""
 
     query: QueryText
-    threshold: Annotated[float, AfterValidator(_a_level), Field(json_schema_extra={"enum": list(LEVELS)})] = (
-        LEVELS[0]
-    )
+    threshold: Level = USUAL_LEVEL
     silos: list[Name] | None = None
     """Only these silos; for the broker."""
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import DataError
-from isthmus.tables.files import replacing
+from isthmus.files import replacing, write_whole
 
 _MAGIC = b"ISTHMUS1"
 _ALIGNMENT = 64
@@ -125,8 +125,8 @@ def remembered_checksum(files: Sequence[Path], memory: Path) -> str:
     settled = all(stat.st_mtime_ns < started - _SETTLED_AFTER for stat in stats)
     with suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(memory) as stream:
-            stream.write(json.dumps({"files": facts, "checksum": checksum, "settled": settled}).encode())
+        known = {"files": facts, "checksum": checksum, "settled": settled}
+        write_whole(memory, json.dumps(known).encode())
     return checksum
 
 

@@ -31,17 +31,8 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import Ids, IntArray, frozen
 from isthmus.errors import DataError
+from isthmus.tables import files as text_files
 from isthmus.tables.cache import Column, open_columns, remembered_checksum, write_columns
-from isthmus.tables.files import (
-    cache_folder,
-    checked,
-    joined_lines,
-    line_of_row,
-    prefixed,
-    read_all,
-    read_blocks,
-    replacing,
-)
 from isthmus.tables.grouped import group, offsets_of
 from isthmus.tables.letor import Letor, in_order, row_names
 from isthmus.tables.letor_blocks import EXAMPLE, ParsedRows, parse
@@ -150,7 +141,7 @@ def write_letor(letor: Letor | Iterable[Letor], path: str | os.PathLike[str]) ->
     where the table names them.
     """
     tables = [letor] if isinstance(letor, Letor) else letor
-    with replacing(path) as stream:
+    with text_files.replacing(path) as stream:
         for table in tables:
             for start in range(0, table.rows, _WRITTEN_AT_ONCE):
                 _write_rows(table, slice(start, start + _WRITTEN_AT_ONCE), stream)
@@ -160,12 +151,12 @@ def _write_rows(table: Letor, rows: slice, stream: IO[bytes]) -> None:
     features = np.asarray(table.features[rows])
     if np.isinf(features).any():
         raise DataError("a feature is infinite", cure="features in LETOR files are finite numbers")
-    queries = checked(table.queries, forbidden="#").take(pa.array(table.query_of_row[rows]))
+    queries = text_files.checked(table.queries, forbidden="#").take(pa.array(table.query_of_row[rows]))
     texts = [pa.array(column, from_pandas=True).cast(_TEXT) for column in features.T]
-    columns = [prefixed(f"{index}:", text) for index, text in enumerate(texts, 1)]
+    columns = [text_files.prefixed(f"{index}:", text) for index, text in enumerate(texts, 1)]
     if table.documents is not None:
-        columns.append(prefixed("#docid = ", checked(table.documents[rows])))
-    stream.write(joined_lines(table.grades[rows], prefixed("qid:", queries), *columns))
+        columns.append(text_files.prefixed("#docid = ", text_files.checked(table.documents[rows])))
+    stream.write(text_files.joined_lines(table.grades[rows], text_files.prefixed("qid:", queries), *columns))
 
 
 def _in_memory(file: Path, missing: float) -> Letor:
@@ -184,7 +175,7 @@ def _from_cache(file: Path, missing: float) -> Letor | None:
     key = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:32]
     files = [file, *filter(None, [_sidecar(file)])]
     try:
-        folder = cache_folder() / "letor" / key
+        folder = text_files.cache_folder() / "letor" / key
         checksum = remembered_checksum(files, folder / "checksum.json")
         cached = folder / f"{checksum}-{missing!r}.columns"
         opened = _open(cached)
@@ -294,7 +285,7 @@ def _parse(file: Path, missing: float, spool: _Spool) -> tuple[Letor, IntArray |
     What can only be seen in the whole file is checked.
     """
     parts: list[ParsedRows] = []
-    for rows in _in_parallel(lambda block: parse(block, missing), read_blocks(file, size=BLOCK)):
+    for rows in _in_parallel(lambda block: parse(block, missing), text_files.read_blocks(file, size=BLOCK)):
         if rows is not None:
             spool.append(rows.features)
             parts.append(replace(rows, features=_NO_FEATURES))
@@ -330,7 +321,7 @@ def _is_row(line: bytes) -> bool:
 
 
 def _error_at(file: Path, row: int, problem: str, cure: str) -> DataError:
-    line, text = line_of_row(file, row, is_row=_is_row)
+    line, text = text_files.line_of_row(file, row, is_row=_is_row)
     return DataError(problem, file=file, line=line, text=text, cure=cure)
 
 
@@ -367,7 +358,7 @@ def _group_sizes(file: Path, rows: int) -> IntArray:
     if sidecar is None:
         cure = f"write it after the grade, as in {EXAMPLE}, or put group sizes into {file.name}{SIDECARS[0]}"
         raise _error_at(file, 0, "no query", cure)
-    block = read_all(sidecar)
+    block = text_files.read_all(sidecar)
     sizes = []
     for number, line in block.lines():
         if not re.fullmatch(rb"\s*[1-9]\d{0,9}\s*", line):
@@ -401,6 +392,6 @@ def _documents(
     if twice is not None:
         first, second = sorted(twice if order is None else order[list(twice)].tolist())
         what = f"document {documents.word(twice[1])!r} appears twice for query {queries[groups[twice[1]]]!r}"
-        problem = f"{what}, first in line {line_of_row(file, first, is_row=_is_row)[0]}"
+        problem = f"{what}, first in line {text_files.line_of_row(file, first, is_row=_is_row)[0]}"
         raise _error_at(file, second, problem, "keep one row per query and document")
     return documents

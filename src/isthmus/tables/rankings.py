@@ -355,9 +355,7 @@ class Qrels(_Rankings):
         return replace(self, documents=self.documents[rows], grades=frozen(self.grades[rows]))
 
 
-def _flatten(
-    lists: Mapping[str, Mapping[str, Any]],
-) -> tuple[tuple[str, ...], IntArray, Ids, list[Any]]:
+def _flatten(lists: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, ...], IntArray, Ids, list[Any]]:
     queries = tuple(lists)
     lengths = np.array([len(lists[query]) for query in queries], dtype=np.int64)
     groups = np.repeat(np.arange(len(queries)), lengths)

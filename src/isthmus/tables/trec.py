@@ -26,17 +26,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids
 from isthmus.errors import DataError
-from isthmus.tables.files import (
-    NUMBER,
-    Block,
-    checked,
-    joined_lines,
-    line_of_row,
-    read_blocks,
-    read_columns,
-    replacing,
-    single_spaced,
-)
+from isthmus.tables import files
 from isthmus.tables.grouped import group
 from isthmus.tables.rankings import UNJUDGED, Qrels, Run, duplicate_rows
 
@@ -88,8 +78,8 @@ def write_run(run: Run, path: str | os.PathLike[str], *, probabilities: bool = F
     if probabilities:
         values = _apart(run, run.required_probabilities)
     tag = "_".join(run.name.split()) or "isthmus"
-    queries = checked(run.queries).take(pa.array(run.query_of_row))
-    _write(path, queries, "Q0", checked(run.documents), run.ranks, values, tag)
+    queries = files.checked(run.queries).take(pa.array(run.query_of_row))
+    _write(path, queries, "Q0", files.checked(run.documents), run.ranks, values, tag)
 
 
 def _apart(run: Run, probabilities: FloatArray) -> FloatArray:
@@ -105,15 +95,15 @@ def _apart(run: Run, probabilities: FloatArray) -> FloatArray:
 
 def write_qrels(qrels: Qrels, path: str | os.PathLike[str]) -> None:
     """Write judgements in TREC form, with four columns."""
-    queries = checked(qrels.queries).take(pa.array(qrels.query_of_row))
-    _write(path, queries, "0", checked(qrels.documents), qrels.grades)
+    queries = files.checked(qrels.queries).take(pa.array(qrels.query_of_row))
+    _write(path, queries, "0", files.checked(qrels.documents), qrels.grades)
 
 
 def _read(path: str | os.PathLike[str], layout: _Layout, build: Callable[..., _Table]) -> _Table:
     """What `build(queries, documents, values, tag=…)` makes of a file; a double document names both lines."""
     width, tag = 0, ""
     parts: list[pa.Table] = []
-    for block in read_blocks(path):
+    for block in files.read_blocks(path):
         if not width:
             block, width, tag = _begin(block, layout)
         if width:
@@ -129,7 +119,7 @@ def _read(path: str | os.PathLike[str], layout: _Layout, build: Callable[..., _T
         if twice is None or not Path(path).is_file():  # a pipe cannot be read again for its lines
             raise
         (first, _), (second, text) = (
-            line_of_row(path, row, is_row=lambda line: not _is_header(line, layout)) for row in twice
+            files.line_of_row(path, row, is_row=lambda line: not _is_header(line, layout)) for row in twice
         )
         problem = f"{error.problem}, first in line {first}"
         raise DataError(problem, file=path, line=second, text=text, cure=error.cure) from None
@@ -139,13 +129,13 @@ def _is_header(line: bytes, layout: _Layout) -> bool:
     return layout.header is not None and b" ".join(line.split()) == layout.header
 
 
-def _begin(block: Block, layout: _Layout) -> tuple[Block, int, str]:
+def _begin(block: files.Block, layout: _Layout) -> tuple[files.Block, int, str]:
     """The block without a header, the number of columns and the tag in its first row (0 if there is none)."""
     for number, line in block.lines():
         fields = line.split()
         if _is_header(line, layout):
             rest = block.data.split(b"\n", number - block.first_line + 1)
-            block = Block(block.file, number + 1, rest[-1])
+            block = files.Block(block.file, number + 1, rest[-1])
             continue
         if len(fields) not in layout.columns:
             raise _wrong_width(block, number, line, layout)
@@ -154,12 +144,12 @@ def _begin(block: Block, layout: _Layout) -> tuple[Block, int, str]:
     return block, 0, ""
 
 
-def _cut_at_once(block: Block, layout: _Layout, width: int) -> pa.Table | None:
+def _cut_at_once(block: files.Block, layout: _Layout, width: int) -> pa.Table | None:
     """The three columns through Arrow's CSV reader; None when anything about them is unusual."""
     query, document, value = layout.columns[width]
     kinds = {query: pa.large_string(), document: pa.large_string(), value: pa.float64()}
-    table = read_columns(
-        single_spaced(block.data), " ", {str(column): kinds.get(column) for column in range(width)}
+    table = files.read_columns(
+        files.single_spaced(block.data), " ", {str(column): kinds.get(column) for column in range(width)}
     )
     if table is None:
         return None
@@ -173,7 +163,7 @@ def _valid(values: FloatArray, layout: _Layout) -> NDArray[np.bool_]:
     return np.asarray((values == np.floor(values)) & (np.abs(values) < -UNJUDGED))
 
 
-def _cut_line_by_line(block: Block, layout: _Layout, width: int) -> pa.Table:
+def _cut_line_by_line(block: files.Block, layout: _Layout, width: int) -> pa.Table:
     """The three columns in plain Python: slow, but it knows which line is wrong."""
     at_query, at_document, at_value = layout.columns[width]
     queries, documents, values = [], [], []
@@ -193,8 +183,8 @@ def _cut_line_by_line(block: Block, layout: _Layout, width: int) -> pa.Table:
     return pa.table(columns)
 
 
-def _value(block: Block, number: int, line: bytes, field: bytes, layout: _Layout) -> float:
-    value = float(field) if NUMBER.fullmatch(field) else np.nan
+def _value(block: files.Block, number: int, line: bytes, field: bytes, layout: _Layout) -> float:
+    value = float(field) if files.NUMBER.fullmatch(field) else np.nan
     if _valid(np.array(value), layout):
         return value
     kind = "a finite number" if layout is _RUN else "a whole number of 32 bits"
@@ -203,7 +193,7 @@ def _value(block: Block, number: int, line: bytes, field: bytes, layout: _Layout
 
 
 def _wrong_width(
-    block: Block, number: int, line: bytes, layout: _Layout, *, expected: int | None = None
+    block: files.Block, number: int, line: bytes, layout: _Layout, *, expected: int | None = None
 ) -> DataError:
     columns = len(line.split())
     if block.is_cut and block.data.endswith(line) and expected and columns < expected:
@@ -215,8 +205,8 @@ def _wrong_width(
 
 
 def _write(path: str | os.PathLike[str], *columns: Any) -> None:
-    with replacing(path) as stream:
+    with files.replacing(path) as stream:
         for start in range(0, len(columns[0]), _WRITTEN_AT_ONCE):
             rows = slice(start, start + _WRITTEN_AT_ONCE)
             parts = (column if isinstance(column, str) else column[rows] for column in columns)
-            stream.write(joined_lines(*parts))
+            stream.write(files.joined_lines(*parts))

@@ -1,4 +1,11 @@
-"""A collection in silos of one process, and the rows that cross-silo training learns from and is judged on.
+"""Which pairs of a silo's queries and other silos' documents are looked at, and what they look like.
+
+A silo's documents with the largest BM25 from released counts. Others' documents are chosen by what was
+released only: choosing by exact counts of another silo would be a release that nobody charged. Every pair
+keeps the silo its document lies in. The rule that makes the candidates when the ranker is used also samples
+the labelled pairs it learns from. `Pick` is the seam for other rules.
+
+A collection in silos of one process, and the rows that cross-silo training learns from and is judged on.
 
 Every silo has its own documents exactly and all others through what they release:
 
@@ -12,49 +19,130 @@ of all of them, and no query is in two parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.arrays import FloatArray
+from isthmus import private
+from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.errors import ConfigError
 from isthmus.evaluation import Evaluation, evaluate
-from isthmus.features import FIELDS, NAMES
+from isthmus.features import FIELDS, NAMES, Pairs
 from isthmus.federation.semisupervised.labelling import SiloRows
-from isthmus.federation.semisupervised.selection import DEPTH, Chosen, Pick, Views, best_by_bm25, gather
 from isthmus.partition import divide, linked_queries
-from isthmus.private import (
-    WIDTH,
-    CountRelease,
-    CountsView,
-    Desk,
-    HashFamily,
-    Lexicon,
-    NoiseKey,
-    OneShot,
-    OwnCounts,
-    Owner,
-    Published,
-    Topics,
-    documents_of,
-    fetch_released,
-    fresh_versions,
-    hashed,
-    in_memory,
-    law_of,
-    no_charge,
-    noised,
-    read_counts,
-    width_for,
-)
+from isthmus.private import noised
 from isthmus.randomness import Streams
 from isthmus.retrieval import TEXT, TIMES, Statistics
 from isthmus.tables import Corpus, Letor
 from isthmus.text import Tokens, tokenise
+
+DEPTH = 100
+"""Documents of a silo that a query is paired with."""
+Mask = NDArray[np.bool_]
+Pick = Callable[[private.CountsView, Tokens, int, np.random.Generator, Mask | None], IntArray]
+"""For every query so many documents of a silo, but for banned pairs (queries × documents), or −1 for none."""
+
+
+class Views(Protocol):
+    """Every silo's documents, as one silo has their counts; `noised` are its own as others see them."""
+
+    def __call__(self, holder: str, *, noised: bool = False) -> private.CountsView: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Pairs in the order of their queries; `documents` are positions among the holder's.
+
+    `errors` is how uncertain the counts of each are: see `CountsView.errors`.
+    """
+
+    queries: IntArray
+    holders: IntArray
+    documents: IntArray
+    features: FloatArray
+    errors: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def take(self, rows: NDArray[np.intp] | Mask) -> Chosen:
+        """Some of the pairs."""
+        return Chosen(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    @staticmethod
+    def joined(parts: Sequence[Chosen]) -> Chosen:
+        """All pairs in the order of their queries."""
+        columns = [
+            np.concatenate([getattr(part, name) for part in parts]) for name in Chosen.__dataclass_fields__
+        ]
+        return Chosen(*columns).take(np.argsort(columns[0], kind="stable"))
+
+    def letor(
+        self, queries: Sequence[str], documents: Sequence[tuple[str, ...]], grades: NDArray[np.int32]
+    ) -> Letor:
+        """The pairs as feature rows; `documents` has every holder's ids."""
+        starts = np.concatenate(([0], np.cumsum([len(ids) for ids in documents])))
+        every = Ids.of([name for ids in documents for name in ids])
+        names = every[starts[self.holders] + self.documents]
+        return Letor.of(Ids.of(queries)[self.queries], self.features, grades, documents=names)
+
+
+def best_by_bm25(
+    view: private.CountsView,
+    queries: Tokens,
+    depth: int,
+    rng: np.random.Generator,
+    banned: Mask | None = None,
+) -> IntArray:
+    """The documents with the largest BM25, title and body added."""
+    return best(view.scores(queries, FIELDS), depth, banned)
+
+
+def best(scores: FloatArray, depth: int, banned: Mask | None) -> IntArray:
+    """The documents of the largest scores, −1 where a pair is banned."""
+    allowed = scores if banned is None else np.where(banned, -np.inf, scores)
+    chosen = np.argsort(-allowed, axis=1, kind="stable")[:, :depth]
+    return np.where(np.isneginf(np.take_along_axis(allowed, chosen, axis=1)), -1, chosen)
+
+
+def gather(
+    views: Views,
+    queries: Tokens,
+    holders: Sequence[tuple[int, str]],
+    streams: Streams,
+    *,
+    depth: int = DEPTH,
+    pick: Pick = best_by_bm25,
+    noised: bool = False,
+    banned: Mapping[str, Mask] | None = None,
+    selecting: Views | None = None,
+) -> Chosen:
+    """The chosen pairs of own queries and the documents of some silos, with their features.
+
+    `selecting` may be cheaper views to choose by. What is drawn for one silo does not depend on which others
+    there are: a silo that leaves or joins costs its own pairs only.
+    """
+    parts = []
+    for at, holder in holders:
+        view = views(holder, noised=noised)
+        chosen = pick(
+            (selecting or views)(holder, noised=noised),
+            queries,
+            depth,
+            streams("pairs", holder),
+            (banned or {}).get(holder),
+        )
+        there = chosen >= 0
+        query = np.repeat(np.arange(len(queries)), there.sum(axis=1))
+        pairs = Pairs(query, chosen[there])
+        table, errors = view.features(queries, pairs), view.errors(queries, pairs)
+        parts.append(Chosen(query, np.full(len(pairs), at), pairs.documents, table, errors))
+    return Chosen.joined(parts)
+
 
 SHARES = (0.5, 0.15, 0.35)
 """Of the queries: to learn from, to choose by, to test on."""
@@ -86,23 +174,23 @@ class Viewer:
 
     name: str
     own: Mapping[str, Tokens]
-    released: Mapping[str, Published]
+    released: Mapping[str, private.Published]
     totals: Mapping[str, Statistics]
     reader: Reader
     streams: Streams
-    _views: dict[str, CountsView] = field(default_factory=dict, init=False, repr=False)
+    _views: dict[str, private.CountsView] = field(default_factory=dict, init=False, repr=False)
 
-    def __call__(self, holder: str, *, noised: bool = False) -> CountsView:
+    def __call__(self, holder: str, *, noised: bool = False) -> private.CountsView:
         """A silo's documents; with `noised`, one's own too as others see them."""
         released = self.released[holder]
         if holder == self.name and not noised:
-            own = {name: OwnCounts(self._lexica[name], tokens) for name, tokens in self.own.items()}
-            return CountsView(documents_of(released), own)
+            own = {name: private.OwnCounts(self._lexica[name], tokens) for name, tokens in self.own.items()}
+            return private.CountsView(private.documents_of(released), own)
         if holder not in self._views:
-            self._views[holder] = CountsView(
-                documents_of(released),
+            self._views[holder] = private.CountsView(
+                private.documents_of(released),
                 {
-                    name: read_counts(
+                    name: private.read_counts(
                         self._lexica[name],
                         *part,
                         topics=self._topics if name == "body" else None,  # titles are too short to have any
@@ -114,16 +202,16 @@ class Viewer:
         return self._views[holder]
 
     @cached_property
-    def _lexica(self) -> dict[str, Lexicon]:
+    def _lexica(self) -> dict[str, private.Lexicon]:
         families = {name: cells.family for name, (_, cells) in self.released[self.name].items()}
-        return {name: Lexicon(families[name], self.totals[name], self.own[name]) for name in self.own}
+        return {name: private.Lexicon(families[name], self.totals[name], self.own[name]) for name in self.own}
 
     @cached_property
-    def _topics(self) -> Topics | None:
+    def _topics(self) -> private.Topics | None:
         if self.reader != "topics":
             return None
-        law = law_of(self.released[self.name]["body"][0])
-        return Topics.learned(self._lexica["body"], law, self.streams("topics", self.name))
+        law = private.law_of(self.released[self.name]["body"][0])
+        return private.Topics.learned(self._lexica["body"], law, self.streams("topics", self.name))
 
 
 class CrossSilos:
@@ -158,34 +246,38 @@ class CrossSilos:
         return {name: tokenise(self.corpus.silo(name).queries.texts) for name in self.names}
 
     @cached_property
-    def released(self) -> dict[str, Published]:
+    def released(self) -> dict[str, private.Published]:
         """What every silo has published: cells noised once and for all."""
         key, families = self.streams("hashes").bytes(16), {}
         for name in FIELDS:
             lengths = np.concatenate([tokens[name].lengths for tokens in self.tokens.values()])
-            width = self.releasing.width or width_for(lengths)
-            families[name] = HashFamily(key + name.encode(), 1, width)
+            width = self.releasing.width or private.width_for(lengths)
+            families[name] = private.HashFamily(key + name.encode(), 1, width)
         return {
-            name: fetch_released(in_memory(self._desk(name, families), "peer"), families)
+            name: private.fetch_released(private.in_memory(self._desk(name, families), "peer"), families)
             for name in self.names
         }
 
-    def _desk(self, silo: str, families: Mapping[str, HashFamily]) -> Desk:
+    def _desk(self, silo: str, families: Mapping[str, private.HashFamily]) -> private.Desk:
         entropy = self.streams("noise", silo).bytes
-        key, owners = NoiseKey.fresh(entropy), []
+        key, owners = private.NoiseKey.fresh(entropy), []
         for name, tokens in self.tokens[silo].items():
-            covered = fresh_versions(self.documents[silo], entropy)
-            release = CountRelease(name, families[name], OneShot(self.releasing.epsilon), key, no_charge)
-            owners.append(Owner.of(tokens, covered, release))
-        return Desk(*owners)
+            covered = private.fresh_versions(self.documents[silo], entropy)
+            release = private.CountRelease(
+                name, families[name], private.OneShot(self.releasing.epsilon), key, private.no_charge
+            )
+            owners.append(private.Owner.of(tokens, covered, release))
+        return private.Desk(*owners)
 
     @cached_property
     def totals(self) -> dict[str, Statistics]:
         """Noisy frequencies and counts of all silos together."""
         key, epsilon, totals = self.streams("hashes").bytes(16), self.releasing.epsilon_totals, {}
         for name in FIELDS:
-            family = HashFamily(key + b"totals" + name.encode(), 1, WIDTH)
-            first, *others = (hashed(Statistics.of(tokens[name]), family) for tokens in self.tokens.values())
+            family = private.HashFamily(key + b"totals" + name.encode(), 1, private.WIDTH)
+            first, *others = (
+                private.hashed(Statistics.of(tokens[name]), family) for tokens in self.tokens.values()
+            )
             entropy = self.streams("totals", name).bytes
             totals[name] = noised(sum(others, first), {TEXT: epsilon, TIMES: epsilon}, entropy)
         return totals

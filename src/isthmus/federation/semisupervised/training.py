@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus import rankers
 from isthmus.config import former_key, load, to_mapping
 from isthmus.errors import ConfigError
 from isthmus.features import FIELDS, NAMES
@@ -33,15 +34,6 @@ from isthmus.federation.semisupervised.labelling import Guesses, Labelling, Silo
 from isthmus.federation.settings import Config, Model, Rounds, StrategyOptions, read_engine_as_runtime
 from isthmus.partition import Dealing
 from isthmus.randomness import Streams
-from isthmus.rankers import (
-    MLP,
-    LocalTraining,
-    Parameters,
-    Scaling,
-    ScalingStats,
-    initial_parameters,
-    train_epochs,
-)
 from isthmus.tables import Letor
 
 LABEL = f"{MessageType.QUERY}.label"
@@ -71,7 +63,7 @@ class Anchor:
         if not (self.queries >= 0 and self.columns and min(self.columns) >= 0):
             raise ConfigError("queries ≥ 0, and columns to stand on", key="anchor", value=self.queries)
 
-    def muted(self, scaling: Scaling) -> Scaling:
+    def muted(self, scaling: rankers.Scaling) -> rankers.Scaling:
         """The scaling under which all other features are 0."""
         if max(self.columns) >= scaling.width:
             raise ConfigError(
@@ -84,7 +76,9 @@ class Anchor:
             mean, factor = scaling.mean, scaling.factor
         return replace(scaling, mean=mean, factor=np.where(mask, factor, 0).astype(np.float32))
 
-    def drawn(self, model: Mapping[str, Array], plain: Mapping[str, Array], judged: int) -> Parameters:
+    def drawn(
+        self, model: Mapping[str, Array], plain: Mapping[str, Array], judged: int
+    ) -> rankers.Parameters:
         """A linear model between what was trained and the plain one."""
         mask = np.isin(np.arange(len(plain["weight0"])), self.columns)[:, None]
         bare = dict(plain) | {"weight0": np.where(mask, plain["weight0"], 0).astype(np.float32)}
@@ -141,7 +135,7 @@ class CoTraining:
                 key="model",
             )
 
-    def local(self, epochs: int, *, silos: int = 1) -> LocalTraining:
+    def local(self, epochs: int, *, silos: int = 1) -> rankers.LocalTraining:
         """How a silo trains for so many epochs.
 
         A step takes a batch of judged rows and, beside labelled cross rows, one batch more for every other
@@ -149,7 +143,7 @@ class CoTraining:
         """
         lists = self.model == "lambdarank"
         batches = silos if self.labelling is not None and not lists else 1
-        return LocalTraining(
+        return rankers.LocalTraining(
             loss=_LOSSES[self.model],
             learning_rate=self.learning_rate,
             epochs=epochs,
@@ -185,24 +179,24 @@ _LOSSES = {"classification": "cross_entropy", "regression": "squared_error", "la
 class CoTrained:
     """A model that came out, and how it came about."""
 
-    parameters: Parameters
-    scaling: Scaling
-    local: LocalTraining
+    parameters: rankers.Parameters
+    scaling: rankers.Scaling
+    local: rankers.LocalTraining
     history: tuple[RoundRecord, ...] = ()
 
     @property
-    def ranker(self) -> MLP:
+    def ranker(self) -> rankers.MLP:
         """The model as a ranker."""
-        return MLP.of(self.parameters, self.scaling, training=self.local)
+        return rankers.MLP.of(self.parameters, self.scaling, training=self.local)
 
 
-def fitted_scaling(silos: Sequence[SiloRows], kind: str) -> Scaling:
+def fitted_scaling(silos: Sequence[SiloRows], kind: str) -> rankers.Scaling:
     """The scaling of everybody's judged rows, from sums."""
-    stats = [ScalingStats.of(silo.labelled, kind) for silo in silos if silo.labelled.rows]
-    return Scaling.fit(kind, sum(stats[1:], stats[0]))
+    stats = [rankers.ScalingStats.of(silo.labelled, kind) for silo in silos if silo.labelled.rows]
+    return rankers.Scaling.fit(kind, sum(stats[1:], stats[0]))
 
 
-def scaled(silo: SiloRows, scaling: Scaling) -> SiloRows:
+def scaled(silo: SiloRows, scaling: rankers.Scaling) -> SiloRows:
     """A silo's rows with their features scaled."""
     return SiloRows(scaling(silo.labelled), scaling(silo.cross), silo.errors)
 
@@ -210,11 +204,11 @@ def scaled(silo: SiloRows, scaling: Scaling) -> SiloRows:
 def local_models(
     silos: Sequence[SiloRows],
     config: CoTraining,
-    scaling: Scaling,
+    scaling: rankers.Scaling,
     *,
     grades: int,
     names: Sequence[str] | None = None,
-) -> list[Parameters]:
+) -> list[rankers.Parameters]:
     """`Local`: one model a silo, all from the same start; a silo without judged pairs keeps the start.
 
     The same draws as in a federation's first round, when silos of these names train alone there.
@@ -226,18 +220,18 @@ def local_models(
     for at, silo in enumerate(silos):
         rng = Streams(config.seed)("round", 1, "silo", called[at])
         rows = scaling(silo.labelled)
-        models.append(train_epochs(start, rows, local, rng).parameters if rows.rows else start)
+        models.append(rankers.train_epochs(start, rows, local, rng).parameters if rows.rows else start)
     return models
 
 
 def self_taught(
-    models: Sequence[Parameters],
+    models: Sequence[rankers.Parameters],
     silos: Sequence[SiloRows],
     config: CoTraining,
-    scaling: Scaling,
+    scaling: rankers.Scaling,
     *,
     grades: int,
-) -> list[Parameters]:
+) -> list[rankers.Parameters]:
     """`Local+`: every silo goes on from its own model, on cross pairs that this model labelled."""
     labelling = config.labelling or Labelling()
     local = config.local(max(1, config.local_epochs // labelling.rounds), silos=len(silos))
@@ -247,21 +241,23 @@ def self_taught(
         for number in range(labelling.rounds if rows.labelled.rows else 0):
             guesses = mixed(guesses, guess(model, rows, labelling, grades), labelling.refresh)
             rng = Streams(config.seed)("alone, again", at, number)
-            model = train_epochs(model, joint_rows(rows, guesses, labelling.beta), local, rng).parameters
+            model = rankers.train_epochs(
+                model, joint_rows(rows, guesses, labelling.beta), local, rng
+            ).parameters
         trained.append(model)
     return trained
 
 
-def averaged(models: Sequence[Parameters]) -> Parameters:
+def averaged(models: Sequence[rankers.Parameters]) -> rankers.Parameters:
     """The unweighted mean of models: the labeller, and where CS-F-LTR starts."""
     names = [f"{at:04d}" for at in range(len(models))]
     return combine(dict.fromkeys(names, 1 / len(models)), dict(zip(names, models, strict=True)))
 
 
-def first_model(config: CoTraining, scaling: Scaling, grades: int) -> Parameters:
+def first_model(config: CoTraining, scaling: rankers.Scaling, grades: int) -> rankers.Parameters:
     """What every silo starts from, by the seed."""
     outputs = config.local(1).resolved_loss().outputs(grades)
-    return initial_parameters(scaling.width, config.hidden, outputs, Streams(config.seed)("init"))
+    return rankers.initial_parameters(scaling.width, config.hidden, outputs, Streams(config.seed)("init"))
 
 
 class Sources(Protocol):
@@ -315,7 +311,7 @@ class Studied:
         """The judged rows, which the silo describes itself by."""
         return self._sources.labelled(context)
 
-    def scaled(self, context: Context, scaling: Scaling) -> Letor:
+    def scaled(self, context: Context, scaling: rankers.Scaling) -> Letor:
         """The training rows under the current guesses."""
         name, record = self.name(context), context.state.array_records.get(_GUESSES)
         under = b"".join(array.tobytes() for array in scaling.arrays().values())
@@ -325,7 +321,7 @@ class Studied:
             self._cache[name] = cached
         return cached[1]
 
-    def _training_rows(self, context: Context, scaling: Scaling, record: ArrayRecord | None) -> Letor:
+    def _training_rows(self, context: Context, scaling: rankers.Scaling, record: ArrayRecord | None) -> Letor:
         if record is None:
             return scaling(self._sources.labelled(context))
         stored = unpack(record)
@@ -335,7 +331,9 @@ class Studied:
     def label(self, message: Message, context: Context) -> Message:
         """Label the cross rows by the model that came, or only take another β."""
         settings, records = settings_of(message), message.content.array_records
-        scaling = Scaling.from_arrays(settings["scaling"], int(settings["width"]), unpack(records["scaling"]))
+        scaling = rankers.Scaling.from_arrays(
+            settings["scaling"], int(settings["width"]), unpack(records["scaling"])
+        )
         labelling = load(Labelling, settings["labelling"])
         rows = scaled(self._sources.rows(context), scaling)
         old = context.state.array_records.get(_GUESSES)
@@ -424,7 +422,9 @@ class Conductor:
         first = self._alone(grid, silos).run(None, lambda state: None)
         return State(0, first.parameters, first.scaling)
 
-    def _plain(self, grid: Grid, silos: int, scaling: Scaling) -> Callable[[Mapping[str, Array]], Parameters]:
+    def _plain(
+        self, grid: Grid, silos: int, scaling: rankers.Scaling
+    ) -> Callable[[Mapping[str, Array]], rankers.Parameters]:
         """What silos alone learn from the anchor's features; draws a model to it."""
         anchor, coordinator = self.config.anchor or Anchor(), self._alone(grid, silos)
         muted = anchor.muted(scaling)

@@ -13,29 +13,16 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from isthmus.federation.rounds import State
+from isthmus.federation.semisupervised import training
 from isthmus.federation.semisupervised.labelling import Labelling, SiloRows
 from isthmus.federation.semisupervised.silos import CrossTables
-from isthmus.federation.semisupervised.training import (
-    Anchor,
-    CoTrained,
-    CoTraining,
-    averaged,
-    cotrain,
-    first_model,
-    fitted_scaling,
-    local_models,
-    self_taught,
-)
 from isthmus.rankers import Parameters, Scaling, scores_of
 from isthmus.tables import Letor
 
 Scorer = Callable[[Letor], NDArray[Any]]
 
-PLAIN = CoTraining()
-LABELLINGS: Mapping[str, Labelling] = {
-    "CS-F-LTR": Labelling("soft"),
-    "all-zero": Labelling("zero", beta=0.3),
-}
+PLAIN = training.CoTraining()
+LABELLINGS: Mapping[str, Labelling] = {"CS-F-LTR": Labelling("soft"), "all-zero": Labelling("zero", beta=0.3)}
 """What labels the cross pairs, by way: the averaged model's soft grades, or 0 for every pair."""
 ANCHORED = "anchored Global"
 DEFAULT = ANCHORED
@@ -72,7 +59,7 @@ class Ways:
         else:
             yield from self._each("Local", models, silos, start.scaling)
         yield Way("Global", "all", self.trained(silos, config))
-        yield Way(ANCHORED, "all", self.trained(silos, replace(config, anchor=Anchor())))
+        yield Way(ANCHORED, "all", self.trained(silos, replace(config, anchor=training.Anchor())))
         yield Way("noise-aware Global", "all", self.trained(self.silos(self.tables.noised), config))
         for name, labelling in LABELLINGS.items():  # cross pairs are as many as ever
             labelled = replace(config, epochs=PLAIN.epochs, labelling=labelling)
@@ -83,15 +70,15 @@ class Ways:
         return self.tables.silos(inside, self.labels)
 
     def alone(
-        self, models: list[Parameters], silos: list[SiloRows], config: CoTraining, scaling: Scaling
+        self, models: list[Parameters], silos: list[SiloRows], config: training.CoTraining, scaling: Scaling
     ) -> Iterator[Way]:
         """`Local`, and `Local+`, which trains again on cross pairs that it labels itself."""
         yield from self._each("Local", models, silos, scaling)
         taught = replace(config, labelling=Labelling("soft", beta=0.1))
-        again = self_taught(models, silos, taught, scaling, grades=self.grades)
+        again = training.self_taught(models, silos, taught, scaling, grades=self.grades)
         yield from self._each("Local+", again, silos, scaling)
 
-    def _paced(self, config: CoTraining) -> CoTraining:
+    def _paced(self, config: training.CoTraining) -> training.CoTraining:
         """Few judged rows are gone through more often: all ways take as many steps."""
         some, every = (self.tables.silos(self.tables.inside, labels) for labels in (self.labels, None))
         rows = [sum(silo.labelled.rows for silo in silos) for silos in (some, every)]
@@ -106,25 +93,29 @@ class Ways:
             if silo.labelled.rows:
                 yield Way(row, name, network(model, scaling))
 
-    def begun(self, silos: list[SiloRows], config: CoTraining) -> tuple[State, list[Parameters]]:
+    def begun(self, silos: list[SiloRows], config: training.CoTraining) -> tuple[State, list[Parameters]]:
         """The silos' own models, and their average, which labels and is where CS-F-LTR starts."""
-        scaling = fitted_scaling(silos, config.scaling)
-        models = local_models(silos, config, scaling, grades=self.grades)
-        return State(0, averaged(models), scaling), models
+        scaling = training.fitted_scaling(silos, config.scaling)
+        models = training.local_models(silos, config, scaling, grades=self.grades)
+        return State(0, training.averaged(models), scaling), models
 
-    def trained(self, silos: list[SiloRows], config: CoTraining, start: State | None = None) -> Scorer:
+    def trained(
+        self, silos: list[SiloRows], config: training.CoTraining, start: State | None = None
+    ) -> Scorer:
         """How the ranker that these silos train together scores rows."""
         result = self.model(silos, config, start)
         return network(result.parameters, result.scaling)
 
-    def model(self, silos: list[SiloRows], config: CoTraining, start: State | None = None) -> CoTrained:
+    def model(
+        self, silos: list[SiloRows], config: training.CoTraining, start: State | None = None
+    ) -> training.CoTrained:
         """The ranker; without a start, from local models that have not trained."""
         if config.labelling is None:
             silos = [silo.without_cross() for silo in silos]
         if start is None:
-            scaling = fitted_scaling(silos, config.scaling)
-            start = State(0, first_model(config, scaling, self.grades), scaling)
-        return cotrain(silos, config, grades=self.grades, start=start)
+            scaling = training.fitted_scaling(silos, config.scaling)
+            start = State(0, training.first_model(config, scaling, self.grades), scaling)
+        return training.cotrain(silos, config, grades=self.grades, start=start)
 
 
 def network(parameters: Mapping[str, NDArray[Any]], scaling: Scaling) -> Scorer:

@@ -1,8 +1,8 @@
-from isthmus.private.ledger.ahead import Ahead as Ahead
+from isthmus.private.ledger.accounts import Budget as Budget
+from isthmus.private.ledger.accounts import LedgerAccount as LedgerAccount
+from isthmus.private.ledger.book import Ahead as Ahead
 from isthmus.private.ledger.book import Ledger as Ledger
 from isthmus.private.ledger.book import fingerprint as fingerprint
-from isthmus.private.ledger.budget import Budget as Budget
-from isthmus.private.ledger.reading import LedgerAccount as LedgerAccount
-from isthmus.private.ledger.schema import KINDS as KINDS
-from isthmus.private.ledger.schema import NO_GUARANTEE as NO_GUARANTEE
-from isthmus.private.ledger.tally import lost as lost
+from isthmus.private.ledger.store import KINDS as KINDS
+from isthmus.private.ledger.store import NO_GUARANTEE as NO_GUARANTEE
+from isthmus.private.ledger.store import lost as lost

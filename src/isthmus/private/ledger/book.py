@@ -10,6 +10,12 @@ and so is one that comes back under another name.
 Charges of noise that every peer sees alike count once for all peers; all others add up over peers. Words
 of different fields are different words, so a document has spent what its most expensive field has.
 A process that dies between charge and answer has charged too much, never too little.
+
+What leaves often and is charged to no document, in the ledger before it leaves, a block at a time.
+
+A search cannot wait for a disk. So a block of departures is written down ahead, durably, and searches use it
+up in memory; the next block is twice as large. `settle` lowers the last block to what was used. A process
+that dies without settling leaves more in its ledger than left the silo, never less.
 """
 
 from __future__ import annotations
@@ -18,20 +24,20 @@ import hashlib
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from isthmus.errors import ConfigError, DataError, PrivacyError
 from isthmus.private.cost import Cost, Covered
-from isthmus.private.ledger import charging, lineage, reading, tally
-from isthmus.private.ledger.budget import Budget
-from isthmus.private.ledger.reading import LedgerAccount
-from isthmus.private.ledger.schema import KINDS, SQL, LedgerStore
+from isthmus.private.ledger import accounts
+from isthmus.private.ledger.accounts import Budget, LedgerAccount
+from isthmus.private.ledger.store import KINDS, SQL, LedgerStore, TallyFile, check, lost
 
 if TYPE_CHECKING:
     import sqlite3
@@ -78,8 +84,8 @@ class Ledger:
         clock: Callable[[], float] = time.time,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        if checked and not os.path.exists(path) and tally.TallyFile(path).path.exists():
-            raise tally.lost(path, tally.TallyFile(path).path)
+        if checked and not os.path.exists(path) and TallyFile(path).path.exists():
+            raise lost(path, TallyFile(path).path)
         self._store = LedgerStore(path, create=budget is not None, patience=patience)
         self._clock, self._entropy = clock, entropy
         self._parsed: tuple[tuple[str, float], Budget] | None = None
@@ -134,7 +140,7 @@ class Ledger:
 
     def expect(self, number: int, by: str | PathLike[str]) -> None:
         """A DataError if the ledger has not come as far as a file says that was written after it."""
-        tally.check(self.number, self._store.path, expected=number, by=by)
+        check(self.number, self._store.path, expected=number, by=by)
 
     @classmethod
     def after_loss(cls, path: str | PathLike[str], *, spent: float | None, budget: Budget) -> Ledger:
@@ -145,7 +151,7 @@ class Ledger:
         """
         recorded = None
         with suppress(DataError):
-            recorded = tally.TallyFile(path).read()
+            recorded = TallyFile(path).read()
         with cls(path, None if os.path.exists(path) else budget, checked=False) as ledger:
             ledger._forget(spent, max(int(1000 * ledger._clock()), recorded.number if recorded else 0))
         return cls(path)
@@ -179,17 +185,17 @@ class Ledger:
         """
         if len(documents) != len(contents) or len(set(documents)) != len(documents):
             raise PrivacyError("versions need distinct documents and one digest for each")
-        texts = [lineage.Content(content[:DIGEST], content[DIGEST:]) for content in contents]
+        texts = [accounts.Content(content[:DIGEST], content[DIGEST:]) for content in contents]
         with self._store.reading() as db:
-            known = lineage.current(db, documents, texts)
+            known = accounts.current(db, documents, texts)
         if None in known:
             with self._store.writing() as db:
-                known = lineage.current(db, documents, texts)
+                known = accounts.current(db, documents, texts)
                 new = [row for row, name in enumerate(known) if name is None]
                 nonces = self._entropy(NONCE * len(new))
                 for at, row in enumerate(new):
                     nonce = nonces[NONCE * at : NONCE * (at + 1)].hex()
-                    known[row] = lineage.enter(db, documents[row], texts[row], nonce)
+                    known[row] = accounts.enter(db, documents[row], texts[row], nonce)
         return Covered(tuple(documents), tuple(name or "" for name in known))
 
     def copies(self, covered: Covered) -> NDArray[np.bool_]:
@@ -200,8 +206,8 @@ class Ledger:
         import numpy as np
 
         with self._store.reading() as db:
-            lineage.load(db, covered)
-            return np.array(lineage.copies(db), dtype=bool)
+            accounts.load(db, covered)
+            return np.array(accounts.copies(db), dtype=bool)
 
     def charge(self, cost: Cost, covered: Covered, peer: str, *, kind: str = "counts") -> None:
         """Book a release of all these documents to a peer: durable when this returns.
@@ -237,10 +243,10 @@ class Ledger:
         budget, at, loaded = self._budget(db), self._clock(), None
         for cost, covered, peer in releases:
             if covered is not loaded:
-                lineage.load(db, covered)
-                lineage.admit(db)
+                accounts.load(db, covered)
+                accounts.admit(db)
                 loaded = covered
-            charging.charge(db, cost, peer, budget=budget, kind=kind, at=at)
+            accounts.charge(db, cost, peer, budget=budget, kind=kind, at=at)
 
     def _is_paid(self, cost: Cost, covered: Covered, peer: str) -> bool:
         """Whether exactly these versions are known to be paid: charges are never undone."""
@@ -273,7 +279,7 @@ class Ledger:
 
     def _record(self, db: sqlite3.Connection, kind: str, peer: str, **more: Any) -> int:
         values = {"epsilon": None, "unit": "", "items": 1, "note": "", **more}
-        values |= {"at": self._clock(), "kind": kind, "peer": charging.peer_of(db, peer)}
+        values |= {"at": self._clock(), "kind": kind, "peer": accounts.peer_of(db, peer)}
         return int(db.execute(SQL["departure"], values).lastrowid or 0)
 
     def lower(self, items: Mapping[int, int]) -> None:
@@ -288,43 +294,44 @@ class Ledger:
     def spent(self, document: str, *, peer: str | None = None, field: str | None = None) -> float:
         """What a document has spent over all its versions, on everybody or on one peer."""
         with self._store.reading() as db:
-            losses = reading.losses(db, document, peer=peer, field=field)
-            return reading.spent(losses, self._budget(db))
+            losses = accounts.losses(db, document, peer=peer, field=field)
+            return accounts.spent(losses, self._budget(db))
 
     def left(self, document: str, *, peer: str | None = None, field: str | None = None) -> float:
         """The largest ε that one more release of a document may have, to anybody or to one peer."""
         with self._store.reading() as db:
             budget = self._budget(db)
-            whole = reading.left(reading.losses(db, document, field=field), budget.ceiling)
+            whole = accounts.left(accounts.losses(db, document, field=field), budget.ceiling)
             if peer is None:
                 return whole
-            own = reading.losses(db, document, peer=peer, field=field)
-            return min(whole, reading.left(own, budget.limit(peer)))
+            own = accounts.losses(db, document, peer=peer, field=field)
+            return min(whole, accounts.left(own, budget.limit(peer)))
 
     def accounts(self, most: int | None = None) -> Iterator[LedgerAccount]:
         """The documents that spent most, dearest first, or all of them."""
         with self._store.snapshot() as db:
-            yield from reading.accounts(db, self._budget(db), most)
+            yield from accounts.accounts(db, self._budget(db), most)
 
     def departures(self) -> Iterator[dict[str, Any]]:
         """Everything that left, in order."""
         with self._store.snapshot() as db:
-            yield from reading.departures(db)
+            yield from accounts.rows(db, "departures")
 
     def charges(self, document: str | None = None) -> Iterator[dict[str, Any]]:
         """Every charge of every document, or of one."""
         with self._store.snapshot() as db:
-            yield from reading.charges(db, document)
+            statement = "charges" if document is None else "charges of a document"
+            yield from accounts.rows(db, statement, {"document": document})
 
     def summary(self) -> dict[str, Any]:
         """The whole ledger in a few figures, ready for JSON."""
         with self._store.snapshot() as db:
-            return reading.summary(db, self._budget(db))
+            return accounts.summary(db, self._budget(db))
 
     def audit(self) -> None:
         """Work all sums out again from the charges; a DataError tells where they differ."""
         with self._store.snapshot() as db:
-            reading.audit(db, self._store.path)
+            accounts.audit(db, self._store.path)
 
     def close(self) -> None:
         """Give the file back."""
@@ -360,3 +367,54 @@ def fingerprint(*fields: str) -> bytes:
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise ConfigError(f"nothing of the kind {kind!r} leaves a silo", key=kind, known=KINDS)
+
+
+FIRST, MOST = 64, 1 << 14
+"""Items of the first block of a kind, and of the largest."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """A departure in the ledger of `size` items, of which some are used; and when it was written."""
+
+    number: int
+    size: int
+    begun: float
+    used: int = 0
+
+
+class Ahead:
+    """Departures of one process, by kind, peer and note; for all its threads."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._turn = threading.Lock()
+        self._blocks: dict[tuple[str, str, str], _Block] = {}
+        self._sizes: dict[tuple[str, str, str], int] = {}
+
+    def note(self, kind: str, peer: str, items: int, note: str) -> None:
+        """So many things are about to leave: in the ledger when this returns, or a PrivacyError."""
+        key = (kind, peer, note)
+        with self._turn:
+            while items > 0:
+                block = self._blocks.get(key)
+                if block is None or block.used == block.size:
+                    block = self._blocks[key] = self._written(key, items)
+                some = min(items, block.size - block.used)
+                block.used += some
+                items -= some
+
+    def _written(self, key: tuple[str, str, str], items: int) -> _Block:
+        kind, peer, note = key
+        size = max(items, self._sizes.get(key, FIRST))
+        number = self._ledger.record(kind, peer, items=size, note=note)
+        self._sizes[key] = min(MOST, 2 * size)
+        return _Block(number, size, time.monotonic())
+
+    def settle(self, *, older: float = 0.0) -> None:
+        """Have the ledger say what left, of all blocks or of those written so many seconds ago."""
+        until = time.monotonic() - older
+        with self._turn:
+            ready = {key: block for key, block in self._blocks.items() if block.begun <= until}
+            self._ledger.lower({block.number: block.used for block in ready.values()})
+            self._blocks = {key: block for key, block in self._blocks.items() if key not in ready}

@@ -26,6 +26,7 @@ async function ask(method, path, body, signal) {
 }
 
 export const search = (asked, signal) => ask("POST", "/search", asked, signal);
+export const count = (asked) => ask("POST", "/noised-counts", asked);
 export const judge = (verdict) => ask("POST", "/feedback", verdict);
 export const judged = (hits, signal) => ask("POST", "/judged", hits, signal);
 export const silos = (signal) => ask("GET", "/silos", null, signal);

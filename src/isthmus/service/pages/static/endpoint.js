@@ -89,11 +89,11 @@ function findings({ curve, method, threshold, threshold_problem: problem, judgem
         : needed > judged ? `Some ${needed.toLocaleString("en-GB")} judgements in all would narrow that to a width of ${percent(width)}.`
           : `That is as narrow as ${percent(width)}.`)]
     : make("p", { class: "notice" }, `For a precision of ${percent(wanted)}: ${problem}.`);
-  return make("div", { class: "card" }, make("h2", {}, "What the judgements say"),
-    reliability(curve.bins, "Reliability of the probabilities"),
+  return make("div", { class: "cards" },
+    make("section", { class: "card" }, make("h2", {}, "Reliability"), reliability(curve.bins, "Reliability of the probabilities")),
+    make("section", { class: "card" }, make("h2", {}, "What the judgements say"), point,
     make("p", { class: "hint" }, `Dots on the dashed line: of hits said to be 80 % likely, 80 % are right. Off by ${decimal(curve.ece, 3)} on average;`
-      + ` a perfect model would show ${decimal(curve.floor, 3)} with so few. Every hit is measured by a curve (${method}) that has not seen its query.`),
-    point);
+      + ` a perfect model would show ${decimal(curve.floor, 3)} with so few. Every hit is measured by a curve (${method}) that has not seen its query.`)));
 }
 
 document.addEventListener("keydown", (event) => {

@@ -1,6 +1,7 @@
 // One box over all silos: hits with their probability, where they are, and why.
 
 import * as api from "./api.js";
+import { asker, counts } from "./counts.js";
 import { chip, count, decimal, hue, make, percent, rememberSilos, several, show, table, took } from "./dom.js";
 
 const WORDS = {
@@ -72,6 +73,7 @@ async function introduce(state, signal) {
     const [view, learning] = await Promise.all([api.silos(signal), api.learning(signal)]);
     const { silos } = view;
     state.names = silos.map((silo) => silo.silo);
+    state.counting = new Set(silos.filter(counts).map((silo) => silo.silo));
     state.learned = Boolean(learning.current) && learning.current !== "none";
     if (state.learned || !state.query) allowThreshold(state, state.learned);
     rememberSilos(state.names);
@@ -139,7 +141,7 @@ async function ask(state) {
     if (answer.hits.length + answer.below || places.slider.disabled) allowThreshold(state, probable || state.learned);
     if (asked.threshold && !state.above) return (state.running = ask(state)); // nothing could pass it
     const verdicts = new Map();
-    show(places.status, summary(answer), answer.unlike ? unlike() : null, answer.hits.length ? null : nothing(answer));
+    show(places.status, summary(answer, state), answer.unlike ? unlike() : null, answer.hits.length ? null : nothing(answer));
     show(places.hits, answer.hits.map((hit) => item(hit, asked.query, probable, state.may("feedback") ? verdicts : null)));
     places.root.classList.remove("busy");
     await remember(asked.query, verdicts, asking.signal);
@@ -170,7 +172,7 @@ async function remember(query, verdicts, signal) {
 const unlike = () => make("p", { class: "notice" },
   "No judged query is like this one: how likely its hits are is little known, and stands near the share of all hits that were right.");
 
-function summary(answer) {
+function summary(answer, { query, above, counting }) {
   const answered = answer.silos.filter((silo) => silo.status === "answered");
   const others = answer.silos.filter((silo) => silo.status !== "answered" || silo.detail);
   const searched = answered.reduce((sum, silo) => sum + (silo.documents ?? 0), 0);
@@ -181,7 +183,8 @@ function summary(answer) {
   return make("div", {},
     make("p", {}, `${answered.length} of ${several(answer.silos.length, "silo")} answered in ${took(answer.took_ms)}`
       + ` from ${several(searched, "document")}${left}${ways.length ? `, ranked by ${ways.join(" / ")}` : ""}.`),
-    others.map((silo) => make("p", { class: "warn" }, chip(silo.silo), ` ${WORDS[silo.status] ?? silo.status}${silo.detail ? `: ${silo.detail}` : ""}`)));
+    others.map((silo) => make("p", { class: "warn" }, chip(silo.silo), ` ${WORDS[silo.status] ?? silo.status}${silo.detail ? `: ${silo.detail}` : ""}`,
+      silo.status === "refused" && counting?.has(silo.silo) ? asker(silo.silo, query, above) : null)));
 }
 
 function nothing(answer) {
