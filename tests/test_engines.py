@@ -17,6 +17,7 @@ import pytest
 import tantivy
 
 from isthmus.engines import (
+    ANY,
     BY_FIELD,
     LEAD_WORDS,
     STOP,
@@ -42,6 +43,11 @@ WORDS = ("red apples and green pears by the waves of a sea with iron bridges ove
 QUERIES = ("pears", "the sea and the sea pears", "green bridges rivers", "nothing", "", "the of and")
 
 
+DAY = 86_400
+LABELS = (("pdf", 0), ("txt", 400 * DAY), ("", -30 * DAY), ("pdf", None), ("c++ x", 15_000 * DAY), ("", None))
+"""Types and dates that documents have in turn."""
+
+
 def texts(count, seed=0, longest=40):
     rng = np.random.default_rng(seed)
     share = 1 / np.arange(1, len(WORDS) + 1)
@@ -50,7 +56,7 @@ def texts(count, seed=0, longest=40):
             " ".join(rng.choice(WORDS, int(size), p=share / share.sum()))
             for size in rng.integers(0, longest, 2)
         )
-        yield Change(f"d{at:04d}", at + 1, False, title, body)
+        yield Change(f"d{at:04d}", at + 1, False, title, body, "", *LABELS[at % len(LABELS)])
 
 
 def changed(changes, seed=1):
@@ -61,7 +67,9 @@ def changed(changes, seed=1):
         after += 1
         gone = bool(rng.random() < 0.4)
         body = "" if gone else "other " + " ".join(rng.choice(WORDS, 6))
-        yield Change(changes[at].id, after, gone, "", body)
+        yield Change(
+            changes[at].id, after, gone, "", body, "", *("", None) if gone else ("html", after * DAY)
+        )
 
 
 @pytest.fixture(params=["embedded"])
@@ -142,8 +150,20 @@ def some_constraints(rng):
         sizes = rng.integers(1, 4, int(rng.integers(0, most + 1)))
         return tuple(tuple(rng.choice(vocabulary, int(size)).tolist()) for size in sizes)
 
-    prefixes = rng.choice(["r", "pe", "appl", "x", "unk"], int(rng.integers(0, 2))).tolist()
-    return Constraints(phrases(1), tuple(prefixes), phrases(2))
+    def some(values, most):
+        return tuple(rng.choice(values, int(rng.integers(0, most + 1))).tolist())
+
+    def bound(low, high):
+        return None if rng.random() < 0.7 else int(rng.integers(low, high)) * DAY
+
+    prefixes = some(["r", "pe", "appl", "x", "unk"], 1)
+    types = ["pdf", "txt", "c++ x", "html", "none"]
+    if rng.random() < 0.4:
+        return Constraints(phrases(1), prefixes, phrases(2))
+    words = (phrases(1), prefixes, phrases(1)) if rng.random() < 0.3 else ()
+    return Constraints(
+        *words, types=some(types, 2), other_types=some(types, 1), since=bound(-40, 300), until=bound(0, 500)
+    )
 
 
 def test_phrases_prefixes_and_exclusions_are_those_of_the_exact_reader(engine, tmp_path):
@@ -164,7 +184,37 @@ def test_phrases_prefixes_and_exclusions_are_those_of_the_exact_reader(engine, t
         np.testing.assert_array_equal(
             engine.reader.matching(weights, 400, only), exact.matching(weights, 400, only), str(only)
         )
+        counted = engine.reader.matches(weights, only)
+        assert counted == exact.matches(weights, only)
+        assert counted.count == len(exact.matching(weights, 400, only))
     assert 0 < np.mean(np.array(sizes) == 0) < 0.7  # some meet nothing, some do
+
+
+def test_the_newest_come_first_and_all_are_counted(engine):
+    first = list(texts(60))
+    later = list(changed(first))
+    engine.apply(first)
+    engine.apply(later)
+    exact = ExactReader([*first, *later])
+    date = {each.change: -np.inf if each.date is None else each.date for each in exact.documents}
+    for only in (ANY, Constraints(types=("pdf",)), Constraints(since=0), Constraints(phrases=(("pear",),))):
+        listed = engine.reader.newest(100, only).tolist()
+        assert sorted(listed) == sorted(exact.newest(100, only).tolist())
+        assert [date[at] for at in listed] == sorted((date[at] for at in listed), reverse=True)
+        assert [date[at] for at in engine.reader.newest(7, only).tolist()] == [date[at] for at in listed[:7]]
+        assert engine.reader.matches([], only) == exact.matches([], only)
+    assert exact.matches([], ANY).years[1970] > 1
+    assert engine.reader.matches(["nobody"]).count == 0
+    assert not len(engine.reader.newest(0, ANY))
+
+
+def test_terms_by_their_beginning_the_most_frequent_first(engine):
+    engine.apply(first := list(texts(80)))
+    exact = ExactReader(first)
+    for prefix in ("", "r", "pe", "bri", "nothing", "="):
+        assert engine.reader.beginning(prefix) == exact.beginning(prefix)
+    assert engine.reader.beginning("", 3) == exact.beginning("", 3)
+    assert not any(term.startswith(STOP) for term, _ in engine.reader.beginning(""))
 
 
 def test_the_best_of_a_phrase_are_found_among_many_without_it(engine):
@@ -186,6 +236,28 @@ def test_no_phrase_reaches_from_a_title_into_the_body(engine):
         ((STOP + "the", STOP + "of"), []),
     ):
         assert engine.reader.meeting(np.array([1]), Constraints(phrases=(phrase,))).tolist() == meets
+
+
+def test_the_nearest_under_constraints_are_all_that_there_are(engine, monkeypatch):
+    first = list(texts(200))
+    engine.apply(first)
+    engine.recode("one", 8)
+    vectors = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    engine.encode(engine.reader.handles(), vectors, [(0, 1)] * 200)
+    exact = ExactReader(first, dict(enumerate(vectors, 1)))
+    wanted = (
+        Constraints(types=("pdf",)),
+        Constraints(since=1, until=500 * DAY),
+        Constraints(phrases=(("pear",),)),
+    )
+    for few in (20_000, 3):  # all that meet them are compared, or the nearest of all are looked through
+        monkeypatch.setattr(embedded, "EXACT", few)
+        for only in wanted:
+            for depth in (1, 5, 40):
+                near = engine.reader.nearest(vectors[3], depth, only)
+                np.testing.assert_array_equal(near, exact.nearest(vectors[3], depth, only))
+    assert not len(engine.reader.nearest(vectors[3], 5, Constraints(types=("none",))))
 
 
 def test_totals_that_were_saved_long_ago_are_brought_up_to_date(tmp_path, monkeypatch):

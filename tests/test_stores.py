@@ -5,11 +5,12 @@ from __future__ import annotations
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from isthmus.errors import DataError, ServiceError
-from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, majority
+from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, majority, type_of
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -202,3 +203,40 @@ def test_postgres_comes_back_after_the_server_closed_the_connection(postgres_url
     store.close()
     with pytest.raises(ServiceError, match="cannot be reached"):
         PostgresStore("postgresql://127.0.0.1:1/nowhere")
+
+
+def test_a_document_has_a_type_and_a_date_which_alone_change_it_only_where_they_are_stated(store):
+    plain = Draft("a/paper.PDF", "t", "b")
+    assert store.put([plain, Draft("b", "t", "b"), Draft("c", "t", "b", type="memo", date=-5)]) == Counts(
+        added=3
+    )
+    labels = {each.id: (each.type, each.date) for each in store.changes(0, 9)}
+    assert labels == {"a/paper.PDF": ("pdf", None), "b": ("", None), "c": ("memo", -5)}
+    # a file's time fills in what is not known, and changes nothing
+    assert store.put([replace(plain, modified=77)]) == Counts()
+    assert store.put([replace(plain, modified=99)]) == Counts()
+    assert store.latest() == 3
+    assert store.get(["a/paper.PDF"])["a/paper.PDF"].date == 77
+    assert store.put(
+        [replace(plain, date=88, modified=99), Draft("c", "t", "b", type="memo", date=6)]
+    ) == Counts(changed=2)
+    assert {each.id: each.date for each in store.changes(3, 9)} == {"a/paper.PDF": 88, "c": 6}
+    store.remove(["c"])
+    (gone,) = store.changes(5, 9)
+    assert (gone.type, gone.date) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("id", "type"),
+    [
+        ("x/y.md", "md"),
+        ("report.final.HTML", "html"),
+        (".env", ""),
+        ("a.b/c", ""),
+        ("v1.2", ""),
+        ("", ""),
+        ("mail/12.", ""),
+    ],
+)
+def test_the_type_of_an_id(id, type):
+    assert type_of(id) == type

@@ -1,14 +1,17 @@
 from isthmus.engines.attached import AttachedEngine as AttachedEngine
 from isthmus.engines.attached import AttachedReader as AttachedReader
 from isthmus.engines.embedded import EmbeddedEngine as EmbeddedEngine
+from isthmus.engines.engine import ANY as ANY
 from isthmus.engines.engine import BY_FIELD as BY_FIELD
 from isthmus.engines.engine import FIELDS as FIELDS
+from isthmus.engines.engine import CannotNarrow as CannotNarrow
 from isthmus.engines.engine import Change as Change
 from isthmus.engines.engine import Constraints as Constraints
 from isthmus.engines.engine import Counted as Counted
 from isthmus.engines.engine import Encoded as Encoded
 from isthmus.engines.engine import Engine as Engine
 from isthmus.engines.engine import EngineReader as EngineReader
+from isthmus.engines.engine import Matches as Matches
 from isthmus.engines.engine import WordCounts as WordCounts
 from isthmus.engines.exact import ExactReader as ExactReader
 from isthmus.engines.postgres import vector_of as vector_of

@@ -33,24 +33,39 @@ import numpy as np
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Span, Vectors
-from isthmus.engines.engine import FIELDS, Change, Constraints, Counted, Encoded, WordCounts
+from isthmus.engines.engine import (
+    FIELDS,
+    MOST_FACETS,
+    Change,
+    Constraints,
+    Counted,
+    Encoded,
+    Matches,
+    WordCounts,
+    year_of,
+)
 from isthmus.engines.rows import Mask, Rows, RowsView, Texts
 from isthmus.engines.terms import STOP
 from isthmus.engines.vector_folders import VectorFolders
-from isthmus.engines.vectors import VectorReader
+from isthmus.engines.vectors import EXACT, VectorReader
 from isthmus.errors import DataError
 from isthmus.files import replacing
 from isthmus.languages import analysis_name
 
 _log = logging.getLogger("isthmus.engines")
 
-FORMAT = 5
+FORMAT = 6
 HEAP = 64_000_000
 """Bytes that tantivy collects before it writes a segment."""
 OVERFETCH, LEAST_FETCHED, MOST_FETCHED = 3, 100, 1 << 14
 """Candidates fetched for each that is wanted, at least and at most: more where all have the same score."""
 MOST_COUNTED = 1 << 20
 """Candidates times terms of a query, at most, where more are fetched: each is counted."""
+FACETS = {
+    "count": {"value_count": {"field": "change"}},
+    "type": {"terms": {"field": "type", "size": MOST_FACETS}},
+    "year": {"terms": {"field": "year", "size": MOST_FACETS}},
+}
 MANIFEST = "manifest.json"
 CURE = "the index is left as it is; see to the file system, its permissions and the limit of open files"
 _SYSTEM_ERROR = re.compile(r"Os \{ code: (\d+)")
@@ -128,7 +143,24 @@ class EmbeddedReader:
         wanted += [Query.regex_query(self.schema, "terms", re.escape(text) + ".*") for text in only.prefixes]
         parts = [(Occur.Must, query), *((Occur.Must, Query.const_score_query(each, 0.0)) for each in wanted)]
         parts += [(Occur.MustNot, self._phrase(words)) for words in only.without]
+        if only.types:
+            parts.append((Occur.Must, Query.const_score_query(self._of_types(only.types), 0.0)))
+        if only.other_types:
+            parts.append((Occur.MustNot, self._of_types(only.other_types)))
+        if only.since is not None or only.until is not None:
+            parts.append((Occur.Must, Query.const_score_query(self._dated(only), 0.0)))
         return Query.boolean_query(parts)
+
+    def _of_types(self, types: Sequence[str]) -> Any:
+        from tantivy import Query
+
+        return Query.term_set_query(self.schema, "type", list(types))
+
+    def _dated(self, only: Constraints) -> Any:
+        from tantivy import FieldType, Query
+
+        bounds = (only.since, only.until, True, only.until is None)
+        return Query.range_query(self.schema, "date", FieldType.Integer, *bounds)
 
     def _phrase(self, words: Sequence[str]) -> Any:
         from tantivy import Query
@@ -153,11 +185,59 @@ class EmbeddedReader:
                 parts.append((Occur.Should, Query.boost_query(term, weight / own)))
         return Query.boolean_query(parts) if parts else None
 
-    def nearest(self, vector: Vectors, depth: int) -> IntArray:
+    def nearest(self, vector: Vectors, depth: int, only: Constraints | None = None) -> IntArray:
         if self.dense is None:
             return np.empty(0, dtype=np.int64)
+        if only is not None:
+            return self._nearest_of(vector, depth, only)
         changes = self.dense.search(vector, depth)[0].astype(np.int64)
         return changes[self.view.rows(changes) >= 0]
+
+    def _nearest_of(self, vector: Vectors, depth: int, only: Constraints) -> IntArray:
+        """Under constraints: where few documents meet them, all of those are compared; else the nearest of
+        all documents are looked through, up to `MOST_FETCHED` of them."""
+        assert self.dense is not None
+        meeting = self.newest(EXACT + 1, only)
+        if len(meeting) <= EXACT:
+            cosines = self.cosines(meeting, vector)
+            order = np.lexsort((meeting, cosines))[::-1]
+            return meeting[order[np.isfinite(cosines[order])][:depth]]
+        limit = OVERFETCH * depth
+        while True:
+            near = self.nearest(vector, limit)
+            chosen = near[np.isin(near, self.meeting(near, only))]
+            if len(chosen) >= depth or len(near) < limit or limit >= MOST_FETCHED:
+                return chosen[:depth]
+            limit = min(4 * limit, MOST_FETCHED)
+
+    def newest(self, depth: int, only: Constraints) -> IntArray:
+        from tantivy import Query
+
+        if depth < 1 or not len(self):
+            return np.empty(0, dtype=np.int64)
+        query = self._constrained(Query.all_query(), only)
+        hits = self.searcher.search(query, depth, count=False, order_by_field="date").hits
+        values = self.searcher.fast_field_values("change", [address for _, address in hits])
+        changes = np.array(list(dict.fromkeys(values)), dtype=np.int64)
+        return changes[self.view.rows(changes) >= 0]
+
+    def matches(self, words: Iterable[str], only: Constraints | None = None) -> Matches:
+        from tantivy import Query
+
+        weights = dict.fromkeys(words, 1.0)
+        query = self._query(weights) if weights else Query.all_query()
+        if query is None:
+            return Matches(0, {}, {})
+        counted = self.searcher.aggregate(query if only is None else self._constrained(query, only), FACETS)
+        types, years = (
+            {each["key"]: int(each["doc_count"]) for each in counted[name]["buckets"]}
+            for name in ("type", "year")
+        )
+        return Matches(int(counted["count"]["value"]), types, {int(key): n for key, n in years.items()})
+
+    def beginning(self, prefix: str, limit: int | None = None) -> list[tuple[str, int]]:
+        terms: list[tuple[str, int]] = self.searcher.terms_with_prefix("terms", prefix, limit=limit)
+        return terms
 
     def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
         if self.dense is None:
@@ -259,6 +339,11 @@ class Generation:
                 document = Document()
                 document.add_unsigned("change", each.change)
                 document.add_text("every", EVERY)
+                if each.type:
+                    document.add_text("type", each.type)
+                if each.date is not None:
+                    document.add_integer("date", each.date)
+                    document.add_integer("year", year_of(each.date))
                 for field, text in zip(PARTS, parts, strict=True):
                     if text:
                         document.add_text(field, text)
@@ -492,6 +577,9 @@ def _schema() -> Any:
     builder = SchemaBuilder()
     builder.add_unsigned_field("change", fast=True, indexed=True)
     builder.add_text_field("every", tokenizer_name="raw", index_option="basic")
+    builder.add_text_field("type", tokenizer_name="raw", index_option="basic", fast=True)
+    builder.add_integer_field("date", fast=True, indexed=True)
+    builder.add_integer_field("year", fast=True)
     builder.add_text_field("terms", tokenizer_name="whitespace", index_option="position")
     builder.add_text_field("stops", tokenizer_name="whitespace", index_option="position")
     return builder.build()

@@ -24,10 +24,13 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Span, Vectors
+from isthmus.errors import IsthmusError
 
 FIELDS = ("title", "body")
 BY_FIELD = ("text.having", "title.having", "title.standing", "body.having", "body.standing")
 """The tables of a vocabulary: documents that have a word, and times it stands in them."""
+MOST_FACETS = 50
+"""Types, and years, that matches are counted by."""
 
 Encoded = tuple[IntArray, Vectors, Sequence[Span]]
 """Documents, their vectors, and the span of the text that each is of."""
@@ -43,6 +46,10 @@ class Change(NamedTuple):
     body: str
     language: str = ""
     """What it is analysed in, by its code; "" for English."""
+    type: str = ""
+    """Its kind in lower case: pdf, html; "" for one that is not known."""
+    date: int | None = None
+    """Its Unix time; None for one that is not known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +98,37 @@ class Constraints:
     prefixes: tuple[str, ...] = ()
     without: tuple[tuple[str, ...], ...] = ()
     """Phrases that no document may have."""
+    types: tuple[str, ...] = ()
+    """Of which a document has one; any type will do where there are none."""
+    other_types: tuple[str, ...] = ()
+    """Of which a document has none."""
+    since: int | None = None
+    """The Unix time from which on a document's date lies. One without a date has none within bounds."""
+    until: int | None = None
+    """The Unix time before which it lies."""
+
+
+ANY = Constraints()
+"""What every document meets."""
+
+
+def year_of(date: int) -> int:
+    """The year of a Unix time, in UTC."""
+    return int(np.datetime64(date, "s").astype("datetime64[Y]").astype(np.int64)) + 1970
+
+
+@dataclass(frozen=True)
+class Matches:
+    """How many documents match, in all, by type and by year (UTC), the most frequent first; those without a
+    type or a date are in `count` alone, and so are types and years beyond the first `MOST_FACETS`."""
+
+    count: int
+    types: Mapping[str, int]
+    years: Mapping[int, int]
+
+
+class CannotNarrow(IsthmusError):
+    """The engine cannot search under these constraints: it says so, where it would else ignore them."""
 
 
 class EngineReader(Protocol):
@@ -118,8 +156,20 @@ class EngineReader(Protocol):
     def meeting(self, handles: IntArray, only: Constraints) -> IntArray:
         """Those of some documents that meet constraints."""
 
-    def nearest(self, vector: Vectors, depth: int) -> IntArray:
-        """The `depth` documents with the largest cosines to a vector."""
+    def nearest(self, vector: Vectors, depth: int, only: Constraints | None = None) -> IntArray:
+        """The `depth` documents with the largest cosines to a vector; of those that meet the constraints."""
+
+    def newest(self, depth: int, only: Constraints) -> IntArray:
+        """The `depth` documents with the latest dates that meet constraints, the latest first, then those
+        without a date."""
+
+    def matches(self, words: Iterable[str], only: Constraints | None = None) -> Matches:
+        """Of the documents that have any of the words, or of all where none is named, those that meet the
+        constraints."""
+
+    def beginning(self, prefix: str, limit: int | None = None) -> list[tuple[str, int]]:
+        """Terms but stop words that begin so, with about how many documents have each, most frequent
+        first."""
 
     def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
         """Of documents; −inf for one that has no direction, or none yet."""

@@ -5,13 +5,25 @@ It tries statistics on a document before a node relies on them, and other engine
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Span, Vectors
-from isthmus.engines.engine import BY_FIELD, FIELDS, Change, Constraints, Counted, WordCounts
+from isthmus.engines.engine import (
+    ANY,
+    BY_FIELD,
+    FIELDS,
+    MOST_FACETS,
+    Change,
+    Constraints,
+    Counted,
+    Matches,
+    WordCounts,
+    year_of,
+)
 from isthmus.engines.terms import STOP, TermBatch
 
 
@@ -80,13 +92,53 @@ class ExactReader:
             return any(f" {' '.join(words)} " in text for text in texts)
 
         prefixed = (f" {prefix}" in title + body for prefix in only.prefixes)
-        return all(map(has, only.phrases)) and all(prefixed) and not any(map(has, only.without))
+        return (
+            self._is_among(self.documents[row], only)
+            and all(map(has, only.phrases))
+            and all(prefixed)
+            and not any(map(has, only.without))
+        )
 
-    def nearest(self, vector: Vectors, depth: int) -> IntArray:
+    def _is_among(self, each: Change, only: Constraints) -> bool:
+        """Whether its type and date are those wanted."""
+        if (only.types and each.type not in only.types) or each.type in only.other_types:
+            return False
+        if only.since is None and only.until is None:
+            return True
+        since, until = (only.since, -np.inf), (only.until, np.inf)
+        low, high = (bound if bound is not None else none for bound, none in (since, until))
+        return each.date is not None and low <= each.date < high
+
+    def nearest(self, vector: Vectors, depth: int, only: Constraints | None = None) -> IntArray:
         """The nearest documents; of equal cosines the later ones."""
-        cosines = self.cosines(self.handles(), vector)
-        order = np.lexsort((self.handles(), cosines))[::-1]
-        return self.handles()[order[np.isfinite(cosines[order])][:depth]]
+        handles = self.handles() if only is None else self.meeting(self.handles(), only)
+        cosines = self.cosines(handles, vector)
+        order = np.lexsort((handles, cosines))[::-1]
+        return handles[order[np.isfinite(cosines[order])][:depth]]
+
+    def newest(self, depth: int, only: Constraints) -> IntArray:
+        """Those that meet constraints, by date; of equal dates the later changes."""
+        rows = self._rows(self.meeting(self.handles(), only)).tolist()
+        dates = [-np.inf if each.date is None else each.date for each in self.documents]
+        rows.sort(key=lambda row: (dates[row], self.documents[row].change), reverse=True)
+        chosen: IntArray = self.handles()[rows[:depth]]
+        return chosen
+
+    def matches(self, words: Iterable[str], only: Constraints | None = None) -> Matches:
+        """Counted one by one."""
+        weights = dict.fromkeys(words, 1.0)
+        handles = self.matching(weights, len(self), only) if weights else self.newest(len(self), only or ANY)
+        rows = [self.documents[row] for row in self._rows(handles).tolist()]
+        types = Counter(each.type for each in rows if each.type)
+        years = Counter(year_of(each.date) for each in rows if each.date is not None)
+        return Matches(len(rows), dict(types.most_common(MOST_FACETS)), dict(years.most_common(MOST_FACETS)))
+
+    def beginning(self, prefix: str, limit: int | None = None) -> list[tuple[str, int]]:
+        """Terms that begin so."""
+        words = [self._words[at] for at in self._content.tolist() if self._words[at].startswith(prefix)]
+        counts = self.tables(words)["text.having"].astype(int).tolist()
+        terms = sorted(zip(words, counts, strict=True), key=lambda each: (-each[1], each[0]))
+        return [each for each in terms if each[1]][:limit]
 
     def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
         """−inf for a document without direction."""

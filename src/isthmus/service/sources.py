@@ -194,7 +194,10 @@ def _folder(source: Source, tell: Tell, limits: ParsingLimits) -> Iterator[Read]
         raise DataError("is not a folder", file=root, cure="check the source's path")
     with Parser(limits, within=root) as parser:
         for path, parsed in parser.parse_all(_files(root, tell)):
-            yield path, parsed if isinstance(parsed, DataError) else Draft(_id(path, root), *parsed)
+            if isinstance(parsed, DataError):
+                yield path, parsed
+            else:
+                yield path, Draft(_id(path, root), *parsed, modified=_modified(path))
 
 
 def _files(root: Path, tell: Tell) -> Iterator[Path]:
@@ -211,6 +214,14 @@ def _files(root: Path, tell: Tell) -> Iterator[Path]:
             wanted = not name.startswith(".") and path.suffix.lower() in READERS and path.is_file()
             if wanted and path.resolve().is_relative_to(root.resolve()):
                 yield path
+
+
+def _modified(path: Path) -> int | None:
+    """When a file was written; None for one that is gone since it was read."""
+    try:
+        return int(path.stat().st_mtime)
+    except OSError:
+        return None
 
 
 def _id(path: Path, root: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
@@ -29,6 +30,7 @@ from isthmus.service.templates import template
 
 T = TypeVar("T")
 
+_EXTENSION = re.compile(r"[^/.]\.([A-Za-z][A-Za-z0-9]{0,7})$")
 APPLICATION = 0x49534E44  # "ISND", in the header of a SQLite file
 BATCH = 500
 READ = 1_000
@@ -44,12 +46,21 @@ class Draft:
     body: str
     language: str = ""
     """Its code; "" for English, as the release before had all."""
+    type: str = ""
+    """Its kind in lower case, where its source says so; else its id's extension is its type."""
+    date: int | None = None
+    """Its Unix time, where its source says so."""
+    modified: int | None = None
+    """When its file was written: its date where the source states none. Alone it changes no document."""
 
     @property
     def digest(self) -> bytes:
-        """A digest of title, body and language, to detect changes."""
+        """A digest of title, body and language, and of type and date where they are stated, to detect
+        changes."""
         parts: list[bytes] = []
-        other = () if self.language in ("", DEFAULT) else (self.language,)
+        other: tuple[str, ...] = () if self.language in ("", DEFAULT) else (self.language,)
+        if self.type or self.date is not None:
+            other += (f"type={self.type}", f"date={self.date}")
         for text in (self.title, self.body, *other):
             spelled = text.encode("utf-8", "surrogatepass")
             parts += (len(spelled).to_bytes(8, "little"), spelled)
@@ -97,6 +108,12 @@ def majority(judgements: Iterable[Judgement]) -> dict[tuple[str, str], bool]:
         if lead[pair]:
             right[pair] = lead[pair] > 0
     return right
+
+
+def type_of(id: str) -> str:
+    """The type of a document whose source states none: the extension of an id that is a path; "" without."""
+    extension = _EXTENSION.search(id)
+    return "" if extension is None else extension[1].lower()
 
 
 def migrations_of(database: str) -> tuple[tuple[str, ...], ...]:
@@ -174,7 +191,9 @@ class DocumentStore(ABC):
                 digests = {id: draft.digest for id, draft in unique.items()}
                 new = [draft for id, draft in unique.items() if known.get(id) != digests[id]]
                 self._write(db, new, digests, source)
-                self._claim(db, [id for id in unique if known.get(id) == digests[id]], source)
+                same = [id for id in unique if known.get(id) == digests[id]]
+                self._claim(db, same, source)
+                self._date(db, [unique[id] for id in same if unique[id].modified is not None])
             added = sum(draft.id not in known for draft in new)
             done += Counts(added=added, changed=len(new) - added)
         if done.changed:
@@ -206,15 +225,30 @@ class DocumentStore(ABC):
         if others:
             self._many(db, "UPDATE document SET source = ? WHERE id = ?", [(source, id) for (id,) in others])
 
+    def _date(self, db: Any, drafts: Sequence[Draft]) -> None:
+        """Give documents a date that have none, unchanged as they are: the release before knew no dates, and
+        its index is written anew."""
+        if not drafts:
+            return
+        ids = [each.id for each in drafts]
+        undated = {
+            id for (id,) in self._among(db, "SELECT id FROM document WHERE date IS NULL AND id IN", ids)
+        }
+        rows = [(each.modified, each.id) for each in drafts if each.id in undated]
+        if rows:
+            self._many(db, "UPDATE document SET date = ? WHERE id = ?", rows)
+
     def _write(self, db: Any, drafts: Sequence[Draft], digests: Mapping[str, bytes], source: str) -> None:
         if not drafts:
             return
         first = self._reserve(db, len(drafts))
         self._many(
             db,
-            """INSERT INTO document (id, source, title, body, language, digest, change, removed)
-            VALUES (?, ?, ?, ?, ?, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET source = excluded.source,
+            """INSERT INTO document
+                (id, source, title, body, language, type, date, digest, change, removed)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET source = excluded.source,
                 title = excluded.title, body = excluded.body, language = excluded.language,
+                type = excluded.type, date = excluded.date,
                 digest = excluded.digest, change = excluded.change, removed = 0""",
             [
                 (
@@ -223,6 +257,8 @@ class DocumentStore(ABC):
                     _storable(each.title),
                     _storable(each.body),
                     each.language,
+                    _storable(each.type),
+                    each.modified if each.date is None else each.date,
                     digests[each.id],
                     change,
                 )
@@ -244,7 +280,8 @@ class DocumentStore(ABC):
                 first = self._reserve(db, len(known))
                 self._many(
                     db,
-                    """UPDATE document SET title = '', body = '', digest = ?, change = ?, removed = 1
+                    """UPDATE document SET title = '', body = '', type = '', date = NULL, digest = ?,
+                        change = ?, removed = 1
                     WHERE id = ?""",
                     [(b"", first + at, id) for at, id in enumerate(known)],
                 )
@@ -272,10 +309,14 @@ class DocumentStore(ABC):
 
     def changes(self, after: int, limit: int) -> list[Change]:
         """What was written or removed since a change, in order, each document as it is now."""
-        sql = """SELECT id, change, removed, title, body, language FROM document
+        sql = """SELECT id, change, removed, title, body, language, type, date FROM document
             WHERE change > ? ORDER BY change LIMIT ?"""
         with self._transaction() as db:
-            return list(map(Change._make, self._rows(db, sql, (after, limit))))
+            rows = self._rows(db, sql, (after, limit))
+        return [
+            Change(id, change, bool(removed), title, body, language, type or type_of(id), date)
+            for id, change, removed, title, body, language, type, date in rows
+        ]
 
     def living(self) -> Iterator[Change]:
         """Every document there is, in the order of its last change."""
@@ -295,7 +336,7 @@ class DocumentStore(ABC):
 
     def get(self, ids: Sequence[str]) -> dict[str, Draft]:
         """The documents with these ids, by id; unknown ids are left out."""
-        sql = "SELECT id, title, body, language FROM document WHERE removed = 0 AND id IN"
+        sql = "SELECT id, title, body, language, type, date FROM document WHERE removed = 0 AND id IN"
         return {row[0]: Draft(*row) for row in self._by_id(sql, ids)}
 
     def count(self) -> int:

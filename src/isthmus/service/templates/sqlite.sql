@@ -73,3 +73,9 @@ CREATE INDEX document_language ON document (language) WHERE removed = 0
 
 -- vectors are in the index; their table stays for the way back
 DELETE FROM embedding
+
+-- step 7
+-- a document has a type and a date (Unix time), by which searches are narrowed
+ALTER TABLE document ADD COLUMN type TEXT NOT NULL DEFAULT ''
+
+ALTER TABLE document ADD COLUMN date INTEGER
