@@ -409,10 +409,10 @@ def hit_of(silo, number, probability, score=1.0):
 
 
 class TestFused:
-    def test_ties_by_score_then_id(self):
+    def test_ties_by_score_then_as_their_silos_have_them(self):
         hits = [hit_of("b", 1, 0.5), hit_of("a", 2, 0.5), hit_of("a", 1, 0.5), hit_of("c", 1, 0.5, 2.0)]
         shown, below = merge_hits(hits, k=10, threshold=0.0)
-        assert [each.document for each in shown] == ["c/1", "a/1", "a/2", "b/1"]
+        assert [each.document for each in shown] == ["c/1", "a/2", "b/1", "a/1"]
         assert below == 0
 
     def test_hits_without_a_probability_come_last_and_pass_no_threshold(self):

@@ -30,13 +30,14 @@ from isthmus.rankers import Linear
 from isthmus.retrieval import Statistics, summed
 from isthmus.service.certificates import Authority, client_context, files, server_name
 from isthmus.service.connections import server
+from isthmus.service.display import QueryWords, snippet
 from isthmus.service.export import export_rows
 from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
 from isthmus.service.reliability import reliability_curve, save_curves
 from isthmus.service.running import training
-from isthmus.service.searching import FEATURES, QueryWords, snippet
+from isthmus.service.searching import FEATURES
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import (
     EncoderSettings,

@@ -12,8 +12,8 @@ import pytest
 
 from isthmus.errors import DataError
 from isthmus.service import sources
+from isthmus.service.display import QueryWords, snippet
 from isthmus.service.parsing import READERS, Parser, ParsingLimits
-from isthmus.service.searching import QueryWords, snippet
 from isthmus.service.settings import Source
 from isthmus.service.sources import load, load_all
 from isthmus.service.stores import Counts, SqliteStore

@@ -22,7 +22,16 @@ import numpy as np
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Span, Vectors
-from isthmus.engines.engine import FIELDS, Change, Constraints, Counted, Encoded, WordCounts
+from isthmus.engines.engine import (
+    FIELDS,
+    CannotNarrow,
+    Change,
+    Constraints,
+    Counted,
+    Encoded,
+    Matches,
+    WordCounts,
+)
 from isthmus.engines.exact import ExactReader
 from isthmus.engines.remote import BATCH, CountedEngine, RemoteDocument, RemoteEngine
 from isthmus.engines.tally import Counting, DocumentTally, Interrupted, batch_of, count_all, word_counts
@@ -159,6 +168,7 @@ class AttachedReader:
 
     def matching(self, weights: Mapping[str, float], depth: int, only: Constraints | None = None) -> IntArray:
         """What the server proposes."""
+        self._check(only)
         if depth < 1 or not weights:
             return np.empty(0, dtype=np.int64)
         engine = cast(CountedEngine, self.remote.engine)
@@ -250,9 +260,30 @@ class AttachedReader:
         """The words of codes from `first` on."""
         return list(self.tally.words[first:])
 
-    def nearest(self, vector: Vectors, depth: int) -> IntArray:
+    def nearest(self, vector: Vectors, depth: int, only: Constraints | None = None) -> IntArray:
         """None: vectors of an engine elsewhere are searched by its own search."""
         return np.empty(0, dtype=np.int64)
+
+    def newest(self, depth: int, only: Constraints) -> IntArray:
+        """Refused: dates are not read."""
+        raise CannotNarrow("its engine lists no documents without words to look for")
+
+    def matches(self, words: Iterable[str], only: Constraints | None = None) -> Matches:
+        """Refused: the server proposes some of them."""
+        raise CannotNarrow("its engine does not count what matches")
+
+    def beginning(self, prefix: str, limit: int | None = None) -> list[tuple[str, int]]:
+        """Of the terms that are counted."""
+        terms, counts = self.tally.statistics(("text.having",))
+        pairs = zip(terms.tolist(), counts["text.having"].tolist(), strict=True)
+        return sorted(
+            ((term, count) for term, count in pairs if term.startswith(prefix)), key=lambda each: -each[1]
+        )[:limit]
+
+    def _check(self, only: Constraints | None) -> None:
+        """That constraints are of texts, which are read here; types and dates are not."""
+        if only is not None and (only.types or only.other_types or (only.since, only.until) != (None, None)):
+            raise CannotNarrow("its engine knows no types and dates of documents")
 
     def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
         """No document has a vector here."""

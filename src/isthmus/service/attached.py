@@ -18,7 +18,9 @@ import numpy as np
 from isthmus.engines import (
     AttachedEngine,
     AttachedReader,
+    CannotNarrow,
     Change,
+    Constraints,
     Location,
     RemoteEngine,
     WordCounts,
@@ -149,8 +151,12 @@ class ScoredSnapshot(Snapshot):
 
     reader: AttachedReader
 
-    def find(self, text: str, depth: int) -> QueryCandidates:
+    def find(
+        self, text: str, depth: int, only: Constraints | None = None, *, instead: Sequence[str] = ()
+    ) -> QueryCandidates:
         """The best `depth` documents of the engine. Nothing is counted in them."""
+        if only is not None:
+            raise CannotNarrow("its engine is searched by words alone, without phrases and filters")
         tokens = query(text, self.languages)
         terms = spelled_terms(tokens)
         words = tuple(terms[code] for code in tokens.terms.codes.tolist())

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Collection, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import zip_longest
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -32,7 +31,17 @@ from isthmus.service.judgement_routing import JudgementRouter
 from isthmus.service.limits import HttpProblem, message_header
 from isthmus.service.merging import Merger, ModelExchange
 from isthmus.service.metrics import Metrics
+from isthmus.service.query_language import ParsedQuery, judged_query, parse, unknown_silos
 from isthmus.service.reliability import learned_curve
+from isthmus.service.results import (
+    facets_of,
+    fold_copies,
+    has_more,
+    in_order,
+    narrowing_of,
+    suggestion_of,
+    understood_query,
+)
 from isthmus.service.scale import ScaleExchange
 from isthmus.service.security import local_secret, pseudonym
 from isthmus.service.settings import BrokerSettings, secret
@@ -74,6 +83,8 @@ class SiloClient:
     documents: int | None = None
     encoder: str = ""
     """The fingerprint it has stated last."""
+    search_level: int = 0
+    """What it knows of `wire.NodeSearch`, as it has stated last."""
     trials: set[asyncio.Task[None]] = field(default_factory=set, repr=False)
     """Searches answered without it, because it is on trial, whose deadline has not passed."""
 
@@ -119,6 +130,7 @@ class SiloClient:
             documents=self.documents,
             scorer="" if answer is None else answer.scorer,
             model="" if answer is None else answer.model,
+            matches=None if answer is None or answer.matches is None else answer.matches.count,
         )
 
 
@@ -127,6 +139,8 @@ class _Question:
     """A search as it is sent to the silos: its JSON body and its deadline in seconds."""
 
     body: bytes
+    extended: bytes
+    """For silos that know what came with this release."""
     seconds: float
     patient: bool
     """Whether they have as long as the broker gives by itself: a caller in a hurry, or a broker without
@@ -286,10 +300,13 @@ class Broker:
 
         Cancelled, it stops asking: a node skips what nobody waits for.
         """
-        silos = self._named(request.silos)
+        query = parse(request.query)
+        silos = [silo for silo in self._named(request.silos) if silo.name in query.silos(list(self.silos))]
         deadline = request.deadline_ms or self.settings.deadline_ms
         question = _Question(
-            _question(request, deadline), deadline / 1000, patient=deadline >= self.settings.deadline_ms
+            *_questions(request, query, deadline, several=len(silos) > 1),
+            deadline / 1000,
+            patient=deadline >= self.settings.deadline_ms,
         )
         admitted = [silo for silo in silos if silo.breaker.admits()]
         tasks = {silo.name: asyncio.create_task(self._ask(silo, question)) for silo in admitted}
@@ -317,28 +334,28 @@ class Broker:
         self.models.refresh()
         model = self.models.model
         merger = None if model is None else Merger.of(model, self.models.version, answers)
-        candidates = [
-            hit
-            for answer in answers.values()
-            for hit in (answer.hits if merger is None else merger.hits(answer))
-        ]
-        threshold = max(request.threshold, self.settings.threshold)
+        lists = [answer.hits if merger is None else merger.hits(answer) for answer in answers.values()]
         apart = {status.silo for status in statuses if status.scorer == ENGINE}
-        hits, below = merge_hits(
-            candidates, k=request.k, threshold=threshold, last=_odd_ones(statuses), apart=apart
-        )
-        uncalibrated = sum(hit.probability is None for hit in candidates) if threshold > 0 else 0
-        self._searches.add(found="yes" if hits else "no")
-        took = round((time.monotonic() - question.began) * 1000, 1)
+        merged = fold_copies(in_order(lists, last=_odd_ones(statuses), apart=apart))
+        threshold = max(request.threshold, self.settings.threshold)
+        likely = [hit for hit in merged if (hit.probability or 0.0) >= threshold]
+        uncalibrated = sum(hit.probability is None for hit in merged) if threshold > 0 else 0
+        end = min(request.offset + request.k, wire.MOST_HITS)
+        self._searches.add(found="yes" if likely else "no")
         return wire.Answer.model_construct(
-            hits=hits,
+            hits=likely[request.offset : end],
             silos=statuses,
             threshold=threshold,
-            below=below,
+            below=len(merged) - len(likely),
             without_probability=uncalibrated,
             model="" if merger is None else merger.version,
             unlike=merger is not None and merger.unlike,
-            took_ms=took,
+            understood=understood_query(query, unknown_silos(query, self.silos)),
+            offset=request.offset,
+            more=end < wire.MOST_HITS and (len(likely) > end or has_more(lists, end, threshold)),
+            facets=facets_of(answers) if request.facets else None,
+            suggestion=suggestion_of(request.query, answers) if request.suggest else None,
+            took_ms=round((time.monotonic() - question.began) * 1000, 1),
         )
 
     def _named(self, names: Iterable[str] | None) -> list[SiloClient]:
@@ -354,7 +371,12 @@ class Broker:
         breaker, began = silo.breaker, time.monotonic()
         try:
             headers = {wire.ENCODER: self.encoder, wire.MODEL: self.models.version}
-            reply = await silo.ask("POST", "/search", question.body, headers=headers)
+            body = question.extended if silo.search_level else question.body
+            reply = await silo.ask("POST", "/search", body, headers=headers)
+            if reply.status == 422:
+                raise Refused(
+                    "it takes no such search: its version knows no filters, or its limits are others"
+                )
             answer = understood(reply, wire.NodeAnswer)
             breaker.responded(began)
             if answer.silo != silo.name or any(hit.silo != silo.name for hit in answer.hits):
@@ -374,6 +396,7 @@ class Broker:
         breaker.succeeded()
         took = time.monotonic() - began
         silo.documents, silo.encoder = answer.documents, answer.encoder
+        silo.search_level = answer.search_level
         self._seconds.observe(took, silo=silo.name)
         remark = self._remark(silo, answer)
         return silo.status("answered", remark, took, answer), answer
@@ -401,7 +424,8 @@ class Broker:
         async def one(silo: SiloClient) -> None:
             with suppress(TimeoutError, Refused, SiloUnavailable, OSError):
                 async with asyncio.timeout(VIEW_SECONDS):
-                    silo.encoder = (await silo.read("/ready", wire.Ready)).encoder
+                    state = await silo.read("/ready", wire.Ready)
+                    silo.encoder, silo.search_level = state.encoder, state.search_level
 
         await asyncio.gather(*map(one, self.silos.values()))
 
@@ -411,7 +435,8 @@ class Broker:
         if silo is None:
             raise HttpProblem(404, "no such silo")
         named = self._pseudonym(silo.name, person)
-        body = wire.AttributedFeedback(**feedback.model_dump(), person=named).model_dump_json().encode()
+        named_query = {**feedback.model_dump(), "query": judged_query(feedback.query)}
+        body = wire.AttributedFeedback(**named_query, person=named).model_dump_json().encode()
         try:
             async with asyncio.timeout(self.settings.deadline_ms / 1000):
                 reply = await silo.ask("POST", "/feedback", body)
@@ -527,30 +552,18 @@ def merge_hits(
     last: Container[str] = (),
     apart: Collection[str] = (),
 ) -> tuple[list[wire.Hit], int]:
-    """The k best by probability, ties by score and then by id; and how many the threshold left out.
+    """The k best by probability, ties by score; and how many the threshold left out.
 
     A hit without a probability, from a silo without a calibrator, comes after all that have one; it
     passes no threshold but 0. Those of silos in `last`, whose scores do not compare, come at the end. A silo
     in `apart` has scores of its engine's own: its hits take turns with the others'.
     """
-    every = list(hits)
+    lists: dict[str, list[wire.Hit]] = {}
+    for hit in hits:
+        lists.setdefault(hit.silo, []).append(hit)
+    every = fold_copies(in_order(lists.values(), last=last, apart=apart))
     selected = [hit for hit in every if (hit.probability or 0.0) >= threshold]
-    selected.sort(key=lambda hit: (hit.probability is None and hit.silo in last, *_order(hit)))
-    return _in_turns(selected, apart)[:k], len(every) - len(selected)
-
-
-def _in_turns(hits: list[wire.Hit], apart: Collection[str]) -> list[wire.Hit]:
-    """Hits as they are, but those without probabilities in turns: of each silo apart, and of all others."""
-    rated = [hit for hit in hits if hit.probability is not None]
-    rest = [hit for hit in hits if hit.probability is None]
-    lists = [[hit for hit in rest if hit.silo not in apart]]
-    lists += [[hit for hit in rest if hit.silo == silo] for silo in sorted(apart)]
-    turns = zip_longest(*lists)
-    return rated + [hit for turn in turns for hit in turn if hit is not None]
-
-
-def _order(hit: wire.Hit) -> tuple[float, float, str, str]:
-    return (1.0 if hit.probability is None else -hit.probability, -hit.score, hit.document, hit.silo)
+    return selected[:k], len(every) - len(selected)
 
 
 def _odd_ones(statuses: Iterable[wire.SiloStatus]) -> set[str]:
@@ -565,7 +578,23 @@ def _odd_ones(statuses: Iterable[wire.SiloStatus]) -> set[str]:
     return {silo for silo, scorer in scorers.items() if scorer != usual}
 
 
-def _question(request: wire.Search, deadline: int) -> bytes:
-    """The search as JSON for nodes, without the threshold: the broker applies it, to count the hits below."""
-    payload = {"query": request.query, "k": request.k, "deadline_ms": deadline, "explain": request.explain}
-    return json.dumps(payload).encode()
+def _questions(
+    request: wire.Search, query: ParsedQuery, deadline: int, *, several: bool
+) -> tuple[bytes, bytes]:
+    """The search as JSON for nodes, without the threshold: the broker applies it, to count the hits below.
+
+    Then the same with what only nodes of this release know: what narrows a search is sent to all, since
+    hits that do not meet it are no answer; the rest to those that know it.
+    """
+    depth = min(request.offset + request.k, wire.MOST_HITS)  # further pages are empty
+    payload: dict[str, Any] = {
+        "query": query.words,
+        "k": depth,
+        "deadline_ms": deadline,
+        "explain": request.explain,
+    }
+    if query.narrows or not query.words.strip():
+        payload["only"] = narrowing_of(query)
+    extras = {"matches": request.facets, "suggest": request.suggest, "fold": several}
+    extended = {**payload, **{name: True for name, is_wanted in extras.items() if is_wanted}}
+    return json.dumps(payload).encode(), json.dumps(extended).encode()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Span, Vectors
-from isthmus.engines import FIELDS, STOP, EngineReader, WordCounts
+from isthmus.engines import FIELDS, STOP, Constraints, EngineReader, WordCounts
 from isthmus.features import Pairs, compute
 from isthmus.languages import query, tokeniser_of
 from isthmus.private import HashFamily
@@ -111,20 +111,29 @@ class Snapshot:
         total = sum(self.lengths.values())
         return total / len(self) if total else 1.0
 
-    def find(self, text: str, depth: int) -> QueryCandidates:
-        """The best `depth` documents of each retriever."""
-        tokens = query(text, self.languages)
+    def find(
+        self, text: str, depth: int, only: Constraints | None = None, *, instead: Sequence[str] = ()
+    ) -> QueryCandidates:
+        """The best `depth` documents of each retriever, of those that meet the constraints.
+
+        `instead` are terms to rank by where the text is blank, without vectors.
+        """
+        is_blank = not text.strip()
+        tokens = (
+            Tokens(Ids.of(list(instead)), np.array([0, len(instead)]))
+            if is_blank
+            else query(text, self.languages)
+        )
         terms = spelled_terms(tokens)
         codes = tokens.terms.codes
         words = tuple(terms[code] for code in codes.tolist())
         totals = self.reader.tables(terms)
         rarity = self._idf(terms, totals)
         weights = rarity * np.bincount(codes, minlength=len(terms))
-        lists = {"bm25": self.reader.matching(dict(zip(terms, weights.tolist(), strict=True)), depth)}
-        # encoders of words are fitted on texts read as English
-        vector = self.encoder.query(text, ENGLISH.query(text).words(0) if self.languages else words)
+        lists = {"bm25": self.reader.matching(dict(zip(terms, weights.tolist(), strict=True)), depth, only)}
+        vector = np.zeros(0, dtype=np.float32) if is_blank else self._vector(text, words)
         if vector.any():
-            lists["dense"] = self.reader.nearest(vector, depth)
+            lists["dense"] = self.reader.nearest(vector, depth, only)
         handles = np.unique(np.concatenate(list(lists.values()))) if len(lists) > 1 else lists["bm25"]
         counts = self.reader.counts(handles, terms)
         scores = {"bm25": self._bm25(counts, codes, rarity)}
@@ -143,10 +152,14 @@ class Snapshot:
             {name: each[chosen] for name, each in scores.items()},
             {name: each[chosen] for name, each in listed.items()},
             counts.take(chosen),
-            self._most(text) if len(self.languages) > 1 else float(rarity[codes].sum()),
+            self._most(text) if len(self.languages) > 1 and not is_blank else float(rarity[codes].sum()),
             vector,
             totals,
         )
+
+    def _vector(self, text: str, words: Sequence[str]) -> Vectors:
+        """A query's vector; encoders of words are fitted on texts read as English."""
+        return self.encoder.query(text, ENGLISH.query(text).words(0) if self.languages else words)
 
     def every(self, text: str, handles: IntArray, *, dense: bool) -> QueryCandidates:
         """These documents as candidates of a query, whether a retriever would propose them or not.

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from isthmus.errors import Refused, SiloUnavailable
 from isthmus.service import wire
 from isthmus.service.limits import HttpProblem
+from isthmus.service.query_language import judged_query
 from isthmus.service.security import id_digest
 
 SECONDS = 30.0
@@ -134,7 +135,7 @@ class JudgementRouter:
             tokens.setdefault(hit.silo, []).append(hit.token)
         questions = {
             silo: self._silos[silo].send(
-                "/judged", wire.ShownTokens(query=request.query, tokens=sent), wire.Verdicts
+                "/judged", wire.ShownTokens(query=judged_query(request.query), tokens=sent), wire.Verdicts
             )
             for silo, sent in tokens.items()
         }

@@ -16,7 +16,7 @@ import numpy as np
 
 from isthmus.arrays import FloatArray
 from isthmus.errors import IsthmusError
-from isthmus.learning import COLUMNS, LARGEST, OF_QUERY, SearchModel, profile_of
+from isthmus.learning import COLUMNS, LARGEST, LIST, OF_QUERY, SearchModel, profile_of
 from isthmus.service import wire
 from isthmus.service.columns import OF_PROFILE, START, log_odds
 from isthmus.service.scoring import evidence
@@ -131,7 +131,7 @@ class Merger:
         current = [answer for answer in answers.values() if answer.model == version]
         others = [answer for answer in answers.values() if answer.retrieved]
         lists = [np.sort(answer.margins)[::-1] for answer in current]
-        lower = [np.sort(_baseline_margins(model, answer))[::-1] for answer in others]
+        lower = [np.sort(_baseline_margins(model, answer)[:LIST])[::-1] for answer in others]
         none = [np.empty(0)]
         return cls(model, version, profile_of(lists or none, of_query), profile_of(lower or none, of_query))
 

@@ -52,7 +52,7 @@ from isthmus.service.scale import baseline_of, measure
 from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.security import HitTokens, local_secret
-from isthmus.service.settings import OPERATOR, NodeSettings, secret
+from isthmus.service.settings import OPERATOR, NodeSettings, SharedStatistics, secret
 from isthmus.service.silo_learner import SiloLearner
 from isthmus.service.sources import check_sources, in_languages, load_all
 from isthmus.service.stores import Counts, DocumentStore, Draft, Judgement, SqliteStore
@@ -142,7 +142,10 @@ class Node:
         self.store = open_store(settings, self._attached)
         check_sources(settings, self.store)
         statistics = settings.statistics
-        self.family = family_of(secret(statistics.hash_key, "statistics.hash_key"), statistics.width)
+        hash_key = secret(statistics.hash_key, "statistics.hash_key")
+        self.family = family_of(hash_key, statistics.width)
+        self.digest_key = b"" if hash_key == SharedStatistics.hash_key else self.family.key
+        """Of digests of texts: the key that silos share, unless it is the one that everybody knows."""
         self.index = Index(
             folder / "index",
             self.store,
@@ -379,6 +382,7 @@ class Node:
             model=self.model_version,
             engine="" if self._attached is None else self._attached.noun,
             level="" if self.settings.engine is None else self.settings.engine.level,
+            search_level=wire.SEARCH_LEVEL,
         )
 
     # what leaves
@@ -628,9 +632,7 @@ class Node:
         for name, policy in sorted(self.settings.peers.items()):
             limit = policy.budget if policy.budget is not None else self.settings.budget
             left = limit if dearest is None else self.ledger.left(dearest.document, peer=name)
-            rights = {
-                right: getattr(policy, right) for right in ("search", "snippets", "counts", "noised_counts")
-            }
+            rights = {right: getattr(policy, right) for right in wire.RIGHTS}
             yield wire.PeerBudget(peer=name, budget=limit, left=left, **rights)
 
 

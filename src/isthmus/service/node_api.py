@@ -21,6 +21,7 @@ from isthmus import __version__
 from isthmus.errors import BudgetExhausted, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.apps import METRICS, PROBLEMS, Answers, new_app, problems
+from isthmus.service.display import Extras
 from isthmus.service.encoding import another_encoder
 from isthmus.service.limits import CALLER, GONE, NOTE, HttpProblem, Protect, Surface, names_of
 from isthmus.service.metrics import CONTENT_TYPE, Metrics
@@ -36,6 +37,7 @@ ANONYMOUS = "anonymous"
 OPEN = ("/v1/health", "/v1/ready")
 UNKNOWN_HIT = "this hit was not shown to you within a day: search again"
 THROUGH = "judgements that came through it"
+SPELLINGS = "words spelled like those of a query"
 LARGE = ("/v1/documents", "/v1/statistics")
 OWN_PROBLEMS = problems(
     {
@@ -99,7 +101,8 @@ class NodeApi:
         caller = request.scope[CALLER]
         policy = caller.policy or self.settings.peers.get(caller.name)
         if policy is None and caller.may("admin"):
-            policy = Policy(search=True, snippets=True, feedback=True, judgements=True, operate=True)
+            rights = ("search", "snippets", "matches", "suggestions", "feedback", "judgements", "operate")
+            policy = Policy(**dict.fromkeys(rights, True))
         if policy is None or not (right == "known" or getattr(policy, right)):
             raise HttpProblem(403, "this silo's policy does not allow it")
         return caller.name, policy
@@ -134,8 +137,8 @@ class NodeApi:
             _log.error("%s", error)
             raise HttpProblem(503, "the silo's store does not answer", Retry_After="5") from None
 
-    async def search(self, request: Request, body: wire.Search) -> Response:
-        """The best hits of this silo."""
+    async def search(self, request: Request, body: wire.NodeSearch) -> Response:
+        """The best hits of this silo; matches and spellings beside them where the policy allows it."""
         peer, policy = self._allowed(request, "search")
         limits = self.settings.limits
         if body.k > limits.hits or len(body.query) > limits.query_characters:
@@ -149,6 +152,7 @@ class NodeApi:
         gone: threading.Event = request.scope[GONE]
         encoder, model = (request.headers.get(name, "") for name in (wire.ENCODER, wire.MODEL))
         self._compare_encoder(encoder)
+        extras = Extras(policy.matches, policy.suggestions, self.node.digest_key)
 
         def check() -> None:
             waited = (time.perf_counter() - began) * 1000
@@ -164,10 +168,9 @@ class NodeApi:
                 check=check,
                 encoder=encoder,
                 model=model,
+                extras=extras,
             )
-            self.node.note("scores", peer, len(answer.hits), "scores and explanations of hits")
-            if policy.snippets:
-                self.node.note("snippets", peer, len(answer.hits))
+            self._note(peer, policy, answer)
             return answer
 
         answer = await self._in_turn(work)
@@ -187,6 +190,16 @@ class NodeApi:
             return _json(await self._in_turn(partial(self.node.count, body, peer)))
         except BudgetExhausted:
             raise HttpProblem(403, wire.BUDGET_SPENT) from None
+
+    def _note(self, peer: str, policy: Policy, answer: wire.NodeAnswer) -> None:
+        """All that an answer takes out of the silo, in the ledger."""
+        self.node.note("scores", peer, len(answer.hits), "scores and explanations of hits")
+        if policy.snippets:
+            self.node.note("snippets", peer, len(answer.hits))
+        if answer.matches is not None:
+            self.node.note("sums", peer, 1, "numbers of documents that match a query")
+        if answer.spellings:
+            self.node.note("snippets", peer, sum(1 + len(each.like) for each in answer.spellings), SPELLINGS)
 
     def _compare_encoder(self, agreed: str) -> None:
         """Log, once for each change, that the silos of a broker agree on another encoder than this silo's."""

@@ -181,3 +181,9 @@ def unknown_silos(query: ParsedQuery, names: Iterable[str]) -> tuple[str, ...]:
     named = dict.fromkeys(name for kind in _SILOS for name in query.of(kind))
     missing = [name for name in named if name.lower() not in lower]
     return (f"no silo is called {', '.join(missing)}; there are {', '.join(known)}",) if missing else ()
+
+
+def judged_query(query: str) -> str:
+    """What a judgement of a hit is about: the words that it was ranked by, whatever else narrowed it."""
+    words = parse(query).words
+    return words if words.strip() else query

@@ -11,28 +11,28 @@ The silo's own calibrator, if it has one, turns the scores of the last two into 
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray, frozen
-from isthmus.encoders import CrossEncoder, Span, load_cross_encoder
-from isthmus.engines import STOP
+from isthmus.encoders import CrossEncoder, load_cross_encoder
+from isthmus.engines import ANY, CannotNarrow, Constraints, Matches
 from isthmus.errors import DataError
 from isthmus.features import NAMES
-from isthmus.languages import tokeniser_of
 from isthmus.learning import LIST, SearchModel
 from isthmus.retrieval import FIRST
 from isthmus.service.candidates import QueryCandidates, Snapshot
 from isthmus.service.columns import ModelScorer, query_columns
+from isthmus.service.display import Display, Extras, QueryWords
 from isthmus.service.index import Index
+from isthmus.service.narrowing import constraints_of, expanded
 from isthmus.service.scoring import (
     Bm25Scorer,
     HybridScorer,
@@ -45,10 +45,21 @@ from isthmus.service.scoring import (
     raw_score,
 )
 from isthmus.service.settings import Models
+from isthmus.service.spelling import Speller
 from isthmus.service.stores import DocumentStore, Draft
-from isthmus.service.wire import Evidence, Hit, NodeAnswer, ScoreScale, Search
+from isthmus.service.wire import (
+    SEARCH_LEVEL,
+    Evidence,
+    Hit,
+    MatchCounts,
+    NodeAnswer,
+    NodeSearch,
+    ScoreScale,
+    Search,
+    SearchLimits,
+    Spelling,
+)
 from isthmus.tables import Letor, Run
-from isthmus.text import STOP_WORDS
 
 if TYPE_CHECKING:
     from isthmus.calibration import Calibrator
@@ -60,12 +71,12 @@ FEATURES = (*NAMES, "text.BM25", "dense.cosine")
 RETRIEVERS = ("bm25", "dense")
 CROSS = "cross"
 """What a cross-encoder's list is called, where a fuser joins it."""
-LONGEST_SNIPPET = 240
-READ_FOR_SNIPPET = 20_000
+BY_DATE = "date"
+"""What answers call the order of documents that nothing says how to rank."""
+UNDATED = -1e12
+"""The score there of documents without a date."""
 _QUERY = "q"
-_WORD = re.compile(r"\w+")
 _SURE = 1e-9
-_ACCENTS = {signs[0]: f"[{signs}]" for signs in ("aàáâãäå", "cç", "eèéêë", "iìíîï", "nñ", "oòóôõö", "uùúûü")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,6 +261,18 @@ def _places(candidates: QueryCandidates, run: Run) -> IntArray:
     return np.array([place[document] for document in run.documents.tolist()], dtype=np.int64)
 
 
+def _as_sent(request: Search | NodeSearch) -> NodeSearch:
+    """A search as a broker would pass it on, of somebody who asks the searcher directly."""
+    if isinstance(request, NodeSearch):
+        return request
+    shared = request.model_dump(include=set(SearchLimits.model_fields))
+    return NodeSearch(query=request.query, **shared)
+
+
+def _prefixes(only: Constraints | None) -> tuple[str, ...]:
+    return () if only is None else only.prefixes
+
+
 @dataclass(frozen=True, eq=False)
 class Searcher:
     """Answers searches over an index that may change meanwhile."""
@@ -262,7 +285,7 @@ class Searcher:
 
     def search(
         self,
-        request: Search,
+        request: Search | NodeSearch,
         *,
         snippets: bool,
         token: Callable[[str], str] | None = None,
@@ -270,6 +293,7 @@ class Searcher:
         check: Callable[[], None] = lambda: None,
         encoder: str = "",
         model: str = "",
+        extras: Extras | None = None,
     ) -> NodeAnswer:
         """The best hits; titles and snippets only where they may be seen, a token where it may be judged.
 
@@ -280,48 +304,120 @@ class Searcher:
         """
         check()
         began = time.perf_counter()
-        snapshot = self.index.snapshot
-        candidates = self._candidates(snapshot, request.query)
+        snapshot, wanted = self.index.snapshot, _as_sent(request)
+        only, answer = None, partial(self._answer, snapshot, began)
+        key = extras.key if extras is not None and snippets and wanted.fold else b""
+        display = Display(snippets, name, token, key)
+        try:
+            if wanted.only is not None:
+                only = constraints_of(wanted.only, snapshot.reader, snapshot.languages)
+            if not wanted.query.strip() and not _prefixes(only):
+                hits = self._newest(snapshot, wanted, only or ANY, display)
+                return answer(hits, scorer=BY_DATE, **self._extras(snapshot, wanted, only or ANY, (), extras))
+            candidates = self._candidates(snapshot, wanted.query, only)
+        except CannotNarrow as error:
+            return answer([], detail=str(error))
         if self.scorer.comparable and encoder not in ("", snapshot.encoder.fingerprint):
             candidates = candidates.without("dense")
         check()
         scored = self.scorer.score(snapshot, candidates)
         check()
-        selected = self._select(scored, request)
-        reasons = (
-            self.scorer.explain(snapshot, candidates, scored, len(selected)) if request.explain else None
-        )
+        selected = self._select(scored, wanted)
+        reasons = self.scorer.explain(snapshot, candidates, scored, len(selected)) if wanted.explain else None
         check()
-        texts = self.store.get([candidates.documents[at] for at in selected]) if snippets and selected else {}
-        wanted = QueryWords.of(request.query, candidates.words, snapshot.languages)
+        words = QueryWords.of(wanted.query, (*candidates.words, *_prefixes(only)), snapshot.languages)
+        texts = self._texts([candidates.documents[at] for at in selected], display)
         hits = [
-            Hit(
-                document=name(candidates.documents[at]),
-                silo=self.silo,
+            display.hit(
+                self.silo,
+                candidates.documents[at],
+                texts.get(candidates.documents[at]),
+                words,
+                passage=snapshot.passage(candidates, at),
                 probability=None if scored.probabilities is None else float(scored.probabilities[at]),
                 score=float(scored.scores[at]),
                 explanation=None if reasons is None else reasons[place],
-                token="" if token is None else token(candidates.documents[at]),
-                **_display_fields(
-                    texts.get(candidates.documents[at]), wanted, snapshot.passage(candidates, at)
-                ),
             )
             for place, at in enumerate(selected)
         ]
-        took = round((time.perf_counter() - began) * 1000, 3)
-        version = "" if snapshot.shared is None else snapshot.shared.version
+        check()
+        return answer(
+            hits,
+            **self._merging(snapshot, candidates, scored, selected, model),
+            **self._extras(snapshot, wanted, only, candidates.terms, extras),
+        )
+
+    def _answer(
+        self,
+        snapshot: Snapshot,
+        began: float,
+        hits: list[Hit],
+        *,
+        detail: str = "",
+        scorer: str = "",
+        **more: Any,
+    ) -> NodeAnswer:
+        missing = "its encoder does not answer: searched by words alone" if snapshot.encoder.problem else ""
         return NodeAnswer(
             silo=self.silo,
             hits=hits,
             documents=len(snapshot),
-            statistics=version,
+            statistics="" if snapshot.shared is None else snapshot.shared.version,
             encoder=snapshot.encoder.fingerprint,
-            scorer=self.scorer.name,
+            scorer=scorer or self.scorer.name,
             scale=self.scorer.scale.version if isinstance(self.scorer, HybridScorer) else "",
-            **self._merging(snapshot, candidates, scored, selected, model),
-            detail="its encoder does not answer: searched by words alone" if snapshot.encoder.problem else "",
-            took_ms=took,
+            detail=detail or missing,
+            search_level=SEARCH_LEVEL,
+            **more,
+            took_ms=round((time.perf_counter() - began) * 1000, 3),
         )
+
+    def _texts(self, documents: list[str], display: Display) -> dict[str, Draft]:
+        return self.store.get(documents) if display.snippets and documents else {}
+
+    def _newest(
+        self, snapshot: Snapshot, wanted: NodeSearch, only: Constraints, display: Display
+    ) -> list[Hit]:
+        """What meets constraints, by date: nothing says what it is to be ranked by. The score is the date;
+        there is nothing to judge."""
+        if wanted.threshold > 0:
+            return []
+        documents = snapshot.reader.ids(snapshot.reader.newest(wanted.k, only))
+        drafts, bare = self.store.get(documents), replace(display, token=None)
+        phrases = wanted.only.phrases if wanted.only is not None else []
+        words = QueryWords.of(" ".join(phrases), (), snapshot.languages)
+        dates = [drafts[id].date if id in drafts else None for id in documents]
+        return [
+            bare.hit(
+                self.silo,
+                id,
+                drafts.get(id) if display.snippets else None,
+                words,
+                probability=None,
+                score=float(UNDATED if date is None else date),
+            )
+            for id, date in zip(documents, dates, strict=True)
+        ]
+
+    def _extras(
+        self,
+        snapshot: Snapshot,
+        wanted: NodeSearch,
+        only: Constraints | None,
+        terms: Sequence[str],
+        extras: Extras | None,
+    ) -> dict[str, Any]:
+        """Matches and spellings, where they were asked for and may be had."""
+        answers: dict[str, Any] = {}
+        if extras is not None and extras.matches and wanted.matches:
+            with suppress(CannotNarrow):
+                counted = snapshot.reader.matches(terms, only) if terms or only else Matches(0, {}, {})
+                answers["matches"] = MatchCounts(**vars(counted))
+        if extras is not None and extras.suggestions and wanted.suggest and wanted.query.strip():
+            speller = Speller(snapshot, self.store)
+            rare = speller.rare(wanted.query)
+            answers["spellings"] = [Spelling(word=word[:100], like=speller.like(word)) for word in rare]
+        return answers
 
     def _merging(
         self, snapshot: Snapshot, candidates: QueryCandidates, scored: Scored, selected: list[int], model: str
@@ -340,9 +436,10 @@ class Searcher:
         pairs = [(finite(shares[at]), finite(cosines[at])) for at in best.tolist()]
         return {"model": own, "retrieved": pairs, **_of_query(snapshot, candidates)}
 
-    def _candidates(self, snapshot: Snapshot, query: str) -> QueryCandidates:
+    def _candidates(self, snapshot: Snapshot, query: str, only: Constraints | None = None) -> QueryCandidates:
         """The best of every retriever; of a cross-encoder too where the scorer joins its list."""
-        candidates = snapshot.find(query, self.depth)
+        instead = () if only is None or query.strip() else expanded(only.prefixes, snapshot.reader)
+        candidates = snapshot.find(query, self.depth, only, instead=instead)
         cross = self.scorer.cross if isinstance(self.scorer, FuserScorer) else None
         if cross is None or not len(candidates):
             return candidates
@@ -360,7 +457,7 @@ class Searcher:
             listed={**candidates.listed, CROSS: listed},
         )
 
-    def _select(self, scored: Scored, request: Search) -> list[int]:
+    def _select(self, scored: Scored, request: SearchLimits) -> list[int]:
         best: list[int] = scored.order[: request.k].tolist()
         if request.threshold <= 0:
             return best
@@ -394,90 +491,3 @@ def _first(candidates: QueryCandidates) -> IntArray:
         order = rows[np.argsort(-candidates.scores[name][rows], kind="stable")]
         places[order] = np.minimum(places[order], np.arange(len(order)))
     return np.argsort(places, kind="stable")[:FIRST]
-
-
-def _display_fields(text: Draft | None, wanted: QueryWords, passage: Span | None) -> dict[str, str]:
-    if text is None:
-        return {}
-    body = text.body if passage is None else text.body[slice(*passage)]
-    return {"title": text.title[:300], "snippet": snippet(body, wanted)}
-
-
-@dataclass(frozen=True, eq=False)
-class QueryWords:
-    """What a snippet shows: words that begin like a word of the query or like its stem, with any accents;
-    characters of scripts without spaces anywhere. The longest first."""
-
-    words: tuple[str, ...]
-
-    @classmethod
-    def of(cls, query: str, stems: Iterable[str], languages: Iterable[str] = ()) -> QueryWords:
-        """A query's words, and its stems as the engine knows them."""
-        stops = STOP_WORDS.union(*(tokeniser_of(code).stop_words for code in languages))
-        words = {word for word in _WORD.findall(query.lower()) if word not in stops}
-        words |= {stem.removeprefix(STOP) for stem in stems}
-        return cls(tuple(sorted(filter(None, words), key=len, reverse=True)[:50]))
-
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        spelled = "|".join(map(_spellings, self.words))
-        return re.compile(spelled, re.IGNORECASE) if spelled else re.compile(r"(?!)")
-
-    @cached_property
-    def _are_plain(self) -> bool:
-        return all(word.isascii() for word in self.words)
-
-    def places(self, text: str) -> list[tuple[int, str]]:
-        """Where they stand in a text, and how they are spelled there in lower case."""
-        if not (self._are_plain and text.isascii()):
-            return [(match.start(), match.group().lower()) for match in self._pattern.finditer(text)]
-        lower, places = text.lower(), dict[int, str]()
-        for word in reversed(self.words):  # of those that stand at one place the longest
-            at = lower.find(word)
-            while at >= 0:
-                if not at or not (lower[at - 1].isalnum() or lower[at - 1] == "_"):
-                    places[at] = word
-                at = lower.find(word, at + len(word))
-        return sorted(places.items())
-
-
-def _spellings(word: str) -> str:
-    """A pattern of a word with or without accents: a stem has lost some of its word's."""
-    if word >= "\u3000":
-        return re.escape(word)
-    bare = (normalize("NFD", sign)[0] for sign in word)
-    signs = (_ACCENTS.get(base, re.escape(sign)) for base, sign in zip(bare, word, strict=True))
-    return r"\b" + "".join(signs).replace("ss", "(?:ss|ß)")
-
-
-def snippet(body: str, wanted: QueryWords) -> str:
-    """The stretch of a text with most different words of the query, cut between words."""
-    text = " ".join(body[:READ_FOR_SNIPPET].split())
-    if len(text) <= LONGEST_SNIPPET:
-        return text
-    start = max(0, _densest(wanted.places(text)) - 40)
-    if start:
-        start = text.find(" ", start, start + 40) + 1 or start  # not all scripts have blanks
-    end = start + LONGEST_SNIPPET
-    if end < len(text):
-        end = max(text.rfind(" ", start, end), start + LONGEST_SNIPPET // 2)
-    return ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
-
-
-def _densest(matches: Sequence[tuple[int, str]]) -> int:
-    """Where the stretch with most different words begins, in one pass: a window that slides over them."""
-    within: dict[str, int] = {}
-    distinct = len({word for _, word in matches})
-    start, best, end = 0, 0, 0
-    for at, word in matches:
-        while end < len(matches) and matches[end][0] < at + LONGEST_SNIPPET - 60:
-            within[matches[end][1]] = within.get(matches[end][1], 0) + 1
-            end += 1
-        if len(within) > best:
-            start, best = at, len(within)
-        if best == distinct:
-            break
-        within[word] -= 1
-        if not within[word]:
-            del within[word]
-    return start

@@ -56,6 +56,10 @@ class Policy:
     search: bool = False
     snippets: bool = False
     counts: bool = False
+    matches: bool = False
+    """May have exact numbers of the documents that match a query, in all, by type and by year."""
+    suggestions: bool = False
+    """May have words of at least three documents that are spelled like a word of the query."""
     learning: bool = False
     """May ask for sums over its judged queries, and bring a model to search with."""
     feedback: bool = False
@@ -69,6 +73,8 @@ class Policy:
     def __post_init__(self) -> None:
         require(self.budget is None or self.budget > 0, f"budget = {self.budget} must be an ε above 0")
         require(self.search or not self.snippets, "snippets come with hits: snippets needs search")
+        for name in ("matches", "suggestions"):
+            require(self.search or not getattr(self, name), f"{name} come with hits: {name} needs search")
 
 
 @dataclass(frozen=True)

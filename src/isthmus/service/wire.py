@@ -49,6 +49,12 @@ BUNDLE_TYPE = "application/vnd.isthmus.bundle"
 
 LONGEST_QUERY = 2_000
 MOST_HITS = 100
+MOST_NARROWING = 20
+"""Phrases, prefixes, exclusions or types of one search."""
+MOST_FACETS = 50
+"""Types, and years, that matches are counted by."""
+SEARCH_LEVEL = 1
+"""What a node says it knows of `NodeSearch`; the release before says nothing."""
 LONGEST_ID = 1_000
 MOST_JUDGED, MOST_ROWS = 100_000, 10_000
 """Queries that a silo may name to learn from, and rows of any table in an answer."""
@@ -104,16 +110,57 @@ class Problem(ResponseModel):
     detail: str = ""
 
 
-class Search(RequestModel):
-    """A search request. The deadline is counted from when the request arrives."""
+class SearchLimits(RequestModel):
+    """How much is searched for. The deadline is counted from when the request arrives."""
 
-    query: QueryText
     k: Annotated[int, Field(ge=1, le=MOST_HITS)] = 10
     deadline_ms: Annotated[int, Field(ge=10, le=60_000)] | None = None
     explain: bool = False
     threshold: Probability = 0.0
     silos: list[Name] | None = None
     """Only these silos; for the broker."""
+
+
+class Search(SearchLimits):
+    """A search request; what its query may say is in `query_language`."""
+
+    query: QueryText
+    offset: Annotated[int, Field(ge=0, lt=MOST_HITS)] = 0
+    """Hits to pass over: those of the pages before. Pages end with the first 100 hits."""
+    facets: bool = False
+    """Whether to count matches by silo, type and year, where silos allow it."""
+    suggest: bool = False
+    """Whether to look for other spellings of words that hardly any document has, where silos allow it."""
+
+
+Texts = Annotated[list[QueryText], Field(max_length=MOST_NARROWING)]
+UnixTime = Annotated[int, Field(ge=-(10**11), le=10**12)]
+
+
+class Narrowing(RequestModel):
+    """What documents must have, and must not have, as a person wrote it; see `engines.Constraints`."""
+
+    phrases: Texts = []
+    prefixes: Texts = []
+    without: Texts = []
+    types: Texts = []
+    other_types: Texts = []
+    since: UnixTime | None = None
+    until: UnixTime | None = None
+
+
+class NodeSearch(SearchLimits):
+    """A search as the broker passes it on. Fields that a node of the release before refuses are sent where
+    they are needed, or where the node says that it knows them."""
+
+    query: Annotated[str, Field(max_length=LONGEST_QUERY)]
+    """Words to rank by; without any, all that meets `only` is listed by date."""
+    only: Narrowing | None = None
+    matches: bool = False
+    """Whether to count all that match."""
+    suggest: bool = False
+    fold: bool = False
+    """Whether hits are to have digests of their texts, by which the broker folds duplicates."""
 
 
 class Evidence(ResponseModel):
@@ -130,6 +177,15 @@ class Evidence(ResponseModel):
     contribution: float
 
 
+class HitCopy(ResponseModel):
+    """The same text in another silo."""
+
+    silo: Name
+    document: DocumentId
+    probability: Probability | None
+    score: float
+
+
 class Hit(ResponseModel):
     """A document of the result: a probability if the silo has a calibrator, a snippet if it allows them."""
 
@@ -142,6 +198,35 @@ class Hit(ResponseModel):
     explanation: Annotated[list[Evidence], Field(fail_fast=True, max_length=100)] | None = None
     token: HitToken = ""
     """What feedback on it must bring; only its silo can read it."""
+    type: Annotated[str, Field(max_length=100)] = ""
+    date: Annotated[str, Field(max_length=40)] = ""
+    """ISO 8601; empty where it is not known, as the type."""
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
+    """Of its text under a key that silos share, for the broker alone: equal where the texts are."""
+    also: Annotated[list[HitCopy], Field(fail_fast=True, max_length=MOST_ROWS)] = []
+    """Where the same text was found too."""
+
+
+ShortText = Annotated[str, Field(max_length=100)]
+Year = Annotated[int, Field(ge=-9_999, le=99_999)]
+
+
+class MatchCounts(ResponseModel):
+    """Documents of one silo that match: in all, by type and by year, the most frequent ones."""
+
+    count: Count
+    types: Annotated[dict[Annotated[str, Field(max_length=100)], Count], Field(max_length=MOST_FACETS)] = {}
+    years: Annotated[
+        dict[Annotated[int, Field(ge=-9999, le=99999)], Count], Field(max_length=MOST_FACETS)
+    ] = {}
+
+
+class Spelling(ResponseModel):
+    """A word of the query that fewer than three of a silo's documents have, and words like it that more
+    have, the likeliest first."""
+
+    word: Annotated[str, Field(max_length=100)]
+    like: Annotated[list[Annotated[str, Field(min_length=1, max_length=100)]], Field(max_length=3)] = []
 
 
 class ScoreSums(ResponseModel):
@@ -221,6 +306,12 @@ class NodeAnswer(ResponseModel):
     """The query's number of words and their rarity."""
     detail: Text = ""
     """What was missing: its encoder, where that did not answer."""
+    search_level: Count = 0
+    """What it knows of `NodeSearch`."""
+    matches: MatchCounts | None = None
+    """Where the broker asked, and its policy allows them."""
+    spellings: Annotated[list[Spelling], Field(max_length=10)] | None = None
+    """Likewise; None where it says nothing of spellings."""
     took_ms: float
 
 
@@ -236,6 +327,52 @@ class SiloStatus(ResponseModel):
     """What put its hits in order: bm25, hybrid, learned, fuser or ranker."""
     model: str = ""
     """The version of the learned model it scored with."""
+    matches: int | None = None
+    """Its documents that match, where that was asked and its policy allows it: those that have any of the
+    words and all that narrows. A threshold is not part of it."""
+
+
+class QueryPart(ResponseModel):
+    """Something that narrows the search, and where it stands in the query, in characters."""
+
+    kind: str
+    """phrase, without, prefix, silo, other_silo, type, other_type, after or before."""
+    value: str
+    start: int
+    end: int
+
+
+class Understood(ResponseModel):
+    """What a query was understood as."""
+
+    words: str
+    """What hits are ranked by."""
+    parts: list[QueryPart] = []
+    hints: list[str] = []
+    """What may have been meant otherwise."""
+    marked: list[str] = []
+    """Words to mark in texts, in lower case: those of the query but stop words."""
+
+
+class Facets(ResponseModel):
+    """Documents that match, by silo, type and year, most frequent first, and how many in all; of the silos
+    that count. A document in two silos counts twice, and a threshold is not part of it."""
+
+    matches: int
+    silos: dict[str, int]
+    types: dict[str, int]
+    years: dict[str, int]
+
+
+class Suggestion(ResponseModel):
+    """Another spelling that more documents have; it is never searched by itself."""
+
+    query: str
+    """The whole query so spelled."""
+    words: dict[str, str]
+    """What would be instead of what."""
+    silos: list[str]
+    """Whose documents have it so."""
 
 
 class Answer(ResponseModel):
@@ -252,6 +389,12 @@ class Answer(ResponseModel):
     """The version of the learned model that merged them."""
     unlike: bool = False
     """Whether no judged query was like this one: probabilities are drawn to the base rate."""
+    understood: Understood | None = None
+    offset: int = 0
+    more: bool = False
+    """Whether there may be another page."""
+    facets: Facets | None = None
+    suggestion: Suggestion | None = None
     took_ms: float
 
 
@@ -605,6 +748,8 @@ class Ready(ResponseModel):
     """What has a silo's documents, where that is not its own index."""
     level: Literal["", "full", "scores"] = ""
     """What such a silo takes part in: all, or only with its engine's own scores, once they are calibrated."""
+    search_level: Count = 0
+    """What a silo knows of `NodeSearch`."""
 
 
 class Departure(ResponseModel):
@@ -620,6 +765,10 @@ class Departure(ResponseModel):
     last: Text
 
 
+RIGHTS = ("search", "snippets", "counts", "noised_counts", "matches", "suggestions")
+"""Of a peer, as the Silos view shows them."""
+
+
 class PeerBudget(ResponseModel):
     """What a peer may do, and what is left of its budget for the dearest document."""
 
@@ -628,6 +777,8 @@ class PeerBudget(ResponseModel):
     snippets: bool
     counts: bool
     noised_counts: bool = False
+    matches: bool = False
+    suggestions: bool = False
     budget: float | None = None
     left: float | None = None
 

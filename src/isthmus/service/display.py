@@ -1,0 +1,165 @@
+"""Hits as an asker sees them: names, the stretch of a text with the query's words, digests of texts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any
+from unicodedata import normalize
+
+from isthmus.encoders import Span
+from isthmus.engines import STOP
+from isthmus.languages import tokeniser_of
+from isthmus.service.stores import Draft, type_of
+from isthmus.service.wire import Hit
+from isthmus.text import STOP_WORDS
+
+LONGEST_SNIPPET = 240
+READ_FOR_SNIPPET = 20_000
+_WORD = re.compile(r"\w+")
+_ACCENTS = {signs[0]: f"[{signs}]" for signs in ("aàáâãäå", "cç", "eèéêë", "iìíîï", "nñ", "oòóôõö", "uùúûü")}
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a peer may have besides hits, where its search asks for it."""
+
+    matches: bool = False
+    suggestions: bool = False
+    key: bytes = b""
+    """Under which texts of hits have digests; without it they have none."""
+
+
+@dataclass(frozen=True)
+class Display:
+    """How hits look to the asker: see `Searcher.search`."""
+
+    snippets: bool
+    name: Callable[[str], str]
+    token: Callable[[str], str] | None
+    key: bytes = b""
+    """Of digests; without it hits have none."""
+
+    def hit(
+        self,
+        silo: str,
+        document: str,
+        text: Draft | None,
+        words: QueryWords,
+        *,
+        passage: Span | None = None,
+        **evidence: Any,
+    ) -> Hit:
+        """A document; its text, type and date only where it was fetched for that."""
+        visible: dict[str, Any] = {}
+        if text is not None:
+            body = text.body if passage is None else text.body[slice(*passage)]
+            visible = {
+                "title": text.title[:300],
+                "snippet": snippet(body, words),
+                "type": (text.type or type_of(document))[:100],
+                "date": "" if text.date is None else day_of(text.date),
+                "digest": digest_of(text, self.key) if self.key else "",
+            }
+        token = "" if self.token is None else self.token(document)
+        return Hit(document=self.name(document), silo=silo, token=token, **evidence, **visible)
+
+
+def day_of(date: int) -> str:
+    """The day of a Unix time, in UTC; empty for one beyond the calendar."""
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=date)).date().isoformat()
+    except OverflowError:
+        return ""
+
+
+def digest_of(text: Draft, key: bytes) -> str:
+    """A keyed digest of the words of a text, in any case and with any punctuation: equal for the same words
+    in the same order. Without the key nobody can tell whether a text has it."""
+    words = normalize("NFKC", f"{text.title}\n{text.body}").lower()
+    content = " ".join(_WORD.findall(words)).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(content, key=key, digest_size=16, person=b"isthmus doubles").hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class QueryWords:
+    """What a snippet shows: words that begin like a word of the query or like its stem, with any accents;
+    characters of scripts without spaces anywhere. The longest first."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, query: str, stems: Iterable[str], languages: Iterable[str] = ()) -> QueryWords:
+        """A query's words, and its stems as the engine knows them."""
+        stops = STOP_WORDS.union(*(tokeniser_of(code).stop_words for code in languages))
+        words = {word for word in _WORD.findall(query.lower()) if word not in stops}
+        words |= {stem.removeprefix(STOP) for stem in stems}
+        return cls(tuple(sorted(filter(None, words), key=len, reverse=True)[:50]))
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        spelled = "|".join(map(_spellings, self.words))
+        return re.compile(spelled, re.IGNORECASE) if spelled else re.compile(r"(?!)")
+
+    @cached_property
+    def _are_plain(self) -> bool:
+        return all(word.isascii() for word in self.words)
+
+    def places(self, text: str) -> list[tuple[int, str]]:
+        """Where they stand in a text, and how they are spelled there in lower case."""
+        if not (self._are_plain and text.isascii()):
+            return [(match.start(), match.group().lower()) for match in self._pattern.finditer(text)]
+        lower, places = text.lower(), dict[int, str]()
+        for word in reversed(self.words):  # of those that stand at one place the longest
+            at = lower.find(word)
+            while at >= 0:
+                if not at or not (lower[at - 1].isalnum() or lower[at - 1] == "_"):
+                    places[at] = word
+                at = lower.find(word, at + len(word))
+        return sorted(places.items())
+
+
+def _spellings(word: str) -> str:
+    """A pattern of a word with or without accents: a stem has lost some of its word's."""
+    if word >= "\u3000":
+        return re.escape(word)
+    bare = (normalize("NFD", sign)[0] for sign in word)
+    signs = (_ACCENTS.get(base, re.escape(sign)) for base, sign in zip(bare, word, strict=True))
+    return r"\b" + "".join(signs).replace("ss", "(?:ss|ß)")
+
+
+def snippet(body: str, wanted: QueryWords) -> str:
+    """The stretch of a text with most different words of the query, cut between words."""
+    text = " ".join(body[:READ_FOR_SNIPPET].split())
+    if len(text) <= LONGEST_SNIPPET:
+        return text
+    start = max(0, _densest(wanted.places(text)) - 40)
+    if start:
+        start = text.find(" ", start, start + 40) + 1 or start  # not all scripts have blanks
+    end = start + LONGEST_SNIPPET
+    if end < len(text):
+        end = max(text.rfind(" ", start, end), start + LONGEST_SNIPPET // 2)
+    return ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
+
+
+def _densest(matches: Sequence[tuple[int, str]]) -> int:
+    """Where the stretch with most different words begins, in one pass: a window that slides over them."""
+    within: dict[str, int] = {}
+    distinct = len({word for _, word in matches})
+    start, best, end = 0, 0, 0
+    for at, word in matches:
+        while end < len(matches) and matches[end][0] < at + LONGEST_SNIPPET - 60:
+            within[matches[end][1]] = within.get(matches[end][1], 0) + 1
+            end += 1
+        if len(within) > best:
+            start, best = at, len(within)
+        if best == distinct:
+            break
+        within[word] -= 1
+        if not within[word]:
+            del within[word]
+    return start

@@ -1,0 +1,156 @@
+"""One list of silos' answers: in order, duplicates folded, matches counted, other spellings proposed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from isthmus.languages import detect, tokeniser_of
+from isthmus.service import wire
+from isthmus.service.query_language import ParsedQuery
+from isthmus.service.spelling import edits
+from isthmus.text import STOP_WORDS
+
+_WORD = re.compile(r"[^\W_]+")
+
+
+def in_order(
+    lists: Iterable[Sequence[wire.Hit]], *, last: Container[str] = (), apart: Collection[str] = ()
+) -> list[wire.Hit]:
+    """Hits of several silos, each list best first, by probability, ties by score, then as their silos have
+    them: however long the lists are, the first hits are the same.
+
+    A hit without a probability comes after all that have one; of silos in `last`, at the end. A silo in
+    `apart` has scores of its engine's own: its hits take turns with the others'.
+    """
+
+    def key(place: int, hit: wire.Hit) -> tuple[bool, bool, float, float, int, str]:
+        unknown = hit.probability is None
+        return unknown and hit.silo in last, unknown, -(hit.probability or 0.0), -hit.score, place, hit.silo
+
+    keyed = [(key(place, hit), hit) for hits in lists for place, hit in enumerate(hits)]
+    return _in_turns([hit for _, hit in sorted(keyed, key=lambda each: each[0])], apart)
+
+
+def _in_turns(hits: list[wire.Hit], apart: Collection[str]) -> list[wire.Hit]:
+    """Hits as they are, but those without probabilities in turns: of each silo apart, and of all others."""
+    rated = [hit for hit in hits if hit.probability is not None]
+    rest = [hit for hit in hits if hit.probability is None]
+    lists = [[hit for hit in rest if hit.silo not in apart]]
+    lists += [[hit for hit in rest if hit.silo == silo] for silo in sorted(apart)]
+    turns = zip_longest(*lists)
+    return rated + [hit for turn in turns for hit in turn if hit is not None]
+
+
+def fold_copies(hits: Iterable[wire.Hit]) -> list[wire.Hit]:
+    """Hits of different silos with the same text as one, which stands where the best of them does and names
+    the others. Digests end here."""
+    folded: list[list[wire.Hit]] = []
+    groups: dict[str, list[list[wire.Hit]]] = {}
+    for hit in hits:
+        known = groups.setdefault(hit.digest, []) if hit.digest else []
+        home = next((group for group in known if all(each.silo != hit.silo for each in group)), None)
+        if home is None:
+            home = []
+            folded.append(home)
+            known.append(home)
+        home.append(hit)
+    return [_folded(first, copies) for first, *copies in folded]
+
+
+def _folded(hit: wire.Hit, copies: Sequence[wire.Hit]) -> wire.Hit:
+    if not hit.digest:
+        return hit
+    also = [
+        wire.HitCopy(silo=each.silo, document=each.document, probability=each.probability, score=each.score)
+        for each in copies
+    ]
+    return hit.model_copy(update={"digest": "", "also": also})
+
+
+def has_more(lists: Iterable[Sequence[wire.Hit]], depth: int, threshold: float) -> bool:
+    """Whether a silo that was asked for `depth` hits may have more that pass the threshold."""
+    full = [hits for hits in lists if len(hits) >= depth] if depth < wire.MOST_HITS else []
+    return any((hits[-1].probability or 0.0) >= threshold for hits in full)
+
+
+def facets_of(answers: Mapping[str, wire.NodeAnswer]) -> wire.Facets | None:
+    """Matches of all silos that count; None where none does."""
+    counted = {silo: answer.matches for silo, answer in answers.items() if answer.matches is not None}
+    if not counted:
+        return None
+    types: Counter[str] = Counter()
+    years: Counter[str] = Counter()
+    for each in counted.values():
+        types.update(each.types)
+        years.update({str(year): count for year, count in each.years.items()})
+    silos = {silo: each.count for silo, each in counted.items()}
+    return wire.Facets(
+        matches=sum(silos.values()),
+        silos=silos,
+        types=dict(types.most_common(wire.MOST_FACETS)),
+        years=dict(sorted(years.items(), key=lambda each: int(each[0]), reverse=True)[: wire.MOST_FACETS]),
+    )
+
+
+def suggestion_of(query: str, answers: Mapping[str, wire.NodeAnswer]) -> wire.Suggestion | None:
+    """Another spelling of words that hardly any document has in any silo which says so.
+
+    A silo that has the word vetoes it; of several spellings the nearest, then what most silos propose.
+    """
+    proposals = {silo: answer.spellings for silo, answer in answers.items() if answer.spellings is not None}
+    rare = [{each.word for each in spellings} for spellings in proposals.values()]
+    instead: dict[str, str] = {}
+    silos: dict[str, None] = {}
+    for word in sorted(set.intersection(*rare)) if rare else ():
+        votes: Counter[str] = Counter()
+        homes: dict[str, list[str]] = {}
+        for silo, spellings in proposals.items():
+            for spelling in (like for each in spellings if each.word == word for like in each.like):
+                votes[spelling] += 1
+                homes.setdefault(spelling, []).append(silo)
+        if votes:
+            best = min(votes, key=lambda like: (edits(word, like, 3), -votes[like], like))
+            instead[word] = best
+            silos |= dict.fromkeys(homes[best])
+    if not instead:
+        return None
+    return wire.Suggestion(query=_respelled(query, instead), words=instead, silos=list(silos))
+
+
+def _respelled(query: str, instead: Mapping[str, str]) -> str:
+    """The query with other words, all else as it is."""
+    return _WORD.sub(lambda match: instead.get(match.group().lower(), match.group()), query)
+
+
+def narrowing_of(query: ParsedQuery) -> dict[str, Any]:
+    """What a query narrows by, as nodes are told; without what it does not say."""
+    lists = {
+        "phrases": query.phrases,
+        "prefixes": query.of("prefix"),
+        "without": query.without,
+        "types": query.of("type"),
+        "other_types": query.of("other_type"),
+    }
+    bounds = {"since": query.since, "until": query.until}
+    return {
+        **{name: list(values) for name, values in lists.items() if values},
+        **{name: bound for name, bound in bounds.items() if bound is not None},
+    }
+
+
+def understood_query(query: ParsedQuery, hints: Collection[str] = ()) -> wire.Understood:
+    """What people are told of their query."""
+    parts = [
+        wire.QueryPart(kind=part.kind, value=part.value, start=part.start, end=part.end)
+        for part in query.parts
+    ]
+    text = query.words
+    stops = STOP_WORDS | tokeniser_of(detect([text])[0]).stop_words
+    words = list(dict.fromkeys(_WORD.findall(text.lower())))
+    content = [word for word in words if word not in stops] or words
+    marked = [*content, *(prefix.lower() for prefix in query.of("prefix"))]
+    return wire.Understood(words=text, parts=parts, hints=[*query.hints, *hints], marked=marked)
