@@ -30,8 +30,26 @@ if TYPE_CHECKING:
 
 URL_VARIABLE = "ISTHMUS_BROKER"
 BAR = 10
+LANGUAGE = (
+    'what to look for: words, "a phrase", -word, begin*, silo:NAME, type:pdf, after:2019, before:2024-06-30'
+)
+MEANT = {
+    "phrase": "with the phrase",
+    "without": "without",
+    "prefix": "with words that begin with",
+    "silo": "in the silo",
+    "other_silo": "not in the silo",
+    "type": "of type",
+    "other_type": "not of type",
+    "after": "dated from",
+    "before": "dated before",
+}
+"""What narrows a search, for people."""
+MOST_VALUES = 8
+"""Types, and years, that a line has."""
 SCORERS = {
     "bm25": "BM25",
+    "date": "date",
     "hybrid": "BM25 and encoder in equal shares",
     "learned": "what silos have learned",
     "engine": "the engine's own score",
@@ -61,10 +79,12 @@ def _broker(arguments: argparse.Namespace) -> None:
 
 
 def _search_arguments(parser: argparse.ArgumentParser) -> None:
-    add(parser, "query QUERY", "what to look for")
+    add(parser, "query QUERY", LANGUAGE)
     add(parser, "--broker URL", f"the broker's address ({URL_VARIABLE}, else http://127.0.0.1:8100)")
     add(parser, "--threshold", "only hits at least this probable", type=probability, default=0.0)
     add(parser, "-k", "hits to show, up to 100 (%(default)s)", type=whole(1), default=10)
+    add(parser, "--page", "the page of so many hits; pages end with the first 100", type=whole(1), default=1)
+    add(parser, "--facets", "how many documents match, by silo, type and year, where silos allow it")
     add(parser, "--silos A,B", "only these silos")
     about = (
         "no hits: how many documents of each silo answer, with noise, at least as probable as --threshold"
@@ -76,15 +96,22 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--key FILE", "the file of an API key (or ISTHMUS_API_KEY)")
     add(parser, "--authority FILE", "the certificate the broker's comes from (or ISTHMUS_AUTHORITY)")
     add_json(
-        parser, "{hits: [{document, silo, probability, score, title, snippet, explanation}], silos, below, …}"
+        parser,
+        "{hits: [{document, silo, probability, score, title, snippet, explanation, also}], silos, below,"
+        " understood, more, facets, suggestion, …}",
     )
 
 
 def _search(arguments: argparse.Namespace) -> int:
-    from isthmus.service import DEFAULT_URL, Client
+    from isthmus.service import DEFAULT_URL, MOST_HITS, Client
 
     if not arguments.query.strip():
         raise ConfigError("nothing to look for", expected='words: isthmus search "tidal power"')
+    if (arguments.page - 1) * arguments.k >= MOST_HITS:
+        last = (MOST_HITS - 1) // arguments.k + 1
+        raise ConfigError(
+            f"pages end with the first {MOST_HITS} hits", key="--page", expected=f"at most {last}"
+        )
     url = arguments.broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     with Client(
         url, key=Path(arguments.key) if arguments.key else None, authority=arguments.authority
@@ -99,6 +126,9 @@ def _search(arguments: argparse.Namespace) -> int:
             silos=silos,
             explain=arguments.explain,
             deadline_ms=arguments.deadline,
+            offset=(arguments.page - 1) * arguments.k,
+            facets=arguments.facets,
+            suggest=True,
         )
         if broker.key_expires:
             say(f"isthmus: your API key ends on {plain(broker.key_expires)}; ask your operator for a new one")
@@ -141,9 +171,13 @@ def show(answer: Answer) -> None:
 
     width = shutil.get_terminal_size((100, 24)).columns
     console = Console(file=sys.stdout, width=width, highlight=False)
+    for line in understood_lines(answer):
+        console.print(f"  {line}", markup=False)
     if answer.hits:
         console.print(_table(answer))
     console.print(summary_of(answer))
+    for line in further_lines(answer):
+        console.print(f"  {line}", markup=False)
     for silo in answer.silos:
         if silo.detail:
             console.print(f"  {plain(silo.silo)}: {silo.status}, {plain(silo.detail)}", markup=False)
@@ -151,6 +185,32 @@ def show(answer: Answer) -> None:
         console.print("  no judged query is like this one: probabilities stand near the share of right hits")
     elif answer.hits and all(hit.probability is None for hit in answer.hits):
         console.print("  no probabilities: judge hits or import judgements, then run isthmus learn")
+
+
+def understood_lines(answer: Answer) -> list[str]:
+    """What a query was understood as, where that is more than words; and what may have been meant."""
+    query = answer.understood
+    if query is None:
+        return []
+    parts = [f"{MEANT.get(part.kind, part.kind)} {plain(part.value)}" for part in query.parts]
+    words = [f"words {plain(query.words)}"] if query.words.strip() else []
+    lines = ["understood: " + "; ".join(words + parts)] if parts else []
+    return lines + [plain(hint) for hint in query.hints]
+
+
+def further_lines(answer: Answer) -> list[str]:
+    """Other spellings, numbers of matches, and that there is another page."""
+    lines = []
+    if answer.suggestion is not None:
+        lines.append(f"did you mean: {plain(answer.suggestion.query)}")
+    if answer.facets is not None:
+        tables = {"silo": answer.facets.silos, "type": answer.facets.types, "year": answer.facets.years}
+        for name, counts in tables.items():
+            rows = [f"{plain(value)} {count:,}" for value, count in list(counts.items())[:MOST_VALUES]]
+            lines += [f"matches by {name}: {', '.join(rows)}"] if rows else []
+    if answer.more:
+        lines.append("there is another page: --page")
+    return lines
 
 
 def summary_of(answer: Answer) -> str:
@@ -182,6 +242,7 @@ def _table(answer: Answer) -> Any:
     from rich.table import Table
     from rich.text import Text
 
+    by_date = {silo.silo for silo in answer.silos if silo.scorer == "date"}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("probability", no_wrap=True)
     table.add_column("silo", no_wrap=True)
@@ -192,7 +253,9 @@ def _table(answer: Answer) -> Any:
             cell.append("\n" + plain(hit.snippet), style="not bold dim")
         for evidence in hit.explanation or ():
             cell.append("\n" + _why(evidence), style="not bold cyan")
-        table.add_row(_bar(hit), Text(plain(hit.silo)), cell)
+        silos = [hit.silo, *(copy.silo for copy in hit.also)]
+        bar = Text(hit.date or "no date") if hit.silo in by_date else _bar(hit)
+        table.add_row(bar, Text("\n".join(map(plain, silos))), cell)
     return table
 
 

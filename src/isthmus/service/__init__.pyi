@@ -73,6 +73,7 @@ from isthmus.service.stores import Draft as Draft
 from isthmus.service.stores import SqliteStore as SqliteStore
 from isthmus.service.versions import ModelVersions as ModelVersions
 from isthmus.service.wire import LEVELS as LEVELS
+from isthmus.service.wire import MOST_HITS as MOST_HITS
 from isthmus.service.wire import USUAL_LEVEL as USUAL_LEVEL
 from isthmus.service.wire import Answer as Answer
 from isthmus.service.wire import Evidence as Evidence

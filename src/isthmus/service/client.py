@@ -40,6 +40,10 @@ BATCH_BYTES = 256 << 10
 M = TypeVar("M", bound=BaseModel)
 
 
+class NotTaken(ServiceError):
+    """The request is not of the form that the broker documents (422)."""
+
+
 class Client:
     """One broker. A failure is a ServiceError that says what to do: Refused, SiloUnavailable or itself.
 
@@ -80,12 +84,27 @@ class Client:
         silos: list[str] | None = None,
         explain: bool = False,
         deadline_ms: int | None = None,
+        offset: int = 0,
+        facets: bool = False,
+        suggest: bool = False,
     ) -> wire.Answer:
-        """Search all silos, or those named."""
+        """Search all silos, or those named.
+
+        `offset` passes over the hits of the pages before, `facets` counts what matches, `suggest` looks for
+        other spellings of words that hardly any document has; a broker that knows neither does without.
+        """
         payload = {"query": query, "k": k, "threshold": threshold, "explain": explain}
         payload |= {"silos": silos} if silos is not None else {}
         payload |= {"deadline_ms": deadline_ms} if deadline_ms is not None else {}
-        return self._read(self._ask("POST", "/v1/search", payload), wire.Answer)
+        payload |= {"offset": offset} if offset else {}
+        extras = {name: True for name, is_wanted in (("facets", facets), ("suggest", suggest)) if is_wanted}
+        try:
+            reply = self._ask("POST", "/v1/search", payload | extras)
+        except NotTaken:
+            if not extras:
+                raise
+            reply = self._ask("POST", "/v1/search", payload)  # a broker of the release before
+        return self._read(reply, wire.Answer)
 
     def count(
         self, query: str, *, threshold: float = wire.USUAL_LEVEL, silos: list[str] | None = None
@@ -258,6 +277,8 @@ class Client:
             return Refused(f"{message} (again in {later:g} s)")
         if reply.status == 403:
             return Refused(message)
+        if reply.status == 422:
+            return NotTaken(message)
         return SiloUnavailable(message) if reply.status >= 500 else ServiceError(message)
 
     def _read(self, reply: HttpReply, model: type[M]) -> M:
