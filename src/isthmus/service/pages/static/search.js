@@ -7,13 +7,20 @@ import { chip, count, decimal, hue, make, percent, rememberSilos, several, show,
 const WORDS = {
   answered: "answered", late: "did not answer in time", refused: "refused", down: "is down", broken: "answered nonsense",
 };
-const SCORERS = { bm25: "BM25", hybrid: "BM25 and encoder in equal shares", learned: "what silos have learned", engine: "the engine's own score" };
+const SCORERS = { bm25: "BM25", hybrid: "BM25 and encoder in equal shares", learned: "what silos have learned", date: "date", engine: "the engine's own score" };
+const MEANT = {
+  phrase: (value) => `“${value}”`, without: (value) => `without ${value}`, prefix: (value) => `${value}…`,
+  silo: (value) => `in ${value}`, other_silo: (value) => `not in ${value}`, type: (value) => `type ${value}`,
+  other_type: (value) => `not type ${value}`, after: (value) => `from ${value}`, before: (value) => `before ${value}`,
+};
 const PAUSE = 250; // milliseconds between two questions of one person
+const PAGE = 20, DEEPEST = 100; // hits of a page, and of all pages
+const SHOWN = 8; // values of a facet
 let places = null; // the elements of the view that is open
 
 export async function open(view, { parameters, signal, failed, may }) {
   const state = {
-    query: parameters.get("q") ?? "", above: Number(parameters.get("above") ?? 0), failed, may,
+    query: parameters.get("q") ?? "", above: Number(parameters.get("above") ?? 0), failed, may, page: pageOf(parameters),
     without: new Set(parameters.getAll("without")), names: [], asking: null,
   };
   places = build(state);
@@ -21,8 +28,12 @@ export async function open(view, { parameters, signal, failed, may }) {
   places.query.focus();
   signal.addEventListener("abort", () => { clearTimeout(state.later); state.asking?.abort(); });
   await introduce(state, signal);
-  if (state.query) await run(state);
+  if (!state.query) return;
+  keep(state, "replaceState");
+  await run(state);
 }
+
+const pageOf = (parameters) => Math.min(Math.max(Math.trunc(Number(parameters.get("page"))) || 1, 1), DEEPEST / PAGE);
 
 function build(state) {
   const query = make("input", {
@@ -31,13 +42,13 @@ function build(state) {
   });
   const form = make("form", {
     role: "search", class: "ask",
-    onsubmit: (event) => { event.preventDefault(); state.query = query.value.trim(); keep(state); if (state.query) run(state); },
+    onsubmit: (event) => { event.preventDefault(); go(state, { query: query.value.trim() }); },
   }, query, make("button", { class: "main" }, "Search"));
   const label = make("output", { class: "above", for: "above" }, words(state.above));
   const slider = make("input", {
     id: "above", type: "range", min: "0", max: "95", step: "5", value: String(Math.round(state.above * 100)), "aria-describedby": "no-probabilities", disabled: true,
     oninput: () => { state.above = Number(slider.value) / 100; label.textContent = words(state.above); },
-    onchange: () => { keep(state); if (state.query) run(state); },
+    onchange: () => go(state, {}),
   });
   const reason = make("p", { class: "hint", id: "no-probabilities", role: "status" });
   const filters = make("div", { class: "filters" },
@@ -45,8 +56,12 @@ function build(state) {
     make("fieldset", { class: "silos", id: "silo-filter" }, make("legend", { class: "unseen" }, "Silos to ask")), reason);
   const status = make("div", { class: "status", role: "status", "aria-live": "polite" });
   const hits = make("ol", { class: "hits", "aria-label": "Hits, best first" });
-  const root = make("div", { class: "search" }, make("h1", { class: "unseen" }, "Search"), form, filters, status, hits);
-  return { root, query, status, hits, slider, label, reason, filter: filters.querySelector("fieldset") };
+  const understood = make("div", { class: "understood", id: "understood" });
+  const facets = make("aside", { class: "facets", "aria-label": "Matches by silo, type and year", hidden: true });
+  const pages = make("nav", { class: "pages", "aria-label": "Pages" });
+  const root = make("div", { class: "search" }, make("h1", { class: "unseen" }, "Search"), form, understood, filters, status,
+    make("div", { class: "results" }, make("div", {}, hits, pages), facets));
+  return { root, query, status, hits, slider, label, reason, understood, facets, pages, filter: filters.querySelector("fieldset") };
 }
 
 /** A threshold needs probabilities: without any its control is off, and says what to do. */
@@ -55,7 +70,7 @@ function allowThreshold(state, probable) {
   slider.disabled = !probable;
   if (!probable && state.above) {
     state.above = 0;
-    keep(state);
+    keep(state, "replaceState");
   }
   slider.value = String(Math.round(state.above * 100));
   label.textContent = probable ? words(state.above) : "off";
@@ -97,26 +112,54 @@ function toggle(name, state) {
     onchange: () => {
       if (box.checked) state.without.delete(name); else state.without.add(name);
       if (state.without.size === state.names.length) { state.without.clear(); tick(); }
-      keep(state);
-      if (state.query) run(state);
+      go(state, {});
     },
   });
   const tick = () => places.filter.querySelectorAll("input").forEach((each) => { each.checked = true; });
   return make("label", { class: `chip pick ${hue(name)}` }, box, name);
 }
 
-/** The address says what is shown, so that it can be sent to somebody. */
-function keep(state) {
+/** What a search is called in the address, so that it can be sent to somebody. */
+function address({ query, above, without, page }) {
   const kept = new URLSearchParams();
-  if (state.query) kept.set("q", state.query);
-  if (state.above) kept.set("above", String(state.above));
-  for (const name of state.without) kept.append("without", name);
-  history.replaceState(null, "", `#/search${[...kept].length ? `?${kept}` : ""}`);
+  if (query) kept.set("q", query);
+  if (above) kept.set("above", String(above));
+  for (const name of without) kept.append("without", name);
+  if (page > 1) kept.set("page", String(page));
+  return `#/search${[...kept].length ? `?${kept}` : ""}`;
+}
+
+/** The address says what is shown, and the way back leads to what was. */
+function keep(state, how = "pushState") {
+  const next = address(state);
+  if (next !== location.hash) history[how](null, "", next);
+  const page = state.page > 1 ? ` (page ${state.page})` : "";
+  document.title = `${state.query ? state.query + page : "Search"} · Isthmus`;
+}
+
+/** Another search: the first page of it, unless one is named. */
+function go(state, changes) {
+  Object.assign(state, { page: 1 }, changes);
+  if (!state.query) { location.hash = "#/search"; return; }
+  places.query.value = state.query;
+  keep(state);
+  run(state);
+}
+
+/** A link to another search, which is made in place. */
+function link(state, changes, attributes, ...children) {
+  const onclick = (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a window of its own
+    event.preventDefault();
+    go(state, changes);
+    window.scrollTo(0, 0);
+  };
+  return make("a", { ...attributes, href: address({ ...state, page: 1, ...changes }), onclick }, ...children);
 }
 
 /** Ask at once; but not again while the same is being asked, nor more often than anybody reads answers. */
 function run(state) {
-  const question = JSON.stringify([state.query, state.above, [...state.without]]);
+  const question = JSON.stringify([state.query, state.above, [...state.without], state.page]);
   if (state.asking && state.question === question) return state.running;
   state.question = question;
   state.asking?.abort();
@@ -131,7 +174,9 @@ function run(state) {
 async function ask(state) {
   state.asked = performance.now();
   const asking = (state.asking = new AbortController());
-  const asked = { query: state.query, k: 20, explain: true, threshold: state.above };
+  const asked = {
+    query: state.query, k: PAGE, offset: (state.page - 1) * PAGE, explain: true, threshold: state.above, facets: true, suggest: true,
+  };
   if (state.without.size) asked.silos = state.names.filter((name) => !state.without.has(name));
   places.root.classList.add("busy");
   try {
@@ -141,13 +186,18 @@ async function ask(state) {
     if (answer.hits.length + answer.below || places.slider.disabled) allowThreshold(state, probable || state.learned);
     if (asked.threshold && !state.above) return (state.running = ask(state)); // nothing could pass it
     const verdicts = new Map();
-    show(places.status, summary(answer, state), answer.unlike ? unlike() : null, answer.hits.length ? null : nothing(answer));
-    show(places.hits, answer.hits.map((hit) => item(hit, asked.query, probable, state.may("feedback") ? verdicts : null)));
+    show(places.understood, understood(state, answer.understood));
+    show(places.status, summary(answer, state), answer.unlike ? unlike() : null, suggestion(state, answer.suggestion),
+      answer.hits.length ? null : nothing(answer));
+    show(places.hits, answer.hits.map((hit) => item(hit, asked.query, probable, state.may("feedback") ? verdicts : null, answer.understood.marked)));
+    show(places.pages, pages(state, answer));
+    show(places.facets, facets(state, answer));
+    places.facets.hidden = !places.facets.children.length;
     places.root.classList.remove("busy");
     await remember(asked.query, verdicts, asking.signal);
   } catch (error) {
     if (error.name === "AbortError") return; // another question has taken its place
-    show(places.hits);
+    for (const place of ["hits", "pages", "facets", "understood"]) show(places[place]);
     state.failed(error, places.status);
   } finally {
     if (state.asking === asking) {
@@ -169,6 +219,59 @@ async function remember(query, verdicts, signal) {
   }
 }
 
+/** What the query was understood as, every part with a way to take it out; and what may have been meant. */
+function understood(state, { parts, hints }) {
+  const without = ({ start, end }) => {
+    const signs = [...state.query]; // characters, as the broker counts them
+    signs.splice(start, end - start);
+    return signs.join("").replace(/\s+/g, " ").trim();
+  };
+  return [
+    ...parts.map((part) => {
+      const meant = (MEANT[part.kind] ?? String)(part.value);
+      return make("span", { class: "chip accent part" }, meant,
+        make("button", { type: "button", "aria-label": `Remove: ${meant}`, onclick: () => go(state, { query: without(part) }) }, "×"));
+    }),
+    ...hints.map((hint) => make("p", { class: "hint" }, hint)),
+  ];
+}
+
+const suggestion = (state, other) => (other
+  ? make("p", { class: "notice", id: "suggestion" }, "Did you mean ", link(state, { query: other.query }, {}, other.query), "?") : null);
+
+/** The page before and the page after, as far as pages go. */
+function pages(state, { more, hits }) {
+  if (state.page === 1 && !more) return null;
+  return [
+    state.page > 1 ? link(state, { page: state.page - 1 }, { rel: "prev" }, "← Previous") : null,
+    make("span", {}, hits.length ? `Hits ${(state.page - 1) * PAGE + 1} to ${(state.page - 1) * PAGE + hits.length}` : "No further hits"),
+    more ? link(state, { page: state.page + 1 }, { rel: "next" }, "Next →") : null,
+  ];
+}
+
+/** How many documents match, by silo, type and year; each value leads to the search that has it. */
+function facets(state, { facets: counts, understood: { parts }, silos: asked }) {
+  if (!counts) return null;
+  const has = (...kinds) => parts.some((part) => kinds.includes(part.kind));
+  const quoted = (value) => (/\s/.test(value) ? `"${value}"` : value);
+  const groups = [
+    ["Silo", counts.silos, has("silo"), (value) => `silo:${value}`],
+    ["Type", counts.types, has("type"), (value) => `type:${quoted(value)}`],
+    ["Year", counts.years, has("after", "before"), (value) => `after:${value.padStart(4, "0")} before:${String(Number(value) + 1).padStart(4, "0")}`],
+  ];
+  const entries = (values) => Object.entries(values).slice(-SHOWN).reverse(); // years: an object has numbers in ascending order
+  const first = (values) => Object.entries(values).slice(0, SHOWN);
+  const some = asked.length > Object.keys(counts.silos).length ? " in silos that count" : "";
+  return [
+    make("p", { class: "hint" }, `${several(counts.matches, "document")}${some} with any of the words${has("phrase", "without", "prefix", "type", "after", "before") ? " and all the rest" : ""}.`),
+    groups.map(([head, values, chosen, written]) => {
+      const rows = head === "Year" ? entries(values) : first(values);
+      return rows.length ? make("section", {}, make("h2", {}, head), make("ul", {}, rows.map(([value, number]) => make("li", {},
+        chosen ? make("span", {}, value) : link(state, { query: `${state.query} ${written(value)}` }, {}, value),
+        make("span", { class: "number" }, count(number)))))) : null;
+    })];
+}
+
 const unlike = () => make("p", { class: "notice" },
   "No judged query is like this one: how likely its hits are is little known, and stands near the share of all hits that were right.");
 
@@ -188,17 +291,18 @@ function summary(answer, { query, above, counting }) {
 }
 
 function nothing(answer) {
+  if (answer.offset) return null; // the pages say so
   if (!answer.silos.some((silo) => silo.status === "answered")) return make("p", { class: "notice bad" }, "No silo answered.");
   const unlikely = answer.below - answer.without_probability;
   const message = unlikely
     ? `Nothing is ${percent(answer.threshold)} likely or more. ${several(unlikely, "hit")} would show below that.`
     : answer.without_probability
       ? `${several(answer.without_probability, "hit")} without a probability: set the threshold to 0 to see them.`
-      : "No silo holds a document with these words.";
+      : answer.understood.parts.length ? "No silo holds a document that meets all of this." : "No silo holds a document with these words.";
   return make("p", { class: "notice" }, message);
 }
 
-function item(hit, query, probable, verdicts) {
+function item(hit, query, probable, verdicts, words) {
   const known = hit.probability !== null && hit.probability !== undefined;
   const bar = !probable ? null : known
     ? make("div", { class: "chance", role: "img", "aria-label": `${percent(hit.probability)} likely to be right` },
@@ -211,18 +315,19 @@ function item(hit, query, probable, verdicts) {
   return make("li", { class: probable ? "hit" : "hit plain", tabindex: "-1" }, bar,
     make("div", { class: "found" },
       make("h2", {}, hit.title || hit.document),
-      make("p", { class: "where" }, chip(hit.silo), make("code", {}, hit.document)),
-      hit.snippet ? make("p", { class: "snippet" }, marked(hit.snippet, query))
+      make("p", { class: "where" }, chip(hit.silo), make("code", {}, hit.document), hit.date ? make("span", { class: "hint" }, hit.date) : null),
+      hit.also.length ? make("p", { class: "where also" }, "the same text: ", hit.also.map((copy) => [chip(copy.silo), make("code", {}, copy.document)])) : null,
+      hit.snippet ? make("p", { class: "snippet" }, marked(hit.snippet, words))
         : make("p", { class: "snippet none" }, "This silo shows no text."),
       make("div", { class: "acts" }, why, judging?.element)));
 }
 
-/** The snippet with the words of the query marked; a word's beginning is enough, as the index stems. */
-function marked(text, query) {
-  const stems = query.toLowerCase().split(/[^\p{L}\p{N}]+/u).filter((word) => word.length > 2)
-    .map((word) => word.slice(0, Math.max(4, word.length - 3)));
-  if (!stems.length) return text;
-  return text.split(/([\p{L}\p{N}]+)/u).map((part) => (stems.some((stem) => part.toLowerCase().startsWith(stem)) ? make("mark", {}, part) : part));
+/** The snippet with the words of the query marked, but stop words; of a longer word the beginning is enough, as the index stems. */
+function marked(text, words) {
+  const stems = words.filter((word) => word.length > 3).map((word) => word.slice(0, Math.max(4, word.length - 3)));
+  const short = new Set(words.filter((word) => word.length < 4));
+  const fits = (word) => short.has(word) || stems.some((stem) => word.startsWith(stem));
+  return text.split(/([\p{L}\p{N}]+)/u).map((part) => (fits(part.toLowerCase()) ? make("mark", {}, part) : part));
 }
 
 function reasons(hit) {

@@ -1,0 +1,112 @@
+"""The search page in a browser: filters as chips, facets, pages, another spelling, and the way back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from browsing import opened
+from searching_silos import OPEN, searching
+
+pytestmark = pytest.mark.timeout(600)
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def silos(tmp_path_factory):
+    with searching(tmp_path_factory.mktemp("page"), {"north": OPEN, "south": OPEN}) as made:
+        yield made
+
+
+@pytest.fixture
+def page(browser, silos):
+    with opened(browser, f"{silos.http.base_url}/#/search", patience=PATIENCE) as shown:
+        yield shown
+
+
+def until(what, wanted):
+    """Look again until it is so."""
+    end = time.monotonic() + PATIENCE
+    while what() != wanted and time.monotonic() < end:
+        time.sleep(0.05)
+    assert what() == wanted
+
+
+def asked(page, query):
+    page.fill("#query", query)
+    page.keyboard.press("Enter")
+    until(page.title, f"{query} · Isthmus")
+    page.wait_for_selector(".search:not(.busy) .status p")
+
+
+def documents(page):
+    """The documents of hits, without their copies."""
+    return page.locator(".hit .where:not(.also) code").all_inner_texts()
+
+
+def test_a_search_is_narrowed_widened_paged_and_undone(page):
+    asked(page, "tidal -flats")
+    assert page.inner_text(".part").startswith("without flats")
+    assert "42 documents" in page.inner_text(".facets")
+    # facets narrow it
+    page.click(".facets a:text-is('md')")
+    page.wait_for_selector(".part:has-text('type md')")
+    assert page.input_value("#query") == "tidal -flats type:md"
+    until(lambda: set(documents(page)), {"lagoon.md", "turbine.md"})
+    # a chip takes a part out
+    page.click("[aria-label='Remove: without flats']")
+    until(lambda: page.locator(".part").count(), 1)
+    assert page.input_value("#query") == "tidal type:md"
+    # the way back, twice, and forward
+    page.go_back()
+    until(lambda: page.input_value("#query"), "tidal -flats type:md")
+    page.go_back()
+    until(lambda: len(documents(page)), 20)
+    assert page.title() == "tidal -flats · Isthmus"
+    first = documents(page)
+    page.click("a[rel=next]")
+    page.wait_for_selector("text=Hits 21 to 40")
+    assert page.title() == "tidal -flats (page 2) · Isthmus"
+    second = documents(page)
+    assert len(set(first) | set(second)) == 40
+    page.reload()
+    page.wait_for_selector("text=Hits 21 to 40")
+    assert documents(page) == second
+    page.click("a[rel=next]")
+    page.wait_for_selector("text=Hits 41 to 42")
+    assert not page.query_selector("a[rel=next]")
+    page.go_back()
+    page.go_back()
+    page.wait_for_selector("text=Hits 1 to 20")
+    assert documents(page) == first
+
+
+def test_another_spelling_is_offered_and_taken_by_a_person_alone(page):
+    asked(page, "watr")
+    assert "Did you mean water?" in page.inner_text("#suggestion")
+    assert not documents(page)
+    page.click("#suggestion a")
+    page.wait_for_selector(".hit")
+    assert page.input_value("#query") == "water"
+    until(lambda: page.locator("#suggestion").count(), 0)
+
+
+def test_duplicates_hints_and_marks(page):
+    asked(page, 'the "spring tide" x:y')
+    assert page.locator(".hit").count() == 1
+    assert set(page.locator(".hit .where .chip").all_inner_texts()) == {"north", "south"}
+    assert "x: is no filter" in page.inner_text("#understood")
+    marks = {each.lower() for each in page.locator("mark").all_inner_texts()}
+    assert marks == {"spring", "tide"}
+    asked(page, "silo:nowhere tide")
+    assert "no silo is called nowhere" in page.inner_text("#understood")
+
+
+def test_at_390_pixels_facets_stand_below_and_nothing_is_cut_off(browser, silos):
+    size = {"viewport": {"width": 390, "height": 844}}
+    with opened(browser, f"{silos.http.base_url}/#/search?q=tidal", patience=PATIENCE, **size) as shown:
+        shown.wait_for_selector(".facets a")
+        hits, facets = (shown.locator(each).bounding_box() for each in (".hits", ".facets"))
+        assert facets["y"] >= hits["y"] + hits["height"]
+        assert shown.evaluate("document.documentElement.scrollWidth") <= 390
