@@ -47,7 +47,7 @@ def _in_turns(hits: list[wire.Hit], apart: Collection[str]) -> list[wire.Hit]:
 
 def fold_copies(hits: Iterable[wire.Hit]) -> list[wire.Hit]:
     """Hits of different silos with the same text as one, which stands where the best of them does and names
-    the others. Digests end here."""
+    the others: no silo's word is taken for what another has. Digests end here."""
     folded: list[list[wire.Hit]] = []
     groups: dict[str, list[list[wire.Hit]]] = {}
     for hit in hits:
@@ -62,7 +62,7 @@ def fold_copies(hits: Iterable[wire.Hit]) -> list[wire.Hit]:
 
 
 def _folded(hit: wire.Hit, copies: Sequence[wire.Hit]) -> wire.Hit:
-    if not hit.digest:
+    if not hit.digest and not hit.also:
         return hit
     also = [
         wire.HitCopy(silo=each.silo, document=each.document, probability=each.probability, score=each.score)
