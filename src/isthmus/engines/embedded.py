@@ -312,14 +312,17 @@ class Generation:
 
     def append(self, changes: Sequence[Change]) -> IntArray:
         """Bring in changes, on disk; the handles of documents that are gone or have changed."""
+        from tantivy import Query
+
         if self._writer is None:
             self._writer = self._tantivy.writer(HEAP, 1)
         if self._orphans:
             self._delete_later(self.change)
         before = self.rows.view
         gone = before.changes[self.rows.append(changes, self._index)]
-        for handle in gone.tolist():
-            self._writer.delete_documents_by_term("change", handle)
+        if len(gone):  # by a query: a bare number would be taken for a signed one, which no document has
+            named = Query.term_set_query(self.schema, "change", gone.tolist())
+            self._writer.delete_documents_by_query(named)
         self.commit, self._orphans = self._writer.commit(), False
         return gone
 
