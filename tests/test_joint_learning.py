@@ -316,7 +316,8 @@ def model(margin_weight=1.0, *, slope=1.0, start=0.0, base=0.2, kind="linear", b
     weights[0] = margin_weight
     size = len(PROFILE)
     line = HitCalibration(
-        slope, start, 0.0, base, 0.0, -9.0, 1.0, np.zeros(size), np.ones(size), np.zeros(size)
+        *(slope, 1e9, slope, start, 1.0, 0.0, base, 0.0, -9.0, 1.0),
+        *(np.zeros(size), np.ones(size), np.zeros(size)),
     )
     score = Weights(np.zeros(len(COLUMNS)), np.ones(len(COLUMNS)), weights)
     return SearchModel(kind, score, line, "", about or {}, baseline)

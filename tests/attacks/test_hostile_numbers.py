@@ -348,16 +348,17 @@ def test_a_sum_that_fails_a_nodes_own_search_does_not_replace_the_old_one(settin
         assert node.ready().statistics == version
 
 
-def model(*, scale=1.0, weights=1.0, slope=1.0):
+def model(*, scale=1.0, weights=1.0, slope=1.0, reach=4.0):
     """A model as a broker hands it out."""
     columns = (np.zeros(len(COLUMNS)), np.full(len(COLUMNS), scale), np.full(len(COLUMNS), weights))
     size = len(PROFILE)
-    line = HitCalibration(slope, 0.0, 0.0, 0.2, 0.0, -1.0, 1.0, np.zeros(size), np.ones(size), np.zeros(size))
+    numbers = (slope, reach, slope, 0.0, 1.0, 0.0, 0.2, 0.0, -1.0, 1.0)
+    line = HitCalibration(*numbers, np.zeros(size), np.ones(size), np.zeros(size))
     return SearchModel("linear", Weights(*columns), line).to_bytes()
 
 
 @pytest.mark.parametrize(
-    "broken", [{"scale": 5e-324}, {"weights": -1.0}, {"slope": -1.0}, {"weights": np.nan}]
+    "broken", [{"scale": 5e-324}, {"weights": -1.0}, {"slope": -1.0}, {"reach": 0.0}, {"weights": np.nan}]
 )
 def test_a_node_keeps_the_old_model_when_the_broker_sends_an_impossible_one(settings, broken):
     """Numbers that give no margins, and weights with which more of the query's words would lower a score."""

@@ -94,7 +94,7 @@ def test_infinite_margins_over_the_wire_are_read_as_such():
 def a_model(version="v1", **more):
     size = len(COLUMNS)
     line = HitCalibration(
-        *(2.0, -1.0, 0.8, 0.3, 0.1, -2.0, 1.0),
+        *(2.0, 4.0, 0.5, -1.0, 0.6, 0.8, 0.3, 0.1, -2.0, 1.0),
         *(np.zeros(6), np.full(6, 0.01), np.array([1.0, -1.0, 0.5, -0.5, 0.1, 0.1])),
     )
     score = Weights(np.zeros(size), np.ones(size), np.ones(size))

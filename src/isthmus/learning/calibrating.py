@@ -3,44 +3,53 @@
 Whoever calibrates has the merged lists of judged queries, as any search gives them, and asks silos how many
 of some hits together are relevant: never of one hit, nor of the hits of fewer queries than `least`.
 
-    1. logit p = slope·margin + start       fitted to cells, in which hits of a fold have about equal margins
+    1. logit p = slope·bent(margin − mean) + between·mean + start, as in `model`. Fitted to cells, in which
+       hits of a fold have about equal deviations from about equal means of their lists
     2. u     the log-odds that a list is whole rather than one whose relevant hits are missing. Lists with
              missing hits are made: from every list hits are left out, each with the probability of step 1
-    3. logit p = slope·margin + start + share·u         fitted to cells of about equal margins and u
+    3. share·u is added, what is above the mean counts for less, and the start is fitted anew
 
-Of shares the smallest is taken with which the first hit of lists with missing hits is on average less
-probable than any hit shown, while the calibration error stays within what a perfectly calibrated model has;
-else the largest that keeps the error there.
+How much of step 3 there is goes by `CAUTION`, of which the least is taken with which the first hit of lists
+with missing hits is on average less probable than any hit shown, while the calibration error stays within
+what a perfectly calibrated model has; else the most with which it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, IntArray
-from isthmus.learning.columns import HITS, PROFILE, shapes
-from isthmus.learning.model import HitCalibration, standardised
+from isthmus.learning.columns import HITS, MEAN, PROFILE, shapes
+from isthmus.learning.model import HitCalibration, bent, standardised
 from isthmus.learning.record import Honesty
-from isthmus.logistic import likelihood_sums, newton
+from isthmus.logistic import likelihood_sums, newton, newton_steps, newton_together
 from isthmus.randomness import Streams
 
-SHARES = tuple(round(0.1 * step, 1) for step in range(9))
-PENALTY = 1.0
-"""½·penalty·θ² holds back the weights of the profile."""
+CAUTION = tuple((1.2 * step, 1 - step) for step in np.linspace(0, 1, 11).tolist())
+"""(share of u, of what is above the mean), from the least cautious on."""
+SHAPES = ((1e3, 0.4), (4.0, 1.0), (2.0, 1.0), (1.0, 1.0), (0.5, 1.0))
+"""(reach in deviations of the hits', above), see `model.bent`. The first is taken where queries are too few
+to tell: a straight line mostly overrates hits that stand out."""
+CLEAR = 4.0
+"""By which the log-likelihood of another shape must be higher than that of the first."""
+PENALTY, PENALTY_BETWEEN = 1.0, 30.0
+"""½·penalty·θ² holds back the weights of the profile, and what tells lists apart, in its deviations."""
 FAR = 2.0
 """Deviations below the mean of judged queries' u where unlike queries begin."""
 BINS = 10
 CLEARLY = 0.95
 """Of the base rate: what first hits of lists with missing hits stay below."""
+HONEST = 0.85
+"""Of the 95 % quantile of a perfectly calibrated model's error: what the calibration error stays below."""
 NO_CELL = -1
 LEAST_HITS = 25
 """Of a cell, so that its share of relevant hits says something."""
 LAYERS = 3
-"""Into which queries are put by their u."""
+"""Into which queries are put by the mean of their hits."""
 DRAWS = 5
 """Lists with missing hits that are made of every list."""
 
@@ -66,6 +75,11 @@ class RankedLists:
     def profiles(self) -> FloatArray:
         """Of every query."""
         return np.column_stack((shapes(self.margins), self.of_query))
+
+    @property
+    def deviations(self) -> FloatArray:
+        """Of the first `HITS` margins from the mean of their list."""
+        return np.asarray(self.margins[:, :HITS] - shapes(self.margins)[:, MEAN, None])
 
     @property
     def visible(self) -> NDArray[np.bool_]:
@@ -100,14 +114,14 @@ class HitGroups:
 
     @classmethod
     def of(cls, lists: RankedLists, layer: IntArray, totals: Totals, *, least: int) -> HitGroups:
-        """HitGroups of about equal margins among the hits of every fold's queries of a layer."""
+        """Groups of about equal deviations among the hits of every fold's queries of a layer."""
         of_hit = np.full(lists.visible.shape, NO_CELL)
         folds: list[int] = []
         for fold in np.unique(lists.fold).tolist():
             chosen = layer if _whole(layer[lists.fold == fold], least) else np.zeros_like(layer)
             for each in np.unique(chosen).tolist():
                 among = lists.visible & ((lists.fold == fold) & (chosen == each))[:, None]
-                for places in _groups(lists.margins[:, :HITS], among, least):
+                for places in _groups(lists.deviations, among, least):
                     of_hit[places] = len(folds)
                     folds.append(fold)
         return cls(of_hit, np.array(folds, dtype=np.int64), *totals(of_hit).T)
@@ -152,39 +166,50 @@ def fit_calibration(
 ) -> tuple[HitCalibration, dict[str, Honesty]]:
     """The calibration of all lists, and its honesty on folds that were left out: by margins alone (before),
     and with the profile (after)."""
-    first = HitGroups.of(lists, np.zeros(len(lists.fold), dtype=np.int64), totals, least=least)
-    u = _answerable(lists, _line(first, lists.margins, np.zeros(first.of_hit.shape))).answerable(
-        lists.profiles
-    )
-    layer = np.searchsorted(np.quantile(u, np.arange(1, LAYERS) / LAYERS), u)
+    means = lists.profiles[:, MEAN]
+    layer = np.searchsorted(np.quantile(means, np.arange(1, LAYERS) / LAYERS), means)
     cells = HitGroups.of(lists, layer, totals, least=least)
-    tried: dict[float, Honesty] = {}
-    chosen = 0.0
-    for share in SHARES:
-        honesty, first_missing = _cross_fitted(lists, first, cells, share, totals, least)
-        tried[share] = honesty
-        if honesty.ece > honesty.floor_high and share:
+    lines = {fold: _line(lists, cells, without=fold) for fold in (None, *np.unique(lists.fold).tolist())}
+    candidates = []
+    for caution in CAUTION:
+        candidates.append({fold: _cautious(lists, cells, lines[fold], caution, fold) for fold in lines})
+        if _first_missing(lists, lines, candidates[-1]) < CLEARLY * cells.base_rate:
             break
-        chosen = share
-        if first_missing < CLEARLY * honesty.base_rate:
+    tried: list[tuple[float, int, Honesty]] = []
+    for at in reversed(range(len(candidates))):
+        honesty = _honesty(lists, _cross_fitted(lists, candidates[at]), totals, least)
+        tried.append((honesty.ece / max(honesty.floor_high, 1e-9), at, honesty))
+        if tried[-1][0] <= HONEST:
             break
-    return _fitted(lists, first, cells, chosen), {"before": tried[0.0], "after": tried[chosen]}
+    _, chosen, after = tried[-1] if tried[-1][0] <= HONEST else min(tried)
+    before = after
+    if chosen:
+        before = _honesty(lists, _cross_fitted(lists, candidates[0]), totals, least)
+    return candidates[chosen][None], {"before": before, "after": after}
 
 
-def _cross_fitted(
-    lists: RankedLists, first: HitGroups, cells: HitGroups, share: float, totals: Totals, least: int
-) -> tuple[Honesty, float]:
-    """Honesty of hits by calibrations that have not seen their fold, and the mean probability of the first
-    hit of lists with missing hits."""
-    probabilities, of_missing = np.zeros(lists.visible.shape), []
+Calibrations = Mapping[int | None, HitCalibration]
+"""By the fold whose lists it has not seen; that of all lists under None."""
+
+
+def _cross_fitted(lists: RankedLists, calibrations: Calibrations) -> FloatArray:
+    """Probabilities of hits by calibrations that have not seen their fold."""
+    probabilities = np.zeros(lists.visible.shape)
     for fold in np.unique(lists.fold).tolist():
-        line = _fitted(lists, first, cells, share, without=fold)
         mine = lists.take(lists.fold == fold)
-        probabilities[lists.fold == fold] = line(mine.margins[:, :HITS], mine.profiles[:, None])
-        missing = mine.with_missing(line(mine.margins, mine.profiles[:, None]))
-        of_missing.append(line(missing.margins[:, 0], missing.profiles))
+        probabilities[lists.fold == fold] = calibrations[fold](mine.margins[:, :HITS], mine.profiles[:, None])
+    return probabilities
+
+
+def _first_missing(lists: RankedLists, lines: Calibrations, calibrations: Calibrations) -> float:
+    """The mean probability of the first hit of lists with missing hits."""
+    of_missing = []
+    for fold in np.unique(lists.fold).tolist():
+        mine = lists.take(lists.fold == fold)
+        missing = mine.with_missing(lines[fold](mine.margins, mine.profiles[:, None]))
+        of_missing.append(calibrations[fold](missing.margins[:, 0], missing.profiles))
     every = np.concatenate(of_missing)
-    return _honesty(lists, probabilities, totals, least), float(every.mean()) if len(every) else 0.0
+    return float(every.mean()) if len(every) else 0.0
 
 
 def _honesty(lists: RankedLists, probabilities: FloatArray, totals: Totals, least: int) -> Honesty:
@@ -218,27 +243,61 @@ def _honesty(lists: RankedLists, probabilities: FloatArray, totals: Totals, leas
     )
 
 
-def _fitted(
-    lists: RankedLists, first: HitGroups, cells: HitGroups, share: float, *, without: int | None = None
+def _cautious(
+    lists: RankedLists,
+    cells: HitGroups,
+    line: HitCalibration,
+    caution: tuple[float, float],
+    fold: int | None,
 ) -> HitCalibration:
-    """The calibration with this share of u, of all lists or without those of a fold."""
-    some = lists if without is None else lists.take(lists.fold != without)
-    line = _answerable(some, _line(first, lists.margins, np.zeros(first.of_hit.shape), without=without))
-    u = np.broadcast_to(line.answerable(lists.profiles)[:, None], lists.visible.shape)
-    slope, start = _line(cells, lists.margins, share * u, without=without)
-    return HitCalibration(
-        *(slope, start, share, cells.base_rate, line.bias, line.low, line.spread),
-        *(line.centre, line.scale, line.weights),
+    """A line with a share of u and less of what is above the mean; so many hits are relevant as are."""
+    share, above = caution
+    less = replace(line, share=share, above=above * line.above)
+    used = _used(cells, fold)
+    offset = less.odds(lists.margins[:, :HITS], lists.profiles[:, None])[used]
+    ones, free = np.ones((1, len(offset))), np.full(1, -np.inf)
+    _, (more,) = _fit(cells, used, ones, offset, np.full(1, 1e-3), free)
+    return replace(less, start=line.start + float(more))
+
+
+def _line(lists: RankedLists, cells: HitGroups, *, without: int | None = None) -> HitCalibration:
+    """Step 1, of all lists or without those of a fold, and u from it. Few queries say little of the slope,
+    which is 0 or more and drawn to `TYPICAL` for a margin in deviations of the hits'."""
+    used, some = _used(cells, without), lists if without is None else lists.take(lists.fold != without)
+    deviations = lists.deviations[used]
+    means = np.broadcast_to(lists.profiles[:, MEAN, None], cells.of_hit.shape)[used]
+    spread, wide = (max(float(each.std()), 1e-9) for each in (deviations, means))
+    centre = float(means.mean())
+    queries = min(max(int(used.any(axis=1).sum()), 1), ENOUGH)
+    firm = STEADY * (1 / queries - 1 / ENOUGH) + 1e-3
+    penalty, bounds = np.array([firm, PENALTY_BETWEEN, 1e-3]), np.array([-TYPICAL, -np.inf, -np.inf])
+
+    def fit(reach: float, above: float) -> tuple[float, tuple[float, float, float, float]]:
+        """(loss, (slope, reach, between, start)) of a shape."""
+        own = bent(deviations, reach * spread, above)
+        width = max(float(own.std()), 1e-9)
+        features = np.stack((own / width, (means - centre) / wide, np.ones(len(own))))
+        loss, theta = _fit(cells, used, features, TYPICAL * features[0], penalty, bounds)
+        more, between, start = theta.tolist()
+        start -= between * centre / wide
+        return loss, ((TYPICAL + more) / width, reach * spread, between / wide, start)
+
+    fits = [fit(*shape) for shape in SHAPES]
+    best = min(range(len(fits)), key=fits.__getitem__)
+    if fits[best][0] > fits[0][0] - CLEAR:  # the slope of the whole line, which is lower
+        best, fits[0] = 0, fit(SHAPES[0][0], 1.0)
+    size = len(PROFILE)
+    line = HitCalibration(
+        *(*fits[best][1], SHAPES[best][1], 0.0, cells.base_rate, 0.0, 0.0, 1.0),
+        *(np.zeros(size), np.ones(size), np.zeros(size)),
     )
+    return _answerable(some, line)
 
 
-def _answerable(lists: RankedLists, line: tuple[float, float]) -> HitCalibration:
-    """u from these lists and those with missing hits; a calibration with its line yet to be fitted."""
-    from scipy.special import expit
-
-    slope, start = line
-    finite = np.where(np.isfinite(lists.margins), lists.margins, 0.0)
-    profiles, missing = lists.profiles, lists.with_missing(expit(slope * finite + start)).profiles
+def _answerable(lists: RankedLists, line: HitCalibration) -> HitCalibration:
+    """The line with u, from these lists and those with missing hits."""
+    profiles = lists.profiles
+    missing = lists.with_missing(line(lists.margins, profiles[:, None])).profiles
     centre, scale = profiles.mean(axis=0), profiles.std(axis=0)
     scale = np.where(scale > 1e-9, scale, 1.0)
     rows = standardised(np.concatenate((profiles, missing)), centre, scale)
@@ -251,40 +310,41 @@ def _answerable(lists: RankedLists, line: tuple[float, float]) -> HitCalibration
     )
     u = theta @ features[:, : len(profiles)]
     spread = max(float(u.std()), 1e-6)
-    return HitCalibration(
-        *(slope, start, 0.0, 0.0, float(theta[-1]), float(u.mean()) - FAR * spread, spread),
-        *(centre, scale, theta[:-1]),
-    )
+    low = float(u.mean()) - FAR * spread
+    of_profile = {"centre": centre, "scale": scale, "weights": theta[:-1]}
+    return replace(line, bias=float(theta[-1]), low=low, spread=spread, **of_profile)
 
 
-def _line(
-    cells: HitGroups, margins: FloatArray, offset: FloatArray, *, without: int | None = None
-) -> tuple[float, float]:
-    """(slope, start) of logit p = slope·margin + start + offset, by the likelihood of how many hits of every
-    cell are relevant, were they as many as p says on average; a slope below 0 is 0. Few cells say little of
-    the slope, which is drawn to `TYPICAL` for a margin in deviations of the hits'."""
-    used = (cells.of_hit >= 0) & (cells.fold[cells.of_hit] != without) & (cells.hits[cells.of_hit] > 0)
+def _used(cells: HitGroups, without: int | None) -> NDArray[np.bool_]:
+    """The hits of cells of other folds."""
+    some = (cells.of_hit >= 0) & (cells.fold[cells.of_hit] != without)
+    return np.asarray(some & (cells.hits[cells.of_hit] > 0))
+
+
+def _fit(
+    cells: HitGroups,
+    used: NDArray[np.bool_],
+    features: FloatArray,
+    offset: FloatArray,
+    penalty: FloatArray,
+    least: FloatArray,
+) -> tuple[float, FloatArray]:
+    """(loss, θ) of logit p = θ·features + offset, none below `least`, by the likelihood of how many hits of
+    every cell are relevant, were they as many as p says on average."""
     cell = np.unique(cells.of_hit[used], return_inverse=True)
     hits, size = cells.hits[cell[0]], np.bincount(cell[1])
     relevant = np.clip(cells.relevant[cell[0]], 0, hits)
-    spread = max(float(margins[:, :HITS][used].std()), 1e-9) if used.any() else 1.0
-    features = np.stack((margins[:, :HITS][used] / spread, np.ones(int(used.sum()))))
-    typical = offset[used] + TYPICAL * features[0]
 
     def sums(theta: FloatArray) -> FloatArray:
         from scipy.special import expit
 
-        each = expit(theta @ features + typical)
+        each = expit(theta @ features + offset)
         p = np.clip(np.bincount(cell[1], each) / size, 1e-12, 1 - 1e-12)
         slopes = np.stack([np.bincount(cell[1], each * (1 - each) * row) / size for row in features])
         loss = -(relevant @ np.log(p) + (hits - relevant) @ np.log1p(-p))
         gradient = slopes @ ((hits * p - relevant) / (p * (1 - p)))
         return np.concatenate(([loss], gradient, ((slopes * hits / (p * (1 - p))) @ slopes.T).reshape(-1)))
 
-    queries = min(max(int(used.any(axis=1).sum()), 1), ENOUGH)
-    firm = STEADY * (1 / queries - 1 / ENOUGH) + 1e-3
-    more, start = newton(sums, np.zeros(2), np.array([firm, 1e-3]), tolerance=1e-9).tolist()
-    if TYPICAL + more >= 0:
-        return (TYPICAL + more) / spread, start
-    flat = newton(lambda at: sums(np.array([-TYPICAL, at[0]]))[[0, 2, 6]], np.zeros(1), np.full(1, 1e-3))
-    return 0.0, float(flat[0])
+    steps = newton_steps(np.zeros(len(penalty)), penalty, least=least, tolerance=1e-9)
+    (theta,) = newton_together(lambda places, thetas: [sums(each) for each in thetas], [steps])
+    return float(sums(theta)[0] + 0.5 * penalty @ theta**2), theta

@@ -43,6 +43,7 @@ HITS, LIST = 10, 20
 DISCOUNTS = 1 / np.log2(np.arange(2, HITS + 2))
 PROFILE = ("first", "first three", "first ten", "second ten", *OF_QUERY)
 """Mean margins at the top of a query's merged list, and what is known of the query."""
+MEAN = PROFILE.index("first ten")
 
 
 def merged(margins: Sequence[FloatArray]) -> FloatArray:

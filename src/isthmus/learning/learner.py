@@ -56,6 +56,8 @@ GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
 """Shares of BM25 that are tried."""
 LEAST_QUERIES, LEAST_RELEVANT = 10, 20
 """Judged queries, and relevant documents among the candidates, that learning needs."""
+SHORTEST = 0.05
+"""Of judged queries: what these say of shorter ones is too little to rank them by."""
 ROUNDING = 1e-3
 """By which totals under masks may be off."""
 MODES = (SUMS, FEDRISK) = "sums", "fedrisk"
@@ -198,7 +200,14 @@ def learn(
     )
     about = {"queries": len(queries), "rows": int(rows), "relevant": int(relevant), "mode": options.mode}
     model = SearchModel(choice.kind, score, calibration, baseline.encoder, about)
-    return replace(model, baseline=_replaced(session, model, rankings[BASELINE].margins)), record
+    replaced = _replaced(session, model, rankings[BASELINE].margins)
+    return replace(model, baseline=replaced, least_words=_least_words(session)), record
+
+
+def _least_words(session: _Session) -> float:
+    """Words that all but `SHORTEST` of the judged queries have."""
+    words = session.of_query[np.isfinite(session.of_query[:, 0]), 0]
+    return float(np.exp(np.quantile(words, SHORTEST, method="lower"))) if len(words) else 0.0
 
 
 def _replaced(session: _Session, model: SearchModel, best: FloatArray) -> SearchModel:

@@ -1,11 +1,13 @@
 """A search model: weights over the columns of a candidate, and the probability of a hit that is shown.
 
     margin = start + Σ weights·(column − centre)/scale                       a column that is missing adds 0
-    logit p = slope·margin + start + share·u(profile)
+    logit p = slope·bent(margin − mean) + between·mean + start + share·u(profile)
     p → base + likeness·(p − base)       drawn down to the base rate for a query unlike those that were judged
 
 A query's profile is the shape of its list over all silos (`columns.PROFILE`): margins fall more slowly where
 nothing stands out. u are the log-odds that a list is whole rather than one whose relevant hits were left out.
+The mean is that of the first ten margins. Deviations from it are `bent`, since a hit that stands out twice as
+much is not twice as sure, and those above it count `above` times.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 
 from isthmus.arrays import FloatArray
 from isthmus.errors import DataError
-from isthmus.learning.columns import COLUMNS, GROUPS, PROFILE, RISING
+from isthmus.learning.columns import COLUMNS, GROUPS, MEAN, PROFILE, RISING
 from isthmus.tables import Bundle
 
 KINDS = ("baseline", "weight", "stack", "linear")
@@ -59,6 +61,12 @@ def standardised(values: FloatArray, centre: FloatArray, scale: FloatArray) -> F
     return np.where(np.isfinite(values), (values - centre) / scale, 0.0)
 
 
+def bent(deviation: FloatArray, reach: float, above: float) -> FloatArray:
+    """d/(1 + |d|/reach): about d where it is small, and never beyond the reach; above 0 so many times."""
+    own = deviation / (1 + np.abs(deviation) / reach)
+    return np.asarray(np.minimum(own, above * own))
+
+
 @dataclass(frozen=True, eq=False)
 class HitCalibration:
     """From margins and the query's profile to probabilities; fitted on hits that would be shown.
@@ -68,7 +76,12 @@ class HitCalibration:
     """
 
     slope: float
+    """Within a list."""
+    reach: float
+    """Of what a hit stands out by, see `bent`."""
+    between: float
     start: float
+    above: float
     share: float
     """What u counts for."""
     base: float
@@ -94,12 +107,20 @@ class HitCalibration:
         common = np.maximum(-MOST_COMMON - rarity, 0.0)
         return np.asarray(np.exp(-0.5 * (below**2 + common**2)))
 
+    def odds(self, margins: FloatArray, profiles: FloatArray) -> FloatArray:
+        """logit p before it is drawn to the base rate; lowest where a margin is not finite."""
+        mean = profiles[..., MEAN]
+        own = bent(np.clip(margins, -LARGEST, LARGEST) - mean, self.reach, self.above)
+        odds = self.slope * own + self.between * mean + self.start
+        return np.asarray(
+            np.where(np.isfinite(margins), odds + self.share * self.answerable(profiles), -np.inf)
+        )
+
     def __call__(self, margins: FloatArray, profiles: FloatArray) -> FloatArray:
         """The probability of every margin; `profiles` has a row for each, or is one for all."""
         from scipy.special import expit
 
-        odds = self.slope * margins + self.start + self.share * self.answerable(profiles)
-        probabilities = expit(odds)
+        probabilities = expit(self.odds(margins, profiles))
         drawn = self.base + self.likeness(profiles) * (probabilities - self.base)
         return np.asarray(np.minimum(probabilities, np.where(probabilities > self.base, drawn, 1.0)))
 
@@ -108,7 +129,7 @@ class SavedModel(Bundle):
     """A search model on disk or on the wire."""
 
     noun = "search model"
-    version = 2
+    version = 3
     most = MOST_BYTES
 
 
@@ -116,7 +137,8 @@ class SavedModel(Bundle):
 class SearchModel:
     """One of `KINDS`, with its calibration once hits have been judged.
 
-    `encoder` is the fingerprint of the encoder whose cosines it reads; empty for none.
+    `encoder` is the fingerprint of the encoder whose cosines it reads; empty for none. Queries of fewer words
+    than `least_words` are the baseline's: hardly any so short was judged.
     """
 
     kind: str
@@ -126,6 +148,12 @@ class SearchModel:
     about: Mapping[str, Any] = field(default_factory=dict)
     baseline: Self | None = None
     """What it replaces, calibrated on the same queries: for hits of silos that have not this model."""
+    least_words: float = 0.0
+
+    def of_query(self, ln_words: float) -> Self:
+        """The model for a query of so many words, by the logarithm that `columns.OF_QUERY` has of them."""
+        short = self.baseline is not None and ln_words < np.log(max(self.least_words, 1e-9)) - 1e-9
+        return self.baseline if self.baseline is not None and short else self
 
     def probabilities(self, margins: FloatArray, profile: FloatArray) -> FloatArray | None:
         """Of a query's hits, from its profile over all silos; None before anything was judged."""
@@ -150,6 +178,7 @@ class SearchModel:
             "profile": list(PROFILE),
             "encoder": self.encoder,
             "about": dict(self.about),
+            "least words": self.least_words,
         }
         arrays: dict[str, FloatArray] = {}
         for prefix, model in (("", self), ("baseline.", self.baseline)):
@@ -178,7 +207,8 @@ class SearchModel:
             raise DataError("was learned from other columns", cure="learn again")
         baseline = cls(**_parts(saved, "baseline.")) if "baseline.kind" in header else None
         about: dict[str, Any] = {"encoder": str(header["encoder"]), "about": dict(header["about"])}
-        return cls(**_parts(saved, ""), **about, baseline=baseline)
+        least_words = _real(header["least words"])
+        return cls(**_parts(saved, ""), **about, baseline=baseline, least_words=least_words)
 
 
 def _parts(saved: SavedModel, prefix: str) -> dict[str, Any]:
@@ -192,9 +222,10 @@ def _parts(saved: SavedModel, prefix: str) -> dict[str, Any]:
     line = None
     if f"{prefix}calibration" in header:
         numbers: dict[str, Any] = {name: _real(header[f"{prefix}calibration"][name]) for name in _REALS}
-        if min(numbers["slope"], numbers["share"]) < 0 or not 0 <= numbers["base"] <= 1:
+        shares = [numbers[name] for name in ("base", "above")]
+        if min(numbers["slope"], numbers["share"]) < 0 or not 0 <= min(shares) <= max(shares) <= 1:
             raise ValueError("a calibration that is none")
-        if not numbers["spread"] >= 1 / LARGEST:
+        if not min(numbers["spread"], numbers["reach"]) >= 1 / LARGEST:
             raise ValueError("a calibration that is none")
         numbers |= _columns(arrays, f"{prefix}profile", len(PROFILE))
         line = HitCalibration(**numbers)
@@ -202,7 +233,7 @@ def _parts(saved: SavedModel, prefix: str) -> dict[str, Any]:
 
 
 _ARRAYS = ("centre", "scale", "weights")
-_REALS = ("slope", "start", "share", "base", "bias", "low", "spread")
+_REALS = ("slope", "reach", "between", "start", "above", "share", "base", "bias", "low", "spread")
 
 
 def _columns(arrays: Mapping[str, Any], name: str, size: int) -> dict[str, FloatArray]:

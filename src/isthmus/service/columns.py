@@ -30,6 +30,7 @@ PER_WORD = ("TF", "LMIR.DIR", "LMIR.JM")
 
 START, OF_PROFILE = "start", "profile"
 """In an explanation: what all hits have, and what the query's profile adds."""
+_LN_WORDS = COLUMNS.index("ln words")
 SURE = 1e-15
 """How far from 0 and 1 log-odds are taken."""
 
@@ -166,11 +167,12 @@ class ModelScorer:
         if not len(candidates):
             return Scored(np.empty(0, np.int64), np.empty(0), None)
         table = candidate_columns(snapshot, candidates, self.model.encoder)
-        margins = self.model.score(table)
+        model = self.model.of_query(table[0, _LN_WORDS])
+        margins = model.score(table)
         order = best_first(candidates, margins)
         order = order[eligible(snapshot, candidates, self.model.encoder)[order]]
         profile = profile_of([margins[order[:LIST]]], table[0, -len(OF_QUERY) :])
-        return Scored(order, margins, self.model.probabilities(margins, profile), table)
+        return Scored(order, margins, model.probabilities(margins, profile), table)
 
     def alone(self, snapshot: Snapshot, candidates: QueryCandidates) -> FloatArray:
         """The probability of every candidate in a list of the usual shape: no other candidate changes it.
@@ -197,11 +199,12 @@ class ModelScorer:
         start and what the query's profile adds make up the rest."""
         if scored.table is None:
             return []
-        line = self.model.calibration
+        model = self.model.of_query(scored.table[0, _LN_WORDS])
+        line = model.calibration
         slope, start = (1.0, 0.0) if line is None else (line.slope, line.start)
-        start += slope * self.model.score.start
+        start += slope * model.score.start
         names = [name for name in GROUPS if name == "bm25" or self.model.encoder]
-        parts = self.model.evidence(scored.table)
+        parts = model.evidence(scored.table)
         reasons = []
         for at in scored.order[:depth].tolist():
             added = {name: slope * float(parts[name][at]) for name in names}

@@ -28,6 +28,7 @@ UNLIKE = 0.5
 LOOK_EVERY = 1.0
 """Seconds between two looks at which version is in use."""
 _RETRIEVERS = [COLUMNS.index(name) for name in ("bm25", "dense")]
+_LN_WORDS = OF_QUERY.index("ln words")
 
 _log = logging.getLogger("isthmus.service")
 
@@ -114,9 +115,10 @@ def is_merged(answer: wire.NodeAnswer) -> bool:
 @dataclass(frozen=True, eq=False)
 class Merger:
     """The model in use, for the hits of one query: its profile over all silos, and its baseline's over those
-    that have not the model."""
+    that have not the model. `used` is the model, or its baseline for a query that is too short for it."""
 
     model: SearchModel
+    used: SearchModel
     version: str
     profile: FloatArray
     fallback: FloatArray
@@ -133,12 +135,13 @@ class Merger:
         lists = [np.sort(answer.margins)[::-1] for answer in current]
         lower = [np.sort(_baseline_margins(model, answer)[:LIST])[::-1] for answer in others]
         none = [np.empty(0)]
-        return cls(model, version, profile_of(lists or none, of_query), profile_of(lower or none, of_query))
+        profiles = (profile_of(margins or none, of_query) for margins in (lists, lower))
+        return cls(model, model.of_query(of_query[_LN_WORDS]), version, *profiles)
 
     @property
     def unlike(self) -> bool:
         """Whether no judged query was like this one."""
-        line = self.model.calibration
+        line = self.used.calibration
         return line is not None and float(line.likeness(self.profile)) < UNLIKE
 
     def hits(self, answer: wire.NodeAnswer) -> list[wire.Hit]:
@@ -148,7 +151,7 @@ class Merger:
             return answer.hits
         if answer.model == self.version:
             margins = np.clip([hit.score for hit in answer.hits], -LARGEST, LARGEST)
-            return self._rated(answer.hits, self.model.probabilities(margins, self.profile))
+            return self._rated(answer.hits, self.used.probabilities(margins, self.profile))
         baseline = self.model.baseline
         if baseline is None or len(answer.retrieved) < len(answer.hits):
             return answer.hits

@@ -51,6 +51,7 @@ KNOWN, FOREIGN = 300, 60
 OTHER = {"cran": "cisi", "cisi": "npl", "npl": "med", BUILT_IN: "cran"}
 """Whose queries a collection has no answer to; those of cran where it is not named."""
 HIGH, LOW = 0.8, 0.2
+_LN_WORDS = COLUMNS.index("ln words")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +78,14 @@ class Ranking:
     profile: FloatArray
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[FloatArray, NDArray[Any]]], score: Weights) -> Ranking | None:
-        """None where there is no candidate."""
+    def of(
+        cls, parts: Sequence[tuple[FloatArray, NDArray[Any]]], by: Weights | SearchModel
+    ) -> Ranking | None:
+        """By a score, or by the model that is for such a query; None where there is no candidate."""
         parts = [part for part in parts if len(part[1])]
         if not parts:
             return None
+        score = by if isinstance(by, Weights) else by.of_query(parts[0][0][0, _LN_WORDS]).score
         scored = [score(table) for table, _ in parts]
         margins, names = np.concatenate(scored), np.concatenate([names for _, names in parts])
         table = np.concatenate([table for table, _ in parts])
@@ -92,8 +96,9 @@ class Ranking:
 
     def probabilities(self, model: SearchModel, count: int) -> FloatArray:
         """Of the first hits."""
-        assert model.calibration is not None
-        return model.calibration(self.margins[:count], self.profile)
+        calibration = model.of_query(self.table[0, _LN_WORDS]).calibration
+        assert calibration is not None
+        return calibration(self.margins[:count], self.profile)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,13 +161,15 @@ class Study:
                 centre[at], scale[at] = standard
         return Weights(centre, scale, self.scale.weights)
 
-    def ranking(self, at: int, score: Weights, *, without_relevant: bool = False) -> Ranking | None:
-        """One query's candidates by a score."""
+    def ranking(
+        self, at: int, by: Weights | SearchModel, *, without_relevant: bool = False
+    ) -> Ranking | None:
+        """One query's candidates by a score or a model."""
         parts = [part.of(at) for part in self.parts]
         if without_relevant:
             masks = [np.array([name not in self.right[at] for name in names], bool) for _, names in parts]
             parts = [(table[mask], names[mask]) for (table, names), mask in zip(parts, masks, strict=True)]
-        return Ranking.of(parts, score)
+        return Ranking.of(parts, by)
 
     def rankings(self, score: Weights) -> dict[int, Ranking | None]:
         """All queries' candidates by a score."""
@@ -253,11 +260,11 @@ def learned(world: World, data: str, encoder: str) -> dict[str, Any]:
                 model, record = study.learn(np.flatnonzero(turn != fold))
                 records.append(record)
                 for at in np.flatnonzero(turn == fold).tolist():
-                    ranking = after[at] = study.ranking(at, model.score)
+                    ranking = after[at] = study.ranking(at, model)
                     names = [] if ranking is None else ranking.names
                     hits = zip(_first(ranking, model, SHOWN), names, strict=False)
                     result["hits"] += [[at, chance, name in study.right[at], number] for chance, name in hits]
-                    result["missing"] += _first(study.ranking(at, model.score, without_relevant=True), model)
+                    result["missing"] += _first(study.ranking(at, model, without_relevant=True), model)
             values = study.values(after)
             result["after"].append(values.tolist())
             result.setdefault("fallen", []).extend(
@@ -268,7 +275,7 @@ def learned(world: World, data: str, encoder: str) -> dict[str, Any]:
         result["record"] = json.loads(record.to_json())
         foreign = load(OTHER.get(data, "cran")).queries.texts[:FOREIGN]
         parts = study.rows(foreign, [None] * len(foreign))
-        firsts = (Ranking.of([part.of(at) for part in parts], model.score) for at in range(len(foreign)))
+        firsts = (Ranking.of([part.of(at) for part in parts], model) for at in range(len(foreign)))
         result["foreign"] = [chance for each in firsts for chance in _first(each, model)]
         result["known"] = _known_items(study, model)
     return result
@@ -321,8 +328,8 @@ def _known_items(study: Study, model: SearchModel) -> list[list[int]]:
     parts = study.rows(list(chosen), [None] * len(chosen))
     targets, single = zip(*chosen.values(), strict=True)
     first = []
-    for score in (study.baseline, model.score):
-        rankings = [Ranking.of([part.of(at) for part in parts], score) for at in range(len(chosen))]
+    for by in (study.baseline, model):
+        rankings = [Ranking.of([part.of(at) for part in parts], by) for at in range(len(chosen))]
         first.append(
             [
                 each is not None and each.names[0] == target
@@ -360,8 +367,6 @@ def inverted(world: World) -> dict[str, list[float]]:
             rankings: dict[int, Ranking | None] = {}
             for fold in np.unique(turn).tolist():
                 model, _ = study.learn(np.flatnonzero(turn != fold), **how)
-                rankings |= {
-                    at: study.ranking(at, model.score) for at in np.flatnonzero(turn == fold).tolist()
-                }
+                rankings |= {at: study.ranking(at, model) for at in np.flatnonzero(turn == fold).tolist()}
             values[way] = study.values(rankings).tolist()
     return values
