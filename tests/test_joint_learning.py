@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from contextlib import contextmanager
@@ -332,6 +333,19 @@ def answer(silo, hits, **fields):
     return wire.NodeAnswer(
         silo=silo, hits=hits, documents=9, statistics="", of_query=[1.0, 2.0], took_ms=1.0, **fields
     )
+
+
+def test_a_query_too_short_for_the_model_has_the_baselines_probabilities():
+    """All silos and the broker go by the number of the query's words."""
+    baseline = model(kind="baseline", slope=3.0, start=-1.0)
+    current = dataclasses.replace(model(baseline=baseline), least_words=3.0)
+    own = answer("own", [hit("own", "a", 0.5)], model="v2", scorer="learned", margins=[0.5], retrieved=[])
+    long = Merger.of(current, "v2", {"own": own})
+    assert (long.used is current) == (own.of_query[0] >= np.log(3))
+    short = Merger.of(dataclasses.replace(current, least_words=9.0), "v2", {"own": own})
+    assert short.used is baseline
+    expected = baseline.probabilities(np.array([0.5]), short.profile)
+    assert short.hits(own)[0].probability == pytest.approx(expected[0])
 
 
 @settings(max_examples=30, deadline=None)
