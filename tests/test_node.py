@@ -185,7 +185,7 @@ def test_documents_come_change_and_go_at_once(settings):
         assert client.delete("/documents/a/new one").status_code == 404
         assert hits(client, "timbuktu") == []
         settings.sources[0].path.write_text(json.dumps(corpus(2)[1]) + "\n")
-        assert client.post("/sources").json() == {"errors": []}
+        assert client.post("/sources").json()["errors"] == []
         wait_for(lambda: client.node.store.count() == 1 == len(client.node.index.snapshot))
         settings.sources[0].path.write_text("nonsense\n")
         (error,) = client.post("/sources").json()["errors"]
@@ -602,3 +602,56 @@ def test_a_plain_text_shows_the_words_that_any_text_shows(words, text):
     wanted = QueryWords.of(" ".join(words), words)
     beyond = wanted.places(text + " \u00fc")  # which is read by its pattern
     assert wanted.places(text) == beyond
+
+
+class TestReload:
+    """A running node reads its settings' sources again."""
+
+    @staticmethod
+    def at(folder, *names):
+        for name in names:
+            (folder / name).mkdir(exist_ok=True)
+            (folder / name / f"{name}.md").write_text(f"tide of {name}")
+        return NodeSettings(
+            silo="north",
+            folder=folder / "north",
+            sources=tuple(Source("folder", folder / name) for name in names),
+            encoder=EncoderSettings("none"),
+        )
+
+    def test_sources_come_and_go_with_the_file(self, tmp_path):
+        now = [self.at(tmp_path, "a")]
+        with Node(now[0], reread=lambda: now[0]).offline() as node:
+            node.reload()
+            assert set(node.store.by_source().values()) == {1}
+            now[0] = self.at(tmp_path, "b", "c")
+            report = node.reloaded()
+            assert [each.documents for each in report.sources] == [1, 1]
+            assert node.store.present(["a.md", "b.md", "c.md"]) == {"b.md", "c.md"}
+
+    def test_settings_that_cannot_be_read_leave_all_as_it_was(self, tmp_path):
+        def broken():
+            raise ConfigError("unknown key")
+
+        with Node(self.at(tmp_path, "a"), reread=broken).offline() as node:
+            node.read_sources()
+            with pytest.raises(ConfigError):
+                node.reload()
+            assert node.store.present(["a.md"])
+
+    def test_no_source_at_all_is_refused_as_at_a_start(self, tmp_path):
+        now = [self.at(tmp_path, "a")]
+        with Node(now[0], reread=lambda: now[0]).offline() as node:
+            node.read_sources()
+            now[0] = self.at(tmp_path)
+            with pytest.raises(ConfigError, match="names no source"):
+                node.reload()
+            assert node.store.present(["a.md"])
+
+    def test_what_else_changed_waits_for_a_restart(self, tmp_path, caplog):
+        now = [self.at(tmp_path, "a")]
+        with Node(now[0], reread=lambda: now[0]).offline() as node:
+            now[0] = replace(now[0], depth=7)
+            node.reload()
+            assert node.settings.depth == 100
+            assert "restart" in caplog.text

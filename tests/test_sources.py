@@ -7,9 +7,11 @@ import sqlite3
 import pytest
 
 from isthmus.errors import ConfigError, DataError
+from isthmus.service.row_files import Columns
 from isthmus.service.settings import Source
-from isthmus.service.sources import load, load_all, read
+from isthmus.service.sources import SourceReport, load, load_all, read
 from isthmus.service.stores import Counts, SqliteStore
+from office_files import docx, eml, parquet, pptx, xlsx
 
 
 @pytest.fixture
@@ -149,3 +151,92 @@ def test_a_query_of_postgres(postgres_url, store):
     broken = Source("sql", url=postgres_url, query="SELECT nothing")
     assert load_all((broken,), store, errors.append) == Counts()
     assert "does not exist" in str(errors[0])
+
+
+@pytest.fixture
+def office(tmp_path):
+    root = tmp_path / "office"
+    root.mkdir()
+    docx(root / "report.docx", "Tidal power & more", "second paragraph", title="The report")
+    pptx(root / "talk.pptx", "first slide", "second slide", notes="say this")
+    xlsx(root / "sheet.xlsx", [["place", "metres"], ["Saint-Malo", 13.5]])
+    eml(root / "letter.eml", "The barrage", "It turns tomorrow.\n", attached="plan.pdf")
+    (root / "rows.csv").write_text('id;title;text\nr1;One;first row\nr2;Two;"second; row"\n')
+    parquet(root / "rows.parquet", {"key": ["p1", "p2"], "place": ["Brest", "Rance"], "turbines": [3, 24]})
+    return root
+
+
+def test_documents_of_office_programs_mail_and_tables_are_read(office):
+    texts = {draft.id: (draft.title, draft.body) for draft in read(Source("folder", office), pytest.fail)}
+    assert texts["report.docx"] == ("The report", "Tidal power & more\nsecond paragraph")
+    assert texts["talk.pptx"] == ("talk", "first slide\n\nsecond slide\n\nsay this")
+    assert texts["sheet.xlsx"] == ("sheet", "place metres\nSaint-Malo 13.5")
+    title, body = texts["letter.eml"]
+    assert title == "The barrage"
+    assert body.startswith("From: ada@example.org\nTo: ben@example.org\nDate: Tue, 03 Feb 2026")
+    assert body.endswith("It turns tomorrow.\n\nAttached: plan.pdf")
+    assert texts["rows.csv#r1"] == ("One", "first row")
+    assert texts["rows.csv#r2"] == ("Two", "second; row")
+    assert texts["rows.parquet#p2"] == ("", "place: Rance\nturbines: 24")
+    assert len(texts) == 8
+
+
+def test_a_mail_of_html_alone_is_read_as_a_page(tmp_path):
+    (tmp_path / "a.eml").write_bytes(
+        b"Subject: =?utf-8?q?caf=C3=A9?=\nContent-Type: text/html; charset=utf-8\n\n"
+        b"<style>p{}</style><p>Tea &amp; cake</p>"
+    )
+    (draft,) = read(Source("folder", tmp_path), pytest.fail)
+    assert (draft.title, draft.body) == ("café", "Tea & cake")
+
+
+def test_a_table_is_a_source_with_ids_of_its_own(tmp_path, store):
+    path = tmp_path / "people.csv"
+    path.write_text("nr,who,what,else\n7,Ada,engines,numbers\n8,Ben,,\n9,Cy,lamps,\n")
+    columns = Columns(id="nr", title="who", body=("what", "else"))
+    source = Source("table", path, columns=columns)
+    report = SourceReport(source.label)
+    errors = []
+    assert load(source, store, errors.append, report=report) == Counts(added=3)
+    assert store.get(["7"])["7"].body == "engines\nnumbers"
+    assert not errors, "a title alone is a document"
+    path.write_text("nr,who,what,else\n7,Ada,engines,numbers\n")
+    assert load(source, store, pytest.fail) == Counts(removed=2)
+    path.write_text("number,who\n7,Ada\n")
+    errors = []
+    assert load(source, store, errors.append) == Counts(), "what could be read once is kept"
+    assert "has no column" in str(errors[0])
+
+
+def test_a_table_in_a_folder_that_breaks_keeps_its_rows_and_a_row_that_went_goes(office, store):
+    source = Source("folder", office)
+    assert load(source, store, pytest.fail).added == 8
+    (office / "rows.csv").write_text("id;title;text\nr1;One;first row\n")
+    assert load(source, store, pytest.fail) == Counts(removed=1)
+    (office / "rows.csv").write_bytes(b"id;title\0;text\n")
+    assert load(source, store, lambda error: None) == Counts()
+    assert store.present(["rows.csv#r1"])
+
+
+def test_what_cannot_be_read_is_counted_and_named(office, store, tmp_path):
+    (office / "broken.docx").write_bytes(b"no zip")
+    (office / "picture.png").write_bytes(b"\x89PNG")
+    (office / "Makefile").write_text("all:")
+    missing = Source("folder", tmp_path / "nowhere")
+    reports = []
+    load_all((Source("folder", office), missing), store, lambda error: None, reports=reports)
+    first, second = reports
+    assert (first.documents, first.unread, dict(first.skipped)) == (8, 1, {".png": 1, "": 1})
+    assert "broken.docx" in first.errors[0]
+    assert not first.failed
+    assert "not a folder" in second.failed
+    assert "1 could not be read" in str(first)
+    assert "1 .png" in str(first)
+
+
+def test_a_source_of_which_nothing_can_be_read_fails(store, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "broken.docx").write_bytes(b"no zip")
+    reports = []
+    load_all((Source("folder", tmp_path / "in"),), store, lambda error: None, reports=reports)
+    assert "broken.docx" in reports[0].failed

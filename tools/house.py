@@ -43,7 +43,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_206,  # a contest of all calibrators; what a threshold rests on, and would
     "src/isthmus/classification": 730,  # label rankers and views, once in reproduce; the classifier
-    "src/isthmus/cli": 3_200,  # isthmus attach, calibrate-endpoint, encoder, judgements, learn; doctor; demo
+    "src/isthmus/cli": 3_273,  # isthmus attach, calibrate-endpoint, encoder, judgements, learn; doctor; demo
     "src/isthmus/config.py": 291,  # old keys are read for one release; single values as TOML; bytes
     "src/isthmus/corpora": 1_001,
     "src/isthmus/demo": 669,  # the federation it sets up and measures, which was in service
@@ -61,7 +61,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/logistic.py": 76,  # bounds, and several fits in one question
     "src/isthmus/losses.py": 194,  # weights of queries below a baseline
     "src/isthmus/partition.py": 250,  # how many silos
-    "src/isthmus/private": 4_743,  # masks agreed once a session; checks of what a relay brings
+    "src/isthmus/private": 4_803,  # masks agreed once a session; names of erased documents leave the ledger
     "src/isthmus/randomness.py": 30,
     "src/isthmus/rankers": 803,  # losses against a baseline
     "src/isthmus/report": 406,  # what a notebook shows of any table, once

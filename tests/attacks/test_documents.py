@@ -19,6 +19,7 @@ from isthmus.service.sources import load, load_all
 from isthmus.service.stores import Counts, SqliteStore
 from isthmus.tables.files import NUMBER
 from isthmus.text import tokenise
+from office_files import docx, parquet, word_part, xlsx, zipped
 
 
 @pytest.fixture
@@ -266,3 +267,111 @@ def test_a_line_that_is_no_document_leaves_the_other_sources_alone(line, tmp_pat
     assert all(len(change.id) <= 1_000 for change in store.changes(0, 10)), (
         "a hit with such an id fails a search"
     )
+
+
+LAUGHS = '<!DOCTYPE w [<!ENTITY a "ha">' + "".join(
+    f'<!ENTITY {chr(98 + at)} "{("&" + chr(97 + at) + ";") * 10}">' for at in range(9)
+)
+SMALL = ParsingLimits(seconds=5, memory_mb=512, characters=100_000)
+
+
+def bomb(path):
+    """Half a megabyte that unpacks to more than a file may have."""
+    return zipped(path, {"word/document.xml": word_part("<w:p/>" + " " * (520 << 20))})
+
+
+def laughing(path):
+    inner = word_part("<w:p><w:r><w:t>&j;</w:t></w:r></w:p>").removeprefix('<?xml version="1.0"?>')
+    return zipped(path, {"word/document.xml": f"{LAUGHS}]>{inner}"})
+
+
+def outward(path):
+    doctype = '<!DOCTYPE w [<!ENTITY x SYSTEM "file:///etc/passwd">]>'
+    inner = word_part("<w:p><w:r><w:t>&x;</w:t></w:r></w:p>").removeprefix('<?xml version="1.0"?>')
+    return zipped(path, {"word/document.xml": doctype + inner})
+
+
+def deep(path):
+    return zipped(path, {"word/document.xml": word_part("<w:p>" * 100_000 + "</w:p>" * 100_000)})
+
+
+def repeating(path):
+    """One long string that a hundred thousand cells show."""
+    xlsx(path, [["tide " * 10_000]])
+    cells = '<row><c t="s"><v>0</v></c></row>' * 100_000
+    ns = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    parts = {
+        "xl/workbook.xml": f'<workbook xmlns="{ns}"/>',
+        "xl/sharedStrings.xml": f'<sst xmlns="{ns}"><si><t>{"tide " * 10_000}</t></si></sst>',
+        "xl/worksheets/sheet1.xml": f'<worksheet xmlns="{ns}"><sheetData>{cells}</sheetData></worksheet>',
+    }
+    return zipped(path, parts)
+
+
+def wide_field(path):
+    """A table with a field of 100 MB."""
+    path.write_bytes(b'id,text\n1,"' + b"tide\n" * (20 << 20) + b'"\n')
+    return path
+
+
+def long_line(path):
+    path.write_bytes(b"id,text\n1," + b"tide " * (20 << 20))
+    return path
+
+
+def dictionary(path):
+    """A Parquet file of some kilobytes whose column is one long text a hundred thousand times."""
+    return parquet(path, {"id": [str(at) for at in range(100_000)], "text": ["tide " * 15_000] * 100_000})
+
+
+def nested_mail(path):
+    depth = 3_000
+    heads = b"".join(
+        b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (at, at) for at in range(depth)
+    )
+    path.write_bytes(b"Subject: x\n" + heads + b"Content-Type: text/plain\n\ntide")
+    return path
+
+
+ATTACKS = {
+    "a bomb of zeros": ("x.docx", bomb, "unpacks to more than 512 MB"),
+    "a billion laughs": ("x.docx", laughing, "declares entities"),
+    "an entity of a file": ("x.docx", outward, "declares entities"),
+    "deep XML": ("x.docx", deep, "nests deeper than 200"),
+    "a string shown again and again": ("x.xlsx", repeating, "100,000 characters"),
+    "a field of 100 MB": ("x.csv", wide_field, "not a table that can be read"),
+    "a line of 100 MB": ("x.csv", long_line, "a line of more than 100,000 characters"),
+    "a text repeated by a dictionary": ("x.parquet", dictionary, "characters"),
+    "mail inside mail": ("x.eml", nested_mail, "cannot be read"),
+    "no zip at all": ("x.docx", lambda path: path.write_bytes(b"PK" + bytes(100)), "not an office document"),
+    "another zip": ("x.pptx", lambda path: zipped(path, {"a": "b"}), "no document of Word"),
+    "no Parquet": ("x.parquet", lambda path: path.write_bytes(b"PAR1PAR1"), "not a Parquet file"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_hostile_office_file_is_one_line_and_the_next_is_read(attack, tmp_path):
+    """Bombs, laughs, depth and endless fields: the limit is named, within its time, and the node goes on."""
+    name, make, problem = ATTACKS[attack]
+    make(tmp_path / name)
+    docx(tmp_path / "y.docx", "calm water")
+    with Parser(SMALL, within=tmp_path) as parser:
+        answers = list(parser.parse_all([tmp_path / name, tmp_path / "y.docx"]))
+    errors = [answer for _, answer in answers if isinstance(answer, DataError)]
+    assert len(errors) == 1, errors
+    assert problem in str(errors[0])
+    assert answers[-1] == (tmp_path / "y.docx", ("y", "calm water"))
+
+
+def test_a_broken_table_gives_the_rows_before_the_break_and_keeps_those_it_had(tmp_path, store):
+    root = tmp_path / "in"
+    root.mkdir()
+    rows = [f"{at},tide {at}" for at in range(2_000)]
+    (root / "x.csv").write_text("\n".join(["id,text", *rows]))
+    source = Source("folder", root)
+    assert load(source, store, pytest.fail).added == 2_000
+    (root / "x.csv").write_text("\n".join(["id,text", *rows[:1_500], "z," + "wave " * 50_000]))
+    errors = []
+    assert load(source, store, errors.append, SMALL) == Counts()
+    assert len(errors) == 1
+    assert store.count() == 2_000

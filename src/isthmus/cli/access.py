@@ -57,7 +57,12 @@ def _names(text: str) -> list[str]:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "file FILE", KEYS)
     add(parser, "name NAME", "whose key it is")
-    add(parser, "--scopes A,B", "search, feedback, metrics, admin (%(default)s)", default="search,feedback")
+    add(
+        parser,
+        "--scopes A,B",
+        "search, feedback, documents, metrics, admin (%(default)s)",
+        default="search,feedback",
+    )
     ends = parser.add_mutually_exclusive_group()
     add(ends, "--days", "how long it holds (%(default)s)", type=float, default=90)
     add(ends, "--forever", "until it is revoked")

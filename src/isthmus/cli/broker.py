@@ -251,6 +251,9 @@ def _table(answer: Answer) -> Any:
         cell = Text(plain(hit.title) or plain(hit.document), style="bold")
         if hit.snippet:
             cell.append("\n" + plain(hit.snippet), style="not bold dim")
+        cell.append(f"\n{plain(hit.silo)}/{plain(hit.document)}", style="not bold bright_black")
+        if hit.link:
+            cell.append(f"\n{plain(hit.link)}", style="not bold blue")
         for evidence in hit.explanation or ():
             cell.append("\n" + _why(evidence), style="not bold cyan")
         silos = [hit.silo, *(copy.silo for copy in hit.also)]

@@ -24,10 +24,15 @@ _EXPORT = """isthmus judgements export -o judged.csv --key broker/admin.key
 isthmus judgements export -o judged --config north/silo.toml --rows"""
 
 
-def _where(parser: argparse.ArgumentParser) -> None:
+def add_broker(parser: argparse.ArgumentParser, key: str) -> None:
+    """How a broker is reached; `key` says whose API key it takes."""
     add(parser, "--broker URL", f"the broker's address ({URL_VARIABLE}, else http://127.0.0.1:8100)")
-    add(parser, "--key FILE", "the file of an administrator's API key (or ISTHMUS_API_KEY)")
+    add(parser, "--key FILE", f"the file of {key} (or ISTHMUS_API_KEY)")
     add(parser, "--authority FILE", "the certificate the broker's comes from (or ISTHMUS_AUTHORITY)")
+
+
+def _where(parser: argparse.ArgumentParser) -> None:
+    add_broker(parser, "an administrator's API key")
     add(parser, "--config FILE", "no broker: the silo of these settings, on its own machine, by its operator")
 
 
@@ -73,7 +78,7 @@ def _import(arguments: argparse.Namespace) -> int:
 def _import_there(arguments: argparse.Namespace, judgements: Sequence[NamedJudgement]) -> Imported:
     from isthmus.report import Progress
 
-    with _client(arguments) as broker, Progress("judgements", len(judgements)) as bar:
+    with broker_client(arguments) as broker, Progress("judgements", len(judgements)) as bar:
         return broker.import_judgements(judgements, progress=bar.advance)
 
 
@@ -81,7 +86,7 @@ def _import_here(arguments: argparse.Namespace, judgements: Sequence[NamedJudgem
     """The operator's own silo, while its node serves or not."""
     from isthmus.service import OPERATOR, import_judgements
 
-    settings, store = _silo(arguments)
+    settings, store = silo_store(arguments)
     try:
         here = {each.document for each in judgements if each.silo in (None, settings.silo)}
         ids = {id: id for id in store.present(here)}
@@ -90,7 +95,8 @@ def _import_here(arguments: argparse.Namespace, judgements: Sequence[NamedJudgem
         store.close()
 
 
-def _silo(arguments: argparse.Namespace) -> tuple[NodeSettings, DocumentStore]:
+def silo_store(arguments: argparse.Namespace) -> tuple[NodeSettings, DocumentStore]:
+    """The silo of --config and its store, while its node serves or not."""
     from isthmus.service import open_store, read_node
 
     settings = read_node(arguments.config)
@@ -103,7 +109,8 @@ def _silo(arguments: argparse.Namespace) -> tuple[NodeSettings, DocumentStore]:
     return settings, open_store(settings)
 
 
-def _client(arguments: argparse.Namespace) -> Client:
+def broker_client(arguments: argparse.Namespace) -> Client:
+    """The broker of the options that `add_broker` adds."""
     from isthmus.service import DEFAULT_URL, Client
 
     url = arguments.broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
@@ -138,14 +145,14 @@ def _export(arguments: argparse.Namespace) -> None:
         _export_rows(arguments)
         return
     if arguments.config:
-        settings, store = _silo(arguments)
+        settings, store = silo_store(arguments)
         try:
             judgements = exported_judgements(store.judgements(), settings.silo)
         finally:
             store.close()
     else:
         silos = None if arguments.silos is None else [each.strip() for each in arguments.silos.split(",")]
-        with _client(arguments) as broker:
+        with broker_client(arguments) as broker:
             judgements = broker.export_judgements(silos)
     if not judgements:
         raise DataError("nobody has judged a document yet", cure="say right or wrong to hits, or import some")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add, add_json, add_serving, add_settings, close, say
+from isthmus.cli.command import Command, add, add_json, add_serving, add_settings, close, say, show
+from isthmus.errors import ServiceError, several
 
 if TYPE_CHECKING:
-    from isthmus.service import NodeSettings
+    from isthmus.service import NodeSettings, SourceReport
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
+    about = "serve (default); or reload: the node that runs reads silo.toml's sources again"
+    add(parser, "verb serve|reload", about, nargs="?", choices=("serve", "reload"), default="serve")
     add_settings(
         parser, "the silo's settings, TOML", example="port=8102, statistics.epsilon=0.5", required=True
     )
@@ -20,33 +24,62 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     about = "take part in training alone, and serve no searches"
     add(what, "--training-only", about)
     add_serving(parser)
-    add_json(parser, "{documents, added, changed, removed, errors}")
+    sources = "[{source, documents, unread, errors, skipped, failed}]"
+    add_json(parser, f"{{documents, added, changed, removed, errors, sources: {sources}}}")
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace) -> int:
     from isthmus.service import read_node
 
     settings = read_node(arguments.config, arguments.changes)
+    if arguments.verb == "reload":
+        return _reload(arguments, settings)
     if arguments.index_only:
-        _index(arguments, settings)
-        return
+        return _index(arguments, settings)
     from isthmus.service import begin, run_node, run_training
 
     begin(arguments.config, settings, quiet=arguments.quiet, until_eof=arguments.until_eof)
     if arguments.training_only:
         run_training(settings)
-        return
-    run_node(settings, started=lambda url: say(f"isthmus: silo {settings.silo} listens at {url}"))
+        return 0
+    run_node(
+        settings,
+        started=lambda url: say(f"isthmus: silo {settings.silo} listens at {url}"),
+        reread=lambda: read_node(arguments.config, arguments.changes),
+    )
+    return 0
 
 
-def _index(arguments: argparse.Namespace, settings: NodeSettings) -> None:
-    """Work on the silo's folder while no node serves it."""
+def _reload(arguments: argparse.Namespace, settings: NodeSettings) -> int:
+    """Have the running node read its sources again, as silo.toml names them now; 1 where one fails."""
+    from isthmus.service import Reread, ask_node, is_in_use
+
+    if not is_in_use(settings.folder):
+        raise ServiceError(f"no node of {settings.folder} runs (isthmus node --config {arguments.config})")
+    done = ask_node(settings.folder, "reload", {}, Reread)
+    for each in done.sources:
+        for line in each.errors:
+            say(f"isthmus: {line}")
+    rows = [(each.source, each.documents, each.unread, each.failed) for each in done.sources]
+    lines = [
+        f"{source}: {several(documents, 'document')}"
+        + (f", {unread:,} could not be read" if unread else "")
+        + (f"; failed: {failed}" if failed else "")
+        for source, documents, unread, failed in rows
+    ]
+    show(arguments, {"sources": [each.model_dump() for each in done.sources]}, "\n".join(lines))
+    return 1 if any(each.failed for each in done.sources) else 0
+
+
+def _index(arguments: argparse.Namespace, settings: NodeSettings) -> int:
+    """Work on the silo's folder while no node serves it; 1 where a source fails."""
     from isthmus.report import Progress
     from isthmus.service import Node, folder_lock, load_all
 
     with folder_lock(settings.folder), Node(settings).offline() as node:
         errors: list[Exception] = []
-        done = load_all(node.settings.sources, node.store, errors.append, settings.reading)
+        reports: list[SourceReport] = []
+        done = load_all(node.settings.sources, node.store, errors.append, settings.reading, reports=reports)
         for error in errors:
             say(f"isthmus: {error}")
         with Progress("indexing", node.index.behind) as bar:
@@ -56,14 +89,19 @@ def _index(arguments: argparse.Namespace, settings: NodeSettings) -> None:
             node.index.encode_all(bar.advance)
         counted = {"added": done.added, "changed": done.changed, "removed": done.removed}
         counts = {"documents": len(node.index.snapshot), **counted, "errors": len(errors)}
-    close(arguments, "indexed", counts, [settings.folder], counts)
+    for report in reports:
+        if report.unread or report.failed or report.skipped:
+            say(f"isthmus: {report}")
+    record = {**counts, "sources": [asdict(report) for report in reports]}
+    close(arguments, "indexed", record, [settings.folder], counts)
+    return 1 if any(report.failed for report in reports) else 0
 
 
 COMMANDS = (
     Command(
         name="node",
         summary="serve one silo: index its documents and answer searches by its policy",
-        example="isthmus node --config north.toml",
+        example="isthmus node --config north.toml\nisthmus node reload --config north.toml",
         add_arguments=_arguments,
         run=_run,
     ),

@@ -40,6 +40,7 @@ GROUPS = (
     "attach",
     "broker",
     "judgements",
+    "documents",
     "learn",
     "calibrate_endpoint",
     "reproduce",

@@ -21,6 +21,7 @@ from isthmus.service.endpoint_calibration import JudgedAnswers as JudgedAnswers
 from isthmus.service.endpoint_calibration import calibrated as calibrated
 from isthmus.service.endpoint_calibration import judging_app as judging_app
 from isthmus.service.endpoint_calibration import proxy_app as proxy_app
+from isthmus.service.erasure import erase as erase
 from isthmus.service.export import export_rows as export_rows
 from isthmus.service.index import Index as Index
 from isthmus.service.judgement_files import read_judgements as read_judgements
@@ -34,7 +35,9 @@ from isthmus.service.local import run_federation as run_federation
 from isthmus.service.logs import log_to_stderr as log_to_stderr
 from isthmus.service.node import Node as Node
 from isthmus.service.node import folder_lock as folder_lock
+from isthmus.service.node import is_in_use as is_in_use
 from isthmus.service.node import open_store as open_store
+from isthmus.service.operating import ask_node as ask_node
 from isthmus.service.reliability import BINS as BINS
 from isthmus.service.running import begin as begin
 from isthmus.service.running import run_broker as run_broker
@@ -67,6 +70,8 @@ from isthmus.service.settings import literal_secrets as literal_secrets
 from isthmus.service.settings import read_broker as read_broker
 from isthmus.service.settings import read_coordinator as read_coordinator
 from isthmus.service.settings import read_node as read_node
+from isthmus.service.silo_documents import owned_documents as owned_documents
+from isthmus.service.sources import SourceReport as SourceReport
 from isthmus.service.sources import load_all as load_all
 from isthmus.service.stores import DocumentStore as DocumentStore
 from isthmus.service.stores import Draft as Draft
@@ -76,11 +81,16 @@ from isthmus.service.wire import LEVELS as LEVELS
 from isthmus.service.wire import MOST_HITS as MOST_HITS
 from isthmus.service.wire import USUAL_LEVEL as USUAL_LEVEL
 from isthmus.service.wire import Answer as Answer
+from isthmus.service.wire import DocumentRequest as DocumentRequest
+from isthmus.service.wire import ErasureReceipt as ErasureReceipt
 from isthmus.service.wire import Evidence as Evidence
 from isthmus.service.wire import Hit as Hit
 from isthmus.service.wire import Imported as Imported
 from isthmus.service.wire import LearnedVersion as LearnedVersion
 from isthmus.service.wire import LearningView as LearningView
 from isthmus.service.wire import NamedJudgement as NamedJudgement
+from isthmus.service.wire import OpenedDocument as OpenedDocument
+from isthmus.service.wire import RequestAnswer as RequestAnswer
+from isthmus.service.wire import Reread as Reread
 from isthmus.service.wire import Search as Search
 from isthmus.service.wire import SiloCount as SiloCount

@@ -5,8 +5,10 @@
 | path | needs the scope |
 |---|---|
 | POST /v1/search /v1/noised-counts · GET /v1/silos /v1/training /v1/calibration /v1/learning | search |
+| POST, GET /v1/requests | search |
 | POST /v1/feedback /v1/judged | feedback |
-| POST, GET /v1/judgements · POST /v1/learning /v1/learning/rollback | admin |
+| GET /v1/documents/SILO/ID | documents, or search for what the owner has allowed |
+| POST, GET /v1/judgements · POST /v1/learning /v1/learning/rollback /v1/requests/SILO/NUMBER | admin |
 | GET /metrics | metrics |
 | GET /v1/me · POST, DELETE /v1/session · /v1/health · /v1/ready · /v1/openapi.json · /v1/docs | none |
 """
@@ -151,6 +153,37 @@ async def export_judgements(
     return await _broker(request, "admin").judgements.page(query.silo, query.after)
 
 
+@_router.get("/v1/documents/{silo}/{id:path}", name="open")
+async def open_document(
+    silo: str, id: wire.DocumentId, query: Annotated[wire.Opening, Query()], request: Request
+) -> wire.OpenedDocument:
+    """A whole document: by the `ticket` of a hit that you were shown, or by a `request` that its owner has
+    allowed you, once. The silo's ledger has it before it leaves."""
+    broker = _broker(request, "search" if query.request else "documents")
+    return await broker.documents.open(silo, id, query, request.scope[CALLER].name)
+
+
+@_router.post("/v1/requests", name="ask")
+async def ask(body: wire.AskSilo, request: Request) -> wire.DocumentRequest:
+    """Ask the owner for a hit's document, with a reason. The silo keeps the request; the broker nothing."""
+    return await _broker(request, "search").documents.request(body, request.scope[CALLER].name)
+
+
+@_router.get("/v1/requests")
+async def requests(query: Annotated[wire.EveryRequest, Query()], request: Request) -> wire.RequestList:
+    """Your requests and the owners' answers; all of those that administrators may answer, with `all`."""
+    broker = _broker(request, "admin" if query.all else "search")
+    return await broker.documents.requests(None if query.all else request.scope[CALLER].name)
+
+
+@_router.post("/v1/requests/{silo}/{number}")
+async def answer_request(
+    silo: str, number: wire.RequestNumber, body: wire.RequestAnswer, request: Request
+) -> wire.DocumentRequest:
+    """Allow that a document is opened once, or deny it with a word: for silos that let you manage."""
+    return await _broker(request, "admin").documents.answer(silo, number, body)
+
+
 @_router.get("/v1/silos")
 async def silos(request: Request) -> wire.SiloList:
     """Every silo's health, what it has released, and what is left of its budgets; addresses for admins."""
@@ -158,7 +191,8 @@ async def silos(request: Request) -> wire.SiloList:
     view = await broker.cached_view("silos", broker.view_silos)
     if request.scope[CALLER].may("admin"):
         return view
-    return view.model_copy(update={"silos": [each.model_copy(update={"url": ""}) for each in view.silos]})
+    public = [each.model_copy(update={"url": "", "sources": []}) for each in view.silos]
+    return view.model_copy(update={"silos": public})
 
 
 @_router.get("/v1/calibration")

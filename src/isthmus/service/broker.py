@@ -25,6 +25,7 @@ from isthmus.errors import ConfigError, DataError, IsthmusError, Refused, SiloUn
 from isthmus.service import wire
 from isthmus.service.breaker import Breaker
 from isthmus.service.certificates import client_context, server_name
+from isthmus.service.document_routing import DocumentRouter
 from isthmus.service.encoding import another_encoder, prevailing
 from isthmus.service.http_client import BrokenReply, HttpClient, HttpReply
 from isthmus.service.judgement_routing import JudgementRouter
@@ -259,6 +260,7 @@ class Broker:
         )
         self.scale = ScaleExchange(list(self.silos.values()))
         self.judgements = JudgementRouter(self.silos, self._pseudonym)
+        self.documents = DocumentRouter(self.silos, self._pseudonym, understood)
         self.models = ModelExchange(list(self.silos.values()), ModelVersions(settings.folder / "learned"))
         self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -487,6 +489,7 @@ class Broker:
                     or self.models.lacking(silo.name, ready.model)
                 )
                 fields["release"] = await silo.read("/release", wire.SiloRelease)
+                fields["sources"] = await self.documents.sources(silo.name)
         except Refused as error:
             fields |= {"status": "refused", "detail": str(error)}
         except TimeoutError:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from urllib.parse import quote, urlencode
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -125,6 +126,35 @@ class Client:
         reply = self._ask("POST", "/v1/judged", {"query": query, "hits": tokens})
         own = iter(self._read(reply, wire.OwnJudgements).relevant)
         return [next(own, None) if hit.token else None for hit in hits]
+
+    def open(self, hit: wire.Hit) -> wire.OpenedDocument:
+        """The whole document of a hit, where its silo allows it and your key has the scope documents."""
+        return self._open(hit.silo, hit.document, {"ticket": hit.ticket})
+
+    def open_allowed(self, request: wire.DocumentRequest) -> wire.OpenedDocument:
+        """The document that its owner has allowed you to open once."""
+        return self._open(request.silo, request.document, {"request": request.number})
+
+    def _open(self, silo: str, document: str, by: dict[str, str]) -> wire.OpenedDocument:
+        path = f"/v1/documents/{quote(silo, safe='')}/{quote(document, safe='/')}?{urlencode(by)}"
+        return self._read(self._ask("GET", path), wire.OpenedDocument)
+
+    def ask(
+        self, query: str, hit: wire.Hit, *, reason: str = "", named: bool = False
+    ) -> wire.DocumentRequest:
+        """Ask the owner of a hit's document for it; with `named` they see the name of your key."""
+        payload = {"silo": hit.silo, "ticket": hit.ticket, "query": query, "reason": reason, "named": named}
+        return self._read(self._ask("POST", "/v1/requests", payload), wire.DocumentRequest)
+
+    def requests(self, *, every: bool = False) -> wire.RequestList:
+        """What you asked owners for, with their answers; for administrators `every` one they may answer."""
+        path = "/v1/requests?all=true" if every else "/v1/requests"
+        return self._read(self._ask("GET", path), wire.RequestList)
+
+    def answer(self, request: wire.DocumentRequest, *, allow: bool, word: str = "") -> wire.DocumentRequest:
+        """Allow that a document is opened once, or deny it: with an administrator's key."""
+        path = f"/v1/requests/{quote(request.silo, safe='')}/{request.number}"
+        return self._read(self._ask("POST", path, {"allow": allow, "word": word}), wire.DocumentRequest)
 
     def import_judgements(
         self,

@@ -414,7 +414,7 @@ class Protect:
             "caller": exchange.caller,
             "from": _address(exchange.scope),
             "method": exchange.scope["method"],
-            "path": exchange.scope["path"],
+            "path": _logged_path(exchange.scope),
             "status": exchange.status,
             "bytes": exchange.sent,
             "ms": round(seconds * 1000, 1),
@@ -492,6 +492,12 @@ def _header(scope: Scope, name: bytes) -> str:
         if key == name:
             return str(value.decode("latin-1"))
     return ""
+
+
+def _logged_path(scope: Scope) -> str:
+    """The path, without the id of a document."""
+    pattern: str = getattr(scope.get("route"), "path", "")
+    return pattern if "{id:path}" in pattern else scope["path"]
 
 
 def _address(scope: Scope) -> str:

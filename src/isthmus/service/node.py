@@ -9,14 +9,15 @@ loaded; a search uses what was there when it began.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -53,8 +54,9 @@ from isthmus.service.scoring import Scorer, check_scores, try_on_query
 from isthmus.service.searching import Searcher, load_scorer
 from isthmus.service.security import HitTokens, local_secret
 from isthmus.service.settings import OPERATOR, NodeSettings, SharedStatistics, secret
+from isthmus.service.silo_documents import SiloDocuments
 from isthmus.service.silo_learner import SiloLearner
-from isthmus.service.sources import check_sources, in_languages, load_all
+from isthmus.service.sources import SourceReport, check_sources, in_languages, load_all
 from isthmus.service.stores import Counts, DocumentStore, Draft, Judgement, SqliteStore
 from isthmus.tables import Documents, locked, replacing
 
@@ -78,6 +80,8 @@ OWN = (
     "learned*",
 )
 """What a node writes into its folder."""
+RELOADED = ("sources", "forget_sources", "reading")
+"""The settings that a running node reads again."""
 READABLE = 10.0
 """Seconds that a change waits to be searchable before it is answered anyway."""
 LATER = ("documents.db", "index", "feedback.key")
@@ -110,6 +114,17 @@ def folder_lock(folder: Path) -> Iterator[None]:
         yield
 
 
+def is_in_use(folder: Path) -> bool:
+    """Whether a process works on a node's folder."""
+    if not folder.is_dir():
+        return False
+    try:
+        with locked(folder / "lock", wait=False):
+            return False
+    except BlockingIOError:
+        return True
+
+
 @dataclass(frozen=True)
 class _Measured:
     """What score sums were measured on: encoder, whether without shared statistics, the last change, how
@@ -133,8 +148,9 @@ class _Measured:
 class Node:
     """Everything a silo has, behind methods that may be called from any thread."""
 
-    def __init__(self, settings: NodeSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: NodeSettings, *, reread: Callable[[], NodeSettings] | None = None) -> None:
+        """`reread` gives the settings as their file has them now, for `reload`."""
+        self.settings, self._reread = settings, reread
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ledger = open_ledger(settings)
@@ -166,16 +182,20 @@ class Node:
         self.searcher = Searcher(settings.silo, self.index, self.store, self._scorer(), settings.depth)
         self.tokens = HitTokens(settings.silo, local_secret(folder / "feedback.key"))
         self.judgements = SiloJudgements(settings.silo, self.store, self.tokens, self._ids)
+        self.documents = SiloDocuments(
+            settings.silo, self.store, self.tokens, self.note, lambda: self.settings.sources
+        )
         self._sharing = threading.Lock()
         self._restore_shared()
         self._wake, self._stopped, self._read = threading.Event(), threading.Event(), threading.Event()
         self._again = threading.Event()
         self._reading = threading.Lock()
+        self.source_reports: list[SourceReport] = []
         self._indexed = threading.Condition()
         self._ahead = Ahead(self.ledger)
         self._sketched: int | None = None
-        self._releases = Releases(settings, self.ledger, self.index, self.family)
         self._counts = CountReleases(settings, self.ledger, self.index)
+        self.releases = Releases(settings, self.ledger, self.index, self.family)
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for name, work in (("indexer", self._run), ("encoder", self._encode))
@@ -209,15 +229,17 @@ class Node:
     # what goes on behind
 
     def read_again(self) -> None:
-        """Let the node's own thread read the sources, soon."""
+        """Let the node's own thread read the settings' sources again, soon."""
         self._again.set()
         self._wake.set()
 
     def _read_and_tell(self) -> None:
         self._again.clear()
         try:
-            for error in self.read_sources():
+            for error in self.reload() if self._read.is_set() else self.read_sources():
                 _log.warning("%s", error)
+        except ConfigError as error:
+            _log.error("the sources stay as they were: %s", error)
         except Exception:
             _log.exception("the sources could not be read")
         finally:
@@ -274,12 +296,39 @@ class Node:
                 _log.exception("encoding failed and will be tried again")
             return False
 
+    def reload(self) -> list[DataError]:
+        """Read the settings' sources again, then the sources; a ConfigError leaves all as it was."""
+        if self._reread is not None:
+            new = self._reread()
+            check_sources(new, self.store)
+            fresh = {name: getattr(new, name) for name in RELOADED}
+            if replace(new, **{name: getattr(self.settings, name) for name in RELOADED}) != self.settings:
+                _log.warning(
+                    "of the settings only %s are read again: restart for others", ", ".join(RELOADED)
+                )
+            self.settings = replace(self.settings, **fresh)
+        return self.read_sources()
+
+    def reloaded(self) -> wire.Reread:
+        """The same, and what could not be read."""
+        errors = [str(error) for error in self.reload()[:1_000]]
+        return wire.Reread(errors=errors, sources=self.source_states())
+
     def read_sources(self) -> list[DataError]:
         """Bring the store up to the sources; what was wrong with single documents."""
         errors: list[DataError] = []
         with self._reading:
-            done = load_all(self.settings.sources, self.store, errors.append, self.settings.reading)
+            done = load_all(
+                self.settings.sources,
+                self.store,
+                errors.append,
+                self.settings.reading,
+                reports=self.source_reports,
+            )
         _log.info("sources: %s added, %s changed, %s removed", done.added, done.changed, done.removed)
+        for report in self.source_reports:
+            if report.unread or report.failed or report.skipped:
+                _log.warning("%s", report)
         self._wake.set()
         return errors
 
@@ -292,6 +341,18 @@ class Node:
                 bar.advance(done)
                 with self._indexed:
                     self._indexed.notify_all()
+
+    @contextmanager
+    def unread(self) -> Iterator[None]:
+        """While this lasts, no source is read."""
+        with self._reading:
+            yield
+
+    def sketch_again(self) -> bool:
+        """Sketch all documents anew, where private counts are answered; whether they are."""
+        self._sketched = None
+        self._sketch()
+        return self._sketched is not None
 
     def _sketch(self) -> None:
         """Keep the sketches that private counts are answered from near the documents there are."""
@@ -383,7 +444,12 @@ class Node:
             engine="" if self._attached is None else self._attached.noun,
             level="" if self.settings.engine is None else self.settings.engine.level,
             search_level=wire.SEARCH_LEVEL,
+            unread=sum(report.unread for report in self.source_reports),
         )
+
+    def source_states(self) -> list[wire.SourceState]:
+        """What became of every source when it was read last."""
+        return [wire.SourceState.model_validate(asdict(report)) for report in self.source_reports]
 
     # what leaves
 
@@ -396,7 +462,7 @@ class Node:
 
     def statistics(self, peer: str) -> bytes:
         """The silo's statistics in the form it allows, charged before they leave."""
-        return self._releases.to(peer)
+        return self.releases.to(peer)
 
     def count(self, question: wire.CountQuestion, peer: str) -> wire.NoisedCount:
         """How many documents answer a question, with noise, charged before it leaves; or BudgetExhausted."""
@@ -640,12 +706,20 @@ def open_store(settings: NodeSettings, engine: AttachedEngine | None = None) -> 
     """The store that the settings name; of a silo over an engine elsewhere, that engine's documents."""
     if settings.engine is not None:
         engine = engine or open_attached(settings.engine, settings.folder / "index")
-        return AttachedStore(settings.folder / "documents.db", engine)
-    if settings.store.kind == "sqlite":
-        return SqliteStore(settings.folder / "documents.db")
-    from isthmus.service.postgres import PostgresStore
+        store: DocumentStore = AttachedStore(settings.folder / "documents.db", engine)
+    elif settings.store.kind == "sqlite":
+        store = SqliteStore(settings.folder / "documents.db")
+    else:
+        from isthmus.service.postgres import PostgresStore
 
-    return PostgresStore(secret(settings.store.url, "store.url"))
+        store = PostgresStore(secret(settings.store.url, "store.url"))
+
+    def digest_of(id: str) -> str:
+        key = local_secret(settings.folder / "erased.key")
+        return hashlib.blake2b(id.encode("utf-8", "surrogatepass"), key=key, digest_size=16).hexdigest()
+
+    store.digest_of = digest_of
+    return store
 
 
 def all_documents(store: DocumentStore) -> Documents:

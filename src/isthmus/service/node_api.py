@@ -18,23 +18,37 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from isthmus import __version__
-from isthmus.errors import BudgetExhausted, DataError, PrivacyError, Refused, ServiceError
+from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
 from isthmus.service.apps import METRICS, PROBLEMS, Answers, new_app, problems
 from isthmus.service.display import Extras
 from isthmus.service.encoding import another_encoder
+from isthmus.service.erasure import erase
 from isthmus.service.limits import CALLER, GONE, NOTE, HttpProblem, Protect, Surface, names_of
 from isthmus.service.metrics import CONTENT_TYPE, Metrics
 from isthmus.service.node import Node
 from isthmus.service.scoring import Bm25Scorer
 from isthmus.service.security import ApiKeys, Gate, Once
 from isthmus.service.settings import NodeSettings, Policy
+from isthmus.service.silo_documents import NO_DOCUMENT
 from isthmus.service.statistics import etag
 from isthmus.service.stores import Draft
 
 ANONYMOUS = "anonymous"
 """The peer whose policy holds for whoever reaches a node without TLS, which only loopback allows."""
 OPEN = ("/v1/health", "/v1/ready")
+ADMINISTRATOR = Policy(
+    search=True,
+    snippets=True,
+    matches=True,
+    suggestions=True,
+    feedback=True,
+    judgements=True,
+    open=True,
+    manage=True,
+    operate=True,
+)
+"""What a key of the node's own with the scope admin may do."""
 UNKNOWN_HIT = "this hit was not shown to you within a day: search again"
 THROUGH = "judgements that came through it"
 SPELLINGS = "words spelled like those of a query"
@@ -101,8 +115,7 @@ class NodeApi:
         caller = request.scope[CALLER]
         policy = caller.policy or self.settings.peers.get(caller.name)
         if policy is None and caller.may("admin"):
-            rights = ("search", "snippets", "matches", "suggestions", "feedback", "judgements", "operate")
-            policy = Policy(**dict.fromkeys(rights, True))
+            policy = ADMINISTRATOR
         if policy is None or not (right == "known" or getattr(policy, right)):
             raise HttpProblem(403, "this silo's policy does not allow it")
         return caller.name, policy
@@ -148,11 +161,16 @@ class NodeApi:
         began = time.perf_counter()
         seal = partial(self.node.tokens.seal, query=body.query, peer=peer)
         token = seal if policy.feedback else None
-        name = self._naming(peer, policy)
+        naming, ids = self._naming(peer, policy), dict[str, str]()
         gone: threading.Event = request.scope[GONE]
         encoder, model = (request.headers.get(name, "") for name in (wire.ENCODER, wire.MODEL))
         self._compare_encoder(encoder)
         extras = Extras(policy.matches, policy.suggestions, self.node.digest_key)
+
+        def name(id: str) -> str:
+            towards_peer = naming(id)
+            ids[towards_peer] = id
+            return towards_peer
 
         def check() -> None:
             waited = (time.perf_counter() - began) * 1000
@@ -171,7 +189,9 @@ class NodeApi:
                 extras=extras,
             )
             self._note(peer, policy, answer)
-            return answer
+            own = [ids[hit.document] for hit in answer.hits]
+            hits = self.node.documents.with_access(answer.hits, own, peer=peer, policy=policy)
+            return answer.model_copy(update={"hits": hits})
 
         answer = await self._in_turn(work)
         self._seconds.observe(time.perf_counter() - began)
@@ -371,6 +391,11 @@ class NodeApi:
             raise HttpProblem(404, "this silo has no such document")
         return _json(wire.Changed(removed=1))
 
+    async def erase_documents(self, request: Request, body: wire.Erase) -> Response:
+        """Remove all that is known of documents; a receipt."""
+        self._allowed(request, "operate")
+        return _json(await self._apart(erase, self.node, body.ids))
+
     async def find_documents(self, request: Request, query: Annotated[wire.Find, Query()]) -> Response:
         """Documents with any of the words, the best first, for the operator."""
         self._allowed(request, "operate")
@@ -389,11 +414,76 @@ class NodeApi:
 
         return _json(await self._apart(work))
 
+    async def open_document(
+        self, request: Request, id: wire.DocumentId, query: Annotated[wire.AttributedOpening, Query()]
+    ) -> Response:
+        """A whole document, by the ticket of a hit or by a request that its owner has allowed."""
+        _, policy = self._allowed(request, "known")
+        if policy.operate and not (query.ticket or query.request):
+            opened = await self._apart(self.node.documents.read, id)
+            if opened is None:
+                raise HttpProblem(404, "this silo has no such document")
+            return _json(opened)
+        peer, policy = self._allowed(request, "ask" if query.request else "open")
+        naming = self._naming(peer, policy)
+        return _json(await self._of_hit(self.node.documents.open, id, query, peer=peer, name=naming))
+
+    async def ask(self, request: Request, body: wire.AttributedAsk) -> Response:
+        """Ask the owner for the document of a hit."""
+        peer, policy = self._allowed(request, "ask")
+        if policy.ask == "name" and not body.name.strip():
+            raise HttpProblem(403, "this silo wants to know by name who asks")
+        naming = self._naming(peer, policy)
+        return _json(await self._of_hit(self.node.documents.ask, body, peer=peer, name=naming))
+
+    async def requests(self, request: Request, query: Annotated[wire.RequestsOf, Query()]) -> Response:
+        """One person's requests with the owner's answers; those of all for whoever manages."""
+        if query.person:
+            peer, policy = self._allowed(request, "ask")
+            naming = self._naming(peer, policy)
+            return _json(
+                await self._apart(
+                    self.node.documents.requests_of, peer=peer, person=query.person, name=naming
+                )
+            )
+        return _json(await self._apart(self.node.documents.requests, self._managed(request)))
+
+    async def answer_request(
+        self, request: Request, number: wire.RequestNumber, body: wire.RequestAnswer
+    ) -> Response:
+        """The owner's answer to a request."""
+        peer = self._managed(request)
+        try:
+            return _json(await self._apart(self.node.documents.answer, number, body, peer=peer))
+        except DataError as error:
+            raise HttpProblem(409, error.problem) from None
+
+    def _managed(self, request: Request) -> str | None:
+        """Whose requests the caller answers for the owner: those through itself, or an operator all."""
+        _, policy = self._allowed(request, "known")
+        return None if policy.operate else self._allowed(request, "manage")[0]
+
+    async def _of_hit(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Run work on a hit that was shown; one answer for all that was not."""
+        try:
+            return await self._apart(work, *arguments, **named)
+        except Refused as error:
+            raise HttpProblem(429, str(error), Retry_After="60") from None
+        except DataError:
+            raise HttpProblem(404, NO_DOCUMENT) from None
+
+    async def sources(self, request: Request) -> Response:
+        """What became of every source when it was read last, with the names of what could not be read."""
+        self._managed(request)
+        return _json(wire.SourceStates(sources=self.node.source_states()))
+
     async def read_sources(self, request: Request) -> Response:
-        """Read the sources again; one line for every document that could not be read."""
+        """Read silo.toml's sources again; one line for every document that could not be read."""
         self._allowed(request, "operate")
-        errors = await self._apart(self.node.read_sources)
-        return _json(wire.Reread(errors=[str(error) for error in errors[:1000]]))
+        try:
+            return _json(await self._apart(self.node.reloaded))
+        except ConfigError as error:
+            raise HttpProblem(400, str(error)) from None
 
     async def release(self, request: Request) -> Response:
         """What left, and what may still leave."""
@@ -464,7 +554,13 @@ def _routes(app: FastAPI, api: NodeApi) -> None:
         ("DELETE", "/learning", api.drop_model, None),
         ("PUT", "/documents", api.put_documents, wire.Changed),
         ("GET", "/documents", api.find_documents, wire.Listed),
+        ("GET", "/documents/{id:path}", api.open_document, wire.OpenedDocument),
         ("DELETE", "/documents/{id:path}", api.remove_document, wire.Changed),
+        ("POST", "/documents/erase", api.erase_documents, wire.ErasureReceipt),
+        ("POST", "/requests", api.ask, wire.DocumentRequest),
+        ("GET", "/requests", api.requests, wire.RequestList),
+        ("POST", "/requests/{number}", api.answer_request, wire.DocumentRequest),
+        ("GET", "/sources", api.sources, wire.SourceStates),
         ("POST", "/sources", api.read_sources, wire.Reread),
         ("GET", "/release", api.release, wire.SiloRelease),
         ("GET", "/calibration", api.calibration, wire.Calibration),

@@ -4,6 +4,8 @@
     .md           as they are; the first heading is the title
     .html         text between tags, without scripts and styles; blocks are lines
     .pdf          page by page, by pypdf (extra `pdf`) or by the program pdftotext
+    .docx .pptx .xlsx .eml      see `office`
+    .csv .tsv .parquet          a document a row, see `row_files`
 
 Whoever may put a file into a silo's folder chooses its contents, so no reader here takes more than a time
 proportional to the file, PDF excepted: its pages may share their contents, and a page costs what it shows.
@@ -14,6 +16,7 @@ Files are parsed in a process of their own, which may be ended: whatever is in a
     node                                    parser
     {"path": …, "within": …}       →        soft limit of processor time from now on
     length, {"title", "body"}      ←        or {"error", "text", "cure"}
+    length, {"rows", "more"}       ←        of a table, until there are no more
 
 The parser has limits of processor time, memory and output, no environment but what finds programs and
 modules, and may write no file. It is started with the first file and reads one after the other; a file that
@@ -36,7 +39,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html import unescape
 from itertools import islice
 from pathlib import Path
@@ -44,6 +47,8 @@ from typing import IO, Any
 
 from isthmus.config import require
 from isthmus.errors import DataError
+from isthmus.service.row_files import LARGEST as LARGEST_TABLE
+from isthmus.service.row_files import Columns, Row, read_rows
 
 LARGEST = 50 << 20
 """Bytes of a file; larger ones are hardly documents."""
@@ -80,8 +85,7 @@ class ParsingLimits:
 def parse(path: Path, limits: ParsingLimits, *, within: Path | None = None) -> tuple[str, str]:
     """The title and the body of a file, by its suffix; `within`: only if it really lies in this folder."""
     with _opened(path, within) as content:
-        if content.stat().st_size > LARGEST:
-            raise DataError(f"larger than {LARGEST >> 20} MB", file=path, cure="split it")
+        _check_size(content, path, LARGEST)
         title, body = READERS[path.suffix.lower()](content, limits)
     title = title or path.stem
     if _length(title) + _length(body) > limits.characters:
@@ -89,6 +93,20 @@ def parse(path: Path, limits: ParsingLimits, *, within: Path | None = None) -> t
     if not body.strip():  # the title may be no more than the file's name
         raise DataError("has no text", file=path, cure="a scanned PDF needs text recognition first")
     return title, body
+
+
+def parse_table(
+    path: Path, limits: ParsingLimits, columns: Columns, *, within: Path | None = None
+) -> Iterator[list[Row]]:
+    """The rows of a table, in batches; `within` as for `parse`."""
+    with _opened(path, within) as content:
+        _check_size(content, path, LARGEST_TABLE)
+        yield from read_rows(content, path.suffix.lower(), columns, limits.characters)
+
+
+def _check_size(content: Path, path: Path, largest: int) -> None:
+    if content.stat().st_size > largest:
+        raise DataError(f"larger than {largest >> 20} MB", file=path, cure="split it")
 
 
 @contextmanager
@@ -283,6 +301,19 @@ def _pdftotext(path: Path, limits: ParsingLimits) -> str:
     return _tidy(done.stdout.decode("utf-8", "replace"))
 
 
+def _office(path: Path, limits: ParsingLimits) -> tuple[str, str]:
+    from isthmus.service.office import read_office
+
+    title, body = read_office(path, limits.characters)
+    return title, _tidy(body)
+
+
+def _mail(path: Path, limits: ParsingLimits) -> tuple[str, str]:
+    from isthmus.service.office import read_mail
+
+    return read_mail(path, lambda page: _tidy(_resolved(_Page(page).read()[1])))
+
+
 READERS: dict[str, Callable[[Path, ParsingLimits], tuple[str, str]]] = {
     ".txt": _plain,
     ".text": _plain,
@@ -293,9 +324,18 @@ READERS: dict[str, Callable[[Path, ParsingLimits], tuple[str, str]]] = {
     ".htm": _html,
     ".xhtml": _html,
     ".pdf": _pdf,
+    ".docx": _office,
+    ".pptx": _office,
+    ".xlsx": _office,
+    ".eml": _mail,
 }
 """What turns a file into title, empty if it has none, and body, by its suffix."""
+TABLES = (".csv", ".tsv", ".parquet")
+"""Files whose rows are documents."""
 
+
+Parsed = tuple[str, str] | Row
+"""A file's title and body, or a row of a table."""
 
 # the process they run in
 
@@ -303,11 +343,19 @@ READERS: dict[str, Callable[[Path, ParsingLimits], tuple[str, str]]] = {
 class Parser:
     """Reads files in a process of its own; for one thread at a time.
 
-    Files that do not lie `within` its folder, when they are opened, are not read.
+    Files that do not lie `within` its folder, when they are opened, are not read. `columns` are those of
+    tables.
     """
 
-    def __init__(self, limits: ParsingLimits | None = None, *, within: Path | None = None) -> None:
+    def __init__(
+        self,
+        limits: ParsingLimits | None = None,
+        *,
+        within: Path | None = None,
+        columns: Columns | None = None,
+    ) -> None:
         self.limits = limits or ParsingLimits()
+        self._columns = asdict(columns or Columns())
         self._within = "" if within is None else os.path.realpath(within)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -317,8 +365,9 @@ class Parser:
     def __exit__(self, *error: object) -> None:
         self._end()
 
-    def parse_all(self, paths: Iterable[Path]) -> Iterator[tuple[Path, tuple[str, str] | DataError]]:
-        """Every file, in order, with its title and body or why it has none."""
+    def parse_all(self, paths: Iterable[Path]) -> Iterator[tuple[Path, Parsed | DataError]]:
+        """Every file, in order, with its title and body or why it has none; a table once for each row, and
+        once more where it cannot be read to its end."""
         rest, sent = iter(paths), deque[Path]()
         while True:
             for path in islice(rest, AHEAD - len(sent)):
@@ -326,34 +375,43 @@ class Parser:
             if not sent:
                 return
             path = sent[0]
-            answer = self._parsed(path)
+            for answer in self._parsed(path):
+                yield path, answer
             sent.popleft()
             if self._process is None:  # it ended with this file; others that it was sent are sent again
                 again = list(sent)
                 sent.clear()
                 for each in again:
                     self._send(each, sent)
-            yield path, answer
 
     def _send(self, path: Path, sent: deque[Path]) -> None:
         with suppress(BrokenPipeError):  # noticed where the answer is read
-            _write(self._running().stdin, {"path": os.path.abspath(path), "within": self._within})
+            message = {"path": os.path.abspath(path), "within": self._within, "columns": self._columns}
+            _write(self._running().stdin, message)
         sent.append(path)
 
-    def _parsed(self, path: Path) -> tuple[str, str] | DataError:
-        process = self._running()
-        try:
-            answer = self._answer(process)
-        except EOFError:
-            return self._ended(process, path)
-        except TimeoutError:
-            self._end()
-            return self.limits.beyond("seconds", f"{self._patience:,} seconds on the clock", path)
-        if answer.get("spent"):
-            self._end()
-        if "error" in answer:
-            return DataError(answer["error"], file=path, text=answer["text"], cure=answer["cure"])
-        return answer["title"], answer["body"]
+    def _parsed(self, path: Path) -> Iterator[Parsed | DataError]:
+        while True:
+            process = self._running()
+            try:
+                answer = self._answer(process)
+            except EOFError:
+                yield self._ended(process, path)
+                return
+            except TimeoutError:
+                self._end()
+                yield self.limits.beyond("seconds", f"{self._patience:,} seconds on the clock", path)
+                return
+            if answer.get("spent"):
+                self._end()
+            if "error" in answer:
+                yield DataError(answer["error"], file=path, text=answer["text"], cure=answer["cure"])
+            elif "rows" in answer:
+                yield from (Row(*row) for row in answer["rows"])
+            else:
+                yield answer["title"], answer["body"]
+            if not answer.get("more"):
+                return
 
     @property
     def _patience(self) -> int:
@@ -445,27 +503,40 @@ def main(values: list[str]) -> None:
     _limit(resource.RLIMIT_CORE, 0)
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # what a library prints is no answer
     while (request := _read(sys.stdin.buffer)) is not None:
-        path, within = Path(request["path"]), Path(request["within"]) if request["within"] else None
-        _limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + limits.seconds)
+        path = Path(request["path"])
+        _allow_time(limits)
         try:
-            _write(answers, _parsed(path, limits, within))
+            for answer in _parsed(request, path, limits):
+                _write(answers, answer)
+                _allow_time(limits)
         except MemoryError:  # of the answer itself, too; what is left of the memory is in pieces
             error = limits.beyond("memory_mb", f"{limits.memory_mb:,} MB of memory", path)
             _write(answers, _problem(error) | {"spent": True})
 
 
-def _parsed(path: Path, limits: ParsingLimits, within: Path | None) -> dict[str, Any]:
+def _allow_time(limits: ParsingLimits) -> None:
+    """Processor time for a file, or for the next rows of a table."""
+    _limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + limits.seconds)
+
+
+def _parsed(request: dict[str, Any], path: Path, limits: ParsingLimits) -> Iterator[dict[str, Any]]:
+    within = Path(request["within"]) if request["within"] else None
     try:
-        title, body = parse(path, limits, within=within)
+        if path.suffix.lower() in TABLES:
+            for rows in parse_table(path, limits, Columns(**request["columns"]), within=within):
+                yield {"rows": rows, "more": True}
+            yield {"rows": []}
+        else:
+            title, body = parse(path, limits, within=within)
+            yield {"title": title, "body": body}
     except DataError as error:
-        return _problem(error)
+        yield _problem(error)
     except OSError as error:
-        return _problem(DataError(f"cannot be read: {error.strerror or error}", cure="check the file"))
+        yield _problem(DataError(f"cannot be read: {error.strerror or error}", cure="check the file"))
     except MemoryError:
         raise
     except Exception as error:  # a reader stumbled over something that nobody foresaw
-        return _problem(DataError("cannot be read", text=type(error).__name__, cure="check the file"))
-    return {"title": title, "body": body}
+        yield _problem(DataError("cannot be read", text=type(error).__name__, cure="check the file"))
 
 
 def _problem(error: DataError) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +53,24 @@ class Releases:
             if self.settings.form == "none":
                 raise Refused("this silo does not share statistics")
             return self._exact(peer) if self.settings.form == "exact" else self._private(peer)
+
+    def forget(self, documents: Collection[str]) -> bool:
+        """Take documents off the list that the last release has of those it is of; whether any was on it."""
+        with self._lock:
+            release = self._last()
+            if release is None:
+                return False
+            about = release.about
+            pairs = list(zip(about["documents"], about["versions"], strict=True))
+            rest = [pair for pair in pairs if pair[0] not in documents]
+            if len(rest) == len(pairs):
+                return False
+            names, versions = ([pair[at] for pair in rest] for at in (0, 1))
+            release = replace(release, about={**about, "documents": names, "versions": versions})
+            with replacing(self._file) as stream:
+                stream.write(release.to_bytes())
+            self._cached = release
+            return True
 
     @property
     def _tables(self) -> tuple[str, ...]:

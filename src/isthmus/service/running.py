@@ -20,6 +20,7 @@ from isthmus.errors import ConfigError, ServiceError, check_extra
 from isthmus.service import wire
 from isthmus.service.connections import Server, listen_problem, server
 from isthmus.service.logs import end_with_stdin, log_to_stderr
+from isthmus.service.operating import Task, operated
 from isthmus.service.security import ApiKeys
 from isthmus.service.settings import BrokerSettings, NodeSettings, SiloTraining, literal_secrets
 from isthmus.service.silo_training import ENVIRONMENT, TrainingRole, pauses, take_part
@@ -40,24 +41,36 @@ def begin(
         end_with_stdin()
 
 
-def run_node(settings: NodeSettings, *, started: Callable[[str], None] = lambda url: None) -> None:
+def run_node(
+    settings: NodeSettings,
+    *,
+    started: Callable[[str], None] = lambda url: None,
+    reread: Callable[[], NodeSettings] | None = None,
+) -> None:
     """Serve until SIGINT or SIGTERM; requests under way are finished, then everything is closed.
 
-    SIGUSR1 has the sources read again.
+    SIGHUP and SIGUSR1 have the sources read again, as the settings that `reread` gives name them.
     """
     if settings.training is not None:
         check_extra("train", "[training]", "flwr")
     _check_free(settings.host, settings.port)
+    from isthmus.service.erasure import erase
     from isthmus.service.node import Node, folder_lock
     from isthmus.service.node_api import node_app
 
     with ExitStack() as stack:
         stack.enter_context(folder_lock(settings.folder))
-        node = stack.enter_context(Node(settings))
+        node = stack.enter_context(Node(settings, reread=reread))
         _warn_of_endings(settings.keys)
-        signal.signal(signal.SIGUSR1, lambda number, frame: node.read_again())
+        for number in (signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, lambda number, frame: node.read_again())
         if settings.training is not None:
             stack.enter_context(training(settings, settings.training))
+        tasks: dict[str, Task] = {
+            "reload": lambda command: node.reloaded(),
+            "erase": lambda command: erase(node, [str(id) for id in command["ids"]]),
+        }
+        stack.enter_context(operated(settings.folder, tasks))
         serving = server(
             node_app(node),
             host=settings.host,

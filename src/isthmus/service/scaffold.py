@@ -30,7 +30,7 @@ from isthmus.service.templates import template
 
 EXAMPLES = (Source("folder", Path("documents")),)
 """Where a silo has its documents from that is told nothing else: an example lies there."""
-_SOURCES = "# Where documents come from; kinds: folder (text, Markdown, HTML, PDF), beir, sql"
+_SOURCES = "# Where documents come from; kinds: folder, table, beir, sql"
 _ELSEWHERE = "# Documents are in the engine below, which is only read."
 NO_TEXT = PageText()
 _LEVELS = {

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from isthmus.service.sessions import Sessions
 
-SCOPES = ("search", "feedback", "metrics", "admin")
+SCOPES = ("search", "feedback", "documents", "metrics", "admin")
 """What a key may be good for; `admin` sees the views of silos, training and calibration, and all else."""
 PREFIX = "isk"
 DAYS, WARN_DAYS = 90.0, 14.0
@@ -62,6 +62,7 @@ LIFETIME = 26 * 3600.0
 BLOCK = 32
 """Ids are padded to multiples of this, so that a token does not tell how long a file's name is."""
 _STAMP = 6
+_OPENING = b"opening"
 
 P = TypeVar("P")
 
@@ -327,17 +328,31 @@ class HitTokens:
 
     def seal(self, document: str, *, query: str, peer: str) -> str:
         """A token for this hit; the same within a minute."""
-        minute = int(self._clock() // 60).to_bytes(_STAMP, "big")
-        plain = minute + document.encode("utf-8", "surrogatepass")
-        plain += b"\0" * (-len(plain) % BLOCK)  # no id has a NUL
-        sealed = self._cipher.encrypt(plain, self._bound(query, peer))
-        return base64.urlsafe_b64encode(sealed).decode("ascii").rstrip("=")
+        return self._sealed(document, self._bound(query, peer))
 
     def open(self, token: str, *, query: str, peer: str) -> str | None:
         """The document; None if the token is not of this silo, query and peer, or is too old."""
+        return self._unsealed(token, self._bound(query, peer))
+
+    def ticket(self, document: str, *, peer: str) -> str:
+        """A token by which this peer opens the document of a hit it was shown, or asks for it."""
+        return self._sealed(document, [*self._bound("", peer), _OPENING])
+
+    def ticketed(self, ticket: str, *, peer: str) -> str | None:
+        """The document; None if the ticket is not of this silo and peer, or is too old."""
+        return self._unsealed(ticket, [*self._bound("", peer), _OPENING])
+
+    def _sealed(self, document: str, bound: list[bytes]) -> str:
+        minute = int(self._clock() // 60).to_bytes(_STAMP, "big")
+        plain = minute + document.encode("utf-8", "surrogatepass")
+        plain += b"\0" * (-len(plain) % BLOCK)  # no id has a NUL
+        sealed = self._cipher.encrypt(plain, bound)
+        return base64.urlsafe_b64encode(sealed).decode("ascii").rstrip("=")
+
+    def _unsealed(self, token: str, bound: list[bytes]) -> str | None:
         try:
             sealed = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
-            plain = self._cipher.decrypt(sealed, self._bound(query, peer))
+            plain = self._cipher.decrypt(sealed, bound)
         except (InvalidTag, ValueError, binascii.Error):
             return None
         age = self._clock() - 60 * int.from_bytes(plain[:_STAMP], "big")

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from isthmus.config import load, require
 from isthmus.errors import ConfigError
 from isthmus.service.parsing import ParsingLimits
+from isthmus.service.row_files import Columns
 from isthmus.service.wire import LONGEST_QUERY, MOST_HITS
 
 T = TypeVar("T")
@@ -67,6 +68,12 @@ class Policy:
     """May have, for a question, how many documents answer it, with noise; needs no `search`."""
     judgements: bool = False
     """May bring judgements by document id, and have back those that came through it."""
+    open: bool = False
+    """May have whole documents, each by the ticket of a hit that it was shown."""
+    ask: Literal["", "pseudonym", "name"] = ""
+    """People may ask the owner for a document, under the peer's pseudonym for them, or by their name."""
+    manage: bool = False
+    """Its administrators see what people ask for and what could not be read, and answer for the owner."""
     operate: bool = False
     budget: float | None = None
 
@@ -75,6 +82,7 @@ class Policy:
         require(self.search or not self.snippets, "snippets come with hits: snippets needs search")
         for name in ("matches", "suggestions"):
             require(self.search or not getattr(self, name), f"{name} come with hits: {name} needs search")
+        require(self.search or not (self.open or self.ask), "open and ask are of hits: they need search")
 
 
 @dataclass(frozen=True)
@@ -183,18 +191,23 @@ class EngineSettings:
 class Source:
     """Where documents come from.
 
-    - folder: text, Markdown, HTML and PDF files under `path`;
+    - folder: text, Markdown, HTML, PDF, Word, PowerPoint, Excel and mail files under `path`, and tables;
+    - table: the .csv, .tsv or .parquet at `path`, a document a row;
     - beir: a `corpus.jsonl` or a folder with one at `path`, only silo `part` of it if that is named;
     - sql: rows (id, title, body) or (id, body) of `query` at `url`, sqlite:///file or postgresql://…
     """
 
-    kind: Literal["folder", "beir", "sql"]
+    kind: Literal["folder", "table", "beir", "sql"]
     path: Path | None = None
     part: str | None = None
     url: SecretText = ""
     query: str = ""
     name: str = ""
     """Stays the same when the path or the query changes; else these are its name."""
+    link: str = ""
+    """Where people see a document: an address of http or https with `{id}`, "https://wiki.example.org/{id}"."""
+    columns: Columns | None = None
+    """Of tables: where id, title and body are; else by their usual names."""
     language: str = "auto"
     """Of its documents, as a code (de) or in English (German); auto: of each what it seems to be in."""
 
@@ -207,6 +220,8 @@ class Source:
             _check_name("name", self.name)
         if self.name == OPERATOR:
             raise ValueError(f"name = {self.name!r} is that of documents which the operator has put")
+        if self.link:
+            _check_link(self.link)
         require(self.kind != "sql" or (self.url and self.query), "a source of kind sql needs url and query")
         require(self.kind == "sql" or self.path is not None, f"a source of kind {self.kind} needs a path")
 
@@ -220,6 +235,13 @@ class Source:
     def label(self) -> str:
         """The name under which a store remembers what a source gave."""
         return self.name or self.unnamed
+
+    def link_to(self, id: str) -> str:
+        """The address of one of its documents; "" for none."""
+        own = next((id.removeprefix(f"{name}:") for name in self.prefixes if id.startswith(f"{name}:")), id)
+        if not self.link or not {".", ".."}.isdisjoint(own.split("/")):  # these lead elsewhere on that server
+            return ""
+        return self.link.replace("{id}", quote(own, safe="/", errors="replace"))
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -671,6 +693,15 @@ def _check_name(key: str, name: str) -> None:
     plain = name.replace("-", "").replace("_", "").replace(".", "")
     if not (plain.isascii() and plain.isalnum() and len(name) <= 64):
         raise ValueError(f"{key} = {name!r} must be letters, digits, '-', '_' or '.', at most 64")
+
+
+def _check_link(link: str) -> None:
+    """An address whose server is fixed: a document's id may choose a page there and nothing else."""
+    parts = urlsplit(link)
+    plain = link.isascii() and link.isprintable() and " " not in link and len(link) <= 1_000
+    fixed = parts.scheme in ("http", "https") and parts.netloc and not {"{", "@"} & set(parts.netloc)
+    if not (plain and fixed and link.count("{id}") == 1):
+        raise ValueError(f"link = {link!r} must be an address such as https://wiki.example.org/{{id}}")
 
 
 def _check_address(host: str, port: int, tls: Tls | None, needed: str = "[tls]") -> None:

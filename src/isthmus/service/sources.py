@@ -1,8 +1,11 @@
-"""Where a node's documents come from: folders of files, BEIR collections, SQL queries.
+"""Where a node's documents come from: folders of files, tables, BEIR collections, SQL queries.
 
-A file that cannot be read is one DataError, told to whoever asked, and the others go on.
+A file that cannot be read is one DataError, told to whoever asked, and the others go on; a `SourceReport`
+counts them, and the files of kinds that nothing here reads.
 
-    folder   .txt .md .rst .html .htm .pdf below the path; the id is the path from there, with '/' between
+    folder   .txt .md .rst .html .pdf .docx .pptx .xlsx .eml below the path; the id is the path from there,
+             with '/' between. Rows of a .csv, .tsv or .parquet are documents `path#id`
+    table    one .csv, .tsv or .parquet, with ids of its own
     beir     corpus.jsonl, with ids of its own
     sql      rows of a query: id, title, body, or id and body
 
@@ -15,15 +18,17 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from isthmus.errors import ConfigError, DataError, IsthmusError, MissingExtra, several
 from isthmus.languages import AUTO, code_of, detect, usual
-from isthmus.service.parsing import READERS, Parser, ParsingLimits
+from isthmus.service.parsing import READERS, TABLES, Parser, ParsingLimits
+from isthmus.service.row_files import Row
 from isthmus.service.settings import OPERATOR, NodeSettings, Source, secret
 from isthmus.service.stores import BATCH, Counts, DocumentStore, Draft
 from isthmus.service.wire import LONGEST_ID
@@ -33,13 +38,68 @@ Tell = Callable[[DataError], None]
 Read = tuple[Path, Draft | DataError]
 """A document, or what is wrong with it, and where it stands."""
 
+NAMED = 20
+"""Errors that a report has in words."""
+
 _log = logging.getLogger("isthmus.service")
 
 
-def read(source: Source, tell: Tell, limits: ParsingLimits | None = None) -> Iterator[Draft]:
-    """The documents of a source; `tell` gets an error for each that cannot be read."""
-    kinds = {"folder": _folder, "beir": _beir, "sql": _sql}
-    for file, document in kinds[source.kind](source, tell, limits or ParsingLimits()):
+@dataclass
+class SourceReport:
+    """What became of a source when it was read last."""
+
+    source: str
+    documents: int = 0
+    """That the store has of it."""
+    unread: int = 0
+    """Documents, files or rows that could not be read."""
+    errors: list[str] = field(default_factory=list)
+    """The first of them, with the reason."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Files of kinds that nothing here reads, by suffix."""
+    erased: int = 0
+    """Documents that were erased and are in the source still: left out."""
+    failed: str = ""
+    """Why nothing of it could be read."""
+
+    def __str__(self) -> str:
+        line = f"{self.source}: {several(self.documents, 'document')}"
+        if self.unread:
+            line += f", {self.unread:,} could not be read"
+        if self.skipped:
+            kinds = ", ".join(
+                f"{count:,} {suffix or 'no suffix'}" for suffix, count in self.skipped.most_common(8)
+            )
+            line += f", files of other kinds left alone: {kinds}"
+        if self.erased:
+            line += f", {self.erased:,} erased and left out"
+        return line + (f"; failed: {self.failed}" if self.failed else "")
+
+    def note(self, error: DataError) -> None:
+        """Count a document that could not be read."""
+        self.unread += 1
+        if len(self.errors) < NAMED:
+            self.errors.append(_without_text(error))
+
+
+def _without_text(error: IsthmusError) -> str:
+    """What is wrong, and where, but nothing of what stands there: reports are read elsewhere."""
+    if not isinstance(error, DataError):
+        return " ".join(str(error).split())[:500]
+    where = "" if error.file is None else f"{error.file}{f':{error.line}' if error.line else ''}: "
+    return " ".join(f"{where}{error.problem}{f' ({error.cure})' if error.cure else ''}".split())[:500]
+
+
+def read(
+    source: Source, tell: Tell, limits: ParsingLimits | None = None, skipped: Counter[str] | None = None
+) -> Iterator[Draft]:
+    """The documents of a source; `tell` gets an error for each that cannot be read.
+
+    `skipped` counts the files that are left alone, by suffix.
+    """
+    kinds = {"folder": _folder, "table": _table, "beir": _beir, "sql": _sql}
+    settled = _Reading(tell, limits or ParsingLimits(), Counter() if skipped is None else skipped)
+    for file, document in kinds[source.kind](source, settled):
         try:
             if isinstance(document, DataError):
                 raise document
@@ -48,22 +108,49 @@ def read(source: Source, tell: Tell, limits: ParsingLimits | None = None) -> Ite
             tell(error)
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """Who hears of errors, what a file may take, and the count of files that are left alone."""
+
+    tell: Tell
+    limits: ParsingLimits
+    skipped: Counter[str]
+
+
 def load_all(
-    sources: tuple[Source, ...], store: DocumentStore, tell: Tell, limits: ParsingLimits | None = None
+    sources: tuple[Source, ...],
+    store: DocumentStore,
+    tell: Tell,
+    limits: ParsingLimits | None = None,
+    *,
+    reports: list[SourceReport] | None = None,
 ) -> Counts:
     """Load every source; `tell` gets an error for one that cannot be read, and the next is loaded.
 
-    Then what belongs to none of them is removed, unless an operator has put it.
+    Then what belongs to none of them is removed, unless an operator has put it. `reports` gets one for each.
     """
-    done, failed = Counts(), list[Source]()
+    done, failed, every = Counts(), list[Source](), list[SourceReport]()
     for source in sources:
         others = {name for other in sources if other != source for name in (other.label, other.unnamed)}
+        report = SourceReport(source.label)
+        every.append(report)
         try:
-            done += load(source, store, tell, limits, others=others)
+            done += load(source, store, tell, limits, others=others, report=report)
         except IsthmusError as error:
             failed.append(source)
+            report.failed = _without_text(error)
             tell(error if isinstance(error, DataError) else DataError(str(error)))
-    return done + Counts(removed=_forget(sources, failed, store))
+    done += Counts(removed=_forget(sources, failed, store))
+    counts = store.by_source()
+    for report in every:
+        report.documents = counts.get(report.source, 0)
+        if report.unread and not report.documents and not report.failed:
+            report.failed = (
+                f"none of its {several(report.unread, 'document')} can be read: {report.errors[0]}"
+            )
+    if reports is not None:
+        reports[:] = every
+    return done
 
 
 def load(
@@ -73,6 +160,7 @@ def load(
     limits: ParsingLimits | None = None,
     *,
     others: Collection[str] = (),
+    report: SourceReport | None = None,
 ) -> Counts:
     """Bring a store up to a source: new and changed documents are written, those gone from it removed.
 
@@ -80,28 +168,37 @@ def load(
     are theirs.
     """
     seen, unread, placed = set[str](), set[str](), set[str]()
+    report = report or SourceReport(source.label)
 
     def note(error: DataError) -> None:
-        if error.file is not None and source.path is not None and source.kind == "folder":
+        if error.file is not None and source.path is not None and source.kind in ("folder", "table"):
             unread.add(_id(Path(error.file), source.path))
+        report.note(error)
         tell(error)
 
     def each() -> Iterator[Draft]:
-        for draft in read(source, note, limits):
+        for draft in read(source, note, limits, report.skipped):
             if draft.id in seen:
-                tell(DataError(f"the id {draft.id!r} is there twice", cure="the first is used"))
+                note(DataError(f"the id {draft.id!r} is there twice", cure="the first is used"))
                 continue
             seen.add(draft.id)
             yield draft
 
+    is_erased = store.blocked()
+
     def own() -> Iterator[Draft]:
-        for draft in in_languages(_placed(each(), source, store, others, tell), source.language):
+        for draft in in_languages(_placed(each(), source, store, others, note), source.language):
+            if is_erased(draft.id):
+                report.erased += 1
+                continue
             placed.add(draft.id)
             yield draft
 
     done = store.put(own(), source=source.label)
     unreadable = {name for id in unread for name in _names(id, source)}
-    below = tuple(f"{name}/" for name in unreadable)
+    below = tuple(f"{name}{mark}" for name in unreadable for mark in "/#")
+    if source.kind == "table" and "." in unread:  # the table itself
+        below = ("",)
     return done + Counts(removed=store.retain(source.label, placed | unreadable, below=below))
 
 
@@ -188,32 +285,63 @@ def check_sources(settings: NodeSettings, store: DocumentStore) -> None:
         )
 
 
-def _folder(source: Source, tell: Tell, limits: ParsingLimits) -> Iterator[Read]:
+def _folder(source: Source, reading: _Reading) -> Iterator[Read]:
     root = _path(source)
     if not root.is_dir():
         raise DataError("is not a folder", file=root, cure="check the source's path")
-    with Parser(limits, within=root) as parser:
-        for path, parsed in parser.parse_all(_files(root, tell)):
+    with Parser(reading.limits, within=root, columns=source.columns) as parser:
+        for path, parsed in parser.parse_all(_files(root, reading)):
             if isinstance(parsed, DataError):
                 yield path, parsed
+            elif isinstance(parsed, Row):
+                name = f"{_id(path, root)}#{parsed.id}"
+                yield root / name, _row(name, parsed, path)
             else:
                 yield path, Draft(_id(path, root), *parsed, modified=_modified(path))
 
 
-def _files(root: Path, tell: Tell) -> Iterator[Path]:
+def _table(source: Source, reading: _Reading) -> Iterator[Read]:
+    path = _path(source)
+    if path.suffix.lower() not in TABLES:
+        raise DataError(
+            "is not a table", file=path, cure=f"a source of kind table is one of {', '.join(TABLES)}"
+        )
+    if not path.is_file():
+        raise DataError("there is no such file", file=path, cure="check the source's path")
+    with Parser(reading.limits, within=path.parent, columns=source.columns) as parser:
+        for _, parsed in parser.parse_all([path]):
+            if isinstance(parsed, Row):
+                yield path / parsed.id, _row(parsed.id, parsed, path)
+            elif isinstance(parsed, DataError):
+                yield path, parsed
+
+
+def _files(root: Path, reading: _Reading) -> Iterator[Path]:
     """Readable kinds of files below a folder, in order; hidden ones and links out of it are left alone."""
 
     def refused(error: OSError) -> None:
         problem = f"cannot be listed: {error.strerror or error}"
-        tell(DataError(problem, file=error.filename, cure="check who may read the folder"))
+        reading.tell(DataError(problem, file=error.filename, cure="check who may read the folder"))
 
     for folder, folders, files in os.walk(root, onerror=refused):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             path = Path(folder, name)
-            wanted = not name.startswith(".") and path.suffix.lower() in READERS and path.is_file()
-            if wanted and path.resolve().is_relative_to(root.resolve()):
+            if (
+                name.startswith(".")
+                or not path.is_file()
+                or not path.resolve().is_relative_to(root.resolve())
+            ):
+                continue
+            if (suffix := path.suffix.lower()) in READERS or suffix in TABLES:
                 yield path
+            else:
+                reading.skipped[suffix] += 1
+
+
+def _row(id: str, row: Row, path: Path) -> Draft:
+    """A row as a document, of the table's type and date."""
+    return Draft(id, row.title, row.body, type=path.suffix[1:].lower(), modified=_modified(path))
 
 
 def _modified(path: Path) -> int | None:
@@ -244,7 +372,7 @@ def _checked(draft: Draft, file: Path) -> Draft:
     return draft
 
 
-def _beir(source: Source, tell: Tell, limits: ParsingLimits) -> Iterator[Read]:
+def _beir(source: Source, reading: _Reading) -> Iterator[Read]:
     path = _path(source)
     file = next((at for name in ("corpus.jsonl", "corpus.jsonl.gz") if (at := path / name).exists()), path)
     for record in records(file):
@@ -252,7 +380,7 @@ def _beir(source: Source, tell: Tell, limits: ParsingLimits) -> Iterator[Read]:
             yield file, Draft(record.id, record.title, record.text)
 
 
-def _sql(source: Source, tell: Tell, limits: ParsingLimits) -> Iterator[Read]:
+def _sql(source: Source, reading: _Reading) -> Iterator[Read]:
     url = secret(source.url, "sources.url")
     rows = _sqlite_rows(url, source.query) if url.startswith("sqlite:") else _postgres_rows(url, source.query)
     for number, row in enumerate(rows, 1):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,7 +25,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from isthmus.engines import Change
-from isthmus.errors import DataError
+from isthmus.errors import DataError, ServiceError
 from isthmus.languages import DEFAULT
 from isthmus.service.templates import template
 
@@ -95,6 +96,27 @@ class Judgement:
     """Who said so, by the name that the peer has for them."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRequest:
+    """What somebody asked the owner for. `state` is waiting, allowed, denied or opened."""
+
+    number: str
+    document: str
+    peer: str
+    person: str
+    name: str
+    query: str
+    reason: str
+    at: float
+    state: str = "waiting"
+    word: str = ""
+    """The owner's."""
+    answered: float | None = None
+
+
+_REQUEST = "number, document, peer, person, name, query, reason, at, state, word, answered"
+
+
 def majority(judgements: Iterable[Judgement]) -> dict[tuple[str, str], bool]:
     """The majority's judgement by query and document, one vote a person, in order of time.
 
@@ -133,6 +155,8 @@ class DocumentStore(ABC):
         SELECT j.query, j.document, j.relevant, j.peer, j.at, j.probability, j.evidence, j.person
         FROM judgement j JOIN document d ON d.id = j.document AND d.removed = 0
         ORDER BY j.at, j.query, j.document, j.peer, j.person"""
+    digest_of: Callable[[str], str] = staticmethod(lambda id: hashlib.sha256(id.encode()).hexdigest())
+    """What an erased id is known by; a node has a keyed one."""
 
     def __init__(self) -> None:
         self._own, self._lock, self._all = threading.local(), threading.Lock(), list[Any]()
@@ -203,9 +227,15 @@ class DocumentStore(ABC):
     def _forget(self) -> None:  # noqa: B027  (PostgreSQL sees to it)
         """Let nothing remain of what was replaced or removed."""
 
-    def _among(self, db: Any, sql: str, ids: Sequence[str], *values: Any) -> list[tuple[Any, ...]]:
+    def rewrite(self) -> None:  # noqa: B027
+        """The same, whatever it takes."""
+
+    def _among(
+        self, db: Any, sql: str, ids: Sequence[str], *values: Any, returning: str = ""
+    ) -> list[tuple[Any, ...]]:
         """The rows of a statement that ends in `id IN`, for these ids, few enough for one statement."""
-        return self._rows(db, f"{sql} ({', '.join('?' * len(ids))})", (*values, *ids))
+        ending = f" RETURNING {returning}" if returning else ""
+        return self._rows(db, f"{sql} ({', '.join('?' * len(ids))}){ending}", (*values, *ids))
 
     def _by_id(self, sql: str, ids: Iterable[str], *values: Any) -> Iterator[tuple[Any, ...]]:
         """Rows by id, for any number of ids."""
@@ -289,6 +319,62 @@ class DocumentStore(ABC):
         if gone:
             self._forget()
         return gone
+
+    def erase(self, ids: Sequence[str]) -> dict[str, int]:
+        """Remove all that is known of documents, judgements and requests included; how many there were.
+
+        Nothing remains of their ids but keyed digests, by which `erased` knows them. An index has to know
+        that they are removed, first.
+        """
+        counts = Counter[str](documents=0, judgements=0, requests=0)
+        for batch in _batches(ids):
+            with self._transaction(writing=True) as db:
+                stones = [(f"erased-{secrets.token_hex(16)}", id) for id in batch]
+                self._many(db, "UPDATE document SET id = ?, source = '' WHERE id = ? AND removed = 1", stones)
+                for table in ("judgement", "request"):
+                    gone = self._among(db, f"SELECT document FROM {table} WHERE document IN", batch)
+                    counts[f"{table}s"] += len(gone)
+                    self._among(db, f"DELETE FROM {table} WHERE document IN", batch)
+        self._forget()
+        return dict(counts)
+
+    def block(self, ids: Iterable[str], *, at: float) -> None:
+        """Let no source bring these documents back."""
+        sql = "INSERT INTO erased (digest, at) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING"
+        with self._transaction(writing=True) as db:
+            self._many(db, sql, [(self.digest_of(id), at) for id in ids])
+
+    def readmit(self, ids: Iterable[str]) -> int:
+        """Let sources bring erased documents again; how many were erased."""
+        digests = [self.digest_of(id) for id in ids]
+        with self._transaction(writing=True) as db:
+            return len(self._among(db, "DELETE FROM erased WHERE digest IN", digests, returning="digest"))
+
+    def blocked(self) -> Callable[[str], bool]:
+        """Whether a document was erased, by its id."""
+        with self._transaction() as db:
+            digests = {digest for (digest,) in self._rows(db, "SELECT digest FROM erased")}
+        return (lambda id: self.digest_of(id) in digests) if digests else (lambda id: False)
+
+    def listed(
+        self, *, source: str = "", words: str = "", most: int = 100
+    ) -> list[tuple[str, str, str, str]]:
+        """(id, title, source, language) of documents in the order of ids: of a source, or whose id or title
+        has these words in it."""
+        conditions, values = ["removed = 0"], list[Any]()
+        if source:
+            conditions.append("source = ?")
+            values.append(source)
+        for word in words.lower().split():
+            conditions.append("(lower(id) LIKE ? ESCAPE '!' OR lower(title) LIKE ? ESCAPE '!')")
+            pattern = re.sub("[!%_]", r"!\g<0>", word)
+            values += [f"%{pattern}%"] * 2
+        where = " AND ".join(conditions)
+        sql = f"SELECT id, title, source, language FROM document WHERE {where} ORDER BY id LIMIT ?"
+        with self._transaction() as db:
+            return [
+                (id, title, label, code) for id, title, label, code in self._rows(db, sql, (*values, most))
+            ]
 
     def retain(self, source: str, ids: Iterable[str], *, below: tuple[str, ...] = ()) -> int:
         """Remove what a source gave once and gives no more, but for ids that begin with one of `below`."""
@@ -411,6 +497,35 @@ class DocumentStore(ABC):
         rows = sorted(self._by_id(sql, documents, _storable(query), peer), key=lambda row: row[3])
         return [(document, person, bool(relevant)) for document, person, relevant, _ in rows]
 
+    def ask(self, request: StoredRequest) -> None:
+        """Store a request for a document."""
+        values = [getattr(request, name) for name in _REQUEST.split(", ")]
+        values = [_storable(value) if isinstance(value, str) else value for value in values]
+        with self._transaction(writing=True) as db:
+            self._rows(
+                db, f"INSERT INTO request ({_REQUEST}) VALUES ({', '.join('?' * len(values))})", values
+            )
+
+    def requests(self, *, peer: str | None = None, person: str | None = None) -> list[StoredRequest]:
+        """Requests, the latest first: all, of a peer, or of one person of a peer's."""
+        where = {name: value for name, value in (("peer", peer), ("person", person)) if value is not None}
+        condition = f" WHERE {' AND '.join(f'{name} = ?' for name in where)}" if where else ""
+        sql = f"SELECT {_REQUEST} FROM request{condition} ORDER BY at DESC, number"
+        with self._transaction() as db:
+            return [StoredRequest(*row) for row in self._rows(db, sql, list(where.values()))]
+
+    def settle_request(self, number: str, was: str, state: str, *, word: str = "", at: float) -> bool:
+        """Move a request from one state to the next; whether it was in that state."""
+        sql = """UPDATE request SET state = ?, word = CASE WHEN ? = '' THEN word ELSE ? END, answered = ?
+            WHERE number = ? AND state = ? RETURNING number"""
+        with self._transaction(writing=True) as db:
+            return bool(self._rows(db, sql, (state, word, _storable(word), at, number, was)))
+
+    def forget_requests(self, *, before: float) -> None:
+        """Remove requests from before a time."""
+        with self._transaction(writing=True) as db:
+            self._rows(db, "DELETE FROM request WHERE at < ?", (before,))
+
     def present(self, ids: Iterable[str]) -> set[str]:
         """Those of the ids that a stored document has."""
         return {id for (id,) in self._by_id("SELECT id FROM document WHERE removed = 0 AND id IN", ids)}
@@ -482,6 +597,14 @@ class SqliteStore(DocumentStore):
     def _forget(self) -> None:
         """Empty the log, which has texts until it is written over; `secure_delete` sees to the rest."""
         self._db().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def rewrite(self) -> None:
+        """Write the file anew, so that it holds nothing but what is stored, and empty its log."""
+        try:
+            self._db().execute("VACUUM")
+        except sqlite3.OperationalError as error:
+            raise ServiceError(f"the store cannot be written anew now: {error}; try again") from error
+        self._forget()
 
     def _rows(self, db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return db.execute(sql, values).fetchall()

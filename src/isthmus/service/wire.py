@@ -18,6 +18,10 @@
     GET  /v1/statistics    a silo's collection statistics, exact or private (node)
     PUT  /v1/statistics    the sum of all silos' statistics, to score with from now on (node)
     GET  /v1/scale         sums of a silo's scores (node); PUT: the scale of all silos', to score on
+    GET  /v1/documents/{silo}/{id}    a whole document, by the ticket of a hit or what the owner allowed
+    POST /v1/requests      ask the owner for a document, GET: what became of it
+    POST /v1/requests/{silo}/{number}    the owner's answer; at a node without the silo
+    POST /v1/documents/erase    remove all that is known of documents; a receipt: the operator (node)
     PUT  /v1/documents     add or change documents, DELETE /v1/documents/{id}: the operator (node)
     GET  /v1/documents     documents by their words, POST /v1/sources: read them again; the operator
     GET  /v1/health, /v1/ready, /metrics
@@ -61,6 +65,10 @@ MOST_JUDGED, MOST_ROWS = 100_000, 10_000
 MOST_JUDGEMENTS = 1_000
 """Of one message that brings judgements by document id."""
 LONGEST_TOKEN = 6_000
+LONGEST_OPENED = 1_000_000
+"""Characters of a document that is opened; of a longer one, the beginning."""
+LONGEST_REASON = 1_000
+MOST_REQUESTS = 1_000
 LEAST_DEVIATION = 1e-3
 """Of scores that lie between −1 and 1: no scale makes large numbers of them."""
 
@@ -81,6 +89,11 @@ Version = Annotated[str, Field(pattern=MODEL_VERSION)]
 """Of a model: when it was learned."""
 Margin = Annotated[float, Field(ge=-1e12, le=1e12)]
 """What a model makes of numbers within its own bounds."""
+Link = Annotated[str, Field(max_length=20_000, pattern=r"^(https?://[!-~]+)?$")]
+"""An address for people, percent-encoded."""
+Access = Literal["open", "ask", "name"]
+"""What can be done with a hit's document: open it, ask its owner for it, ask by one's name only."""
+RequestNumber = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Status = Literal["answered", "late", "refused", "down", "broken"]
 
 
@@ -205,6 +218,12 @@ class Hit(ResponseModel):
     """Of its text under a key that silos share, for the broker alone: equal where the texts are."""
     also: Annotated[list[HitCopy], Field(fail_fast=True, max_length=MOST_ROWS)] = []
     """Where the same text was found too."""
+    ticket: HitToken = ""
+    """What opening it, or asking its owner for it, must bring."""
+    access: Annotated[list[Access], Field(max_length=3)] = []
+    """What its silo lets the broker's people do with the document."""
+    link: Link = ""
+    """Where the document is shown, if its owner says."""
 
 
 ShortText = Annotated[str, Field(max_length=100)]
@@ -475,6 +494,97 @@ class AttributedFeedback(Feedback):
     person: Annotated[str, Field(max_length=100)] = ""
 
 
+class Opening(RequestModel):
+    """By which a document is opened: the ticket of a hit, or a request that its owner has allowed."""
+
+    ticket: HitToken = ""
+    request: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
+
+
+class AttributedOpening(Opening):
+    """The same as the broker passes it on, with its name for the person."""
+
+    person: Annotated[str, Field(max_length=100)] = ""
+
+
+class OpenedDocument(ResponseModel):
+    """A document that somebody opened."""
+
+    silo: Name
+    document: DocumentId
+    title: Annotated[str, Field(max_length=10_000)] = ""
+    body: Annotated[str, Field(max_length=LONGEST_OPENED)] = ""
+    characters: Count = 0
+    """Of the whole body; more than `body` has where it was cut."""
+    link: Link = ""
+
+
+class Ask(RequestModel):
+    """Ask the owner of a hit's document for it."""
+
+    ticket: HitToken
+    query: QueryText
+    reason: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
+
+
+class AskSilo(Ask):
+    """The same for the broker. With `named` the owner sees the name of one's API key, else a pseudonym."""
+
+    silo: Name
+    named: bool = False
+
+
+class AttributedAsk(Ask):
+    """The same as the broker passes it on: its pseudonym for the person, and their name if they give it."""
+
+    person: Annotated[str, Field(max_length=100)] = ""
+    name: Annotated[str, Field(max_length=100)] = ""
+
+
+class DocumentRequest(ResponseModel):
+    """What somebody asked an owner for, and what became of it."""
+
+    number: RequestNumber
+    silo: Name
+    document: DocumentId
+    query: Text
+    reason: Text = ""
+    state: Literal["waiting", "allowed", "denied", "opened", "expired"]
+    word: Text = ""
+    """The owner's."""
+    at: Text
+    """When it was asked, ISO 8601."""
+    answered: Text | None = None
+    person: Text = ""
+    """Who asks: for the owner."""
+
+
+class RequestList(ResponseModel):
+    """Requests, the latest first; and silos that did not answer, with the reason."""
+
+    requests: Annotated[list[DocumentRequest], Field(fail_fast=True, max_length=MOST_ROWS)]
+    unanswered: dict[str, str] = {}
+
+
+class RequestsOf(RequestModel):
+    """Whose requests a broker asks a silo for: one person's, or with "" all that came through it."""
+
+    person: Annotated[str, Field(max_length=100)] = ""
+
+
+class EveryRequest(RequestModel):
+    """One's own requests, or for administrators all."""
+
+    all: bool = False
+
+
+class RequestAnswer(RequestModel):
+    """The owner's answer: the document may be opened once, or not."""
+
+    allow: bool
+    word: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
+
+
 class HitReference(RequestModel):
     """A hit by its silo and the token that it came with."""
 
@@ -719,6 +829,62 @@ class Reread(ResponseModel):
     """What could not be read when sources were read again."""
 
     errors: list[str]
+    sources: list[SourceState] = []
+
+
+class SourceState(ResponseModel):
+    """What became of a source when it was read last."""
+
+    source: Text
+    documents: Count = 0
+    unread: Count = 0
+    """Files or rows that could not be read."""
+    errors: Annotated[list[Text], Field(max_length=100)] = []
+    """The first of them, with the reason."""
+    skipped: Annotated[dict[str, Count], Field(max_length=1_000)] = {}
+    """Files of kinds that are not read, by suffix."""
+    erased: Count = 0
+    """Documents that were erased and are in the source still: left out."""
+    failed: Text = ""
+    """Why nothing of it could be read."""
+
+
+class Erase(RequestModel):
+    """Documents to erase."""
+
+    ids: Annotated[list[DocumentId], Field(min_length=1, max_length=10_000)]
+
+
+class ErasedDocument(ResponseModel):
+    """One document of a receipt."""
+
+    id: DocumentId
+    removed: bool
+    """Whether it was stored; False for one that was not there, or gone already."""
+    released: list[dict[str, Any]] = []
+    """Statistics and sketches with noise that covered it: peer, mechanism, ε and when."""
+
+
+class ErasureReceipt(ResponseModel):
+    """What was erased, what was written anew, what is known still, and what cannot be undone."""
+
+    silo: Name
+    at: Text
+    documents: list[ErasedDocument]
+    judgements: Count = 0
+    requests: Count = 0
+    rewritten: list[Text]
+    """What was written anew without them."""
+    remains: list[Text]
+    """What is still known of them here."""
+    not_undone: list[Text]
+    """What has left before."""
+
+
+class SourceStates(ResponseModel):
+    """Every source of a silo."""
+
+    sources: Annotated[list[SourceState], Field(fail_fast=True, max_length=MOST_ROWS)]
 
 
 class Health(ResponseModel):
@@ -750,6 +916,8 @@ class Ready(ResponseModel):
     """What such a silo takes part in: all, or only with its engine's own scores, once they are calibrated."""
     search_level: Count = 0
     """What a silo knows of `NodeSearch`."""
+    unread: Count = 0
+    """Files or rows of a silo's sources that could not be read."""
 
 
 class Departure(ResponseModel):
@@ -765,7 +933,7 @@ class Departure(ResponseModel):
     last: Text
 
 
-RIGHTS = ("search", "snippets", "counts", "noised_counts", "matches", "suggestions")
+RIGHTS = ("search", "snippets", "counts", "noised_counts", "matches", "suggestions", "open")
 """Of a peer, as the Silos view shows them."""
 
 
@@ -779,6 +947,7 @@ class PeerBudget(ResponseModel):
     noised_counts: bool = False
     matches: bool = False
     suggestions: bool = False
+    open: bool = False
     budget: float | None = None
     left: float | None = None
 
@@ -810,6 +979,8 @@ class SiloState(ResponseModel):
     detail: str = ""
     ready: Ready | None = None
     release: SiloRelease | None = None
+    sources: list[SourceState] = []
+    """What became of its sources: for administrators, where the silo lets them manage."""
 
 
 class SiloList(ResponseModel):

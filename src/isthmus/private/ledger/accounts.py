@@ -28,6 +28,7 @@ from typing import Any
 
 from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
 from isthmus.private.cost import RULES, Cost, Covered, PrivacyLoss, Rule, ceiling, explain, pure_to_zcdp, room
+from isthmus.private.ledger import erasing
 from isthmus.private.ledger.store import EVERYBODY, INCIDENT, NO_GUARANTEE, SQL
 
 
@@ -166,7 +167,7 @@ def enter(db: sqlite3.Connection, document: str, content: Content, nonce: str) -
     for (name,) in known:
         return str(name)
     row = db.execute(SQL["first with a text"], values).fetchone() if content.text else None
-    values["first"] = None if row is None else row[0]
+    values["first"] = erasing.lineage_of(db, document, content.text) if row is None else row[0]
     db.execute("INSERT OR IGNORE INTO document (name, lineage) VALUES (:document, :first)", values)
     number = db.execute(SQL["enter"], values).lastrowid
     db.execute("UPDATE document SET current = ? WHERE name = ?", (number, document))

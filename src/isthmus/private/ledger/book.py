@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from isthmus.errors import ConfigError, DataError, PrivacyError
 from isthmus.private.cost import Cost, Covered
-from isthmus.private.ledger import accounts
+from isthmus.private.ledger import accounts, erasing
 from isthmus.private.ledger.accounts import Budget, LedgerAccount
 from isthmus.private.ledger.store import KINDS, SQL, LedgerStore, TallyFile, check, lost
 
@@ -197,6 +197,18 @@ class Ledger:
                     nonce = nonces[NONCE * at : NONCE * (at + 1)].hex()
                     known[row] = accounts.enter(db, documents[row], texts[row], nonce)
         return Covered(tuple(documents), tuple(name or "" for name in known))
+
+    def erase(self, documents: Iterable[str]) -> int:
+        """Forget documents' names and digests; how many it knew.
+
+        Keyed digests take their place, so that one that comes back has the budget it had and no new one. What
+        left stays in the ledger. The file is written anew, and nothing of them is left in it.
+        """
+        with self._store.writing() as db:
+            known = erasing.erase(db, documents, self._entropy(erasing.KEY_BYTES))
+        self._paid.clear()
+        self._store.rewrite()
+        return known
 
     def copies(self, covered: Covered) -> NDArray[np.bool_]:
         """Which of the documents would be paid for by one before them: copies, under names of their own.

@@ -112,6 +112,7 @@ KINDS = (
     "probe report",
     "scores",
     "snippets",
+    "documents",
     "feedback",
     "query text",
     "incident",
@@ -253,6 +254,15 @@ class LedgerStore:
                     raise PrivacyError(
                         f"the tally beside the ledger cannot be written ({error.strerror}); nothing may leave"
                     ) from error
+
+    def rewrite(self) -> None:
+        """Write the file anew, so that it holds nothing but its entries, and empty its log."""
+        with self._turn:
+            try:
+                self._patiently(self._db, "VACUUM")
+                self._patiently(self._db, "PRAGMA wal_checkpoint(TRUNCATE)")
+            except sqlite3.Error as error:
+                raise self._translated(error) from error
 
     def tally(self, db: sqlite3.Connection) -> Tally | None:
         """How far the ledger has come; nothing if it has no name yet. Entries are never taken out."""

@@ -56,3 +56,16 @@ DELETE FROM embedding
 ALTER TABLE document ADD COLUMN type TEXT NOT NULL DEFAULT ''
 
 ALTER TABLE document ADD COLUMN date BIGINT
+
+-- step 8
+-- people ask the owner for documents
+CREATE TABLE request (
+    number TEXT COLLATE "C" PRIMARY KEY, document TEXT COLLATE "C" NOT NULL, peer TEXT COLLATE "C" NOT NULL,
+    person TEXT COLLATE "C" NOT NULL, name TEXT NOT NULL, query TEXT NOT NULL, reason TEXT NOT NULL,
+    at DOUBLE PRECISION NOT NULL, state TEXT NOT NULL, word TEXT NOT NULL, answered DOUBLE PRECISION
+)
+
+CREATE INDEX request_document ON request (document)
+
+-- what was erased, by keyed digests of ids: no source brings it back
+CREATE TABLE erased (digest TEXT COLLATE "C" PRIMARY KEY, at DOUBLE PRECISION NOT NULL)

@@ -79,3 +79,16 @@ DELETE FROM embedding
 ALTER TABLE document ADD COLUMN type TEXT NOT NULL DEFAULT ''
 
 ALTER TABLE document ADD COLUMN date INTEGER
+
+-- step 8
+-- people ask the owner for documents
+CREATE TABLE request (
+    number TEXT PRIMARY KEY, document TEXT NOT NULL, peer TEXT NOT NULL, person TEXT NOT NULL,
+    name TEXT NOT NULL, query TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL,
+    state TEXT NOT NULL, word TEXT NOT NULL, answered REAL
+) WITHOUT ROWID
+
+CREATE INDEX request_document ON request (document)
+
+-- what was erased, by keyed digests of ids: no source brings it back
+CREATE TABLE erased (digest TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID

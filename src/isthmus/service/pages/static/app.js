@@ -3,12 +3,13 @@
 import * as api from "./api.js";
 import { make, moment, show } from "./dom.js";
 import * as calibration from "./calibration.js";
+import * as requests from "./documents.js";
 import * as search from "./search.js";
 import * as silos from "./silos.js";
 import * as training from "./training.js";
 
-const VIEWS = { search, silos, training, calibration };
-const TITLES = { search: "Search", silos: "Silos", training: "Training", calibration: "Calibration" };
+const VIEWS = { search, silos, training, calibration, requests };
+const TITLES = { search: "Search", silos: "Silos", training: "Training", calibration: "Calibration", requests: "Requests" };
 const place = document.getElementById("view");
 let leaving = new AbortController();
 let who = { name: "anonymous", scopes: [] };

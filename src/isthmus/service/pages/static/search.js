@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { asker, counts } from "./counts.js";
+import { actions } from "./documents.js";
 import { chip, count, decimal, hue, make, percent, rememberSilos, several, show, table, took } from "./dom.js";
 
 const WORDS = {
@@ -189,7 +190,7 @@ async function ask(state) {
     show(places.understood, understood(state, answer.understood));
     show(places.status, summary(answer, state), answer.unlike ? unlike() : null, suggestion(state, answer.suggestion),
       answer.hits.length ? null : nothing(answer));
-    show(places.hits, answer.hits.map((hit) => item(hit, asked.query, probable, state.may("feedback") ? verdicts : null, answer.understood.marked)));
+    show(places.hits, answer.hits.map((hit) => item(hit, asked.query, probable, state.may("feedback") ? verdicts : null, answer.understood.marked, state.may)));
     show(places.pages, pages(state, answer));
     show(places.facets, facets(state, answer));
     places.facets.hidden = !places.facets.children.length;
@@ -302,7 +303,7 @@ function nothing(answer) {
   return make("p", { class: "notice" }, message);
 }
 
-function item(hit, query, probable, verdicts, words) {
+function item(hit, query, probable, verdicts, words, may) {
   const known = hit.probability !== null && hit.probability !== undefined;
   const bar = !probable ? null : known
     ? make("div", { class: "chance", role: "img", "aria-label": `${percent(hit.probability)} likely to be right` },
@@ -311,6 +312,7 @@ function item(hit, query, probable, verdicts, words) {
     : make("div", { class: "chance none" }, "no probability");
   const judging = hit.token && verdicts ? verdict(hit, query) : null;
   if (judging) verdicts.set(hit, judging.tell);
+  const documents = actions(hit, query, may);
   const why = hit.explanation?.length ? make("details", { class: "why" }, make("summary", {}, "Why this result?"), reasons(hit)) : null;
   return make("li", { class: probable ? "hit" : "hit plain", tabindex: "-1" }, bar,
     make("div", { class: "found" },
@@ -319,7 +321,7 @@ function item(hit, query, probable, verdicts, words) {
       hit.also.length ? make("p", { class: "where also" }, "the same text: ", hit.also.map((copy) => [chip(copy.silo), make("code", {}, copy.document)])) : null,
       hit.snippet ? make("p", { class: "snippet" }, marked(hit.snippet, words))
         : make("p", { class: "snippet none" }, "This silo shows no text."),
-      make("div", { class: "acts" }, why, judging?.element)));
+      make("div", { class: "acts" }, why, judging?.element, documents?.element), documents?.place));
 }
 
 /** The snippet with the words of the query marked, but stop words; of a longer word the beginning is enough, as the index stems. */

@@ -53,7 +53,19 @@ function card(silo, open) {
     make("h2", {}, chip(silo.silo), make("span", { class: `state ${silo.status}` }, WORDS[silo.status] ?? silo.status)),
     silo.detail || (ready && !ready.ready && ready.detail) ? make("p", { class: "warn" }, silo.detail || ready.detail) : null,
     make("dl", { class: "facts" }, facts.map(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
+    unread(silo),
     release ? [budget(release), departures(release, silo.silo, open)] : null);
+}
+
+/** How much of its sources could not be read; administrators see what, where the silo lets them manage. */
+function unread(silo) {
+  const sources = silo.sources ?? [];
+  const failed = sources.filter((each) => each.failed);
+  if (!silo.ready?.unread && !failed.length) return null;
+  const lines = sources.flatMap((each) => (each.failed ? [each.failed] : each.errors));
+  return make("div", { class: "unread" },
+    make("p", { class: "warn" }, `${several(silo.ready?.unread ?? 0, "document")} of its sources could not be read.`),
+    lines.length ? make("details", {}, make("summary", {}, "Which"), make("ul", {}, lines.map((line) => make("li", {}, line)))) : null);
 }
 
 function budget(release) {
@@ -72,12 +84,12 @@ function budget(release) {
 
 function departures(release, name, open) {
   const rows = release.departures.map((each) => [each.kind, each.peer, each.guarantee, `${count(each.times)} ×`, count(each.items), moment(each.last)]);
-  const peers = release.peers.map((peer) => [peer.peer, yes(peer.search), yes(peer.snippets), yes(peer.counts), yes(peer.noised_counts), yes(peer.matches), yes(peer.suggestions),
+  const peers = release.peers.map((peer) => [peer.peer, yes(peer.search), yes(peer.snippets), yes(peer.counts), yes(peer.noised_counts), yes(peer.matches), yes(peer.suggestions), yes(peer.open),
     peer.budget === null || peer.budget === undefined ? "–" : `${decimal(peer.left)} of ${decimal(peer.budget)}`]);
   return make("details", { "data-silo": name, open },
     make("summary", {}, rows.length ? `What has left it: ${several(rows.length, "kind")}` : "Nothing has left it"),
     rows.length ? table(`What has left ${name}`, ["what", "to", "guarantee", "how often", "items", "last"], rows) : null,
-    peers.length ? table(`What peers of ${name} may do`, ["peer", "search", "snippets", "counts", "noised counts", "matches", "suggestions", "ε left"], peers) : null);
+    peers.length ? table(`What peers of ${name} may do`, ["peer", "search", "snippets", "counts", "noised counts", "matches", "suggestions", "opens", "ε left"], peers) : null);
 }
 
 const yes = (may) => (may ? "yes" : "no");

@@ -1,0 +1,327 @@
+"""`isthmus documents`: open what was found or ask its owner; list, answer and erase on the silo's machine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isthmus.cli.broker import plain
+from isthmus.cli.command import Command, add, add_json, say, show, whole
+from isthmus.cli.judgements import add_broker, broker_client, silo_store
+from isthmus.errors import ConfigError, DataError, ServiceError
+
+if TYPE_CHECKING:
+    from isthmus.service import Client, DocumentRequest, ErasureReceipt, Hit, NodeSettings, OpenedDocument
+
+CONFIG = "the silo's settings, on its own machine"
+SEARCHED = 100
+"""Hits among which a document is looked for."""
+
+
+def _settings(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    add(
+        parser,
+        "--config FILE",
+        CONFIG if required else f"no broker: {CONFIG}, by its owner",
+        required=required,
+    )
+
+
+# people
+
+
+def _open_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "document SILO/ID", "the document, as a search shows it")
+    how = parser.add_mutually_exclusive_group(required=True)
+    add(how, "--query QUERY", "a search that finds it: only what is shown can be opened")
+    add(how, "--request NUMBER", "your request, which its owner has allowed")
+    add_broker(parser, "a key with the scope documents, or search for --request")
+    add_json(parser, "{silo, document, title, body, characters, link}")
+
+
+def _open(arguments: argparse.Namespace) -> None:
+    with broker_client(arguments) as broker:
+        if arguments.request:
+            every = broker.requests().requests
+            request = next((each for each in every if each.number == arguments.request), None)
+            if request is None:
+                raise DataError(
+                    "you have asked for nothing under this number", cure="isthmus documents requests"
+                )
+            opened = broker.open_allowed(request)
+        else:
+            hit = _hit(broker, arguments.document, arguments.query)
+            if "open" not in hit.access:
+                raise ServiceError(_refusal(hit))
+            opened = broker.open(hit)
+    show(arguments, opened.model_dump(), _text(opened))
+    if opened.characters > len(opened.body):
+        say(f"isthmus: the first {len(opened.body):,} of {opened.characters:,} characters")
+
+
+def _hit(broker: Client, document: str, query: str) -> Hit:
+    """The hit that somebody means by silo/id."""
+    silo, slash, id = document.partition("/")
+    if not slash or not id:
+        raise ConfigError(f"{document!r} names no document", expected="SILO/ID, as a search shows it")
+    answer = broker.search(query, k=SEARCHED, silos=[silo])
+    hit = next((hit for hit in answer.hits if hit.document == id), None)
+    if hit is None:
+        cure = "use the words of a search that shows it"
+        raise DataError(f"no hit of this search in {silo} is the document", cure=cure)
+    return hit
+
+
+def _refusal(hit: Hit) -> str:
+    name = f"{hit.silo}/{hit.document}"
+    if "ask" in hit.access:
+        return f"{hit.silo} opens no documents (isthmus documents ask {name} --query … asks its owner)"
+    return f"{hit.silo} opens no documents" + (f"; it is shown at {hit.link}" if hit.link else "")
+
+
+def _text(opened: OpenedDocument) -> str:
+    lines = [f"{plain(opened.title)}  {plain(opened.silo)}/{plain(opened.document)}"]
+    lines += [plain(opened.link)] if opened.link else []
+    return "\n".join([*lines, "", *map(plain, opened.body.splitlines())])
+
+
+def _ask_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "document SILO/ID", "the document, as a search shows it")
+    add(parser, "--query QUERY", "the search that shows it; its owner reads it", required=True)
+    add(parser, "--reason TEXT", "why you want it, up to 1,000 letters", default="")
+    add(parser, "--name", "let the owner know the name of your key; some want it")
+    add_broker(parser, "a key with the scope search")
+    add_json(parser, "{number, silo, document, query, reason, state, word, at, answered}")
+
+
+def _ask(arguments: argparse.Namespace) -> None:
+    with broker_client(arguments) as broker:
+        hit = _hit(broker, arguments.document, arguments.query)
+        if "ask" not in hit.access:
+            raise ServiceError(f"the owner of {hit.silo} takes no requests")
+        if "name" in hit.access and not arguments.name:
+            raise ServiceError(f"the owner of {hit.silo} wants to know who asks: add --name")
+        request = broker.ask(arguments.query, hit, reason=arguments.reason, named=arguments.name)
+    show(arguments, request.model_dump(), request.number)
+    say("isthmus: asked; isthmus documents requests shows the owner's answer")
+
+
+def _requests_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--all", "all that you may answer, with an administrator's key")
+    _settings(parser, required=False)
+    add_broker(parser, "your API key")
+    add_json(parser, "a list of {number, silo, document, query, reason, state, word, at, answered, person}")
+
+
+def _requests(arguments: argparse.Namespace) -> None:
+    if arguments.config:
+        from isthmus.service import owned_documents
+
+        settings, store = silo_store(arguments)
+        try:
+            requests = owned_documents(settings, store).requests().requests
+        finally:
+            store.close()
+    else:
+        with broker_client(arguments) as broker:
+            listed = broker.requests(every=arguments.all)
+        requests = listed.requests
+        for silo, reason in listed.unanswered.items():
+            say(f"isthmus: {plain(silo)}: {plain(reason)}")
+    show(arguments, [each.model_dump() for each in requests], _table(requests))
+
+
+def _table(requests: list[DocumentRequest]) -> object:
+    from isthmus.report import Table
+
+    columns = ("number", "state", "document", "asked by", "query", "reason", "answer", "at")
+    rows = [
+        (
+            each.number,
+            each.state,
+            *(plain(text) for text in (f"{each.silo}/{each.document}", each.person, each.query)),
+            *(plain(text) for text in (each.reason, each.word)),
+            each.at,
+        )
+        for each in requests
+    ]
+    return Table(columns, tuple(rows)) if rows else "no requests"
+
+
+def _answer_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "number NUMBER", "of the request, as isthmus documents requests shows it")
+    what = parser.add_mutually_exclusive_group(required=True)
+    add(what, "--allow", "the document may be opened once, within a week")
+    add(what, "--deny", "it may not")
+    add(parser, "--word TEXT", "what the asker reads", default="")
+    _settings(parser, required=False)
+    add_broker(parser, "an administrator's API key")
+    add_json(parser, "{number, silo, document, state, word, …}")
+
+
+def _answer(arguments: argparse.Namespace) -> None:
+    from isthmus.service import RequestAnswer, owned_documents
+
+    answer = RequestAnswer(allow=arguments.allow, word=arguments.word[:1_000])
+    if arguments.config:
+        settings, store = silo_store(arguments)
+        try:
+            done = owned_documents(settings, store).answer(arguments.number, answer)
+        finally:
+            store.close()
+    else:
+        with broker_client(arguments) as broker:
+            every = broker.requests(every=True).requests
+            request = next((each for each in every if each.number == arguments.number), None)
+            if request is None:
+                raise DataError("no request of this number", cure="isthmus documents requests --all")
+            done = broker.answer(request, allow=answer.allow, word=answer.word)
+    show(arguments, done.model_dump(), f"{done.state}  {plain(done.silo)}/{plain(done.document)}")
+
+
+# the silo's owner
+
+
+def _list_arguments(parser: argparse.ArgumentParser) -> None:
+    _settings(parser)
+    add(parser, "--find WORDS", "only those whose id or title has these words", default="")
+    add(parser, "--source NAME", "only those of this source", default="")
+    add(parser, "-n --most", "how many (%(default)s)", type=whole(1), default=100)
+    add_json(parser, "a list of {id, title, source, language}")
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    from isthmus.report import Table
+
+    settings, store = silo_store(arguments)
+    try:
+        if settings.engine is not None:
+            raise ConfigError(
+                "this silo's documents are in an engine elsewhere", expected="a list from there"
+            )
+        rows = store.listed(source=arguments.source, words=arguments.find, most=arguments.most)
+        total = store.count()
+    finally:
+        store.close()
+    columns = ("id", "title", "source", "language")
+    lines = tuple(tuple(map(plain, row)) for row in rows)
+    show(arguments, [dict(zip(columns, row, strict=True)) for row in rows], Table(columns, lines))
+    say(f"isthmus: {len(rows):,} of {total:,} documents")
+
+
+def _remove_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "ids ID", "documents, as isthmus documents list shows them", nargs="+")
+    _settings(parser)
+    add(parser, "--receipt FILE", "write the receipt there, too")
+    add_json(
+        parser,
+        "{silo, at, documents: [{id, removed, released}], judgements, requests, rewritten, remains, …}",
+    )
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    from isthmus.service import read_node
+
+    settings = read_node(arguments.config)
+    receipt = _erased(settings, arguments.ids)
+    if arguments.receipt:
+        Path(arguments.receipt).write_text(receipt.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    removed = [each.id for each in receipt.documents if each.removed]
+    lines = [f"{'erased' if each.removed else 'not there'}  {plain(each.id)}" for each in receipt.documents]
+    lines.append(f"with {receipt.judgements:,} judgements and {receipt.requests:,} requests")
+    lines += [f"written anew: {', '.join(receipt.rewritten)}"] if receipt.rewritten else []
+    lines += [f"known still: {line}" for line in receipt.remains]
+    lines += [f"not undone: {line}" for line in receipt.not_undone]
+    show(arguments, receipt.model_dump(), "\n".join(lines))
+    return 0 if len(removed) == len(receipt.documents) else 1
+
+
+def _erased(settings: NodeSettings, ids: list[str]) -> ErasureReceipt:
+    """Erase in the running node, or in the silo's folder while none runs."""
+    from isthmus.service import ErasureReceipt, Node, ask_node, erase, folder_lock, is_in_use
+
+    if is_in_use(settings.folder):
+        return ask_node(settings.folder, "erase", {"ids": ids}, ErasureReceipt)
+    with folder_lock(settings.folder), Node(settings).offline() as node:
+        return erase(node, ids)
+
+
+def _readmit_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "ids ID", "documents that were erased", nargs="+")
+    _settings(parser)
+    add_json(parser, "{readmitted}")
+
+
+def _readmit(arguments: argparse.Namespace) -> int:
+    _, store = silo_store(arguments)
+    try:
+        count = store.readmit(arguments.ids)
+    finally:
+        store.close()
+    result: dict[str, Any] = {"readmitted": count}
+    show(arguments, result, f"{count:,} may come back when their source is read")
+    return 0 if count else 1
+
+
+_D = "isthmus documents"
+_KEY = "--key ada.key"
+_VERBS = (
+    Command(
+        "open",
+        "the whole text of a document that a search has shown, where its silo allows",
+        f'{_D} open north/papers/tides.md --query "tidal power" {_KEY}',
+        _open_arguments,
+        _open,
+    ),
+    Command(
+        "ask",
+        "ask the owner of a document for it",
+        f'{_D} ask north/papers/tides.md --query "tidal power" --reason "our audit" {_KEY}',
+        _ask_arguments,
+        _ask,
+    ),
+    Command(
+        "requests",
+        "what was asked for and what owners answered: yours, or all of a silo by its owner",
+        f"{_D} requests {_KEY}\n{_D} requests --config north/silo.toml",
+        _requests_arguments,
+        _requests,
+    ),
+    Command(
+        "answer",
+        "allow that a document is opened once, or deny it with a word",
+        f'{_D} answer 0a1b… --deny --word "ask me by mail" --config north/silo.toml',
+        _answer_arguments,
+        _answer,
+    ),
+    Command(
+        "list",
+        "the documents of a silo",
+        f"{_D} list --config north/silo.toml --find tides",
+        _list_arguments,
+        _list,
+    ),
+    Command(
+        "remove",
+        "erase documents: index, vectors, judgements, requests, releases and store, with a receipt",
+        f"{_D} remove papers/tides.md --config north/silo.toml --receipt erased.json",
+        _remove_arguments,
+        _remove,
+    ),
+    Command(
+        "readmit",
+        "let sources bring documents back that were erased",
+        f"{_D} readmit papers/tides.md --config north/silo.toml",
+        _readmit_arguments,
+        _readmit,
+    ),
+)
+COMMANDS = (
+    Command(
+        "documents",
+        "open what was found or ask its owner; list and erase a silo's documents",
+        f'{_D} open north/papers/tides.md --query "tidal power" {_KEY}',
+        verbs=_VERBS,
+    ),
+)

@@ -1,0 +1,124 @@
+"""Documents and requests for them between the broker's callers and silos; the broker keeps nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+from urllib.parse import quote, urlencode
+
+from pydantic import BaseModel
+
+from isthmus.errors import Refused, SiloUnavailable
+from isthmus.service import wire
+from isthmus.service.http_client import HttpReply
+from isthmus.service.limits import HttpProblem
+
+SECONDS = 10.0
+"""How long a silo may take."""
+PROBLEMS = {
+    404: "the silo did not show this document to you within a day, or its owner has not allowed it",
+    409: "the silo has no such request that waits",
+    429: "the silo takes no more of this for the moment: try again later",
+}
+"""What a silo's refusals mean, in our own words."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class DocumentSilo(Protocol):
+    """A silo that is asked for documents."""
+
+    name: str
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", kind: str = "application/json"
+    ) -> HttpReply:
+        """Send one message; raises SiloUnavailable."""
+
+
+class ReplyReader(Protocol):
+    """Reads a silo's reply; raises Refused or SiloUnavailable for one that is no success."""
+
+    def __call__(self, reply: HttpReply, model: type[M]) -> M:
+        """The message in it."""
+
+
+class DocumentRouter:
+    """Takes openings and requests to silos; `pseudonym` gives a person's name towards a silo."""
+
+    def __init__(
+        self,
+        silos: Mapping[str, DocumentSilo],
+        pseudonym: Callable[[str, str], str],
+        understood: ReplyReader,
+    ) -> None:
+        self._silos, self._pseudonym, self._understood = silos, pseudonym, understood
+
+    async def open(self, silo: str, document: str, opening: wire.Opening, person: str) -> wire.OpenedDocument:
+        """A document of a hit that was shown, or that its owner has allowed."""
+        fields = opening.model_dump() | {"person": self._pseudonym(silo, person)}
+        path = f"/documents/{quote(document, safe='/', errors='replace')}?{urlencode(fields)}"
+        opened = await self._ask(silo, "GET", path, None, wire.OpenedDocument)
+        if (opened.silo, opened.document) != (silo, document):
+            raise HttpProblem(502, "the silo answered with another document")
+        return opened
+
+    async def request(self, ask: wire.AskSilo, person: str) -> wire.DocumentRequest:
+        """Ask the owner of a hit's document."""
+        fields = ask.model_dump(include={"ticket", "query", "reason"})
+        message = wire.AttributedAsk(
+            **fields, person=self._pseudonym(ask.silo, person), name=person if ask.named else ""
+        )
+        return await self._ask(ask.silo, "POST", "/requests", message, wire.DocumentRequest)
+
+    async def requests(self, person: str | None) -> wire.RequestList:
+        """A person's requests in all silos; or for administrators all, of silos that let them manage."""
+
+        async def one(silo: str) -> wire.RequestList | str:
+            whose = "" if person is None else self._pseudonym(silo, person)
+            try:
+                return await self._ask(silo, "GET", f"/requests?person={whose}", None, wire.RequestList)
+            except HttpProblem as problem:
+                return problem.detail
+
+        replies = dict(zip(self._silos, await asyncio.gather(*map(one, self._silos)), strict=True))
+        lists = {name: each for name, each in replies.items() if isinstance(each, wire.RequestList)}
+        every = [
+            each.model_copy(update={"silo": name}) for name, own in lists.items() for each in own.requests
+        ]
+        return wire.RequestList(
+            requests=sorted(every, key=lambda each: each.at, reverse=True)[: wire.MOST_ROWS],
+            unanswered={name: each for name, each in replies.items() if isinstance(each, str)},
+        )
+
+    async def answer(self, silo: str, number: str, answer: wire.RequestAnswer) -> wire.DocumentRequest:
+        """An owner's answer."""
+        return await self._ask(silo, "POST", f"/requests/{number}", answer, wire.DocumentRequest)
+
+    async def sources(self, silo: str) -> list[wire.SourceState]:
+        """What became of a silo's sources; none where it does not say."""
+        try:
+            return (await self._ask(silo, "GET", "/sources", None, wire.SourceStates)).sources
+        except HttpProblem:
+            return []
+
+    async def _ask(self, silo: str, method: str, path: str, message: BaseModel | None, model: type[M]) -> M:
+        if silo not in self._silos:
+            raise HttpProblem(404, f"silo: only names that there are: {', '.join(self._silos)}")
+        body = b"" if message is None else message.model_dump_json().encode()
+        try:
+            async with asyncio.timeout(SECONDS):
+                reply = await self._silos[silo].ask(method, path, body)
+        except (TimeoutError, SiloUnavailable, OSError):
+            raise HttpProblem(503, "the silo does not answer; try again later", Retry_After="5") from None
+        if reply.status in PROBLEMS:
+            raise HttpProblem(reply.status, PROBLEMS[reply.status])
+        try:
+            return self._understood(reply, model)
+        except Refused:
+            raise HttpProblem(
+                403, "the silo's policy does not allow it, or it wants to know by name who asks"
+            ) from None
+        except SiloUnavailable as error:
+            raise HttpProblem(502, f"the silo did not do it: {error}") from None

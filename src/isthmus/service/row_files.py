@@ -1,0 +1,189 @@
+"""Tables to documents, a row each: .csv, .tsv and .parquet.
+
+    id,title,body        columns that are called so, or by another usual name; or those that `columns` names
+    name,phone,notes     no column for the body: all columns, a line each, "phone: 0123"
+
+A row without a column for ids is known by its number, from 1 for the first after the names: rows that are
+put in or taken out before it give it another. Rows come in batches, so a table may be larger than a document.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from isthmus.errors import DataError
+
+LARGEST = 2 << 30
+"""Bytes of a table."""
+MOST_ROWS, TIMES = 5_000_000, 200
+"""Rows of a table, and how many times the characters of one document it may have in all."""
+BATCH, BATCH_CHARACTERS = 500, 1 << 22
+"""Rows that are sent at once, and about how many characters."""
+_MARKS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
+_USUAL = {
+    "id": ("id", "_id", "docid", "doc_id", "document_id", "document", "key", "uuid", "number", "nr"),
+    "title": ("title", "name", "subject", "headline", "heading"),
+    "body": ("body", "text", "content", "contents", "abstract", "description", "message"),
+}
+"""What columns are usually called, the likeliest first."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table that have the id, the title and the body; where none is named, those that are
+    usually called so."""
+
+    id: str = ""
+    title: str = ""
+    body: tuple[str, ...] = ()
+
+
+class Row(NamedTuple):
+    """A row as a document; without a column for ids its number is its id."""
+
+    id: str
+    title: str
+    body: str
+
+
+def read_rows(path: Path, suffix: str, columns: Columns, characters: int) -> Iterator[list[Row]]:
+    """The rows of a table in batches; a DataError where one has more than `characters`, or all far more."""
+    rows = _parquet(path, columns) if suffix == ".parquet" else _csv(path, suffix, columns, characters)
+    total, batch, size = characters * TIMES, list[Row](), 0
+    for number, row in enumerate(rows, 1):
+        length = len(row.title) + len(row.body)
+        total -= length
+        if length > characters:
+            problem = f"row {number} takes more than {characters:,} characters of text"
+            raise DataError(problem, file=path, cure="shorten it, or raise reading.characters")
+        if total < 0 or number > MOST_ROWS:
+            problem = f"has more than {MOST_ROWS:,} rows or {characters * TIMES:,} characters"
+            raise DataError(problem, file=path, cure="split it, or raise reading.characters")
+        batch.append(row)
+        size += length
+        if len(batch) >= BATCH or size > BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+def _picked(names: Sequence[str], columns: Columns, path: Path) -> tuple[str, str, tuple[str, ...]]:
+    """The columns for id, title and body; "" and () for none."""
+    lower = {name.strip().lower(): name for name in reversed(names)}
+
+    def column(part: str, wanted: str) -> str:
+        if wanted:
+            if wanted not in names:
+                raise DataError(f"has no column {wanted!r}", file=path, cure="check sources.columns")
+            return wanted
+        return next((lower[name] for name in _USUAL[part] if name in lower), "")
+
+    bodies = tuple(column("body", name) for name in columns.body) or (column("body", ""),)
+    return column("id", columns.id), column("title", columns.title), tuple(filter(None, bodies))
+
+
+def _documents(
+    rows: Iterable[Mapping[str, str]], names: Sequence[str], columns: Columns, path: Path
+) -> Iterator[Row]:
+    id, title, bodies = _picked(names, columns, path)
+    rest = [name for name in names if name not in (id, title)]
+    for number, row in enumerate(rows, 1):
+        if bodies:
+            body = "\n".join(filter(None, (row.get(name, "") for name in bodies)))
+        else:
+            body = "\n".join(f"{name}: {row[name]}" for name in rest if row.get(name, "").strip())
+        yield Row(row.get(id, "").strip() or str(number), row.get(title, "") if title else "", body)
+
+
+def _csv(path: Path, suffix: str, columns: Columns, characters: int) -> Iterator[Row]:
+    csv.field_size_limit(characters)
+    with path.open(encoding=_encoding(path), errors="replace", newline="") as stream:
+
+        def lines() -> Iterator[str]:
+            while line := stream.readline(characters + 1):
+                if len(line) > characters:
+                    problem = f"has a line of more than {characters:,} characters"
+                    raise DataError(problem, file=path, cure="split it, or raise reading.characters")
+                if "\0" in line:
+                    raise DataError("is not text", file=path, cure="give it the suffix of what it is")
+                yield line
+
+        first = next(lines(), "")
+        separator = "\t" if suffix == ".tsv" else max(",;\t|", key=first.count)
+        try:
+            names = next(csv.reader([first], delimiter=separator), [])
+            if not names:
+                raise DataError("has no line of names", file=path, cure="begin it with its columns' names")
+            rows = (
+                dict(zip(names, row, strict=False)) for row in csv.reader(lines(), delimiter=separator) if row
+            )
+            yield from _documents(rows, names, columns, path)
+        except csv.Error as error:
+            raise DataError(
+                "is not a table that can be read", file=path, text=str(error), cure="repair it"
+            ) from error
+
+
+def _encoding(path: Path) -> str:
+    """UTF-8, or what was common before; a byte-order mark decides."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with path.open("rb") as stream:
+        beginning = stream.read(4)
+        for mark, name in _MARKS:
+            if beginning.startswith(mark):
+                return name
+        try:
+            decoder.decode(beginning)
+            while block := stream.read(1 << 20):
+                decoder.decode(block)
+            decoder.decode(b"", True)
+        except UnicodeDecodeError:
+            return "cp1252"
+    return "utf-8"
+
+
+def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
+    import pyarrow as pa
+
+    pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than the process may have
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    from pyarrow import parquet
+
+    try:
+        with path.open("rb") as stream, parquet.ParquetFile(stream, pre_buffer=False) as file:
+            schema = file.schema_arrow
+            names = [field.name for field in schema if _is_plain(field.type)]
+            id, title, bodies = _picked(names, columns, path)
+            wanted = list(dict.fromkeys((id, title, *bodies))) if bodies else names
+            batches = file.iter_batches(
+                batch_size=64, columns=[each for each in wanted if each], use_threads=False
+            )
+            rows = (
+                {name: _text(value) for name, value in row.items()}
+                for batch in batches
+                for row in batch.to_pylist()
+            )
+            yield from _documents(rows, names, columns, path)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, MemoryError):
+            raise
+        raise DataError(
+            "is not a Parquet file that can be read", file=path, text=type(error).__name__
+        ) from error
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a column's values can stand in a text: no lists, no structures."""
+    from pyarrow import types
+
+    return not types.is_nested(kind) and not types.is_binary(kind) and not types.is_large_binary(kind)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,217 @@
+"""A silo's documents towards people: where they are shown, who may open them, who asks their owner.
+
+    documents = SiloDocuments("north", store, tokens, note, lambda: settings.sources)
+    documents.open("papers/a.md", wire.AttributedOpening(ticket=hit.ticket), peer="broker", name=str)
+
+A document is opened, or asked for, with the ticket of a hit that the peer was shown: whoever has none learns
+nothing, not even whether there is such a document. What the owner allows is opened once, by whom they allowed
+it. An opening is in the ledger before the document leaves.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from isthmus.errors import DataError, Refused
+from isthmus.service import wire
+from isthmus.service.limits import Buckets
+from isthmus.service.security import HitTokens, local_secret
+from isthmus.service.settings import NodeSettings, Policy, Source
+from isthmus.service.stores import DocumentStore, StoredRequest
+
+DAY = 86_400.0
+ALLOWED_DAYS, KEPT_DAYS = 7, 90
+"""How long what the owner has allowed can be opened, and how long requests are kept."""
+ASKED_A_DAY = 20
+"""Requests of one person a day."""
+NO_DOCUMENT = "no such document was shown to you within a day, or its owner has not allowed it: search again"
+
+
+class Note(Protocol):
+    """Writes down what is about to leave."""
+
+    def __call__(self, kind: str, peer: str, items: int = 1, note: str = "") -> None:
+        """In the ledger when this returns; raises where it cannot be."""
+
+
+class SiloDocuments:
+    """What peers may have of one silo's documents; `sources` are those of the moment."""
+
+    def __init__(
+        self,
+        silo: str,
+        store: DocumentStore,
+        tokens: HitTokens,
+        note: Note,
+        sources: Callable[[], Iterable[Source]],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._silo, self._store, self._tokens, self._note = silo, store, tokens, note
+        self._sources, self._clock = sources, clock
+        self._people, self._peers = Buckets(0.5, 30), Buckets(10, 300)
+
+    def links(self, ids: Sequence[str]) -> dict[str, str]:
+        """Where documents are shown to people, by id, of sources that say so."""
+        linked = {name: each for each in self._sources() if each.link for name in (each.label, each.unnamed)}
+        if not linked or not ids:
+            return {}
+        owners = self._store.owners(ids)
+        return {id: linked[label].link_to(id) for id, label in owners.items() if label in linked}
+
+    def with_access(
+        self, hits: Sequence[wire.Hit], ids: Sequence[str], *, peer: str, policy: Policy
+    ) -> list[wire.Hit]:
+        """Hits with what the peer's people may do with their documents, whose own ids are `ids`."""
+        access = access_of(policy)
+        links = self.links(ids) if policy.snippets else {}
+        if not access and not links:
+            return list(hits)
+        return [
+            hit.model_copy(
+                update={
+                    "access": access,
+                    "ticket": self._tokens.ticket(id, peer=peer) if access else "",
+                    "link": links.get(id, ""),
+                }
+            )
+            for hit, id in zip(hits, ids, strict=True)
+        ]
+
+    def open(
+        self, document: str, opening: wire.AttributedOpening, *, peer: str, name: Callable[[str], str]
+    ) -> wire.OpenedDocument:
+        """A whole document, by the name that the peer knows it by; `NO_DOCUMENT` is the one DataError."""
+        self._check_rate(peer, opening.person)
+        request = self._allowed(opening, peer) if opening.request else None
+        id = self._tokens.ticketed(opening.ticket, peer=peer) if request is None else request.document
+        if id is None or name(id) != document or (opening.request and request is None):
+            raise DataError(NO_DOCUMENT)
+        opened = self.read(id)
+        if opened is None:
+            raise DataError(NO_DOCUMENT)
+        self._note(
+            "documents", peer, 1, "whole documents of hits" if request is None else "allowed by the owner"
+        )
+        now = self._clock()
+        if request is not None and not self._store.settle_request(
+            request.number, "allowed", "opened", at=now
+        ):
+            raise DataError(NO_DOCUMENT)
+        return opened.model_copy(update={"document": document})
+
+    def read(self, id: str) -> wire.OpenedDocument | None:
+        """A document for its owner."""
+        draft = self._store.get([id]).get(id)
+        if draft is None:
+            return None
+        return wire.OpenedDocument(
+            silo=self._silo,
+            document=id,
+            title=draft.title[:10_000],
+            body=draft.body[: wire.LONGEST_OPENED],
+            characters=len(draft.body),
+            link=self.links([id]).get(id, ""),
+        )
+
+    def _allowed(self, opening: wire.AttributedOpening, peer: str) -> StoredRequest | None:
+        """The request by which somebody opens a document, if the owner has allowed it to them, lately."""
+        own = self._store.requests(peer=peer, person=opening.person)
+        request = next((each for each in own if each.number == opening.request), None)
+        return request if request is not None and self._state(request) == "allowed" else None
+
+    def _state(self, request: StoredRequest) -> str:
+        ended = (request.answered or 0.0) + ALLOWED_DAYS * DAY < self._clock()
+        return "expired" if request.state == "allowed" and ended else request.state
+
+    def ask(self, ask: wire.AttributedAsk, *, peer: str, name: Callable[[str], str]) -> wire.DocumentRequest:
+        """Keep a request for the owner to see; the same again is the one there is.
+
+        Raises Refused where somebody asks too much, and `NO_DOCUMENT`.
+        """
+        document = self._tokens.ticketed(ask.ticket, peer=peer)
+        if document is None or not self._store.present([document]):
+            raise DataError(NO_DOCUMENT)
+        now = self._clock()
+        self._store.forget_requests(before=now - KEPT_DAYS * DAY)
+        every = self._store.requests(peer=peer)
+        own = [each for each in every if each.person == ask.person]
+        waiting = next((each for each in own if each.document == document and each.state == "waiting"), None)
+        if waiting is None:
+            recent = sum(each.at > now - DAY for each in own)
+            unanswered = sum(each.state == "waiting" for each in every)
+            if recent >= ASKED_A_DAY or unanswered >= wire.MOST_REQUESTS:
+                raise Refused("more requests than the owner takes; ask again tomorrow")
+            texts = (ask.name.strip(), ask.query, ask.reason.strip())
+            waiting = StoredRequest(secrets.token_hex(16), document, peer, ask.person, *texts, now)
+            self._store.ask(waiting)
+        return self._message(waiting, name)
+
+    def requests_of(self, *, peer: str, person: str, name: Callable[[str], str]) -> wire.RequestList:
+        """What one person asked for through a peer, and the owner's answers."""
+        own = self._store.requests(peer=peer, person=person)
+        return wire.RequestList(requests=[self._message(each, name) for each in own[: wire.MOST_REQUESTS]])
+
+    def requests(self, peer: str | None = None) -> wire.RequestList:
+        """For the owner: all requests, or those through one peer; with who asks, and real ids."""
+        every = self._store.requests(peer=peer)
+        return wire.RequestList(
+            requests=[
+                self._message(each, str).model_copy(update={"person": each.name or each.person[:12]})
+                for each in every[: wire.MOST_ROWS]
+            ]
+        )
+
+    def answer(
+        self, number: str, answer: wire.RequestAnswer, *, peer: str | None = None
+    ) -> wire.DocumentRequest:
+        """The owner's answer to a request that waits, of one peer's or any; else a DataError."""
+        known = next((each for each in self._store.requests(peer=peer) if each.number == number), None)
+        state, now = "allowed" if answer.allow else "denied", self._clock()
+        if known is None or not self._store.settle_request(
+            number, "waiting", state, word=answer.word, at=now
+        ):
+            raise DataError("no request of this number waits for an answer")
+        return next(each for each in self.requests(peer).requests if each.number == number)
+
+    def _message(self, request: StoredRequest, name: Callable[[str], str]) -> wire.DocumentRequest:
+        return wire.DocumentRequest.model_validate(
+            {
+                "number": request.number,
+                "silo": self._silo,
+                "document": name(request.document),
+                "query": request.query,
+                "reason": request.reason,
+                "state": self._state(request),
+                "word": request.word,
+                "at": wire.moment(request.at),
+                "answered": None if request.answered is None else wire.moment(request.answered),
+            }
+        )
+
+    def _check_rate(self, peer: str, person: str) -> None:
+        if self._people.wait(f"{peer} {person}") or self._peers.wait(peer):
+            raise Refused("more documents than may be opened at once; try again in a minute")
+
+
+def owned_documents(settings: NodeSettings, store: DocumentStore) -> SiloDocuments:
+    """A silo's documents for its owner, on its own machine: requests and their answers."""
+
+    def nothing(kind: str, peer: str, items: int = 1, note: str = "") -> None:
+        """Nothing leaves."""
+
+    tokens = HitTokens(settings.silo, local_secret(settings.folder / "feedback.key"))
+    return SiloDocuments(settings.silo, store, tokens, nothing, lambda: settings.sources)
+
+
+def access_of(policy: Policy) -> list[wire.Access]:
+    """What a peer's people may do with the documents of hits."""
+    rights: tuple[tuple[wire.Access, bool], ...] = (
+        ("open", policy.open),
+        ("ask", bool(policy.ask)),
+        ("name", policy.ask == "name"),
+    )
+    return [right for right, allowed in rights if allowed]
