@@ -131,8 +131,7 @@ def test_every_table_has_its_cells_in_both_modes(folder: Path, out: Path) -> Non
     values = {(cell.table, cell.row, cell.mode, cell.part, cell.measure): cell for cell in found.cells}
     default = values["V", "default", "sound", "all", "P@1"]
     assert default.n == 2
-    assert default.low is not None
-    assert default.low <= default.value <= (default.high or 0)
+    assert default.low is None, "two folds have no interval"
     assert 60 < default.value <= 100
     by_fold = means_of(read_per_query(file), by=("method", "measure", "fold"))
     texts = [one["value"] for one in by_fold if (one["method"], one["measure"]) == ("default", "P@1")]

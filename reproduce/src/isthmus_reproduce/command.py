@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 from isthmus.cli import Command, add_json, add_per_query, print_json, whole
 from isthmus.errors import ConfigError
@@ -73,17 +75,34 @@ def _run(options: argparse.Namespace) -> None:
         )
     if more:
         check_per_query(options.per_query)
-    config = experiment.Config(
-        scale=options.scale, seed=options.seed, **{key: value for key, value in chosen.items() if value}
-    )
-    name = f"{options.paper}-{options.encoder}" if options.encoder else options.paper
-    out = options.out or f"runs/{name}-{Path(config.data).name}-{config.scale}-{config.seed}"
-    result = experiment.reproduce(config, out, workers=options.workers, **more)
+    cells, wrote = [], []
+    for data in _sets(experiment, options.data):
+        chosen["data"] = data
+        config = experiment.Config(
+            scale=options.scale, seed=options.seed, **{key: value for key, value in chosen.items() if value}
+        )
+        name = f"{options.paper}-{options.encoder}" if options.encoder else options.paper
+        folder = f"{name}-{Path(config.data).name}-{config.scale}-{config.seed}"
+        out = Path(options.out or "runs") / (folder if data != options.data or not options.out else "")
+        result = experiment.reproduce(config, out, workers=options.workers, **more)
+        cells += result.cells
+        wrote += result.wrote
+        if not options.json:
+            print(result.page.markdown())
     if options.json:
-        print_json([cell.record() for cell in result.cells])
-    else:
-        print(result.page.markdown())
-    summary(f"reproduced {options.paper}", {"cells": len(result.cells)}, wrote=result.wrote)
+        print_json([cell.record() for cell in cells])
+    summary(f"reproduced {options.paper}", {"cells": len(cells)}, wrote=wrote)
+
+
+def _sets(experiment: Any, data: str | None) -> Sequence[str | None]:
+    """The data sets to go through: the one that is named, or all that are here of an experiment's."""
+    from isthmus.corpora import available
+
+    known: Sequence[str] = getattr(experiment, "DATA", ())
+    if data is not None or not known or experiment.Config.data == "all":
+        return (data,)
+    there = available()
+    return tuple(name for name in known if there.get(name)) or (None,)
 
 
 COMMANDS = (

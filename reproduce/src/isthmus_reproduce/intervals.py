@@ -8,6 +8,9 @@ from numpy.typing import ArrayLike
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation import Interval
 
+LEAST_FOLDS = 3
+"""Fewer folds or seeds have no interval worth the name."""
+
 
 def fold_interval(values: ArrayLike, *, level: float = 0.95, ci: str = "t") -> Interval:
     """mean ± q · s/√F over F folds or seeds, s with F − 1 in the denominator.

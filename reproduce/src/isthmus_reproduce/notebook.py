@@ -26,7 +26,7 @@ from isthmus.errors import ConfigError
 from isthmus.report import Estimate, Page, Progress, Table
 from isthmus.tables import replacing
 from isthmus.workers import hired
-from isthmus_reproduce.intervals import fold_interval
+from isthmus_reproduce.intervals import LEAST_FOLDS, fold_interval
 
 _KINDS = {"printed": "printed", "paper": "paper mode", "sound": "sound"}
 _WIDE = 9
@@ -67,9 +67,9 @@ class Cell:
 
     @classmethod
     def over_folds(cls, values: Sequence[float], **facts: Any) -> Cell:
-        """The mean over folds or seeds with its 95 % t interval."""
+        """The mean over folds or seeds with its 95 % t interval, where there are enough for one."""
         known = np.asarray([value for value in values if value is not None and np.isfinite(value)])
-        if len(known) < 2:
+        if len(known) < LEAST_FOLDS:
             return cls(value=float(known.mean()) if len(known) else float("nan"), n=len(known), **facts)
         interval = fold_interval(known)
         return cls(value=interval.value, low=interval.low, high=interval.high, n=len(known), **facts)

@@ -30,6 +30,25 @@ OPTIONS: tuple[tuple[str, str, str | None, int | None, str], ...] = (
 )
 """Options of the command line: the name, where in the configuration it goes, a word for its value or the
 least whole number that it may be, and what it says."""
+PAPER = (
+    "dealing.kind=dirichlet-pair",
+    "dealing.concentration=0.3",
+    "dealing.least=1",
+    "dealing.redraws=2000",
+    "rounds.release=last",
+    "strategy.risk.mode=paper",
+    "strategy.risk.columns=batch",
+    "local.loss=cross_entropy",
+    "local.optimiser=sgd",
+    "local.learning_rate=0.01",
+    "local.weight_decay=0",
+    "local.batch=64",
+    "local.epochs=5",
+    "model.hidden=[]",
+    "model.scaling=zscore",
+    "probe=none",
+)
+"""FedRisk as printed: rows dealt by grade, cross-entropy, five epochs, batch errors, alpha = beta = 1."""
 SETTINGS = {name: key for name, key, *_ in OPTIONS} | {"data": "data", "secure": "secure", "engine": "engine"}
 """Where in the configuration an option goes."""
 
@@ -39,6 +58,13 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     for name, _, word, least, text in OPTIONS:
         kind = str if least is None else whole(least)
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=word, type=kind, help=text)
+    add(
+        parser,
+        "--mode",
+        "sound, or paper: FedRisk as printed, with its faults (sound)",
+        choices=("sound", "paper"),
+        default="sound",
+    )
     add(
         parser,
         "--secure",
@@ -99,10 +125,16 @@ def _configured(arguments: argparse.Namespace) -> Config:
     if arguments.data is None and arguments.config is None:
         raise ConfigError("nothing to train on", expected="DATA, --config FILE or --resume DIR")
     options = {key: value for key in SETTINGS if (value := getattr(arguments, key)) is not None}
-    if options.get("probe") == "none" and arguments.config is None and "strategy" not in options:
+    printed = PAPER if arguments.mode == "paper" else ()
+    if (
+        not printed
+        and options.get("probe") == "none"
+        and arguments.config is None
+        and "strategy" not in options
+    ):
         options = {"strategy": "fedavg", "server": "momentum", **options}
     overrides = [f"{SETTINGS[key]}={value}" for key, value in options.items()]
-    return load(Config, arguments.config, [*overrides, *arguments.changes])
+    return load(Config, arguments.config, [*printed, *overrides, *arguments.changes])
 
 
 def _short(data: str) -> str:

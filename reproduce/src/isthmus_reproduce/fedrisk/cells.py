@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,18 @@ from numpy.typing import NDArray
 
 from isthmus.evaluation import holm, paired_t
 from isthmus_reproduce.fedrisk import printed
-from isthmus_reproduce.fedrisk.plans import DEPTHS, MEASURES, MODES, Mode, Protocol, RunName, all_bad, plans
-from isthmus_reproduce.intervals import fold_interval
+from isthmus_reproduce.fedrisk.plans import (
+    ARGMAX,
+    DEPTHS,
+    MEASURES,
+    MODES,
+    Mode,
+    Protocol,
+    RunName,
+    all_bad,
+    plans,
+)
+from isthmus_reproduce.intervals import LEAST_FOLDS, fold_interval
 from isthmus_reproduce.notebook import Cell
 
 Results = Mapping["RunUnit", Any]
@@ -36,6 +46,11 @@ class RunUnit:
     run: RunName
     fold: int
     seed: int = 0
+
+
+def likeliest(run: RunName) -> RunName:
+    """The row of the same model with documents scored by their most probable grade."""
+    return replace(run, variant=f"{run.variant}, {ARGMAX}" if run.variant else ARGMAX)
 
 
 def central_name(mode: Mode) -> RunName:
@@ -93,7 +108,7 @@ class Row:
         """The mean with its 95 % t interval over folds."""
         folds = self.by_fold(measure)
         low = high = None
-        if len(folds) > 1:
+        if len(folds) >= LEAST_FOLDS:
             interval = fold_interval(folds)
             low, high = interval.low, interval.high
         value = float(folds.mean())
@@ -121,12 +136,12 @@ class Outcome:
         for run, plan in plans(protocol).items():
             self._add_run(run, run.table, self._read(run, plan.seeds, "queries"))
             if run.mode == "paper" and run.table == "1":
-                self._add_run(run, "scoring", self._read(run, plan.seeds, "expected grade"))
+                self._add_run(likeliest(run), "1", self._read(run, plan.seeds, ARGMAX))
         for mode in MODES:
             run = central_name(mode)
             self._add_run(run, "1", self._read(run, protocol.seeds, "queries"))
             if mode == "paper":
-                self._add_run(run, "scoring", self._read(run, protocol.seeds, "expected grade"))
+                self._add_run(likeliest(run), "1", self._read(run, protocol.seeds, ARGMAX))
         for run, names in ((TREES, TREE_ROWS), (REFERENCED, REFERENCES)):
             for name in names:
                 self._add(Row("1", name, "", "sound", self._read(run, 1, name)))
@@ -180,7 +195,7 @@ class Outcome:
     def p_values(self, mode: str, measure: str) -> dict[tuple[str, str], float]:
         """Of every row of Table 1 against FedAvg in the same mode, by (row, variant), after Holm."""
         base = self.row("1", mode, BASELINE)
-        others = [row for row in self.rows("1", mode) if row is not base]
+        others = [row for row in self.rows("1", mode) if row is not base and ARGMAX not in row.variant]
         if base is None or not others:
             return {}
         p_values = [paired_t(row.by_query(measure), base.by_query(measure)).p for row in others]
@@ -200,10 +215,10 @@ def per_query(
         table = "1" if several or run.table == "central" else run.table
         keys = {name: ("1", name) for name in several or ()} or {
             "queries": (table, _method(run.row, run.variant)),
-            "expected grade": ("scoring", _method(run.row, run.variant)),
+            ARGMAX: (table, _method(run.row, likeliest(run).variant)),
         }
         for key, (named, method) in keys.items():
-            if key == "expected grade" and table != "1":
+            if key == ARGMAX and table != "1":
                 continue
             about = {"experiment": f"fedrisk/{named}/{run.mode}", "data": data, "method": method}
             for measure, values in (result.get(key) or {}).items():
@@ -282,8 +297,6 @@ def _table_1_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
             p = tests[row.mode, measure].get((row.row, row.variant))
             if p is not None:
                 yield Cell("1", row.row, f"{measure} p against FedAvg", p, **facts)
-    for row in outcome.rows("scoring"):
-        yield row.cell(MAIN, data)
 
 
 def _figure_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
@@ -294,9 +307,19 @@ def _figure_cells(outcome: Outcome, data: str) -> Iterator[Cell]:
                 key = "curve" if measure == MAIN else measure
                 yield from _ends(outcome, run, key, ("fig2", BASELINE, measure, mode, data, variant))
         for row, run in figure_4(mode).items():
-            yield from _ends(outcome, run, "curve", ("fig4", row, MAIN, mode, data, ""))
+            for measure in ("nDCG@1", "nDCG@5", MAIN):
+                key = "curve" if measure == MAIN else measure
+                yield from _ends(outcome, run, key, ("fig4", row, measure, mode, data, ""))
         for run in figure_5(outcome.protocol, mode):
             yield from _ends(outcome, run, "curve", ("fig5", run.row, MAIN, mode, data, run.variant))
+        if mode == "paper":
+            for figure, runs in (
+                ("fig4", figure_4(mode).values()),
+                ("fig5", figure_5(outcome.protocol, mode)),
+            ):
+                for run in runs:
+                    about = (figure, run.row, MAIN, mode, data, likeliest(run).variant)
+                    yield from _ends(outcome, run, ARGMAX, about)
         for variant, run in figure_2(mode).items():
             counts = holdings(outcome, run)
             if counts is not None:

@@ -34,6 +34,8 @@ from isthmus_reproduce.fedrisk.plans import MODES, Protocol, all_bad, plans, pro
 from isthmus_reproduce.fedrisk.report import report
 from isthmus_reproduce.notebook import Notebook, Reproduction, Unit
 
+DATA = ("synthetic", "mq2008", "mslr-sample")
+"""What is computed where no data are named and they are here."""
 logger = logging.getLogger(__name__)
 
 Work = Callable[..., dict[str, Any]]

@@ -1,9 +1,10 @@
 """Every training run of the FedRisk reproduction, by name.
 
 Paper mode is as printed: rows dealt by grade, which tears queries; features scaled per query; a linear model
-under cross-entropy, plain SGD, five local epochs, batches of 64; a document's score is its most probable
-grade; the last round's model. Sound mode deals whole queries, by their highest grade, and is the product
-otherwise: LambdaRank, one epoch, an average over rounds. What the paper leaves open is the same in all rows.
+under cross-entropy, plain SGD, five local epochs, batches of 64; the last round's model. How documents are
+scored is not printed: by their expected grade, with the most probable grade (argmax) as rows of their own.
+Sound mode deals whole queries, by their highest grade, and is the product otherwise: LambdaRank, one epoch,
+an average over rounds. What the paper leaves open is the same in all rows.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from isthmus_reproduce.faults import Fault, FaultyConfig
 
 Mode = Literal["paper", "sound"]
 MODES: tuple[Mode, Mode] = ("paper", "sound")
+ARGMAX: Literal["argmax"] = "argmax"
+"""Documents scored by their most probable grade, which the paper does for training errors."""
 
 CUTS = ("nDCG@1", "nDCG@5", "nDCG@10", "MRR@1", "MRR@5", "MRR@10")
 MEASURES: Mapping[str, str] = {
@@ -37,6 +40,8 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
     "two hidden layers": (64, 32),
 }
 ATTACK = Fault("invert", 0.3)
+ALIKE = 100.0
+"""The concentration of the paper's IID deal, which it does not print."""
 GEORISK = "GeoRisk of probe errors"
 """The row that weighs silos by GeoRisk and is otherwise the product's."""
 _GEORISK = FedRisk(formula="georisk")
@@ -114,7 +119,7 @@ class Plan:
     curve: bool = True
     """Whether a figure shows what it has on test queries after every round."""
     cuts: bool = False
-    """Whether it shows nDCG@1 and nDCG@5 too."""
+    """Whether it shows nDCG@1 and nDCG@5 too: the curves of Figures 2 and 4."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ def _paper(protocol: Protocol, strategy: StrategyOptions, hidden: tuple[int, ...
         rounds=Rounds(count=protocol.rounds, silos=protocol.per_round, release="last"),
         strategy=strategy,
         local=paper_training(5),
-        model=Model(hidden, scaling="none", scoring="argmax"),
+        model=Model(hidden, scaling="none"),
         probe=None,
         measures=(),
         workers=1,
@@ -207,7 +212,7 @@ def _table_1(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
             _config(protocol, mode, strategy),
             protocol.seeds,
             curve=row in plotted,
-            cuts=row == "FedAvg",
+            cuts=row in plotted,
         )
         for row, strategy in strategies(mode).items()
     }
@@ -245,8 +250,10 @@ def _figure_2(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
 
 
 def _alike(config: FaultyConfig, mode: Mode) -> FaultyConfig:
-    kind: Literal["iid", "query"] = "iid" if mode == "paper" else "query"
-    return replace(config, dealing=Dealing(kind, silos=config.dealing.silos))
+    """Silos that are alike: as printed by a Dirichlet draw over rows, of a large concentration."""
+    if mode == "paper":
+        return replace(config, dealing=replace(config.dealing, concentration=ALIKE))
+    return replace(config, dealing=Dealing("query", silos=config.dealing.silos))
 
 
 def _figure_5(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:

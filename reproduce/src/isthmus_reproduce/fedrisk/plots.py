@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.report import Plot
-from isthmus_reproduce.intervals import fold_interval
+from isthmus_reproduce.intervals import LEAST_FOLDS, fold_interval
 
 Floats = NDArray[np.float64]
 
@@ -61,7 +61,7 @@ def curves_plot(
 def _draw(axes: Any, name: str, curve: Curve) -> None:
     style = {"color": f"C{curve.colour}", "linestyle": "--" if curve.dashed else "-"}
     axes.plot(curve.rounds, curve.known.mean(axis=0), label=name, linewidth=1.5, **style)
-    if curve.band and len(curve.known) > 1:
+    if curve.band and len(curve.known) >= LEAST_FOLDS:
         intervals = [fold_interval(column) for column in curve.known.T]
         low, high = [one.low for one in intervals], [one.high for one in intervals]
         axes.fill_between(curve.rounds, low, high, color=f"C{curve.colour}", alpha=0.13, lw=0)

@@ -29,7 +29,8 @@ from isthmus_reproduce.fedrisk.cells import (
     last,
     restlessness,
 )
-from isthmus_reproduce.fedrisk.plans import MEASURES, MODES, RATES, RunName
+from isthmus_reproduce.fedrisk.claims import claims
+from isthmus_reproduce.fedrisk.plans import ARGMAX, MEASURES, MODES, RATES, RunName
 from isthmus_reproduce.fedrisk.plots import Curve, curves_plot
 from isthmus_reproduce.fedrisk.trials import PROSE, Part, Trials, Writer
 
@@ -42,10 +43,12 @@ def report(outcome: Outcome, data: str) -> Page:
         for heading, written in (
             ("Table 1", writer.table_1()),
             ("What it says", writer.verdicts()),
+            ("The printed claims", writer.claims()),
             ("Figure 2: silos alike and not", writer.silos_alike()),
             ("Figure 3: who holds what", writer.who_holds_what()),
             ("Figure 4: FedProx and FedRisk", writer.two_curves()),
             ("Figure 5: mixing with the previous model", writer.mixes()),
+            ("Figures 2, 4 and 5 by the most probable grade", writer.by_argmax()),
             ("Why the printed curves are flat", trials.growth()),
             ("Three silos in ten with inverted grades", trials.attack()),
             ("Rounds in which every silo is bad", trials.overrun()),
@@ -85,9 +88,7 @@ class _Tables(Writer):
             yield Table(header, tuple(lines), f"Table 1, {named} ({self.where})", _notes(mode), 2)
         if self.outcome.rows("1", "paper"):
             yield PROSE("faults", faults=FedRisk.paper().faults())
-        scored = self._scoring()
-        if scored is not None:
-            yield scored
+        if self.outcome.rows("1", "paper"):
             yield from self._surest_zeros()
 
     def _surest_zeros(self) -> Iterator[str]:
@@ -95,27 +96,24 @@ class _Tables(Writer):
         random = self.outcome.row("1", "sound", RANDOM)
         if random is None:
             return
-        below = {
-            table: sum(row.mean(MAIN) < random.mean(MAIN) for row in self.outcome.rows(table, "paper"))
-            for table in ("1", "scoring")
-        }
+        rows = self.outcome.rows("1", "paper")
+        below = [row for row in rows if row.mean(MAIN) < random.mean(MAIN)]
+        argmax = [row for row in below if ARGMAX in row.variant]
         yield PROSE(
             "surest_zeros",
-            below=below["1"],
-            rows=len(self.outcome.rows("1", "paper")),
+            below=len(argmax),
+            rows=sum(ARGMAX in row.variant for row in rows),
             random=random.mean(MAIN),
-            below_expected=below["scoring"],
+            below_expected=len(below) - len(argmax),
         )
 
-    def _scoring(self) -> Table | None:
-        lines = []
-        for row in self.outcome.rows("scoring"):
-            argmax = self.outcome.row("1", "paper", row.row, row.variant)
-            if argmax is not None:
-                lines.append((row.row, row.variant, argmax.mean(MAIN), row.mean(MAIN)))
-        header = ("row", "variant", "most probable grade", "expected grade")
-        title = f"Paper mode, {MAIN} by how a document is scored ({self.where})"
-        return Table(header, tuple(lines), title, (), 2) if lines else None
+    def claims(self) -> Iterator[Part]:
+        """A verdict for every printed claim, from the cells of this run."""
+        lines = [(one.text, one.scoring, one.value, one.verdict) for one in claims(self.outcome)]
+        if lines:
+            header = ("printed claim", "documents scored by", "here", "verdict")
+            yield Table(header, tuple(lines), f"The paper's claims, in paper mode ({self.where})")
+            yield PROSE("claims")
 
     def measures(self) -> Iterator[Part]:
         for measure in MEASURES:
@@ -188,10 +186,11 @@ class _Tables(Writer):
 
     def two_curves(self) -> Iterator[Part]:
         for mode in MODES:
-            curves: dict[str, Curve] = {}
             for row, run in figure_4(mode).items():
-                self._add(curves, row, run)
-            yield from self._plotted(curves, f"Figure 4, {mode} mode", MAIN)
+                curves: dict[str, Curve] = {}
+                for measure in ("nDCG@1", "nDCG@5", MAIN):
+                    self._add(curves, measure, run, key="curve" if measure == MAIN else measure)
+                yield from self._plotted(curves, f"Figure 4, {mode} mode: {row}", "nDCG")
             for row, run in figure_4(mode).items():
                 folds = self.outcome.curves(run)
                 if folds.size:
@@ -213,6 +212,16 @@ class _Tables(Writer):
             yield from self._plotted(curves, f"Figure 5, {mode} mode, {fewer} silos a round", MAIN)
         if self.outcome.rows("fig5"):
             yield PROSE("mixes")
+
+    def by_argmax(self) -> Iterator[Part]:
+        """The curves of Figures 2, 4 and 5 once more, of the same models with the other scoring."""
+        runs = (*figure_4("paper").values(), *figure_2("paper").values())
+        shown = dict.fromkeys((*runs, *figure_5(self.outcome.protocol, "paper")))
+        curves: dict[str, Curve] = {}
+        for run in shown:
+            name = f"{run.row} {run.variant}".strip() + (", 5 silos" if run.table == "fig5" else "")
+            self._add(curves, name, run, key=ARGMAX, band=False)
+        yield from self._plotted(curves, "Paper mode by the most probable grade", MAIN)
 
     def who_holds_what(self) -> Iterator[Part]:
         for mode in MODES:

@@ -28,9 +28,11 @@ from isthmus.rankers import MLP, LambdaMART, Scaling
 from isthmus.tables import Fold, Letor
 from isthmus_reproduce.faults import Fault, FaultyConfig, afflicted, train
 from isthmus_reproduce.fedrisk.plans import (
+    ARGMAX,
     ATTACK,
     MEASURES,
     Mode,
+    Plan,
     Protocol,
     RunName,
     all_bad,
@@ -125,14 +127,14 @@ def federated(*, data: str, protocol: Protocol, run: RunName, fold: int, seed: i
     config = replace(chosen.config, seed=seed)
     if chosen.honest:
         tables, config = honest_only(tables, config)
-    cuts = _Cuts(tables.test, config) if chosen.cuts else None
+    cuts = _Cuts(tables.test, config, chosen) if chosen.curve else None
     watched = tables.test if chosen.curve else _few(tables.validation)
     tables, probe = held_back(tables, config)  # before the part that curves are drawn on takes its place
     trained = train(config, replace(tables, validation=watched), probe=probe, watch=cuts)
-    result = _result(trained, tables.test)
+    result = _result(trained, tables.test, chosen.mode)
     if not chosen.curve:
         del result["curve"]
-    if cuts is not None:
+    if cuts is not None and cuts.curves:
         result["cuts"] = cuts.curves
     if chosen.config.faults and any(record.weights for record in trained.history):
         result["bad weight"] = _weight_of_bad(trained.history, config, protocol.silos)
@@ -146,18 +148,23 @@ def _few(letor: Letor) -> Letor:
     return letor[np.flatnonzero(highest_grades(letor) > 0)[:10]]
 
 
-def _result(trained: Training, test: Letor) -> Result:
-    ranker, history = trained.ranker, trained.history
-    result: Result = {"queries": by_query(test, _scores(ranker, test))}
-    if ranker.scoring == "argmax":
-        expected = MLP.of(ranker.parameters_, ranker.scaling_)
-        result["expected grade"] = by_query(test, _scores(expected, test))
-    return result | {
+def _result(trained: Training, test: Letor, mode: Mode) -> Result:
+    history = trained.history
+    return _both_scorings(trained.ranker, test, mode) | {
         "curve": [_rounded(record.measure) for record in history],
         "norm": [_rounded(record.norm) for record in history],
         "turn": [_turn(record) for record in history],
         "stopped": trained.stopped,
     }
+
+
+def _both_scorings(ranker: MLP, test: Letor, mode: Mode) -> Result:
+    """The measures of every query; a graded classifier's also by the most probable grade."""
+    result: Result = {"queries": by_query(test, _scores(ranker, test))}
+    if mode == "paper":
+        likeliest = MLP.of(ranker.parameters_, ranker.scaling_, scoring=ARGMAX)
+        result[ARGMAX] = by_query(test, _scores(likeliest, test))
+    return result
 
 
 def _turn(record: RoundRecord) -> float | None:
@@ -185,18 +192,24 @@ def by_query(test: Letor, scores: NDArray[np.float64]) -> dict[str, list[float |
 
 
 class _Cuts:
-    """nDCG@1 and nDCG@5 on test queries after every round."""
+    """nDCG@1 and nDCG@5 on test queries after every round; in paper mode also nDCG@10 by argmax."""
 
-    def __init__(self, test: Letor, config: FaultyConfig) -> None:
-        self.curves: dict[str, list[float]] = {"nDCG@1": [], "nDCG@5": []}
+    def __init__(self, test: Letor, config: FaultyConfig, plan: Plan) -> None:
+        names = ("nDCG@1", "nDCG@5") if plan.cuts else ()
+        self.curves: dict[str, list[float]] = {name: [] for name in names}
+        if plan.mode == "paper":
+            self.curves[ARGMAX] = []
         self._test, self._config = test, config
         self._judges: dict[str, Judge] = {}
 
     def __call__(self, state: State) -> None:
-        scoring = self._config.model.scoring
         if not self._judges:
             scaled = state.scaling(self._test)
-            self._judges = {name: Judge(scaled, scoring=scoring, depth=int(name[5:])) for name in self.curves}
+            depths = {name: 10 if name == ARGMAX else int(name[5:]) for name in self.curves}
+            self._judges = {
+                name: Judge(scaled, scoring=ARGMAX if name == ARGMAX else "expected", depth=depth)
+                for name, depth in depths.items()
+            }
         parameters = state.average if self._config.rounds.release == "polyak" else state.parameters
         for name, judge in self._judges.items():
             self.curves[name].append(round(judge.measure(parameters), 6))
@@ -268,12 +281,8 @@ def central(*, data: str, protocol: Protocol, mode: Mode, fold: int, seed: int) 
         return {"queries": by_query(tables.test, ranker.score(tables.test))}
     passes = round(protocol.rounds * 5 * protocol.per_round / protocol.silos)
     recipe = paper_training(max(1, passes))
-    ranker = MLP((), training=recipe, scaling="none", scoring="argmax", seed=seed).fit(tables.train)
-    expected = MLP.of(ranker.parameters_, ranker.scaling_)
-    return {
-        "queries": by_query(tables.test, _scores(ranker, tables.test)),
-        "expected grade": by_query(tables.test, _scores(expected, tables.test)),
-    }
+    ranker = MLP((), training=recipe, scaling="none", seed=seed).fit(tables.train)
+    return _both_scorings(ranker, tables.test, mode)
 
 
 @timed
