@@ -46,10 +46,9 @@ def reference(
     def idf(word: str) -> float:
         if settings.idf == "log":
             return math.log(1 + (total - df[word] + 0.5) / (df[word] + 0.5))
-        summed = sum(df[other] for other in query)
         if settings.idf == "ratio":
-            return total / max(summed, 1)
-        mean = summed / len(query)
+            return total / max(df[word], 1)
+        mean = sum(df[other] for other in query) / len(query)
         return max(0.0, math.log2((total - mean + 0.5) / (mean + 0.5)))
 
     values = dict.fromkeys(("tf", "tfidf", "bm25", "abs", "dir", "jm"), 0.0)
@@ -69,9 +68,28 @@ def reference(
         }
         for name, p in models.items():
             values[name] += math.log(p) if p > 0 else 0.0
-    whole = sum(map(idf, query)) if settings.idf == "log" else (idf(query[0]) if query else 0.0)
+    whole = sum(map(idf, query)) if settings.idf != "code" else (idf(query[0]) if query else 0.0)
     tf, *rest = values.values()
     return [tf, whole, *rest], length
+
+
+def test_the_papers_profile_is_equation_1_on_four_documents() -> None:
+    """N/df of every term, summed over the query's words: 4/2 + 4/1; BM25 on relative frequencies."""
+    bodies = tokenise(["red red pear plum", "red apple", "plum plum", "fig"])
+    empty = ExactCounts.of(tokenise([""] * 4))
+    table = compute(
+        tokenise(["red pear"]),
+        Pairs.all(1, 4),
+        title=empty,
+        body=ExactCounts.of(bodies),
+        settings=PROFILES["paper"],
+    )
+    row = dict(zip(NAMES, table[0], strict=True))
+    assert row["body.IDF"] == pytest.approx(4 / 2 + 4 / 1)
+    assert row["body.TF·IDF"] == pytest.approx(2 / 4 * 2 + 1 / 4 * 4)
+    spread = 1.2 * (0.25 + 0.75 * 4 / (9 / 4))
+    red, pear = 0.5 * 2.2 / (0.5 + spread), 0.25 * 2.2 / (0.25 + spread)
+    assert row["body.BM25"] == pytest.approx(2 * red + 4 * pear)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

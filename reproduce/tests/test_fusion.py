@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -164,7 +165,11 @@ def test_every_table_has_its_cells_in_both_modes(folder: Path, out: Path) -> Non
     page = (out / "report.html").read_text()
     assert "Figure 1" in page
     assert "the leak" in page
-    assert "Table V" in (out / "report.md").read_text()
+    plain = (out / "report.md").read_text()
+    assert "Table V" in plain
+    pictures = re.findall(r"!\[[^]]*\]\((figures/[^)]*\.svg)\)", plain)
+    assert len(pictures) == len(set(pictures)) == page.count("<svg")
+    assert all((out / picture).read_text().lstrip().startswith(("<?xml", "<svg")) for picture in pictures)
 
 
 def test_acm_and_trec_say_what_is_not_there() -> None:
@@ -204,7 +209,7 @@ def test_sound_mode_asks_each_fold_s_own_validation_and_paper_mode_all_of_test()
 
 
 def test_a_killed_run_repeats_only_what_is_missing(
-    folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = Config(data=str(folder), scale="smoke")
     before = (out / "cells.json").read_text()
@@ -220,6 +225,7 @@ def test_a_killed_run_repeats_only_what_is_missing(
     monkeypatch.setattr(calibrated_fusion, "default_stack", counted)
     reproduce(config, out, workers=1)
     assert computed == [1]
+    assert "5 of 6 units are there; under a minute for the rest" in capsys.readouterr().err
     assert (out / "cells.json").read_text() == before
     assert not (out / "results" / ".half.part").exists()
 

@@ -68,9 +68,9 @@ class TermCounts(Protocol):
 class Settings:
     """The variants of the formulae and their constants.
 
-    - `idf`: "log" is ln(1 + (N − df + ½)/(df + ½)) of every term; "ratio" is N/Σdf of the query, as the
-      CS-F-LTR paper prints it; "code" is log2((N − m + ½)/(m + ½)) of the query's mean df m, at least 0, as
-      its authors' code has it;
+    - `idf`: "log" is ln(1 + (N − df + ½)/(df + ½)) of every term; "ratio" is N/df of every term, over the
+      documents of all silos, as eq. (1) of the CS-F-LTR paper prints it; "code" is log2((N − m + ½)/(m + ½))
+      of the query's mean df m, at least 0, as its authors' code has it;
     - `relative`: BM25 reads tc/L instead of tc, as that paper does, which normalises by length twice;
     - `jelinek`, `dirichlet` and `discount` are λ, μ and δ of the language models.
     """
@@ -296,16 +296,13 @@ class _Formulae:
         """The idf of every (query, word) entry, and of every query."""
         total = float(self.field.documents)
         having = np.clip(np.asarray(self.field.frequencies(self.terms.words), dtype=np.float64), 0, total)
-        if self.settings.idf == "log":
-            rarity = idf(having, total)
+        if self.settings.idf != "code":
+            rarity = idf(having, total) if self.settings.idf == "log" else total / np.maximum(having, 1.0)
             return rarity[self.terms.words.codes], self.terms.sums(rarity)
         words = self.terms.sums(np.ones(len(having)))
         summed = self.terms.sums(having)
-        if self.settings.idf == "ratio":
-            weights = total / np.maximum(summed, 1.0)
-        else:
-            mean = summed / np.maximum(words, 1.0)
-            weights = np.maximum(np.log2((total - mean + 0.5) / (mean + 0.5)), 0.0)
+        mean = summed / np.maximum(words, 1.0)
+        weights = np.maximum(np.log2((total - mean + 0.5) / (mean + 0.5)), 0.0)
         weights = np.where(words > 0, weights, 0.0)
         return np.repeat(weights, self.terms.sizes), weights
 

@@ -11,6 +11,8 @@ import json
 import os
 import platform
 import re
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, astuple, dataclass
@@ -22,15 +24,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from isthmus.config import to_toml
-from isthmus.errors import ConfigError
-from isthmus.report import Estimate, Page, Progress, Table
-from isthmus.tables import replacing
+from isthmus.errors import ConfigError, MissingExtra
+from isthmus.report import Estimate, Page, Plot, Progress, Table
+from isthmus.tables import cache_folder, replacing
 from isthmus.workers import hired
 from isthmus_reproduce.intervals import LEAST_FOLDS, fold_interval
 
 _KINDS = {"printed": "printed", "paper": "paper mode", "sound": "sound"}
 _WIDE = 9
 
+ORDER = ["table", "row", "part", "variant", "mode", "data", "measure", "value", "low", "high", "n", "paper"]
+"""Of a cell's fields in JSON."""
 PACKAGES = ("isthmus", "numpy", "scipy", "scikit-learn", "flwr")
 
 Key = Any
@@ -76,22 +80,8 @@ class Cell:
 
     def record(self) -> dict[str, Any]:
         """As JSON has it; a figure that does not exist is null."""
-        order = (
-            "table",
-            "row",
-            "part",
-            "variant",
-            "mode",
-            "data",
-            "measure",
-            "value",
-            "low",
-            "high",
-            "n",
-            "paper",
-        )
         fields_of_cell = asdict(self)
-        plain = {name: fields_of_cell[name] for name in order}
+        plain = {name: fields_of_cell[name] for name in ORDER}
         return {name: None if _is_nan(value) else value for name, value in plain.items()}
 
 
@@ -113,6 +103,7 @@ class Notebook:
 
     def __init__(self, folder: str | os.PathLike[str], config: Any) -> None:
         self.folder = Path(folder)
+        self._kind = f"{type(config).__module__.split('.')[-2]}-{getattr(config, 'scale', 'full')}"
         (self.folder / "results").mkdir(parents=True, exist_ok=True)
         for left in (*self.folder.glob(".*.part"), *(self.folder / "results").glob(".*.part")):
             left.unlink(missing_ok=True)  # by a run that was killed while it wrote
@@ -146,12 +137,15 @@ class Notebook:
         """
         results = self.saved(units)
         missing = [unit for unit in units if unit.key not in results]
+        began, processes = time.perf_counter(), min(workers or os.cpu_count() or 1, max(len(missing), 1))
         with Progress(label, len(units)) as bar:
             bar.advance(len(results))
             for key, result in _each(work, missing, workers or os.cpu_count() or 1):
                 self.write(_file(key), json.dumps(result))
                 results[key] = result
                 bar.advance(note=_name(key))
+        if missing:
+            self._remember(label, (time.perf_counter() - began) * processes / len(missing))
         return {unit.key: results[unit.key] for unit in units}
 
     def saved(self, units: Sequence[Unit]) -> dict[Key, Any]:
@@ -169,10 +163,56 @@ class Notebook:
         every = tuple(cells)
         wrote = (
             page.save(self.folder / "report.html"),
-            self.write("report.md", page.markdown()),
+            self.write("report.md", page.markdown(self._picture)),
             self.write("cells.json", json.dumps([cell.record() for cell in every], indent=1)),
         )
         return Reproduction(every, page, wrote)
+
+    def _picture(self, plot: Plot) -> str | None:
+        """A plot in a file of its own, named by its caption; None where nothing can be drawn."""
+        name = "figures/" + re.sub(r"[^a-z0-9]+", "-", plot.caption.lower()).strip("-")[:80] + ".svg"
+        (self.folder / "figures").mkdir(exist_ok=True)
+        try:
+            self.write(name, plot.svg())
+        except MissingExtra:
+            return None
+        return name
+
+    def announce(self, work: Sequence[tuple[str, Any, Sequence[Unit]]], workers: int | None) -> None:
+        """Before anything starts: what the folder has, what is missing, and about how long that takes.
+
+        The time is that of this folder's units of the same kind, or of other folders' on this machine.
+        """
+        times = self._times()
+        seconds, unknown = 0.0, 0
+        kept, total = 0, 0
+        for label, _, units in work:
+            missing = len(units) - len(self.saved(units))
+            kept, total = kept + len(units) - missing, total + len(units)
+            seconds += missing * times.get(label, 0.0)
+            unknown += missing if label not in times else 0
+        minutes = seconds / 60 / (workers or os.cpu_count() or 1)
+        about = f"about {minutes:.0f} minutes" if minutes >= 1 else "under a minute"
+        rest = f", and {unknown} of a kind that this machine has not timed yet" if unknown else ""
+        time_left = "nothing left to compute" if kept == total else f"{about} for the rest{rest}"
+        print(f"{self.folder}: {kept} of {total} units are there; {time_left}", file=sys.stderr)
+
+    def _times(self) -> dict[str, float]:
+        try:
+            times: dict[str, float] = json.loads(self._clock.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return times
+
+    @property
+    def _clock(self) -> Path:
+        """Seconds a unit by kind, of this scale, remembered from one run to the next."""
+        return cache_folder() / f"reproduce-{self._kind}.json"
+
+    def _remember(self, label: str, seconds: float) -> None:
+        self._clock.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self._clock) as stream:
+            stream.write(json.dumps({**self._times(), label: round(seconds, 1)}).encode())
 
 
 def _name(key: Key) -> str:

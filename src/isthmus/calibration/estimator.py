@@ -100,11 +100,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.ascontiguousarray(matrix[:, 0])
 
     def _learn_lists(
-        self,
-        scores: FloatArray,
-        relevant: FloatArray,
-        groups: IntArray | None,
-        judged: NDArray[np.bool_],
+        self, scores: FloatArray, relevant: FloatArray, groups: IntArray | None, judged: NDArray[np.bool_]
     ) -> None:
         self._learn(scores[judged], relevant[judged])
 

@@ -34,11 +34,7 @@ class ListLogistic(Calibrator):
         self.tail = tail
 
     def _learn_lists(
-        self,
-        scores: FloatArray,
-        relevant: FloatArray,
-        groups: IntArray | None,
-        judged: NDArray[np.bool_],
+        self, scores: FloatArray, relevant: FloatArray, groups: IntArray | None, judged: NDArray[np.bool_]
     ) -> None:
         self.with_lists_ = groups is not None
         rows, better = self._features(scores, groups)

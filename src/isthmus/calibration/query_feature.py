@@ -207,11 +207,7 @@ class QueryFeature(Calibrator):
         self.random_state = random_state
 
     def _learn_lists(
-        self,
-        scores: FloatArray,
-        relevant: FloatArray,
-        groups: IntArray | None,
-        judged: NDArray[np.bool_],
+        self, scores: FloatArray, relevant: FloatArray, groups: IntArray | None, judged: NDArray[np.bool_]
     ) -> None:
         if self.boosting not in BOOSTINGS:
             problem = f"boosting {self.boosting!r} is not one of {', '.join(BOOSTINGS)}"

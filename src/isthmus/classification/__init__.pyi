@@ -1,6 +1,7 @@
 from isthmus.classification.classifier import ClassificationReport as ClassificationReport
 from isthmus.classification.classifier import TextClassifier as TextClassifier
 from isthmus.classification.classifier import load_classifier as load_classifier
+from isthmus.classification.classifier import out_of_fold as out_of_fold
 from isthmus.classification.classifier import report_of as report_of
 from isthmus.classification.label_rankers import Bm25Neighbours as Bm25Neighbours
 from isthmus.classification.label_rankers import Centroid as Centroid

@@ -24,6 +24,7 @@ from isthmus.classification.label_rankers import (
     Centroid,
     FittedPanel,
     LabelRanker,
+    Labels,
     LabelText,
     NaiveBayes,
     OneVsRest,
@@ -40,20 +41,25 @@ from isthmus.fusion import Stacked, load_fuser, save_fuser
 from isthmus.partition import folds
 from isthmus.randomness import Streams
 from isthmus.report import Table, progress
-from isthmus.tables import Qrels, Run
+from isthmus.tables import Documents, Qrels, Run
 
 FORMAT = 1
 FILES = ("classifier.json", "texts.jsonl", "stack.fuser")
 
 
-def out_of_fold(panel: Panel, data: LabelledTexts, parts: IntArray) -> dict[str, FloatArray]:
+def out_of_fold(
+    panel: Panel, texts: Sequence[str], labels: Labels, documents: Documents, parts: IntArray
+) -> dict[str, FloatArray]:
     """Every ranker's scores of every text, learned from the texts of the other parts."""
-    scores = {name: np.full(data.labels.shape, np.nan) for name in panel.rankers}
+    scores = {name: np.full(labels.shape, np.nan) for name in panel.rankers}
     for part in progress(range(int(parts.max()) + 1), label="cross-fitting"):
-        inside, outside = data.take(parts == part), data.take(parts != part)
-        fitted = panel.fit(outside.texts, outside.labels, data.documents)
-        for name, values in fitted.scores(inside.texts).items():
-            scores[name][parts == part] = values
+        inside = parts == part
+        queries, learned = (
+            [texts[row] for row in np.flatnonzero(mask).tolist()] for mask in (inside, ~inside)
+        )
+        fitted = panel.fit(learned, labels[~inside], documents)
+        for name, values in fitted.scores(queries).items():
+            scores[name][inside] = values
     return scores
 
 
@@ -91,7 +97,7 @@ class TextClassifier:
         data = data.take(np.asarray(data.labels.any(axis=1)))
         parts = self._parts(data)
         panel = self._panel(data)
-        scores = out_of_fold(panel, data, parts)
+        scores = out_of_fold(panel, data.texts, data.labels, data.documents, parts)
         runs = [as_run(data.ids, data.names, scores[name], len(data.names), name) for name in panel.rankers]
         self.stack_ = Stacked(
             calibrator="softmax" if data.single else "platt",

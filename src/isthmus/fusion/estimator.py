@@ -11,14 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, IntArray
-from isthmus.calibration import (
-    Calibrator,
-    Judging,
-    Platt,
-    ThresholdCurve,
-    cross_fit,
-    query_folds,
-)
+from isthmus.calibration import Calibrator, Judging, Platt, ThresholdCurve, cross_fit, query_folds
 from isthmus.config import settings_repr
 from isthmus.errors import ConfigError, DataError
 from isthmus.fusion.union import Union

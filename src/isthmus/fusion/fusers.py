@@ -17,15 +17,7 @@ from numpy.typing import NDArray
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import ConfigError
 from isthmus.fusion.normalisers import NORMALISERS, min_max, nonnegative
-from isthmus.fusion.rl_sim import (
-    ROUNDS,
-    TOPK,
-    aggregate,
-    object_distances,
-    positions,
-    rerank,
-    separations,
-)
+from isthmus.fusion.rl_sim import ROUNDS, TOPK, aggregate, object_distances, positions, rerank, separations
 from isthmus.fusion.union import Union
 from isthmus.tables import Qrels, Run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -56,16 +57,20 @@ class Page:
         page = escape(self.html())  # in a frame: the page's styles are not the notebook's
         return f'<iframe srcdoc="{page}" sandbox style="width: 100%; height: 40em; border: 0"></iframe>'
 
-    def markdown(self) -> str:
-        """The same for a repository; a figure is its caption."""
+    def markdown(self, picture: Callable[[Plot], str | None] = lambda plot: None) -> str:
+        """The same for a repository; a figure is its caption, under the file that `picture` puts it in."""
         lines = [f"# {self.title}", *([self.lead] if self.lead else [])]
         for section in self.sections:
             lines.append(f"## {section.heading}")
             for part in section.parts:
                 if isinstance(part, Table):
                     lines.append(part.markdown())
-                elif isinstance(part, str) or part.caption:
-                    lines.append(part if isinstance(part, str) else f"*{part.caption}*")
+                elif isinstance(part, str):
+                    lines.append(part)
+                else:
+                    if (file := picture(part)) is not None:
+                        lines.append(f"![{part.caption}]({file})")
+                    lines += [f"*{part.caption}*"] if part.caption else []
         return "\n\n".join(lines) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> Path:

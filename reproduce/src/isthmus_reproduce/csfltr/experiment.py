@@ -21,7 +21,7 @@ from isthmus_reproduce.csfltr.world import Case
 from isthmus_reproduce.notebook import Notebook, Reproduction, Unit
 
 DATA = ("cran", "cisi", "med", "npl", "pydocs", "synthetic")
-EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
 SKEWS = {"topic": 0.0, "half": 0.5, "random": 1.0}
 OPTIONS = 3
 """Seeds on which every option is measured; the others have the rows that are tested."""
@@ -69,7 +69,9 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     notebook = Notebook(out, config)
     names = _names(config)
     results_by_piece: dict[Piece, Any] = {}
-    for label, work, units in _work(names, config):
+    work_by_kind = list(_work(names, config))
+    notebook.announce(work_by_kind, workers)
+    for label, work, units in work_by_kind:
         results_by_piece |= notebook.compute(work, units, label=label, workers=workers)
     results = {name: _sorted(name, results_by_piece) for name in names}
     cells = tuple(cell for name in names for cell in cells_of(name, results[name]))
@@ -114,7 +116,7 @@ def _curve_units(name: str, config: Config) -> Iterator[Unit]:
 
 def _point_units(name: str, config: Config) -> Iterator[Unit]:
     """Points of Figures 8a and 8b and of the map; all are read by plain shrinking, which is cheaper."""
-    epsilons = EPSILONS if not config.small else (2.0, 8.0, float("inf"))
+    epsilons = EPSILONS if not config.small else (0.5, 8.0, float("inf"))
     silos = range(1, 9) if not config.small else (1, 2, 4)
     skews = SKEWS if not config.small else {"topic": 0.0, "random": 1.0}
 

@@ -59,10 +59,7 @@ SETS: Mapping[str, DataSet] = {
     "lightgbm-example": DataSet("lightgbm-example", folds=1, seeds=3),
     "lightgbm-example, five folds": DataSet("lightgbm-example", queries=251),
 }
-SMOKE = {
-    "synthetic, 160 queries": DataSet("synthetic", folds=1),
-    "mslr-sample": DataSet("mslr-sample", 1),
-}
+SMOKE = {"synthetic, 160 queries": DataSet("synthetic", folds=1), "mslr-sample": DataSet("mslr-sample", 1)}
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,9 @@ def reproduce(
     for number, fault in FedRisk.paper().faults().items():
         logger.warning("paper mode, known fault %s: %s", number, fault)
     results: dict[RunUnit, Any] = {}
-    for label, work, units in _work(config, protocol):
+    work_by_kind = list(_work(config, protocol))
+    notebook.announce(work_by_kind, workers)
+    for label, work, units in work_by_kind:
         results |= notebook.compute(work, units, label=label, workers=workers)
     outcome = Outcome(results, protocol, config.seed)
     data = Path(config.data).name

@@ -208,11 +208,7 @@ def _table_1(protocol: Protocol, mode: Mode) -> dict[RunName, Plan]:
     plotted = ("FedAvg", "FedProx", "FedRisk")
     plans = {
         RunName("1", mode, row): Plan(
-            mode,
-            _config(protocol, mode, strategy),
-            protocol.seeds,
-            curve=row in plotted,
-            cuts=row in plotted,
+            mode, _config(protocol, mode, strategy), protocol.seeds, curve=row in plotted, cuts=row in plotted
         )
         for row, strategy in strategies(mode).items()
     }

@@ -81,10 +81,7 @@ def _stretched(data: str, at: int, queries: int | None) -> Fold:
     fold = fold_of(data, at, queries)
     stretch = Scaling("minmax", fold.train.width)
     return replace(
-        fold,
-        train=stretch(fold.train),
-        validation=stretch(fold.validation),
-        test=stretch(fold.test),
+        fold, train=stretch(fold.train), validation=stretch(fold.validation), test=stretch(fold.test)
     )
 
 

@@ -114,7 +114,9 @@ def reproduce(
         texts = label_fold(name, 0, seed=config.seed, most=config.most).texts
         encoder(texts, label=f"encoding the texts of {_short(name)}")
     results: dict[Piece, Any] = {}
-    for label, work, units in _work(config, names):
+    work_by_kind = list(_work(config, names))
+    notebook.announce(work_by_kind, workers)
+    for label, work, units in work_by_kind:
         results |= notebook.compute(work, units, label=label, workers=workers)
     cells = tuple(_all_cells(names, results, config))
     page = _page(names, results, cells, config)
@@ -341,7 +343,7 @@ def _chosen_cells(data: str, mode: Mode, folds: Sequence[Fold], calibration: str
     values = _reached(folds, ways, "nDCG@10")
     yield Cell.over_folds(values, variant=f"best: {_told_ways(ways)}", **facts)
     if (best := printed.CHOSEN.get((data, calibration))) is not None:
-        way = Way(calibration, *best)
+        way = Way(calibration, best[0], best[1])
         values = _reached(folds, [way] * len(folds), "nDCG@10")
         yield Cell.over_folds(values, variant=f"printed as best: {_named(way)}", **facts)
 

@@ -80,11 +80,7 @@ def paper_panel(view: Encoded) -> dict[str, LabelRanker]:
     print it searches the labels' texts. The paper fine-tunes a transformer on texts and labels; ours is a
     frozen one under a linear map trained with the same loss on the same pairs, compared by inner product.
     """
-    return {
-        SPARSE: Bm25Neighbours(k=64, pool="max"),
-        PRINTED_SPARSE: Bm25LabelText(),
-        DENSE: Trained(view),
-    }
+    return {SPARSE: Bm25Neighbours(k=64, pool="max"), PRINTED_SPARSE: Bm25LabelText(), DENSE: Trained(view)}
 
 
 def default_panel(view: Encoded, texts: Iterable[str], *, single: bool) -> dict[str, LabelRanker]:

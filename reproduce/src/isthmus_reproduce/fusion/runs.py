@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray
 from isthmus.calibration import calibrate, fit_calibrator, probabilities_of
-from isthmus.classification import Encoded, Panel, as_run, same_text
+from isthmus.classification import Encoded, Panel, as_run, out_of_fold, same_text
 from isthmus.errors import DataError
 from isthmus.evaluation import Propensity, evaluate, log_loss, per_query_rows, reliability
 from isthmus.fusion import FUSERS, Candidates, Formula, Stacked, fuse
@@ -299,13 +299,13 @@ def default_stack(data: str, fold: int, seed: int = 0, most: int | None = None) 
     seen = chosen.train + chosen.validation
     model, name = encoder(chosen.texts)
     panel = Panel(default_panel(Encoded(model), chosen.texts, single=chosen.single))
-    out_of_fold = _out_of_fold(panel, seen, chosen, seed)
+    scores = _out_of_fold(panel, seen, chosen, seed)
     fitted = panel.fit(seen.texts, seen.labels, chosen.documents)
     test_scores = fitted.scores(chosen.test.texts)
     qrels = seen.qrels(chosen.documents)
     labels, depth = chosen.documents.ids, len(chosen.documents)
     stacked = Stacked(calibrator="softmax" if chosen.single else "platt", single_label=chosen.single)
-    stacked.fit([as_run(seen.ids, labels, out_of_fold[one], depth, one) for one in panel.rankers], qrels)
+    stacked.fit([as_run(seen.ids, labels, scores[one], depth, one) for one in panel.rankers], qrels)
     test = [as_run(chosen.test.ids, labels, test_scores[one], depth, one) for one in panel.rankers]
     fused = stacked.fuse(test, name="default")
     propensity = Propensity.of_qrels(qrels)
@@ -325,7 +325,7 @@ def default_stack(data: str, fold: int, seed: int = 0, most: int | None = None) 
                 result["per query"] += [row for row in rows if row["measure"] in PER_QUERY]
     result["honesty"]["default"] = _honesty_of(fused, 0.0, chosen)
     for run, ranker in zip(test, panel.rankers, strict=True):
-        lists = as_run(seen.ids, labels, out_of_fold[ranker], depth, ranker)
+        lists = as_run(seen.ids, labels, scores[ranker], depth, ranker)
         calibrated, absent = _default_calibration(lists, run, qrels, chosen.single)
         result["honesty"][ranker] = _honesty_of(calibrated, absent, chosen)
     return result
@@ -335,13 +335,7 @@ def _out_of_fold(panel: Panel, seen: Part, fold: LabelFold, seed: int) -> dict[s
     """Scores of every training text by rankers that saw neither it nor its copies."""
     parts = OUT_OF_FOLD if fold.single else OUT_OF_FOLD_MANY
     dealt = folds(len(seen), parts, Streams(seed)("out of fold", fold.data), groups=same_text(seen.texts))
-    out_of_fold: dict[str, FloatArray] = {name: np.full(seen.labels.shape, np.nan) for name in panel.rankers}
-    for part in range(parts):
-        inside, outside = seen.take(dealt == part), seen.take(dealt != part)
-        fitted = panel.fit(outside.texts, outside.labels, fold.documents)
-        for name, values in fitted.scores(inside.texts).items():
-            out_of_fold[name][dealt == part] = values
-    return out_of_fold
+    return out_of_fold(panel, seen.texts, seen.labels, fold.documents, dealt)
 
 
 def _default_calibration(lists: Run, test: Run, qrels: Qrels, single: bool) -> tuple[Run, float]:

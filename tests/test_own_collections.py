@@ -1,0 +1,88 @@
+"""`isthmus features` and `isthmus csfltr` on collections of one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_line import isthmus
+from isthmus.features import NAMES
+from isthmus.tables import read_letor
+
+TOPICS = [[f"{topic}{word}" for word in range(12)] for topic in ("sea", "law", "sun", "ore")]
+
+
+def beir(folder: Path, seed: int, *, documents: int = 60, queries: int = 24) -> Path:
+    """Documents about one of four things each, queries about one, judged where the two agree."""
+    rng = np.random.default_rng(seed)
+    (folder / "qrels").mkdir(parents=True)
+    about = rng.integers(4, size=documents)
+    corpus = [
+        {"_id": f"d{at}", "title": str(rng.choice(TOPICS[topic])), "text": " ".join(_words(rng, topic, 30))}
+        for at, topic in enumerate(about)
+    ]
+    asked = rng.integers(4, size=queries)
+    lines = [{"_id": f"q{at}", "text": " ".join(_words(rng, topic, 3))} for at, topic in enumerate(asked)]
+    for name, rows in (("corpus", corpus), ("queries", lines)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    judged = [
+        (f"q{at}", f"d{d}", 1) for at, topic in enumerate(asked) for d in np.flatnonzero(about == topic)
+    ]
+    body = "".join(f"{query}\t{document}\t{grade}\n" for query, document, grade in judged)
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + body)
+    return folder
+
+
+def _words(rng: np.random.Generator, topic: int, count: int) -> list[str]:
+    own, others = TOPICS[topic], [word for words in TOPICS for word in words]
+    return [str(rng.choice(own if rng.random() < 0.6 else others)) for _ in range(count)]
+
+
+def test_features_of_a_beir_folder_are_letor_rows(tmp_path: Path) -> None:
+    folder, out = beir(tmp_path / "one", 1), tmp_path / "rows.txt"
+    files = (folder, folder / "queries.jsonl", folder / "qrels" / "test.tsv")
+    result = json.loads(isthmus("features", *files, "-o", out, "--depth", 60, "--json").stdout)
+    rows = read_letor(out)
+    assert result["features"] == rows.width == len(NAMES) == 16
+    assert (result["queries"], result["rows"]) == (len(rows), rows.rows)
+    assert result["relevant"] == int((rows.grades > 0).sum()) > 24, "judged documents are candidates too"
+    bm25 = rows.features[:, NAMES.index("body.BM25")]
+    assert bm25[rows.grades > 0].mean() > 1.2 * bm25[rows.grades == 0].mean()
+    printed = tmp_path / "printed.txt"
+    isthmus("features", *files, "-o", printed, "--depth", 60, "--profile", "paper")
+    assert not np.allclose(read_letor(printed).features, rows.features)
+
+
+def test_two_folders_learn_across_in_one_command(tmp_path: Path) -> None:
+    folders = (beir(tmp_path / "one", 1), beir(tmp_path / "two", 2))
+    records = json.loads(isthmus("csfltr", *folders, "--depth", 20, "--json").stdout)
+    rows = {(record["row"], record["part"]) for record in records}
+    assert {
+        ("Local", "one"),
+        ("Local+", "two"),
+        ("Global", "all"),
+        ("CS-F-LTR", "all"),
+        ("BM25", "all"),
+    } <= rows
+    ndcg = {(one["row"], one["part"]): one["value"] for one in records if one["measure"] == "nDCG@10"}
+    assert ndcg["Global", "all"] > 0.4
+    assert {one["measure"] for one in records} == {"ERR", "nDCG@10", "nDCG", "MAP"}
+    shown = isthmus("csfltr", *folders, "--depth", 5).stdout
+    assert "ranked over the documents of all silos" in shown
+
+
+def test_one_folder_is_not_several_silos(tmp_path: Path) -> None:
+    said = isthmus("csfltr", beir(tmp_path / "one", 1), check=False)
+    assert said.returncode == 1
+    assert "second silo" in said.stderr
+
+
+@pytest.mark.parametrize("profile", ["papr"])
+def test_a_mistyped_profile_names_the_nearest(tmp_path: Path, profile: str) -> None:
+    folder = beir(tmp_path / "one", 1)
+    files = (folder, folder / "queries.jsonl", folder / "qrels" / "test.tsv")
+    said = isthmus("features", *files, "-o", tmp_path / "rows", "--profile", profile, check=False)
+    assert "paper" in said.stderr
