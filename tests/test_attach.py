@@ -19,9 +19,11 @@ from isthmus.engines import (
     Constraints,
     ExactReader,
     Location,
+    RemoteDocument,
     attached,
     open_remote,
 )
+from isthmus.engines.remote import RemoteProblem
 from isthmus.errors import ConfigError, Refused, ServiceError
 from isthmus.service import Draft, Node, read_node
 from isthmus.service.settings import EngineSettings, NodeSettings
@@ -228,7 +230,7 @@ def test_a_table_of_another_kind_is_named_and_its_level_has_a_reason(postgres_ur
     plain = "to_tsvector('simple', message)"
     other = attach(postgres_url, tmp_path / "world", "--silo", "plain", "--search-by", plain)
     assert other["level"] == "scores"
-    assert "95% would be full" in other["reasons"][0]
+    assert "90% would be full" in other["reasons"][0]
     assert read_node(tmp_path / "world" / "plain" / "silo.toml").statistics.form == "none"
     for options, words in (
         (("--source", "note"), "did you mean 'notes'"),
@@ -280,6 +282,63 @@ def test_a_server_that_is_not_there_is_one_line_with_the_cure(tmp_path):
     assert "PostgreSQL cannot be reached" in done.stderr
     assert "check engine.url" in done.stderr
     assert not (tmp_path / "w").exists()
+
+
+class Stub:
+    """An engine in memory that may refuse queries."""
+
+    noun = "Stub"
+    documents_by_id = {  # noqa: RUF012
+        id: RemoteDocument(id, "Tide", "tides of the sea") for id in ("a", "b\n", "", "c" * 2000)
+    }
+    refused = ""
+
+    def documents(self):
+        return len(self.documents_by_id)
+
+    def version(self):
+        return "1"
+
+    def matching(self, weights, depth):
+        if self.refused:
+            raise RemoteProblem(self.noun, self.refused)
+        return list(self.documents_by_id)
+
+    def search(self, text, vector, depth):
+        return [(id, 0.5) for id in self.documents_by_id]
+
+    def get(self, ids):
+        return {id: self.documents_by_id[id] for id in ids if id in self.documents_by_id}
+
+    def scan(self):
+        yield list(self.documents_by_id.values())
+
+    def close(self):
+        pass
+
+
+def test_ids_that_cannot_be_shown_are_passed_over(tmp_path, eager):
+    engine = AttachedEngine(tmp_path, Stub(), counted=True)
+    assert engine.maintain()
+    engine.refresh()
+    assert engine.reader.ids(engine.reader.handles()) == ["a"]
+    assert engine.reader.ids(engine.reader.matching({"tide": 1.0}, 5)) == ["a"]
+    assert engine.reader.ids(engine.reader.search("tide", np.zeros(0), 5)[0]) == ["a"]
+
+
+def test_a_query_that_the_server_refuses_keeps_nobody_else_waiting(tmp_path, eager, monkeypatch):
+    monkeypatch.setattr(attached, "REST", 1000.0)
+    engine = AttachedEngine(tmp_path, Stub(), counted=True)
+    engine.remote.engine.refused = "too many clauses"
+    with pytest.raises(RemoteProblem, match="too many clauses"):
+        engine.reader.matching({"tide": 1.0}, 5)
+    engine.remote.engine.refused = ""
+    assert len(engine.reader.matching({"tide": 1.0}, 5)) == 1
+    monkeypatch.setattr(
+        Stub, "version", lambda self: (_ for _ in ()).throw(RemoteProblem("Stub", "no such index"))
+    )
+    assert not engine.maintain()
+    assert "no such index" in engine.remote.problem  # no query is to blame: the silo says so
 
 
 ATTACHED = EngineSettings(url="postgresql:///x", source="articles", level="full")

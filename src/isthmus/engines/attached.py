@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -33,7 +33,7 @@ from isthmus.engines.engine import (
     WordCounts,
 )
 from isthmus.engines.exact import ExactReader
-from isthmus.engines.remote import BATCH, CountedEngine, RemoteDocument, RemoteEngine
+from isthmus.engines.remote import BATCH, CountedEngine, RemoteDocument, RemoteEngine, RemoteProblem
 from isthmus.engines.tally import Counting, DocumentTally, Interrupted, batch_of, count_all, word_counts
 from isthmus.engines.terms import STOP
 from isthmus.errors import DataError, ServiceError
@@ -50,6 +50,8 @@ DAY = 86_400.0
 """Seconds after which they are counted anew in any case: not every engine tells that a text has changed."""
 RECENT, FRESH = 1_000, 5.0
 """Texts that are remembered at most, and for how many seconds: a search reads them twice."""
+LONGEST_ID = 1_000
+"""A document with a longer id is passed over."""
 LISTED = 60.0
 """Seconds for which a list of all ids is used again."""
 NAMED = 100_000
@@ -76,11 +78,16 @@ class Remote:
         self._lock = threading.Lock()
 
     def ask(self, work: Callable[[], T]) -> T:
-        """What the server answers; at once a ServiceError while it is left alone."""
+        """What the server answers; at once a ServiceError while it is left alone.
+
+        That it answers a RemoteProblem is no reason to: another query may do.
+        """
         if self.problem and time.monotonic() < self._rests_until:
             raise ServiceError(self.problem)
         try:
             answer = work()
+        except RemoteProblem:
+            raise
         except ServiceError as error:
             if not self.problem:
                 _log.warning("%s", error)
@@ -108,10 +115,15 @@ class Remote:
             texts |= read
         return texts
 
+    def scan(self) -> Iterator[list[RemoteDocument]]:
+        """All documents whose ids can be shown."""
+        for batch in self.engine.scan():
+            yield [each for each in batch if is_name(each.id)]
+
     def all_ids(self) -> list[str]:
         """The ids of all documents, as they were within the last minute."""
         if time.monotonic() - self._listed[0] > LISTED:
-            ids = self.ask(lambda: [each.id for batch in self.engine.scan() for each in batch])
+            ids = self.ask(lambda: [each.id for batch in self.scan() for each in batch])
             self._listed = (time.monotonic(), ids)
         return self._listed[1]
 
@@ -137,6 +149,11 @@ class Remote:
     def id_of(self, handle: int) -> str:
         """Of a document that has such a number."""
         return self._id_of[handle]
+
+
+def is_name(id: str) -> bool:
+    """Whether a document with such an id can be shown: not empty, not long, no control characters."""
+    return 0 < len(id) <= LONGEST_ID and not any(ord(sign) < 32 or ord(sign) == 127 for sign in id)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,12 +190,13 @@ class AttachedReader:
             return np.empty(0, dtype=np.int64)
         engine = cast(CountedEngine, self.remote.engine)
         ids = self.remote.ask(lambda: engine.matching(weights, OVERFETCH * depth))
-        handles = self.named(ids)
+        handles = self.named(list(filter(is_name, ids)))
         return handles if only is None else self.meeting(handles, only)
 
     def search(self, text: str, vector: Vectors, depth: int) -> tuple[IntArray, FloatArray]:
         """The best documents by the server's own scores, ascending by handle."""
         hits = self.remote.ask(lambda: self.remote.engine.search(text, vector, depth))
+        hits = [(id, score) for id, score in hits if is_name(id)]
         scores = dict(zip(self._numbers([id for id, _ in hits]), (score for _, score in hits), strict=True))
         handles = np.array(sorted(scores), dtype=np.int64)
         return handles, np.array([scores[handle] for handle in handles.tolist()], dtype=np.float64)
@@ -336,6 +354,11 @@ class AttachedEngine:
         self._looked = now
         try:
             return self._look(now, stopped)
+        except RemoteProblem as error:  # of no query: it cannot be searched as it is attached
+            if self.remote.problem != str(error):
+                _log.warning("%s", error)
+            self.remote.problem = str(error)
+            return False
         except (ServiceError, Interrupted):
             return False
 
@@ -359,7 +382,7 @@ class AttachedEngine:
     def _count(self, version: str, stopped: Callable[[], bool]) -> DocumentTally:
         first = self.remote.reserve(self.reader.tally.last + 1)
         language, before = self.reader.language, self.reader.tally
-        batches = self.remote.engine.scan()
+        batches = self.remote.scan()
         tally = self.remote.ask(
             lambda: count_all(
                 batches, before, version=version, language=language, first=first, stopped=stopped

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from isthmus.encoders import Vectors
-from isthmus.engines.remote import BATCH, Location, RemoteDocument, RemoteSource, words_of
+from isthmus.engines.remote import BATCH, Location, RemoteDocument, RemoteProblem, RemoteSource, words_of
 from isthmus.engines.terms import STOP
 from isthmus.errors import ConfigError, MissingExtra, ServiceError
 from isthmus.retrieval import BM25
@@ -37,7 +37,7 @@ _INDEXED = """
     SELECT pg_get_expr(i.indexprs, i.indrelid) FROM pg_index i
     WHERE i.indrelid = %s AND pg_get_expr(i.indexprs, i.indrelid) LIKE 'to_tsvector(%%'"""
 _ALIKE = "{.1, .1, .1, .1}"
-_TIMES = "greatest(1 / (1.645 * greatest(1 - 10 * r{0}, 1e-4)) - 0.5, 1e-9)"
+_TIMES = "(1 / (1.645 * greatest(1 - 10 * r{0}, 1e-4)) - 0.5)"
 """The number of occurrences: Σ 1/i² up to n lacks 1/(n + ½) of π²/6, or nearly."""
 _SPREAD = f"({BM25().k1} * (1 - {BM25().b} + {BM25().b} * size))"
 _CONFIGURATION = re.compile(r"to_tsvector\('(\w+)'")
@@ -87,7 +87,7 @@ class PostgresEngine:
             if db is not None:
                 db.close()
             cure = "check engine.source, its columns and filter, and what the role may read"
-            raise ServiceError(f"PostgreSQL answers: {_first_line(error)} ({cure})") from None
+            raise RemoteProblem(self.noun, _first_line(error), cure) from None
         except BaseException:
             if db is not None:
                 db.close()
@@ -114,7 +114,7 @@ class PostgresEngine:
     def _unanswered(self, error: Exception) -> ServiceError:
         if isinstance(error, self._psycopg.errors.QueryCanceled):
             cure = "an index on the tsvector makes it fast; engine.seconds lets it take longer"
-            return ServiceError(f"PostgreSQL does not answer within {self._at.seconds:g} s ({cure})")
+            return RemoteProblem(self.noun, f"not within {self._at.seconds:g} s", cure)
         return ServiceError(
             f"PostgreSQL cannot be reached: {_first_line(error)} (check engine.url, and that the server runs)"
         )
@@ -186,7 +186,7 @@ class PostgresEngine:
         lexemes = [_lexeme(word) for word in terms]
         places = range(len(terms))
         ranks = ", ".join(f"ts_rank('{_ALIKE}', v, %s::tsquery) AS r{at}" for at in places)
-        parts = " + ".join(f"%s / (1 + {_SPREAD} / {_TIMES.format(at)})" for at in places)
+        parts = " + ".join(f"%s * (r{at} > 0)::int / (1 + {_SPREAD} / {_TIMES.format(at)})" for at in places)
         statement = f"""SELECT id FROM (SELECT id, size / %s::float AS size, {ranks} FROM (
             SELECT {self._id}::text AS id, {self._size} AS size, {self._vector} AS v FROM {self._source}
             WHERE {self._where} AND {self._vector} @@ %s::tsquery OFFSET 0) AS hits OFFSET 0) AS ranked

@@ -165,7 +165,7 @@ class JsonServer:
         if status in (401, 403):
             raise ServiceError(f"{self.noun} refuses these credentials (check engine.key, and its rights)")
         if status >= 400:
-            raise RemoteProblem(self.noun, status, _message(reply.text))
+            raise RemoteProblem(self.noun, f"{status}, {_message(reply.text)}")
         return reply
 
     def close(self) -> None:
@@ -174,11 +174,12 @@ class JsonServer:
 
 
 class RemoteProblem(ServiceError):
-    """A server that answers and does not do what it is asked: its status and its words."""
+    """A server that answers, in words of its own, that it does not do what it is asked."""
 
-    def __init__(self, noun: str, status: int, message: str) -> None:
-        self.status = status
-        super().__init__(f"{noun} answers {status}: {message} (check engine.source, its fields and filter)")
+    def __init__(
+        self, noun: str, message: str, cure: str = "check engine.source, its fields and filter"
+    ) -> None:
+        super().__init__(f"{noun} answers: {message} ({cure})")
 
 
 def _message(text: str) -> str:

@@ -41,7 +41,7 @@ class TypesenseEngine:
         body = {"collection": self._at.source, "filter_by": both, **search}
         (result,) = self._server.ask("POST", "/multi_search", {"searches": [body]})["results"]
         if "error" in result:
-            raise RemoteProblem(self.noun, int(result.get("code", 400)), str(result["error"]))
+            raise RemoteProblem(self.noun, str(result["error"])[:200])
         return result
 
     def sources(self) -> list[RemoteSource]:

@@ -116,7 +116,7 @@ class AttachedStore(SqliteStore):
     def living(self) -> Iterator[Change]:
         """Every document there is."""
         language = self._engine.reader.language
-        for batch in self._engine.remote.engine.scan():
+        for batch in self._engine.remote.scan():
             yield from (Change(each.id, 0, False, each.title, each.body, language) for each in batch)
 
     def spread(self, count: int) -> Iterator[Change]:

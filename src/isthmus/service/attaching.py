@@ -37,7 +37,7 @@ from isthmus.service.settings import EncoderSettings, EngineSettings
 
 SAMPLED, READ = 50, 2_000
 """Documents that the level is proved on, and documents they are chosen among."""
-AGREEING = 0.95
+AGREEING = 0.9
 """The share of terms that an engine must find its documents by."""
 TITLES = ("title", "name", "headline", "subject", "heading", "caption", "label")
 BODIES = (
