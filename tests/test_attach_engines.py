@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -37,30 +37,38 @@ DOCUMENTS = [
 TITLES = {each["id"]: each["title"] for each in DOCUMENTS}
 
 
-@pytest.fixture(scope="module", params=("embedded", *ENGINES))
-def server(request, tmp_path_factory, _postgres_server_or_skip):
-    """A server with the documents; None for the embedded engine."""
-    if request.param == "embedded":
-        yield None
-        return
-    url = _postgres_server_or_skip() if request.param == "postgresql" else ""
-    with running(request.param, tmp_path_factory.mktemp(request.param), url) as started:
-        started.fill("papers", DOCUMENTS)
-        yield started
-
-
 @pytest.fixture(scope="module")
-def _postgres_server_or_skip(request):
-    """Makes a database of its own on the tests' PostgreSQL server."""
+def servers(request, tmp_path_factory):
+    """Servers with the documents by name, each started when it is first wanted."""
+    started = {"embedded": None}
+    with ExitStack() as stack:
+
+        def named(name):
+            if name not in started:
+                url = database(request.getfixturevalue("_postgres_server")) if name == "postgresql" else ""
+                started[name] = stack.enter_context(running(name, tmp_path_factory.mktemp(name), url))
+                started[name].fill("papers", DOCUMENTS)
+            return started[name]
+
+        yield named
+
+
+def database(folder):
+    """A database of our own on the tests' PostgreSQL server."""
     import psycopg
 
-    def made():
-        folder = request.getfixturevalue("_postgres_server")
-        with psycopg.connect(f"host={folder} user=postgres dbname=postgres", autocommit=True) as db:
-            db.execute("CREATE DATABASE engines")
-        return f"host={folder} user=postgres dbname=engines"
+    with psycopg.connect(f"host={folder} user=postgres dbname=postgres", autocommit=True) as db:
+        db.execute("CREATE DATABASE engines")
+    return f"host={folder} user=postgres dbname=engines"
 
-    return made
+
+@pytest.fixture(params=("embedded", *ENGINES))
+def server(request, servers):
+    """A server with the documents; None for the embedded engine."""
+    return servers(request.param)
+
+
+elsewhere = pytest.mark.parametrize("server", ENGINES, indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -184,13 +192,8 @@ def test_the_level_says_what_takes_part(server, tmp_path):
             assert statistics.counts("text.having", ["harbour", "glacier", "keeper"]).tolist() == [15, 15, 24]
 
 
-def others_only(server):
-    if server is None:
-        pytest.skip("the embedded engine has no server")
-
-
+@elsewhere
 def test_a_filter_holds_for_everything_that_is_shown(server, tmp_path):
-    others_only(server)
     with serving(server, tmp_path / "w", "--filter", server.filter("open")) as node:
         closed = {server.id(each["id"]) for each in DOCUMENTS if each["kind"] == "closed"}
         assert len(node.index.snapshot) == len(DOCUMENTS) - len(closed)
@@ -202,8 +205,8 @@ def test_a_filter_holds_for_everything_that_is_shown(server, tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["{nonsense", "nowhere ((= 1"])
+@elsewhere
 def test_a_filter_that_the_engine_cannot_do_is_refused(server, tmp_path, wrong):
-    others_only(server)
     key = ("--key", "env:ENGINE_KEY") if server.key else ()
     command = ("attach", server.url, "--out", tmp_path / "w", "--filter", wrong, *key)
     done = isthmus(*command, check=False)
@@ -212,8 +215,8 @@ def test_a_filter_that_the_engine_cannot_do_is_refused(server, tmp_path, wrong):
     assert not (tmp_path / "w").exists()
 
 
+@elsewhere
 def test_documents_are_changed_where_they_are(server, tmp_path):
-    others_only(server)
     with (
         serving(server, tmp_path / "w") as node,
         pytest.raises(Refused, match=f"{server.noun}, which is only"),
@@ -221,8 +224,8 @@ def test_documents_are_changed_where_they_are(server, tmp_path):
         node.put([Draft("x", "", "text")])
 
 
+@elsewhere
 def test_a_server_that_is_down_or_silent_is_said_and_comes_back(server, tmp_path):
-    others_only(server)
     switch = Switch(server.target)
     try:
         with serving(server, tmp_path / "w", "--seconds", "2", url=server.at(switch.port)) as node:
@@ -245,8 +248,8 @@ def test_a_server_that_is_down_or_silent_is_said_and_comes_back(server, tmp_path
         switch.close()
 
 
+@elsewhere
 def test_wrong_credentials_and_sources_are_one_line_with_the_cure(server, tmp_path, monkeypatch):
-    others_only(server)
     wrong = isthmus(
         *("attach", server.url, "--out", tmp_path / "w", "--source", "nothing", "--key", "env:ENGINE_KEY"),
         check=False,
@@ -262,6 +265,7 @@ def test_wrong_credentials_and_sources_are_one_line_with_the_cure(server, tmp_pa
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.parametrize("server", ["embedded"], indirect=True)
 def test_nothing_goes_in_the_clear_beyond_this_machine():
     with pytest.raises(ConfigError, match="in the clear"):
         open_remote(Location(url="http://search.example.org:9200"))
@@ -271,9 +275,8 @@ def test_nothing_goes_in_the_clear_beyond_this_machine():
             open_remote(Location(url=f"{scheme}://ada:hush@search.example.org"))
 
 
+@pytest.mark.parametrize("server", ["qdrant"], indirect=True)
 def test_vectors_are_searched_by_the_encoder_that_made_them(server, tmp_path):
-    if server is None or server.name != "qdrant":
-        pytest.skip("no engine of vectors")
     from isthmus.encoders import load_encoder
     from tiny_encoders import WORDS as WORDS_KNOWN
     from tiny_encoders import lookup_encoder

@@ -326,6 +326,7 @@ class AttachedEngine:
         self._counted_at, self._took = 0.0, 0.0
         self._looked = -LOOK
         self.encoder = ""
+        self.wasted, self.wasted_since = 0, 0.0  # nothing is stored of documents that are gone
         self.reader = AttachedReader(self.remote, tally, len(tally), language)
         self.remote.reserve(tally.last + 1)
         self._next = self.reader
@@ -396,16 +397,6 @@ class AttachedEngine:
         self.reader = self._next
 
     @property
-    def wasted(self) -> int:
-        """Nothing is stored of documents that are gone, but until the next count their ids."""
-        return 0
-
-    @property
-    def wasted_since(self) -> float:
-        """Never."""
-        return 0.0
-
-    @property
     def encoded(self) -> int:
         """All: vectors are the server's."""
         return len(self.reader)
@@ -424,17 +415,11 @@ class AttachedEngine:
         """Queries are encoded by another encoder from now on."""
         self.encoder = name if width else ""
 
-    def apply(self, changes: Sequence[Change]) -> None:
-        """Refused: it is read only."""
+    def _refused(self, *arguments: Any, **named: Any) -> None:
+        """It is only read."""
         raise ServiceError(f"documents are in {self.noun}, which is only read")
 
-    def encode(self, *arguments: Any) -> None:
-        """Refused: it is read only."""
-        raise ServiceError(f"vectors are in {self.noun}, which is only read")
-
-    def rebuild(self, batches: Iterable[Sequence[Change]]) -> None:
-        """Refused: it is read only."""
-        raise ServiceError(f"documents are in {self.noun}, which is only read")
+    apply = encode = rebuild = _refused
 
     def close(self) -> None:
         """Close the connections."""
