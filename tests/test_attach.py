@@ -26,7 +26,7 @@ from isthmus.engines import (
 from isthmus.engines.remote import RemoteProblem
 from isthmus.errors import ConfigError, Refused, ServiceError
 from isthmus.service import Draft, Node, read_node
-from isthmus.service.settings import EngineSettings, NodeSettings
+from isthmus.service.settings import EngineSettings, NodeSettings, Policy, SharedStatistics
 from isthmus.service.wire import AttributedFeedback, Search
 from test_engines import STOP, WORDS, hits, spelled, texts
 
@@ -342,6 +342,8 @@ def test_a_query_that_the_server_refuses_keeps_nobody_else_waiting(tmp_path, eag
 
 
 ATTACHED = EngineSettings(url="postgresql:///x", source="articles", level="full")
+SCORED = {"encoder": {"kind": "none"}, "statistics": SharedStatistics(form="none")}
+COUNTING = {"peers": {"broker": Policy(noised_counts=True)}}
 NODE = {"silo": "north", "folder": Path("north"), "engine": ATTACHED}
 
 
@@ -351,6 +353,7 @@ NODE = {"silo": "north", "folder": Path("north"), "engine": ATTACHED}
         ({}, "encoder.kind"),
         ({"engine": replace(ATTACHED, source="")}, "source"),
         ({"engine": replace(ATTACHED, level="scores"), "encoder": {"kind": "none"}}, "statistics.form"),
+        ({"engine": replace(ATTACHED, level="scores"), **SCORED, **COUNTING}, "noised_counts"),
         ({"store": {"kind": "postgres", "url": "x"}}, "no .store"),
         ({"sources": ({"kind": "folder", "path": Path("x")},)}, "no sources"),
     ],

@@ -445,6 +445,10 @@ class NodeSettings:
             engine.level == "full" or self.statistics.form == "none",
             'statistics.form must be "none" at level scores: the engine\'s terms are not counted here',
         )
+        counting = any(policy.noised_counts for policy in self.peers.values())
+        require(
+            engine.level == "full" or not counting, "noised_counts needs level full: it reads all documents"
+        )
 
     @property
     def ledger(self) -> Path:
