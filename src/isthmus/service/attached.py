@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
@@ -127,6 +128,15 @@ class AttachedStore(SqliteStore):
         )
         for id, each in self.get(list(dict.fromkeys(chosen))).items():
             yield Change(id, 0, False, each.title, each.body, each.language)
+
+    def listed(
+        self, *, source: str = "", words: str = "", most: int = 100
+    ) -> list[tuple[str, str, str, str]]:
+        """(id, title, source, language) of the first documents whose id or title has these words in it."""
+        wanted = words.lower().split()
+        every = () if source else self.living()
+        named = (each for each in every if all(word in f"{each.id}\n{each.title}".lower() for word in wanted))
+        return [(each.id, each.title, "", each.language) for each in islice(named, most)]
 
     def languages(self) -> dict[str, int]:
         """All documents are read in one."""
