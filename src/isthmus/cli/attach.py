@@ -131,7 +131,7 @@ COMMANDS = (
         name="attach",
         summary="write a silo over an engine that runs already: read-only, nothing copied or indexed twice",
         example="""isthmus attach postgresql://reader@db.example.org/papers --out world --silo papers
-NOTES=… isthmus attach qdrant://notes.example.org:6333 --key env:NOTES --encoder bge-small --out world""",
+isthmus attach qdrant://notes.example.org:6333 --key env:NOTES --encoder bge-small --out world""",
         add_arguments=_arguments,
         run=_run,
     ),
