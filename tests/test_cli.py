@@ -136,6 +136,29 @@ def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[st
     assert "usage: isthmus" in said.err
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("serch x", "there is no 'serch'; did you mean search?"),
+        ("documents opn", "there is no 'opn'; did you mean open?"),
+        ("zzz", "there is no 'zzz'; isthmus --help lists what there is"),
+    ],
+)
+def test_a_mistyped_command_is_told_the_nearest(line, told, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(line.split())
+    assert capsys.readouterr().err.endswith(f"{told}\n")
+
+
+def test_descriptions_fit_the_terminal(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([command.name, "--help"])
+        told, _, _ = capsys.readouterr().out.partition("\nexample:")
+        assert max(map(len, told.splitlines())) <= 80, command.name
+
+
 def test_a_foreseen_failure_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -205,6 +205,10 @@ class TestSearch:
         assert status == 1
         assert "silos: only names that there are: east, west" in problem
 
+    def test_another_page_is_named_and_too_many_hits_are_refused(self, ask):
+        assert "there is another page: --page 2" in ask("-k", "1")[1]
+        assert ask("-k", "101")[2] == "isthmus: 101 hits at once (expected at most 100)\n"
+
     def test_a_silo_that_failed_is_named(self, ask, site):
         site.silos["east"].behave = (403, b"application/problem+json", b"{}")
         try:

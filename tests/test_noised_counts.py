@@ -228,6 +228,7 @@ def test_a_silo_that_shows_no_hit_tells_how_many_it_has(tmp_path, capsys):
         counted = {each.silo: each for each in broker.count("turbine tide").silos}
         assert abs(counted["north"].answer.count - 60) <= 5
         assert (counted["south"].status, counted["south"].answer) == ("refused", None)
+        assert counted["south"].detail == "its policy does not allow noised_counts"
         assert counted["west"].answer.count <= 5
         again = {each.silo: each for each in broker.count("TIDE turbine").silos}
         assert again["north"].answer == replace_repeated(counted["north"].answer)

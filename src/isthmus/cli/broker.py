@@ -107,6 +107,8 @@ def _search(arguments: argparse.Namespace) -> int:
 
     if not arguments.query.strip():
         raise ConfigError("nothing to look for", expected='words: isthmus search "tidal power"')
+    if arguments.k > MOST_HITS:
+        raise ConfigError(f"{arguments.k:,} hits at once", key="-k", expected=f"at most {MOST_HITS}")
     if (arguments.page - 1) * arguments.k >= MOST_HITS:
         last = (MOST_HITS - 1) // arguments.k + 1
         raise ConfigError(
@@ -135,7 +137,7 @@ def _search(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(answer.model_dump())
     else:
-        show(answer)
+        show(answer, page=arguments.page)
     return 0 if any(silo.status == "answered" for silo in answer.silos) else 1
 
 
@@ -165,7 +167,7 @@ def _count_line(silo: SiloCount, threshold: float) -> str:
     return f"{answer.count:>6,} ({answer.low:,} to {answer.high:,}) {what}; {cost}"
 
 
-def show(answer: Answer) -> None:
+def show(answer: Answer, *, page: int = 1) -> None:
     """The answer for a person."""
     from rich.console import Console
 
@@ -176,7 +178,7 @@ def show(answer: Answer) -> None:
     if answer.hits:
         console.print(_table(answer))
     console.print(summary_of(answer))
-    for line in further_lines(answer):
+    for line in further_lines(answer, page):
         console.print(f"  {line}", markup=False)
     for silo in answer.silos:
         if silo.detail:
@@ -198,7 +200,7 @@ def understood_lines(answer: Answer) -> list[str]:
     return lines + [plain(hint) for hint in query.hints]
 
 
-def further_lines(answer: Answer) -> list[str]:
+def further_lines(answer: Answer, page: int) -> list[str]:
     """Other spellings, numbers of matches, and that there is another page."""
     lines = []
     if answer.suggestion is not None:
@@ -209,7 +211,7 @@ def further_lines(answer: Answer) -> list[str]:
             rows = [f"{plain(value)} {count:,}" for value, count in list(counts.items())[:MOST_VALUES]]
             lines += [f"matches by {name}: {', '.join(rows)}"] if rows else []
     if answer.more:
-        lines.append("there is another page: --page")
+        lines.append(f"there is another page: --page {page + 1}")
     return lines
 
 

@@ -10,6 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+EXAMPLE = "example:"
+
+
+class _Help(argparse.HelpFormatter):
+    """Descriptions are filled to the terminal's width; examples stay as they are, to be pasted."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(EXAMPLE) else super()._fill_text(text, width, indent)
+
 
 @dataclass(frozen=True)
 class Command:
@@ -34,8 +43,8 @@ class Command:
             self.name,
             help=self.summary,
             description=self.summary[0].upper() + self.summary[1:] + ".",
-            epilog="\n  ".join(("example:", *self.example.splitlines())),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog="\n  ".join((EXAMPLE, *self.example.splitlines())),
+            formatter_class=_Help,
         )
         self.fill(own)
 

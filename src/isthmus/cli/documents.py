@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.cli.broker import plain
 from isthmus.cli.command import Command, add, add_json, say, show, whole
 from isthmus.cli.judgements import add_broker, broker_client, silo_store
-from isthmus.errors import ConfigError, DataError, ServiceError
+from isthmus.errors import ConfigError, DataError, ServiceError, several
 
 if TYPE_CHECKING:
     from isthmus.service import Client, DocumentRequest, ErasureReceipt, Hit, NodeSettings, OpenedDocument
@@ -77,7 +77,8 @@ def _refusal(hit: Hit) -> str:
     name = f"{hit.silo}/{hit.document}"
     if "ask" in hit.access:
         return f"{hit.silo} opens no documents (isthmus documents ask {name} --query … asks its owner)"
-    return f"{hit.silo} opens no documents" + (f"; it is shown at {hit.link}" if hit.link else "")
+    where = f"it is shown at {hit.link}" if hit.link else "its owner may allow it: open = true in silo.toml"
+    return f"{hit.silo} opens no documents; {where}"
 
 
 def _text(opened: OpenedDocument) -> str:
@@ -99,7 +100,7 @@ def _ask(arguments: argparse.Namespace) -> None:
     with broker_client(arguments) as broker:
         hit = _hit(broker, arguments.document, arguments.query)
         if "ask" not in hit.access:
-            raise ServiceError(f"the owner of {hit.silo} takes no requests")
+            raise ServiceError(f"the owner of {hit.silo} takes no requests (ask in its silo.toml)")
         if "name" in hit.access and not arguments.name:
             raise ServiceError(f"the owner of {hit.silo} wants to know who asks: add --name")
         request = broker.ask(arguments.query, hit, reason=arguments.reason, named=arguments.name)
@@ -229,7 +230,9 @@ def _remove(arguments: argparse.Namespace) -> int:
         Path(arguments.receipt).write_text(receipt.model_dump_json(indent=2) + "\n", encoding="utf-8")
     removed = [each.id for each in receipt.documents if each.removed]
     lines = [f"{'erased' if each.removed else 'not there'}  {plain(each.id)}" for each in receipt.documents]
-    lines.append(f"with {receipt.judgements:,} judgements and {receipt.requests:,} requests")
+    lines.append(
+        f"with {several(receipt.judgements, 'judgement')} and {several(receipt.requests, 'request')}"
+    )
     lines += [f"written anew: {', '.join(receipt.rewritten)}"] if receipt.rewritten else []
     lines += [f"known still: {line}" for line in receipt.remains]
     lines += [f"not undone: {line}" for line in receipt.not_undone]

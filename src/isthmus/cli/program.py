@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from isthmus import __version__
 from isthmus.cli.command import Command
-from isthmus.errors import IsthmusError
+from isthmus.errors import IsthmusError, nearest
 
 GROUPS = (
     "demo",
@@ -73,6 +73,14 @@ class Verb(argparse.ArgumentParser):
         finally:
             self._mixing = False
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Of a command that there is not, the one that was probably meant, and not a list of all."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            meant = nearest(value, action.choices)
+            cure = f"did you mean {meant}?" if meant else f"{self.prog} --help lists what there is"
+            raise argparse.ArgumentError(action, f"there is no {value!r}; {cure}")
+        super()._check_value(action, value)
+
 
 def commands(verb: str | None = None) -> tuple[Command, ...]:
     """Every command, in the order it is listed.
@@ -97,7 +105,7 @@ def _brought() -> Iterator[Command]:
 
 def parser(verb: str | None = None) -> argparse.ArgumentParser:
     """The whole command line; `verb` is the command that is about to run, if it is known."""
-    top = argparse.ArgumentParser(
+    top = Verb(
         prog="isthmus",
         description="Search and ranking across data silos that may not share their data.",
         epilog="isthmus COMMAND --help tells more, with an example.",

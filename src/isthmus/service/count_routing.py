@@ -39,6 +39,8 @@ async def _count_of(silo: SiloClient, body: bytes) -> wire.SiloCount:
             reply = await silo.ask("POST", "/noised-counts", body)
         if reply.status == 403 and _detail(reply) == wire.BUDGET_SPENT:
             raise Refused(wire.BUDGET_SPENT)
+        if reply.status == 403:
+            raise Refused("its policy does not allow noised_counts")
         if reply.status == 422:
             raise Refused("it cannot count this: a query without words, or documents elsewhere")
         if reply.status == 404:
