@@ -86,6 +86,17 @@ def test_a_copy_under_another_name_is_not_counted_twice(tmp_path):
         assert opened.ledger.spent("copy7") == 4.0
 
 
+def test_the_first_document_in_another_language_changes_no_count_by_more_than_itself(tmp_path):
+    """`son` is no content in French: one French document must not make all of English art count."""
+    english = [Draft(f"d{at}", "", f"art {'son ' * (at < 3)}piece{at}", "en") for at in range(40)]
+    french = Draft("autre", "", "le chat dort dans la maison", "fr")
+    settings = replace(counting(tmp_path / "north", epsilon=20.0), budget=1000.0)
+    with node(settings, *english, french) as opened:
+        assert opened.index.snapshot.languages == {"en", "fr"}
+        assert count(opened, "art son").count == 3
+        assert count(opened, "chats").count == 1, "in its own language"
+
+
 def test_counts_notice_a_ledger_that_was_put_back(tmp_path):
     settings = counting(tmp_path / "north")
     with node(settings, *texts()) as opened:

@@ -4,9 +4,10 @@
     count = Σ_d 1[d has all words of the query] + noise              where nothing is learned yet
 
 Whether a document counts depends on that document, the query, and what was published before: the statistics
-of all silos, the learned model, an encoder that was not fitted here. The list's shape, by which a search
-corrects probabilities, is taken as the usual one. So one document more, less or replaced changes the sum by
-at most 1, and two-sided geometric noise of rate ε makes it ε-private, for every question.
+of all silos, the learned model, an encoder that was not fitted here. The query is read in the document's own
+language, so that the first document in another one changes nothing for the others. The list's shape, by which
+a search corrects probabilities, is taken as the usual one. So one document more, less or replaced changes the
+sum by at most 1, and two-sided geometric noise of rate ε makes it ε-private, for every question.
 
 A question is its distinct terms, as the index reads them, with the threshold and the model. Its noise comes
 from the operating system, once: the answer is charged to every document, stored, and only then shown; asked
@@ -22,6 +23,7 @@ import logging
 import math
 import secrets
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,13 +31,12 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.arrays import IntArray
-from isthmus.engines import STOP
 from isthmus.errors import BudgetExhausted
-from isthmus.languages import query, tokeniser_of
+from isthmus.languages import beyond_english, query
 from isthmus.private import Cost, Covered, Geometric, release_costs
 from isthmus.private.ledger import Ledger
 from isthmus.retrieval import FIELD_TABLES, TEXT
-from isthmus.service.candidates import Mask, Snapshot
+from isthmus.service.candidates import Mask, Snapshot, spelled_terms
 from isthmus.service.columns import ModelScorer
 from isthmus.service.index import Index
 from isthmus.service.limits import HttpProblem
@@ -53,6 +54,9 @@ AT_ONCE = 1 << 14
 """Documents whose words are counted at once."""
 MOST_ANSWERS = 10_000
 """Kept in the file; the oldest go first, and cost again."""
+
+Readings = Sequence[tuple[frozenset[str], IntArray]]
+"""Documents, with the language that each of them is read in: none for English."""
 
 _log = logging.getLogger("isthmus.service")
 
@@ -83,7 +87,7 @@ class CountReleases:
         self._file = counts_file(settings)
         self._lock = threading.Lock()
         self._answers = _read(self._file)
-        self._counted: tuple[int, Covered, IntArray] | None = None
+        self._counted: tuple[int, Covered, Readings] | None = None
         ledger.expect(max((each.ledger for each in self._answers.values()), default=0), self._file)
 
     def answer(self, question: CountQuestion, peer: str, scorer: Scorer) -> NoisedCount:
@@ -145,12 +149,19 @@ class CountReleases:
         model: ModelScorer | None,
     ) -> _CountAnswer:
         """Charge the answer that others had of the same documents, or draw another one."""
-        covered, handles = self._documents(snapshot)
+        covered, readings = self._documents(snapshot)
         if before is not None and before.change == snapshot.change and not self._is_stale(before, snapshot):
             self._charge(before.draw, covered, peer)
             return replace(before, peers=(*before.peers, peer), ledger=self.ledger.number)
         draw = secrets.token_hex(16)
-        count = int(matching_documents(snapshot, handles, question, model, dense=self._dense).sum())
+        count = sum(
+            int(
+                matching_documents(
+                    replace(snapshot, languages=own), handles, question, model, dense=self._dense
+                ).sum()
+            )
+            for own, handles in readings
+        )
         self._charge(draw, covered, peer)
         noise = int(Geometric(self.settings.epsilon).draw(1)[0])
         return _CountAnswer(
@@ -163,11 +174,23 @@ class CountReleases:
             self.ledger.number,
         )
 
-    def _documents(self, snapshot: Snapshot) -> tuple[Covered, IntArray]:
-        """Those that are counted; worked out once for every change."""
+    def _documents(self, snapshot: Snapshot) -> tuple[Covered, Readings]:
+        """Those that are counted, by their language; worked out once for every change."""
         if self._counted is None or self._counted[0] != snapshot.change:
-            self._counted = snapshot.change, *counted_documents(snapshot, self.index, self.ledger)
+            covered, handles = counted_documents(snapshot, self.index, self.ledger)
+            self._counted = snapshot.change, covered, self._by_language(snapshot, handles)
         return self._counted[1:]
+
+    def _by_language(self, snapshot: Snapshot, handles: IntArray) -> Readings:
+        if len(snapshot.languages) < 2:
+            return [(snapshot.languages, handles)]
+        ids = snapshot.reader.ids(handles)
+        texts = self.index.store.get(ids)
+        own = [beyond_english([texts[id].language if id in texts else ""]) for id in ids]
+        return [
+            (each, handles[[at for at, language in enumerate(own) if language == each]])
+            for each in sorted(set(own), key=sorted)
+        ]
 
     def _charge(self, draw: str, covered: Covered, peer: str) -> None:
         """Charge a draw to all documents; one more release of statistics must fit into the budget besides."""
@@ -246,11 +269,11 @@ def _calibrated(scorer: Scorer, snapshot: Snapshot) -> ModelScorer | None:
 def matching_documents(
     snapshot: Snapshot, handles: IntArray, question: CountQuestion, model: ModelScorer | None, *, dense: bool
 ) -> Mask:
-    """Which documents count, each by itself."""
+    """Which documents count, each by itself; all of them in the snapshot's language."""
     blocks = [handles[first : first + AT_ONCE] for first in range(0, len(handles), AT_ONCE)]
     if model is None:
-        ways = _all_words(question.query, snapshot)
-        return np.concatenate([_having(snapshot, block, ways) for block in blocks])
+        words = spelled_terms(query(question.query, snapshot.languages))
+        return np.concatenate([_having(snapshot, block, words) for block in blocks])
     parts = []
     for block in blocks:
         candidates = snapshot.every(question.query, block, dense=dense)
@@ -259,20 +282,7 @@ def matching_documents(
     return np.concatenate(parts)
 
 
-def _all_words(text: str, snapshot: Snapshot) -> list[list[str]]:
-    """The words that a document must have, in one of the languages that documents here are in."""
-    tokens = query(text, snapshot.languages)
-    if tokens.stopped is not None:
-        return [[STOP + word for word in tokens.terms.words]]
-    if len(snapshot.languages) < 2:
-        return [list(tokens.terms.words)]
-    each = [tokeniser_of(code).query(text) for code in sorted(snapshot.languages)]
-    return [list(tokens.terms.words) for tokens in each if tokens.stopped is None]
-
-
-def _having(snapshot: Snapshot, handles: IntArray, ways: list[list[str]]) -> Mask:
-    having = np.zeros(len(handles), dtype=bool)
-    for words in ways:
-        counts = snapshot.reader.counts(handles, words)
-        having |= (counts.title + counts.body > 0).all(axis=1)
+def _having(snapshot: Snapshot, handles: IntArray, words: Sequence[str]) -> Mask:
+    counts = snapshot.reader.counts(handles, words)
+    having: Mask = (counts.title + counts.body > 0).all(axis=1)
     return having
