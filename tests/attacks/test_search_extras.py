@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.service import wire
 from isthmus.service.limits import message_header
-from isthmus.service.results import fold_copies
+from isthmus.service.results import fold_copies, suggestion_of
 from isthmus.service.settings import Policy
 from isthmus.service.stores import Draft
 from searching_silos import NORTH, OPEN, searching
@@ -106,6 +106,17 @@ def test_no_silo_speaks_for_another(silos):
     digests = enumerate(("", "ab"))
     hits = [wire.Hit(**hit("east", at, 0.5, also=[lie], digest=digest)) for at, digest in digests]
     assert [each.also for each in fold_copies(hits)] == [[], []]
+
+
+@pytest.mark.parametrize(
+    "like", ["tide silo:evil", "tide -x", "tide*", "silo:evil", "advertisement", "ti\nde"]
+)
+def test_no_silo_puts_filters_or_its_own_words_into_a_query(like):
+    """A suggestion is one word spelled like the one there is, whatever a silo proposes."""
+    told = wire.NodeAnswer(**answer("evil", [], spellings=[{"word": "tyde", "like": [like]}]))
+    assert suggestion_of("tyde", {"evil": told}) is None
+    told = wire.NodeAnswer(**answer("evil", [], spellings=[{"word": "tyde", "like": [like, "tide"]}]))
+    assert suggestion_of("tyde", {"evil": told}).query == "tide"
 
 
 def test_filters_cannot_be_made_expensive(silos):

@@ -14,6 +14,8 @@ from isthmus.service.query_language import ParsedQuery
 from isthmus.service.spelling import edits
 from isthmus.text import STOP_WORDS
 
+MOST_EDITS = 2
+"""Between a word and another spelling of it."""
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -99,7 +101,8 @@ def facets_of(answers: Mapping[str, wire.NodeAnswer]) -> wire.Facets | None:
 def suggestion_of(query: str, answers: Mapping[str, wire.NodeAnswer]) -> wire.Suggestion | None:
     """Another spelling of words that hardly any document has in any silo which says so.
 
-    A silo that has the word vetoes it; of several spellings the nearest, then what most silos propose.
+    A silo that has the word vetoes it; of several spellings the nearest, then what most silos propose. What
+    is no word spelled like it would be a silo's own words, or a filter, in the mouth of whoever searches.
     """
     proposals = {silo: answer.spellings for silo, answer in answers.items() if answer.spellings is not None}
     rare = [{each.word for each in spellings} for spellings in proposals.values()]
@@ -110,10 +113,12 @@ def suggestion_of(query: str, answers: Mapping[str, wire.NodeAnswer]) -> wire.Su
         homes: dict[str, list[str]] = {}
         for silo, spellings in proposals.items():
             for spelling in (like for each in spellings if each.word == word for like in each.like):
+                if not _WORD.fullmatch(spelling) or edits(word, spelling, MOST_EDITS) > MOST_EDITS:
+                    continue
                 votes[spelling] += 1
                 homes.setdefault(spelling, []).append(silo)
         if votes:
-            best = min(votes, key=lambda like: (edits(word, like, 3), -votes[like], like))
+            best = min(votes, key=lambda like: (edits(word, like, MOST_EDITS), -votes[like], like))
             instead[word] = best
             silos |= dict.fromkeys(homes[best])
     if not instead:
