@@ -41,6 +41,7 @@ _TIMES = "(1 / (1.645 * greatest(1 - 10 * r{0}, 1e-4)) - 0.5)"
 """The number of occurrences: Σ 1/i² up to n lacks 1/(n + ½) of π²/6, or nearly."""
 _SPREAD = f"({BM25().k1} * (1 - {BM25().b} + {BM25().b} * size))"
 _CONFIGURATION = re.compile(r"to_tsvector\('(\w+)'")
+_WHOLE = re.compile("-?[0-9]{1,18}")
 _KINDS = {"text": "text", "character varying": "text", "character": "text", "tsvector": "search"}
 
 
@@ -226,7 +227,7 @@ class PostgresEngine:
             kind = self._rows(f"SELECT pg_typeof({self._id})::text FROM {self._source} LIMIT 1")
             self._key_type = str(kind[0][0]) if kind else "text"
         if self._key_type in ("smallint", "integer", "bigint"):
-            ids = [id for id in ids if id.lstrip("-").isascii() and id.lstrip("-").isdigit() and len(id) < 19]
+            ids = [id for id in ids if _WHOLE.fullmatch(id)]
             return f"{self._id} = ANY(%s::bigint[])", ids
         if self._key_type in ("text", "character varying"):
             return f"{self._id} = ANY(%s::text[])", [id.replace("\0", " ") for id in ids]

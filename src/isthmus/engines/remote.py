@@ -12,6 +12,7 @@ where the settings are at fault; no message has a password or a key.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from isthmus.errors import ConfigError, ServiceError
 
 BATCH = 500
 """Documents that are read at once."""
+MOST_BYTES, PATIENCE = 256 << 20, 10
+"""Of one answer: bytes, and how many times `Location.seconds` it may take from its first byte to its last."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -128,11 +131,26 @@ class JsonServer:
 
     def ask(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         """What the server answers; a ServiceError of one line for anything but success."""
-        reply = self._reply(lambda: self._client.request(method, path, json=body, **options))
+        reply = self._reply(lambda: self._whole(method, path, json=body, **options))
         try:
             return reply.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ServiceError(f"{self.noun} answers no JSON (check engine.url)") from None
+
+    def _whole(self, method: str, path: str, **options: Any) -> Any:
+        """A reply of bounded length and time: one that goes on and on would keep its thread for ever."""
+        until, content = time.monotonic() + PATIENCE * self._seconds, bytearray()
+        with self._client.stream(method, path, **options) as reply:
+            for piece in reply.iter_bytes():
+                content += piece
+                if len(content) > MOST_BYTES:
+                    raise ServiceError(f"{self.noun} answers more than {MOST_BYTES >> 20} MB at once")
+                if time.monotonic() > until:
+                    raise ServiceError(
+                        f"{self.noun} takes more than {PATIENCE * self._seconds:g} s for one answer"
+                        " (check it, or engine.seconds)"
+                    )
+            return self._httpx.Response(reply.status_code, content=bytes(content))
 
     def lines(self, path: str, **options: Any) -> Iterator[Any]:
         """What the server answers line by line, each as JSON."""
