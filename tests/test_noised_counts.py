@@ -54,7 +54,21 @@ def model(slope=8.0):
     weights = np.zeros(len(COLUMNS))
     weights[COLUMNS.index("bm25")] = 1.0
     flat = np.zeros(len(PROFILE))
-    line = HitCalibration(slope, -0.5 * slope, 0.0, 0.0, 0.0, -9.0, 1.0, flat, np.ones(len(PROFILE)), flat)
+    line = HitCalibration(
+        slope=slope,
+        reach=1e6,
+        between=0.0,
+        start=-0.5 * slope,
+        above=1.0,
+        share=0.0,
+        base=0.0,
+        bias=0.0,
+        low=-9.0,
+        spread=1.0,
+        centre=flat,
+        scale=np.ones(len(PROFILE)),
+        weights=flat,
+    )
     score = Weights(np.zeros(len(COLUMNS)), np.ones(len(COLUMNS)), weights)
     return SearchModel("linear", score, line, "", {"version": "v1"})
 

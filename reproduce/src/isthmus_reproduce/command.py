@@ -22,7 +22,8 @@ EXPERIMENTS = {
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paper", choices=tuple(EXPERIMENTS), help="whose tables and figures")
+    names = ", ".join(EXPERIMENTS)
+    parser.add_argument("paper", metavar="PAPER", choices=tuple(EXPERIMENTS), help=f"one of {names}")
     parser.add_argument(
         "--data", metavar="DATA", help="a name or a path (every set the paper uses and is here)"
     )
