@@ -376,6 +376,16 @@ def test_renormalised_parameters_keep_their_length():
     np.testing.assert_allclose(lengths, norm(START), rtol=1e-5)
 
 
+def test_batch_errors_are_squared_distances_of_the_most_probable_grade() -> None:
+    from isthmus.federation.clients import BatchErrors
+
+    errors = BatchErrors(3)
+    scores = np.array([[0.1, 0.7, 0.2], [0.8, 0.1, 0.1], [0.2, 0.3, 0.5]])  # most probable: 1, 0, 2
+    errors(scores, np.array([1, 2, 0]))
+    errors(scores[:2], np.array([1, 2]))  # the last, smaller batch is not sent
+    assert errors.table().tolist() == [[0.0, 4.0, 4.0]]
+
+
 def test_paper_mode_names_its_faults():
     assert set(FedRisk.paper().faults()) == {"A1", "A2", "A3", "A4", "A6", "A7", "A9"}
     assert "A3" not in FedRisk.paper(0.5, 0.5).faults()

@@ -26,7 +26,7 @@ from isthmus.classification import (
 )
 from isthmus.encoders import Lsa
 from isthmus.errors import DataError
-from isthmus.retrieval import BM25Index
+from isthmus.retrieval import BM25, BM25Index
 from isthmus.tables import Corpus, Documents, Qrels, Queries, Run
 from isthmus_reproduce.fusion.labels import Bm25LabelText, Trained, labels_of
 
@@ -200,3 +200,33 @@ def test_mismatched_labels_and_texts_without_words_are_errors() -> None:
         Panel({}).fit(TRAIN, TRAIN_LABELS[:3], LABELS)
     with pytest.raises(DataError, match="no word"):
         Words().fit(["", "!"])
+
+
+def test_the_papers_two_readings_of_its_retrievers() -> None:
+    """BM25 over label texts finds what shares a word; over training texts what their labels share."""
+    learned, right = (
+        ["a striker and a keeper", "the oven is hot", "an appeal at court"],
+        np.eye(3, 4, dtype=bool),
+    )
+    rankers = {"text": Bm25LabelText(), "neighbours": Bm25Neighbours(k=2, pool="max")}
+    found = Panel(rankers).fit(learned, right, LABELS).scores(["verdict of the judge", "hot"])
+    assert np.nanargmax(found["text"][0]) == 2
+    assert np.isfinite(found["text"][0]).sum() == 1, "other labels share no word"
+    assert np.isnan(found["text"][1]).all()
+    assert np.nanargmax(found["neighbours"][1]) == 1
+    query, other = (
+        BM25().index(LABELS),
+        Queries(("q",), ("verdict of the judge",), np.zeros(1, int), ("test",)),
+    )
+    assert found["text"][0, 2] == pytest.approx(float(query.search(other, 4).scores[0]))
+
+
+def test_the_papers_dense_retriever_is_a_cosine_under_a_learned_map() -> None:
+    learned, right = texts(60, 3)
+    view = Encoded(Lsa.fit([*learned, *LABELS.texts], dimensions=16))
+    trained = Panel({"cosine": Trained(view), "code": Trained(view, score="inverse_distance")})
+    scores = trained.fit(learned, right, LABELS).scores(learned[:10])
+    assert np.abs(scores["cosine"]).max() <= 1
+    expected = 1 / (2 - 2 * np.clip(scores["cosine"], -1, 1) + 1e-9)
+    assert scores["code"] == pytest.approx(expected, rel=1e-3), "1/d² of unit vectors"
+    assert (scores["cosine"].argmax(axis=1) == right[:10].argmax(axis=1)).mean() > 0.7
