@@ -89,8 +89,6 @@ class Remote:
         except RemoteProblem:
             raise
         except ServiceError as error:
-            if isinstance(error, RemoteProblem) and 400 <= error.status < 500 and error.status != 429:
-                raise  # it answers: one question that it does not take is no reason to ask nothing else
             if not self.problem:
                 _log.warning("%s", error)
             self.problem, self._rests_until = str(error), time.monotonic() + REST

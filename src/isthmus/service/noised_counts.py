@@ -284,5 +284,4 @@ def matching_documents(
 
 def _having(snapshot: Snapshot, handles: IntArray, words: Sequence[str]) -> Mask:
     counts = snapshot.reader.counts(handles, words)
-    having: Mask = (counts.title + counts.body > 0).all(axis=1)
-    return having
+    return np.asarray((counts.title + counts.body > 0).all(axis=1))
