@@ -198,6 +198,6 @@ def test_work_is_cut_into_units_that_name_themselves() -> None:
     assert len(list(_table_units("cran", Config()))) == 20
     results = _sorted("synthetic", {piece: {} for piece in pieces})
     assert len(results.table) == 2
-    assert set(results.budget) == {2.0, 8.0, float("inf")}
+    assert set(results.budget) == {0.5, 8.0, float("inf")}
     assert list(results.silos) == [1, 2, 4]
     assert len(results.places) == 4

@@ -157,8 +157,9 @@ def test_strangers_learn_neither_silos_nor_their_addresses(site):
     httpx.post(f"{site.url}/v1/search", json=BODY, headers={"x-api-key": site.token})
     stranger = httpx.get(f"{site.url}/v1/ready")
     assert stranger.status_code == 200
-    names = ("detail", "statistics", "encoder", "encoder_name")
-    assert stranger.json() == {"ready": True, "documents": 0, "indexed": 0, **dict.fromkeys(names, "")}
+    names = ("detail", "statistics", "encoder", "encoder_name", "model", "engine", "level")
+    counts = ("documents", "indexed", "search_level", "unread")
+    assert stranger.json() == {"ready": True, **dict.fromkeys(counts, 0), **dict.fromkeys(names, "")}
     admin = site.keys.add("root", scopes=["admin"])
     urls = {
         name: httpx.get(f"{site.url}/v1/silos", headers={"x-api-key": key}).json()["silos"][0]["url"]

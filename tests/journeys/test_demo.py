@@ -193,7 +193,7 @@ VIEWS = {
     "search": (f"search?q={QUESTION.replace(' ', '+')}", ".hit"),
     "silos": ("silos", ".card"),
     "training": ("training", ".card svg"),
-    "calibration": ("calibration", "main .notice"),  # nobody has judged a hit that had a probability
+    "calibration": ("calibration", ".cards.small svg"),  # of what the silos learned together
 }
 
 

@@ -67,7 +67,8 @@ def test_silos_learn_and_one_that_comes_back_gets_the_model(folder):
         assert isthmus("learn", "--config", config, "--list") == []
         key = ("--broker", federation.url, "--key", federation.key)
         assert isthmus("judgements", "import", folder / "judged.csv", *key)["added"] > 1000
-        shutil.copytree(folder / "west" / "index", folder / "copy")  # while it serves, as a backup is made
+        sockets = shutil.ignore_patterns("*.sock")
+        shutil.copytree(folder / "west" / "index", folder / "copy", ignore=sockets)  # as it serves, a backup
 
         first = isthmus("learn", "--config", config)
         record = first["record"]
