@@ -2,6 +2,7 @@
 #
 #   make demo     a world of four silos, measured, then searched from one page     (DEMO_ARGS=--headless)
 #   make test     check, then every test                                           (TEST_ARGS="-k tables")
+#   make core     the tests without long trials, browser, servers of others and demonstration
 #   make check    lint, format, types, import order, the rules of the house
 #   make bench    every hot path beside its peer; writes bench.json
 #   make pythons  the tests on every other Python from 3.11 to 3.13 that is on PATH
@@ -62,7 +63,7 @@ test: check $(EXTRAS) $(REPRODUCE)
 	@echo "· the tests, on $(WORKERS) workers"
 	@$(PYTEST) --ignore tests/test_architecture.py $(TEST_ARGS)
 
-# Without check, which is the same for every Python, without the extras that not every Python has, without soak.
+# The core: without check, which is the same for every Python, and without the extras that not every Python has.
 pythons:
 	@for version in $(PYTHONS); do \
 	  run="$(MAKE) --no-print-directory PYTHON=python$$version VENV=$(VENV)-$$version"; \
@@ -78,8 +79,8 @@ pythons:
 	done
 
 core: $(DEV) $(REPRODUCE)
-	@echo "· the tests on $$($(BIN)/python --version), without soak"
-	@$(PYTEST) -m "not soak" $(TEST_ARGS)
+	@echo "· the core's tests on $$($(BIN)/python --version)"
+	@$(PYTEST) -m "not soak and not beyond" $(TEST_ARGS)
 
 check: $(DEV)
 	@echo "· ruff: lint and format"

@@ -49,6 +49,22 @@ LONGEST = (
 )
 
 
+# Tests beyond the core: with a browser, with servers of others, or with the whole demonstration.
+BEYOND = (
+    "journeys/test_attach.py",
+    "journeys/test_demo.py",
+    "journeys/test_demo_story.py",
+    "tests/test_attach_engines.py",
+)
+OTHERS = {"browser", "postgres_url", "_postgres_server"}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what `make core` leaves out."""
+    if item.path.as_posix().endswith(BEYOND) or OTHERS.intersection(item.fixturenames):  # type: ignore[attr-defined]
+        item.add_marker("beyond")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first and leave the others as they are."""

@@ -20,7 +20,7 @@ TOPICS = [f"{first} {second}" for first in FIRST for second in SECOND]
 SILOS = {"papers": "postgresql", "notes": "qdrant", "tickets": "typesense"}
 MINUTES = 5
 JUDGED = 50
-"""Queries are dealt into halves by a keyed hash: of thirty, one federation in twenty has too few in a half."""
+"""A keyed hash deals queries into halves: of thirty, one federation in twenty has too few in a half."""
 
 
 def documents(silo):
