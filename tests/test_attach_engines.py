@@ -16,9 +16,17 @@ from command_line import isthmus
 from engine_servers import ENGINES, Switch, running
 from isthmus.engines import Location, attached, open_remote
 from isthmus.engines.remote import base_url
-from isthmus.errors import ConfigError, Refused, ServiceError
+from isthmus.engines.tally import DocumentTally
+from isthmus.errors import ConfigError, DataError, Refused, ServiceError
 from isthmus.service import Draft, EncoderSettings, Node, NodeSettings, read_node
-from isthmus.service.wire import AttributedBatch, AttributedFeedback, NamedJudgement, Search
+from isthmus.service.erasure import erase
+from isthmus.service.wire import (
+    AttributedBatch,
+    AttributedFeedback,
+    AttributedOpening,
+    NamedJudgement,
+    Search,
+)
 
 FIRST = ("harbour", "glacier", "orchard", "railway", "lantern", "granite", "monsoon", "cathedral")
 SECOND = ("keepers", "surveys", "repairs", "festivals", "accounts")
@@ -226,6 +234,49 @@ def test_documents_are_changed_where_they_are(server, tmp_path):
         pytest.raises(Refused, match=f"{server.noun}, which is only"),
     ):
         node.put([Draft("x", "", "text")])
+
+
+@elsewhere
+def test_an_erased_document_is_shown_no_more_though_the_engine_has_it(server, tmp_path):
+    with serving(server, tmp_path / "w") as node:
+        id, others = server.id("d1"), {server.id("d2"), server.id("d3")}
+        node.judgements.take(
+            AttributedBatch(judgements=[NamedJudgement(query="q", document=id, relevant=True)], person="ada"),
+            "broker",
+            str,
+        )
+        ticket = node.tokens.ticket(id, peer="broker")
+        with pytest.raises(DataError, match="no document nobody"):
+            erase(node, [id, "nobody"])
+        assert node.store.present([id])
+        receipt = erase(node, [id])
+        assert [(each.removed, each.hidden) for each in receipt.documents] == [(False, True)]
+        assert receipt.judgements == 1
+        assert server.noun in receipt.remains[0]
+        assert "whoever runs that engine" in receipt.remains[0]
+        assert {hit.document for hit in search(node, TOPICS[0], k=3).hits} >= others
+        assert id not in {hit.document for hit in search(node, TOPICS[0], k=100).hits}
+        assert not node.store.get([id])
+        assert not node.store.present([id])
+        assert id not in node._ids()
+        assert id not in {row[0] for row in node.store.listed()}
+        opening = AttributedOpening(ticket=ticket, person="ada")
+        with pytest.raises(DataError):
+            node.documents.open(id, opening, peer="broker", name=str)
+        tally = tmp_path / "w" / "north" / "index" / "index" / "tally"
+        if server.level == "full":
+            assert server.id("d2") in DocumentTally.load(tally).ids
+            assert id not in DocumentTally.load(tally).ids
+            until = time.monotonic() + 30
+            while "hidden" not in node.index.snapshot.reader.tally.version and time.monotonic() < until:
+                time.sleep(0.02)
+            statistics = node.index.snapshot.exact_statistics("north", ("text.having",))
+            assert statistics.counts("text.having", ["harbour", "keeper"]).tolist() == [14, 23]
+        assert erase(node, [id]).documents[0].hidden is False
+    with Node(node.settings) as again:
+        assert not again.store.get([id])
+        assert again.store.readmit([id]) == 1
+        assert again.store.get([id])
 
 
 @elsewhere

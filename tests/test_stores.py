@@ -10,7 +10,15 @@ from dataclasses import replace
 import pytest
 
 from isthmus.errors import DataError, ServiceError
-from isthmus.service.stores import Counts, Draft, Judgement, SqliteStore, majority, type_of
+from isthmus.service.stores import (
+    Counts,
+    Draft,
+    Judgement,
+    SqliteStore,
+    StoredRequest,
+    majority,
+    type_of,
+)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -135,6 +143,61 @@ def test_judgements_from_before_people_had_names_stay(store, request, monkeypatc
     opened.judge(Judgement("a query", "a", False, "broker", 2.0, person="one"))
     assert opened.judgements()[0] == was
     assert len(opened.judgements()) == 2
+
+
+def request(number, document="a", person="ada", at=1.0):
+    return StoredRequest(number, document, "broker", person, "Ada", "a query", "why ? 100 %", at)
+
+
+def test_requests_are_asked_answered_once_and_forgotten(store):
+    for each in (request("1"), request("2", person="ben", at=2.0), request("3", at=3.0)):
+        store.ask(each)
+    assert store.requests() == [request("3", at=3.0), request("2", person="ben", at=2.0), request("1")]
+    assert [each.number for each in store.requests(peer="broker", person="ada")] == ["3", "1"]
+    assert not store.requests(peer="another")
+    assert store.settle_request("1", "waiting", "allowed", word="until friday", at=4.0)
+    assert not store.settle_request("1", "waiting", "denied", at=5.0), "it has been answered"
+    assert store.settle_request("1", "allowed", "opened", at=6.0)
+    (answered,) = [each for each in store.requests() if each.number == "1"]
+    assert (answered.state, answered.word, answered.answered) == ("opened", "until friday", 6.0)
+    store.forget_requests(before=2.5)
+    assert [each.number for each in store.requests()] == ["3"]
+
+
+def test_an_erased_document_leaves_no_id_and_is_blocked_until_it_is_readmitted(store):
+    store.put(drafts("a", "b"), source="papers")
+    store.judge(Judgement("a query", "a", True, "ada", 1.0), Judgement("a query", "b", True, "ada", 1.0))
+    store.ask(request("1"))
+    assert store.mentioned(["a", "b", "nobody"]) == {"a", "b"}
+    store.block(["a"], at=1.0)
+    store.block(["a"], at=2.0)
+    assert (store.blocked()("a"), store.blocked()("b"), len(store.blocked())) == (True, False, 1)
+    store.remove(["a"])
+    assert store.mentioned(["a"]) == {"a"}
+    assert store.erase(["a", "nobody"]) == {"documents": 0, "judgements": 1, "requests": 1}
+    store.rewrite()
+    assert not store.requests()
+    assert [each.document for each in store.judgements()] == ["b"]
+    assert not store.owners(["a"])
+    (gone,) = [each for each in store.changes(0, 10) if each.removed]
+    assert gone.id.startswith("erased-")
+    assert gone.change == store.latest() == 3, "an index that is built anew is not behind"
+    assert store.readmit(["a", "b"]) == 1
+    assert not store.blocked()("a")
+    assert store.put(drafts("a")) == Counts(added=1)
+
+
+def test_documents_are_listed_by_source_and_by_words_with_any_sign(store):
+    store.put(
+        [Draft("a%b", "Tides", "x"), Draft("a_b", "100 % tides!", "x"), Draft("axb", "Rocks", "x")],
+        source="papers",
+    )
+    store.put([Draft("other", "Tides", "x")], source="letters")
+    assert [row[0] for row in store.listed(words="TIDES")] == ["a%b", "a_b", "other"]
+    assert [row[0] for row in store.listed(words="a_b")] == ["a_b"]
+    assert [row[0] for row in store.listed(words="% tides!")] == ["a_b"]
+    assert [row[0] for row in store.listed(source="papers", most=2)] == ["a%b", "a_b"]
+    assert store.by_source() == {"letters": 1, "papers": 3}
 
 
 def test_threads_write_and_read_at_once_and_no_number_is_used_twice(store):

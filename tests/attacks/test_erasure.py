@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from isthmus.errors import DataError
 from isthmus.private.ledger import Budget, Ledger, fingerprint
 from isthmus.retrieval import Statistics
 from isthmus.service import wire
 from isthmus.service.encoding import LsaQueries, load_lsa
 from isthmus.service.erasure import erase
 from isthmus.service.node import Node
-from isthmus.service.settings import EncoderSettings, NodeSettings, Policy, SharedStatistics, Source
+from isthmus.service.settings import (
+    EncoderSettings,
+    NodeSettings,
+    Policy,
+    SharedStatistics,
+    Source,
+    StoreSettings,
+)
 from isthmus.service.stores import Judgement, StoredRequest
 from isthmus.tables import OWN
 
@@ -105,6 +114,27 @@ def test_nothing_of_an_erased_document_is_left_in_the_nodes_folder(settings):
     json.dumps(receipt.model_dump())
 
 
+def test_nothing_of_an_erased_document_is_left_in_a_store_in_postgresql(settings, postgres_url):
+    import psycopg
+
+    def rows_with_pieces():
+        with psycopg.connect(postgres_url) as db:
+            names = db.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+            rows = [row for (name,) in names for (row,) in db.execute(f'SELECT t::text FROM "{name}" t')]
+        return [row for row in rows if any(piece.decode() in row.lower() for piece in PIECES)]
+
+    there = replace(settings, store=StoreSettings("postgres", postgres_url))
+    with Node(there).offline() as node:
+        filled(node)
+        assert len(rows_with_pieces()) == 3, "the document, a judgement and a request"
+        receipt = erase(node, [SECRET_ID])
+        assert not rows_with_pieces()
+        assert not texts_in(settings.folder)
+        assert (receipt.judgements, receipt.requests) == (1, 1)
+        node.read_sources()
+        assert node.store.count() == 30
+
+
 def test_an_erased_document_does_not_come_back_with_its_source_until_it_is_readmitted(settings):
     with Node(settings).offline() as node:
         filled(node)
@@ -119,12 +149,16 @@ def test_an_erased_document_does_not_come_back_with_its_source_until_it_is_readm
         assert node.store.present([SECRET_ID])
 
 
-def test_erasing_twice_or_what_is_not_there_does_no_harm(settings):
+def test_erasing_twice_does_no_harm_and_what_is_not_there_is_an_error(settings):
     with Node(settings).offline() as node:
         filled(node)
+        with pytest.raises(DataError, match=r"no document never-was\.md.*isthmus documents list"):
+            erase(node, [SECRET_ID, "never-was.md"])
+        assert node.store.present([SECRET_ID]), "nothing is done by halves"
+        assert not len(node.store.blocked())
         erase(node, [SECRET_ID])
-        again = erase(node, [SECRET_ID, "never-was.md"])
-        assert [each.removed for each in again.documents] == [False, False]
+        again = erase(node, [SECRET_ID])
+        assert [(each.removed, each.hidden) for each in again.documents] == [(False, False)]
         assert node.store.count() == 30
 
 

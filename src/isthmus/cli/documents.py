@@ -195,12 +195,8 @@ def _list_arguments(parser: argparse.ArgumentParser) -> None:
 def _list(arguments: argparse.Namespace) -> None:
     from isthmus.report import Table
 
-    settings, store = silo_store(arguments)
+    _, store = silo_store(arguments)
     try:
-        if settings.engine is not None:
-            raise ConfigError(
-                "this silo's documents are in an engine elsewhere", expected="a list from there"
-            )
         rows = store.listed(source=arguments.source, words=arguments.find, most=arguments.most)
         total = store.count()
     finally:
@@ -217,19 +213,19 @@ def _remove_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--receipt FILE", "write the receipt there, too")
     add_json(
         parser,
-        "{silo, at, documents: [{id, removed, released}], judgements, requests, rewritten, remains, …}",
+        "{silo, at, documents: [{id, removed, hidden, released}], judgements, requests, rewritten, …}",
     )
 
 
-def _remove(arguments: argparse.Namespace) -> int:
+def _remove(arguments: argparse.Namespace) -> None:
     from isthmus.service import read_node
 
     settings = read_node(arguments.config)
     receipt = _erased(settings, arguments.ids)
     if arguments.receipt:
         Path(arguments.receipt).write_text(receipt.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    removed = [each.id for each in receipt.documents if each.removed]
-    lines = [f"{'erased' if each.removed else 'not there'}  {plain(each.id)}" for each in receipt.documents]
+    done = {(True, False): "erased", (False, True): "hidden", (False, False): "gone already"}
+    lines = [f"{done[each.removed, each.hidden]}  {plain(each.id)}" for each in receipt.documents]
     lines.append(
         f"with {several(receipt.judgements, 'judgement')} and {several(receipt.requests, 'request')}"
     )
@@ -237,7 +233,6 @@ def _remove(arguments: argparse.Namespace) -> int:
     lines += [f"known still: {line}" for line in receipt.remains]
     lines += [f"not undone: {line}" for line in receipt.not_undone]
     show(arguments, receipt.model_dump(), "\n".join(lines))
-    return 0 if len(removed) == len(receipt.documents) else 1
 
 
 def _erased(settings: NodeSettings, ids: list[str]) -> ErasureReceipt:

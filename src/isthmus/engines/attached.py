@@ -69,6 +69,10 @@ class Remote:
         self.engine = engine
         self.problem = ""
         """Why it did not answer last; empty where it did."""
+        self.is_hidden: Callable[[str], bool] = lambda id: False
+        """Which documents are not shown, whatever the server has: those that were erased here."""
+        self.hidden = 0
+        """How many those are, here or gone."""
         self._rests_until = 0.0
         self._recent: OrderedDict[str, tuple[float, RemoteDocument]] = OrderedDict()
         self._handle_of: OrderedDict[str, int] = OrderedDict()
@@ -101,6 +105,7 @@ class Remote:
     def texts(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
         """Documents by id; unknown ids are left out."""
         since = time.monotonic() - FRESH
+        ids = [id for id in ids if not self.is_hidden(id)]
         with self._lock:
             known = {id: self._recent[id] for id in ids if id in self._recent}
         texts = {id: document for id, (at, document) in known.items() if at > since}
@@ -115,10 +120,22 @@ class Remote:
             texts |= read
         return texts
 
+    def shows(self, id: str) -> bool:
+        """Whether a document with such an id is shown."""
+        return is_name(id) and not self.is_hidden(id)
+
+    def forget(self, ids: Iterable[str]) -> None:
+        """Drop what is remembered of documents."""
+        gone = set(ids)
+        with self._lock:
+            for id in gone & self._recent.keys():
+                del self._recent[id]
+            self._listed = (-LISTED, [])
+
     def scan(self) -> Iterator[list[RemoteDocument]]:
-        """All documents whose ids can be shown."""
+        """All documents that are shown."""
         for batch in self.engine.scan():
-            yield [each for each in batch if is_name(each.id)]
+            yield [each for each in batch if self.shows(each.id)]
 
     def all_ids(self) -> list[str]:
         """The ids of all documents, as they were within the last minute."""
@@ -190,13 +207,13 @@ class AttachedReader:
             return np.empty(0, dtype=np.int64)
         engine = cast(CountedEngine, self.remote.engine)
         ids = self.remote.ask(lambda: engine.matching(weights, OVERFETCH * depth))
-        handles = self.named(list(filter(is_name, ids)))
+        handles = self.named(list(filter(self.remote.shows, ids)))
         return handles if only is None else self.meeting(handles, only)
 
     def search(self, text: str, vector: Vectors, depth: int) -> tuple[IntArray, FloatArray]:
         """The best documents by the server's own scores, ascending by handle."""
         hits = self.remote.ask(lambda: self.remote.engine.search(text, vector, depth))
-        hits = [(id, score) for id, score in hits if is_name(id)]
+        hits = [(id, score) for id, score in hits if self.remote.shows(id)]
         scores = dict(zip(self._numbers([id for id, _ in hits]), (score for _, score in hits), strict=True))
         handles = np.array(sorted(scores), dtype=np.int64)
         return handles, np.array([scores[handle] for handle in handles.tolist()], dtype=np.float64)
@@ -330,6 +347,9 @@ class AttachedEngine:
         self.reader = AttachedReader(self.remote, tally, len(tally), language)
         self.remote.reserve(tally.last + 1)
         self._next = self.reader
+        self._lock = threading.Lock()
+        self.renew_hidden: Callable[[], None] = lambda: None
+        """Called before every look at the server: sets which documents `remote` hides."""
 
     def _saved(self) -> DocumentTally:
         try:
@@ -363,20 +383,35 @@ class AttachedEngine:
         except (ServiceError, Interrupted):
             return False
 
+    def forget(self, ids: Iterable[str]) -> None:
+        """Drop documents that are hidden from what is known here, on disk too; their words are in the counts
+        until all are counted anew, which is due."""
+        self.remote.forget(ids)
+        with self._lock:
+            tally = self.reader.tally.without(self.remote.is_hidden)
+            if self.is_counted and tally is not self.reader.tally:
+                tally.save(self._file)
+            self._took = 0.0
+            self._next = self.reader = replace(self.reader, tally=tally, documents=len(tally))
+
     def _look(self, now: float, stopped: Callable[[], bool]) -> bool:
+        self.renew_hidden()
         if not self.is_counted:
             documents = self.remote.ask(self.remote.engine.documents)
             self._next = replace(self.reader, documents=documents)
             return documents != len(self.reader)
         version = self.remote.ask(self.remote.engine.version)
+        version += f", {self.remote.hidden} hidden" if self.remote.hidden else ""
         tally = self.reader.tally
         is_due = version != tally.version and now - self._counted_at > SHARE * self._took
         if not is_due and now - self._counted_at < DAY:
             return False
         tally = self._count(version, stopped)
         self._counted_at, self._took = time.monotonic(), time.monotonic() - now
-        tally.save(self._file)
-        self._next = replace(self.reader, tally=tally, documents=len(tally))
+        with self._lock:
+            tally = tally.without(self.remote.is_hidden)  # erased while they were counted
+            tally.save(self._file)
+            self._next = replace(self.reader, tally=tally, documents=len(tally))
         _log.info("counted %s documents of %s", f"{len(tally):,}", self.noun)
         return True
 

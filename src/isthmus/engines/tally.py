@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -63,6 +63,14 @@ class DocumentTally:
     def code_of(self) -> Mapping[str, int]:
         """The code of every word."""
         return {word: code for code, word in enumerate(self.words)}
+
+    def without(self, is_gone: Callable[[str], bool]) -> DocumentTally:
+        """The documents but some, whose words are in the totals still; itself where there is none of them."""
+        rows = [row for row, id in enumerate(self.ids) if not is_gone(id)]
+        if len(rows) == len(self):
+            return self
+        ids = tuple(self.ids[row] for row in rows)
+        return replace(self, ids=ids, handles=self.handles[rows], digests=self.digests[rows])
 
     def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
         """The totals of words; 0 for one that no document has."""

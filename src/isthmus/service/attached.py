@@ -80,6 +80,26 @@ class AttachedStore(SqliteStore):
     def __init__(self, path: Path, engine: AttachedEngine) -> None:
         super().__init__(path)
         self._engine = engine
+        engine.renew_hidden = self._renew_hidden
+        self._renew_hidden()
+
+    def _renew_hidden(self) -> None:
+        """What was erased is not shown, though the engine has it: by another process, too."""
+        erased = self.blocked()
+        self._engine.remote.is_hidden, self._engine.remote.hidden = erased, len(erased)
+
+    def block(self, ids: Iterable[str], *, at: float) -> None:
+        """Show these documents no more."""
+        ids = list(ids)
+        super().block(ids, at=at)
+        self._renew_hidden()
+        self._engine.forget(ids)
+
+    def readmit(self, ids: Iterable[str]) -> int:
+        """Show documents again that were erased, if the engine has them; how many were."""
+        count = super().readmit(ids)
+        self._renew_hidden()
+        return count
 
     def close(self) -> None:
         """Close all connections."""

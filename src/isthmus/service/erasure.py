@@ -6,6 +6,9 @@ A document that is removed leaves its id behind and its words in an index that i
 that is erased leaves neither: everything that had something of it is written anew before the receipt is made.
 What stays are digests under keys of the silo: in the store, so that no source brings it back, and in the
 ledger, so that it has the budget it had if it comes back all the same. Done twice, it is done once.
+
+Documents in an engine elsewhere are not Isthmus's to delete: one that is erased is shown no more, and all
+that is known of it here goes.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from isthmus.errors import ServiceError
+from isthmus.errors import DataError, ServiceError
 from isthmus.service import wire
 from isthmus.service.node import Node
 
@@ -28,6 +31,12 @@ NOT_UNDONE = (
     "models that were learned with judgements of it, here and elsewhere",
     "the source itself, logs of this node and of others, and backups",
 )
+ELSEWHERE = (
+    "the document itself, in {0}, which is only read: this silo shows it no more; to delete it there is for "
+    "whoever runs that engine",
+    "in numbers that {0} gives, of documents and of matches",
+)
+COUNTED = ("its words in this silo's counts of all documents, until they are counted anew: within minutes",)
 LEAST = 12
 """Bytes of a piece of text that is looked for: shorter ones stand anywhere."""
 
@@ -36,18 +45,21 @@ def erase(node: Node, ids: Sequence[str]) -> wire.ErasureReceipt:
     """Erase documents by their ids; returns when nothing of them is left in the node's folder."""
     ids = list(dict.fromkeys(ids))
     with node.unread():
-        node.store.block(ids, at=time.time())
         drafts = node.store.get(ids)
+        _check_known(node, [id for id in ids if id not in drafts])
+        node.store.block(ids, at=time.time())
         pieces = [text.encode() for each in drafts.values() for text in (each.id, each.body[:60])]
         released = {id: [_charge(row) for row in node.ledger.charges(id)] for id in ids}
         rewritten, remains = list[str](), list(REMAINS)
-        if node.settings.engine is None:
+        if node.attached is None:
             node.store.remove(ids)
             node.index.catch_up()
             node.index.compact()
             rewritten += ["index", "vectors"]
         else:
-            remains.insert(0, "the documents themselves, in the engine that has them: remove them there")
+            node.index.renew()
+            lines = (*ELSEWHERE, *(COUNTED if node.attached.is_counted else ()))
+            remains[:0] = [line.format(node.attached.noun) for line in lines]
         counts = node.store.erase(ids)
         if _stands_in(node.settings.folder, pieces):
             node.store.rewrite()
@@ -59,17 +71,32 @@ def erase(node: Node, ids: Sequence[str]) -> wire.ErasureReceipt:
             rewritten.append("sketches")
         if node.ledger.erase(ids):
             rewritten.append("ledger")
-    gone = drafts.keys() if node.settings.engine is None else ()
+    stored, hidden = (drafts, {}) if node.attached is None else ({}, drafts)
     return wire.ErasureReceipt(
         silo=node.settings.silo,
         at=wire.moment(time.time()),
-        documents=[wire.ErasedDocument(id=id, removed=id in gone, released=released[id]) for id in ids],
+        documents=[
+            wire.ErasedDocument(id=id, removed=id in stored, hidden=id in hidden, released=released[id])
+            for id in ids
+        ],
         judgements=counts["judgements"],
         requests=counts["requests"],
         rewritten=rewritten,
         remains=remains,
         not_undone=list(NOT_UNDONE),
     )
+
+
+def _check_known(node: Node, ids: Sequence[str]) -> None:
+    """That something is known of documents that are not there; a DataError before anything is done."""
+    known = node.store.mentioned(ids)
+    unknown = [id for id in ids if id not in known and not any(node.ledger.charges(id))]
+    if unknown:
+        named = ", ".join(unknown[:5]) + (", …" if len(unknown) > 5 else "")
+        raise DataError(
+            f"nothing was erased: this silo has no document {named}",
+            cure="ids as isthmus documents list shows them, without the silo's name",
+        )
 
 
 def _charge(row: dict[str, object]) -> dict[str, object]:

@@ -223,6 +223,11 @@ class Index:
             characters += sum(len(each.title) + len(each.body) for each in more)
         return changes
 
+    def renew(self) -> None:
+        """Show the engine's documents as they are now to searches that begin."""
+        with self._writing:
+            self._show()
+
     def _show(self) -> None:
         encoder = self.snapshot.encoder
         if encoder is not self._encoder and self._is_served():

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -154,8 +155,8 @@ class Node:
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ledger = open_ledger(settings)
-        self._attached = None if settings.engine is None else open_attached(settings.engine, folder / "index")
-        self.store = open_store(settings, self._attached)
+        self.attached = None if settings.engine is None else open_attached(settings.engine, folder / "index")
+        self.store = open_store(settings, self.attached)
         check_sources(settings, self.store)
         statistics = settings.statistics
         hash_key = secret(statistics.hash_key, "statistics.hash_key")
@@ -167,7 +168,7 @@ class Node:
             self.store,
             encoder=settings.encoder,
             family=self.family,
-            engine=self._attached,
+            engine=self.attached,
             kind=Snapshot if self._is_comparable else ScoredSnapshot,
         )
         self._models = self._stamps()
@@ -412,8 +413,8 @@ class Node:
         """What is missing in the index; empty while everything can be found by its words."""
         if self.problem:
             return f"indexing failed: {self.problem}"
-        if self._attached is not None and self._attached.remote.problem:
-            return f"{self._attached.noun} does not answer"
+        if self.attached is not None and self.attached.remote.problem:
+            return f"{self.attached.noun} does not answer"
         if not self._read.is_set():
             return "reading its sources"
         behind = self.index.behind
@@ -429,8 +430,8 @@ class Node:
         elif not detail and (waiting := self.index.unencoded):
             detail = f"encoding {waiting} documents"
         usable = self._read.is_set() and (not behind or len(snapshot) > 0) and not self.problem
-        if self._attached is not None:
-            usable = usable and not self._attached.remote.problem
+        if self.attached is not None:
+            usable = usable and not self.attached.remote.problem
         version = "" if snapshot.shared is None else snapshot.shared.version
         return wire.Ready(
             ready=usable,
@@ -441,7 +442,7 @@ class Node:
             encoder=snapshot.encoder.fingerprint,
             encoder_name=self.index.encoder_name,
             model=self.model_version,
-            engine="" if self._attached is None else self._attached.noun,
+            engine="" if self.attached is None else self.attached.noun,
             level="" if self.settings.engine is None else self.settings.engine.level,
             search_level=wire.SEARCH_LEVEL,
             unread=sum(report.unread for report in self.source_reports),
@@ -714,9 +715,11 @@ def open_store(settings: NodeSettings, engine: AttachedEngine | None = None) -> 
 
         store = PostgresStore(secret(settings.store.url, "store.url"))
 
+    erased_key = cache(lambda: local_secret(settings.folder / "erased.key"))
+
     def digest_of(id: str) -> str:
-        key = local_secret(settings.folder / "erased.key")
-        return hashlib.blake2b(id.encode("utf-8", "surrogatepass"), key=key, digest_size=16).hexdigest()
+        spelled = id.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(spelled, key=erased_key(), digest_size=16).hexdigest()
 
     store.digest_of = digest_of
     return store

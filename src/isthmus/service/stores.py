@@ -114,6 +114,20 @@ class StoredRequest:
     answered: float | None = None
 
 
+@dataclass(frozen=True)
+class Erased:
+    """Documents that were erased, by digests of their ids."""
+
+    digests: frozenset[str]
+    digest_of: Callable[[str], str]
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def __call__(self, id: str) -> bool:
+        return bool(self.digests) and self.digest_of(id) in self.digests
+
+
 _REQUEST = "number, document, peer, person, name, query, reason, at, state, word, answered"
 
 
@@ -350,11 +364,21 @@ class DocumentStore(ABC):
         with self._transaction(writing=True) as db:
             return len(self._among(db, "DELETE FROM erased WHERE digest IN", digests, returning="digest"))
 
-    def blocked(self) -> Callable[[str], bool]:
+    def blocked(self) -> Erased:
         """Whether a document was erased, by its id."""
         with self._transaction() as db:
-            digests = {digest for (digest,) in self._rows(db, "SELECT digest FROM erased")}
-        return (lambda id: self.digest_of(id) in digests) if digests else (lambda id: False)
+            digests = frozenset(digest for (digest,) in self._rows(db, "SELECT digest FROM erased"))
+        return Erased(digests, lambda id: self.digest_of(id))  # a node sets it later
+
+    def mentioned(self, ids: Sequence[str]) -> set[str]:
+        """Those of the ids that something is known of: a document that is or was there, or was erased, a
+        judgement, a request."""
+        tables = (
+            "SELECT id FROM document WHERE id IN",
+            *(f"SELECT document FROM {table} WHERE document IN" for table in ("judgement", "request")),
+        )
+        rows = (row for sql in tables for row in self._by_id(sql, ids))
+        return {id for (id,) in rows} | set(filter(self.blocked(), ids))
 
     def listed(
         self, *, source: str = "", words: str = "", most: int = 100

@@ -861,6 +861,8 @@ class ErasedDocument(ResponseModel):
     id: DocumentId
     removed: bool
     """Whether it was stored; False for one that was not there, or gone already."""
+    hidden: bool = False
+    """Whether it is shown no more, and stays where it is: in an engine elsewhere."""
     released: list[dict[str, Any]] = []
     """Statistics and sketches with noise that covered it: peer, mechanism, ε and when."""
 
