@@ -27,8 +27,9 @@ from isthmus.learning import (
 )
 from isthmus.retrieval import Statistics, summed
 from isthmus.service import wire
-from isthmus.service.broker import Broker, merge_hits
+from isthmus.service.broker import Broker, SiloClient, merge_hits
 from isthmus.service.columns import silo_rows
+from isthmus.service.http_client import HttpReply
 from isthmus.service.joint_learning import JointLearning
 from isthmus.service.learning_runs import LearningRuns
 from isthmus.service.merging import Merger, ModelExchange
@@ -416,6 +417,38 @@ def test_the_model_goes_to_silos_that_lack_it_by_itself(tmp_path):
         versions.use(NONE)
         asyncio.run(exchange.once())
         assert {node.ready().model for node in opened} == {""}
+
+
+@pytest.mark.parametrize("meanwhile", [False, True], ids=["before a search", "during a search"])
+def test_a_version_that_another_process_puts_in_use_rates_no_answer_to_a_search_without_it(
+    tmp_path, monkeypatch, meanwhile
+):
+    """Silos send margins for the version that they were asked with: merged by another one, every probability
+    would be that of a query without a list."""
+    broker, versions = broker_of(tmp_path), ModelVersions(tmp_path / "broker/learned")
+    versions.add(version("1"), model(about={"version": "1"}).to_bytes())
+    asked = []
+
+    async def ask(silo, method, path, body=b"", headers=None):
+        asked.append(headers[wire.MODEL])
+        if meanwhile:
+            versions.use("1")
+            broker.models.reload()
+        has = {"margins": [0.5]} if headers[wire.MODEL] == "1" else {}
+        rated = hit(silo.name, "a", 0.5).model_copy(update={"probability": 0.7})
+        reply = answer(silo.name, [rated], scorer="learned", model="1", **has)
+        return HttpReply(200, "application/json", reply.model_dump_json().encode())
+
+    monkeypatch.setattr(SiloClient, "ask", ask)
+    if not meanwhile:
+        versions.use("1")
+        monkeypatch.setattr("isthmus.service.merging.LOOK_EVERY", -1.0)
+    results = asyncio.run(broker.search(wire.Search(query="tide", silos=["silo1"])))
+    assert asked == ["" if meanwhile else "1"]
+    own = answer("silo1", [], model="1", scorer="learned", margins=[0.5])
+    profile = Merger.of(model(), "1", {"silo1": own}).profile
+    expected = 0.7 if meanwhile else model().probabilities(np.array([0.5]), profile)[0]
+    assert results.hits[0].probability == pytest.approx(expected)
 
 
 # runs of a broker

@@ -142,6 +142,8 @@ class _Question:
     body: bytes
     extended: bytes
     """For silos that know what came with this release."""
+    model: str
+    """The version in use when the search began: answers are for it, and are merged by it."""
     seconds: float
     patient: bool
     """Whether they have as long as the broker gives by itself: a caller in a hurry, or a broker without
@@ -305,8 +307,11 @@ class Broker:
         query = parse(request.query)
         silos = [silo for silo in self._named(request.silos) if silo.name in query.silos(list(self.silos))]
         deadline = request.deadline_ms or self.settings.deadline_ms
+        self.models.refresh()
+        model, version = self.models.model, self.models.version
         question = _Question(
             *_questions(request, query, deadline, several=len(silos) > 1),
+            version,
             deadline / 1000,
             patient=deadline >= self.settings.deadline_ms,
         )
@@ -333,9 +338,7 @@ class Broker:
             if answer is not None:
                 answers[silo.name] = answer
             self._answers.add(silo=silo.name, status=status.status)
-        self.models.refresh()
-        model = self.models.model
-        merger = None if model is None else Merger.of(model, self.models.version, answers)
+        merger = None if model is None else Merger.of(model, version, answers)
         lists = [answer.hits if merger is None else merger.hits(answer) for answer in answers.values()]
         apart = {status.silo for status in statuses if status.scorer == ENGINE}
         merged = fold_copies(in_order(lists, last=_odd_ones(statuses), apart=apart))
@@ -372,7 +375,7 @@ class Broker:
         """Ask one silo: its status and hits, unless it is late; the outcome is recorded in its breaker."""
         breaker, began = silo.breaker, time.monotonic()
         try:
-            headers = {wire.ENCODER: self.encoder, wire.MODEL: self.models.version}
+            headers = {wire.ENCODER: self.encoder, wire.MODEL: question.model}
             body = question.extended if silo.search_level else question.body
             reply = await silo.ask("POST", "/search", body, headers=headers)
             if reply.status == 422:
