@@ -6,7 +6,7 @@
 #   make check    lint, format, types, import order, the rules of the house
 #   make bench    every hot path beside its peer; writes bench.json
 #   make pythons  the tests on every other Python from 3.11 to 3.13 that is on PATH
-#   make soak     the long trials at full count
+#   make soak     the long trials at full count, and the proof by mutation of docs/papers.md
 #   make docs     the documentation site, warnings as errors
 #   make clean    remove what the verbs have made
 
@@ -101,6 +101,8 @@ bench: $(EXTRAS) $(REPRODUCE) $(PEERS)
 soak: $(EXTRAS) $(REPRODUCE)
 	@echo "· the long trials at full count"
 	@ISTHMUS_SOAK=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "soak or hypothesis" --timeout 3600 $(TEST_ARGS)
+	@echo "· proof by mutation: the test of every row of docs/papers.md fails when its code is broken"
+	@$(BIN)/python tools/mutants.py
 
 docs: $(DEV) $(REPRODUCE)
 	@$(BIN)/python docs/cli_page.py

@@ -13,7 +13,8 @@ from unittest import SkipTest
 
 import numpy as np
 import pytest
-from scipy.special import expit
+from scipy.optimize import minimize_scalar
+from scipy.special import betainc, expit, logit
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from isthmus.asking import Silos
@@ -21,6 +22,7 @@ from isthmus.calibration import (
     CALIBRATORS,
     FEATURES,
     Beta,
+    BetaCDF,
     BinnedIsotonic,
     Calibrator,
     Gamma,
@@ -42,6 +44,7 @@ from isthmus.calibration import (
     save_calibrator,
 )
 from isthmus.calibration.runs import Contest
+from isthmus.calibration.sums import CLIP
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation import calibration_of, log_loss, outcomes_of
 from isthmus.tables import Qrels, Run
@@ -176,6 +179,29 @@ def test_fitting_from_many_silos_sums_is_fitting_on_the_pool(kind: Callable[[], 
 def test_federated_fitting_refuses_one_class() -> None:
     with pytest.raises(DataError, match="one class"):
         Platt().fit_sums(summed([LabelledScores(np.arange(3.0), np.zeros(3))]))
+
+
+def test_temperature_is_the_likeliest_slope_on_the_logit_without_a_prior() -> None:
+    scores, y = scored(2_000)
+    unit = np.clip((scores - scores.min()) / np.ptp(scores), CLIP, 1 - CLIP)
+
+    def loss(temperature: float) -> float:
+        chance = expit(logit(unit) / temperature)
+        return -float(np.mean(np.where(y > 0, np.log(chance), np.log1p(-chance))))
+
+    best = minimize_scalar(loss, bounds=(0.05, 20.0), method="bounded").x
+    fitted = CALIBRATORS["temperature"]().fit(scores, y)
+    assert fitted.temperature == pytest.approx(best, rel=1e-3)
+    assert fitted.probabilities(scores) == pytest.approx(expit(logit(unit) / best), abs=1e-3)
+
+
+def test_beta_cdf_is_the_likeliest_distribution_function() -> None:
+    """I_s(a, b) with the shapes that generated the outcomes, found again within a tenth."""
+    scores = np.linspace(0.0, 1.0, 20_001)
+    y = (np.random.default_rng(4).random(len(scores)) < betainc(2.0, 5.0, scores)).astype(int)
+    fitted = BetaCDF().fit(scores, y)
+    assert fitted.shape_ == pytest.approx([2.0, 5.0], rel=0.1)
+    assert fitted.probabilities([0.3]) == pytest.approx(betainc(*fitted.shape_, 0.3))
 
 
 def test_query_features_are_their_definitions() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from isthmus.federation.risk import (
     batch_risks,
@@ -34,7 +35,10 @@ def test_the_paper_formula_step_by_step():
     expected = np.outer(errors.sum(1), errors.sum(0)) / errors.sum()
     z = (errors - expected) / np.sqrt(expected)
     by_hand = np.where(z >= 0, 3 * z, z).sum(axis=1)
-    np.testing.assert_allclose(paper_risk(errors).zrisk, by_hand, rtol=1e-6)
+    found = paper_risk(errors)
+    np.testing.assert_allclose(found.zrisk, by_hand, rtol=1e-6)
+    by_hand = np.sqrt(errors.mean(axis=1) * norm.cdf(by_hand / 3))
+    np.testing.assert_allclose(found.georisk, by_hand, rtol=1e-6)
 
 
 def test_the_sound_risk_on_the_same_two_clients():
@@ -58,6 +62,7 @@ def test_the_printed_sign_favours_the_worst_client():
     printed = paper_weights(paper_risk(errors).risk)
     assert (np.diff(printed) > 0).all()
     assert printed[0] < 0, "the best client is subtracted"
+    np.testing.assert_allclose(paper_weights([0.5, -1.0]), [0.25, 1.0])  # (1 − risk)/2, no sum of 1
     sound = softmax_weights(probe_risk(errors, worst=errors.max()))
     assert (np.diff(sound) < 0).all()
 

@@ -271,6 +271,19 @@ def test_every_candidate_is_ranked_and_agreement_wins() -> None:
     assert np.isfinite(same.scores).all()
 
 
+def test_one_run_is_reranked_by_what_its_lists_share() -> None:
+    """Two texts whose lists agree draw a third one's labels into their order; a run alone is enough."""
+    run, truth = classified(2.0, 5)
+    reranked = fuse([run], "rl-sim")
+    assert reranked.rows == run.rows
+    assert first_answers(reranked, truth) > first_answers(run, truth) - 0.02
+    names = sorted(set(run.documents.tolist()))
+    lists, _ = rerank(object_distances(run, names, run.queries), topk=2, rounds=1)
+    for at, query in enumerate(run.queries[:5]):
+        mine = [names[item] for item in lists[len(names) + at] if item < len(names)]
+        assert reranked[query].documents.tolist() == mine
+
+
 def test_strictly_increasing_calibration_changes_nothing() -> None:
     runs = [labels(seed) for seed in range(3)]
     stretched = [run.with_scores(np.exp(2 * run.scores) - 7) for run in runs]

@@ -124,7 +124,7 @@ class TestCalibration:
     CHANCES = (0.1, 0.1, 0.9, 0.8)
     OUTCOMES = (0, 1, 1, 1)
 
-    def test_by_hand(self) -> None:
+    def test_errors_of_calibration_by_hand(self) -> None:
         assert ece(self.CHANCES, self.OUTCOMES, bins=2) == pytest.approx(0.5 * 0.4 + 0.5 * 0.15)
         assert mce(self.CHANCES, self.OUTCOMES, bins=2) == pytest.approx(0.4)
         assert evaluation.brier(self.CHANCES, self.OUTCOMES) == pytest.approx((0.01 + 0.81 + 0.01 + 0.04) / 4)

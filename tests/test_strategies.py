@@ -54,6 +54,8 @@ def test_fedavg_weighs_by_examples():
     sent = ROUNDS[0][0]
     by_hand = sum(share * model["w"] for share, model in zip((0.1, 0.2, 0.3, 0.4), sent, strict=True))
     np.testing.assert_allclose(last["w"], by_hand, rtol=1e-6)
+    weights = weigh({}, {"a": Size(30.0), "b": Size(10.0)}, options("fedavg")).weights
+    assert weights == {"a": 0.75, "b": 0.25}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,16 @@ from isthmus_reproduce.faults import afflicted
 from isthmus_reproduce.fedrisk import experiment as fedrisk
 from isthmus_reproduce.fedrisk import printed as printed_fedrisk
 from isthmus_reproduce.fedrisk import runs as fedrisk_runs
-from isthmus_reproduce.fedrisk.cells import Outcome, Row, RunUnit, restlessness, rows_of, stacked
+from isthmus_reproduce.fedrisk.cells import (
+    Outcome,
+    Row,
+    RunUnit,
+    figure_2,
+    figure_4,
+    restlessness,
+    rows_of,
+    stacked,
+)
 from isthmus_reproduce.fedrisk.claims import claims
 from isthmus_reproduce.fedrisk.experiment import Config, reproduce
 from isthmus_reproduce.fedrisk.plans import ATTACK, MEASURES, Protocol, RunName, plans, protocol_for
@@ -107,6 +116,25 @@ def test_cells_have_the_agreed_form(out: Path) -> None:
     risk = next(cell for cell in printed if cell["row"] == "FedRisk" and cell["measure"] == "nDCG@10")
     assert risk["paper"] == 37.3
     assert risk["n"] == 2
+
+
+def test_plans_are_the_rows_and_curves_in_print(folder: Path) -> None:
+    wide = replace(SMALL, silos=20, per_round=10)
+    runs = plans(wide)
+    rows = {run.row for run in runs if (run.table, run.mode) == ("1", "paper")}
+    assert rows == set(printed_fedrisk.ROWS) - {"Centralised"}
+    alike, not_alike = (runs[run].config.dealing for run in figure_2("paper").values())
+    assert alike.concentration > 50 * not_alike.concentration
+    assert set(figure_4("paper")) == {"FedProx", "FedRisk"}
+    assert runs[figure_4("paper")["FedProx"]].config.strategy.proximal == 0.9
+    mixes = {
+        (risk.alpha_mix, risk.beta_mix)
+        for run, plan in runs.items()
+        if (run.table, run.mode, run.row) == ("fig5", "paper", "FedRisk")
+        for risk in [plan.config.strategy.risk]
+    }
+    assert mixes == {(0.9, 0.1), (0.1, 0.9), (0.5, 0.5), (1.0, 0.0), (1.0, 1.0)}
+    assert {plan.config.rounds.silos for run, plan in runs.items() if run.table == "fig5"} == {5}
 
 
 def test_both_scorings_stand_wherever_one_does(out: Path) -> None:

@@ -18,6 +18,7 @@ from isthmus_reproduce.private import attacks
 from isthmus_reproduce.private import experiment as private_features
 from isthmus_reproduce.private.attacks import Audit, Differencing
 from isthmus_reproduce.private.experiment import EPSILONS, Config, reproduce
+from isthmus_reproduce.private.plots import PANELS
 from isthmus_reproduce.private.world import READERS, UnchargedSilos
 
 MECHANISMS = ("insecure_shared_noise", "scalar", "per_cell")
@@ -32,6 +33,13 @@ def kept(corpus: Corpus, epsilon: float, reader: str) -> float:
     """Kendall's τ between exact scores and those of a reader."""
     world = UnchargedSilos(corpus, Streams(0))
     return world.judged(world.scored(partial(PublishedCounts(world, epsilon).counts, reader)))["Kendall tau"]
+
+
+def test_figure_7_has_the_panels_in_print() -> None:
+    kinds = list(PANELS.values())
+    assert kinds[0][0] == "exact"
+    assert kinds[1:5] == [("signed", 120, 10), ("signed", 60, 10), ("signed", 10, 10), ("plain", 120, 10)]
+    assert kinds[5:] == [("signed", 120, rows) for rows in (5, 3, 1)]
 
 
 def test_counts_without_noise_rank_as_exact_ones(corpus: Corpus) -> None:

@@ -15,8 +15,9 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
-from isthmus.calibration import Beta, Gaussian, Isotonic, Platt, QueryFeature, list_features
+from isthmus.calibration import Beta, Gamma, Gaussian, Isotonic, Platt, QueryFeature, list_features
 from isthmus.calibration.query_feature import DIRECTIONS, Forest
+from isthmus.calibration.sums import GAMMA_SHIFT
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -65,6 +66,18 @@ def test_beta_is_betacal(pairs: tuple[np.ndarray, np.ndarray]) -> None:
     unit = np.clip((scores - scores.min()) / (scores.max() - scores.min()), 1e-6, 1 - 1e-6)
     theirs = BetaCalibration(parameters="abm").fit(unit[:, None], y)
     assert Beta().fit(scores, y).probabilities(scores) == pytest.approx(theirs.predict(unit), abs=2e-3)
+
+
+def test_gamma_without_its_constraint_is_logistic_regression_on_a_logarithm(
+    pairs: tuple[np.ndarray, np.ndarray],
+) -> None:
+    scores, y = pairs
+    y = np.where(scores < np.quantile(scores, 0.02), 0, y)  # what a line in the score cannot express
+    x = (scores - scores.min()) / np.ptp(scores) + GAMMA_SHIFT
+    rows = np.column_stack((np.log(x), x))
+    theirs = LogisticRegression(C=1e8, tol=1e-12, max_iter=10_000).fit(rows, y)
+    ours = Gamma(monotone=False).fit(scores, y)
+    assert ours.predict_proba(scores) == pytest.approx(theirs.predict_proba(rows), abs=2e-4)
 
 
 def test_gaussian_without_its_constraint_is_quadratic_logistic_regression(
