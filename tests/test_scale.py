@@ -51,6 +51,9 @@ class Candidates(SimpleNamespace):
     def __len__(self):
         return len(self.documents)
 
+    def names(self, rows):
+        return [self.documents[row] for row in rows.tolist()]
+
 
 def listed(bm25, dense=None, most=1.0):
     """Candidates by hand: scores of each retriever, −inf for a document without a vector."""

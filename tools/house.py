@@ -65,7 +65,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/randomness.py": 30,
     "src/isthmus/rankers": 803,  # losses against a baseline
     "src/isthmus/report": 411,  # what a notebook shows of any table, once
-    "src/isthmus/retrieval": 460,  # collection statistics of service, private and features in one place
+    "src/isthmus/retrieval": 474,  # collection statistics in one place; cells of queries remembered
     "src/isthmus/service": 12_700,  # engines elsewhere; learning together; noised counts, judged endpoints
     "src/isthmus/tables": 1_929,
     "src/isthmus/text.py": 186,  # short texts without the pattern of 31 marks; texts cut in blocks

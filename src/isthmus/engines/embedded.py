@@ -123,7 +123,7 @@ class EmbeddedReader:
     def _handles(self, hits: Sequence[tuple[float, Any]]) -> IntArray:
         """The documents of hits, ascending; none of a batch that was never acknowledged."""
         values = self.searcher.fast_field_values("change", [address for _, address in hits])
-        changes = np.unique(np.array(values, dtype=np.int64))
+        changes = np.array(sorted(set(values)), dtype=np.int64)
         return changes[self.view.rows(changes) >= 0]
 
     def meeting(self, handles: IntArray, only: Constraints) -> IntArray:

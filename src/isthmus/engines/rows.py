@@ -76,7 +76,11 @@ class RowsView:
         """The rows of changes; -1 for one that is not here or whose document has changed since."""
         if not len(self.changes):
             return np.full(len(changes), -1)
-        at = np.minimum(np.searchsorted(self.changes, changes), len(self.changes) - 1)
+        first, last = int(self.changes[0]), int(self.changes[-1])
+        if last - first == len(self.changes) - 1:  # no change is missing between them
+            at = np.maximum(np.minimum(changes, last) - first, 0)
+        else:
+            at = np.minimum(np.searchsorted(self.changes, changes), len(self.changes) - 1)
         return np.where((self.changes[at] == changes) & self.alive[at], at, -1)
 
     def _starts(self, column: str, rows: IntArray) -> IntArray:
@@ -100,15 +104,28 @@ class RowsView:
 
     def word_counts(self, rows: IntArray, words: Sequence[str]) -> WordCounts:
         """How often documents have words."""
-        codes, (ends, place) = self.codes(words).astype(np.int32), self._places_of(rows)
-        hits = np.flatnonzero(self.terms.take(place) == codes[:, None])
-        word, entry = np.divmod(hits, max(len(place), 1))
-        packed = np.zeros((len(rows), len(codes)), dtype=np.int64)  # counts of a word are 8 bytes
-        document = np.searchsorted(ends, entry, side="right")
-        packed[document, word] = self.counts.view(np.int64).take(place[entry])
-        title, lead, body = (packed.view(COUNTS)[name].astype(np.int32) for name in COUNTS.names or ())
+        packed = np.zeros((len(words), len(rows)), dtype=np.int64)  # counts of a word are 8 bytes
+        if packed.size and len(self.terms):
+            place, has = self._bisected(rows, self.codes(words).astype(np.int32))
+            packed[has] = self.counts.view(np.int64).take(place[has])
+        of_document = np.ascontiguousarray(packed.T).view(COUNTS)
+        title, lead, body = (of_document[name].astype(np.int32) for name in COUNTS.names or ())
         documents = self.documents
         return WordCounts(title, body, lead, documents["lengths"][rows], documents["distinct"][rows])
+
+    def _bisected(self, rows: IntArray, codes: NDArray[np.int32]) -> tuple[IntArray, Mask]:
+        """Where each code stands among each document's terms, if it does: bisected for all at once."""
+        starts, wanted = self._starts("terms", rows), codes[:, None]
+        sizes = self.documents["terms"][rows] - starts
+        is_empty = sizes == 0
+        place = np.tile(starts - 1, (len(codes), 1))
+        while sizes.max() > 1:  # it stands among the `sizes` terms after `place`
+            half = sizes >> 1
+            probe = place + half
+            np.copyto(place, probe, where=self.terms.take(probe, mode="clip") < wanted)
+            sizes = sizes - half
+        place += 1
+        return place, (self.terms.take(place, mode="clip") == wanted) & ~is_empty
 
     def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
         """The totals of words."""

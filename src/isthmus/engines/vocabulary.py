@@ -22,6 +22,8 @@ LATE = 1 << 16
 """Names that a dictionary has beside the sorted ones, at least, before they are sorted too."""
 MOST_KNOWN = 1 << 18
 """Terms that are remembered, with the words that are read as them."""
+MOST_REMEMBERED = 1 << 12
+"""Words of queries whose codes are remembered."""
 
 Names = NDArray[np.uint64]
 
@@ -82,13 +84,21 @@ class Vocabulary:
         # what words that came before are read as, so that they are neither stemmed nor hashed again
         self._known: dict[Tokeniser, dict[str, int]] = {}
         self._terms: dict[int, str] = {}
+        self._code_of: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self.stop)
 
     def codes(self, words: Sequence[str]) -> IntArray:
         """-1 for a word that is not there."""
-        return self._places.find(named(words, self._key))
+        known = [self._code_of.get(word, -1) for word in words]
+        if -1 in known:
+            codes = self._places.find(named(words, self._key))
+            if len(self._code_of) > MOST_REMEMBERED:
+                self._code_of = {}
+            self._code_of.update(pair for pair in zip(words, codes.tolist(), strict=True) if pair[1] >= 0)
+            return codes
+        return np.array(known, dtype=np.int64)
 
     def read(self, tokeniser: Tokeniser, words: list[str]) -> Read:
         """Words as a tokeniser reads them, with new codes for terms that are not there: on disk after `sync`.

@@ -44,6 +44,8 @@ MOST_TERMS = 1 << 21
 MOST_DOCUMENTS, MOST_TOKENS = 10**8, 10**12
 """Of one silo; a sum has as many times more as it has silos."""
 MOST_SILOS, MOST_UNIT, LONGEST_NAME = 1_000, 1 << 10, 100
+MOST_REMEMBERED = 1 << 12
+"""Words of queries whose cells are remembered."""
 NOISE = 160.0
 """A cell's noise is more than this over ε in one of 10¹⁷ draws, and more rarely in the table of the text."""
 
@@ -169,8 +171,20 @@ class Statistics:
         if self.form == "exact":
             places = [self._place.get(word, -1) for word in words]
             return np.array([column[at] if at >= 0 else 0 for at in places], dtype=np.float64)
-        named = Ids.of(list(words))
-        return np.maximum(column[self._cells(named, family)[named.codes]], 0) / self.unit
+        self._check_family(family)
+        cells = [self._cell_of.get(word, -1) for word in words]
+        if -1 in cells:
+            named = Ids.of(list(words))
+            cells = self._cells(named, family)[named.codes].tolist()
+            if len(self._cell_of) > MOST_REMEMBERED:
+                self._cell_of.clear()
+            self._cell_of.update(zip(words, cells, strict=True))
+        return np.maximum(column[cells], 0) / self.unit
+
+    @cached_property
+    def _cell_of(self) -> dict[str, int]:
+        """Cells of words that were asked for, under the one key that is accepted."""
+        return {}
 
     def counts_of(self, words: Ids, table: str = TEXT) -> NDArray[Any]:
         """One table's counts of every word of a vocabulary; those of cells with whatever noise is on them,
@@ -188,10 +202,14 @@ class Statistics:
 
     def _cells(self, words: Ids, family: Hashing | None) -> IntArray:
         """The cell of every word of a vocabulary, under the key that these statistics are of."""
-        if family is None or family.public_name != self.hashing or len(self.tables[TEXT]) != family.size:
-            raise ProtocolError("statistics under another hash key than this silo's")
+        family = self._check_family(family)
         cells: IntArray = family.of_vocabulary(words).cells[0]
         return cells
+
+    def _check_family(self, family: Hashing | None) -> Hashing:
+        if family is None or family.public_name != self.hashing or len(self.tables[TEXT]) != family.size:
+            raise ProtocolError("statistics under another hash key than this silo's")
+        return family
 
     def __add__(self, other: Statistics) -> Statistics:
         """The statistics of both. ε is the least of the parts', by which the noise of each is bounded; a sum

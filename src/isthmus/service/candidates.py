@@ -40,8 +40,8 @@ class QueryCandidates:
     words: tuple[str, ...]
     tokens: Tokens
     terms: tuple[str, ...]
+    reader: EngineReader
     handles: IntArray
-    documents: tuple[str, ...]
     scores: Mapping[str, FloatArray]
     listed: Mapping[str, Mask]
     counts: WordCounts
@@ -54,12 +54,20 @@ class QueryCandidates:
     def __len__(self) -> int:
         return len(self.handles)
 
+    @cached_property
+    def documents(self) -> tuple[str, ...]:
+        """The ids of all candidates; of some, `names` is cheaper."""
+        return tuple(self.reader.ids(self.handles))
+
+    def names(self, rows: IntArray) -> list[str]:
+        """The ids of the candidates at some positions."""
+        return self.reader.ids(self.handles[rows])
+
     def take(self, rows: IntArray, retrievers: Iterable[str]) -> QueryCandidates:
         """Some of the candidates, as some of the retrievers see them."""
         return replace(
             self,
             handles=self.handles[rows],
-            documents=tuple(self.documents[row] for row in rows.tolist()),
             scores={name: self.scores[name][rows] for name in retrievers},
             listed={name: self.listed[name][rows] for name in retrievers},
             counts=self.counts.take(rows),
@@ -147,8 +155,8 @@ class Snapshot:
             words,
             tokens,
             tuple(terms),
+            self.reader,
             handles[chosen],
-            tuple(self.reader.ids(handles[chosen])),
             {name: each[chosen] for name, each in scores.items()},
             {name: each[chosen] for name, each in listed.items()},
             counts.take(chosen),
@@ -182,8 +190,8 @@ class Snapshot:
             tuple(terms),
             tokens,
             tuple(terms),
+            self.reader,
             handles,
-            tuple(self.reader.ids(handles)),
             scores,
             {name: np.isfinite(each) & (each > 0) for name, each in scores.items()},
             counts,

@@ -168,9 +168,12 @@ def best_first(candidates: QueryCandidates, scores: FloatArray) -> IntArray:
     """Positions of candidates by score, ties by id, both descending."""
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
-    if (ranked[1:] == ranked[:-1]).any():  # ids are needed only among equals
-        keys = list(zip(scores.tolist(), candidates.documents, strict=True))
-        return np.array(sorted(range(len(keys)), key=keys.__getitem__, reverse=True), dtype=np.int64)
+    same = ranked[1:] == ranked[:-1]
+    if same.any():  # ids are needed only among equals
+        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        names = candidates.names(order[tied])
+        keys = list(zip(ranked[tied].tolist(), names, strict=True))
+        order[tied] = order[tied][sorted(range(len(keys)), key=keys.__getitem__, reverse=True)]
     return order
 
 

@@ -326,12 +326,13 @@ class Searcher:
         reasons = self.scorer.explain(snapshot, candidates, scored, len(selected)) if wanted.explain else None
         check()
         words = QueryWords.of(wanted.query, (*candidates.words, *_prefixes(only)), snapshot.languages)
-        texts = self._texts([candidates.documents[at] for at in selected], display)
+        documents = candidates.names(np.array(selected, dtype=np.int64))
+        texts = self._texts(documents, display)
         hits = [
             display.hit(
                 self.silo,
-                candidates.documents[at],
-                texts.get(candidates.documents[at]),
+                documents[place],
+                texts.get(documents[place]),
                 words,
                 passage=snapshot.passage(candidates, at),
                 probability=None if scored.probabilities is None else float(scored.probabilities[at]),
@@ -444,8 +445,9 @@ class Searcher:
         if cross is None or not len(candidates):
             return candidates
         first = _first(candidates)
-        drafts = self.store.get([candidates.documents[row] for row in first.tolist()])
-        texts = [drafts.get(candidates.documents[row]) for row in first.tolist()]
+        documents = candidates.names(first)
+        drafts = self.store.get(documents)
+        texts = [drafts.get(document) for document in documents]
         scores, listed = np.zeros(len(candidates)), np.zeros(len(candidates), dtype=bool)
         scores[first] = cross.score(
             query, ["" if text is None else f"{text.title}\n{text.body}" for text in texts]

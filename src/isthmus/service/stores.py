@@ -16,7 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -253,9 +253,13 @@ class DocumentStore(ABC):
 
     def _by_id(self, sql: str, ids: Iterable[str], *values: Any) -> Iterator[tuple[Any, ...]]:
         """Rows by id, for any number of ids."""
-        with self._transaction() as db:
+        with self._reading() as db:
             for batch in _batches(ids):
                 yield from self._among(db, sql, batch, *values)
+
+    def _reading(self) -> AbstractContextManager[Any]:
+        """A connection for statements that need not see the same moment."""
+        return self._transaction()
 
     def _known(self, db: Any, ids: Sequence[str]) -> dict[str, bytes]:
         sql = "SELECT id, digest FROM document WHERE removed = 0 AND id IN"
@@ -632,6 +636,9 @@ class SqliteStore(DocumentStore):
 
     def _rows(self, db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return db.execute(sql, values).fetchall()
+
+    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        return nullcontext(self._db())
 
     def _many(self, db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         db.executemany(sql, rows)
