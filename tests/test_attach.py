@@ -280,14 +280,24 @@ def test_a_server_that_is_not_there_is_one_line_with_the_cure(tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "PostgreSQL cannot be reached" in done.stderr
-    assert "check engine.url" in done.stderr
+    assert "check the URL" in done.stderr
     assert not (tmp_path / "w").exists()
+    for url, words in (
+        ("http://search.example.org:9200", "the URL would send queries"),
+        ("qdrant://ada:hush@search.example.org", "the URL needs a host, and no password"),
+        ("typesense://127.0.0.1:1", "check the URL"),
+    ):
+        done = isthmus("attach", url, "--out", tmp_path / "w", "--key", "env:PATH", check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert words in done.stderr
+        assert "engine." not in done.stderr
 
 
 class Stub:
     """An engine in memory that may refuse queries."""
 
     noun = "Stub"
+    location = Location("stub:")
     documents_by_id = {  # noqa: RUF012
         id: RemoteDocument(id, "Tide", "tides of the sea") for id in ("a", "b\n", "", "c" * 2000)
     }
@@ -299,12 +309,12 @@ class Stub:
     def version(self):
         return "1"
 
-    def matching(self, weights, depth):
+    def matching(self, weights, depth, only=None):
         if self.refused:
             raise RemoteProblem(self.noun, self.refused)
         return list(self.documents_by_id)
 
-    def search(self, text, vector, depth):
+    def search(self, text, vector, depth, only=None):
         return [(id, 0.5) for id in self.documents_by_id]
 
     def get(self, ids):
@@ -330,7 +340,7 @@ def test_a_query_that_the_server_refuses_keeps_nobody_else_waiting(tmp_path, eag
     monkeypatch.setattr(attached, "REST", 1000.0)
     engine = AttachedEngine(tmp_path, Stub(), counted=True)
     engine.remote.engine.refused = "too many clauses"
-    with pytest.raises(RemoteProblem, match="too many clauses"):
+    with pytest.raises(RemoteProblem, match="refuses a query"):
         engine.reader.matching({"tide": 1.0}, 5)
     engine.remote.engine.refused = ""
     assert len(engine.reader.matching({"tide": 1.0}, 5)) == 1

@@ -8,23 +8,28 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from string import ascii_lowercase
 
 import numpy as np
 import pytest
 
 from command_line import isthmus
 from engine_servers import ENGINES, Switch, running
-from isthmus.engines import Location, attached, open_remote
+from isthmus.engines import Constraints, Location, attached, open_remote
 from isthmus.engines.remote import base_url
 from isthmus.engines.tally import DocumentTally
 from isthmus.errors import ConfigError, DataError, Refused, ServiceError
 from isthmus.service import Draft, EncoderSettings, Node, NodeSettings, read_node
+from isthmus.service.display import Extras
 from isthmus.service.erasure import erase
 from isthmus.service.wire import (
     AttributedBatch,
     AttributedFeedback,
     AttributedOpening,
     NamedJudgement,
+    Narrowing,
+    NodeSearch,
     Search,
 )
 
@@ -32,12 +37,14 @@ FIRST = ("harbour", "glacier", "orchard", "railway", "lantern", "granite", "mons
 SECOND = ("keepers", "surveys", "repairs", "festivals", "accounts")
 FILLER = "The report of the year describes how people worked there and what was decided about it."
 TOPICS = [f"{first} {second}" for first in FIRST for second in SECOND]
+YEARS = [int(datetime(year, 3, 1, 12, tzinfo=UTC).timestamp()) for year in (2019, 2020, 2021)]
 DOCUMENTS = [
     {
         "id": f"d{3 * at + part + 1}",
         "title": f"{topic.title()} {('north', 'south', 'east')[part]}",
         "body": f"{FILLER} {'More of it. ' * part} All about {topic}, {topic} and their neighbours.",
         "kind": "open" if part < 2 else "closed",
+        "at": YEARS[part] + 86_400 * at,
     }
     for at, topic in enumerate(TOPICS)
     for part in range(3)
@@ -225,6 +232,79 @@ def test_a_filter_that_the_engine_cannot_do_is_refused(server, tmp_path, wrong):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "w").exists()
+
+
+FIELDS = ("--type", "kind", "--date", "at", "--link", "https://wiki.example.org/{id}")
+
+
+@elsewhere
+def test_types_and_dates_are_filtered_in_the_engine_counted_and_shown(server, tmp_path):
+    with serving(server, tmp_path / "w", *FIELDS) as node:
+
+        def narrowed(query, k=10, **only):
+            wanted = NodeSearch(query=query, k=k, only=Narrowing(**only), matches=True)
+            return node.searcher.search(wanted, snippets=True, extras=Extras(matches=True))
+
+        def ids(answer):
+            assert not answer.detail
+            return {hit.document for hit in answer.hits}
+
+        north, south, east = (server.id(f"d{at}") for at in (1, 2, 3))
+        every = node.searcher.search(
+            NodeSearch(query="harbour", k=100, matches=True), snippets=True, extras=Extras(matches=True)
+        )
+        assert (every.matches.count, every.matches.types) == (15, {"open": 10, "closed": 5})
+        years = {2019: 5, 2020: 5, 2021: 5} if server.level == "full" else {}
+        assert every.matches.years == years, "by year where the engine counts them"
+        shown = {hit.document: (hit.type, hit.date) for hit in every.hits}
+        assert (shown[north], shown[east]) == (("open", "2019-03-01"), ("closed", "2021-03-01"))
+        assert ids(narrowed("harbour keepers", types=["closed"], k=1)) == {east}
+        assert ids(narrowed("harbour keepers", other_types=["open"], k=1)) == {east}
+        assert ids(narrowed("harbour keepers", since=YEARS[1], until=YEARS[2], k=1)) == {south}
+        closed = narrowed("harbour", types=["closed"], since=YEARS[2] + 86_400, k=100)
+        assert ids(closed) == {server.id(f"d{3 * at + 3}") for at in range(1, 5)}
+        assert closed.matches.count == 4
+        assert ids(narrowed("harbour", types=["none such"])) == set()
+        # the best of few: what is filtered here would find none of them among the first
+        few = node.searcher.index.snapshot.find("harbour", 2, Constraints(types=("closed",)))
+        assert set(few.documents) <= {server.id(f"d{3 * at + 3}") for at in range(5)}
+        assert len(few.documents) == 2
+        # phrases, beginnings and exclusions are read in the texts of candidates
+        assert ids(narrowed("harbour keepers", phrases=["harbour keepers"])) == {north, south, east}
+        assert ids(narrowed("harbour keepers", without=["keepers"])).isdisjoint({north, south, east})
+        assert ids(narrowed("harbour", prefixes=["keep"])) == {north, south, east}
+        assert narrowed("harbour", phrases=["harbour keepers"]).matches is None
+        assert node.documents.links([north]) == {north: f"https://wiki.example.org/{north}"}
+        assert "words" in narrowed("", types=["open"]).detail
+
+
+@elsewhere
+def test_what_an_engine_has_no_field_for_is_refused_by_name(server, tmp_path):
+    with serving(server, tmp_path / "w") as node:
+        for only, words in (({"types": ["open"]}, "no types"), ({"since": 0}, "no dates")):
+            wanted = NodeSearch(query="harbour", only=Narrowing(**only), matches=True)
+            answer = node.searcher.search(wanted, snippets=True, extras=Extras(matches=True))
+            assert (answer.hits, answer.matches) == ([], None)
+            assert words in answer.detail
+    for option, name, words in (("--type", "nothing", "no field"), ("--date", "title", "title")):
+        key = ("--key", "env:ENGINE_KEY") if server.key else ()
+        done = isthmus("attach", server.url, "--out", tmp_path / "x", option, name, *key, check=False)
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not (tmp_path / "x").exists()
+
+
+@elsewhere
+def test_a_query_of_very_many_words_is_searched_by_the_rarest_that_there_are(server, tmp_path):
+    with serving(server, tmp_path / "w") as node:
+        words = [first + second for first in ascii_lowercase for second in ascii_lowercase]
+        query = f"{TOPICS[0]} {' '.join(words[:650])}"
+        answer = search(node, query)
+        if server.noun != "Typesense":  # which leaves words out from the end, and not so many
+            assert {hit.document for hit in answer.hits} & {server.id(f"d{at}") for at in (1, 2, 3)}
+        if server.level == "full":
+            assert {hit.document for hit in answer.hits[:3]} == {server.id(f"d{at}") for at in (1, 2, 3)}
 
 
 @elsewhere

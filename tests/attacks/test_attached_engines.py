@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
 
 from isthmus.engines import remote
-from isthmus.engines.attached import Remote
+from isthmus.engines.attached import AttachedEngine, Remote
+from isthmus.engines.meilisearch import MeilisearchEngine
 from isthmus.engines.opensearch import OpenSearchEngine
 from isthmus.engines.postgres import PostgresEngine
-from isthmus.engines.remote import Location
-from isthmus.errors import ServiceError
+from isthmus.engines.qdrant import QdrantEngine
+from isthmus.engines.remote import Location, well_formed
+from isthmus.engines.typesense import TypesenseEngine
+from isthmus.errors import IsthmusError, ServiceError
 
 
 @contextmanager
@@ -25,6 +29,8 @@ def server(answer):
         def do_POST(self):
             self.rfile.read(int(self.headers.get("content-length", 0)))
             answer(self)
+
+        do_GET = do_POST
 
         def log_message(self, *arguments):
             """Nothing."""
@@ -92,6 +98,98 @@ def test_a_question_that_an_engine_refuses_keeps_nobody_else_from_asking():
         with pytest.raises(ServiceError, match="400"):
             guarded.ask(engine.documents)
     assert guarded.ask(lambda: "another question") == "another question"
+
+
+def test_no_message_has_a_word_of_a_query(tmp_path):
+    """A server's refusal may quote it, and a node's log has the message."""
+    with server(sends(400, b'{"error": "cannot parse [zanzibar]"}')) as port:
+        location = Location(f"http://127.0.0.1:{port}", "papers")
+        reader = AttachedEngine(tmp_path, OpenSearchEngine(location), counted=True).reader
+        for work in (
+            lambda: reader.search("zanzibar", np.zeros(0), 3),
+            lambda: reader.matching({"zanzibar": 1.0}, 3),
+            lambda: reader.matches(["zanzibar"]),
+            lambda: reader.remote.texts(["zanzibar"]),
+        ):
+            with pytest.raises(ServiceError, match="refuses a query, 400") as problem:
+                work()
+            assert "zanzibar" not in str(problem.value)
+        assert not reader.remote.problem
+
+
+@pytest.mark.parametrize("state", ["54000", "53200", "22023"])
+def test_an_error_of_one_statement_is_nobody_else_s(state):
+    """Neither its text, which quotes words, nor a rest of the engine for everybody."""
+    psycopg = pytest.importorskip("psycopg")
+    engine = PostgresEngine(Location("postgresql://127.0.0.1/x", "papers"))
+    guarded = Remote(engine)
+
+    class Refused(psycopg.OperationalError):
+        sqlstate = state
+
+    def fail():
+        with engine._connection():
+            raise Refused('word is too long: "zanzibar"')
+
+    engine._idle.append(Closing())
+    with pytest.raises(ServiceError, match=f"refuses a query, SQLSTATE {state}") as problem:
+        guarded.find(fail)
+    assert "zanzibar" not in str(problem.value)
+    assert not guarded.problem
+
+
+class Closing:
+    def close(self):
+        """Nothing."""
+
+
+SHAPES = [
+    b"[]",
+    b"{}",
+    b"null",
+    b"7",
+    b'{"hits": {"hits": [{"_id": 5}]}}',
+    b'{"count": "many"}',
+    b'{"hits": 1}',
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "kind", [OpenSearchEngine, QdrantEngine, TypesenseEngine, MeilisearchEngine], ids=lambda kind: kind.noun
+)
+def test_an_answer_of_another_form_is_one_error(kind, shape, tmp_path):
+    """And no traceback of ours: KeyError and TypeError are nothing that a node answers with."""
+    with server(sends(200, shape)) as port:
+        scheme = "http" if kind is OpenSearchEngine else kind.noun.lower()
+        engine = AttachedEngine(
+            tmp_path, kind(Location(f"{scheme}://127.0.0.1:{port}", "papers")), counted=False
+        )
+        tasks = (
+            engine.remote.engine.documents,
+            lambda: engine.remote.engine.matches("tides"),
+            lambda: engine.remote.engine.get(["5"]),
+            lambda: list(engine.remote.scan()),
+        )
+        for task in tasks:
+            engine.remote._rests_until = 0.0
+            with suppress(ServiceError):
+                engine.remote.ask(task)
+        assert engine.remote.problem.startswith(kind.noun), "at least one of them is of no known form"
+        with suppress(IsthmusError), well_formed(kind.noun):
+            engine.remote.engine.sources()
+
+
+def test_a_line_that_never_ends_is_given_up(monkeypatch):
+    monkeypatch.setattr(remote, "LONGEST_LINE", 1 << 20)
+    with (
+        server(sends(200, b'{"id": "' + b"x" * (3 << 20))) as port,
+        pytest.raises(ServiceError, match="without end"),
+    ):
+        list(TypesenseEngine(Location(f"typesense://127.0.0.1:{port}", "papers")).scan())
+    with server(sends(200, b'{"id": "1"}\n\n{"id": "2"}')) as port:
+        engine = TypesenseEngine(Location(f"typesense://127.0.0.1:{port}", "papers"))
+        assert [each.id for batch in engine.scan() for each in batch] == ["1", "2"]
 
 
 @pytest.mark.parametrize("id", ["--5", "5-", "-", "\u00b2", "9" * 19, "5\n", "1; DROP TABLE papers"])

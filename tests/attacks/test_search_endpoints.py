@@ -71,26 +71,45 @@ def test_a_key_is_not_sent_in_the_clear_nor_written_down(monkeypatch, tmp_path):
         assert b"secret-key" not in file.read_bytes()
 
 
+def served(folder, endpoint, **options):
+    """What asks a calibrated endpoint, with headers."""
+    with JudgedAnswers(folder, endpoint) as answers:
+        for query in QUERIES:
+            for hit in answers.ask(query):
+                answers.judge(query, hit.id, is_right(query, {"title": hit.title}))
+        calibrated(answers)
+    app = proxy_app(folder, endpoint, **options)
+
+    async def get(headers):
+        transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.get("/search", params={"q": "tide"}, headers=headers)
+
+    return lambda **headers: asyncio.run(
+        get({name.replace("_", "-"): value for name, value in headers.items()})
+    )
+
+
+def test_a_proxy_s_own_credentials_are_not_passed_on(tmp_path):
+    """A caller's are, where the endpoint has no key of its own."""
+    with searching() as (url, asked):
+        get = served(tmp_path / "c", SearchEndpoint.of(url + "/search?q={query}"))
+        assert get(authorization="Bearer callers").status_code == 200
+        assert asked.headers[-1]["authorization"] == "Bearer callers"
+        for header in ("via", "forwarded", "x_forwarded_for", "x_real_ip"):
+            assert get(authorization="Basic proxys", **{header: "10.0.0.1"}).status_code == 200
+            assert "authorization" not in asked.headers[-1]
+
+
 def test_the_endpoints_key_is_lent_to_those_with_the_token_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("SEARCH_KEY", "secret-key")
     with searching() as (url, asked):
         endpoint = SearchEndpoint.of(url + "/search?q={query}", key="env:SEARCH_KEY")
-        with JudgedAnswers(tmp_path / "c", endpoint) as answers:
-            for query in QUERIES:
-                for hit in answers.ask(query):
-                    answers.judge(query, hit.id, is_right(query, {"title": hit.title}))
-            calibrated(answers)
-        app = proxy_app(tmp_path / "c", endpoint, token="the-token")
+        get = served(tmp_path / "c", endpoint, token="the-token")
         before = len(asked.requests)
-
-        async def get(**headers):
-            transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-                return await client.get("/search", params={"q": "tide"}, headers=headers)
-
-        assert asyncio.run(get()).status_code == 401
-        assert asyncio.run(get(authorization="Bearer secret-key")).status_code == 401
+        assert get().status_code == 401
+        assert get(authorization="Bearer secret-key").status_code == 401
         assert len(asked.requests) == before
-        assert asyncio.run(get(**{"x-api-key": "the-token"})).status_code == 200
+        assert get(x_api_key="the-token").status_code == 200
         assert asked.headers[-1]["authorization"] == "Bearer secret-key"
         assert "the-token" not in str(asked.headers[-1])

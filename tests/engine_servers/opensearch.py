@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -35,7 +36,8 @@ class OpenSearchStandIn(EngineServer):
 
     def fill(self, source: str, documents: Sequence[dict[str, Any]]) -> None:
         self.indexes[source] = {
-            each["id"]: {k: v for k, v in each.items() if k != "id"} for each in documents
+            each["id"]: {k: 1000 * v if k == "at" else v for k, v in each.items() if k != "id"}
+            for each in documents
         }
 
     def filter(self, kind: str) -> str:
@@ -62,7 +64,7 @@ class OpenSearchStandIn(EngineServer):
         documents = self.indexes[parts[0]]
         if parts[1] == "_mapping":
             text = {"type": "text", "analyzer": "english", "fields": {"keyword": {"type": "keyword"}}}
-            fields = {"title": text, "body": text, "kind": {"type": "keyword"}}
+            fields = {"title": text, "body": text, "kind": {"type": "keyword"}, "at": {"type": "date"}}
             return 200, {parts[0]: {"mappings": {"properties": fields}}}
         if parts[1] == "_stats":
             done = {"index_total": len(documents), "delete_total": 0}
@@ -71,6 +73,9 @@ class OpenSearchStandIn(EngineServer):
             return 200, {"count": len(list(self._hits(documents, body))), "_shards": SHARDS}
         if parts[1] == "_mtermvectors":
             return 200, {"docs": [self._vectors(documents, each) for each in body["docs"]]}
+        if _clauses(body["query"]) > 1024:
+            reason = {"type": "too_many_clauses", "reason": "maxClauseCount is set to 1024"}
+            return 400, {"error": {"root_cause": [reason], **reason}, "status": 400}
         return 200, self._page(documents, body, query)
 
     def _vectors(self, documents: Any, wanted: Any) -> dict[str, Any]:
@@ -90,8 +95,6 @@ class OpenSearchStandIn(EngineServer):
 
     def _page(self, documents: Any, body: Any, query: str) -> dict[str, Any]:
         hits = sorted(self._hits(documents, body), key=lambda hit: -hit["_score"])
-        if body.get("_source") is False:
-            hits = [{name: value for name, value in hit.items() if name != "_source"} for hit in hits]
         rest = hits[body["size"] :]
         total = {"value": len(hits), "relation": "eq"}
         best = hits[0]["_score"] if hits else None
@@ -99,7 +102,10 @@ class OpenSearchStandIn(EngineServer):
             "took": 1,
             "timed_out": False,
             "_shards": SHARDS,
-            "hits": {"total": total, "max_score": best, "hits": hits[: body["size"]]},
+            "hits": {"total": total, "max_score": best, "hits": _shown(hits[: body["size"]], body)},
+        }
+        page["aggregations"] = {
+            name: {"buckets": _buckets(hits, each)} for name, each in body.get("aggs", {}).items()
         }
         if "scroll=" in query:
             name = f"scroll-{len(self.scrolls)}"
@@ -127,16 +133,55 @@ class OpenSearchStandIn(EngineServer):
         for id, source in documents.items():
             if not all(_meets(id, source, each) for each in asked["filter"]):
                 continue
+            if any(_meets(id, source, each) for each in asked.get("must_not", ())):
+                continue
             score = sum(_score(source, each) for each in asked.get("should", ()))
             if score > 0 or not asked.get("should"):
                 yield {"_index": "x", "_id": id, "_score": float(score), "_source": source}
 
 
+def _clauses(query: Any) -> int:
+    """Queries for a word of a field."""
+    if isinstance(query, list):
+        return sum(map(_clauses, query))
+    if not isinstance(query, dict):
+        return 0
+    if "multi_match" in query:
+        return len(query["multi_match"]["query"].split()) * len(query["multi_match"]["fields"])
+    return ("term" in query) + sum(map(_clauses, query.values()))
+
+
 def _meets(id: str, source: Any, condition: Any) -> bool:
     if "ids" in condition:
         return id in condition["ids"]["values"]
+    if "bool" in condition:
+        return any(_meets(id, source, each) for each in condition["bool"]["should"])
+    if "range" in condition:
+        ((field, bounds),) = condition["range"].items()
+        assert bounds["format"] == "epoch_millis"
+        return field in source and bounds.get("gte", 0) <= source[field] < bounds.get("lt", 1 << 60)
     ((field, value),) = condition["term"].items()
+    if isinstance(value, dict):
+        return source[field].lower() == value["value"].lower()
     return source[field] == value
+
+
+def _shown(hits: Any, body: Any) -> list[Any]:
+    if body.get("_source") is not False:
+        return list(hits)
+    return [{name: value for name, value in hit.items() if name != "_source"} for hit in hits]
+
+
+def _buckets(hits: Any, wanted: Any) -> list[Any]:
+    """Of an aggregation, as the reference shows it."""
+    if "terms" in wanted:
+        counts = Counter(hit["_source"][wanted["terms"]["field"]] for hit in hits)
+        return [{"key": key, "doc_count": count} for key, count in counts.most_common()]
+    dates = [hit["_source"].get(wanted["date_histogram"]["field"]) for hit in hits]
+    years = Counter(datetime.fromtimestamp(date / 1000, UTC).year for date in dates if date is not None)
+    return [
+        {"key_as_string": str(year), "key": 0, "doc_count": count} for year, count in sorted(years.items())
+    ]
 
 
 def _score(source: Any, clause: Any) -> float:

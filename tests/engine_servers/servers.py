@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ class EngineServer:
         return {}
 
     def fill(self, source: str, documents: Sequence[dict[str, Any]]) -> None:
-        """Bring documents {id, title, body, kind} into a new collection; found when this returns."""
+        """Bring documents {id, title, body, kind, at} into a new collection; found when this returns. `at` is
+        a date in seconds, and may be lacking."""
         raise NotImplementedError
 
     def id(self, name: str) -> str:
@@ -86,11 +88,13 @@ class QdrantServer(EngineServer):
             self.ask(
                 "PUT", f"/collections/{source}/index?wait=true", {"field_name": field, "field_schema": schema}
             )
+        schema = {"field_name": "kind", "field_schema": "keyword"}
+        self.ask("PUT", f"/collections/{source}/index?wait=true", schema)
         points = [
             {
                 "id": int(self.id(each["id"])),
                 "vector": [1.0, at] if vectors is None else [float(value) for value in vectors[at]],
-                "payload": {name: each[name] for name in ("title", "body", "kind")},
+                "payload": {name: each[name] for name in ("title", "body", "kind")} | _dated(each),
             }
             for at, each in enumerate(documents)
         ]
@@ -109,6 +113,7 @@ class TypesenseServer(EngineServer):
     def fill(self, source: str, documents: Sequence[dict[str, Any]]) -> None:
         fields = [{"name": name, "type": "string"} for name in ("title", "body")]
         fields.append({"name": "kind", "type": "string", "facet": True})
+        fields.append({"name": "at", "type": "int64", "optional": True})
         self.ask("POST", "/collections", {"name": source, "fields": fields})
         lines = "\n".join(map(json.dumps, documents))
         reply = httpx.post(
@@ -131,7 +136,7 @@ class MeilisearchServer(EngineServer):
 
     def fill(self, source: str, documents: Sequence[dict[str, Any]]) -> None:
         self.ask("POST", "/indexes", {"uid": source, "primaryKey": "id"})
-        self.ask("PUT", f"/indexes/{source}/settings/filterable-attributes", ["kind"])
+        self.ask("PUT", f"/indexes/{source}/settings/filterable-attributes", ["kind", "at"])
         task = self.ask("POST", f"/indexes/{source}/documents", list(documents))["taskUid"]
         until = time.monotonic() + PATIENCE
         while (state := self.ask("GET", f"/tasks/{task}"))["status"] in ("enqueued", "processing"):
@@ -172,15 +177,24 @@ class PostgresServer(EngineServer):
         with psycopg.connect(self.dsn, autocommit=True) as db, db.cursor() as cursor:
             db.execute(
                 f"""CREATE TABLE {source} (id text PRIMARY KEY, title text, body text, kind text,
-                tsv tsvector GENERATED ALWAYS AS ({vector}) STORED)"""
+                at timestamptz, tsv tsvector GENERATED ALWAYS AS ({vector}) STORED)"""
             )
             db.execute(f"CREATE INDEX ON {source} USING gin (tsv)")
-            rows = [tuple(each[name] for name in ("id", "title", "body", "kind")) for each in documents]
-            cursor.executemany(f"INSERT INTO {source} VALUES (%s, %s, %s, %s)", rows)
+            rows = [
+                tuple(each.get(name) for name in ("id", "title", "body", "kind", "at")) for each in documents
+            ]
+            cursor.executemany(f"INSERT INTO {source} VALUES (%s, %s, %s, %s, to_timestamp(%s))", rows)
             db.execute("SELECT pg_stat_force_next_flush()")
 
     def filter(self, kind: str) -> str:
         return f"kind = '{kind}'"
+
+
+def _dated(document: dict[str, Any]) -> dict[str, Any]:
+    """The date of a document as a text, if it has one."""
+    if "at" not in document:
+        return {}
+    return {"at": datetime.fromtimestamp(document["at"], UTC).isoformat()}
 
 
 def _free_port() -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.cli.command import Command, add, add_json, close, say, whole
-from isthmus.errors import several
+from isthmus.errors import ConfigError, ServiceError, several
 
 if TYPE_CHECKING:
     from isthmus.service import EngineSettings, Inspected
@@ -26,6 +29,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--source NAME", "the table, collection or index (the largest)")
     for name in ("id", "title", "body"):
         add(parser, f"--{name} FIELD", f"the field that is the {name} (by kind and name)")
+    for name in ("type", "date"):
+        add(
+            parser, f"--{name} FIELD", f"the field that is a document's {name}, to filter and count by (none)"
+        )
+    add(parser, "--link URL", "where people see a document, with {id} in it (nowhere)", default="")
     add(parser, "--search-by NAME", "a tsvector, or the name of a vector (the first there is)")
     add(parser, "--filter TEXT", "which documents the silo has, in the engine's own language (all)")
     add(parser, "--key env:NAME", "the engine's API key", default="")
@@ -50,6 +58,9 @@ def _wanted(arguments: argparse.Namespace) -> EngineSettings:
         id=arguments.id or "",
         title=arguments.title or "",
         body=arguments.body or "",
+        type=arguments.type or "",
+        date=arguments.date or "",
+        link=arguments.link,
         search_by=arguments.search_by or "",
         filter=arguments.filter or "",
         key=arguments.key,
@@ -67,7 +78,8 @@ def _run(arguments: argparse.Namespace) -> None:
         literal_secrets,
     )
 
-    inspected = inspect_engine(_wanted(arguments), arguments.level or "", arguments.encoder)
+    with _as_options():
+        inspected = inspect_engine(_wanted(arguments), arguments.level or "", arguments.encoder)
     folder, settings = Path(arguments.out), inspected.settings
     name = arguments.silo or _name(settings.source)
     encoder = encoder_settings(arguments.encoder) if arguments.encoder else None
@@ -84,6 +96,19 @@ def _run(arguments: argparse.Namespace) -> None:
     close(arguments, f"{name} is a silo over {inspected.noun}", result, wrote, _facts(inspected))
     say(f"isthmus: now run   isthmus node --config {folder / name / 'silo.toml'}")
     say(f"isthmus: and then  isthmus broker --config {folder / 'broker.toml'}")
+
+
+@contextmanager
+def _as_options() -> Iterator[None]:
+    """Errors that name settings name the options that they come from: there is no file yet."""
+    try:
+        yield
+    except (ConfigError, ServiceError) as error:
+        text = re.sub(
+            r"engine\.(\w+)", lambda name: "the URL" if name[1] == "url" else f"--{name[1]}", str(error)
+        )
+        kind = ConfigError if isinstance(error, ConfigError) else ServiceError
+        raise kind(text.replace("--search_by", "--search-by")) from None
 
 
 def _name(source: str) -> str:
@@ -110,8 +135,8 @@ def _facts(inspected: Inspected) -> dict[str, object]:
     settings = inspected.settings
     fields = ", ".join(
         f"{label} {name}"
-        for label, name in (("id", settings.id), ("title", settings.title), ("body", settings.body))
-        if name
+        for label in ("id", "title", "body", "type", "date")
+        if (name := getattr(settings, label))
     )
     facts: dict[str, object] = {
         "source": f"{settings.source}, {several(inspected.documents, 'document')}",

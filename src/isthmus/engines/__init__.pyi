@@ -19,8 +19,10 @@ from isthmus.engines.remote import CountedEngine as CountedEngine
 from isthmus.engines.remote import Location as Location
 from isthmus.engines.remote import RemoteDocument as RemoteDocument
 from isthmus.engines.remote import RemoteEngine as RemoteEngine
+from isthmus.engines.remote import RemoteProblem as RemoteProblem
 from isthmus.engines.remote import RemoteSource as RemoteSource
 from isthmus.engines.remote import VectorEngine as VectorEngine
+from isthmus.engines.remote import well_formed as well_formed
 from isthmus.engines.schemes import SCHEMES as SCHEMES
 from isthmus.engines.schemes import open_remote as open_remote
 from isthmus.engines.terms import LEAD_WORDS as LEAD_WORDS

@@ -23,6 +23,7 @@ import numpy as np
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Span, Vectors
 from isthmus.engines.engine import (
+    ANY,
     FIELDS,
     CannotNarrow,
     Change,
@@ -33,7 +34,15 @@ from isthmus.engines.engine import (
     WordCounts,
 )
 from isthmus.engines.exact import ExactReader
-from isthmus.engines.remote import BATCH, CountedEngine, RemoteDocument, RemoteEngine, RemoteProblem
+from isthmus.engines.remote import (
+    BATCH,
+    CountedEngine,
+    RemoteDocument,
+    RemoteEngine,
+    RemoteProblem,
+    rarest,
+    well_formed,
+)
 from isthmus.engines.tally import Counting, DocumentTally, Interrupted, batch_of, count_all, word_counts
 from isthmus.engines.terms import STOP
 from isthmus.errors import DataError, ServiceError
@@ -89,7 +98,8 @@ class Remote:
         if self.problem and time.monotonic() < self._rests_until:
             raise ServiceError(self.problem)
         try:
-            answer = work()
+            with well_formed(self.engine.noun):
+                answer = work()
         except RemoteProblem:
             raise
         except ServiceError as error:
@@ -102,6 +112,16 @@ class Remote:
             self.problem = ""
         return answer
 
+    def find(self, work: Callable[[], T], only: Constraints = ANY) -> T:
+        """The same of a query: no message has a word of it. Refused under constraints, it raises
+        CannotNarrow."""
+        try:
+            return self.ask(work)
+        except RemoteProblem as problem:
+            if only != ANY:
+                raise CannotNarrow(f"{self.engine.noun} does not filter by this type or date") from None
+            raise problem.of_query() from None
+
     def texts(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
         """Documents by id; unknown ids are left out."""
         since = time.monotonic() - FRESH
@@ -111,7 +131,7 @@ class Remote:
         texts = {id: document for id, (at, document) in known.items() if at > since}
         missing = [id for id in dict.fromkeys(ids) if id not in texts]
         if missing:
-            read = self.ask(lambda: self.engine.get(missing))
+            read = self.find(lambda: self.engine.get(missing))
             now = time.monotonic()
             with self._lock:
                 self._recent |= {id: (now, document) for id, document in read.items()}
@@ -201,21 +221,28 @@ class AttachedReader:
         return self.tally
 
     def matching(self, weights: Mapping[str, float], depth: int, only: Constraints | None = None) -> IntArray:
-        """What the server proposes."""
-        self._check(only)
+        """What the server proposes, by the rarest words where there are very many."""
+        pushed = self._pushed(only)
         if depth < 1 or not weights:
             return np.empty(0, dtype=np.int64)
-        engine = cast(CountedEngine, self.remote.engine)
-        ids = self.remote.ask(lambda: engine.matching(weights, OVERFETCH * depth))
+        engine, some = cast(CountedEngine, self.remote.engine), rarest(weights, self.tally.code_of)
+        ids = self.remote.find(lambda: engine.matching(some, OVERFETCH * depth, pushed), pushed)
         handles = self.named(list(filter(self.remote.shows, ids)))
         return handles if only is None else self.meeting(handles, only)
 
-    def search(self, text: str, vector: Vectors, depth: int) -> tuple[IntArray, FloatArray]:
-        """The best documents by the server's own scores, ascending by handle."""
-        hits = self.remote.ask(lambda: self.remote.engine.search(text, vector, depth))
+    def search(
+        self, text: str, vector: Vectors, depth: int, only: Constraints | None = None
+    ) -> tuple[IntArray, FloatArray]:
+        """The best documents by the server's own scores, ascending by handle; of those that meet constraints,
+        which are read in their texts."""
+        pushed, most = self._pushed(only), depth if only is None else OVERFETCH * depth
+        hits = self.remote.find(lambda: self.remote.engine.search(text, vector, most, pushed), pushed)
         hits = [(id, score) for id, score in hits if self.remote.shows(id)]
         scores = dict(zip(self._numbers([id for id, _ in hits]), (score for _, score in hits), strict=True))
         handles = np.array(sorted(scores), dtype=np.int64)
+        if only is not None:
+            meeting = self.meeting(handles, only).tolist()
+            handles = np.array(sorted(sorted(meeting, key=scores.__getitem__)[-depth:]), dtype=np.int64)
         return handles, np.array([scores[handle] for handle in handles.tolist()], dtype=np.float64)
 
     def named(self, ids: Sequence[str]) -> IntArray:
@@ -252,7 +279,10 @@ class AttachedReader:
     def _exact(self, handles: IntArray) -> ExactReader:
         texts = zip(handles.tolist(), self._texts(handles), strict=True)
         return ExactReader(
-            [Change(each.id, at, False, each.title, each.body, self.language) for at, each in texts]
+            [
+                Change(each.id, at, False, each.title, each.body, self.language, each.type, each.date)
+                for at, each in texts
+            ]
         )
 
     def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
@@ -300,12 +330,25 @@ class AttachedReader:
         return np.empty(0, dtype=np.int64)
 
     def newest(self, depth: int, only: Constraints) -> IntArray:
-        """Refused: dates are not read."""
+        """Refused: an engine is searched by words."""
         raise CannotNarrow("its engine lists no documents without words to look for")
 
     def matches(self, words: Iterable[str], only: Constraints | None = None) -> Matches:
-        """Refused: the server proposes some of them."""
-        raise CannotNarrow("its engine does not count what matches")
+        """As the server counts documents that have any of the words."""
+        engine, pushed = cast(CountedEngine, self.remote.engine), self._counted(only)
+        terms = list(rarest(dict.fromkeys(words, 1.0), self.tally.code_of))
+        return self.remote.find(lambda: engine.having(terms, pushed), pushed)
+
+    def text_matches(self, text: str, only: Constraints | None = None) -> Matches:
+        """As the server counts what its own search finds."""
+        pushed = self._counted(only)
+        return self.remote.find(lambda: self.remote.engine.matches(text, pushed), pushed)
+
+    def _counted(self, only: Constraints | None) -> Constraints:
+        pushed = self._pushed(only)
+        if pushed != (only or ANY):
+            raise CannotNarrow("its engine counts by words, types and dates alone")
+        return pushed
 
     def beginning(self, prefix: str, limit: int | None = None) -> list[tuple[str, int]]:
         """Of the terms that are counted."""
@@ -315,10 +358,16 @@ class AttachedReader:
             ((term, count) for term, count in pairs if term.startswith(prefix)), key=lambda each: -each[1]
         )[:limit]
 
-    def _check(self, only: Constraints | None) -> None:
-        """That constraints are of texts, which are read here; types and dates are not."""
-        if only is not None and (only.types or only.other_types or (only.since, only.until) != (None, None)):
-            raise CannotNarrow("its engine knows no types and dates of documents")
+    def _pushed(self, only: Constraints | None) -> Constraints:
+        """What the server sees to: types and dates, where it has fields for them; texts are read here."""
+        if only is None:
+            return ANY
+        pushed, at = replace(only, phrases=(), prefixes=(), without=()), self.remote.engine.location
+        if (pushed.types or pushed.other_types) and not at.type:
+            raise CannotNarrow("its engine has no types of documents (type in [engine])")
+        if (pushed.since, pushed.until) != (None, None) and not at.date:
+            raise CannotNarrow("its engine has no dates of documents (date in [engine])")
+        return pushed
 
     def cosines(self, handles: IntArray, vector: Vectors) -> FloatArray:
         """No document has a vector here."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from isthmus.encoders import Vectors
+from isthmus.engines.engine import ANY, MOST_FACETS, Constraints, Matches
 from isthmus.engines.remote import (
     BATCH,
     JsonServer,
     Location,
     RemoteDocument,
+    RemoteProblem,
     RemoteSource,
     document_of,
     kinds_of,
+    type_name,
     words_of,
 )
 
@@ -28,14 +33,26 @@ class MeilisearchEngine:
     noun: ClassVar[str] = "Meilisearch"
 
     def __init__(self, location: Location) -> None:
-        self._at = location
+        self._at = self.location = location
         headers = {"authorization": f"Bearer {location.key}"} if location.key else {}
         self._server = JsonServer(location, self.noun, headers)
-        self._fields = [name for name in (location.id, location.title, location.body) if name]
+        fields = (location.id, location.title, location.body, location.type, location.date)
+        self._fields = [name for name in fields if name]
 
-    def _ask(self, verb: str, body: dict[str, Any]) -> Any:
-        only = {"filter": self._at.filter} if self._at.filter else {}
-        return self._server.ask("POST", f"/indexes/{self._at.source}/{verb}", {**body, **only})
+    def _ask(self, verb: str, body: dict[str, Any], only: Constraints = ANY) -> Any:
+        filters = [f"({each})" for each in (self._at.filter, *self._narrowed(only)) if each]
+        both = {"filter": " AND ".join(filters)} if filters else {}
+        return self._server.ask("POST", f"/indexes/{self._at.source}/{verb}", {**body, **both})
+
+    def _narrowed(self, only: Constraints) -> list[str]:
+        """Filters of documents that meet constraints; dates are numbers."""
+        at, filters = self._at, list[str]()
+        for types, sign in ((only.types, "IN"), (only.other_types, "NOT IN")):
+            values = ", ".join(json.dumps(each, ensure_ascii=False) for each in types)
+            filters += [f"{at.type} {sign} [{values}]"] if types else []
+        for bound, sign in ((only.since, ">="), (only.until, "<")):
+            filters += [] if bound is None else [f"{at.date} {sign} {bound}"]
+        return filters
 
     def sources(self) -> list[RemoteSource]:
         """Indexes whose documents have a text."""
@@ -48,18 +65,35 @@ class MeilisearchEngine:
                 sources.append(RemoteSource(each["uid"], int(page["total"]), kinds))
         return sources
 
-    def documents(self) -> int:
+    def documents(self, only: Constraints = ANY) -> int:
         """Documents that meet the filter."""
-        return int(self._ask("documents/fetch", {"limit": 0})["total"])
+        return int(self._ask("documents/fetch", {"limit": 0}, only)["total"])
 
     def version(self) -> str:
         """How many documents there are."""
         return f"documents {self.documents()}"
 
-    def search(self, text: str, vector: Vectors, depth: int) -> list[tuple[str, float]]:
+    def matches(self, text: str, only: Constraints = ANY) -> Matches:
+        """What its search finds, at most as many as the index's `maxTotalHits`; by type where that is
+        filterable."""
+        if not words_of(text):
+            return Matches(0, {}, {})
+        body: dict[str, Any] = {"q": text, "page": 1, "hitsPerPage": 1, "attributesToRetrieve": [self._at.id]}
+        try:
+            result = self._ask("search", {**body, "facets": [self._at.type] if self._at.type else []}, only)
+        except RemoteProblem:
+            result = self._ask("search", body, only)
+        counts: Counter[str] = Counter()
+        for value, count in result.get("facetDistribution", {}).get(self._at.type, {}).items():
+            counts[type_name(value)] += int(count)
+        return Matches(int(result["totalHits"]), dict(counts.most_common(MOST_FACETS)), {})
+
+    def search(
+        self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
+    ) -> list[tuple[str, float]]:
         """By Meilisearch's order."""
         body = {"q": text, "limit": depth, "showRankingScore": True, "attributesToRetrieve": [self._at.id]}
-        hits = self._ask("search", body)["hits"] if words_of(text) else []
+        hits = self._ask("search", body, only)["hits"] if words_of(text) else []
         return [(str(hit[self._at.id]), float(hit["_rankingScore"])) for hit in hits]
 
     def get(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:

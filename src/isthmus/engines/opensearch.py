@@ -8,10 +8,12 @@ replicas are the engine's business.
 from __future__ import annotations
 
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from isthmus.encoders import Vectors
+from isthmus.engines.engine import ANY, MOST_FACETS, Constraints, Matches
 from isthmus.engines.remote import (
     BATCH,
     JsonServer,
@@ -20,10 +22,13 @@ from isthmus.engines.remote import (
     RemoteSource,
     document_of,
     json_filter,
+    type_name,
     words_of,
 )
 from isthmus.engines.terms import STOP
 
+MILLI = 1_000
+"""Dates that are numbers are milliseconds."""
 HALF = 10.0
 """The score that becomes ½."""
 OPEN = "1m"
@@ -36,17 +41,28 @@ class OpenSearchEngine:
     noun: ClassVar[str] = "OpenSearch"
 
     def __init__(self, location: Location) -> None:
-        self._at = location
+        self._at = self.location = location
         self._server = JsonServer(location, self.noun, _authorization(location.key))
         self._filter = json_filter(location)
         self._fields = [name for name in (location.title, location.body) if name]
+        self._read = [*self._fields, *(name for name in (location.type, location.date) if name)]
 
     def _search(self, body: dict[str, Any], **options: Any) -> Any:
         return self._server.ask("POST", f"/{self._at.source}/_search", body, **options)
 
-    def _query(self, *only: Any, should: Sequence[Any] = ()) -> dict[str, Any]:
+    def _query(self, *clauses: Any, should: Sequence[Any] = (), only: Constraints = ANY) -> dict[str, Any]:
         matched = {"should": list(should), "minimum_should_match": 1} if should else {}
-        return {"query": {"bool": {"filter": [*self._filter, *only], **matched}}}
+        filters = [*self._filter, *clauses]
+        bounds = {name: 1000 * at for name, at in (("gte", only.since), ("lt", only.until)) if at is not None}
+        if bounds:
+            filters.append({"range": {self._at.date: {**bounds, "format": "epoch_millis"}}})
+        if only.types:
+            filters.append({"bool": {"should": self._of_types(only.types), "minimum_should_match": 1}})
+        without = {"must_not": self._of_types(only.other_types)} if only.other_types else {}
+        return {"query": {"bool": {"filter": filters, **without, **matched}}}
+
+    def _of_types(self, types: Sequence[str]) -> list[Any]:
+        return [{"term": {self._at.type: {"value": each, "case_insensitive": True}}} for each in types]
 
     def sources(self) -> list[RemoteSource]:
         """Indexes with a text, but the engine's own."""
@@ -62,34 +78,74 @@ class OpenSearchEngine:
                 )
         return sources
 
-    def documents(self) -> int:
+    def documents(self, only: Constraints = ANY) -> int:
         """Documents that meet the filter."""
-        return int(self._server.ask("POST", f"/{self._at.source}/_count", self._query())["count"])
+        return int(self._server.ask("POST", f"/{self._at.source}/_count", self._query(only=only))["count"])
 
     def version(self) -> str:
         """How many documents were ever written and removed."""
         done = self._server.ask("GET", f"/{self._at.source}/_stats/indexing")["_all"]["primaries"]["indexing"]
         return f"written {done['index_total'] + done['delete_total']}"
 
-    def search(self, text: str, vector: Vectors, depth: int) -> list[tuple[str, float]]:
+    def search(
+        self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
+    ) -> list[tuple[str, float]]:
         """By the engine's BM25 of any of the words; its scores s become s/(s + 10)."""
-        if not words_of(text):
-            return []
-        match = {"multi_match": {"query": text, "fields": self._fields, "type": "most_fields"}}
-        hits = self._search({**self._query(should=[match]), "size": depth, "_source": False})["hits"]["hits"]
+        hits = self._hits(self._of_text(text), depth, only)
         return [(hit["_id"], hit["_score"] / (hit["_score"] + HALF)) for hit in hits]
 
-    def matching(self, weights: Mapping[str, float], depth: int) -> list[str]:
+    def matching(self, weights: Mapping[str, float], depth: int, only: Constraints = ANY) -> list[str]:
         """Documents with any of the terms; rarity is the engine's own in the place of the weights."""
-        terms = [word for word, weight in weights.items() if weight > 0 and not word.startswith(STOP)]
-        if not terms:
-            return []
-        having = [
+        terms = [word for word, weight in weights.items() if weight > 0]
+        return [hit["_id"] for hit in self._hits(self._of_terms(terms), depth, only)]
+
+    def matches(self, text: str, only: Constraints = ANY) -> Matches:
+        """Documents that `search` would find."""
+        return self._matched(self._of_text(text), only)
+
+    def having(self, terms: Sequence[str], only: Constraints = ANY) -> Matches:
+        """Documents with any of the terms."""
+        return self._matched(self._of_terms(terms), only)
+
+    def _of_text(self, text: str) -> list[Any]:
+        words = " ".join(words_of(text))
+        match = {"query": words, "fields": self._fields, "type": "most_fields"}
+        return [{"multi_match": match}] if words else []
+
+    def _of_terms(self, terms: Sequence[str]) -> list[Any]:
+        return [
             {"dis_max": {"tie_breaker": 1.0, "queries": [{"term": {field: word}} for field in self._fields]}}
             for word in terms
+            if not word.startswith(STOP)
         ]
-        hits = self._search({**self._query(should=having), "size": depth, "_source": False})["hits"]["hits"]
-        return [hit["_id"] for hit in hits]
+
+    def _hits(self, should: Sequence[Any], depth: int, only: Constraints) -> list[Any]:
+        if not should:
+            return []
+        body = {**self._query(should=should, only=only), "size": depth, "_source": False}
+        hits: list[Any] = self._search(body)["hits"]["hits"]
+        return hits
+
+    def _matched(self, should: Sequence[Any], only: Constraints) -> Matches:
+        if not should:
+            return Matches(0, {}, {})
+        aggregations: dict[str, Any] = {}
+        if self._at.type:
+            aggregations["types"] = {"terms": {"field": self._at.type, "size": MOST_FACETS}}
+        if self._at.date:
+            by_year = {"calendar_interval": "year", "format": "yyyy", "min_doc_count": 1}
+            aggregations["years"] = {"date_histogram": {"field": self._at.date, **by_year}}
+        body = {**self._query(should=should, only=only), "size": 0, "track_total_hits": True}
+        reply = self._search(body | ({"aggs": aggregations} if aggregations else {}))
+        groups = {name: each["buckets"] for name, each in reply.get("aggregations", {}).items()}
+        types: Counter[str] = Counter()
+        for each in groups.get("types", ()):
+            types[type_name(each["key"])] += int(each["doc_count"])
+        years = Counter(
+            {int(each["key_as_string"]): int(each["doc_count"]) for each in groups.get("years", ())}
+        )
+        total = int(reply["hits"]["total"]["value"])
+        return Matches(total, dict(types.most_common()), dict(years.most_common(MOST_FACETS)))
 
     def agreement(self, terms: Mapping[str, Sequence[str]]) -> int:
         """Terms of documents that are terms of theirs in the engine too."""
@@ -108,17 +164,17 @@ class OpenSearchEngine:
         documents: dict[str, RemoteDocument] = {}
         for start in range(0, len(ids), BATCH):
             some = self._query({"ids": {"values": list(ids[start : start + BATCH])}})
-            for hit in self._search({**some, "size": BATCH, "_source": self._fields})["hits"]["hits"]:
-                documents[hit["_id"]] = document_of(hit["_id"], hit["_source"], self._at)
+            for hit in self._search({**some, "size": BATCH, "_source": self._read})["hits"]["hits"]:
+                documents[hit["_id"]] = document_of(hit["_id"], hit["_source"], self._at, ticks=MILLI)
         return documents
 
     def scan(self) -> Iterator[list[RemoteDocument]]:
         """All documents, as they were when the scroll began."""
-        body = {**self._query(), "size": BATCH, "sort": ["_doc"], "_source": self._fields}
+        body = {**self._query(), "size": BATCH, "sort": ["_doc"], "_source": self._read}
         page = self._search(body, params={"scroll": OPEN})
         try:
             while hits := page["hits"]["hits"]:
-                yield [document_of(hit["_id"], hit["_source"], self._at) for hit in hits]
+                yield [document_of(hit["_id"], hit["_source"], self._at, ticks=MILLI) for hit in hits]
                 scroll = {"scroll": OPEN, "scroll_id": page["_scroll_id"]}
                 page = self._server.ask("POST", "/_search/scroll", scroll)
         finally:

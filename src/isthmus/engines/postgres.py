@@ -13,14 +13,18 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, ClassVar
 
 from isthmus.encoders import Vectors
+from isthmus.engines.engine import ANY, MOST_FACETS, Constraints, Matches
 from isthmus.engines.remote import BATCH, Location, RemoteDocument, RemoteProblem, RemoteSource, words_of
 from isthmus.engines.terms import STOP
 from isthmus.errors import ConfigError, MissingExtra, ServiceError
 from isthmus.retrieval import BM25
 
+GONE = ("08", "28", "3D", "53300", "57P")
+"""SQLSTATEs of a server that nobody can use: no connection, no right to one, no database, shut down."""
 IDLE = 4
 """Connections that stay open at most."""
 _SOURCES = """
@@ -55,7 +59,7 @@ class PostgresEngine:
             import psycopg
         except ImportError as error:
             raise MissingExtra("postgres", "a table in PostgreSQL") from error
-        self._psycopg, self._at = psycopg, location
+        self._psycopg, self._at, self.location = psycopg, location, location
         self._idle: list[Any] = []
         self._lock = threading.Lock()
         self._key_type, self._average = "", 0.0
@@ -66,10 +70,47 @@ class PostgresEngine:
         configured = _CONFIGURATION.match(vector)
         self._configuration = f"'{configured[1]}', " if configured else ""
         columns = [_quoted(name) for name in (location.title, location.body) if name]
-        texts = [f"coalesce({column}::text, '')" for column in columns]
-        self._fields = ", ".join((f"{self._id}::text", *(() if location.title else ("''",)), *texts))
+        self._texts = [f"coalesce({column}::text, '')" for column in columns]
+        self._type = f"left(lower(trim({_quoted(location.type)}::text)), 100)" if location.type else "NULL"
         self._size = " + ".join(f"coalesce(octet_length({column}::text), 0)" for column in columns)
         self._where = f"({location.filter})".replace("%", "%%") if location.filter else "TRUE"
+
+    @cached_property
+    def _fields(self) -> str:
+        """What is read of a row: those of a `RemoteDocument`."""
+        texts = (*(() if self._at.title else ("''",)), *self._texts)
+        return ", ".join((f"{self._id}::text", *texts, f"coalesce({self._type}, '')", self._dates[0]))
+
+    @cached_property
+    def _dates(self) -> tuple[str, str, str]:
+        """The date as Unix time, the column, and the expression for a Unix time to compare it with."""
+        if not self._at.date:
+            return "NULL::bigint", "NULL::bigint", "%s"
+        column = _quoted(self._at.date)
+        ((kind,),) = self._rows(f"SELECT pg_typeof((SELECT {column} FROM {self._source} LIMIT 1))::text")
+        if kind in ("smallint", "integer", "bigint"):
+            return f"{column}::bigint", column, "%s"
+        if kind != "date" and not kind.startswith("timestamp"):
+            raise ConfigError(
+                f"{self._at.date} is {kind}", key="engine.date", expected="a timestamp, a date, or seconds"
+            )
+        seconds = f"CASE WHEN isfinite({column}) THEN extract(epoch FROM {column})::bigint END"
+        moment = "to_timestamp(%s)" + ("" if kind.endswith("with time zone") else " AT TIME ZONE 'UTC'")
+        return seconds, column, moment
+
+    def _narrowed(self, only: Constraints) -> tuple[str, list[Any]]:
+        """The condition of the rows that meet constraints, and its values."""
+        parts, values = [self._where], list[Any]()
+        for wanted, test in ((only.types, "= ANY(%s)"), (only.other_types, "<> ALL(%s)")):
+            if wanted:
+                parts.append(f"coalesce({self._type}, '') {test}")
+                values.append([each.replace("\0", " ") for each in wanted])
+        for bound, test in ((only.since, ">="), (only.until, "<")):
+            if bound is not None:
+                _, column, moment = self._dates
+                parts.append(f"{column} {test} {moment}")
+                values.append(bound)
+        return " AND ".join(parts), values
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
@@ -87,8 +128,7 @@ class PostgresEngine:
         except self._psycopg.Error as error:
             if db is not None:
                 db.close()
-            cure = "check engine.source, its columns and filter, and what the role may read"
-            raise RemoteProblem(self.noun, _first_line(error), cure) from None
+            raise self._refused(error) from None
         except BaseException:
             if db is not None:
                 db.close()
@@ -112,10 +152,16 @@ class PostgresEngine:
             application_name="isthmus",
         )
 
-    def _unanswered(self, error: Exception) -> ServiceError:
+    def _refused(self, error: Any) -> RemoteProblem:
+        cure = "check engine.source, its columns and filter, and what the role may read"
+        return RemoteProblem(self.noun, _first_line(error), cure, code=f"SQLSTATE {error.sqlstate}")
+
+    def _unanswered(self, error: Any) -> ServiceError:
         if isinstance(error, self._psycopg.errors.QueryCanceled):
             cure = "an index on the tsvector makes it fast; engine.seconds lets it take longer"
-            return RemoteProblem(self.noun, f"not within {self._at.seconds:g} s", cure)
+            return RemoteProblem(self.noun, f"not within {self._at.seconds:g} s", cure, code="too slow")
+        if error.sqlstate and not error.sqlstate.startswith(GONE):  # of one statement: others may do
+            return self._refused(error)
         return ServiceError(
             f"PostgreSQL cannot be reached: {_first_line(error)} (check engine.url, and that the server runs)"
         )
@@ -149,9 +195,10 @@ class PostgresEngine:
             sources.append(RemoteSource(short, size, kinds))
         return sources
 
-    def documents(self) -> int:
+    def documents(self, only: Constraints = ANY) -> int:
         """Rows that the role sees and the filter lets through."""
-        return int(self._rows(f"SELECT count(*) FROM {self._source} WHERE {self._where}")[0][0])
+        where, values = self._narrowed(only)
+        return int(self._rows(f"SELECT count(*) FROM {self._source} WHERE {where}", values)[0][0])
 
     def version(self) -> str:
         """How many rows were ever written and removed, as the server counts them; of a view, the rows."""
@@ -162,23 +209,52 @@ class PostgresEngine:
         )
         return f"written {counted[0][0]}" if counted else f"rows {self.documents()}"
 
-    def search(self, text: str, vector: Vectors, depth: int) -> list[tuple[str, float]]:
-        """By `ts_rank_cd` of any of the words, in the configuration of the expression or the server's."""
+    def _query(self, text: str) -> tuple[str, list[str]]:
+        """A tsquery of any of a text's words, in the configuration of the expression or the server's."""
         words = words_of(text)
-        query = "(" + " || ".join([f"plainto_tsquery({self._configuration}%s)"] * len(words)) + ")"
+        return "(" + " || ".join([f"plainto_tsquery({self._configuration}%s)"] * len(words)) + ")", words
+
+    def search(
+        self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
+    ) -> list[tuple[str, float]]:
+        """By `ts_rank_cd` of any of the words."""
+        query, words = self._query(text)
         if not words:
             return []
-        rank = f"ts_rank_cd({self._vector}, {query}, 32)"
-        return [
-            (id, float(score))
-            for id, score in self._rows(
-                f"""SELECT {self._id}::text, {rank} FROM {self._source}
-                WHERE {self._where} AND {self._vector} @@ {query} ORDER BY 2 DESC, 1 LIMIT %s""",
-                (*words, *words, depth),
-            )
-        ]
+        where, values = self._narrowed(only)
+        rows = self._rows(
+            f"""SELECT {self._id}::text, ts_rank_cd({self._vector}, {query}, 32) FROM {self._source}
+            WHERE {where} AND {self._vector} @@ {query} ORDER BY 2 DESC, 1 LIMIT %s""",
+            (*words, *values, *words, depth),
+        )
+        return [(id, float(score)) for id, score in rows]
 
-    def matching(self, weights: Mapping[str, float], depth: int) -> list[str]:
+    def matches(self, text: str, only: Constraints = ANY) -> Matches:
+        """Rows that `search` would find."""
+        query, words = self._query(text)
+        return self._matched(query, words, only) if words else Matches(0, {}, {})
+
+    def having(self, terms: Sequence[str], only: Constraints = ANY) -> Matches:
+        """Rows with any of the terms; stop words find nothing."""
+        lexemes = [_lexeme(word) for word in terms if not word.startswith(STOP)]
+        return self._matched("%s::tsquery", [" | ".join(lexemes)], only) if lexemes else Matches(0, {}, {})
+
+    def _matched(self, query: str, words: Sequence[str], only: Constraints) -> Matches:
+        where, values = self._narrowed(only)
+        year = f"extract(year FROM to_timestamp({self._dates[0]}) AT TIME ZONE 'UTC')::int"
+        rows = self._rows(
+            f"""SELECT grouping(kind, year), kind, year, count(*) FROM (
+                SELECT {self._type} AS kind, {year} AS year FROM {self._source}
+                WHERE {where} AND {self._vector} @@ {query}) AS hits
+            GROUP BY GROUPING SETS ((), (kind), (year)) ORDER BY 4 DESC, 1, 2, 3 LIMIT 1000""",
+            (*values, *words),
+        )
+        types = [(kind, count) for by, kind, _, count in rows if by == 1 and kind]
+        years = [(year, count) for by, _, year, count in rows if by == 2 and year is not None]
+        total = next((count for by, _, _, count in rows if by == 3), 0)
+        return Matches(total, dict(types[:MOST_FACETS]), dict(years[:MOST_FACETS]))
+
+    def matching(self, weights: Mapping[str, float], depth: int, only: Constraints = ANY) -> list[str]:
         """Rows with any of the terms, those first that BM25 with these weights puts first, or nearly; stop
         words find nothing."""
         terms = {word: weight for word, weight in weights.items() if weight > 0 and not word.startswith(STOP)}
@@ -186,14 +262,16 @@ class PostgresEngine:
             return []
         lexemes = [_lexeme(word) for word in terms]
         places = range(len(terms))
+        where, values = self._narrowed(only)
         ranks = ", ".join(f"ts_rank('{_ALIKE}', v, %s::tsquery) AS r{at}" for at in places)
         parts = " + ".join(f"%s * (r{at} > 0)::int / (1 + {_SPREAD} / {_TIMES.format(at)})" for at in places)
         statement = f"""SELECT id FROM (SELECT id, size / %s::float AS size, {ranks} FROM (
             SELECT {self._id}::text AS id, {self._size} AS size, {self._vector} AS v FROM {self._source}
-            WHERE {self._where} AND {self._vector} @@ %s::tsquery OFFSET 0) AS hits OFFSET 0) AS ranked
+            WHERE {where} AND {self._vector} @@ %s::tsquery OFFSET 0) AS hits OFFSET 0) AS ranked
             ORDER BY {parts} DESC LIMIT %s"""
-        values = (self._average_size(), *lexemes, " | ".join(lexemes), *terms.values(), depth)
-        return [id for (id,) in self._rows(statement, values)]
+        query = (*values, " | ".join(lexemes))
+        filled = (self._average_size(), *lexemes, *query, *terms.values(), depth)
+        return [id for (id,) in self._rows(statement, filled)]
 
     def _average_size(self) -> float:
         """Of the first thousand rows, in octets."""

@@ -6,22 +6,27 @@ index on the payload makes that fast. A cluster answers as one server does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 from uuid import UUID
 
 import numpy as np
 
 from isthmus.encoders import Vectors
+from isthmus.engines.engine import ANY, MOST_FACETS, Constraints, Matches
 from isthmus.engines.remote import (
     BATCH,
     JsonServer,
     Location,
     RemoteDocument,
+    RemoteProblem,
     RemoteSource,
     document_of,
     json_filter,
     kinds_of,
+    type_name,
     words_of,
 )
 
@@ -35,7 +40,7 @@ class QdrantEngine:
     noun: ClassVar[str] = "Qdrant"
 
     def __init__(self, location: Location) -> None:
-        self._at = location
+        self._at = self.location = location
         self._server = JsonServer(location, self.noun, {"api-key": location.key} if location.key else {})
         self._filter = json_filter(location)
         self._distance = ""
@@ -43,12 +48,24 @@ class QdrantEngine:
     def _points(self, verb: str, body: Any) -> Any:
         return self._server.ask("POST", f"/collections/{self._at.source}/points{verb}", body)["result"]
 
-    def _only(self, *conditions: Any) -> dict[str, Any]:
-        must = [*self._filter, *conditions]
-        return {"filter": {"must": must}} if must else {}
+    def _only(self, *conditions: Any, only: Constraints = ANY) -> dict[str, Any]:
+        must, must_not = [*self._filter, *conditions], list[Any]()
+        for types, clauses in ((only.types, must), (only.other_types, must_not)):
+            if types:
+                spellings = [form for each in types for form in (each, each.upper(), each.capitalize())]
+                clauses.append({"key": self._at.type, "match": {"any": spellings}})
+        bounds = {
+            name: bound for name, bound in (("gte", only.since), ("lt", only.until)) if bound is not None
+        }
+        if bounds:  # of dates that are numbers, and of those that are texts
+            texts = {name: np.datetime_as_string(np.datetime64(at, "s")) + "Z" for name, at in bounds.items()}
+            ranges = [{"key": self._at.date, "range": each} for each in (bounds, texts)]
+            must.append({"should": ranges})
+        both = {name: each for name, each in (("must", must), ("must_not", must_not)) if each}
+        return {"filter": both} if both else {}
 
     def _payload(self) -> list[str]:
-        return [name for name in (self._at.title, self._at.body) if name]
+        return [name for name in (self._at.title, self._at.body, self._at.type, self._at.date) if name]
 
     def sources(self) -> list[RemoteSource]:
         """Collections whose payload has a text."""
@@ -67,41 +84,62 @@ class QdrantEngine:
             return None
         return RemoteSource(name, int(about.get("points_count") or 0), {"id": "id", **kinds, **named})
 
-    def documents(self) -> int:
+    def documents(self, only: Constraints = ANY) -> int:
         """Points that meet the filter."""
-        return int(self._points("/count", {"exact": True, **self._only()})["count"])
+        return self._count(self._only(only=only))
+
+    def _count(self, only: dict[str, Any]) -> int:
+        return int(self._points("/count", {"exact": True, **only})["count"])
 
     def version(self) -> str:
         """How many points there are."""
         return f"points {self.documents()}"
 
-    def search(self, text: str, vector: Vectors, depth: int) -> list[tuple[str, float]]:
+    def search(
+        self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
+    ) -> list[tuple[str, float]]:
         """By the similarity of vectors, from 0 to 1; without one, by the share of words that a text has."""
         if vector.any():
             query = {
                 "query": vector.tolist(),
                 **({"using": self._at.search_by} if self._at.search_by else {}),
             }
-            hits = self._points("/query", {**query, "limit": depth, **self._only()})["points"]
+            hits = self._points("/query", {**query, "limit": depth, **self._only(only=only)})["points"]
             return [(str(hit["id"]), self._similarity(float(hit["score"]))) for hit in hits]
-        words = words_of(text)
-        conditions = [{"key": field, "match": {"text": word}} for word in words for field in self._payload()]
-        if not words:
+        having = self._having(text)
+        if not having:
             return []
-        any_word = self._only({"should": conditions})
-        having: list[Any] = [
-            {"sum": conditions[at : at + len(self._payload())]}
-            for at in range(0, len(conditions), len(self._payload()))
-        ]
+        conditions = [each for word in having for each in word]
         body = {
-            "prefetch": {"limit": max(PROPOSED, 10 * depth), **any_word},
-            "query": {"formula": {"sum": having}},
+            "prefetch": {
+                "limit": max(PROPOSED, 10 * depth),
+                **self._only({"should": conditions}, only=only),
+            },
+            "query": {"formula": {"sum": [{"sum": word} for word in having]}},
             "limit": depth,
         }
-        most = len(conditions)
-        return [
-            (str(hit["id"]), float(hit["score"]) / most) for hit in self._points("/query", body)["points"]
-        ]
+        hits = self._points("/query", body)["points"]
+        return [(str(hit["id"]), float(hit["score"]) / len(conditions)) for hit in hits]
+
+    def _having(self, text: str) -> list[list[Any]]:
+        """For every word of a text, the conditions that a field has it."""
+        fields = [name for name in (self._at.title, self._at.body) if name]
+        return [[{"key": field, "match": {"text": word}} for field in fields] for word in words_of(text)]
+
+    def matches(self, text: str, only: Constraints = ANY) -> Matches:
+        """Points with any of the words; by type where the payload's index counts values."""
+        conditions = [each for word in self._having(text) for each in word]
+        if not conditions:
+            return Matches(0, {}, {})
+        among = self._only({"should": conditions}, only=only)
+        types: Counter[str] = Counter()
+        if self._at.type:
+            body = {"key": self._at.type, "limit": MOST_FACETS, "exact": True, **among}
+            with suppress(RemoteProblem):  # it is not indexed as keywords
+                path = f"/collections/{self._at.source}/facet"
+                for each in self._server.ask("POST", path, body)["result"]["hits"]:
+                    types[type_name(each["value"])] += int(each["count"])
+        return Matches(self._count(among), dict(types.most_common()), {})
 
     def _similarity(self, score: float) -> float:
         """Between 0 and 1, the larger the nearer, whatever distance the collection has."""

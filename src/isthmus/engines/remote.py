@@ -6,26 +6,38 @@
 Texts are analysed here, by the analysis that all silos share; an engine proposes candidates and has the
 documents. What may be seen is what the credentials in its address may see, and meets its `filter`.
 
+Types and dates of documents are pushed into the engine; what else narrows a search is read in the texts of
+its candidates.
+
 Adapters raise a ServiceError of one line where a server does not answer, with the cure, and a ConfigError
 where the settings are at fault; no message has a password or a key.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from isthmus.encoders import Vectors
-from isthmus.errors import ConfigError, ServiceError
+from isthmus.engines.engine import ANY, Constraints, Matches
+from isthmus.errors import ConfigError, DataError, ServiceError
 
 BATCH = 500
 """Documents that are read at once."""
 MOST_BYTES, PATIENCE = 256 << 20, 10
 """Of one answer: bytes, and how many times `Location.seconds` it may take from its first byte to its last."""
+MOST_TERMS = 400
+"""Of a query, the rarest: engines refuse a thousand clauses, and every term is one in each field."""
+LONGEST_LINE = 32 << 20
+"""Bytes of one document, as an export has it."""
+LATEST = 253_402_300_800
+"""The Unix time after which nothing is a date: the year 10000."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -39,6 +51,9 @@ class Location:
     title: str = ""
     """Empty where documents have none."""
     body: str = "body"
+    type: str = ""
+    date: str = ""
+    """The fields that are a document's type and date; empty where it has none."""
     search_by: str = ""
     """What is searched, where it is no field of text: a tsvector, the name of a vector."""
     filter: str = ""
@@ -55,6 +70,10 @@ class RemoteDocument:
     id: str
     title: str
     body: str
+    type: str = ""
+    """In lower case."""
+    date: int | None = None
+    """Its Unix time."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +90,31 @@ class RemoteSource:
 
 
 class RemoteEngine(Protocol):
-    """Documents on a server, and its own way to search them. Safe to use from any thread."""
+    """Documents on a server, and its own way to search them. Safe to use from any thread.
+
+    Of constraints an engine reads types and dates, in fields that its location names.
+    """
 
     noun: ClassVar[str]
     """What people call it."""
+    location: Location
 
     def sources(self) -> list[RemoteSource]:
         """What could be attached there."""
 
-    def documents(self) -> int:
-        """How many documents there are."""
+    def documents(self, only: Constraints = ANY) -> int:
+        """How many documents there are, of those that meet constraints."""
 
     def version(self) -> str:
         """Another where documents have changed; cheap."""
 
-    def search(self, text: str, vector: Vectors, depth: int) -> list[tuple[str, float]]:
+    def search(
+        self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
+    ) -> list[tuple[str, float]]:
         """The best `depth` ids with scores between 0 and 1, best first, by the engine's own ranking."""
+
+    def matches(self, text: str, only: Constraints = ANY) -> Matches:
+        """How many documents its own search by words finds, as the engine counts them."""
 
     def get(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
         """The documents with these ids, by id; unknown ids are left out."""
@@ -102,8 +130,11 @@ class RemoteEngine(Protocol):
 class CountedEngine(RemoteEngine, Protocol):
     """An engine that finds documents by terms."""
 
-    def matching(self, weights: Mapping[str, float], depth: int) -> list[str]:
+    def matching(self, weights: Mapping[str, float], depth: int, only: Constraints = ANY) -> list[str]:
         """Ids of documents with any of the terms, `depth` of them that seem best by these weights."""
+
+    def having(self, terms: Sequence[str], only: Constraints = ANY) -> Matches:
+        """How many documents have any of the terms."""
 
     def agreement(self, terms: Mapping[str, Sequence[str]]) -> int:
         """How many of documents' terms, by id, the engine finds each document by."""
@@ -153,17 +184,25 @@ class JsonServer:
             return self._httpx.Response(reply.status_code, content=bytes(content))
 
     def lines(self, path: str, **options: Any) -> Iterator[Any]:
-        """What the server answers line by line, each as JSON."""
-        import json
-
+        """What the server answers line by line, each as JSON, of bounded length and time."""
         with ExitStack() as stack:
-            reply = self._reply(
-                lambda: stack.enter_context(self._client.stream("GET", path, **options)), whole=False
-            )
-            lines = reply.iter_lines()
-            while (line := self._reply(lambda: next(lines, None), whole=False)) is not None:
-                if line.strip():
-                    yield json.loads(line)
+            begun = self._client.stream("GET", path, **options)
+            reply = self._reply(lambda: stack.enter_context(begun), whole=False)
+            pieces, rest, until = reply.iter_bytes(), b"", time.monotonic() + PATIENCE * self._seconds
+            while (piece := self._reply(lambda: next(pieces, None), whole=False)) is not None:
+                *lines, rest = (rest + piece).split(b"\n")
+                until = time.monotonic() + PATIENCE * self._seconds if lines else until
+                if len(rest) > LONGEST_LINE or time.monotonic() > until:
+                    raise ServiceError(f"{self.noun} sends a document without end (check engine.url)")
+                yield from (self._parsed(line) for line in lines if line.strip())
+            if rest.strip():
+                yield self._parsed(rest)
+
+    def _parsed(self, line: bytes) -> Any:
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):
+            raise ServiceError(f"{self.noun} answers no JSON (check engine.url)") from None
 
     def _reply(self, work: Callable[[], Any], *, whole: bool = True) -> Any:
         try:
@@ -183,7 +222,7 @@ class JsonServer:
         if status in (401, 403):
             raise ServiceError(f"{self.noun} refuses these credentials (check engine.key, and its rights)")
         if status >= 400:
-            raise RemoteProblem(self.noun, f"{status}, {_message(reply.text)}")
+            raise RemoteProblem(self.noun, f"{status}, {_message(reply.text)}", code=str(status))
         return reply
 
     def close(self) -> None:
@@ -195,9 +234,33 @@ class RemoteProblem(ServiceError):
     """A server that answers, in words of its own, that it does not do what it is asked."""
 
     def __init__(
-        self, noun: str, message: str, cure: str = "check engine.source, its fields and filter"
+        self,
+        noun: str,
+        message: str,
+        cure: str = "check engine.source, its fields and filter",
+        *,
+        code: str = "",
     ) -> None:
         super().__init__(f"{noun} answers: {message} ({cure})")
+        self.noun, self.code = noun, code
+
+    def of_query(self) -> RemoteProblem:
+        """The same of a query, whose words the server's message may quote, and a log must not have."""
+        reason = f"it refuses a query, {self.code}" if self.code else "it refuses a query"
+        return RemoteProblem(self.noun, reason, "other queries may do", code=self.code)
+
+
+@contextmanager
+def well_formed(noun: str) -> Iterator[None]:
+    """Reading a server's answers: one of another form than is documented is a ServiceError."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        if isinstance(error, (ConfigError, DataError)):
+            raise
+        raise ServiceError(
+            f"{noun} answers in a form that is not known (check engine.url, and the server's release)"
+        ) from error
 
 
 def _message(text: str) -> str:
@@ -222,8 +285,6 @@ def base_url(url: str) -> str:
 
 def json_filter(location: Location) -> list[Any]:
     """A filter that is JSON, as a list of one or none."""
-    import json
-
     if not location.filter:
         return []
     try:
@@ -232,17 +293,47 @@ def json_filter(location: Location) -> list[Any]:
         raise ConfigError("engine.filter is not JSON", key="engine.filter", value=location.filter) from None
 
 
-def document_of(id: object, fields: Any, location: Location) -> RemoteDocument:
-    """A document of the fields that a location names; `a.b` is field b of a."""
-    return RemoteDocument(str(id), text_at(fields, location.title), text_at(fields, location.body))
+def document_of(id: object, fields: Any, location: Location, *, ticks: int = 1) -> RemoteDocument:
+    """A document of the fields that a location names; `a.b` is field b of a. A date that is a number is so
+    many `ticks` of a second."""
+    type, date = (next(iter(_values_at(fields, name)), None) for name in (location.type, location.date))
+    return RemoteDocument(
+        str(id),
+        text_at(fields, location.title),
+        text_at(fields, location.body),
+        "" if type is None else type_name(type),
+        date_of(date, ticks=ticks),
+    )
+
+
+def type_name(value: object) -> str:
+    """A type as searches know it."""
+    return str(value).strip().lower()[:100]
+
+
+def date_of(value: object, *, ticks: int = 1) -> int | None:
+    """The Unix time of a number, or of a text as ISO 8601 has it; None for what is neither."""
+    try:
+        if isinstance(value, (int, float)):
+            date = int(value / ticks)
+        else:
+            moment = datetime.fromisoformat(str(value))
+            date = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        return None
+    return date if abs(date) < LATEST else None
 
 
 def text_at(fields: Any, name: str) -> str:
     """The text of a field; several are joined by blank lines."""
+    return "\n\n".join(map(str, _values_at(fields, name)))
+
+
+def _values_at(fields: Any, name: str) -> list[Any]:
     for part in name.split(".") if name else ():
         fields = fields.get(part) if isinstance(fields, dict) else None
     values = fields if isinstance(fields, list) else [] if fields is None or not name else [fields]
-    return "\n\n".join(str(value) for value in values if not isinstance(value, (dict, list)))
+    return [value for value in values if not isinstance(value, (dict, list))]
 
 
 def kinds_of(documents: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, str]:
@@ -259,5 +350,16 @@ def kinds_of(documents: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[s
 
 
 def words_of(text: str) -> list[str]:
-    """A query's words as they are written, each once."""
-    return list(dict.fromkeys("".join(sign if sign.isalnum() else " " for sign in text).split()))
+    """A query's words as they are written, each once, the first of very many."""
+    words = dict.fromkeys("".join(sign if sign.isalnum() else " " for sign in text).split())
+    return list(words)[:MOST_TERMS]
+
+
+def rarest(weights: Mapping[str, float], known: Container[str] = ()) -> Mapping[str, float]:
+    """The terms that weigh most, in their order, where there are too many for an engine: of those that
+    documents are known to have, first."""
+    if len(weights) <= MOST_TERMS:
+        return weights
+    order = sorted(weights, key=lambda word: (word in known, weights[word]), reverse=True)
+    chosen = set(order[:MOST_TERMS])
+    return {word: weight for word, weight in weights.items() if word in chosen}

@@ -6,11 +6,13 @@ them is the share of the query's words that matched, and of equal shares their o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
 from isthmus.encoders import Vectors
+from isthmus.engines.engine import ANY, MOST_FACETS, Constraints, Matches
 from isthmus.engines.remote import (
     JsonServer,
     Location,
@@ -18,6 +20,7 @@ from isthmus.engines.remote import (
     RemoteProblem,
     RemoteSource,
     document_of,
+    type_name,
     words_of,
 )
 
@@ -31,18 +34,29 @@ class TypesenseEngine:
     noun: ClassVar[str] = "Typesense"
 
     def __init__(self, location: Location) -> None:
-        self._at = location
+        self._at = self.location = location
         self._server = JsonServer(location, self.noun, {"x-typesense-api-key": location.key})
         self._fields = [name for name in (location.title, location.body) if name]
 
-    def _search(self, **search: Any) -> Any:
+    def _search(self, *conditions: str, **search: Any) -> Any:
         """One search, in the body of a request: an address has no room for many ids."""
-        both = " && ".join(f"({part})" for part in (self._at.filter, search.pop("only", "")) if part)
-        body = {"collection": self._at.source, "filter_by": both, **search}
+        every = " && ".join(f"({part})" for part in (self._at.filter, *conditions) if part)
+        body = {"collection": self._at.source, "filter_by": every, **search}
         (result,) = self._server.ask("POST", "/multi_search", {"searches": [body]})["results"]
         if "error" in result:
-            raise RemoteProblem(self.noun, str(result["error"])[:200])
+            code = str(result.get("code", ""))
+            raise RemoteProblem(self.noun, str(result["error"])[:200], code=code)
         return result
+
+    def _narrowed(self, only: Constraints) -> list[str]:
+        """Filters of documents that meet constraints; dates are numbers."""
+        at, filters = self._at, list[str]()
+        for types, sign in ((only.types, ":="), (only.other_types, ":!=")):
+            values = ",".join(f"`{each.replace('`', ' ')}`" for each in types)
+            filters += [f"{at.type}{sign}[{values}]"] if types else []
+        for bound, sign in ((only.since, ":>="), (only.until, ":<")):
+            filters += [] if bound is None else [f"{at.date}{sign}{bound}"]
+        return filters
 
     def sources(self) -> list[RemoteSource]:
         """Collections with a text."""
@@ -56,26 +70,53 @@ class TypesenseEngine:
                 sources.append(RemoteSource(each["name"], int(each["num_documents"]), {**kinds, "id": "id"}))
         return sources
 
-    def documents(self) -> int:
+    def documents(self, only: Constraints = ANY) -> int:
         """Documents that meet the filter."""
-        return int(self._search(q="*", per_page=0)["found"])
+        return int(self._search(*self._narrowed(only), q="*", per_page=0)["found"])
 
     def version(self) -> str:
         """How many documents there are."""
         return f"documents {self.documents()}"
 
-    def search(self, text: str, vector: Vectors, depth: int) -> list[tuple[str, float]]:
-        """By Typesense's order: words that no document has all of are left out one by one."""
+    def _by_words(self, words: Sequence[str], depth: int) -> dict[str, Any]:
+        """A search whose words are left out one by one where no document has all of them."""
+        return {
+            "q": " ".join(words),
+            "query_by": ",".join(reversed(self._fields)),
+            "drop_tokens_threshold": min(depth, PAGE),
+            "prefix": False,
+        }
+
+    def matches(self, text: str, only: Constraints = ANY) -> Matches:
+        """What `search` finds, with words left out; by type where the field is a facet."""
+        words, at = words_of(text), self._at
+        if not words:
+            return Matches(0, {}, {})
+        search = {**self._by_words(words, PAGE), "per_page": 0}
+        facets = {"facet_by": at.type, "max_facet_values": MOST_FACETS} if at.type else {}
+        try:
+            result = self._search(*self._narrowed(only), **search, **facets)
+        except RemoteProblem:
+            if not facets:
+                raise
+            result = self._search(*self._narrowed(only), **search)
+        counts: Counter[str] = Counter()
+        for each in (each for facet in result.get("facet_counts", ()) for each in facet["counts"]):
+            counts[type_name(each["value"])] += int(each["count"])
+        return Matches(int(result["found"]), dict(counts.most_common()), {})
+
+    def search(
+        self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
+    ) -> list[tuple[str, float]]:
+        """By Typesense's order."""
         words = words_of(text)
         if not words:
             return []
         hits = self._search(
-            q=" ".join(words),
-            query_by=",".join(reversed(self._fields)),
+            *self._narrowed(only),
+            **self._by_words(words, depth),
             per_page=min(depth, PAGE),
             include_fields="id",
-            drop_tokens_threshold=min(depth, PAGE),
-            prefix=False,
         )["hits"]
         scored, lowest = [], 1.0
         for rank, hit in enumerate(hits):
@@ -90,14 +131,15 @@ class TypesenseEngine:
         plain = [id for id in ids if "`" not in id]
         for start in range(0, len(plain), PAGE):
             some = ",".join(f"`{id}`" for id in plain[start : start + PAGE])
-            for hit in self._search(q="*", only=f"id:[{some}]", per_page=PAGE)["hits"]:
+            for hit in self._search(f"id:[{some}]", q="*", per_page=PAGE)["hits"]:
                 document = hit["document"]
                 documents[document["id"]] = document_of(document["id"], document, self._at)
         return documents
 
     def scan(self) -> Iterator[list[RemoteDocument]]:
         """All documents, as Typesense exports them; the key needs documents:export."""
-        parameters = {"include_fields": ",".join(("id", *self._fields))}
+        read = [name for name in ("id", *self._fields, self._at.type, self._at.date) if name]
+        parameters = {"include_fields": ",".join(read)}
         if self._at.filter:
             parameters["filter_by"] = self._at.filter
         lines = self._server.lines(f"/collections/{self._at.source}/documents/export", params=parameters)

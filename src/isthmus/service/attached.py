@@ -23,6 +23,7 @@ from isthmus.engines import (
     Change,
     Constraints,
     Location,
+    Matches,
     RemoteEngine,
     WordCounts,
     open_remote,
@@ -56,6 +57,8 @@ def remote_of(settings: EngineSettings) -> RemoteEngine:
             id=settings.id,
             title=settings.title,
             body=settings.body,
+            type=settings.type,
+            date=settings.date,
             search_by=settings.search_by,
             filter=settings.filter,
             key=secret(settings.key, "engine.key"),
@@ -110,7 +113,9 @@ class AttachedStore(SqliteStore):
         """The documents with these ids, by id; unknown ids are left out."""
         texts = self._engine.remote.texts(list(ids))
         language = self._engine.reader.language
-        return {id: Draft(id, each.title, each.body, language) for id, each in texts.items()}
+        return {
+            id: Draft(id, each.title, each.body, language, each.type, each.date) for id, each in texts.items()
+        }
 
     def present(self, ids: Iterable[str]) -> set[str]:
         """Those of the ids that a document has."""
@@ -138,7 +143,8 @@ class AttachedStore(SqliteStore):
         """Every document there is."""
         language = self._engine.reader.language
         for batch in self._engine.remote.scan():
-            yield from (Change(each.id, 0, False, each.title, each.body, language) for each in batch)
+            for each in batch:
+                yield Change(each.id, 0, False, each.title, each.body, language, each.type, each.date)
 
     def spread(self, count: int) -> Iterator[Change]:
         """Documents from the first that was counted to the last, about as far from each other."""
@@ -185,13 +191,13 @@ class ScoredSnapshot(Snapshot):
         self, text: str, depth: int, only: Constraints | None = None, *, instead: Sequence[str] = ()
     ) -> QueryCandidates:
         """The best `depth` documents of the engine. Nothing is counted in them."""
-        if only is not None:
-            raise CannotNarrow("its engine is searched by words alone, without phrases and filters")
+        if not text.strip():
+            raise CannotNarrow("its engine is searched by whole words")
         tokens = query(text, self.languages)
         terms = spelled_terms(tokens)
         words = tuple(terms[code] for code in tokens.terms.codes.tolist())
         vector = self.encoder.query(text, words)
-        handles, scores = self.reader.search(text, vector, depth)
+        handles, scores = self.reader.search(text, vector, depth, only)
         none = np.zeros((len(handles), len(terms)), dtype=np.int32)
         sizes = np.zeros((len(handles), 2), dtype=np.int32)
         return QueryCandidates(
@@ -207,6 +213,12 @@ class ScoredSnapshot(Snapshot):
             vector,
             self.reader.tables(terms),
         )
+
+    def matches(self, text: str, terms: Sequence[str], only: Constraints | None = None) -> Matches:
+        """As the engine counts them; none of one that is searched by vectors, to which all are near."""
+        if self.encoder.width:
+            raise CannotNarrow("its engine is searched by vectors")
+        return self.reader.text_matches(text, only)
 
     def all_ids(self) -> list[str]:
         """The ids of all documents, as the engine lists them."""

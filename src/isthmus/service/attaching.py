@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -22,12 +23,15 @@ import numpy as np
 from isthmus.encoders import Vectors
 from isthmus.engines import (
     STOP,
+    Constraints,
     CountedEngine,
     RemoteDocument,
     RemoteEngine,
+    RemoteProblem,
     RemoteSource,
     VectorEngine,
     vector_of,
+    well_formed,
 )
 from isthmus.errors import ConfigError, several
 from isthmus.languages import DEFAULT, NAMES, detect, tokeniser_of, usual
@@ -86,21 +90,16 @@ class _Wish:
 def inspect_engine(wanted: EngineSettings, level: str = "", encoder: str = "") -> Inspected:
     """Look at a server; what `wanted` leaves empty is proposed. `level` is the highest that is wanted,
     `encoder` what made the engine's vectors."""
-    remote = remote_of(wanted)
-    try:
+    with closing(remote_of(wanted)) as remote, well_formed(remote.noun):
         sources = remote.sources()
         source = _chosen(sources, wanted.source, remote.noun)
         proposed = _fields(wanted, source)
-    finally:
-        remote.close()
-    remote = remote_of(proposed)
-    try:
+    with closing(remote_of(proposed)) as remote, well_formed(remote.noun):
         sample = _sampled(remote)
         others = tuple(each.name for each in sources if each.name != source.name)
+        _check_filters(remote, sample)
         settings = replace(proposed, language=_language(sample))
         return _proved(remote, settings, source, sample, _Wish(level, encoder), others)
-    finally:
-        remote.close()
 
 
 def _chosen(sources: Sequence[RemoteSource], name: str, noun: str) -> RemoteSource:
@@ -115,7 +114,8 @@ def _chosen(sources: Sequence[RemoteSource], name: str, noun: str) -> RemoteSour
 
 def _fields(wanted: EngineSettings, source: RemoteSource) -> EngineSettings:
     """Fields for id, title and body, by their kinds and names; those that are named must be there."""
-    for option, name in (("id", wanted.id), ("title", wanted.title), ("body", wanted.body)):
+    for option in ("id", "title", "body", "type", "date"):
+        name = getattr(wanted, option)
         if name and name not in source.fields:
             raise ConfigError(f"{source.name} has no field {name}", key=f"--{option}", known=source.fields)
     kinds = source.fields
@@ -154,6 +154,34 @@ def _sampled(remote: RemoteEngine) -> list[RemoteDocument]:
 
 def _first(remote: RemoteEngine, count: int) -> list[RemoteDocument]:
     return list(islice((each for batch in remote.scan() for each in batch), count))
+
+
+def _check_filters(remote: RemoteEngine, sample: Sequence[RemoteDocument]) -> None:
+    """That the engine filters by the type and the date that are named, proved on documents that have them."""
+    types, dates = [each.type for each in sample if each.type], [each.date for each in sample]
+    dated = sorted(date for date in dates if date is not None)
+    for option, values in (("type", types), ("date", dated)):
+        name = getattr(remote.location, option)
+        if not name or not sample:
+            continue
+        if not values:
+            form = "words" if option == "type" else "Unix seconds, or ISO 8601"
+            raise ConfigError(f"no sampled document has a {option} in {name}", key=name, expected=form)
+        some, none = (
+            (Constraints(types=tuple(set(types))), Constraints(types=("\u2014",)))
+            if option == "type"
+            else (
+                Constraints(since=dated[0], until=dated[-1] + 1),
+                Constraints(since=dated[0], until=dated[0]),
+            )
+        )
+        try:
+            is_filtered = remote.documents(some) >= len(values) and not remote.documents(none)
+        except RemoteProblem as problem:
+            raise ConfigError(f"no filter by {name}: {problem}", key=f"--{option}") from None
+        if not is_filtered:
+            clash = f"{remote.noun} finds other documents by {name} than have it"
+            raise ConfigError(clash, key=f"--{option}", expected="a field that it filters by")
 
 
 def _language(sample: Sequence[RemoteDocument]) -> str:

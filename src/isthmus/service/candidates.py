@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.encoders import Span, Vectors
-from isthmus.engines import FIELDS, STOP, Constraints, EngineReader, WordCounts
+from isthmus.engines import FIELDS, STOP, Constraints, EngineReader, Matches, WordCounts
 from isthmus.features import Pairs, compute
 from isthmus.languages import query, tokeniser_of
 from isthmus.private import HashFamily
@@ -206,6 +206,10 @@ class Snapshot:
         each = [tokeniser_of(code).query(text) for code in self.languages]
         sums = [float(self.rarity(tokens.words(0)).sum()) for tokens in each if tokens.stopped is None]
         return min(sums, default=0.0)
+
+    def matches(self, text: str, terms: Sequence[str], only: Constraints | None = None) -> Matches:
+        """How many documents have any of a query's terms, of those that meet constraints."""
+        return self.reader.matches(terms, only)
 
     def all_ids(self) -> list[str]:
         """The ids of all documents."""

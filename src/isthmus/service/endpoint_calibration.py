@@ -65,6 +65,8 @@ LEAST_JUDGED, LEAST_QUERIES, LEAST_EACH = 20, 5, 5
 """Judgements, judged queries, and right ones and wrong ones, below which nothing is claimed."""
 DEPTH = 10
 """Hits of an answer that are judged."""
+PROXIES = ("via", "forwarded", "x-forwarded-for", "x-real-ip")
+"""Headers of requests that have come by way of a proxy, which may have put its own credentials in."""
 NAME = "endpoint"
 
 _TABLES = """
@@ -456,7 +458,8 @@ def proxy_app(folder: Path, endpoint: SearchEndpoint, *, least: float = 0.0, tok
 
     def answered(request: Request, body: bytes) -> Response:
         headers = {name: request.headers[name] for name in ("content-type",) if name in request.headers}
-        if not endpoint.key and "authorization" in request.headers:
+        is_direct = not any(name in request.headers for name in PROXIES)  # a proxy's may be its own
+        if not endpoint.key and is_direct and "authorization" in request.headers:
             headers["authorization"] = request.headers["authorization"]
         try:
             url = _forwarded(endpoint.url, request.url.path, request.url.query)

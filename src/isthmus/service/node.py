@@ -184,7 +184,12 @@ class Node:
         self.tokens = HitTokens(settings.silo, local_secret(folder / "feedback.key"))
         self.judgements = SiloJudgements(settings.silo, self.store, self.tokens, self._ids)
         self.documents = SiloDocuments(
-            settings.silo, self.store, self.tokens, self.note, lambda: self.settings.sources
+            settings.silo,
+            self.store,
+            self.tokens,
+            self.note,
+            lambda: self.settings.sources,
+            link="" if settings.engine is None else settings.engine.link,
         )
         self._sharing = threading.Lock()
         self._restore_shared()

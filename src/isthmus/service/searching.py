@@ -412,7 +412,9 @@ class Searcher:
         answers: dict[str, Any] = {}
         if extras is not None and extras.matches and wanted.matches:
             with suppress(CannotNarrow):
-                counted = snapshot.reader.matches(terms, only) if terms or only else Matches(0, {}, {})
+                counted = Matches(0, {}, {})
+                if terms or only:
+                    counted = snapshot.matches(wanted.query, terms, only)
                 answers["matches"] = MatchCounts(**vars(counted))
         if extras is not None and extras.suggestions and wanted.suggest and wanted.query.strip():
             speller = Speller(snapshot, self.store)

@@ -159,8 +159,8 @@ class StoreSettings:
 class EngineSettings:
     """An engine that runs already and has the documents, as `isthmus attach` writes it; it is only read.
 
-    - `source` is a table, a collection or an index, and `id`, `title` and `body` are fields of it;
-      `search_by` is what is searched where that is no field of text (a tsvector, the name of a vector);
+    - `source` is a table, a collection or an index, and `id`, `title`, `body`, `type` and `date` are fields
+      of it; `search_by` is what is searched where that is no field of text (a tsvector, a vector's name);
     - `filter` says which documents this silo has, in the engine's own language;
     - level full: terms are counted here in the documents' texts, and scores compare with other silos';
       scores: the engine's own scores, which judgements calibrate.
@@ -171,6 +171,10 @@ class EngineSettings:
     id: str = "id"
     title: str = ""
     body: str = "body"
+    type: str = ""
+    date: str = ""
+    link: str = ""
+    """Where people see a document, as `Source.link`."""
     search_by: str = ""
     filter: str = ""
     key: SecretText = ""
@@ -182,6 +186,8 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         require(0 < self.seconds <= 600, f"seconds = {self.seconds:g} must lie in (0, 600]")
+        if self.link:
+            _check_link(self.link)
         from isthmus.languages import code_of
 
         code_of(self.language)
@@ -239,9 +245,7 @@ class Source:
     def link_to(self, id: str) -> str:
         """The address of one of its documents; "" for none."""
         own = next((id.removeprefix(f"{name}:") for name in self.prefixes if id.startswith(f"{name}:")), id)
-        if not self.link or not {".", ".."}.isdisjoint(own.split("/")):  # these lead elsewhere on that server
-            return ""
-        return self.link.replace("{id}", quote(own, safe="/", errors="replace"))
+        return linked(self.link, own)
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -697,6 +701,13 @@ def _check_name(key: str, name: str) -> None:
     plain = name.replace("-", "").replace("_", "").replace(".", "")
     if not (plain.isascii() and plain.isalnum() and len(name) <= 64):
         raise ValueError(f"{key} = {name!r} must be letters, digits, '-', '_' or '.', at most 64")
+
+
+def linked(link: str, id: str) -> str:
+    """The address of a document by a template; "" for none."""
+    if not link or not {".", ".."}.isdisjoint(id.split("/")):  # these lead elsewhere on that server
+        return ""
+    return link.replace("{id}", quote(id, safe="/", errors="replace"))
 
 
 def _check_link(link: str) -> None:

@@ -19,7 +19,7 @@ from isthmus.errors import DataError, Refused
 from isthmus.service import wire
 from isthmus.service.limits import Buckets
 from isthmus.service.security import HitTokens, local_secret
-from isthmus.service.settings import NodeSettings, Policy, Source
+from isthmus.service.settings import NodeSettings, Policy, Source, linked
 from isthmus.service.stores import DocumentStore, StoredRequest
 
 DAY = 86_400.0
@@ -48,19 +48,25 @@ class SiloDocuments:
         note: Note,
         sources: Callable[[], Iterable[Source]],
         *,
+        link: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._silo, self._store, self._tokens, self._note = silo, store, tokens, note
-        self._sources, self._clock = sources, clock
+        self._sources, self._link, self._clock = sources, link, clock
         self._people, self._peers = Buckets(0.5, 30), Buckets(10, 300)
 
     def links(self, ids: Sequence[str]) -> dict[str, str]:
-        """Where documents are shown to people, by id, of sources that say so."""
-        linked = {name: each for each in self._sources() if each.link for name in (each.label, each.unnamed)}
-        if not linked or not ids:
+        """Where documents are shown to people, by id, of sources that say so; or by the one template of an
+        engine elsewhere, which has no sources."""
+        if self._link:
+            return {id: linked(self._link, id) for id in ids}
+        templates = {
+            name: each for each in self._sources() if each.link for name in (each.label, each.unnamed)
+        }
+        if not templates or not ids:
             return {}
         owners = self._store.owners(ids)
-        return {id: linked[label].link_to(id) for id, label in owners.items() if label in linked}
+        return {id: templates[label].link_to(id) for id, label in owners.items() if label in templates}
 
     def with_access(
         self, hits: Sequence[wire.Hit], ids: Sequence[str], *, peer: str, policy: Policy
@@ -204,7 +210,8 @@ def owned_documents(settings: NodeSettings, store: DocumentStore) -> SiloDocumen
         """Nothing leaves."""
 
     tokens = HitTokens(settings.silo, local_secret(settings.folder / "feedback.key"))
-    return SiloDocuments(settings.silo, store, tokens, nothing, lambda: settings.sources)
+    link = "" if settings.engine is None else settings.engine.link
+    return SiloDocuments(settings.silo, store, tokens, nothing, lambda: settings.sources, link=link)
 
 
 def access_of(policy: Policy) -> list[wire.Access]:
