@@ -37,6 +37,8 @@ from isthmus.service.reliability import learned_curve
 from isthmus.service.results import (
     facets_of,
     fold_copies,
+    folded,
+    group_copies,
     has_more,
     in_order,
     narrowing_of,
@@ -142,8 +144,9 @@ class _Question:
     body: bytes
     extended: bytes
     """For silos that know what came with this release."""
-    model: str
-    """The version in use when the search began: answers are for it, and are merged by it."""
+    headers: Mapping[str, str]
+    """The encoder that silos agree on, and the version of the model in use when the search began: answers are
+    for it, and are merged by it."""
     seconds: float
     patient: bool
     """Whether they have as long as the broker gives by itself: a caller in a hurry, or a broker without
@@ -266,6 +269,7 @@ class Broker:
         self.models = ModelExchange(list(self.silos.values()), ModelVersions(settings.folder / "learned"))
         self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._agreed: tuple[list[tuple[str, int]], str] = ([], "")
         self._count()
 
     def _count(self) -> None:
@@ -305,13 +309,14 @@ class Broker:
         Cancelled, it stops asking: a node skips what nobody waits for.
         """
         query = parse(request.query)
-        silos = [silo for silo in self._named(request.silos) if silo.name in query.silos(list(self.silos))]
+        wanted = set(query.silos(list(self.silos)))
+        silos = [silo for silo in self._named(request.silos) if silo.name in wanted]
         deadline = request.deadline_ms or self.settings.deadline_ms
         self.models.refresh()
         model, version = self.models.model, self.models.version
         question = _Question(
             *_questions(request, query, deadline, several=len(silos) > 1),
-            version,
+            {wire.ENCODER: self.encoder, wire.MODEL: version},
             deadline / 1000,
             patient=deadline >= self.settings.deadline_ms,
         )
@@ -341,14 +346,14 @@ class Broker:
         merger = None if model is None else Merger.of(model, version, answers)
         lists = [answer.hits if merger is None else merger.hits(answer) for answer in answers.values()]
         apart = {status.silo for status in statuses if status.scorer == ENGINE}
-        merged = fold_copies(in_order(lists, last=_odd_ones(statuses), apart=apart))
+        merged = group_copies(in_order(lists, last=_odd_ones(statuses), apart=apart))
         threshold = max(request.threshold, self.settings.threshold)
-        likely = [hit for hit in merged if (hit.probability or 0.0) >= threshold]
-        uncalibrated = sum(hit.probability is None for hit in merged) if threshold > 0 else 0
+        likely = [group for group in merged if (group[0].probability or 0.0) >= threshold]
+        uncalibrated = sum(first.probability is None for first, *_ in merged) if threshold > 0 else 0
         end = min(request.offset + request.k, wire.MOST_HITS)
         self._searches.add(found="yes" if likely else "no")
         return wire.Answer.model_construct(
-            hits=likely[request.offset : end],
+            hits=[folded(group) for group in likely[request.offset : end]],
             silos=statuses,
             threshold=threshold,
             below=len(merged) - len(likely),
@@ -375,9 +380,8 @@ class Broker:
         """Ask one silo: its status and hits, unless it is late; the outcome is recorded in its breaker."""
         breaker, began = silo.breaker, time.monotonic()
         try:
-            headers = {wire.ENCODER: self.encoder, wire.MODEL: question.model}
             body = question.extended if silo.search_level else question.body
-            reply = await silo.ask("POST", "/search", body, headers=headers)
+            reply = await silo.ask("POST", "/search", body, headers=question.headers)
             if reply.status == 422:
                 raise Refused(
                     "it takes no such search: its version knows no filters, or its limits are others"
@@ -421,7 +425,10 @@ class Broker:
     @property
     def encoder(self) -> str:
         """The encoder that silos agree on: "none" where all differ, empty before any has spoken."""
-        return prevailing((silo.encoder, silo.documents or 0) for silo in self.silos.values())
+        stated = [(silo.encoder, silo.documents or 0) for silo in self.silos.values()]
+        if stated != self._agreed[0]:  # every silo's answer is compared with it
+            self._agreed = stated, prevailing(stated)
+        return self._agreed[1]
 
     async def _ask_encoders(self) -> None:
         """Learn every silo's encoder before the first search."""

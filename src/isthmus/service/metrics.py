@@ -22,6 +22,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper ends of the buckets for times."""
 
 _BUCKETS = {("_bucket", f"{end:g}"): end for end in SECONDS} | {("_bucket", "+Inf"): math.inf}
+_HISTOGRAM = (*_BUCKETS, ("_sum", ""), ("_count", ""))
 
 Labels = tuple[str, ...]
 
@@ -49,16 +50,21 @@ class Metric:
     def observe(self, seconds: float, **labels: str) -> None:
         """Add a time in seconds to a histogram."""
         with self._lock:
-            sample = self._sample(labels, [*_BUCKETS, ("_sum", ""), ("_count", "")])
+            sample = self._sample(labels, _HISTOGRAM)
             for bucket, end in _BUCKETS.items():
-                sample[bucket] += seconds <= end
+                if seconds <= end:
+                    sample[bucket] += 1
             sample["_sum", ""] += seconds
             sample["_count", ""] += 1
 
     def _sample(
         self, labels: Mapping[str, str], parts: Iterable[tuple[str, str]]
     ) -> dict[tuple[str, str], float]:
-        return self._samples.setdefault(tuple(labels[name] for name in self.labels), dict.fromkeys(parts, 0))
+        key = tuple(map(labels.__getitem__, self.labels))
+        sample = self._samples.get(key)
+        if sample is None:
+            sample = self._samples[key] = dict.fromkeys(parts, 0)
+        return sample
 
     def lines(self) -> Iterator[str]:
         """The lines of Prometheus' text format."""

@@ -7,11 +7,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Annotated, Any, ParamSpec, TypeVar
 
-import anyio
 import anyio.to_thread
 from fastapi import FastAPI, Query, Request, Response
 from pydantic import BaseModel
@@ -102,9 +102,9 @@ class NodeApi:
         gauge("isthmus_dead_rows", "Versions in the index that are gone.", lambda: {(): index.engine.wasted})
 
     @cached_property
-    def _processors(self) -> anyio.CapacityLimiter:
+    def _processors(self) -> ThreadPoolExecutor:
         """As many searches at once as there are processors: more would only wait for each other."""
-        return anyio.CapacityLimiter(max(2, os.cpu_count() or 1))
+        return ThreadPoolExecutor(max(2, os.cpu_count() or 1), "search")
 
     def observe(self, path: str, status: int, seconds: float) -> None:
         """Count a request."""
@@ -122,33 +122,11 @@ class NodeApi:
 
     async def _apart(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Run work that uses the disk or waits for the index in a thread, outside the event loop."""
-        return await self._threaded(lambda: work(*arguments, **named), None)
+        return await _answered(anyio.to_thread.run_sync(lambda: work(*arguments, **named)))
 
     async def _in_turn(self, work: Callable[[], T]) -> T:
         """Work on one of the processors. Cancelled, it gives up its turn; or the processor, when it ends."""
-        begun = threading.Event()
-
-        def tracked() -> T:
-            begun.set()
-            return work()
-
-        task = asyncio.ensure_future(self._threaded(tracked, self._processors))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not begun.is_set():
-                task.cancel()
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody reads it
-            raise
-
-    async def _threaded(self, work: Callable[[], T], limiter: anyio.CapacityLimiter | None) -> T:
-        try:
-            return await anyio.to_thread.run_sync(work, limiter=limiter)
-        except ServiceError as error:
-            if isinstance(error, (HttpProblem, Refused)):
-                raise
-            _log.error("%s", error)
-            raise HttpProblem(503, "the silo's store does not answer", Retry_After="5") from None
+        return await _answered(asyncio.get_running_loop().run_in_executor(self._processors, work))
 
     async def search(self, request: Request, body: wire.NodeSearch) -> Response:
         """The best hits of this silo; matches and spellings beside them where the policy allows it."""
@@ -510,6 +488,17 @@ class NodeApi:
         """The metrics in Prometheus' text format."""
         self._allowed(request, "known")
         return Response(await self._apart(self.metrics.text), media_type=CONTENT_TYPE)
+
+
+async def _answered(work: Awaitable[T]) -> T:
+    """The result of work; where the store fails, a 503."""
+    try:
+        return await work
+    except ServiceError as error:
+        if isinstance(error, (HttpProblem, Refused)):
+            raise
+        _log.error("%s", error)
+        raise HttpProblem(503, "the silo's store does not answer", Retry_After="5") from None
 
 
 def _json(model: BaseModel, status: int = 200) -> Response:

@@ -48,22 +48,29 @@ def _in_turns(hits: list[wire.Hit], apart: Collection[str]) -> list[wire.Hit]:
 
 
 def fold_copies(hits: Iterable[wire.Hit]) -> list[wire.Hit]:
-    """Hits of different silos with the same text as one, which stands where the best of them does and names
-    the others: no silo's word is taken for what another has. Digests end here."""
-    folded: list[list[wire.Hit]] = []
+    """Hits of different silos with the same text as one: see `group_copies` and `folded`."""
+    return [folded(group) for group in group_copies(hits)]
+
+
+def group_copies(hits: Iterable[wire.Hit]) -> list[list[wire.Hit]]:
+    """Hits of different silos with the same text together, the best first, where the best of them stands: no
+    silo's word is taken for what another has."""
+    groups_in_order: list[list[wire.Hit]] = []
     groups: dict[str, list[list[wire.Hit]]] = {}
     for hit in hits:
         known = groups.setdefault(hit.digest, []) if hit.digest else []
         home = next((group for group in known if all(each.silo != hit.silo for each in group)), None)
         if home is None:
             home = []
-            folded.append(home)
+            groups_in_order.append(home)
             known.append(home)
         home.append(hit)
-    return [_folded(first, copies) for first, *copies in folded]
+    return groups_in_order
 
 
-def _folded(hit: wire.Hit, copies: Sequence[wire.Hit]) -> wire.Hit:
+def folded(group: Sequence[wire.Hit]) -> wire.Hit:
+    """The first hit of a group, which names the others. Digests end here."""
+    hit, *copies = group
     if not hit.digest and not hit.also:
         return hit
     also = [
