@@ -365,9 +365,10 @@ class TestDoor:
             ("POST", "/v1/learning/rollback", {"version": "none"}),
             ("POST", "/v1/judgements", {"judgements": [{"query": "q", "document": "d", "relevant": True}]}),
             ("GET", "/v1/judgements?silo=north", None),
+            ("POST", "/v1/noised-counts", {"query": "tides"}),
         ],
     )
-    def test_learning_and_files_of_judgements_are_for_administrators(self, site, method, path, body):
+    def test_learning_files_of_judgements_and_budgets_need_more_than_search(self, site, method, path, body):
         person = site.api_keys.add(f"person {path} {method}", scopes=["search", "feedback", "metrics"])
         plain = httpx.Client(base_url=site.url)
         assert plain.request(method, path, json=body).status_code == 401

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from isthmus.errors import BudgetExhausted, DataError
+from isthmus.service.noised_counts import reach
 from isthmus.service.settings import NoisedCounts, Policy
 from isthmus.service.stores import Draft
 from isthmus.service.wire import CountQuestion
@@ -49,6 +50,16 @@ def test_questions_that_are_nearly_the_same_are_charged_each_until_nothing_leave
             count(opened, "secret")
         opened.ledger.audit()
     assert len(answers) == BUDGET - 1, "ε = 1 a question; 1 stays for statistics"
+
+
+def test_a_count_of_everything_does_not_show_how_many_documents_there_are(tmp_path):
+    """Clipped at that number, an interval that reaches beyond it would end there, exactly."""
+    sizes = (40, 41)
+    for size in sizes:
+        drafts = [Draft(f"d{at}", "", f"tides number{at}") for at in range(size)]
+        with node(counting(tmp_path / str(size)), *drafts) as opened:
+            answer = count(opened, "tides")
+            assert answer.high - answer.count == reach(1.0), "however near the count is to all of them"
 
 
 def test_a_lost_or_damaged_file_of_counts_is_charged_again_or_nothing_leaves(tmp_path):

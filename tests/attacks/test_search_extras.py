@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from isthmus.service import wire
+from isthmus.service.display import day_of
 from isthmus.service.limits import message_header
 from isthmus.service.results import fold_copies, suggestion_of
 from isthmus.service.settings import Policy
@@ -54,6 +55,15 @@ def test_a_peer_that_sees_no_text_has_no_digest_type_or_date_of_it(silos):
     listed = ask(silos, "south", query="", only={"types": ["md"]}, **ALL)["hits"]
     assert {(each["digest"], each["date"], each["snippet"]) for each in listed} == {("", "", None)}
     assert not {each["document"] for each in listed} & {"copy.md", "turbine.md"}
+    assert [each["score"] for each in listed] == [-place for place in range(len(listed))], "no date either"
+
+
+def test_a_score_by_date_is_the_day_that_a_hit_shows(silos):
+    dated = [each for each in ask(silos, "north", query="", only={"types": ["md"]})["hits"] if each["date"]]
+    assert dated
+    for each in dated:
+        assert each["score"] % 86_400 == 0
+        assert day_of(int(each["score"])) == each["date"]
 
 
 def test_no_digest_without_a_key_of_the_silos_own(tmp_path):

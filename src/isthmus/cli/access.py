@@ -60,7 +60,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         parser,
         "--scopes A,B",
-        "search, feedback, documents, metrics, admin (%(default)s)",
+        "search, feedback, documents, counts, metrics, admin (%(default)s)",
         default="search,feedback",
     )
     ends = parser.add_mutually_exclusive_group()

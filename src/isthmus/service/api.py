@@ -4,7 +4,8 @@
 
 | path | needs the scope |
 |---|---|
-| POST /v1/search /v1/noised-counts · GET /v1/silos /v1/training /v1/calibration /v1/learning | search |
+| POST /v1/search · GET /v1/silos /v1/training /v1/calibration /v1/learning | search |
+| POST /v1/noised-counts | counts |
 | POST, GET /v1/requests | search |
 | POST /v1/feedback /v1/judged | feedback |
 | GET /v1/documents/SILO/ID | documents, or search for what the owner has allowed |
@@ -120,7 +121,7 @@ async def search(body: wire.Search, request: Request) -> Response:
 @_router.post("/v1/noised-counts")
 async def noised_counts(body: wire.CountQuestion, request: Request) -> wire.CountAnswer:
     """How many documents answer a question, with noise, in silos that allow it; it costs their budgets."""
-    broker = _broker(request, "search")
+    broker = _broker(request, "counts")
     if broker.settings.log_queries:
         request.scope[NOTE]["query"] = body.query
     return await count_matches(broker.silos, body)

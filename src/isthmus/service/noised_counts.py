@@ -25,7 +25,6 @@ import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -117,13 +116,13 @@ class CountReleases:
                     if before is None or peer not in before.peers:
                         raise
                     answer = before
-        within, reached = partial(_clipped, most=answer.documents), reach(answer.epsilon)
+        reached = reach(answer.epsilon)
         return NoisedCount(
             silo=self.silo,
             by="words" if model is None else "probability",
-            count=within(answer.count),
-            low=within(answer.count - reached),
-            high=within(answer.count + reached),
+            count=max(answer.count, 0),  # an upper bound would show how many documents there are
+            low=max(answer.count - reached, 0),
+            high=max(answer.count + reached, 0),
             epsilon=answer.epsilon,
             repeated=answer is before,
         )
@@ -252,10 +251,6 @@ def _cost(epsilon: float, draw: str) -> Cost:
         halves=False,
         adjacency=ADJACENCY,
     )
-
-
-def _clipped(count: int, most: int) -> int:
-    return min(max(count, 0), most)
 
 
 def _calibrated(scorer: Scorer, snapshot: Snapshot) -> ModelScorer | None:

@@ -73,6 +73,7 @@ CROSS = "cross"
 """What a cross-encoder's list is called, where a fuser joins it."""
 BY_DATE = "date"
 """What answers call the order of documents that nothing says how to rank."""
+DAY = 86_400
 UNDATED = -1e12
 """The score there of documents without a date."""
 _QUERY = "q"
@@ -379,8 +380,8 @@ class Searcher:
     def _newest(
         self, snapshot: Snapshot, wanted: NodeSearch, only: Constraints, display: Display
     ) -> list[Hit]:
-        """What meets constraints, by date: nothing says what it is to be ranked by. The score is the date;
-        there is nothing to judge."""
+        """What meets constraints, by date: nothing says what it is to be ranked by. The score is the day that
+        the hit shows, or its place where it shows none; there is nothing to judge."""
         if wanted.threshold > 0:
             return []
         documents = snapshot.reader.ids(snapshot.reader.newest(wanted.k, only))
@@ -388,6 +389,9 @@ class Searcher:
         phrases = wanted.only.phrases if wanted.only is not None else []
         words = QueryWords.of(" ".join(phrases), (), snapshot.languages)
         dates = [drafts[id].date if id in drafts else None for id in documents]
+        scores: list[float] = [UNDATED if date is None else date // DAY * DAY for date in dates]
+        if not display.snippets:
+            scores = [-place for place in range(len(documents))]
         return [
             bare.hit(
                 self.silo,
@@ -395,9 +399,9 @@ class Searcher:
                 drafts.get(id) if display.snippets else None,
                 words,
                 probability=None,
-                score=float(UNDATED if date is None else date),
+                score=float(score),
             )
-            for id, date in zip(documents, dates, strict=True)
+            for id, score in zip(documents, scores, strict=True)
         ]
 
     def _extras(

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from isthmus.service.sessions import Sessions
 
-SCOPES = ("search", "feedback", "documents", "metrics", "admin")
+SCOPES = ("search", "feedback", "documents", "counts", "metrics", "admin")
 """What a key may be good for; `admin` sees the views of silos, training and calibration, and all else."""
 PREFIX = "isk"
 DAYS, WARN_DAYS = 90.0, 14.0

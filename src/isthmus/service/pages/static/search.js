@@ -89,7 +89,7 @@ async function introduce(state, signal) {
     const [view, learning] = await Promise.all([api.silos(signal), api.learning(signal)]);
     const { silos } = view;
     state.names = silos.map((silo) => silo.silo);
-    state.counting = new Set(silos.filter(counts).map((silo) => silo.silo));
+    state.counting = new Set(state.may("counts") ? silos.filter(counts).map((silo) => silo.silo) : []);
     state.learned = Boolean(learning.current) && learning.current !== "none";
     if (state.learned || !state.query) allowThreshold(state, state.learned);
     rememberSilos(state.names);
