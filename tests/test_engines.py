@@ -31,6 +31,7 @@ from isthmus.engines import (
 )
 from isthmus.engines.embedded import Generation
 from isthmus.engines.vector_folders import VectorFolders
+from isthmus.engines.vocabulary import ranked
 from isthmus.retrieval import BM25, FIELD_TABLES, TEXT, summed
 from isthmus.service.candidates import Snapshot
 from isthmus.service.encoding import NoQueries
@@ -533,3 +534,9 @@ def test_a_lead_is_the_first_paragraph_and_short():
         (" \t\n", " \t\n"),
     ):
         assert body[: lead_end(body)] == lead
+
+
+def test_names_are_ranked_as_by_a_stable_sort():
+    names = np.random.default_rng(1).integers(0, 300, 1_000).astype(np.uint64)
+    assert ranked(names).tolist() == np.argsort(names, kind="stable").tolist()
+    assert ranked(names[:0]).tolist() == []

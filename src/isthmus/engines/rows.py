@@ -27,7 +27,7 @@ from isthmus.arrays import FloatArray, Ids, IntArray
 from isthmus.engines.engine import BY_FIELD, FIELDS, Change, Counted, WordCounts
 from isthmus.engines.growing import GrowingFile
 from isthmus.engines.terms import COUNTS, TermBatch
-from isthmus.engines.vocabulary import Places, Vocabulary, named
+from isthmus.engines.vocabulary import Places, Vocabulary, named, ranked
 from isthmus.tables import Column, open_columns, write_columns
 
 DOCUMENT = np.dtype(
@@ -198,9 +198,10 @@ class Rows:
         }
         self.vocabulary = Vocabulary(folder, key, states)
         names = self._files["documents"].records["name"].copy()
-        self._places = Places(names)
+        order = ranked(names)
+        self._places = Places(names, order)
         self._saved = 0
-        self.view = self._opened(names)
+        self.view = self._opened(names, order)
 
     @property
     def states(self) -> dict[str, tuple[int, int]]:
@@ -208,10 +209,10 @@ class Rows:
         files = self._files | {"words": self.vocabulary.records, "spelling": self.vocabulary.spelling}
         return {name: file.state for name, file in files.items()}
 
-    def _opened(self, names: NDArray[np.uint64]) -> RowsView:
+    def _opened(self, names: NDArray[np.uint64], order: IntArray) -> RowsView:
         documents = self._files["documents"].records
-        order = np.argsort(names, kind="stable")
-        again = names[order][1:] == names[order][:-1]
+        in_order = names[order]
+        again = in_order[1:] == in_order[:-1]
         following = np.full(len(names), len(names))  # the row that replaces a row
         following[order[:-1][again]] = order[1:][again]
         there = documents["removed"] == 0

@@ -43,7 +43,8 @@ def lead_end(body: str) -> int:
         if end < 0:
             end = max((mark.end() for mark in _NO_WORD.finditer(body, 0, LEAD_READ)), default=0)
     start = len(body) - len(body.lstrip()) if body[:1].isspace() else 0
-    if (blank := _PARAGRAPHS.search(body, start, end)) is not None:
+    has_lines = body.find("\n", start, end) >= 0
+    if has_lines and (blank := _PARAGRAPHS.search(body, start, end)) is not None:
         end = blank.start()
     words = body[start:end].split(None, LEAD_WORDS)
     return end - len(words[LEAD_WORDS]) if len(words) > LEAD_WORDS else end

@@ -37,14 +37,26 @@ def named(texts: Iterable[str], key: bytes) -> Names:
     return np.frombuffer(b"".join(digests), dtype="<u8")
 
 
+def ranked(names: Names) -> IntArray:
+    """The order of names, equal ones as they come: what a stable sort gives, several times sooner."""
+    order = np.argsort(names)
+    values = names[order]
+    same = values[1:] == values[:-1]
+    if same.any():
+        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        places = order[tied]
+        order[tied] = places[np.lexsort((places, names[places]))]
+    return order
+
+
 class Places:
     """The last place of every name: most in a sorted array, the latest in a dictionary.
 
     One thread adds, others may look up meanwhile.
     """
 
-    def __init__(self, names: Names) -> None:
-        order = np.argsort(names, kind="stable")
+    def __init__(self, names: Names, order: IntArray) -> None:
+        """`order` is that of `ranked`."""
         self._sorted = (names[order], order)
         self._late: dict[int, int] = {}
 
@@ -67,7 +79,7 @@ class Places:
         if len(self._late) > max(LATE, len(known) // 4):
             names = np.concatenate((known, np.fromiter(self._late, np.uint64, len(self._late))))
             places = np.concatenate((order, np.fromiter(self._late.values(), np.int64, len(self._late))))
-            rank = np.argsort(names, kind="stable")
+            rank = ranked(names)
             self._sorted = (names[rank], places[rank])
             self._late = {}
 
@@ -79,7 +91,8 @@ class Vocabulary:
         self._key = key
         self.records = GrowingFile(folder / "words", WORD, states.get("words", (0, 0)))
         self.spelling = GrowingFile(folder / "spelling", np.uint8, states.get("spelling", (0, 0)))
-        self._places = Places(self.records.records["hash"].copy())
+        hashes = self.records.records["hash"].copy()
+        self._places = Places(hashes, ranked(hashes))
         self.stop: NDArray[np.bool_] = self.spelling.records[self._starts(0)[:-1]] == ord(STOP)
         # what words that came before are read as, so that they are neither stemmed nor hashed again
         self._known: dict[Tokeniser, dict[str, int]] = {}

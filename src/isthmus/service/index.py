@@ -200,7 +200,7 @@ class Index:
                 self.engine.apply(changes)
                 living = [each for each in changes if not each.removed]
                 self._languages |= {each.language or DEFAULT for each in living}
-                if not self.is_costly:
+                if self._encoder.width and not self.is_costly:
                     handles = np.array([each.change for each in living], dtype=np.int64)
                     self.engine.encode(*self._encoded(self._encoder, handles, living))
                 self._show()
