@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -449,6 +450,13 @@ def test_auto_takes_platt_where_the_lists_have_nothing_to_add_or_are_few() -> No
              for query, judged in qrels.to_dict().items()}  # fmt: skip
     first["q1"]["d0"] = 1
     assert isinstance(fit_calibrator(run, Qrels.from_dict(first)), Platt)
+
+
+def test_two_judged_queries_are_calibrated_without_a_warning() -> None:
+    run, qrels = world(2, 30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert calibrate(run, qrels=qrels, folds=2).probabilities is not None
 
 
 def test_the_contest_of_a_fold_does_not_see_it() -> None:

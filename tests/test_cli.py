@@ -126,6 +126,23 @@ def test_options_may_stand_between_files(line: str, runs: list[str]) -> None:
     assert parser().parse_args(line.split()).runs == runs
 
 
+def test_files_that_an_option_has_taken_are_told_their_place(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["evaluate", "-m", "nDCG@10", "x.qrels", "a.run"])
+    assert "(if -m took them, put them before it, or -- between)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["calibrate a.run", "fuse a.run b.run"])
+def test_a_precision_is_checked_before_anything_is_computed(command: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--qrels", "x.qrels", "-o", "c.run", "--precision", "1.5"])
+    assert "expected a number from 0 to 1, got '1.5'" in capsys.readouterr().err
+
+
+def test_a_query_may_be_several_words() -> None:
+    assert parser().parse_args(["search", "tidal", "power", "-k", "3"]).query == ["tidal", "power"]
+
+
 @pytest.mark.parametrize("arguments", [[], ["evalute"], ["doctor", "--jsn"]])
 def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:

@@ -266,6 +266,9 @@ def test_added_listed_loaded_removed(here: Path) -> None:
         remove_encoder("sentence-model")
     with pytest.raises(ConfigError, match="isthmus encoder add bge-small"):
         load_encoder("bge-small")
+    add_encoder(str(folder), name="minilm")
+    with pytest.raises(ConfigError, match="known: minilm, bge-small, ms-marco-minilm"):
+        load_encoder("zzz")
 
 
 def test_an_encoder_that_fails_leaves_the_one_before_it(here: Path) -> None:

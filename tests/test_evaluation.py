@@ -478,6 +478,13 @@ class TestEvaluation:
         assert list(Comparison((found,)).table().notes[-3:]) == found.remarks()
         assert evaluate(*graded([1, 0]), ["MRR"]).remarks() == []
 
+    @pytest.mark.parametrize(
+        ("grades", "measures", "least"), [([0, 0], ["nDCG@10"], 1), ([1, 0], ["MRR", "P@5(rel=2)"], 2)]
+    )
+    def test_judgements_without_anything_relevant_are_named(self, grades, measures, least) -> None:
+        (remark,) = evaluate(*graded(grades), measures).remarks()
+        assert f"no judgement has a grade of {least} or more" in remark
+
     def test_geometric_means_and_sums(self) -> None:
         qrels = Qrels.from_dict({"q1": {"a": 1}, "q2": {"a": 1}, "q3": {"a": 1}})
         run = Run.from_dict({"q1": {"a": 1.0}, "q2": {"b": 2.0, "a": 1.0}, "q3": {"b": 1.0}})

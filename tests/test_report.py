@@ -210,6 +210,19 @@ def test_summary_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert "out/report.html" in lines[4]
 
 
+def test_a_summary_fits_the_terminal_and_breaks_no_path(capsys: pytest.CaptureFixture[str]) -> None:
+    fact = "ECE 0.0259; a perfect model: 0.0198, at most 0.0281 in 95 % (2,350 hits)"
+    summary("calibrated", {"first ten": fact, "none": ""}, wrote=["a.run"])
+    lines = capsys.readouterr().err.splitlines()
+    assert {len(line) for line in lines} <= set(range(81))
+    words = " ".join(lines[1:-1]).replace("│", "").split()
+    assert " ".join(words) == f"first ten {fact} none wrote a.run"
+    assert lines[2].startswith("│            ")
+    path = "/".join(["my folder"] * 12)
+    summary("done", {}, wrote=[path])
+    assert f"│ wrote  {path}  │" in capsys.readouterr().err.splitlines()
+
+
 def test_box_without_lines() -> None:
     assert box("done", []).splitlines() == ["╭─ done ──╮", "╰─────────╯"]
 

@@ -313,6 +313,8 @@ class Contest:
         queries = (self.fold_of_query >= 0) & (self.fold_of_query != outside)
         first = self.names.index(FIRST) if FIRST in self.names else 0
         gains = (self.losses[first] - self.losses)[:, queries]
+        if gains.shape[1] < 2:  # no spread to judge a difference by
+            return self.names[first]
         errors = gains.std(axis=1, ddof=1) / gains.shape[1] ** 0.5
         means = np.where(gains.mean(axis=1) > CLEARLY * errors, gains.mean(axis=1), 0.0)
         return self.names[int(means.argmax()) if means.any() else first]

@@ -79,7 +79,7 @@ def _broker(arguments: argparse.Namespace) -> None:
 
 
 def _search_arguments(parser: argparse.ArgumentParser) -> None:
-    add(parser, "query QUERY", LANGUAGE)
+    add(parser, "query QUERY", LANGUAGE, nargs="+")
     add(parser, "--broker URL", f"the broker's address ({URL_VARIABLE}, else http://127.0.0.1:8100)")
     add(parser, "--threshold", "only hits at least this probable", type=probability, default=0.0)
     add(parser, "-k", "hits to show, up to 100 (%(default)s)", type=whole(1), default=10)
@@ -105,6 +105,7 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
 def _search(arguments: argparse.Namespace) -> int:
     from isthmus.service import DEFAULT_URL, MOST_HITS, Client
 
+    arguments.query = " ".join(arguments.query)
     if not arguments.query.strip():
         raise ConfigError("nothing to look for", expected='words: isthmus search "tidal power"')
     if arguments.k > MOST_HITS:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, add_per_query, close, output, whole
+from isthmus.cli.command import Command, add, add_json, add_per_query, close, output, probability, whole
 from isthmus.errors import ConfigError, DataError, check_extra
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def _shared(parser: argparse.ArgumentParser) -> None:
     add(parser, "--relevant GRADE", "relevant from this grade (1)", type=int, default=1)
     add(parser, "--unjudged", "documents nobody judged", choices=("irrelevant", "skip"), default="irrelevant")
     add(parser, "--folds", "folds of queries for cross-fitting (5)", type=whole(2), default=5)
-    add(parser, "--precision P", "keep only what has this precision", type=float)
+    add(parser, "--precision P", "keep only what has this precision", type=probability)
     add(parser, "--figures DIR", "write reliability, scores and thresholds there")
     add_per_query(parser)
 

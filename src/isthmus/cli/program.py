@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from isthmus import __version__
 from isthmus.cli.command import Command
@@ -72,6 +72,15 @@ class Verb(argparse.ArgumentParser):
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self._mixing = False
+
+    def error(self, message: str) -> NoReturn:
+        """Of arguments that are missing, which option may have taken them for its own values."""
+        greedy = [
+            each.option_strings[0] for each in self._actions if each.option_strings and each.nargs == "+"
+        ]
+        if greedy and "are required" in message:
+            message += f" (if {greedy[0]} took them, put them before it, or -- between)"
+        super().error(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Of a command that there is not, the one that was probably meant, and not a list of all."""

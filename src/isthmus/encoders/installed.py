@@ -86,7 +86,7 @@ def _folder(name: str) -> Path:
         if folder.is_dir():
             return folder
     cure = f"isthmus encoder add {name if name in PRESETS else 'FOLDER --name NAME'}"
-    known = [*(each.name for each in installed_encoders()), *PRESETS]
+    known = dict.fromkeys((*(each.name for each in installed_encoders()), *PRESETS))
     raise ConfigError(f"no encoder {name!r} in {encoders_folder()}", key=name, expected=cure, known=known)
 
 

@@ -123,9 +123,16 @@ class Evaluation(Tabular):
         return preview(self.to_arrow(), title=f"Evaluation {self.run!r}")
 
     def remarks(self) -> list[str]:
-        """Warnings: queries that only the run or only the judgements have, and tied scores."""
+        """Warnings: queries that only the run or only the judgements have, nothing relevant, tied scores."""
         whose = f"{self.run}: " if self.run else ""
         remarks = []
+        least = [int(measure["rel"]) if "rel" in measure else 1 for measure in self.measures]
+        if any(grade > self.gmax for grade in least):
+            beyond = min(grade for grade in least if grade > self.gmax)
+            remarks.append(
+                f"{whose}no judgement has a grade of {beyond} or more, so nothing is relevant; "
+                f"the highest is {self.gmax}."
+            )
         if self.missing:
             judged = several(len(self.queries), "judged query", "judged queries")
             verb = "is" if len(self.missing) == 1 else "are"

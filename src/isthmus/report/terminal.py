@@ -7,6 +7,7 @@ opened while another is shown is drawn below it.
 from __future__ import annotations
 
 import sys
+import textwrap
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from os import PathLike
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 PATIENCE = 2.0
 """Seconds of work before a bar appears."""
+WIDTH = 80
+"""Columns of a terminal."""
 
 _display: Bars | None = None  # all bars of the process stand in one display, while there are any
 _lock = threading.RLock()
@@ -95,8 +98,14 @@ class Progress:
 
 
 def summary(title: str, facts: Mapping[str, object], *, wrote: Iterable[str | PathLike[str]] = ()) -> None:
-    """The closing box of a long command, on stderr: what came out, and the paths written."""
-    lines = [(name, str(value)) for name, value in facts.items()]
+    """The closing box of a long command, on stderr: what came out, in 80 columns, and paths."""
+    column = max(map(len, (*facts, "wrote")))
+    fill = textwrap.TextWrapper(max(WIDTH - column - 7, 20), break_long_words=False, break_on_hyphens=False)
+    lines = [
+        (name if at == 0 else "", part)
+        for name, value in facts.items()
+        for at, part in enumerate(fill.wrap(str(value)) or [""])
+    ]
     lines += [("wrote" if at == 0 else "", str(path)) for at, path in enumerate(wrote)]
     print(box(title, lines), file=sys.stderr)
 
