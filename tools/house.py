@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/encoders": 1_170,  # presets by hash, folders, the graph of a BERT; endpoints that fail
     "src/isthmus/engines": 3_400,  # five engines elsewhere: tally, filters, facets, what is hidden; checksums
     "src/isthmus/errors.py": 100,  # one error for what cannot be read
-    "src/isthmus/evaluation": 1_723,  # risk and differences against baselines, values of queries
+    "src/isthmus/evaluation": 1_730,  # risk and differences against baselines, values of queries, remarks
     "src/isthmus/facade.py": 35,  # old names warn for one release
     "src/isthmus/features.py": 325,
     "src/isthmus/federation": 4_006,  # sizes follow from the data; silos by agreement with the probe
@@ -64,7 +64,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/private": 4_803,  # masks agreed once a session; names of erased documents leave the ledger
     "src/isthmus/randomness.py": 30,
     "src/isthmus/rankers": 803,  # losses against a baseline
-    "src/isthmus/report": 411,  # what a notebook shows of any table, once
+    "src/isthmus/report": 419,  # what a notebook shows of any table, once; summaries wrapped to 80 columns
     "src/isthmus/retrieval": 474,  # collection statistics in one place; cells of queries remembered
     "src/isthmus/service": 12_700,  # engines elsewhere; learning together; noised counts, judged endpoints
     "src/isthmus/tables": 1_929,
