@@ -326,6 +326,30 @@ def test_a_silo_without_budget_refuses_and_the_others_go_on(tmp_path: Path) -> N
         assert ledger.spent(CORPUS.silo(SILO["south"]).documents.ids[0]) == 1.0
 
 
+def test_a_silo_that_leaves_after_the_sums_costs_its_own_features_alone(tmp_path: Path) -> None:
+    class Slow(ExchangeRelay):
+        def _sorted(self, replies: dict[str, ExchangeReply]) -> dict[str, list[bytes]]:  # type: ignore[override]
+            return {
+                **super()._sorted(replies),
+                "south": [],
+            }  # so that nothing of south's is there when it goes
+
+    made, relay = parties(tmp_path), Slow(3, WIDTH)
+    turns = {name: relay.first() for name in made}
+    failed: set[tuple[str, str]] = set()
+    while turns:
+        present = [name for name in turns if name != "south" or relay.step < TURNS]
+        replies = {name: Exchange(made[name], turns[name]).reply() for name in present}
+        failed |= {(name, peer) for name, reply in replies.items() for peer in reply.failed}
+        turns = relay.next(replies)
+    assert relay.left == {"south"}
+    assert relay.done == {"east", "north"}
+    assert failed == {("east", "south"), ("north", "south")}
+    assert made["north"].features("east").exists()
+    assert made["east"].features("north").exists()
+    assert not made["north"].features("south").exists()
+
+
 def test_a_relay_cannot_shrink_the_noise(tmp_path: Path) -> None:
     """More silos than take part, or a lower threshold later on, would make every share of noise smaller."""
     made = parties(tmp_path)

@@ -10,7 +10,13 @@ import pytest
 
 from command_line import isthmus
 from isthmus.features import NAMES
+from isthmus.federation.semisupervised.printed import MEASURES, Printed, PrintedWorld, Protocol, by_rank
+from isthmus.private import SharedNoise
+from isthmus.randomness import Streams
+from isthmus.retrieval import BM25
 from isthmus.tables import read_letor
+from isthmus_reproduce import synthetic_text
+from isthmus_reproduce.deals import deal_corpus
 
 TOPICS = [[f"{topic}{word}" for word in range(12)] for topic in ("sea", "law", "sun", "ore")]
 
@@ -86,3 +92,64 @@ def test_a_mistyped_profile_names_the_nearest(tmp_path: Path, profile: str) -> N
     files = (folder, folder / "queries.jsonl", folder / "qrels" / "test.tsv")
     said = isthmus("features", *files, "-o", tmp_path / "rows", "--profile", profile, check=False)
     assert "paper" in said.stderr
+
+
+def test_paper_mode_is_the_printed_protocol_with_its_measures(tmp_path: Path) -> None:
+    folders = (beir(tmp_path / "one", 1), beir(tmp_path / "two", 2))
+    result = isthmus("csfltr", *folders, "--mode", "paper", "--depth", 20, "--json")
+    records = json.loads(result.stdout)
+    assert "known fault C2" in result.stderr
+    assert "∞ in truth" in result.stderr
+    rows = {(record["row"], record["part"]) for record in records}
+    assert rows == {
+        *((way, silo) for way in ("Local", "Local+") for silo in ("one", "two")),
+        ("Global", "all"),
+        ("CS-F-LTR", "all"),
+    }
+    values = {(one["row"], one["measure"]): one["value"] for one in records}
+    assert values["Global", "nDCG@10"] > 0.6
+    assert values["Global", "err_printed"] == pytest.approx(values["CS-F-LTR", "err_printed"])  # fault C6
+    assert {one["measure"] for one in records} == set(MEASURES)
+
+
+@pytest.mark.parametrize("mechanism", ["scalar", "per_cell"])
+def test_other_mechanisms_and_losses_by_name(tmp_path: Path, mechanism: str) -> None:
+    folders = (beir(tmp_path / "one", 1), beir(tmp_path / "two", 2))
+    model = "listwise" if mechanism == "scalar" else "pairwise"
+    options = ("--mechanism", mechanism, "--epsilon", 500, "--model", model, "--depth", 20, "--json")
+    result = isthmus("csfltr", *folders, *options)
+    ndcg = {one["row"]: one["value"] for one in json.loads(result.stdout) if one["measure"] == "nDCG@10"}
+    assert {"Local", "Global", "CS-F-LTR", "all-zero"} <= set(ndcg)
+    assert ndcg["Global"] > 0.4
+    assert "500 for the answer about one word" in result.stderr
+
+
+def test_the_printed_protocol_step_by_step() -> None:
+    corpus = deal_corpus(synthetic_text.text(150, 24, 3, seed=2, words=80), 3, Streams(0))
+    run = BM25().index(corpus.documents).search(corpus.queries, 100)
+    graded = by_rank(corpus, run)
+    first = next(query for query in run.queries if len(run[query].documents) > 10)
+    ranked = run[first].documents.tolist()
+    grades = graded.qrels.to_dict()[first]
+    assert [grades[name] for name in ranked[:11]] == [2] * 10 + [1]
+    values, signs = np.array([[[5.0], [-5.0], [4.0]]]), np.array([[1], [-1], [1]], dtype=np.int8)
+    with pytest.warns(UserWarning, match="no privacy"):
+        printed, used = Printed(0.5, 3), np.array([[0, 1, 2]])
+    assert printed.read(values, signs, used).tolist() == [[4.0]], "the middle of 5, −5 and 4: no sign"
+    assert SharedNoise.read(printed, values, signs, used).tolist() == [[5.0]]
+    world = PrintedWorld(graded, Streams(0), Protocol(alone=60, together=60))
+    split = {name: (tested.sum(), len(tested)) for name, tested in world.tested.items()}
+    assert sum(tested for tested, _ in split.values()) == world.test.rows
+    both = set(world.test.queries) & {
+        query for name, rows in world.inside.items() for query in rows.keep(~world.tested[name]).queries
+    }
+    assert len(both) > 10, "pairs of one query on both sides"
+    alone = next(iter(world.learners.values()))
+    blank = np.zeros((17, 3))
+    labeller = blank + np.arange(3)
+    ramped = []
+    for beta in (0.0, 0.3):
+        world.protocol = Protocol(beta=beta, ramp=(10, 20))
+        ramped.append([world.descended(blank, {"one": alone}, labeller, steps) for steps in (10, 30)])
+    assert np.array_equal(ramped[0][0], ramped[1][0]), "β is 0 before the ramp"
+    assert ramped[1][1][-1, 2] > ramped[0][1][-1, 2], "then cross pairs draw to the labeller's grade"

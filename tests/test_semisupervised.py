@@ -340,10 +340,10 @@ def test_a_strategy_with_a_probe_takes_the_place_of_the_mean() -> None:
     )
 
 
-@pytest.mark.parametrize("model", ["regression", "lambdarank"])
+@pytest.mark.parametrize("model", ["regression", "pairwise", "listwise", "lambdarank"])
 def test_other_models_learn_from_labelled_pairs_too(model: str) -> None:
     silos = [silo(seed) for seed in range(3)]
-    labelling = Labelling("hard", calibrated=model == "lambdarank", rounds=2, refresh=0.15)
+    labelling = Labelling("hard", calibrated=model != "regression", rounds=2, refresh=0.15)
     config = replace(QUICK, model=model, learning_rate=0.05, labelling=labelling)  # type: ignore[arg-type]
     found = cotrain(silos, config, grades=2)
     scores = found.ranker.score(rows(50))
@@ -351,8 +351,9 @@ def test_other_models_learn_from_labelled_pairs_too(model: str) -> None:
 
 
 def test_a_ranker_of_lists_labels_only_when_calibrated() -> None:
-    with pytest.raises(ConfigError, match="calibrated"):
-        CoTraining(model="lambdarank", labelling=Labelling("soft"))
+    for model in ("pairwise", "listwise", "lambdarank"):
+        with pytest.raises(ConfigError, match="calibrated"):
+            CoTraining(model=model, labelling=Labelling("soft"))  # type: ignore[arg-type]
     assert CoTraining(model="lambdarank", labelling=Labelling("zero")).labelling is not None
 
 

@@ -127,6 +127,7 @@ class TestCalibration:
     def test_errors_of_calibration_by_hand(self) -> None:
         assert ece(self.CHANCES, self.OUTCOMES, bins=2) == pytest.approx(0.5 * 0.4 + 0.5 * 0.15)
         assert mce(self.CHANCES, self.OUTCOMES, bins=2) == pytest.approx(0.4)
+        assert ece([0.4, 0.6], [1, 0], bins=2) == pytest.approx(0.6), "too little and too much do not cancel"
         assert evaluation.brier(self.CHANCES, self.OUTCOMES) == pytest.approx((0.01 + 0.81 + 0.01 + 0.04) / 4)
         assert evaluation.base_rate(self.OUTCOMES) == 0.75
         skill = 1 - (0.87 / 4) / (0.75 * 0.25)

@@ -191,6 +191,13 @@ def test_paper_mode_is_the_weighted_mean_of_head_and_tail(folder: Path) -> None:
     for way in (Way("base", "CombMNZ", "none"), Way("Platt", "CombMULT-Conf", "zmuv")):
         whole, head, tail = (fold.value(way, "P@1", part=part) for part in ("all", "head", "tail"))
         assert whole == pytest.approx(share["head"] * head + share["tail"] * tail)
+    apart = sizes["head"]
+    scores = {"any": np.random.default_rng(0).random(apart.test.labels.shape)}
+    parts = label_runs.label_lists(apart, "test", scores, oracle_partition=True)
+    assert set(parts) == {"head", "tail"}
+    for part, lists in parts.items():
+        mine = {label for label, own in zip(apart.documents.ids, apart.partition(part), strict=True) if own}
+        assert set(lists.runs[0].documents.tolist()) == mine, "only labels of the true one's part compete"
 
 
 def test_sound_mode_asks_each_fold_s_own_validation_and_paper_mode_all_of_test() -> None:

@@ -21,7 +21,29 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "BEIR folders with judged queries, one per silo, or one with silos",
         nargs="+",
     )
-    add(parser, "--epsilon", "of a field's released counts (8)", type=float, default=8.0)
+    add(
+        parser,
+        "--mode",
+        "paper: sketches, noise, features, split, training and measures as printed (sound)",
+        choices=("sound", "paper"),
+        default="sound",
+    )
+    add(parser, "--ranked RUN", "paper mode: a TREC run whose ranks are the grades (BM25 of all documents)")
+    add(
+        parser,
+        "--mechanism",
+        "how counts are released (one_shot; in paper mode insecure_shared_noise)",
+        choices=("one_shot", "scalar", "per_cell", "insecure_shared_noise"),
+    )
+    add(
+        parser,
+        "--model",
+        "classification, regression, pairwise, listwise or lambdarank (classification)",
+        choices=("classification", "regression", "pairwise", "listwise", "lambdarank"),
+        default="classification",
+    )
+    epsilon = "of a field's released counts (8), or of the answer about one word (0.5)"
+    add(parser, "--epsilon", epsilon, type=float)
     add(parser, "--depth", "candidates of a query in every silo (100)", type=whole(1), default=100)
     add(parser, "--labels", "judged queries of a silo to learn from (half of them)", type=whole(1))
     add(
@@ -35,26 +57,96 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from isthmus.federation.semisupervised import CrossSilos, CrossTables, Releasing, Ways
     from isthmus.randomness import Streams
-    from isthmus.report import summary
 
     corpus = joined(arguments.folders)
     streams = Streams(arguments.seed).under("csfltr")
-    world = CrossSilos(corpus, streams, Releasing(epsilon=arguments.epsilon, reader=arguments.reader))
+    if arguments.mode == "paper":
+        _print_paper(arguments, corpus, streams)
+    else:
+        _print_sound(arguments, corpus, streams)
+
+
+def _print_paper(arguments: argparse.Namespace, corpus: Corpus, streams: Any) -> None:
+    """The experiment as printed, on grades from a run."""
+    from isthmus.errors import ConfigError
+    from isthmus.federation.semisupervised import FAULTS, PrintedWorld, Protocol, by_rank
+    from isthmus.report import summary
+    from isthmus.retrieval import BM25
+    from isthmus.tables import read_run
+
+    mechanism = arguments.mechanism or "insecure_shared_noise"
+    if mechanism == "one_shot" or arguments.model != "classification":
+        problem = "paper mode asks about words and has a softmax over grades"
+        raise ConfigError(problem, key="mode", value=arguments.mode)
+    for number, fault in FAULTS.items():
+        say(f"paper mode, known fault {number}: {fault}")
+    run = (
+        read_run(arguments.ranked)
+        if arguments.ranked
+        else BM25().index(corpus.documents).search(corpus.queries, 100)
+    )
+    protocol = Protocol(mechanism=mechanism, epsilon=arguments.epsilon or 0.5, depth=arguments.depth)
+    world = PrintedWorld(by_rank(corpus, run), streams, protocol)
+    queries = len(world.test)
+    records = [
+        {"row": row, "part": part, "measure": measure, "value": value, "queries": queries}
+        for row, part, weights in world.ways()
+        for measure, value in world.measured(weights).items()
+    ]
+    if arguments.json:
+        print_json(records)
+    else:
+        print(_table(records, "Pairs of the silos' own that nobody learned from, as printed"))
+    nominal = "∞" if mechanism == "insecure_shared_noise" else f"{protocol.epsilon * world.world.words:g}"
+    budget = f"{protocol.epsilon:g} for an answer by name, {nominal} in truth for a document"
+    summary("learned across silos, paper mode", {"test pairs": world.test.rows, "ε": budget})
+
+
+def _print_sound(arguments: argparse.Namespace, corpus: Corpus, streams: Any) -> None:
+    """Every way to train, with a release by any mechanism."""
+    from dataclasses import replace
+
+    from isthmus.federation.semisupervised import (
+        PLAIN,
+        AnsweringSilos,
+        CrossSilos,
+        CrossTables,
+        Protocol,
+        Releasing,
+        Ways,
+    )
+    from isthmus.report import summary
+
+    world: CrossSilos
+    if (arguments.mechanism or "one_shot") == "one_shot":
+        totals = Releasing(epsilon=arguments.epsilon or 8.0, reader=arguments.reader)
+        world = CrossSilos(corpus, streams, totals)
+        epsilon = (
+            f"{totals.epsilon:g} for a field's counts of a document, {totals.epsilon_totals:g} for each total"
+        )
+    else:
+        protocol = Protocol(mechanism=arguments.mechanism, epsilon=arguments.epsilon or 0.5, signed=True)
+        world = AnsweringSilos(corpus, streams, protocol)
+        each = (
+            "∞" if arguments.mechanism == "insecure_shared_noise" else f"{protocol.epsilon * world.words:g}"
+        )
+        epsilon = (
+            f"{protocol.epsilon:g} for the answer about one word; up to {world.words} words of a silo: {each}"
+        )
     world.measures = MEASURES
     tables = CrossTables(world, arguments.depth)
     say(
         f"{len(corpus.silos)} silos, {len(corpus.documents):,} documents, {len(corpus.queries):,} judged "
         f"queries; {100 * world.cross_share:.0f} % of relevant pairs lie across silos"
     )
-    records = list(_measured(tables, Ways(tables, seed=arguments.seed, labels=arguments.labels).rankers()))
+    plain = replace(PLAIN, model=arguments.model)
+    ways = Ways(tables, seed=arguments.seed, labels=arguments.labels, plain=plain)
+    records = list(_measured(tables, ways.rankers()))
     if arguments.json:
         print_json(records)
     else:
-        print(_table(records))
-    totals = world.releasing.epsilon_totals
-    epsilon = f"{arguments.epsilon:g} for a field's counts of a document, {totals:g} for each total"
+        print(_table(records, "Test queries, ranked over the documents of all silos"))
     summary("learned across silos", {"test queries": records[0]["queries"] if records else 0, "ε": epsilon})
 
 
@@ -115,7 +207,7 @@ def _measured(tables: CrossTables, ways: Any) -> Any:
         yield from measured(way.row, way.part, way.score(tables.ranked[2]))
 
 
-def _table(records: list[dict[str, Any]]) -> str:
+def _table(records: list[dict[str, Any]], title: str) -> str:
     from isthmus.report import Table
 
     lines: dict[tuple[str, str], dict[str, Any]] = {}
@@ -124,7 +216,7 @@ def _table(records: list[dict[str, Any]]) -> str:
             (record["row"], record["part"]), {"row": record["row"], "part": record["part"]}
         )
         line[record["measure"]] = record["value"]
-    return str(Table.of(lines.values(), title="Test queries, ranked over the documents of all silos"))
+    return str(Table.of(lines.values(), title=title))
 
 
 COMMANDS = (

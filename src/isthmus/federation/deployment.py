@@ -152,7 +152,8 @@ def pass_on(passing: Passing, grid: Grid) -> private.ExchangeRelay:
         while turns := relay.next({reply.silo: reply for reply in replies.values()}):
             record.append(_summary(relay, replies))
             bar.advance(note=f"{relay.letters} envelopes, {len(relay.done)} of {passing.silos} silos done")
-            replies = _exchange_turns(passing, grid, {node_of[name]: turn for name, turn in turns.items()})
+            handed = {node_of[name]: turn for name, turn in turns.items()}
+            replies = _exchange_turns(passing, grid, handed, least=2 if relay.may_leave else None)
     record.append(_summary(relay, replies))
     passing.out.mkdir(parents=True, exist_ok=True)
     whole = {"session": relay.session.hex(), "turns": record}
@@ -161,9 +162,10 @@ def pass_on(passing: Passing, grid: Grid) -> private.ExchangeRelay:
 
 
 def _exchange_turns(
-    passing: Passing, grid: Grid, turns: Mapping[int, private.Turn]
+    passing: Passing, grid: Grid, turns: Mapping[int, private.Turn], *, least: int | None = None
 ) -> dict[int, private.ExchangeReply]:
-    """Every node's reply; a node that fails is named by its number, with what it said."""
+    """Every node's reply, or those of at least so many; a node that fails is named by its number, with what
+    it said."""
 
     def read(node: int, message: Message) -> private.ExchangeReply:
         reply = read_reply(message.content)
@@ -172,7 +174,7 @@ def _exchange_turns(
 
     nodes = {node: node for node in turns}
     carrier = GridCarrier(grid, f"query.{ACTION}", nodes, Rounds(deadline=passing.deadline))
-    asker = Silos(tuple(nodes), carrier, passing.deadline)
+    asker = Silos(tuple(nodes), carrier, passing.deadline, least, enough=len(nodes))
     shows = "its name, its key, sealed letters, how many it refused, and its part of a masked sum"
     questions = Each({node: written(turn) for node, turn in turns.items()})
     return dict(asker.collect(questions, read, shows=shows).by_silo)
@@ -187,6 +189,7 @@ def _summary(relay: private.ExchangeRelay, replies: Mapping[int, private.Exchang
         "done": sorted(relay.done),
         "refused": {reply.silo: reply.refused for reply in replies.values() if reply.refused},
         "failed": {reply.silo: list(reply.failed) for reply in replies.values() if reply.failed},
+        **({"left": sorted(relay.left)} if relay.left else {}),
     }
 
 

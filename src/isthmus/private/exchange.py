@@ -95,7 +95,7 @@ class Turn:
     letters: tuple[bytes, ...] = ()
     sums: Mapping[str, bytes] = field(default_factory=dict)
     keys: Mapping[str, bytes] = field(default_factory=dict)
-    """The keys that silos announced for their envelopes."""
+    """The keys that silos announced for their envelopes; after the sums a silo without one has left."""
     over: bool = False
     """Nobody has anything left to say: keys of this exchange may go."""
 
@@ -207,6 +207,7 @@ class Exchange:
         self.summing = Summing(turn.agreed, keys, self.path)
         self.refused, self.waits = 0, False
         self.failed: list[str] = []
+        self.left = set(self.peers) - set(turn.keys) if turn.step >= TURNS else set()
 
     def _check_terms(self) -> None:
         """Refuse less noise, or wider sketches, than the silo's own settings allow."""
@@ -227,7 +228,8 @@ class Exchange:
         """Where envelopes of this exchange are sealed and opened."""
         keys, folder, session = self.folder.keys, self.folder.path / "heard", self.turn.agreed.session
         trusted, announced = keys.trusted(), self.turn.keys
-        others = {peer: accepted(announced.get(peer, b""), session, trusted[peer]) for peer in self.peers}
+        there = [peer for peer in self.peers if peer not in self.left]
+        others = {peer: accepted(announced.get(peer, b""), session, trusted[peer]) for peer in there}
         return Post(
             keys.identity(),
             keys.group_key(),
@@ -365,6 +367,9 @@ class Exchange:
                 try:
                     self._answered(transcript, name)
                 except AwaitingOthers as waiting:
+                    if peer in self.left:  # no answer will come
+                        self.failed.append(peer)
+                        break
                     self.waits = True
                     if transcript.is_due(self.turn.step):
                         self._book(ledger, peer, waiting.message)
@@ -446,6 +451,8 @@ class ExchangeRelay:
     done: frozenset[str] = frozenset()
     keys: Mapping[str, bytes] = field(default_factory=dict)
     silos: tuple[str, ...] = ()
+    left: frozenset[str] = frozenset()
+    """Silos that stopped answering once the sums were there: the others go on without their features."""
 
     def __post_init__(self) -> None:
         self.adding = Adding(self._agreed())
@@ -464,29 +471,39 @@ class ExchangeRelay:
         if not self.silos:
             self.silos = tuple(sorted(replies))
             self.keys = {name: reply.key for name, reply in replies.items()}
-        missing = sorted(set(self.silos) - set(replies))
+        missing = sorted(set(self.silos) - self.left - set(replies))
+        if missing and self.may_leave and len(replies) > 1:
+            self.left |= frozenset(missing)
+            self.keys = {name: key for name, key in self.keys.items() if name not in self.left}
+            _log.warning("the exchange goes on without %s", ", ".join(missing))
+            missing = []
         if missing or len(self.silos) != self.count:
             reason = f"missing: {', '.join(missing)}" if missing else f"{len(self.silos)} came"
             raise FederationError(f"an exchange of {self.count} silos cannot go on ({reason})")
         self.done = frozenset(name for name, reply in replies.items() if reply.done)
         post = self._sorted(replies)
         self.quiet = 0 if any(post.values()) or self.step < TURNS else self.quiet + 1
-        if self.done == set(self.silos) and not any(post.values()):
+        there = [name for name in self.silos if name not in self.left]
+        if self.done == set(there) and not any(post.values()):
             self.over = True
-            return {name: Turn(self._agreed(), self.step, over=True) for name in self.silos}
+            return {name: Turn(self._agreed(), self.step, over=True) for name in there}
         if self.quiet > PATIENCE:
-            waiting = ", ".join(sorted(set(self.silos) - self.done))
+            waiting = ", ".join(sorted(set(there) - self.done))
             raise FederationError(f"nobody writes any more, and these silos are not done: {waiting}")
         sums = self.adding.after(self.step, {name: dict(reply.sums) for name, reply in replies.items()})
         self.step += 1
         return {
-            name: Turn(self._agreed(), self.step, tuple(post[name]), sums[name], self.keys)
-            for name in self.silos
+            name: Turn(self._agreed(), self.step, tuple(post[name]), sums[name], self.keys) for name in there
         }
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the others can go on without a silo: not while the sums, which need all, are being made."""
+        return self.step >= TURNS
 
     def _sorted(self, replies: Mapping[str, ExchangeReply]) -> dict[str, list[bytes]]:
         """The post by receiver; envelopes without one are dropped."""
-        post: dict[str, list[bytes]] = {name: [] for name in self.silos}
+        post: dict[str, list[bytes]] = {name: [] for name in self.silos if name not in self.left}
         for reply in replies.values():
             for data in reply.letters:
                 try:

@@ -2,6 +2,11 @@ from isthmus.federation.semisupervised.labelling import Labelling as Labelling
 from isthmus.federation.semisupervised.labelling import SiloRows as SiloRows
 from isthmus.federation.semisupervised.labelling import guess as guess
 from isthmus.federation.semisupervised.labelling import joint_rows as joint_rows
+from isthmus.federation.semisupervised.printed import FAULTS as FAULTS
+from isthmus.federation.semisupervised.printed import AnsweringSilos as AnsweringSilos
+from isthmus.federation.semisupervised.printed import PrintedWorld as PrintedWorld
+from isthmus.federation.semisupervised.printed import Protocol as Protocol
+from isthmus.federation.semisupervised.printed import by_rank as by_rank
 from isthmus.federation.semisupervised.silos import Chosen as Chosen
 from isthmus.federation.semisupervised.silos import CrossSilos as CrossSilos
 from isthmus.federation.semisupervised.silos import CrossTables as CrossTables

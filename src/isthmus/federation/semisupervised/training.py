@@ -91,7 +91,8 @@ class CoTraining:
     """How to train.
 
     - `model`: "classification" is a softmax over grades scored by the expected grade, "regression" least
-      squares, "lambdarank" a ranker of lists; all linear unless `hidden` has layers;
+      squares; "pairwise" (RankNet), "listwise" (softmax over a list) and "lambdarank" are rankers of lists;
+      all linear unless `hidden` has layers;
     - `local_epochs`: passes of a silo alone, before models are averaged; a round of federated training has
       `epochs`;
     - `updates`: "parallel" asks all silos in a round, "serial" one after another (Algorithm 3 allows both);
@@ -100,7 +101,7 @@ class CoTraining:
     """
 
     labelling: Labelling | None = None
-    model: Literal["classification", "regression", "lambdarank"] = "classification"
+    model: Literal["classification", "regression", "pairwise", "listwise", "lambdarank"] = "classification"
     hidden: tuple[int, ...] = ()
     scaling: str = "log-zscore"
     local_epochs: int = 60
@@ -125,11 +126,11 @@ class CoTraining:
             raise ConfigError(f"no model {self.model!r}", key=self.model, known=_LOSSES)
         if self.updates not in ("parallel", "serial"):
             raise ConfigError(f"no updates {self.updates!r}", key=self.updates, known=("parallel", "serial"))
-        if self.anchor is not None and (self.hidden or self.model == "lambdarank"):
+        if self.anchor is not None and (self.hidden or self.model in LISTS):
             raise ConfigError("only linear models of grades are drawn to an anchor", key="anchor")
         labelling = self.labelling
         guessing = labelling is not None and labelling.asks and not labelling.calibrated
-        if self.model == "lambdarank" and guessing:
+        if self.model in LISTS and guessing:
             raise ConfigError(
                 "a ranker of lists gives scores and no chances (choose labels that are calibrated)",
                 key="model",
@@ -141,7 +142,7 @@ class CoTraining:
         A step takes a batch of judged rows and, beside labelled cross rows, one batch more for every other
         silo: an epoch then has as many steps with them as without.
         """
-        lists = self.model == "lambdarank"
+        lists = self.model in LISTS
         batches = silos if self.labelling is not None and not lists else 1
         return rankers.LocalTraining(
             loss=_LOSSES[self.model],
@@ -149,7 +150,7 @@ class CoTraining:
             epochs=epochs,
             batch=(self.batch or (8 if lists else 200)) * batches,
             weight_decay=self.weight_decay,
-            truncation=20 if lists else None,
+            truncation=20 if self.model == "lambdarank" else None,
         )
 
     def rounds_of(self, silos: int, count: int) -> Config:
@@ -172,7 +173,15 @@ class CoTraining:
         return StrategyOptions("fedavg") if self.secure and strategy == MEAN else strategy
 
 
-_LOSSES = {"classification": "cross_entropy", "regression": "squared_error", "lambdarank": "lambdarank"}
+LISTS = ("pairwise", "listwise", "lambdarank")
+"""Models that rank lists: they give scores and no probabilities."""
+_LOSSES = {
+    "classification": "cross_entropy",
+    "regression": "squared_error",
+    "pairwise": "ranknet",
+    "listwise": "softmax",
+    "lambdarank": "lambdarank",
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,16 +42,26 @@ class Way(NamedTuple):
 
 
 class Ways:
-    """Tables to train on and to rank by; with `labels`, so many judged queries a silo at most."""
+    """Tables to train on and to rank by; with `labels`, so many judged queries a silo at most.
 
-    def __init__(self, tables: CrossTables, *, seed: int, labels: int | None = None) -> None:
-        self.tables, self.seed, self.labels = tables, seed, labels
+    `plain` is how to train: rankers of lists label cross pairs when calibrated, and have no anchor.
+    """
+
+    def __init__(
+        self,
+        tables: CrossTables,
+        *,
+        seed: int,
+        labels: int | None = None,
+        plain: training.CoTraining = PLAIN,
+    ) -> None:
+        self.tables, self.seed, self.labels, self.plain = tables, seed, labels, plain
         self.grades = tables.world.grades
 
     def rankers(self, *, every: bool = True) -> Iterator[Way]:
         """Every way, or without those that a control does not need."""
         silos = self.silos(self.tables.inside)
-        config = self._paced(replace(PLAIN, seed=self.seed))
+        config, lists = self._paced(replace(self.plain, seed=self.seed)), self.plain.model in training.LISTS
         start, models = self.begun(silos, config)
         if every:
             yield from self.alone(models, silos, config, start.scaling)
@@ -59,10 +69,12 @@ class Ways:
         else:
             yield from self._each("Local", models, silos, start.scaling)
         yield Way("Global", "all", self.trained(silos, config))
-        yield Way(ANCHORED, "all", self.trained(silos, replace(config, anchor=training.Anchor())))
+        if not lists:
+            yield Way(ANCHORED, "all", self.trained(silos, replace(config, anchor=training.Anchor())))
         yield Way("noise-aware Global", "all", self.trained(self.silos(self.tables.noised), config))
         for name, labelling in LABELLINGS.items():  # cross pairs are as many as ever
-            labelled = replace(config, epochs=PLAIN.epochs, labelling=labelling)
+            calibrated = replace(labelling, calibrated=lists and labelling.asks)
+            labelled = replace(config, epochs=self.plain.epochs, labelling=calibrated)
             yield Way(name, "all", self.trained(silos, labelled, start))
 
     def silos(self, inside: Mapping[str, Letor]) -> list[SiloRows]:
@@ -74,7 +86,8 @@ class Ways:
     ) -> Iterator[Way]:
         """`Local`, and `Local+`, which trains again on cross pairs that it labels itself."""
         yield from self._each("Local", models, silos, scaling)
-        taught = replace(config, labelling=Labelling("soft", beta=0.1))
+        calibrated = config.model in training.LISTS
+        taught = replace(config, labelling=Labelling("soft", beta=0.1, calibrated=calibrated))
         again = training.self_taught(models, silos, taught, scaling, grades=self.grades)
         yield from self._each("Local+", again, silos, scaling)
 
