@@ -43,7 +43,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_206,  # a contest of all calibrators; what a threshold rests on, and would
     "src/isthmus/classification": 735,  # label rankers and views, once in reproduce; the classifier
-    "src/isthmus/cli": 3_643,  # isthmus attach, calibrate-endpoint, encoder, judgements, learn; csfltr in paper mode
+    "src/isthmus/cli": 3_643,  # attach, calibrate-endpoint, encoder, judgements, learn; csfltr as printed
     "src/isthmus/config.py": 291,  # old keys are read for one release; single values as TOML; bytes
     "src/isthmus/corpora": 1_001,
     "src/isthmus/demo": 669,  # the federation it sets up and measures, which was in service
