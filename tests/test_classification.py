@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from command_line import isthmus
 from isthmus.classification import (
+    LabelDescription,
     LabelledTexts,
     TextClassifier,
+    describe,
     load_classifier,
+    read_descriptions,
     read_labelled,
     read_texts,
     report_of,
+    write_descriptions,
 )
-from isthmus.errors import DataError
+from isthmus.encoders import Chat
+from isthmus.errors import DataError, ServiceError
 from isthmus.tables import Qrels, Run
 
 WORDS = {
@@ -175,3 +185,85 @@ def test_the_command_line_learns_predicts_and_evaluates(tmp_path: Path) -> None:
     judged = json.loads(isthmus("classify", "evaluate", str(other), "--model", str(model), "--json").stdout)
     assert judged["measures"]["texts"] == 100
     assert read_texts(new) == (["1", "2"], ["match goal team coach today people said", "today people said"])
+
+
+# what labels mean
+
+
+@pytest.fixture
+def chat_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An address of an interface like OpenAI's, and what it was sent."""
+    requests: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            requests.append({"path": self.path, "key": self.headers.get("authorization"), **body})
+            label = re.search(r'"(\w+)"', body["messages"][0]["content"])
+            said = f"Texts on {label[1] if label else '?'}\n in general."
+            content = json.dumps({"choices": [{"message": {"role": "assistant", "content": said}}]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1#small-model", requests
+    server.shutdown()
+    server.server_close()
+
+
+def test_labels_are_described_by_their_own_sentences(tmp_path: Path) -> None:
+    path = as_csv(tmp_path / "train.csv", labelled(200))
+    found = describe(read_labelled(path))
+    for label, one in found.items():
+        own = sum(word in WORDS[label] for word in one.text.split())
+        others = sum(word in words for word in one.text.split() for words in WORDS.values()) - own
+        assert own > 3 * others, label
+        assert (one.source, one.reviewed) == ("extractive", False)
+
+
+def test_an_endpoint_describes_labels_once_and_what_was_corrected_stays(
+    tmp_path: Path, chat_server: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, requests = chat_server
+    monkeypatch.setenv("CHAT_KEY", "secret-key")
+    path, out = as_csv(tmp_path / "train.csv", labelled(120)), tmp_path / "labels.json"
+    options = ("-o", out, "--endpoint", url, "--key", "env:CHAT_KEY")
+    isthmus("classify", "describe", path, *options)
+    assert {one["path"] for one in requests} == {"/v1/chat/completions"}
+    assert (requests[0]["model"], requests[0]["key"]) == ("small-model", "Bearer secret-key")
+    prompts = {one["messages"][0]["content"] for one in requests}
+    assert len(prompts) == 4
+    assert all(prompt.count("\n- ") == 5 + 3 for prompt in prompts), (
+        "five of its own, one of each other label"
+    )
+    found = read_descriptions(out)
+    assert found["law"].text == "Texts on law in general."
+    corrected = {**found, "law": LabelDescription("Courts and statutes.", found["law"].source, reviewed=True)}
+    write_descriptions({name: one for name, one in corrected.items() if name != "food"}, out)
+    isthmus("classify", "describe", path, *options)
+    assert len(requests) == 5, "only the label that was missing"
+    again = read_descriptions(out)
+    assert again == {**corrected, "food": found["food"]}
+    assert "secret-key" not in out.read_text()
+    model = tmp_path / "model"
+    isthmus("classify", "fit", path, "-o", model, "--descriptions", out, "--folds", 2)
+    assert load_classifier(model).data_.descriptions[1] == "Courts and statutes."
+    assert "label text" in load_classifier(model)._panel(load_classifier(model).data_).rankers
+
+
+def test_an_answer_without_text_and_a_file_without_descriptions_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "labels.json").write_text('{"format": 1, "labels": {"a": {"words": "b"}}}')
+    with pytest.raises(DataError, match="no descriptions"):
+        read_descriptions(tmp_path / "labels.json")
+    (tmp_path / "plain.json").write_text('{"a": "what a is"}')
+    assert read_descriptions(tmp_path / "plain.json")["a"].text == "what a is"
+    chat = Chat("http://127.0.0.1:9/v1#m", pauses=0.0)
+    object.__setattr__(chat, "_post", lambda body, patience: b'{"choices": []}')
+    with pytest.raises(ServiceError, match="answered no text"):
+        chat.complete("say")

@@ -3,6 +3,11 @@ from isthmus.classification.classifier import TextClassifier as TextClassifier
 from isthmus.classification.classifier import load_classifier as load_classifier
 from isthmus.classification.classifier import out_of_fold as out_of_fold
 from isthmus.classification.classifier import report_of as report_of
+from isthmus.classification.descriptions import LabelDescription as LabelDescription
+from isthmus.classification.descriptions import describe as describe
+from isthmus.classification.descriptions import described as described
+from isthmus.classification.descriptions import read_descriptions as read_descriptions
+from isthmus.classification.descriptions import write_descriptions as write_descriptions
 from isthmus.classification.label_rankers import Bm25Neighbours as Bm25Neighbours
 from isthmus.classification.label_rankers import Centroid as Centroid
 from isthmus.classification.label_rankers import FittedPanel as FittedPanel

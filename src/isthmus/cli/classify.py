@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _reading(parser: argparse.ArgumentParser) -> None:
     add(parser, "--text COLUMN", "the column of the texts (recognised by its name)")
     add(parser, "--label COLUMN", "the column of the labels (recognised by its name)")
-    add(parser, "--descriptions FILE", "a JSON object: label to what it means in words")
+    add(parser, "--descriptions FILE", "what labels mean: of classify describe, or a JSON object")
 
 
 def _learning(parser: argparse.ArgumentParser) -> None:
@@ -146,16 +146,43 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _data(arguments: argparse.Namespace) -> LabelledTexts:
-    from isthmus.classification import read_labelled
+    from isthmus.classification import described, read_descriptions, read_labelled
 
-    described = {}
-    if arguments.descriptions:
-        with open(arguments.descriptions, encoding="utf-8") as stream:
-            try:
-                described = dict(json.load(stream))
-            except (ValueError, TypeError) as error:
-                raise DataError(f"not a JSON object: {error}", file=arguments.descriptions) from None
-    return read_labelled(arguments.data, text=arguments.text, label=arguments.label, descriptions=described)
+    data = read_labelled(arguments.data, text=arguments.text, label=arguments.label)
+    return described(data, read_descriptions(arguments.descriptions)) if arguments.descriptions else data
+
+
+def _describe_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "data DATA", "labelled texts, as for fit")
+    add(parser, "-o --out FILE", "the descriptions; those that are there already stay", required=True)
+    add(parser, "--text COLUMN", "the column of the texts (recognised by its name)")
+    add(parser, "--label COLUMN", "the column of the labels (recognised by its name)")
+    model = "a language model, https://host/v1#model, that is sent some texts of every label (none: excerpts)"
+    add(parser, "--endpoint URL", model)
+    add(parser, "--key PLACE", "where its key is: env:NAME or file:PATH (none)", default="")
+    add_json(parser, "an object of labels, each {description, source, reviewed}")
+
+
+def _describe(arguments: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from isthmus.classification import describe, read_descriptions, read_labelled, write_descriptions
+    from isthmus.encoders import Chat
+
+    data = read_labelled(arguments.data, text=arguments.text, label=arguments.label)
+    data = data.split("train") if "train" in data.splits else data
+    known = read_descriptions(arguments.out) if Path(arguments.out).exists() else {}
+    chat = Chat(arguments.endpoint, arguments.key) if arguments.endpoint else None
+    descriptions = describe(data, known, chat=chat)
+    write_descriptions(descriptions, arguments.out)
+    result = {
+        name: {"description": one.text, "source": one.source, "reviewed": one.reviewed}
+        for name, one in descriptions.items()
+    }
+    show(arguments, result, "\n\n".join(f"{name}: {one.text}" for name, one in descriptions.items()))
+    if not arguments.json:
+        facts = {"labels": str(len(descriptions)), "there before": str(len(known))}
+        close(arguments, "described; read and correct them", result, [arguments.out], facts)
 
 
 def _classifier(arguments: argparse.Namespace) -> TextClassifier:
@@ -223,6 +250,13 @@ COMMANDS = (
                 example="isthmus classify fit tickets.csv -o tickets.classifier",
                 add_arguments=_fit_arguments,
                 run=_fit,
+            ),
+            Command(
+                name="describe",
+                summary="say in words what labels mean, from their texts, for fit and evaluate",
+                example="isthmus classify describe tickets.csv -o labels.json",
+                add_arguments=_describe_arguments,
+                run=_describe,
             ),
             Command(
                 name="predict",

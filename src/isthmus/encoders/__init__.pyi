@@ -1,4 +1,5 @@
 from isthmus.encoders.cross import CrossEncoder as CrossEncoder
+from isthmus.encoders.endpoint import Chat as Chat
 from isthmus.encoders.endpoint import read_key as read_key
 from isthmus.encoders.folders import Description as Description
 from isthmus.encoders.installed import add_encoder as add_encoder

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
@@ -75,6 +75,10 @@ class Endpoint(Encoder):
     stated_width: int = 0
     pauses: float = PAUSE
     limit: int = USUAL_LIMIT
+    service: ClassVar[str] = "/embeddings"
+    """What is asked at the address."""
+    verb: ClassVar[str] = "encodes"
+    cure: ClassVar[str] = "isthmus encoder add URL#MODEL --key env:NAME"
     _state: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +103,7 @@ class Endpoint(Encoder):
     def _address(self) -> str:
         parts = urlsplit(self.url)
         path = parts.path.rstrip("/")
-        path = path if path.endswith("/embeddings") else f"{path}/embeddings"
+        path = path if path.endswith(self.service) else path + self.service
         return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
     @cached_property
@@ -224,13 +228,36 @@ class Endpoint(Encoder):
                 problem = type(error).__name__  # its text may quote headers, and with them the key
             if attempt + 1 < patience.tries:
                 time.sleep(min(wait, LONGEST_PAUSE))
-        cure = "check address, model and key: isthmus encoder add URL#MODEL --key env:NAME"
-        raise kind(f"{self._address} encodes nothing: {problem} ({cure})")
+        cure = f"check address, model and key: {self.cure}"
+        raise kind(f"{self._address} {self.verb} nothing: {problem} ({cure})")
 
     def _headers(self) -> dict[str, str]:
         key = read_key(self.key)
         authorization = {"authorization": f"Bearer {key}"} if key else {}
         return {"content-type": "application/json", **authorization}
+
+
+@dataclass(frozen=True, eq=False)
+class Chat(Endpoint):
+    """A language model at an address, `https://host/v1#model`, by its `/chat/completions`."""
+
+    service: ClassVar[str] = "/chat/completions"
+    verb: ClassVar[str] = "says"
+    cure: ClassVar[str] = "--endpoint URL#MODEL --key env:NAME"
+
+    def complete(self, prompt: str, *, tokens: int = 256) -> str:
+        """What the model says to a prompt (temperature 0.6, top-p 0.9), white space trimmed."""
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": self.model, "messages": messages, "max_tokens": tokens}
+        content = self._post(json.dumps({**body, "temperature": 0.6, "top_p": 0.9}).encode(), DOCUMENTS)
+        try:
+            answer = json.loads(content)["choices"][0]["message"]["content"]
+            if not isinstance(answer, str) or not answer.strip():
+                raise ValueError("an empty answer")
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+            problem = f"{self._address} answered no text: {str(error)[:100]}"
+            raise ServiceError(f"{problem} (expected choices[0].message.content)") from None
+        return " ".join(answer.split())
 
 
 def read_key(place: str) -> str:

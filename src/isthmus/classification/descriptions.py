@@ -1,0 +1,156 @@
+"""What labels mean in words, made from the texts under them: by a language model, or without one by excerpts.
+
+    extractive    the sentences of a label's texts whose words are most its own
+    endpoint      an OpenAI-compatible `/v1/chat/completions` of the user's describes a label from five of its
+                  texts and five of the labels nearest to it, as Franca et al. do ("RAG-labels"); texts are
+                  sent there
+
+Descriptions are kept in a file to be read and corrected; what is there is used again, and never overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from isthmus.arrays import FloatArray
+from isthmus.classification.texts import LabelledTexts
+from isthmus.encoders import Chat
+from isthmus.errors import DataError
+from isthmus.files import write_whole
+from isthmus.report import progress
+from isthmus.text import tokenise
+
+FORMAT = 1
+EXTRACTIVE = "extractive"
+SENTENCES, CHARACTERS, SAMPLES = 3, 400, 5
+_BREAK = re.compile(r"(?<=[.!?])\s+|\n+")
+PROMPT = """Texts under the label "{label}":
+{own}
+
+Texts under other labels ({others}):
+{contrast}
+
+In at most three sentences, say what texts under the label "{label}" are about and what tells them from the
+others. Write about the label in general, not about these texts."""
+
+
+@dataclass(frozen=True)
+class LabelDescription:
+    """One label's: the words, where they come from, and whether somebody has read them."""
+
+    text: str
+    source: str = ""
+    reviewed: bool = False
+
+
+LabelDescriptions = Mapping[str, LabelDescription]
+
+
+def described(data: LabelledTexts, descriptions: LabelDescriptions) -> LabelledTexts:
+    """The same texts with these descriptions of their labels."""
+    texts = tuple(descriptions[name].text if name in descriptions else "" for name in data.names)
+    return replace(data, descriptions=texts)
+
+
+def describe(
+    data: LabelledTexts, known: LabelDescriptions | None = None, *, chat: Chat | None = None
+) -> dict[str, LabelDescription]:
+    """Known descriptions as they are, and new ones of all other labels."""
+    weights = _own_words(data)
+    make: Callable[[int], LabelDescription] = (
+        (lambda label: LabelDescription(_excerpt(data, weights, label), EXTRACTIVE))
+        if chat is None
+        else (lambda label: LabelDescription(chat.complete(_prompt(data, weights, label)), chat.url))
+    )
+    result = dict(known or {})
+    new = [at for at, name in enumerate(data.names) if name not in result]
+    for at in progress(new, label="describing labels") if chat is not None else new:
+        result[data.names[at]] = make(at)
+    return {name: result[name] for name in data.names if name in result}
+
+
+def write_descriptions(descriptions: LabelDescriptions, path: str | PathLike[str]) -> None:
+    """A JSON file to read, to correct and to use again."""
+    labels = {
+        name: {"description": one.text, "source": one.source, "reviewed": one.reviewed}
+        for name, one in descriptions.items()
+    }
+    whole = json.dumps({"format": FORMAT, "labels": labels}, ensure_ascii=False, indent=1)
+    write_whole(Path(path), whole.encode())
+
+
+def read_descriptions(path: str | PathLike[str]) -> dict[str, LabelDescription]:
+    """Descriptions from such a file, or from a plain object of labels and texts."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        labels = content["labels"] if content.get("format") == FORMAT else content
+        return {
+            str(name): LabelDescription(str(one["description"]), str(one["source"]), bool(one["reviewed"]))
+            if isinstance(one, dict)
+            else LabelDescription(str(one), "", reviewed=True)
+            for name, one in labels.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"no descriptions of labels: {error}", file=path, cure="write label: text") from None
+
+
+def _own_words(data: LabelledTexts) -> FloatArray:
+    """How much more often a label's texts have a word than others': log-odds, labels × words."""
+    tokens = tokenise(data.texts)
+    having = (tokens.counts() > 0).astype(np.float64)
+    inside = np.asarray(data.labels.T.astype(np.float64) @ having)
+    texts = data.labels.sum(axis=0)[:, None].astype(np.float64)
+    outside = np.asarray(having.sum(axis=0))[None, :] - inside
+    rest = len(data) - texts
+    odds = np.log((inside + 0.5) / (texts - inside + 0.5)) - np.log((outside + 0.5) / (rest - outside + 0.5))
+    return np.asarray(odds * np.sqrt(inside / np.maximum(texts, 1.0)))
+
+
+def _telling(data: LabelledTexts, weights: FloatArray, label: int) -> list[int]:
+    """The label's texts, those with the most words of its own first."""
+    counts = (tokenise(data.texts).counts() > 0).astype(np.float64)
+    scores = np.asarray(counts @ weights[label]) / np.sqrt(1.0 + np.asarray(counts.sum(axis=1)).ravel())
+    own = np.flatnonzero(data.labels[:, label])
+    return list(own[np.argsort(-scores[own], kind="stable")])
+
+
+def _excerpt(data: LabelledTexts, weights: FloatArray, label: int) -> str:
+    """The most characteristic sentences, no two with mostly the same words."""
+    words = tokenise(data.texts).terms.vocabulary
+    weight = dict(zip(words, weights[label].tolist(), strict=True))
+    texts = [data.texts[at] for at in _telling(data, weights, label)[:50]]
+    sentences = list(
+        dict.fromkeys(part.strip() for text in texts for part in _BREAK.split(text) if part.strip())
+    )
+    tokens = tokenise(sentences)
+    sets = [set(tokens.words(at)) for at in range(len(sentences))]
+    scores = [sum(weight.get(word, 0.0) for word in own) / (3 + len(own)) for own in sets]
+    chosen: list[int] = []
+    for at in np.argsort(-np.array(scores), kind="stable").tolist():
+        if all(len(sets[at] & sets[other]) <= len(sets[at]) / 2 for other in chosen):
+            chosen.append(at)
+        if len(chosen) == SENTENCES:
+            break
+    return " ".join(sentences[at] for at in chosen)[:CHARACTERS]
+
+
+def _prompt(data: LabelledTexts, weights: FloatArray, label: int) -> str:
+    """Five texts of the label, and one each of the five labels whose words are most like its own."""
+    unit = weights / np.maximum(np.linalg.norm(weights, axis=1, keepdims=True), 1e-12)
+    nearest = [at for at in np.argsort(-(unit @ unit[label])).tolist() if at != label][:SAMPLES]
+    own = [data.texts[at] for at in _telling(data, weights, label)[:SAMPLES]]
+    others = {data.names[at]: _telling(data, weights, at)[:1] for at in nearest}
+    contrast = [f"- ({name}) {data.texts[at][:CHARACTERS]}" for name, rows in others.items() for at in rows]
+    return PROMPT.format(
+        label=data.names[label],
+        own="\n".join(f"- {text[:CHARACTERS]}" for text in own),
+        others=", ".join(others),
+        contrast="\n".join(contrast),
+    )
