@@ -42,7 +42,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/asking.py": 165,  # sums under masks that are agreed for a session
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_206,  # a contest of all calibrators; what a threshold rests on, and would
-    "src/isthmus/classification": 845,  # label rankers and views, once in reproduce; the classifier; labels in words
+    "src/isthmus/classification": 845,  # label rankers and views; the classifier; labels in words
     "src/isthmus/cli": 3_651,  # attach, calibrate-endpoint, encoder, judgements, learn; csfltr as printed
     "src/isthmus/config.py": 291,  # old keys are read for one release; single values as TOML; bytes
     "src/isthmus/corpora": 1_001,
