@@ -295,7 +295,8 @@ class _Formulae:
     def _idf(self) -> tuple[FloatArray, FloatArray]:
         """The idf of every (query, word) entry, and of every query."""
         total = float(self.field.documents)
-        having = np.clip(np.asarray(self.field.frequencies(self.terms.words), dtype=np.float64), 0, total)
+        frequencies = np.asarray(self.field.frequencies(self.terms.words), dtype=np.float64)
+        having = np.minimum(np.maximum(frequencies, 0), total)
         if self.settings.idf != "code":
             rarity = idf(having, total) if self.settings.idf == "log" else total / np.maximum(having, 1.0)
             return rarity[self.terms.words.codes], self.terms.sums(rarity)

@@ -52,7 +52,7 @@ NOISE = 160.0
 
 def idf(having: ArrayLike, documents: float) -> FloatArray:
     """ln(1 + (N − df + ½)/(df + ½)), BM25's weight of a term that so many of N documents have."""
-    known = np.clip(having, 0, documents)
+    known = np.minimum(np.maximum(having, 0), documents)  # np.clip takes thrice the time for a few words
     weights: FloatArray = np.log1p((documents - known + 0.5) / (known + 0.5))
     return weights
 

@@ -66,7 +66,10 @@ class Display:
                 "digest": digest_of(text, self.key) if self.key else "",
             }
         token = "" if self.token is None else self.token(document)
-        return Hit(document=self.name(document), silo=silo, token=token, **evidence, **visible)
+        # empty lists are said, since pydantic copies a default by a slow path
+        return Hit(
+            document=self.name(document), silo=silo, token=token, also=[], access=[], **evidence, **visible
+        )
 
 
 def day_of(date: int) -> str:
