@@ -158,6 +158,20 @@ class TestDuplicates:
         assert {hits[0]["document"], hits[0]["also"][0]["document"]} == {"same.txt", "copy.md"}
         assert hits[0]["digest"] == ""  # it ends at the broker
 
+    def test_every_copy_is_opened_by_its_own_ticket(self, tmp_path):
+        with searching(
+            tmp_path, {name: replace(OPEN, open=True, ask="name") for name in ("north", "south")}
+        ) as silos:
+            (first,) = silos.search('"spring tide"')["hits"]
+            (copy,) = first["also"]
+            assert copy["access"] == first["access"] == ["open", "ask", "name"]
+            for each, other in ((first, copy), (copy, first)):
+                path = f"/v1/documents/{each['silo']}/{each['document']}"
+                opened = silos.http.get(path, params={"ticket": each["ticket"]})
+                assert opened.status_code == 200
+                assert "spring tide" in opened.json()["body"].lower()
+                assert silos.http.get(path, params={"ticket": other["ticket"]}).status_code == 404
+
     def test_the_same_words_have_the_same_digest_under_one_key_alone(self):
         one, other = Draft("a", "T", "a b, c"), Draft("b", "t", "A  b\n(c)")
         key = b"k" * 16

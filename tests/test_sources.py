@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from datetime import UTC, datetime
 
 import pytest
 
@@ -179,6 +180,34 @@ def test_documents_of_office_programs_mail_and_tables_are_read(office):
     assert texts["rows.csv#r2"] == ("Two", "second; row")
     assert texts["rows.parquet#p2"] == ("", "place: Rance\nturbines: 24")
     assert len(texts) == 8
+
+
+def test_a_mail_and_a_row_have_the_dates_that_they_state(tmp_path, store):
+    eml(tmp_path / "letter.eml", "The barrage", "It turns tomorrow.")
+    for name, date in (("none", b""), ("wrong", b"Date: tomorrow\n"), ("far", b"Date: 1 Jan 99999 00:00\n")):
+        (tmp_path / f"{name}.eml").write_bytes(b"Subject: x\n" + date + b"\ntext")
+    dates = ["2021-05-06", "2021-05-06T12:00:00+02:00", "2021", "2021-05", "1620259200", "soon", ""]
+    rows = "".join(f"r{at},{date},text {at}\n" for at, date in enumerate(dates))
+    (tmp_path / "rows.csv").write_text("id,date,text\n" + rows)
+    moments = [datetime(2021, 5, 6, tzinfo=UTC), datetime(2021, 5, 6, 3, tzinfo=UTC)]
+    parquet(tmp_path / "rows.parquet", {"key": ["p1", "p2"], "when": moments, "text": ["one", "two"]})
+    columns = Columns(date="when", body=("text",))
+    source = Source("table", tmp_path / "rows.parquet", columns=columns, name="parquet")
+    drafts = {draft.id: draft for draft in read(Source("folder", tmp_path), pytest.fail)}
+    drafts |= {draft.id: draft for draft in read(source, pytest.fail)}
+    day = int(moments[0].timestamp())
+    year, month = (int(datetime(2021, at, 1, tzinfo=UTC).timestamp()) for at in (1, 5))
+    assert drafts["letter.eml"].date == int(datetime(2026, 2, 3, 10, tzinfo=UTC).timestamp())
+    assert [drafts[f"{name}.eml"].date for name in ("none", "wrong", "far")] == [None] * 3
+    stated = [drafts[f"rows.csv#r{at}"].date for at in range(len(dates))]
+    assert stated == [day, day + 36_000, year, month, 1_620_259_200, None, None]
+    assert (drafts["p1"].date, drafts["p2"].date) == (day, day + 10_800)
+    load(Source("folder", tmp_path), store, pytest.fail)
+    assert store.get(["letter.eml"])["letter.eml"].date == drafts["letter.eml"].date
+    written = int((tmp_path / "none.eml").stat().st_mtime)
+    assert store.get(["none.eml"])["none.eml"].date == written, (
+        "when its file was written, where it says none"
+    )
 
 
 def test_a_mail_of_html_alone_is_read_as_a_page(tmp_path):

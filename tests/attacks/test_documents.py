@@ -13,7 +13,7 @@ import pytest
 from isthmus.errors import DataError
 from isthmus.service import sources
 from isthmus.service.display import QueryWords, snippet
-from isthmus.service.parsing import READERS, Parser, ParsingLimits
+from isthmus.service.parsing import READERS, FileText, Parser, ParsingLimits
 from isthmus.service.settings import Source
 from isthmus.service.sources import load, load_all
 from isthmus.service.stores import Counts, SqliteStore
@@ -173,7 +173,7 @@ def test_a_file_beyond_a_limit_is_one_line_that_names_it(name, data, limits, tol
     (tmp_path / "y.txt").write_text("tide")
     with Parser(limits) as parser:
         (_, answer), (_, after) = parser.parse_all([tmp_path / name, tmp_path / "y.txt"])
-    assert after == ("y", "tide")
+    assert after == FileText("y", "tide")
     if told is None:
         assert answer == (Path(name).stem, "\ufffd")
     else:
@@ -360,7 +360,7 @@ def test_a_hostile_office_file_is_one_line_and_the_next_is_read(attack, tmp_path
     errors = [answer for _, answer in answers if isinstance(answer, DataError)]
     assert len(errors) == 1, errors
     assert problem in str(errors[0])
-    assert answers[-1] == (tmp_path / "y.docx", ("y", "calm water"))
+    assert answers[-1] == (tmp_path / "y.docx", FileText("y", "calm water"))
 
 
 def test_a_broken_table_gives_the_rows_before_the_break_and_keeps_those_it_had(tmp_path, store):

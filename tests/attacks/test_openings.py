@@ -2,96 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-
-import httpx
 import pytest
 
 from isthmus.errors import Refused, ServiceError
-from isthmus.service.api import broker_app
-from isthmus.service.broker import Broker
-from isthmus.service.client import Client
-from isthmus.service.limits import message_header
-from isthmus.service.node import Node
-from isthmus.service.node_api import node_app
-from isthmus.service.security import LIFETIME, ApiKeys
+from isthmus.service.security import LIFETIME
 from isthmus.service.settings import (
-    BrokerSettings,
-    EncoderSettings,
-    NodeSettings,
-    Policy,
-    SiloAddress,
     Source,
 )
 from isthmus.service.silo_documents import ALLOWED_DAYS, ASKED_A_DAY, DAY
-from silo_stand_in import Loop
-
-QUERY = "tide turbine"
-LINK = "https://wiki.example.org/{id}"
-
-
-@contextmanager
-def a_node(folder, **rights):
-    """A node on a port of its own, whose peer has these rights."""
-    rows = [f"d {at}/x,tide,turbine number{at}" for at in range(5)]
-    path = folder / "corpus.csv"
-    path.write_text("\n".join(["id,title,text", *rows, "secret-merger,merger,nobody may know"]))
-    settings = NodeSettings(
-        silo="north",
-        folder=folder / "north",
-        sources=(Source("table", path, link=LINK),),
-        peers={"anonymous": Policy(**({"search": True, "snippets": True} | rights))},
-        encoder=EncoderSettings("none"),
-    )
-    loop = Loop()
-    with Node(settings).offline() as node:
-        node.read_sources()
-        node.index.catch_up()
-        node._read.set()
-        try:
-            yield node, loop, f"http://127.0.0.1:{loop.serve(node_app(node)).port}"
-        finally:
-            loop.close()
-
-
-@contextmanager
-def a_peer(folder, **rights):
-    """A node, and a peer that writes to it what it likes."""
-    with (
-        a_node(folder, **rights) as (node, _, address),
-        httpx.Client(base_url=f"{address}/v1", timeout=30) as client,
-    ):
-        client.event_hooks = {"request": [lambda request: request.headers.update(message_header())]}
-        client.node = node
-        yield client
-
+from one_silo import QUERY, a_peer, federation
 
 SCOPES = {"ada": ["search", "documents"], "ben": ["search"], "root": ["admin"]}
-
-
-@contextmanager
-def federation(folder, **rights):
-    """A node behind its broker, and people with keys of their own."""
-    with a_node(folder, **rights) as (node, loop, address):
-        keys = ApiKeys(folder / "api-keys.json")
-        settings = BrokerSettings(
-            folder=folder / "broker",
-            keys=keys.path,
-            silos={"north": SiloAddress(address)},
-            share_statistics=False,
-            deadline_ms=10_000,
-        )
-
-        async def made():
-            return Broker(settings)
-
-        url = f"http://127.0.0.1:{loop.serve(broker_app(loop.run(made())), lifespan='on').port}"
-        with ExitStack() as stack:
-            people = {
-                name: stack.enter_context(Client(url, key=keys.add(name, scopes=scopes), patience=0))
-                for name, scopes in SCOPES.items()
-            }
-            yield node, people
 
 
 def first_hit(peer):
@@ -221,7 +142,7 @@ def test_what_is_written_to_an_owner_is_bounded(tmp_path):
 
 def test_people_open_ask_and_are_answered(tmp_path):
     """Ada's key opens; Ben asks, and what the owner allows him he opens once; nobody else does."""
-    with federation(tmp_path, open=True, ask="pseudonym", manage=True) as (node, people):
+    with federation(tmp_path, SCOPES, open=True, ask="pseudonym", manage=True) as (node, people):
         ada, ben, root = people["ada"], people["ben"], people["root"]
         hit = ben.search(QUERY).hits[0]
         assert hit.access == ["open", "ask"]
@@ -256,7 +177,7 @@ def test_people_open_ask_and_are_answered(tmp_path):
 
 
 def test_what_was_allowed_ends_and_a_denial_says_why(tmp_path):
-    with federation(tmp_path, ask="pseudonym", manage=True) as (node, people):
+    with federation(tmp_path, SCOPES, ask="pseudonym", manage=True) as (node, people):
         ben, root = people["ben"], people["root"]
         first, second = ben.search(QUERY).hits[:2]
         for hit, allow in ((first, True), (second, False)):
@@ -273,7 +194,7 @@ def test_what_was_allowed_ends_and_a_denial_says_why(tmp_path):
 
 
 def test_an_owner_may_want_a_name_and_gets_it_only_from_who_gives_it(tmp_path):
-    with federation(tmp_path, ask="name") as (node, people):
+    with federation(tmp_path, SCOPES, ask="name") as (node, people):
         ben, root = people["ben"], people["root"]
         hit = ben.search(QUERY).hits[0]
         assert hit.access == ["ask", "name"]

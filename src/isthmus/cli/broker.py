@@ -254,9 +254,11 @@ def _table(answer: Answer) -> Any:
         cell = Text(plain(hit.title) or plain(hit.document), style="bold")
         if hit.snippet:
             cell.append("\n" + plain(hit.snippet), style="not bold dim")
-        cell.append(f"\n{plain(hit.silo)}/{plain(hit.document)}", style="not bold bright_black")
-        if hit.link:
-            cell.append(f"\n{plain(hit.link)}", style="not bold blue")
+        copies = ((each.silo, each.document, each.link) for each in hit.also)
+        for silo, document, link in ((hit.silo, hit.document, hit.link), *copies):
+            cell.append(f"\n{plain(silo)}/{plain(document)}", style="not bold bright_black")
+            if link:
+                cell.append(f"\n{plain(link)}", style="not bold blue")
         for evidence in hit.explanation or ():
             cell.append("\n" + _why(evidence), style="not bold cyan")
         silos = [hit.silo, *(copy.silo for copy in hit.also)]

@@ -127,8 +127,9 @@ class Client:
         own = iter(self._read(reply, wire.OwnJudgements).relevant)
         return [next(own, None) if hit.token else None for hit in hits]
 
-    def open(self, hit: wire.Hit) -> wire.OpenedDocument:
-        """The whole document of a hit, where its silo allows it and your key has the scope documents."""
+    def open(self, hit: wire.Hit | wire.HitCopy) -> wire.OpenedDocument:
+        """The whole document of a hit, or of its copy in another silo (`Hit.also`), where that silo allows it
+        and your key has the scope documents."""
         return self._open(hit.silo, hit.document, {"ticket": hit.ticket})
 
     def open_allowed(self, request: wire.DocumentRequest) -> wire.OpenedDocument:
@@ -140,7 +141,7 @@ class Client:
         return self._read(self._ask("GET", path), wire.OpenedDocument)
 
     def ask(
-        self, query: str, hit: wire.Hit, *, reason: str = "", named: bool = False
+        self, query: str, hit: wire.Hit | wire.HitCopy, *, reason: str = "", named: bool = False
     ) -> wire.DocumentRequest:
         """Ask the owner of a hit's document for it; with `named` they see the name of your key."""
         payload = {"silo": hit.silo, "ticket": hit.ticket, "query": query, "reason": reason, "named": named}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from datetime import UTC
 from email import policy
 from email.message import EmailMessage
 from email.parser import BytesParser
@@ -276,8 +277,9 @@ _READERS: dict[str, Callable[[OfficeFile], str]] = {
 """By the part that tells what a file is."""
 
 
-def read_mail(path: Path, html: Callable[[str], str]) -> tuple[str, str]:
-    """Subject and text of a message; `html` makes text of a page where it has nothing plainer."""
+def read_mail(path: Path, html: Callable[[str], str]) -> tuple[str, str, int | None]:
+    """Subject and text of a message, and the Unix time of its Date; `html` makes text of a page where it has
+    nothing plainer."""
     with path.open("rb") as stream:
         message = BytesParser(policy=policy.default).parse(stream)
     if not isinstance(message, EmailMessage) or not message.keys():
@@ -290,4 +292,16 @@ def read_mail(path: Path, html: Callable[[str], str]) -> tuple[str, str]:
         text = html(content) if part.get_content_subtype() == "html" else content
     attached = [each.get_filename() or each.get_content_type() for each in message.iter_attachments()]
     names = [f"Attached: {name}" for name in attached]
-    return str(message["Subject"] or "").strip(), "\n".join((*heads, "", text, *names)).strip()
+    title, body = str(message["Subject"] or "").strip(), "\n".join((*heads, "", text, *names)).strip()
+    return title, body, _sent(message)
+
+
+def _sent(message: EmailMessage) -> int | None:
+    """When a message says that it was sent; None where it says nothing that can be read."""
+    try:
+        moment = getattr(message["Date"], "datetime", None)
+        if moment is None:
+            return None
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        return None

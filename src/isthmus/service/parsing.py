@@ -15,7 +15,7 @@ Files are parsed in a process of their own, which may be ended: whatever is in a
 
     node                                    parser
     {"path": …, "within": …}       →        soft limit of processor time from now on
-    length, {"title", "body"}      ←        or {"error", "text", "cure"}
+    length, {"title", "body", "date"}  ←    or {"error", "text", "cure"}
     length, {"rows", "more"}       ←        of a table, until there are no more
 
 The parser has limits of processor time, memory and output, no environment but what finds programs and
@@ -43,7 +43,7 @@ from dataclasses import asdict, dataclass, field
 from html import unescape
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from isthmus.config import require
 from isthmus.errors import DataError
@@ -82,17 +82,25 @@ class ParsingLimits:
         return DataError(f"takes more than {what}", file=file, cure=f"split it, or raise reading.{name}")
 
 
-def parse(path: Path, limits: ParsingLimits, *, within: Path | None = None) -> tuple[str, str]:
-    """The title and the body of a file, by its suffix; `within`: only if it really lies in this folder."""
+class FileText(NamedTuple):
+    """What a file says; its date is a Unix time, where it states one."""
+
+    title: str
+    body: str
+    date: int | None = None
+
+
+def parse(path: Path, limits: ParsingLimits, *, within: Path | None = None) -> FileText:
+    """The text of a file, by its suffix; `within`: only if it really lies in this folder."""
     with _opened(path, within) as content:
         _check_size(content, path, LARGEST)
-        title, body = READERS[path.suffix.lower()](content, limits)
+        title, body, *stated = READERS[path.suffix.lower()](content, limits)
     title = title or path.stem
     if _length(title) + _length(body) > limits.characters:
         raise limits.beyond("characters", f"{limits.characters:,} characters of text", path)
     if not body.strip():  # the title may be no more than the file's name
         raise DataError("has no text", file=path, cure="a scanned PDF needs text recognition first")
-    return title, body
+    return FileText(title, body, *stated)
 
 
 def parse_table(
@@ -308,13 +316,13 @@ def _office(path: Path, limits: ParsingLimits) -> tuple[str, str]:
     return title, _tidy(body)
 
 
-def _mail(path: Path, limits: ParsingLimits) -> tuple[str, str]:
+def _mail(path: Path, limits: ParsingLimits) -> FileText:
     from isthmus.service.office import read_mail
 
-    return read_mail(path, lambda page: _tidy(_resolved(_Page(page).read()[1])))
+    return FileText(*read_mail(path, lambda page: _tidy(_resolved(_Page(page).read()[1]))))
 
 
-READERS: dict[str, Callable[[Path, ParsingLimits], tuple[str, str]]] = {
+READERS: dict[str, Callable[[Path, ParsingLimits], tuple[str, str] | FileText]] = {
     ".txt": _plain,
     ".text": _plain,
     ".rst": _plain,
@@ -334,8 +342,7 @@ TABLES = (".csv", ".tsv", ".parquet")
 """Files whose rows are documents."""
 
 
-Parsed = tuple[str, str] | Row
-"""A file's title and body, or a row of a table."""
+Parsed = FileText | Row
 
 # the process they run in
 
@@ -409,7 +416,7 @@ class Parser:
             elif "rows" in answer:
                 yield from (Row(*row) for row in answer["rows"])
             else:
-                yield answer["title"], answer["body"]
+                yield FileText(answer["title"], answer["body"], answer["date"])
             if not answer.get("more"):
                 return
 
@@ -527,8 +534,7 @@ def _parsed(request: dict[str, Any], path: Path, limits: ParsingLimits) -> Itera
                 yield {"rows": rows, "more": True}
             yield {"rows": []}
         else:
-            title, body = parse(path, limits, within=within)
-            yield {"title": title, "body": body}
+            yield parse(path, limits, within=within)._asdict()
     except DataError as error:
         yield _problem(error)
     except OSError as error:

@@ -73,10 +73,7 @@ def folded(group: Sequence[wire.Hit]) -> wire.Hit:
     hit, *copies = group
     if not hit.digest and not hit.also:
         return hit
-    also = [
-        wire.HitCopy(silo=each.silo, document=each.document, probability=each.probability, score=each.score)
-        for each in copies
-    ]
+    also = [wire.HitCopy(**each.model_dump(include=set(wire.HitCopy.model_fields))) for each in copies]
     return hit.model_copy(update={"digest": "", "also": also})
 
 

@@ -2,6 +2,7 @@
 
     id,title,body        columns that are called so, or by another usual name; or those that `columns` names
     name,phone,notes     no column for the body: all columns, a line each, "phone: 0123"
+    date                 a day, a moment (ISO 8601), a year, or Unix seconds: the document's date
 
 A row without a column for ids is known by its number, from 1 for the first after the names: rows that are
 put in or taken out before it give it another. Rows come in batches, so a table may be larger than a document.
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import codecs
 import csv
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,18 +32,20 @@ _USUAL = {
     "id": ("id", "_id", "docid", "doc_id", "document_id", "document", "key", "uuid", "number", "nr"),
     "title": ("title", "name", "subject", "headline", "heading"),
     "body": ("body", "text", "content", "contents", "abstract", "description", "message"),
+    "date": ("date", "published", "published_at", "created", "created_at", "sent", "timestamp", "year"),
 }
 """What columns are usually called, the likeliest first."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table that have the id, the title and the body; where none is named, those that are
-    usually called so."""
+    """The columns of a table that have the id, the title, the body and the date; where none is named, those
+    that are usually called so."""
 
     id: str = ""
     title: str = ""
     body: tuple[str, ...] = ()
+    date: str = ""
 
 
 class Row(NamedTuple):
@@ -49,6 +54,8 @@ class Row(NamedTuple):
     id: str
     title: str
     body: str
+    date: int | None = None
+    """Its Unix time."""
 
 
 def read_rows(path: Path, suffix: str, columns: Columns, characters: int) -> Iterator[list[Row]]:
@@ -72,8 +79,22 @@ def read_rows(path: Path, suffix: str, columns: Columns, characters: int) -> Ite
     yield batch
 
 
-def _picked(names: Sequence[str], columns: Columns, path: Path) -> tuple[str, str, tuple[str, ...]]:
-    """The columns for id, title and body; "" and () for none."""
+def moment_of(text: str) -> int | None:
+    """The Unix time of a date as tables have it, in UTC where it names no zone; None for what is none."""
+    text = text.strip()
+    if text.isascii() and text.isdigit() and len(text) in (9, 10, 13):  # Unix seconds, or a thousand a second
+        return int(text[:10])
+    if re.fullmatch("[0-9]{4}(-[0-9]{2})?", text):
+        text += "-01-01" if len(text) == 4 else "-01"
+    try:
+        moment = datetime.fromisoformat(text)
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        return None
+
+
+def _picked(names: Sequence[str], columns: Columns, path: Path) -> tuple[str, str, str, tuple[str, ...]]:
+    """The columns for id, title, date and body; "" and () for none."""
     lower = {name.strip().lower(): name for name in reversed(names)}
 
     def column(part: str, wanted: str) -> str:
@@ -84,20 +105,22 @@ def _picked(names: Sequence[str], columns: Columns, path: Path) -> tuple[str, st
         return next((lower[name] for name in _USUAL[part] if name in lower), "")
 
     bodies = tuple(column("body", name) for name in columns.body) or (column("body", ""),)
-    return column("id", columns.id), column("title", columns.title), tuple(filter(None, bodies))
+    id, title, date = (column(part, getattr(columns, part)) for part in ("id", "title", "date"))
+    return id, title, date, tuple(filter(None, bodies))
 
 
 def _documents(
     rows: Iterable[Mapping[str, str]], names: Sequence[str], columns: Columns, path: Path
 ) -> Iterator[Row]:
-    id, title, bodies = _picked(names, columns, path)
+    id, title, date, bodies = _picked(names, columns, path)
     rest = [name for name in names if name not in (id, title)]
     for number, row in enumerate(rows, 1):
         if bodies:
             body = "\n".join(filter(None, (row.get(name, "") for name in bodies)))
         else:
             body = "\n".join(f"{name}: {row[name]}" for name in rest if row.get(name, "").strip())
-        yield Row(row.get(id, "").strip() or str(number), row.get(title, "") if title else "", body)
+        dated = moment_of(row.get(date, "")) if date else None
+        yield Row(row.get(id, "").strip() or str(number), row.get(title, "") if title else "", body, dated)
 
 
 def _csv(path: Path, suffix: str, columns: Columns, characters: int) -> Iterator[Row]:
@@ -159,8 +182,8 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
         with path.open("rb") as stream, parquet.ParquetFile(stream, pre_buffer=False) as file:
             schema = file.schema_arrow
             names = [field.name for field in schema if _is_plain(field.type)]
-            id, title, bodies = _picked(names, columns, path)
-            wanted = list(dict.fromkeys((id, title, *bodies))) if bodies else names
+            id, title, date, bodies = _picked(names, columns, path)
+            wanted = list(dict.fromkeys((id, title, date, *bodies))) if bodies else names
             batches = file.iter_batches(
                 batch_size=64, columns=[each for each in wanted if each], use_threads=False
             )

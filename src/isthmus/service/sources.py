@@ -297,7 +297,8 @@ def _folder(source: Source, reading: _Reading) -> Iterator[Read]:
                 name = f"{_id(path, root)}#{parsed.id}"
                 yield root / name, _row(name, parsed, path)
             else:
-                yield path, Draft(_id(path, root), *parsed, modified=_modified(path))
+                title, body, date = parsed
+                yield path, Draft(_id(path, root), title, body, date=date, modified=_modified(path))
 
 
 def _table(source: Source, reading: _Reading) -> Iterator[Read]:
@@ -340,8 +341,9 @@ def _files(root: Path, reading: _Reading) -> Iterator[Path]:
 
 
 def _row(id: str, row: Row, path: Path) -> Draft:
-    """A row as a document, of the table's type and date."""
-    return Draft(id, row.title, row.body, type=path.suffix[1:].lower(), modified=_modified(path))
+    """A row as a document, of the table's type, and of its date where it has none."""
+    kind = path.suffix[1:].lower()
+    return Draft(id, row.title, row.body, type=kind, date=row.date, modified=_modified(path))
 
 
 def _modified(path: Path) -> int | None:

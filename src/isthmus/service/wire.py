@@ -191,12 +191,16 @@ class Evidence(ResponseModel):
 
 
 class HitCopy(ResponseModel):
-    """The same text in another silo."""
+    """The same text in another silo, to be opened or asked for there as any hit."""
 
     silo: Name
     document: DocumentId
     probability: Probability | None
     score: float
+    title: Text = ""
+    ticket: HitToken = ""
+    access: Annotated[list[Access], Field(max_length=3)] = []
+    link: Link = ""
 
 
 class Hit(ResponseModel):

@@ -313,15 +313,16 @@ function item(hit, query, probable, verdicts, words, may) {
   const judging = hit.token && verdicts ? verdict(hit, query) : null;
   if (judging) verdicts.set(hit, judging.tell);
   const documents = actions(hit, query, may);
+  const copies = hit.also.map((copy) => ({ ...copy, acts: actions(copy, query, may) }));
   const why = hit.explanation?.length ? make("details", { class: "why" }, make("summary", {}, "Why this result?"), reasons(hit)) : null;
   return make("li", { class: probable ? "hit" : "hit plain", tabindex: "-1" }, bar,
     make("div", { class: "found" },
       make("h2", {}, hit.title || hit.document),
       make("p", { class: "where" }, chip(hit.silo), make("code", {}, hit.document), hit.date ? make("span", { class: "hint" }, hit.date) : null),
-      hit.also.length ? make("p", { class: "where also" }, "the same text: ", hit.also.map((copy) => [chip(copy.silo), make("code", {}, copy.document)])) : null,
+      copies.length ? make("p", { class: "where also" }, "the same text: ", copies.map((copy) => [chip(copy.silo), make("code", {}, copy.document), copy.acts?.element])) : null,
       hit.snippet ? make("p", { class: "snippet" }, marked(hit.snippet, words))
         : make("p", { class: "snippet none" }, "This silo shows no text."),
-      make("div", { class: "acts" }, why, judging?.element, documents?.element), documents?.place));
+      make("div", { class: "acts" }, why, judging?.element, documents?.element), documents?.place, copies.map((copy) => copy.acts?.place)));
 }
 
 /** The snippet with the words of the query marked, but stop words; of a longer word the beginning is enough, as the index stems. */
