@@ -139,6 +139,34 @@ def test_a_precision_is_checked_before_anything_is_computed(command: str, capsys
     assert "expected a number from 0 to 1, got '1.5'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "retrieve pydocs test -o {}",
+        "retrieve pydocs test -o a.run --qrels {}",
+        "calibrate a.run --qrels x.qrels -o {}",
+        "fuse a.run b.run --qrels x.qrels --save {}",
+        "rank run1 synthetic -o {}",
+        "features corpus queries.tsv x.qrels -o {}",
+        "sketch publish south north -o {}",
+        "evaluate x.qrels a.run --per-query {}",
+    ],
+)
+def test_a_file_that_has_no_folder_is_refused_before_any_work(line: str, tmp_path: Path, capsys) -> None:
+    for place, told in (("none/x.csv", "there is no folder"), (".", "is a folder")):
+        with pytest.raises(SystemExit) as stop:
+            main(line.format(tmp_path / place).split())
+        assert stop.value.code == 2
+        assert told in capsys.readouterr().err
+
+
+def test_the_demonstration_needs_its_folder_before_it_works(tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--headless", "--out", str(tmp_path / "file")]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"isthmus: {tmp_path / 'file'}: File exists\n")
+
+
 def test_a_query_may_be_several_words() -> None:
     assert parser().parse_args(["search", "tidal", "power", "-k", "3"]).query == ["tidal", "power"]
 

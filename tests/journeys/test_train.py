@@ -113,6 +113,7 @@ def test_resuming_before_the_first_checkpoint_starts_over(whole, tmp_path):
     [
         (["nowhere.txt"], "nowhere.txt"),
         (["--resume", "no-run-here"], "no run to resume"),
+        (["--resume", "no-run-here", "--rounds", "8"], "settings it was begun with, not with --rounds"),
         ([], "nothing to train on"),
     ],
 )

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 EXAMPLE = "example:"
@@ -81,9 +82,8 @@ def add_json(parser: argparse.ArgumentParser, shape: str) -> None:
 def add_per_query(parser: argparse.ArgumentParser) -> None:
     """The file that has the measures of every query."""
     columns = "experiment, data, fold, seed, method, query, measure, value"
-    add(
-        parser, "--per-query FILE", f"also write the values of every query there, .csv or .parquet: {columns}"
-    )
+    about = f"also write the values of every query there, .csv or .parquet: {columns}"
+    add(parser, "--per-query FILE", about, type=to_write)
 
 
 def add_settings(parser: argparse.ArgumentParser, about: str, *, example: str, required: bool) -> None:
@@ -156,9 +156,19 @@ def probability(text: str) -> float:
     return number
 
 
+def to_write(text: str) -> str:
+    """An argument type: a file to write, refused before any work if its folder is not there."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file to write, but {text} is a folder")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent} to write {path.name} to")
+    return text
+
+
 def output(text: str) -> str:
     """An argument type: a file to write, "-" being stdout."""
-    return "/dev/stdout" if text == "-" else text
+    return "/dev/stdout" if text == "-" else to_write(text)
 
 
 def finite(value: object) -> object:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, add_per_query, close, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, add_per_query, close, print_json, say, to_write, whole
 from isthmus.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -141,9 +141,9 @@ def _retrieve_arguments(parser: argparse.ArgumentParser) -> None:
     own = "train, validation, test or all of the collection's own, or a file: .jsonl, or qid<TAB>text"
     add(parser, "corpus CORPUS", "a collection by name (pydocs, cran, …) or folder")
     add(parser, "queries QUERIES", own)
-    add(parser, "-o --out RUN", "the TREC run to write", required=True)
+    add(parser, "-o --out RUN", "the TREC run to write", type=to_write, required=True)
     add(parser, "-k", "documents per query (%(default)s)", type=whole(1), default=1000)
-    add(parser, "--qrels FILE", "also write these queries' judgements there")
+    add(parser, "--qrels FILE", "also write these queries' judgements there", type=to_write)
     add(parser, "--silo NAME", "search the documents of one silo only")
     add(parser, "--k1", "BM25's term saturation (%(default)s)", type=float, default=1.5)
     add(parser, "--b", "BM25's length normalisation (%(default)s)", type=float, default=0.75)

@@ -42,6 +42,7 @@ def _run(arguments: argparse.Namespace) -> None:
     from isthmus import demo
 
     began, story = time.monotonic(), None
+    arguments.out.mkdir(parents=True, exist_ok=True)  # before minutes of work
     if arguments.only != "search":
         story = demo.tell(seed=arguments.seed)
         if not arguments.json:

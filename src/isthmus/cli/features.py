@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add, add_json, close, whole
+from isthmus.cli.command import Command, add, add_json, close, to_write, whole
 
 if TYPE_CHECKING:
     from isthmus.tables import Corpus, Qrels, Run
@@ -16,7 +16,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "corpus CORPUS", "documents: BEIR's corpus.jsonl, or the folder that holds it")
     add(parser, "queries QUERIES", "queries: a .jsonl file, or qid <TAB> text")
     add(parser, "qrels QRELS", "judgements: TREC or BEIR")
-    add(parser, "-o --out ROWS", "the LETOR file to write; its comments name the documents", required=True)
+    add(
+        parser,
+        "-o --out ROWS",
+        "the LETOR file to write; its comments name the documents",
+        type=to_write,
+        required=True,
+    )
     add(parser, "--candidates RUN", "these pairs: a TREC run (the best by BM25)")
     add(
         parser,

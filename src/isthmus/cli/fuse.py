@@ -7,7 +7,17 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, add_per_query, close, output, probability, whole
+from isthmus.cli.command import (
+    Command,
+    add,
+    add_json,
+    add_per_query,
+    close,
+    output,
+    probability,
+    to_write,
+    whole,
+)
 from isthmus.errors import ConfigError, DataError, check_extra
 
 if TYPE_CHECKING:
@@ -21,7 +31,7 @@ if TYPE_CHECKING:
 def _shared(parser: argparse.ArgumentParser) -> None:
     add(parser, "--qrels FILE", "judgements to learn from")
     add(parser, "-o --out FILE", "the TREC run to write; - is stdout", type=output)
-    add(parser, "--save FILE", "keep what was learned")
+    add(parser, "--save FILE", "keep what was learned", type=to_write)
     add(parser, "--model FILE", "use what was kept with --save")
     add(parser, "--relevant GRADE", "relevant from this grade (1)", type=int, default=1)
     add(parser, "--unjudged", "documents nobody judged", choices=("irrelevant", "skip"), default="irrelevant")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from isthmus.cli.command import Command, add, add_json, add_per_query, close
+from isthmus.cli.command import Command, add, add_json, add_per_query, close, to_write
 
 SPLITS = ("train", "validation", "test")
 
@@ -13,9 +13,9 @@ SPLITS = ("train", "validation", "test")
 def _rank_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "model MODEL", "a saved ranker, or the folder of a training run")
     add(parser, "data DATA", "feature rows: a name, a LETOR file or a folder")
-    add(parser, "-o --out RUN", "the TREC run to write", required=True)
+    add(parser, "-o --out RUN", "the TREC run to write", type=to_write, required=True)
     add(parser, "--split", "rank this part of the data only (all rows)", choices=SPLITS)
-    add(parser, "--qrels FILE", "also write the rows' grades there, as judgements")
+    add(parser, "--qrels FILE", "also write the rows' grades there, as judgements", type=to_write)
     add_per_query(parser)
     add_json(parser, "one object {run, model, queries, rows, seconds}")
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, close, print_json, say, whole
+from isthmus.cli.command import Command, add, add_json, close, print_json, say, to_write, whole
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _publish_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Noise every cell once and write the result for a peer, after booking what it costs."
     add(parser, "folder DIR", "the silo's folder, as build has left it")
     add(parser, "peer PEER", "who gets the file")
-    add(parser, "-o --out FILE", "the file to hand over", required=True)
+    add(parser, "-o --out FILE", "the file to hand over", type=to_write, required=True)
     _release_arguments(parser)
     add_json(parser, "{file, peer, fields, documents, bytes, epsilon, certainty, surest, meaning}")
 
@@ -62,7 +62,7 @@ def _ask_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "source SOURCE", "a published file, or a silo's folder to ask")
     add(parser, "query QUERY", "what to look for", nargs="?")
     add(parser, "--queries FILE", "many queries: .jsonl, or qid<TAB>text")
-    add(parser, "-o --out FILE", "where the features of --queries go")
+    add(parser, "-o --out FILE", "where the features of --queries go", type=to_write)
     add(parser, "-k", "documents of a query (%(default)s)", type=whole(1), default=10)
     add(parser, "--peer PEER", "who asks a folder, for its ledger (the asker's folder's name)")
     _release_arguments(parser)

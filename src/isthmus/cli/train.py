@@ -88,6 +88,7 @@ def _train(arguments: argparse.Namespace) -> None:
     if arguments.per_query:
         check_per_query(arguments.per_query)
     if arguments.resume:
+        _check_resuming(arguments)
         config, out = RunFolder(arguments.resume).config(), arguments.resume
     else:
         config = _configured(arguments)
@@ -115,6 +116,18 @@ def _train(arguments: argparse.Namespace) -> None:
         rows = per_query_rows(trained.evaluation, **about, method=config.strategy.name)
         wrote.append(str(write_per_query(rows, arguments.per_query)))
     summary("trained", facts, wrote=wrote)
+
+
+def _check_resuming(arguments: argparse.Namespace) -> None:
+    """Refuse settings beside --resume: a run goes on as it was begun."""
+    named = [name for name in (*SETTINGS, "config", "out") if getattr(arguments, name) is not None]
+    named += ["set"] * bool(arguments.changes) + ["mode"] * (arguments.mode != "sound")
+    if named:
+        beside = ", ".join("DATA" if name == "data" else f"--{name.replace('_', '-')}" for name in named)
+        raise ConfigError(
+            f"a run is resumed with the settings it was begun with, not with {beside}",
+            expected="--resume DIR alone, or another --out to begin anew",
+        )
 
 
 def _configured(arguments: argparse.Namespace) -> Config:
