@@ -6,7 +6,9 @@ The oracle is `ExactReader`, which counts everything in memory, and a central BM
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -522,6 +524,29 @@ def kill_while_indexing(folder, times, seed):
 @pytest.mark.soak
 def test_a_killed_writer_loses_nothing(tmp_path, soak_count):
     assert kill_while_indexing(tmp_path, soak_count(3, 50), seed=0)
+
+
+def test_files_of_a_commit_that_was_cut_short_do_not_stop_the_next_one(tmp_path):
+    """tantivy numbers commits: after a kill the number comes again, and so do the names of its files."""
+    changes = list(texts(20))
+    engine = EmbeddedEngine(tmp_path / "killed")
+    engine.apply(changes)
+    engine.close()
+    shutil.copytree(tmp_path / "killed", tmp_path / "other")
+    later = [changes[3]._replace(change=21, body="pears")]
+    engine = EmbeddedEngine(tmp_path / "other")
+    engine.apply(later)
+    engine.close()
+    (left,) = (tmp_path / "other").glob("generation-*/tantivy/*.del")
+    folder = tmp_path / "killed" / left.parent.relative_to(tmp_path / "other")
+    shutil.copy(left, folder)  # as a process that was killed before it named the commit leaves it
+    managed = json.loads((folder / ".managed.json").read_text())
+    (folder / ".managed.json").write_text(json.dumps([*managed, left.name]))
+    engine = EmbeddedEngine(tmp_path / "killed")
+    engine.apply(later)
+    assert engine.reader.change == 21
+    assert len(engine.reader) == 20
+    engine.close()
 
 
 def test_a_lead_is_the_first_paragraph_and_short():

@@ -316,6 +316,8 @@ class Generation:
 
         if self._writer is None:
             self._writer = self._tantivy.writer(HEAP, 1)
+            # a killed process may have left files of a commit whose number comes again, and so their names
+            self._writer.garbage_collect_files()
         if self._orphans:
             self._delete_later(self.change)
         before = self.rows.view
