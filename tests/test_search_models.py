@@ -33,6 +33,7 @@ from isthmus.learning import (
 from isthmus.learning.calibrating import RankedLists, fit_calibration
 from isthmus.learning.columns import DISCOUNTS, HITS, merged, shapes
 from isthmus.learning.learner import PENALTY
+from isthmus.learning.model import KNOTS
 from isthmus.learning.questions import (
     BestMargins,
     ColumnMoments,
@@ -321,6 +322,11 @@ def test_a_saved_model_is_the_same(tmp_path):
         lambda model: replace(model, calibration=replace(model.calibration, share=-0.1)),
         lambda model: replace(model, calibration=replace(model.calibration, spread=0.0)),
         lambda model: replace(model, calibration=replace(model.calibration, weights=np.full(6, 1e300))),
+        lambda model: replace(model, calibration=replace(model.calibration, width=0.0)),
+        lambda model: replace(model, calibration=replace(model.calibration, slopes=-np.ones(KNOTS + 1))),
+        lambda model: replace(model, calibration=replace(model.calibration, slopes=np.ones(KNOTS))),
+        lambda model: replace(model, calibration=replace(model.calibration, knots=-np.arange(float(KNOTS)))),
+        lambda model: replace(model, calibration=replace(model.calibration, knots=np.full(KNOTS, np.nan))),
     ],
 )
 def test_a_hostile_model_is_refused(wrong):
@@ -426,6 +432,18 @@ def test_hits_that_stand_out_more_are_never_less_probable():
     probabilities = line(np.linspace(-50, 50, 101), np.full(6, 0.5))
     assert (np.diff(probabilities) >= 0).all()
     assert (np.diff(line.odds(np.array([0.5, 2.5, 40.5, 42.5]), np.full(6, 0.5)))[[0, 2]] > 0).all()
+
+
+def test_hits_differ_as_far_as_their_list_looks_whole():
+    line = replace(a_model().calibration, gate=1.35, width=0.05)
+    doubtful, whole = np.full(6, 0.5), np.full(6, 1.5)
+    assert line.answerable(doubtful) < 1 < 2 < line.answerable(whole)
+    margins = np.array([3.0, 1.0, -1.0])
+    assert np.ptp(line.odds(margins, doubtful)) < 1e-6
+    assert np.ptp(line.odds(margins, whole)) > 3
+    bent = replace(line, knots=np.linspace(0, 3, KNOTS), slopes=np.array([0.1, 2.0, 0.0, 1.0, 0.0, 3.0]))
+    assert (np.diff(bent(np.linspace(-50, 50, 101), whole)) >= 0).all()
+    assert np.abs(np.diff(bent.odds(np.linspace(-5, 5, 10_001), whole))).max() < 0.01  # no steps
 
 
 def test_the_profile_of_one_query_is_that_of_its_row_among_many():

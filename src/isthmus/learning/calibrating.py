@@ -7,49 +7,53 @@ of some hits together are relevant: never of one hit, nor of the hits of fewer q
        hits of a fold have about equal deviations from about equal means of their lists
     2. u     the log-odds that a list is whole rather than one whose relevant hits are missing. Lists with
              missing hits are made: from every list hits are left out, each with the probability of step 1
-    3. share·u is added, what is above the mean counts for less, and the start is fitted anew
+    3. z     what the hit stands out by, the mean and u, weighed together; and p from z alone, by a curve.
+             Hits of a list differ as far as its u is above a gate, see `model`
 
-How much of step 3 there is goes by `CAUTION`, of which the least is taken with which the first hit of lists
-with missing hits is on average less probable than any hit shown, while the calibration error stays within
-what a perfectly calibrated model has; else the most with which it does.
+The gate is the lowest of `GATES` with which the first hit of lists with missing hits is on average less
+probable than hits shown are relevant. The curve is fitted for each, so that probabilities hold with any gate:
+those of a list come together, and what they were before is not just drawn out.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.learning.columns import HITS, MEAN, PROFILE, shapes
-from isthmus.learning.model import HitCalibration, bent, standardised
+from isthmus.learning.model import HitCalibration, bent, pieces, standardised
 from isthmus.learning.record import Honesty
 from isthmus.logistic import likelihood_sums, newton, newton_steps, newton_together
 from isthmus.randomness import Streams
 
-CAUTION = tuple((1.2 * step, 1 - step) for step in np.linspace(0, 1, 11).tolist())
-"""(share of u, of what is above the mean), from the least cautious on."""
+GATES = (-9.0, -1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 9.0)
+"""In deviations of judged queries' u: all lists are open with the first, none with the last."""
+SLOPE = 0.25
+"""Deviations of u by which a gate opens by 1 in log-odds."""
 SHAPES = ((1e3, 0.4), (4.0, 1.0), (2.0, 1.0), (1.0, 1.0), (0.5, 1.0))
 """(reach in deviations of the hits', above), see `model.bent`. The first is taken where queries are too few
 to tell: a straight line mostly overrates hits that stand out."""
 CLEAR = 4.0
 """By which the log-likelihood of another shape must be higher than that of the first."""
-PENALTY, PENALTY_BETWEEN = 1.0, 30.0
-"""½·penalty·θ² holds back the weights of the profile, and what tells lists apart, in its deviations."""
+PENALTY, PENALTY_BETWEEN, PENALTY_CURVE, PENALTY_BEND = 1.0, 30.0, 1e5, 1e6
+"""½·penalty·θ² holds back the weights of the profile, what tells lists apart, and, divided by the square of
+how many queries there are, how steep the curve is and how it bends; all in deviations."""
 FAR = 2.0
 """Deviations below the mean of judged queries' u where unlike queries begin."""
 BINS = 10
 CLEARLY = 0.95
 """Of the base rate: what first hits of lists with missing hits stay below."""
-HONEST = 0.85
-"""Of the 95 % quantile of a perfectly calibrated model's error: what the calibration error stays below."""
 NO_CELL = -1
 LEAST_HITS = 25
 """Of a cell, so that its share of relevant hits says something."""
 LAYERS = 3
-"""Into which queries are put by the mean of their hits."""
+"""Into which queries are put by the mean of their hits, and by u."""
 DRAWS = 5
 """Lists with missing hits that are made of every list."""
 
@@ -57,6 +61,15 @@ TYPICAL, STEADY, ENOUGH = 0.5, 800.0, 50
 """Log-odds by which a hit one deviation above another is likelier (.23 to .75 on the collections of `isthmus
 reproduce search`, with and without an encoder); how firmly that holds for few queries, and how many speak for
 themselves: ½·steady·(1/queries − 1/enough)·(more than that)²."""
+
+USUAL_BETWEEN, USUAL_SHARE = 0.1, 0.7
+"""What tells lists apart, where few queries say otherwise: log-odds for a mean one deviation higher, and for
+u (−.25 to .24, and .16 to 1.26, the medians .1 and .8, on those collections)."""
+
+USUAL_STEEP = 0.25
+"""How steep the curve is where few queries say otherwise: they mostly promise too much."""
+AT = (0.15, 0.4, 0.65, 0.85, 0.95)
+"""The quantiles of z where it may bend."""
 
 Totals = Callable[[IntArray], FloatArray]
 """(hits, relevant hits) of every cell, from the cell of every hit shown: (queries, `HITS`) → (cells, 2)."""
@@ -113,15 +126,17 @@ class HitGroups:
     relevant: FloatArray
 
     @classmethod
-    def of(cls, lists: RankedLists, layer: IntArray, totals: Totals, *, least: int) -> HitGroups:
-        """Groups of about equal deviations among the hits of every fold's queries of a layer."""
+    def of(
+        cls, lists: RankedLists, values: FloatArray, layer: IntArray, totals: Totals, *, least: int
+    ) -> HitGroups:
+        """Groups of about equal values among the hits of every fold's queries of a layer."""
         of_hit = np.full(lists.visible.shape, NO_CELL)
         folds: list[int] = []
         for fold in np.unique(lists.fold).tolist():
             chosen = layer if _whole(layer[lists.fold == fold], least) else np.zeros_like(layer)
             for each in np.unique(chosen).tolist():
                 among = lists.visible & ((lists.fold == fold) & (chosen == each))[:, None]
-                for places in _groups(lists.deviations, among, least):
+                for places in _groups(values, among, least):
                     of_hit[places] = len(folds)
                     folds.append(fold)
         return cls(of_hit, np.array(folds, dtype=np.int64), *totals(of_hit).T)
@@ -134,7 +149,7 @@ class HitGroups:
 
 def _whole(layer: IntArray, least: int) -> bool:
     """Whether every layer has enough queries for cells of its own."""
-    return bool(np.bincount(layer, minlength=LAYERS).min() >= 2 * least)
+    return bool(np.bincount(layer, minlength=LAYERS).min() >= least)
 
 
 def _groups(
@@ -166,26 +181,35 @@ def fit_calibration(
 ) -> tuple[HitCalibration, dict[str, Honesty]]:
     """The calibration of all lists, and its honesty on folds that were left out: by margins alone (before),
     and with the profile (after)."""
-    means = lists.profiles[:, MEAN]
-    layer = np.searchsorted(np.quantile(means, np.arange(1, LAYERS) / LAYERS), means)
-    cells = HitGroups.of(lists, layer, totals, least=least)
-    lines = {fold: _line(lists, cells, without=fold) for fold in (None, *np.unique(lists.fold).tolist())}
-    candidates = []
-    for caution in CAUTION:
-        candidates.append({fold: _cautious(lists, cells, lines[fold], caution, fold) for fold in lines})
-        if _first_missing(lists, lines, candidates[-1]) < CLEARLY * cells.base_rate:
-            break
-    tried: list[tuple[float, int, Honesty]] = []
-    for at in reversed(range(len(candidates))):
-        honesty = _honesty(lists, _cross_fitted(lists, candidates[at]), totals, least)
-        tried.append((honesty.ece / max(honesty.floor_high, 1e-9), at, honesty))
-        if tried[-1][0] <= HONEST:
-            break
-    _, chosen, after = tried[-1] if tried[-1][0] <= HONEST else min(tried)
-    before = after
-    if chosen:
-        before = _honesty(lists, _cross_fitted(lists, candidates[0]), totals, least)
-    return candidates[chosen][None], {"before": before, "after": after}
+    most = len(lists.fold) // (2 * LAYERS * least)
+    lists = replace(lists, fold=lists.fold % max(2, min(most, 1 + int(lists.fold.max()))))
+    cells = HitGroups.of(lists, lists.deviations, _layers(lists.profiles[:, MEAN]), totals, least=least)
+    folds = (None, *np.unique(lists.fold).tolist())
+    lines = {fold: _line(lists, cells, without=fold) for fold in folds}
+    layer = _layers(lines[None].answerable(lists.profiles))
+    cells = HitGroups.of(lists, lists.deviations, layer, totals, least=least)
+    weighed = {fold: _weighed(lists, cells, lines[fold], fold) for fold in folds}
+
+    @cache
+    def gated(gate: float) -> Calibrations:
+        so_far = {fold: _with_gate(each, gate) for fold, each in weighed.items()}
+        z = so_far[None].evidence(lists.margins[:, :HITS], lists.profiles[:, None])
+        cells = HitGroups.of(lists, z, np.zeros_like(layer), totals, least=least)
+        return {fold: _curved(lists, cells, each, fold) for fold, each in so_far.items()}
+
+    def is_enough(gate: float) -> bool:
+        return _first_missing(lists, lines, gated(gate)) < CLEARLY * cells.base_rate
+
+    chosen = GATES[bisect_left(GATES[:-1], True, key=is_enough)]
+    before, after = (
+        _honesty(lists, _cross_fitted(lists, gated(gate)), totals, least) for gate in (GATES[0], chosen)
+    )
+    return gated(chosen)[None], {"before": before, "after": after}
+
+
+def _layers(values: FloatArray) -> IntArray:
+    """Of queries by a value, about equally many in each."""
+    return np.searchsorted(np.quantile(values, np.arange(1, LAYERS) / LAYERS), values)
 
 
 Calibrations = Mapping[int | None, HitCalibration]
@@ -243,21 +267,45 @@ def _honesty(lists: RankedLists, probabilities: FloatArray, totals: Totals, leas
     )
 
 
-def _cautious(
-    lists: RankedLists,
-    cells: HitGroups,
-    line: HitCalibration,
-    caution: tuple[float, float],
-    fold: int | None,
-) -> HitCalibration:
-    """A line with a share of u and less of what is above the mean; so many hits are relevant as are."""
-    share, above = caution
-    less = replace(line, share=share, above=above * line.above)
+def _weighed(lists: RankedLists, cells: HitGroups, line: HitCalibration, fold: int | None) -> HitCalibration:
+    """The line, with the weights of the mean and of u beside what a hit stands out by."""
     used = _used(cells, fold)
-    offset = less.odds(lists.margins[:, :HITS], lists.profiles[:, None])[used]
-    ones, free = np.ones((1, len(offset))), np.full(1, -np.inf)
-    _, (more,) = _fit(cells, used, ones, offset, np.full(1, 1e-3), free)
-    return replace(less, start=line.start + float(more))
+    own = replace(line, between=0.0, share=0.0).evidence(lists.margins[:, :HITS], lists.profiles[:, None])[
+        used
+    ]
+    u = np.broadcast_to(line.answerable(lists.profiles)[:, None], cells.of_hit.shape)[used]
+    means = np.broadcast_to(lists.profiles[:, MEAN, None], cells.of_hit.shape)[used]
+    parts = np.stack((means, u))
+    scales = np.maximum(parts.std(axis=1), 1e-9)
+    usual = np.array([USUAL_BETWEEN / scales[0], USUAL_SHARE])
+    features = np.vstack((parts / scales[:, None], np.ones(len(u))))
+    penalty = np.array([PENALTY_BETWEEN, PENALTY_BETWEEN, 1e-3])
+    least = np.append(-usual * scales, -np.inf)
+    _, theta = _fit(cells, used, features, own + usual @ parts, penalty, least)
+    between, share = (usual + theta[:-1] / scales).tolist()
+    return replace(line, between=between, share=share, start=0.0)
+
+
+def _with_gate(line: HitCalibration, gate: float) -> HitCalibration:
+    """The line with a gate, in deviations of u."""
+    return replace(line, gate=line.low + (FAR + gate) * line.spread, width=SLOPE * line.spread)
+
+
+def _curved(lists: RankedLists, cells: HitGroups, line: HitCalibration, fold: int | None) -> HitCalibration:
+    """The line with the curve from z to log-odds."""
+    used = _used(cells, fold)
+    z = line.evidence(lists.margins[:, :HITS], lists.profiles[:, None])[used]
+    knots = np.quantile(z, AT)
+    own = pieces(z, knots)
+    scales = np.maximum(np.array([z.std(), *own.std(axis=1)]), 1e-9)
+    features = np.vstack((np.vstack((z, own)) / scales[:, None], np.ones(len(z))))
+    few = 1 / max(int(used.any(axis=1).sum()), 1) ** 2
+    penalty = np.array([PENALTY_CURVE * few, *[PENALTY_BEND * few] * len(own), 1e-3])
+    least = np.array([-USUAL_STEEP * scales[0], *[-np.inf] * (len(own) + 1)])
+    _, theta = _fit(cells, used, features, USUAL_STEEP * z, penalty, least)
+    slopes = np.maximum(USUAL_STEEP + theta[0] / scales[0] + theta[1:-1] / scales[1:], 0.0)
+    _, (start,) = _fit(cells, used, features[-1:], slopes @ own, penalty[-1:], least[-1:])
+    return replace(line, knots=knots, slopes=slopes, start=float(start))
 
 
 def _line(lists: RankedLists, cells: HitGroups, *, without: int | None = None) -> HitCalibration:

@@ -1,13 +1,16 @@
 """A search model: weights over the columns of a candidate, and the probability of a hit that is shown.
 
     margin = start + Σ weights·(column − centre)/scale                       a column that is missing adds 0
-    logit p = slope·bent(margin − mean) + between·mean + start + share·u(profile)
+    z = open(u)·slope·bent(margin − mean) + between·mean + share·u(profile)
+    logit p = start + curve(z)                                        in pieces between knots, falling in none
     p → base + likeness·(p − base)       drawn down to the base rate for a query unlike those that were judged
 
 A query's profile is the shape of its list over all silos (`columns.PROFILE`): margins fall more slowly where
 nothing stands out. u are the log-odds that a list is whole rather than one whose relevant hits were left out.
-The mean is that of the first ten margins. Deviations from it are `bent`, since a hit that stands out twice as
-much is not twice as sure, and those above it count `above` times.
+Hits of one list differ in probability as far as it looks whole, open(u) = 1/(1 + exp((gate − u)/width)): what
+stands out where the relevant hits are missing stands out as much. The mean is that of the first ten margins.
+Deviations from it are `bent`, since a hit that stands out twice as much is not twice as sure, and those above
+it count `above` times.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from isthmus.tables import Bundle
 KINDS = ("baseline", "weight", "stack", "linear")
 """Of models, by their number of parameters."""
 MOST_BYTES = 1 << 20
+KNOTS = 5
+"""Of z, where the curve to log-odds may bend."""
 LARGEST = 1e12
 """The largest number of a model, and of one divided by a scale: margins of such are still numbers."""
 MOST_COMMON = 3.0
@@ -67,6 +72,12 @@ def bent(deviation: FloatArray, reach: float, above: float) -> FloatArray:
     return np.asarray(np.minimum(own, above * own))
 
 
+def pieces(z: FloatArray, knots: FloatArray) -> FloatArray:
+    """How much of the way from 0 to every z lies between two knots: (pieces, z)."""
+    edges = np.concatenate(([-np.inf], knots, [np.inf]))[:, None]
+    return np.asarray(np.clip(z, edges[:-1], edges[1:]) - np.clip(0.0, edges[:-1], edges[1:]))
+
+
 @dataclass(frozen=True, eq=False)
 class HitCalibration:
     """From margins and the query's profile to probabilities; fitted on hits that would be shown.
@@ -92,6 +103,17 @@ class HitCalibration:
     centre: FloatArray
     scale: FloatArray
     weights: FloatArray
+    gate: float = -LARGEST
+    """The u of lists whose hits differ half as much as they could."""
+    width: float = 1.0
+    knots: FloatArray = field(default_factory=lambda: np.arange(float(KNOTS)))
+    slopes: FloatArray = field(default_factory=lambda: np.ones(KNOTS + 1))
+    """Of the curve, piece by piece; 0 or more."""
+
+    @property
+    def rise(self) -> float:
+        """By which log-odds rise with a margin in a list that is surely whole, on the whole."""
+        return float(self.slopes.mean()) * self.slope
 
     def answerable(self, profiles: FloatArray) -> FloatArray:
         """u of every row of profiles."""
@@ -109,12 +131,18 @@ class HitCalibration:
 
     def odds(self, margins: FloatArray, profiles: FloatArray) -> FloatArray:
         """logit p before it is drawn to the base rate; lowest where a margin is not finite."""
-        mean = profiles[..., MEAN]
+        z = self.evidence(margins, profiles)
+        odds = self.start + self.slopes @ pieces(z.reshape(-1), self.knots)
+        return np.asarray(np.where(np.isfinite(margins), odds.reshape(z.shape), -np.inf))
+
+    def evidence(self, margins: FloatArray, profiles: FloatArray) -> FloatArray:
+        """z of every margin."""
+        from scipy.special import expit
+
+        u, mean = self.answerable(profiles), profiles[..., MEAN]
         own = bent(np.clip(margins, -LARGEST, LARGEST) - mean, self.reach, self.above)
-        odds = self.slope * own + self.between * mean + self.start
-        return np.asarray(
-            np.where(np.isfinite(margins), odds + self.share * self.answerable(profiles), -np.inf)
-        )
+        within = self.slope * expit((u - self.gate) / self.width) * own
+        return np.asarray(within + self.between * mean + self.share * u)
 
     def __call__(self, margins: FloatArray, profiles: FloatArray) -> FloatArray:
         """The probability of every margin; `profiles` has a row for each, or is one for all."""
@@ -129,7 +157,7 @@ class SavedModel(Bundle):
     """A search model on disk or on the wire."""
 
     noun = "search model"
-    version = 3
+    version = 4
     most = MOST_BYTES
 
 
@@ -188,6 +216,7 @@ class SearchModel:
                 if (line := model.calibration) is not None:
                     header[f"{prefix}calibration"] = {name: getattr(line, name) for name in _REALS}
                     arrays |= {f"{prefix}profile.{name}": getattr(line, name) for name in _ARRAYS}
+                    arrays |= {f"{prefix}{name}": getattr(line, name) for name in _CURVE}
         return SavedModel(header, arrays)
 
     @classmethod
@@ -225,15 +254,23 @@ def _parts(saved: SavedModel, prefix: str) -> dict[str, Any]:
         shares = [numbers[name] for name in ("base", "above")]
         if min(numbers["slope"], numbers["share"]) < 0 or not 0 <= min(shares) <= max(shares) <= 1:
             raise ValueError("a calibration that is none")
-        if not min(numbers["spread"], numbers["reach"]) >= 1 / LARGEST:
+        if not min(numbers[name] for name in ("spread", "reach", "width")) >= 1 / LARGEST:
             raise ValueError("a calibration that is none")
-        numbers |= _columns(arrays, f"{prefix}profile", len(PROFILE))
+        knots, slopes = (np.asarray(arrays[f"{prefix}{name}"], dtype=np.float64) for name in _CURVE)
+        if (len(knots), len(slopes)) != (KNOTS, KNOTS + 1) or not (np.diff(knots) >= 0).all():
+            raise ValueError("a curve that is none")
+        if not (np.abs(knots) <= LARGEST).all() or not ((slopes >= 0) & (slopes <= LARGEST)).all():
+            raise ValueError("a curve that falls where evidence rises")
+        numbers |= {"knots": knots, "slopes": slopes, **_columns(arrays, f"{prefix}profile", len(PROFILE))}
         line = HitCalibration(**numbers)
     return {"kind": str(header[f"{prefix}kind"]), "score": score, "calibration": line}
 
 
-_ARRAYS = ("centre", "scale", "weights")
-_REALS = ("slope", "reach", "between", "start", "above", "share", "base", "bias", "low", "spread")
+_ARRAYS, _CURVE = ("centre", "scale", "weights"), ("knots", "slopes")
+_REALS = (
+    *("slope", "reach", "between", "start", "above", "share", "base", "bias", "low", "spread"),
+    *("gate", "width"),
+)
 
 
 def _columns(arrays: Mapping[str, Any], name: str, size: int) -> dict[str, FloatArray]:

@@ -8,7 +8,7 @@ the document.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -16,7 +16,17 @@ import numpy as np
 from isthmus.arrays import FloatArray
 from isthmus.engines import FIELDS
 from isthmus.features import NAMES, Pairs, compute
-from isthmus.learning import COLUMNS, FEATURES, GROUPS, LIST, OF_QUERY, JudgedRows, SearchModel, profile_of
+from isthmus.learning import (
+    COLUMNS,
+    FEATURES,
+    GROUPS,
+    LARGEST,
+    LIST,
+    OF_QUERY,
+    JudgedRows,
+    SearchModel,
+    profile_of,
+)
 from isthmus.retrieval import TEXT
 from isthmus.service.candidates import FieldCounts, Mask, QueryCandidates, Snapshot
 from isthmus.service.scoring import Scored, best_first, bm25_shares, evidence, raw_score
@@ -180,6 +190,7 @@ class ModelScorer:
         calibration = self.model.calibration
         if calibration is None:
             return np.zeros(len(candidates))
+        calibration = replace(calibration, gate=-LARGEST)  # in one that is whole
         usual = calibration.centre.copy()
         usual[-len(OF_QUERY) :] = query_columns(snapshot, candidates)
         table = candidate_columns(snapshot, candidates, self.model.encoder)
@@ -201,7 +212,7 @@ class ModelScorer:
             return []
         model = self.model.of_query(scored.table[0, _LN_WORDS])
         line = model.calibration
-        slope, start = (1.0, 0.0) if line is None else (line.slope, line.start)
+        slope, start = (1.0, 0.0) if line is None else (line.rise, line.start)
         start += slope * model.score.start
         names = [name for name in GROUPS if name == "bm25" or self.model.encoder]
         parts = model.evidence(scored.table)
