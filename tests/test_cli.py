@@ -204,6 +204,47 @@ def test_descriptions_fit_the_terminal(monkeypatch, capsys) -> None:
         assert max(map(len, told.splitlines())) <= 80, command.name
 
 
+def test_documents_requests_and_receipts_fit_the_terminal(tmp_path, monkeypatch, capsys) -> None:
+    from isthmus.service import Draft, Node, read_node
+    from isthmus.service.stores import StoredRequest
+
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "silo.toml").write_text('silo = "north"\nfolder = "."\n[encoder]\nkind = "none"\n')
+    id = "/".join(["folder of minutes"] * 8) + "/minutes.md"
+    long, number = "why people ask " * 12, "0123456789abcdef" * 2
+    with Node(read_node(tmp_path / "silo.toml")).offline() as node:
+        node.store.put([Draft(id, "The minutes of the meeting " * 9, "text " * 20), Draft("b", "B", "text")])
+        node.store.ask(StoredRequest(number, id, "broker", "p" * 12, "Ada Lovelace " * 9, long, long, 1.0))
+        node.index.catch_up()
+    config = ("--config", str(tmp_path / "silo.toml"))
+    for command in (("list",), ("requests",), ("remove", id)):
+        assert main(["documents", *command, *config]) == 0
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= 80, out
+        if command[0] == "requests":
+            assert number in out, "whole, to be copied"
+        else:
+            assert id.replace(" ", "") in "".join(out.split()) or command[0] == "list"
+    assert main(["documents", "remove", "nobody", *config]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "no document nobody" in told
+    assert "isthmus documents list" in told
+
+
+def test_what_classify_prints_fits_the_terminal(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    labels = ["complaints about deliveries that came too late", "questions about invoices and reminders"]
+    rows = [
+        f'"{label.split()[at % 3]} {label.split()[-1]} {at}","{label}"'
+        for at in range(12)
+        for label in labels
+    ]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]))
+    assert main(["classify", "fit", str(tmp_path / "rows.csv"), "-o", str(tmp_path / "model")]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 def test_a_foreseen_failure_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

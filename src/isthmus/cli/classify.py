@@ -8,7 +8,18 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, close, output, probability, show, whole
+from isthmus.cli.command import (
+    Command,
+    add,
+    add_json,
+    close,
+    fitted,
+    folded,
+    output,
+    probability,
+    show,
+    whole,
+)
 from isthmus.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -212,24 +223,24 @@ def _described(report: ClassificationReport, precision: float) -> str:
     from isthmus.report import Table
 
     measures = report.measures
-    parts = [str(report.table())]
+    parts = [fitted(report.table())]
     if mistakes := report.confusions():
-        parts.append(str(Table.of(mistakes, title="Taken for another, commonest first")))
-    parts.append(
+        parts.append(fitted(Table.of(mistakes, title="Taken for another, commonest first")))
+    texts = [
         f"P@1 {measures['P@1']:.3f}, macro F1 {measures['macro F1']:.3f} on {measures['texts']:,.0f} texts "
         f"held out.\nTop-1 ECE {measures['ECE@1']:.3f}; a perfectly calibrated model would show "
         f"{measures['ECE@1 floor']:.3f}, and {measures['ECE@1 floor 95%']:.3f} one time in twenty."
-    )
+    ]
     try:
         decision = report.decision(precision)
-        parts.append(
+        texts.append(
             f"For a precision of {precision:g}: answer from a probability of {decision['threshold']:.3f} "
             f"({decision['precision']:.3f}, {decision['low']:.3f} to {decision['high']:.3f}), "
             f"abstaining from {100 * decision['abstained']:.1f} % of texts."
         )
     except DataError as error:
-        parts.append(str(error))
-    return "\n\n".join(parts)
+        texts.append(str(error))
+    return "\n\n".join((*parts, *map(folded, texts)))
 
 
 def _facts(report: ClassificationReport) -> dict[str, str]:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isthmus.report import Table
 
 EXAMPLE = "example:"
 
@@ -127,6 +132,39 @@ def close(
 def show(options: argparse.Namespace, result: object, text: object) -> None:
     """The output of a command: with --json its result, else the text for a person."""
     print_json(result) if options.json else print(text)
+
+
+def folded(text: str) -> str:
+    """Lines for a person, each folded to the terminal's width; what goes on is indented."""
+    wrapper = textwrap.TextWrapper(_width(), subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join("\n".join(wrapper.wrap(line)) for line in text.split("\n"))
+
+
+def fitted(table: Table) -> str:
+    """A table for a person; the cells of one that is wider than the terminal are folded."""
+    text, width = str(table), _width()
+    if max(map(len, text.splitlines())) <= width:
+        return text
+    from io import StringIO
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as FoldedTable
+    from rich.text import Text
+
+    folding = FoldedTable(box=box.SIMPLE_HEAD, pad_edge=False, title=table.title or None)
+    numeric = [all(not isinstance(row[at], str) for row in table.rows) for at in range(len(table.header))]
+    for name, is_numeric in zip(table.header, numeric, strict=True):
+        folding.add_column(Text(name), justify="right" if is_numeric else "left", overflow="fold")
+    for row in table.rows:
+        folding.add_row(*(Text(table.plain(cell)) for cell in row))
+    stream = StringIO()
+    Console(file=stream, width=width, highlight=False, color_system=None).print(folding)
+    return "\n".join(line.rstrip() for line in stream.getvalue().strip("\n").splitlines())
+
+
+def _width() -> int:
+    return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
 def say(text: str) -> None:

@@ -31,13 +31,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--ranked RUN", "paper mode: a TREC run whose ranks are the grades (BM25 of all documents)")
     add(
         parser,
-        "--mechanism",
-        "how counts are released (one_shot; in paper mode insecure_shared_noise)",
+        "--mechanism NAME",
+        "how counts are released: one_shot, scalar, per_cell, insecure_shared_noise (one_shot; in paper mode "
+        "the last)",
         choices=("one_shot", "scalar", "per_cell", "insecure_shared_noise"),
     )
     add(
         parser,
-        "--model",
+        "--model NAME",
         "classification, regression, pairwise, listwise or lambdarank (classification)",
         choices=("classification", "regression", "pairwise", "listwise", "lambdarank"),
         default="classification",

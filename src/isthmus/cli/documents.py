@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.cli.broker import plain
-from isthmus.cli.command import Command, add, add_json, say, show, whole
+from isthmus.cli.command import Command, add, add_json, fitted, folded, say, show, whole
 from isthmus.cli.judgements import add_broker, broker_client, silo_store
 from isthmus.errors import ConfigError, DataError, ServiceError, several
 
@@ -133,21 +133,15 @@ def _requests(arguments: argparse.Namespace) -> None:
     show(arguments, [each.model_dump() for each in requests], _table(requests))
 
 
-def _table(requests: list[DocumentRequest]) -> object:
-    from isthmus.report import Table
-
-    columns = ("number", "state", "document", "asked by", "query", "reason", "answer", "at")
-    rows = [
-        (
-            each.number,
-            each.state,
-            *(plain(text) for text in (f"{each.silo}/{each.document}", each.person, each.query)),
-            *(plain(text) for text in (each.reason, each.word)),
-            each.at,
-        )
-        for each in requests
-    ]
-    return Table(columns, tuple(rows)) if rows else "no requests"
+def _table(requests: list[DocumentRequest]) -> str:
+    """Requests one below the other: numbers, which people copy, stand whole."""
+    blocks = []
+    for each in requests:
+        lines = [f"{each.number}  {each.state}", f"  {each.silo}/{each.document}, {each.at}"]
+        texts = {"asked by": each.person, "query": each.query, "reason": each.reason, "answer": each.word}
+        lines += [f"  {name}: {text}" for name, text in texts.items() if text]
+        blocks.append("\n".join(folded(f"  {plain(line.strip())}") for line in lines).strip())
+    return "\n\n".join(blocks) or "no requests"
 
 
 def _answer_arguments(parser: argparse.ArgumentParser) -> None:
@@ -203,7 +197,8 @@ def _list(arguments: argparse.Namespace) -> None:
         store.close()
     columns = ("id", "title", "source", "language")
     lines = tuple(tuple(map(plain, row)) for row in rows)
-    show(arguments, [dict(zip(columns, row, strict=True)) for row in rows], Table(columns, lines))
+    listed = fitted(Table(columns, lines)) if lines else "no documents"
+    show(arguments, [dict(zip(columns, row, strict=True)) for row in rows], listed)
     say(f"isthmus: {len(rows):,} of {total:,} documents")
 
 
@@ -232,7 +227,7 @@ def _remove(arguments: argparse.Namespace) -> None:
     lines += [f"written anew: {', '.join(receipt.rewritten)}"] if receipt.rewritten else []
     lines += [f"known still: {line}" for line in receipt.remains]
     lines += [f"not undone: {line}" for line in receipt.not_undone]
-    show(arguments, receipt.model_dump(), "\n".join(lines))
+    show(arguments, receipt.model_dump(), folded("\n".join(lines)))
 
 
 def _erased(settings: NodeSettings, ids: list[str]) -> ErasureReceipt:

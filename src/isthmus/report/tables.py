@@ -107,7 +107,7 @@ class Table(Tabular):
 
     def text(self, *, bold: bool = False) -> str:
         """Aligned columns for a terminal; `bold` shows the best cells so, with control codes."""
-        cells = [self.header, *(tuple(self._plain(cell) for cell in row) for row in self.rows)]
+        cells = [self.header, *(tuple(self.plain(cell) for cell in row) for row in self.rows)]
         widths = [max(len(row[at]) for row in cells) for at in range(len(self.header))]
         numeric = self._numeric()
         lines = [_aligned(self.header, widths, numeric), "  ".join("─" * width for width in widths)]
@@ -120,7 +120,7 @@ class Table(Tabular):
         """A GitHub table."""
         right = ["---:" if numeric else "---" for numeric in self._numeric()]
         rows = [[_pipes(name) for name in self.header], right]
-        rows += [[_pipes(_starred(self._plain(cell), cell)) for cell in row] for row in self.rows]
+        rows += [[_pipes(_starred(self.plain(cell), cell)) for cell in row] for row in self.rows]
         lines = ["| " + " | ".join(row) + " |" for row in rows]
         title = [f"**{self.title}**", ""] if self.title else []
         return "\n".join([*title, *lines, *(part for note in self.notes for part in ("", note))])
@@ -192,7 +192,8 @@ class Table(Tabular):
         digits = max(self.digits - 1, 1)
         return f" [{cell.low:.{digits}f} {cell.high:.{digits}f}]"
 
-    def _plain(self, cell: Cell) -> str:
+    def plain(self, cell: Cell) -> str:
+        """A cell as text."""
         if cell is None:
             return "–"
         if isinstance(cell, Estimate):
@@ -202,7 +203,7 @@ class Table(Tabular):
 
     def _tex_cell(self, cell: Cell) -> str:
         if not isinstance(cell, Estimate):
-            return _tex(self._plain(cell))
+            return _tex(self.plain(cell))
         number = self._number(cell.value)
         number = rf"\textbf{{{number}}}" if cell.best else number
         marks = rf"$^{{{cell.marks}}}$" if cell.marks else ""
@@ -210,7 +211,7 @@ class Table(Tabular):
 
     def _html_cell(self, cell: Cell) -> str:
         if not isinstance(cell, Estimate):
-            return escape(self._plain(cell))
+            return escape(self.plain(cell))
         number = self._number(cell.value)
         number = f"<b>{number}</b>" if cell.best else number
         marks = f"<sup>{escape(cell.marks)}</sup>" if cell.marks else ""
