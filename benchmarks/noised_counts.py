@@ -1,6 +1,6 @@
 """Accuracy of noised counts against ε, on silos of Cranfield and NPL: a table, and a figure in docs/images.
 
-    ISTHMUS_DATA=… python docs/noised_counts.py
+    ISTHMUS_DATA=… python benchmarks/noised_counts.py
 
 Documents are dealt into four silos by topic. What is learned from two thirds of the judged queries counts for
 the others; single words are counted as before anything is learned. The silo with the largest count is the one
@@ -42,7 +42,7 @@ SILOS, DRAWS, LEFT = 4, 400, 7.0
 WORDS, LEAST, MOST = 200, 10, 500
 """Single words that are asked for, and in how many documents each stands."""
 EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-IMAGE = Path(__file__).parent / "images" / "noised-counts.svg"
+IMAGE = Path(__file__).resolve().parent.parent / "docs" / "images" / "noised-counts.svg"
 
 
 def by_topic(corpus: Corpus) -> IntArray:
