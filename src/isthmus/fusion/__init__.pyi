@@ -10,6 +10,7 @@ from isthmus.fusion.fusers import Candidates as Candidates
 from isthmus.fusion.fusers import choose as choose
 from isthmus.fusion.fusing import fuse as fuse
 from isthmus.fusion.fusing import fuser as fuser
+from isthmus.fusion.joint import Joint as Joint
 from isthmus.fusion.learned import Formula as Formula
 from isthmus.fusion.learned import LogOdds as LogOdds
 from isthmus.fusion.learned import Stacked as Stacked

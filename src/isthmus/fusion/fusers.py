@@ -304,7 +304,7 @@ FUSERS: dict[str, Callable[..., FloatArray]] = {
 RANK_BASED = ("rrf", "isr", "log-isr", "rbc", "borda", "rl-sim", "rlsim-eq15")
 """The fusers that look at ranks alone; they are not normalised."""
 
-LEARNED = ("stacked", "log-odds", "weighted", "convex")
+LEARNED = ("stacked", "log-odds", "weighted", "convex", "joint")
 """The methods that learn from judgements."""
 
 METHODS = (*LEARNED, *FUSERS)

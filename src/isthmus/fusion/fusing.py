@@ -60,6 +60,7 @@ def fuser(
 ) -> Fuser:
     """An unfitted fuser by name, to be fitted, kept and used on other runs."""
     from isthmus.fusion.auto import Auto
+    from isthmus.fusion.joint import Joint
     from isthmus.fusion.learned import Formula, LogOdds, Stacked, Weighted
 
     chosen = method if method == "auto" else choose((), method, None)
@@ -81,6 +82,10 @@ def fuser(
             )
         kind: type[Fuser] = Stacked if chosen == "stacked" else LogOdds
         return _create(kind, {"missing": missing, **options})
+    if chosen == "joint":
+        if norm is not None or missing != "learned":
+            raise ConfigError("joint learns how scores and absence count: no norm, no missing", key="norm")
+        return _create(Joint, options)
     if chosen in ("weighted", "convex"):
         scale = norm or ("min-max" if chosen == "convex" else "z-score")
         known = dict(inspect.signature(Weighted).parameters)

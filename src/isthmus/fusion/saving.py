@@ -12,10 +12,11 @@ from isthmus.calibration import Calibrator, Judging, ThresholdCurve, pack, recor
 from isthmus.errors import DataError
 from isthmus.fusion.auto import Auto
 from isthmus.fusion.estimator import Fuser
+from isthmus.fusion.joint import Joint
 from isthmus.fusion.learned import Formula, LogOdds, Stacked, Weighted
 from isthmus.tables import Bundle
 
-KINDS: dict[str, type[Fuser]] = {kind.method: kind for kind in (Stacked, LogOdds, Weighted, Formula)}
+KINDS: dict[str, type[Fuser]] = {kind.method: kind for kind in (Stacked, LogOdds, Weighted, Formula, Joint)}
 
 
 class SavedFuser(Bundle):
