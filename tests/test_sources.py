@@ -237,6 +237,32 @@ def test_a_table_is_a_source_with_ids_of_its_own(tmp_path, store):
     assert "has no column" in str(errors[0])
 
 
+def test_a_separator_that_nobody_quoted_loses_no_text(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        'id,title,text\n1,One,tides, lagoons, mills\n2,"Two, too","a ""mark""\nand a line"\n3,Three\n'
+    )
+    drafts = {draft.id: draft for draft in read(Source("table", path), pytest.fail)}
+    assert {id: draft.body for id, draft in drafts.items()} == {
+        "1": "tides, lagoons, mills",
+        "2": 'a "mark"\nand a line',
+        "3": "",
+    }
+    assert drafts["2"].title == "Two, too"
+
+
+def test_a_quotation_mark_that_never_closes_takes_no_other_rows(tmp_path, store):
+    path = tmp_path / "rows.csv"
+    rows = ["id,title,text", "1,One,tides", "2,Two,mills", '3,"Three",lamps', "4,Four,gates"]
+    path.write_text("\n".join(rows))
+    assert load(Source("table", path), store, pytest.fail) == Counts(added=4)
+    path.write_text("\n".join(rows).replace("Two", '"Two').replace('"Three"', "Three"))
+    errors = []
+    assert load(Source("table", path), store, errors.append) == Counts(), "what could be read once is kept"
+    assert "the quotation mark of the row in line 3 is not closed" in str(errors[0])
+    assert store.get(["4"])["4"].body == "gates"
+
+
 def test_a_table_in_a_folder_that_breaks_keeps_its_rows_and_a_row_that_went_goes(office, store):
     source = Source("folder", office)
     assert load(source, store, pytest.fail).added == 8
@@ -269,3 +295,18 @@ def test_a_source_of_which_nothing_can_be_read_fails(store, tmp_path):
     reports = []
     load_all((Source("folder", tmp_path / "in"),), store, lambda error: None, reports=reports)
     assert "broken.docx" in reports[0].failed
+
+
+def test_a_new_source_of_which_nothing_can_be_read_removes_no_others(store, tmp_path):
+    """It may be the same one under another path."""
+    (tmp_path / "old.csv").write_text("id,text\n1,tides\n1,again\n")
+    (tmp_path / "new.csv").write_text("")
+    errors = []
+    load_all((Source("table", tmp_path / "old.csv"),), store, errors.append)
+    assert "twice in table:" in str(errors[0])
+    assert "old.csv" in str(errors[0])
+    assert load_all((Source("table", tmp_path / "new.csv"),), store, lambda error: None) == Counts()
+    assert store.present(["1"])
+    (tmp_path / "new.csv").write_text("id,text\n2,mills\n")
+    done = load_all((Source("table", tmp_path / "new.csv"),), store, pytest.fail)
+    assert done == Counts(added=1, removed=1)

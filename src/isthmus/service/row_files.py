@@ -142,14 +142,44 @@ def _csv(path: Path, suffix: str, columns: Columns, characters: int) -> Iterator
             names = next(csv.reader([first], delimiter=separator), [])
             if not names:
                 raise DataError("has no line of names", file=path, cure="begin it with its columns' names")
-            rows = (
-                dict(zip(names, row, strict=False)) for row in csv.reader(lines(), delimiter=separator) if row
-            )
-            yield from _documents(rows, names, columns, path)
+            rows = _cells(lines(), separator, len(names), path)
+            yield from _documents((dict(zip(names, row, strict=False)) for row in rows), names, columns, path)
         except csv.Error as error:
             raise DataError(
                 "is not a table that can be read", file=path, text=str(error), cure="repair it"
             ) from error
+
+
+def _cells(lines: Iterator[str], separator: str, width: int, path: Path) -> Iterator[list[str]]:
+    """The cells of every row. What is beyond the last column belongs to it: a text with a separator that
+    nobody quoted. A quotation mark that never closes has taken all rows after it, which is a DataError."""
+    record: list[str] = []
+
+    def kept() -> Iterator[str]:
+        for line in lines:
+            record.append(line)
+            yield line
+
+    number = 2
+    for row in csv.reader(kept(), delimiter=separator):
+        if not record[-1].endswith(("\n", "\r")) or len(record) > 1:
+            _check_closed(record, separator, number, path)
+        number += len(record)
+        record.clear()
+        if row:
+            yield [*row[: width - 1], separator.join(row[width - 1 :])] if len(row) > width else row
+
+
+def _check_closed(record: Sequence[str], separator: str, number: int, path: Path) -> None:
+    """Raise a DataError where a row ends inside a quotation."""
+    try:
+        list(csv.reader(record, delimiter=separator, strict=True))
+    except csv.Error as error:
+        if "unexpected end" in str(error):
+            problem = f"the quotation mark of the row in line {number} is not closed"
+            raise DataError(
+                problem, file=path, cure="close it, or double it if it is part of the text"
+            ) from None
 
 
 def _encoding(path: Path) -> str:

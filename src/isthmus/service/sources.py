@@ -140,14 +140,15 @@ def load_all(
             failed.append(source)
             report.failed = _without_text(error)
             tell(error if isinstance(error, DataError) else DataError(str(error)))
-    done += Counts(removed=_forget(sources, failed, store))
     counts = store.by_source()
-    for report in every:
+    for source, report in zip(sources, every, strict=True):
         report.documents = counts.get(report.source, 0)
         if report.unread and not report.documents and not report.failed:
             report.failed = (
                 f"none of its {several(report.unread, 'document')} can be read: {report.errors[0]}"
             )
+            failed.append(source)
+    done += Counts(removed=_forget(sources, failed, store))
     if reports is not None:
         reports[:] = every
     return done
@@ -179,7 +180,8 @@ def load(
     def each() -> Iterator[Draft]:
         for draft in read(source, note, limits, report.skipped):
             if draft.id in seen:
-                note(DataError(f"the id {draft.id!r} is there twice", cure="the first is used"))
+                problem = f"the id {draft.id!r} is there twice in {source.label}"
+                note(DataError(problem, cure="the first is used"))
                 continue
             seen.add(draft.id)
             yield draft
