@@ -175,7 +175,7 @@ def test_a_file_beyond_a_limit_is_one_line_that_names_it(name, data, limits, tol
         (_, answer), (_, after) = parser.parse_all([tmp_path / name, tmp_path / "y.txt"])
     assert after == FileText("y", "tide")
     if told is None:
-        assert answer == (Path(name).stem, "\ufffd")
+        assert answer == FileText(Path(name).stem, "\ufffd")
     else:
         assert isinstance(answer, DataError)
         assert f"{name}: " in str(answer)

@@ -155,13 +155,13 @@ def _cells(lines: Iterator[str], separator: str, width: int, path: Path) -> Iter
     nobody quoted. A quotation mark that never closes has taken all rows after it, which is a DataError."""
     record: list[str] = []
 
-    def kept() -> Iterator[str]:
+    def recorded() -> Iterator[str]:
         for line in lines:
             record.append(line)
             yield line
 
     number = 2
-    for row in csv.reader(kept(), delimiter=separator):
+    for row in csv.reader(recorded(), delimiter=separator):
         if not record[-1].endswith(("\n", "\r")) or len(record) > 1:
             _check_closed(record, separator, number, path)
         number += len(record)
