@@ -1,7 +1,7 @@
-"""The tables of docs/sizing.md: what a node was measured to take, and arithmetic over shards from that.
+"""The tables and the plot of docs/sizing.md: what a node was measured to take, and arithmetic over shards.
 
-    python docs/sizing.py            write them into the page
-    python docs/sizing.py measure    measure again, which takes minutes: python -m benchmarks.node
+    python docs/sizing.py            write them into the page, and the plot into docs/images
+    python docs/sizing.py measure    measure again, which takes minutes: python -m benchmarks.node growth
 
 Between two sizes that were measured costs grow by a power of the number of documents; beyond the largest,
 every further document costs what one cost between the two largest sizes.
@@ -14,13 +14,15 @@ import math
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 PAGE = Path(__file__).parent / "sizing.md"
+IMAGE = Path(__file__).parent / "images" / "growth.svg"
 MEASURED = Path(__file__).parent / "sizing.json"
-"""By number of documents: seconds of processor time to index them, milliseconds of it a search and the
-slowest of a hundred, seconds to open them again, and gigabytes in memory while indexing and on disk."""
+"""At which commit, and of a node and of bare tantivy by number of documents: seconds of processor time to
+index them, milliseconds of it a search; of a node the slowest search of a hundred too, seconds to open it
+again (`open` by the clock, `opening` of the processor's), and gigabytes in memory while indexing and on
+disk."""
 WIDTH, LINKS = 384, 16
 """Numbers of a vector (bge-small), and links of a document in the graph that finds near ones."""
 MERGE_MS = 0.33
@@ -31,9 +33,9 @@ SHARDS = {10**7: (1, 4, 10), 10**8: (10, 100), 10**9: (100, 1000)}
 Costs = dict[str, float]
 
 
-def measured() -> dict[int, Costs]:
+def measured(of: str = "node") -> dict[int, Costs]:
     """What was measured, by number of documents."""
-    return {int(size): costs for size, costs in json.loads(MEASURED.read_text("utf-8")).items()}
+    return {int(size): costs for size, costs in json.loads(MEASURED.read_text("utf-8"))[of].items()}
 
 
 def costs_of(documents: float, sizes: dict[int, Costs]) -> Costs:
@@ -73,14 +75,18 @@ def vectors_of(documents: float) -> tuple[float, float]:
 
 def tables() -> dict[str, str]:
     """The page's tables by name."""
-    sizes = measured()
+    sizes, bare = measured(), measured("tantivy")
     rows = [
-        "| documents | indexing, s | a search, ms | slowest of 100 | opening, s | memory, GB | disk, GB |"
+        "| documents | indexing, s | over tantivy's | a search, ms | over tantivy's | slowest of 100"
+        " | opening, s | memory, GB | disk, GB |"
     ]
-    rows.append("|---|---|---|---|---|---|---|")
+    rows.append("|---|---|---|---|---|---|---|---|---|")
     for size, costs in sorted(sizes.items()):
-        values = [costs[name] for name in ("index", "search", "p99", "open", "memory", "disk")]
+        over = {f"{name} over": costs[name] / bare[size][name] for name in ("index", "search")}
+        named = ("index", "index over", "search", "search over", "p99", "opening", "memory", "disk")
+        values = [(costs | over)[name] for name in named]
         rows.append(f"| {size:,} | " + " | ".join(_short(value) for value in values) + " |")
+    rows += ["", f"Commit {json.loads(MEASURED.read_text('utf-8'))['commit']}."]
     beyond = [
         "| documents | shards | documents each | memory each, GB | vectors each, GB | disk of all, GB"
         " | a search, ms | processor of all, ms | indexing each, h |"
@@ -120,18 +126,42 @@ def page(text: str) -> str:
     return text
 
 
+def plot() -> None:
+    """Draw how costs grow with the number of documents."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "isthmus"
+    from matplotlib import pyplot
+
+    names = {
+        "index": "indexing, s",
+        "search": "a search, ms",
+        "opening": "opening, s",
+        "memory": "memory, GB",
+        "disk": "disk, GB",
+    }
+    figure, axes = pyplot.subplots(1, len(names), figsize=(3 * len(names), 3), layout="constrained")
+    for axis, (name, label) in zip(axes, names.items(), strict=True):
+        for who, style in (("node", "o-"), ("tantivy", "s--")):
+            values = {size: costs[name] for size, costs in measured(who).items() if name in costs}
+            axis.loglog(list(values), list(values.values()), style, label=who)
+        axis.set(title=label, xlabel="documents")
+    axes[0].legend()
+    figure.savefig(IMAGE, metadata={"Date": None})
+
+
 def measure() -> None:
     """Measure every size again, each in a process of its own."""
-    costs = {}
-    for size in (10_000, 100_000, 1_000_000):
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "benchmarks.node", "measure", "ours", str(size), folder]
-            costs[size] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-        print(size, costs[size], flush=True)
-    MEASURED.write_text(json.dumps(costs, indent=1) + "\n", "utf-8")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, check=True)
+    command = [sys.executable, "-m", "benchmarks.node", "growth"]
+    costs = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    stated = {"commit": commit.stdout.decode().strip(), **costs}
+    MEASURED.write_text(json.dumps(stated, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["measure"]:
         measure()
     PAGE.write_text(page(PAGE.read_text("utf-8")), "utf-8")
+    plot()
