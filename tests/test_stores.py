@@ -299,6 +299,10 @@ def test_a_document_has_a_type_and_a_date_which_alone_change_it_only_where_they_
         ("v1.2", ""),
         ("", ""),
         ("mail/12.", ""),
+        ("numpy.linalg.norm", ""),
+        ("statistics.mean", ""),
+        ("report.v2.pdf", "pdf"),
+        ("old/report.v2.wpd", "wpd"),
     ],
 )
 def test_the_type_of_an_id(id, type):

@@ -32,6 +32,10 @@ from isthmus.service.templates import template
 T = TypeVar("T")
 
 _EXTENSION = re.compile(r"[^/.]\.([A-Za-z][A-Za-z0-9]{0,7})$")
+_USUAL = re.compile(
+    "csv|docx?|eml|html?|json|markdown|md|odt|parquet|pdf|pptx?|rst|rtf|text|tsv|txt|xhtml|xlsx?|xml"
+)
+"""Extensions of files, wherever they stand."""
 APPLICATION = 0x49534E44  # "ISND", in the header of a SQLite file
 BATCH = 500
 READ = 1_000
@@ -147,9 +151,13 @@ def majority(judgements: Iterable[Judgement]) -> dict[tuple[str, str], bool]:
 
 
 def type_of(id: str) -> str:
-    """The type of a document whose source states none: the extension of an id that is a path; "" without."""
+    """The type of a document whose source states none: the extension of an id that is a path; "" without.
+
+    A name without a folder is none (`numpy.linalg.norm`), unless it ends as files usually do.
+    """
     extension = _EXTENSION.search(id)
-    return "" if extension is None else extension[1].lower()
+    type = "" if extension is None else extension[1].lower()
+    return type if "/" in id or _USUAL.fullmatch(type) else ""
 
 
 def migrations_of(database: str) -> tuple[tuple[str, ...], ...]:
