@@ -1,6 +1,7 @@
 """One suite for all engines: the embedded one, real servers, and OpenSearch by documented answers.
 
-Every engine has the same documents: forty topics of three documents each, half of them of the kind `open`.
+Every engine has the same documents: forty topics of three documents each, two of them of the kind `open`.
+Their texts are of several lengths and their titles of several words, so that no two lists are quite alike.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ from isthmus.service.wire import (
 FIRST = ("harbour", "glacier", "orchard", "railway", "lantern", "granite", "monsoon", "cathedral")
 SECOND = ("keepers", "surveys", "repairs", "festivals", "accounts")
 FILLER = "The report of the year describes how people worked there and what was decided about it."
+MORE = "Further pages follow. "
 TOPICS = [f"{first} {second}" for first in FIRST for second in SECOND]
 YEARS = [int(datetime(year, 3, 1, 12, tzinfo=UTC).timestamp()) for year in (2019, 2020, 2021)]
 DOCUMENTS = [
     {
         "id": f"d{3 * at + part + 1}",
-        "title": f"{topic.title()} {('north', 'south', 'east')[part]}",
-        "body": f"{FILLER} {'More of it. ' * part} All about {topic}, {topic} and their neighbours.",
+        "title": f"{' '.join(topic.title().split()[: 1 + at % 2])} {('north', 'south', 'east')[part]}",
+        "body": f"{FILLER} {MORE * (part + 3 * (at % 7))} All about {topic}, {topic} and their neighbours.",
         "kind": "open" if part < 2 else "closed",
         "at": YEARS[part] + 86_400 * at,
     }

@@ -276,7 +276,8 @@ def _weighed(lists: RankedLists, cells: HitGroups, line: HitCalibration, fold: i
     u = np.broadcast_to(line.answerable(lists.profiles)[:, None], cells.of_hit.shape)[used]
     means = np.broadcast_to(lists.profiles[:, MEAN, None], cells.of_hit.shape)[used]
     parts = np.stack((means, u))
-    scales = np.maximum(parts.std(axis=1), 1e-9)
+    scales = parts.std(axis=1)
+    scales[scales < 1e-6] = 1.0  # else what all lists have alike would weigh without bounds
     usual = np.array([USUAL_BETWEEN / scales[0], USUAL_SHARE])
     features = np.vstack((parts / scales[:, None], np.ones(len(u))))
     penalty = np.array([PENALTY_BETWEEN, PENALTY_BETWEEN, 1e-3])
