@@ -267,3 +267,22 @@ def test_an_answer_without_text_and_a_file_without_descriptions_are_errors(tmp_p
     object.__setattr__(chat, "_post", lambda body, patience: b'{"choices": []}')
     with pytest.raises(ServiceError, match="answered no text"):
         chat.complete("say")
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "told"),
+    [
+        ("new.csv", "id,text\n3,refund\n1,locked\n1,card\n", "the id 1 stands twice"),
+        ("new.jsonl", '{"id": "a", "text": "x"}\n{"id": "b", "body": "y"}\n', "row 2 has no text"),
+        ("new.jsonl", '{"id": "a", "text": "x"}\n{"id": "b", "text": null}\n', "row 2 has no text"),
+    ],
+)
+def test_texts_keep_their_own_ids_or_are_refused(tmp_path, name, body, told):
+    (tmp_path / name).write_text(body)
+    with pytest.raises(DataError, match=told):
+        read_texts(tmp_path / name)
+
+
+def test_blank_lines_are_no_texts_and_lines_keep_their_numbers(tmp_path):
+    (tmp_path / "new.txt").write_text("refund\n\nlocked account\n")
+    assert read_texts(tmp_path / "new.txt") == (["1", "3"], ["refund", "locked account"])

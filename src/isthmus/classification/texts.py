@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -116,12 +117,22 @@ def read_texts(data: str | PathLike[str], *, text: str | None = None) -> tuple[l
     """Ids and texts to be labelled: CSV or JSON lines as above, or one text a line."""
     path = Path(data)
     if path.suffix.lower() not in (".csv", ".tsv", ".jsonl", ".json", ".ndjson"):
-        lines = [line.rstrip("\r") for line in _decoded(path).split("\n")]
-        lines = lines[:-1] if lines and not lines[-1] else lines
-        return [str(at) for at in range(1, len(lines) + 1)], lines
+        lines = enumerate((line.rstrip("\r") for line in _decoded(path).split("\n")), 1)
+        rows = [(str(number), line) for number, line in lines if line.strip()]
+        return [name for name, _ in rows], [line for _, line in rows]
     records = list(_records(path))
     column = _column(records, TEXT, text, "text", path)
-    return [_id(record, at) for at, record in enumerate(records, 1)], [str(each[column]) for each in records]
+    rows = [(_id(record, at), _text(record, column, at, path)) for at, record in enumerate(records, 1)]
+    ids = [name for name, _ in rows]
+    if twice := next((name for name, count in Counter(ids).items() if count > 1), None):
+        raise DataError(f"the id {twice} stands twice", file=path, cure="give every text an id of its own")
+    return ids, [line for _, line in rows]
+
+
+def _text(record: Mapping[str, Any], column: str, number: int, path: Path) -> str:
+    if not isinstance(value := record.get(column), str) or not value.strip():
+        raise DataError(f"row {number} has no text", file=path, cure=f"fill its {column}, or take it out")
+    return value
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
@@ -198,7 +209,7 @@ def _table(
         else:
             listed = value if isinstance(value, list) else [] if value is None else [value]
         labels = [str(each).strip() for each in listed if str(each).strip()]
-        rows.append((_id(record, number), str(record.get(of_text) or ""), labels))
+        rows.append((_id(record, number), _text(record, of_text, number, path), labels))
     folds, splits = ([record.get(name) for record in records] for name in ("fold", "split"))
     table = _labelled(rows, descriptions, path)
     return LabelledTexts(

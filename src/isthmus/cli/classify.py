@@ -87,8 +87,6 @@ def _predict(arguments: argparse.Namespace) -> None:
 
     classifier = load_classifier(arguments.model)
     ids, texts = read_texts(arguments.texts, text=arguments.text)
-    if len(set(ids)) < len(ids):
-        ids = [str(at) for at in range(1, len(ids) + 1)]
     threshold = classifier.threshold_for(arguments.precision) if arguments.precision else 0.0
     answers = list(_answers(classifier.predict(texts, ids), arguments.top, threshold))
     if not arguments.json:
