@@ -25,6 +25,7 @@ from isthmus.learning import (
     Weights,
     answer_bytes,
     answer_of,
+    calibrating,
     choose,
     learn,
     profile_of,
@@ -43,6 +44,7 @@ from isthmus.learning.questions import (
     LossSums,
     RelevantOf,
 )
+from isthmus.learning.record import Honesty
 from isthmus.logistic import likelihood_sums
 from isthmus.service.reliability import learned_curve
 from learning_rows import FOLDS, dealt, in_memory, made_rows
@@ -456,15 +458,14 @@ def test_the_profile_of_one_query_is_that_of_its_row_among_many():
     assert np.isfinite(profile_of([np.empty(0)], np.zeros(2))).all()
 
 
-def test_lists_without_anything_relevant_are_less_probable():
-    """Relevant hits stand out here, so that the first of a list without them can be told."""
+def lists_in_which_relevant_hits_stand_out():
+    """Lists, and the totals of their hits."""
     rng = np.random.default_rng(1)
     margins = -np.sort(-rng.normal(size=(200, 20)), axis=1)
     relevant = (rng.random((200, 20)) < 0.5) & (np.arange(20) < 4)
     margins[relevant] += 3
     order = np.argsort(-margins, axis=1)
     margins, relevant = (np.take_along_axis(each, order, axis=1) for each in (margins, relevant))
-    lists = RankedLists(margins, rng.normal(size=(200, 2)), np.arange(200) % 5)
 
     def totals(cells):
         sizes = [
@@ -473,12 +474,27 @@ def test_lists_without_anything_relevant_are_less_probable():
         ]
         return np.stack(sizes, axis=1)
 
+    return RankedLists(margins, rng.normal(size=(200, 2)), np.arange(200) % 5), relevant, totals
+
+
+def test_lists_without_anything_relevant_are_less_probable():
+    lists, relevant, totals = lists_in_which_relevant_hits_stand_out()
     line, honesty = fit_calibration(lists, totals, least=10)
     missing = lists.with_missing(relevant.astype(float))
     assert honesty["after"].ece <= honesty["after"].floor_high
     whole = line(lists.margins[:, 0], lists.profiles).mean()
     assert line(missing.margins[:, 0], missing.profiles).mean() < 0.6 * whole
     assert whole > 2 * honesty["after"].base_rate
+
+
+def test_caution_ends_where_probabilities_would_be_dishonest(monkeypatch):
+    lists, _, totals = lists_in_which_relevant_hits_stand_out()
+    monkeypatch.setattr(calibrating, "CLEARLY", 0.3)  # no gate but the last is enough
+    cautious, _ = fit_calibration(lists, totals, least=10)
+    unlike = Honesty(ece=0.2, floor=0.01, floor_high=0.02, hits=2_000, base_rate=0.2, groups=())
+    monkeypatch.setattr(calibrating, "_honesty", lambda *_: unlike)
+    honest, _ = fit_calibration(lists, totals, least=10)
+    assert honest.gate < honest.low < cautious.gate
 
 
 def test_weights_of_rows_are_repetitions():

@@ -11,8 +11,8 @@ of some hits together are relevant: never of one hit, nor of the hits of fewer q
              Hits of a list differ as far as its u is above a gate, see `model`
 
 The gate is the lowest of `GATES` with which the first hit of lists with missing hits is on average less
-probable than hits shown are relevant. The curve is fitted for each, so that probabilities hold with any gate:
-those of a list come together, and what they were before is not just drawn out.
+probable than hits shown are relevant; a lower one where probabilities would not be honest with it. The curve
+is fitted for each: those of a list come together, and what they were before is not just drawn out.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def _groups(
 def fit_calibration(
     lists: RankedLists, totals: Totals, *, least: int
 ) -> tuple[HitCalibration, dict[str, Honesty]]:
-    """The calibration of all lists, and its honesty on folds that were left out: by margins alone (before),
-    and with the profile (after)."""
+    """The calibration of all lists, and its honesty on folds that were left out: with every list open
+    (before), and with the gate (after)."""
     most = len(lists.fold) // (2 * LAYERS * least)
     lists = replace(lists, fold=lists.fold % max(2, min(most, 1 + int(lists.fold.max()))))
     cells = HitGroups.of(lists, lists.deviations, _layers(lists.profiles[:, MEAN]), totals, least=least)
@@ -200,11 +200,19 @@ def fit_calibration(
     def is_enough(gate: float) -> bool:
         return _first_missing(lists, lines, gated(gate)) < CLEARLY * cells.base_rate
 
-    chosen = GATES[bisect_left(GATES[:-1], True, key=is_enough)]
-    before, after = (
-        _honesty(lists, _cross_fitted(lists, gated(gate)), totals, least) for gate in (GATES[0], chosen)
-    )
-    return gated(chosen)[None], {"before": before, "after": after}
+    @cache
+    def honesty(gate: float) -> Honesty:
+        return _honesty(lists, _cross_fitted(lists, gated(gate)), totals, least)
+
+    def is_honest(gate: float) -> bool:
+        """Whether a perfect model is this bad in one case of twenty, at least."""
+        seen = honesty(gate)
+        return seen.ece <= seen.floor_high
+
+    at = bisect_left(GATES[:-1], True, key=is_enough)
+    while at and not is_honest(GATES[at]):
+        at -= 1
+    return gated(GATES[at])[None], {"before": honesty(GATES[0]), "after": honesty(GATES[at])}
 
 
 def _layers(values: FloatArray) -> IntArray:

@@ -126,7 +126,7 @@ function gains(record, names) {
 /** Whether probabilities are meant: on queries that the calibration has not seen. */
 function honesty(calibration) {
   const fixed = (number) => number?.toFixed(3) ?? "–";
-  const words = { before: "by scores alone", after: "with the query's profile" };
+  const words = { before: "taking every list as whole", after: "as used" };
   const rows = Object.entries(calibration).map(([name, each]) => [words[name] ?? name, fixed(each.ece), `${fixed(each.floor)}, 95 % below ${fixed(each.floor_high)}`, count(each.hits), percent(each.base_rate)]);
   return rows.length ? table("Calibration of hits shown", ["probabilities", "off by (ECE)", "a perfect model", "hits", "right among them"], rows) : null;
 }
