@@ -372,7 +372,10 @@ class NodeApi:
     async def erase_documents(self, request: Request, body: wire.Erase) -> Response:
         """Remove all that is known of documents; a receipt."""
         self._allowed(request, "operate")
-        return _json(await self._apart(erase, self.node, body.ids))
+        try:
+            return _json(await self._apart(erase, self.node, body.ids))
+        except DataError as error:
+            raise HttpProblem(404, str(error)) from None
 
     async def find_documents(self, request: Request, query: Annotated[wire.Find, Query()]) -> Response:
         """Documents with any of the words, the best first, for the operator."""
