@@ -330,19 +330,7 @@ class Broker:
                 tasks[silo.name].cancel()
                 silo.breaker.dropped()
             raise
-        answers: dict[str, wire.NodeAnswer] = {}
-        statuses = []
-        others = any(task.done() for task in tasks.values())
-        for silo in silos:
-            task = tasks.get(silo.name)
-            if task is None or task.done():
-                status, answer = _skipped(silo) if task is None else task.result()
-            else:
-                status, answer = _unanswered(silo, task, question, others=others), None
-            statuses.append(status)
-            if answer is not None:
-                answers[silo.name] = answer
-            self._answers.add(silo=silo.name, status=status.status)
+        statuses, answers = self._outcomes(silos, tasks, question)
         merger = None if model is None else Merger.of(model, version, answers)
         lists = [answer.hits if merger is None else merger.hits(answer) for answer in answers.values()]
         apart = {status.silo for status in statuses if status.scorer == ENGINE}
@@ -367,6 +355,24 @@ class Broker:
             suggestion=suggestion_of(request.query, answers) if request.suggest else None,
             took_ms=round((time.monotonic() - question.began) * 1000, 1),
         )
+
+    def _outcomes(
+        self, silos: Iterable[SiloClient], tasks: Mapping[str, asyncio.Task[_Outcome]], question: _Question
+    ) -> tuple[list[wire.SiloStatus], dict[str, wire.NodeAnswer]]:
+        """What every silo did by the deadline, and the answers there are."""
+        statuses, answers = [], dict[str, wire.NodeAnswer]()
+        others = any(task.done() for task in tasks.values())
+        for silo in silos:
+            task = tasks.get(silo.name)
+            if task is None or task.done():
+                status, answer = _skipped(silo) if task is None else task.result()
+            else:
+                status, answer = _unanswered(silo, task, question, others=others), None
+            statuses.append(status)
+            if answer is not None:
+                answers[silo.name] = answer
+            self._answers.add(silo=silo.name, status=status.status)
+        return statuses, answers
 
     def _named(self, names: Iterable[str] | None) -> list[SiloClient]:
         if names is None:
