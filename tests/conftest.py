@@ -60,7 +60,10 @@ OTHERS = {"browser", "postgres_url", "_postgres_server"}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what `make core` leaves out."""
+    """Mark what `make core` leaves out, and what may be run a second time: journeys wait for processes of
+    others and draw fresh keys. The summary names those that were."""
+    if item.path.parent.name == "journeys":
+        item.add_marker(pytest.mark.flaky(reruns=1))
     if item.path.as_posix().endswith(BEYOND) or OTHERS.intersection(item.fixturenames):  # type: ignore[attr-defined]
         item.add_marker("beyond")
 

@@ -32,7 +32,7 @@ from isthmus.learning import (
     question_of,
 )
 from isthmus.learning.calibrating import RankedLists, fit_calibration
-from isthmus.learning.columns import DISCOUNTS, HITS, merged, shapes
+from isthmus.learning.columns import DISCOUNTS, HITS, LIST, merged, shapes
 from isthmus.learning.learner import PENALTY
 from isthmus.learning.model import KNOTS
 from isthmus.learning.questions import (
@@ -458,6 +458,19 @@ def test_the_profile_of_one_query_is_that_of_its_row_among_many():
     assert np.isfinite(profile_of([np.empty(0)], np.zeros(2))).all()
 
 
+def totals_of(relevant):
+    """Hits and relevant hits of cells."""
+
+    def totals(cells):
+        sizes = [
+            np.bincount(cells[some], minlength=1 + cells.max())
+            for some in (cells >= 0, (cells >= 0) & relevant)
+        ]
+        return np.stack(sizes, axis=1)
+
+    return totals
+
+
 def lists_in_which_relevant_hits_stand_out():
     """Lists, and the totals of their hits."""
     rng = np.random.default_rng(1)
@@ -467,14 +480,8 @@ def lists_in_which_relevant_hits_stand_out():
     order = np.argsort(-margins, axis=1)
     margins, relevant = (np.take_along_axis(each, order, axis=1) for each in (margins, relevant))
 
-    def totals(cells):
-        sizes = [
-            np.bincount(cells[some], minlength=1 + cells.max())
-            for some in (cells >= 0, (cells >= 0) & relevant[:, :HITS])
-        ]
-        return np.stack(sizes, axis=1)
-
-    return RankedLists(margins, rng.normal(size=(200, 2)), np.arange(200) % 5), relevant, totals
+    lists = RankedLists(margins, rng.normal(size=(200, 2)), np.arange(200) % 5)
+    return lists, relevant, totals_of(relevant[:, :HITS])
 
 
 def test_lists_without_anything_relevant_are_less_probable():
@@ -485,6 +492,18 @@ def test_lists_without_anything_relevant_are_less_probable():
     whole = line(lists.margins[:, 0], lists.profiles).mean()
     assert line(missing.margins[:, 0], missing.profiles).mean() < 0.6 * whole
     assert whole > 2 * honesty["after"].base_rate
+
+
+def test_hits_of_lists_that_are_all_alike_differ_still():
+    """An engine that counts words gives every query the same scores, of which the first is right."""
+    margins = np.full((50, LIST), -np.inf)
+    margins[:, 0], margins[:, 1:14] = 1.0, 0.5
+    relevant = np.arange(HITS) == np.zeros((50, 1))
+    lists = RankedLists(margins, np.tile([0.7, 3.0], (50, 1)), np.arange(50) % 5)
+    line, _ = fit_calibration(lists, totals_of(relevant), least=10)
+    first, second = line(margins[0, :2], lists.profiles[0])
+    assert first > 0.5
+    assert second < 0.1
 
 
 def test_caution_ends_where_probabilities_would_be_dishonest(monkeypatch):
@@ -513,15 +532,7 @@ def test_few_queries_do_not_make_a_calibration_steep():
         margins = -np.sort(-rng.normal(size=(22, 20)), axis=1)
         relevant = rng.random((22, HITS)) < 1 / (1 + np.exp(-0.5 * margins[:, :HITS]))
         lists = RankedLists(margins, rng.normal(size=(22, 2)), np.arange(22) % 2)
-
-        def totals(cells, relevant=relevant):
-            sizes = [
-                np.bincount(cells[some], minlength=1 + cells.max())
-                for some in (cells >= 0, (cells >= 0) & relevant)
-            ]
-            return np.stack(sizes, axis=1)
-
-        line, _ = fit_calibration(lists, totals, least=10)
+        line, _ = fit_calibration(lists, totals_of(relevant), least=10)
         slopes.append(line.slope * margins[:, :HITS].std())
     assert min(slopes) > 0.02
     assert max(slopes) < 1.2

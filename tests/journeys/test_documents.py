@@ -93,7 +93,8 @@ def test_documents_are_found_opened_asked_for_and_erased(federation):
     assert "broken.docx" in err, "what cannot be read is named"
     with serving(folder, ("node", "north/silo.toml"), ("broker", "broker.toml")):
         with Client(url, key=folder / "broker" / "admin.key") as root:
-            wait_for(lambda: len(root.search("turbine").hits) >= 7)
+            wait_for(lambda: root.silos().silos[0].ready.ready)
+            assert len(root.search("turbine").hits) >= 7
             state = root.silos().silos[0]
             assert state.ready.unread == 1
             assert "broken.docx" in state.sources[0].errors[0], "administrators see the name"
@@ -187,7 +188,8 @@ def test_the_page_opens_asks_and_answers(federation, browser):
     folder, url = federation
     with serving(folder, ("node", "north/silo.toml"), ("broker", "broker.toml")):
         with Client(url, key=folder / "broker" / "admin.key") as root:
-            wait_for(lambda: len(root.search("turbine").hits) >= 7)
+            wait_for(lambda: root.silos().silos[0].ready.ready)
+            assert len(root.search("turbine").hits) >= 7
 
         @contextmanager
         def signed_in(key):

@@ -11,8 +11,9 @@ of some hits together are relevant: never of one hit, nor of the hits of fewer q
              Hits of a list differ as far as its u is above a gate, see `model`
 
 The gate is the lowest of `GATES` with which the first hit of lists with missing hits is on average less
-probable than hits shown are relevant; a lower one where probabilities would not be honest with it. The curve
-is fitted for each: those of a list come together, and what they were before is not just drawn out.
+probable than hits shown are relevant; a lower one where probabilities would not be honest with it, or hardly
+differ, as of lists that are all alike. The curve is fitted for each: those of a list come together, and what
+they were before is not just drawn out.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ FAR = 2.0
 BINS = 10
 CLEARLY = 0.95
 """Of the base rate: what first hits of lists with missing hits stay below."""
+LEAST_SPREAD = 0.1
+"""Of the variance that probabilities have with every list open."""
 NO_CELL = -1
 LEAST_HITS = 25
 """Of a cell, so that its share of relevant hits says something."""
@@ -201,16 +204,24 @@ def fit_calibration(
         return _first_missing(lists, lines, gated(gate)) < CLEARLY * cells.base_rate
 
     @cache
+    def probabilities(gate: float) -> FloatArray:
+        return _cross_fitted(lists, gated(gate))
+
+    @cache
     def honesty(gate: float) -> Honesty:
-        return _honesty(lists, _cross_fitted(lists, gated(gate)), totals, least)
+        return _honesty(lists, probabilities(gate), totals, least)
 
     def is_honest(gate: float) -> bool:
         """Whether a perfect model is this bad in one case of twenty, at least."""
         seen = honesty(gate)
         return seen.ece <= seen.floor_high
 
+    def differs(gate: float) -> bool:
+        spread = [probabilities(each)[lists.visible].var() for each in (gate, GATES[0])]
+        return bool(spread[0] >= LEAST_SPREAD * spread[1])
+
     at = bisect_left(GATES[:-1], True, key=is_enough)
-    while at and not is_honest(GATES[at]):
+    while at and not (is_honest(GATES[at]) and differs(GATES[at])):
         at -= 1
     return gated(GATES[at])[None], {"before": honesty(GATES[0]), "after": honesty(GATES[at])}
 
