@@ -35,6 +35,7 @@ from isthmus.service.export import export_rows
 from isthmus.service.limits import message_header
 from isthmus.service.node import Node
 from isthmus.service.node_api import node_app
+from isthmus.service.parsing import ParsingLimits
 from isthmus.service.reliability import reliability_curve, save_curves
 from isthmus.service.running import training
 from isthmus.service.searching import FEATURES
@@ -628,6 +629,14 @@ class TestReload:
             report = node.reloaded()
             assert [each.documents for each in report.sources] == [1, 1]
             assert node.store.present(["a.md", "b.md", "c.md"]) == {"b.md", "c.md"}
+
+    def test_files_that_change_are_read_by_themselves(self, tmp_path):
+        settings = replace(self.at(tmp_path, "a"), reading=ParsingLimits(watch=0.05))
+        with Node(settings) as node:
+            wait_for(lambda: node.store.present(["a.md"]), seconds=120)
+            (tmp_path / "a" / "new.md").write_text("an ebb of quokkas")
+            (tmp_path / "a" / "a.md").unlink()
+            wait_for(lambda: node.store.present(["a.md", "new.md"]) == {"new.md"}, seconds=120)
 
     def test_settings_that_cannot_be_read_leave_all_as_it_was(self, tmp_path):
         def broken():

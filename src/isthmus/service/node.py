@@ -57,7 +57,7 @@ from isthmus.service.security import HitTokens, local_secret
 from isthmus.service.settings import OPERATOR, NodeSettings, SharedStatistics, secret
 from isthmus.service.silo_documents import SiloDocuments
 from isthmus.service.silo_learner import SiloLearner
-from isthmus.service.sources import SourceReport, check_sources, in_languages, load_all
+from isthmus.service.sources import SourceReport, Watch, check_sources, in_languages, load_all
 from isthmus.service.stores import Counts, DocumentStore, Draft, Judgement, SqliteStore
 from isthmus.tables import Documents, locked, replacing
 
@@ -195,7 +195,7 @@ class Node:
         self._restore_shared()
         self._wake, self._stopped, self._read = threading.Event(), threading.Event(), threading.Event()
         self._again = threading.Event()
-        self._reading = threading.Lock()
+        self._reading, self._watch = threading.Lock(), Watch()
         self.source_reports: list[SourceReport] = []
         self._indexed = threading.Condition()
         self._ahead = Ahead(self.ledger)
@@ -241,6 +241,8 @@ class Node:
 
     def _read_and_tell(self) -> None:
         self._again.clear()
+        if self.settings.reading.watch:
+            self._watch.begin(self.settings.sources)
         try:
             for error in self.reload() if self._read.is_set() else self.read_sources():
                 _log.warning("%s", error)
@@ -255,7 +257,8 @@ class Node:
         self._read_and_tell()
         while not self._stopped.is_set():
             try:
-                if self._again.is_set():
+                every = self.settings.reading.watch
+                if self._again.is_set() or self._watch.has_changed(self.settings.sources, every):
                     self._read_and_tell()
                 self._catch_up()
                 self._sketch()
@@ -271,7 +274,7 @@ class Node:
                 _log.info("score sums are measured later: %s", error)
             except Exception:  # documents are found without
                 _log.exception("score sums could not be measured and will be tried again")
-            self._wake.wait(TICK)
+            self._wake.wait(min(TICK, self.settings.reading.watch or TICK))
             self._wake.clear()
 
     def _encode(self) -> None:

@@ -63,7 +63,7 @@ _UTF8 = ("utf-8", "surrogatepass")
 
 @dataclass(frozen=True)
 class ParsingLimits:
-    """Limits for reading one file; a file that exceeds them is logged and skipped."""
+    """Limits for reading one file, which is logged and skipped beyond them, and when files are read again."""
 
     seconds: int = 20
     """Of processor time."""
@@ -72,9 +72,17 @@ class ParsingLimits:
     """Of a PDF."""
     characters: int = 10_000_000
     """Of its text, as an index reads it."""
+    watch: float = 0.0
+    """Seconds between looks at the files of sources, read again when they have changed; 0: never."""
 
     def __post_init__(self) -> None:
-        for name, least in (("seconds", 1), ("memory_mb", 256), ("pages", 1), ("characters", 1_000)):
+        for name, least in (
+            ("seconds", 1),
+            ("memory_mb", 256),
+            ("pages", 1),
+            ("characters", 1_000),
+            ("watch", 0),
+        ):
             require(getattr(self, name) >= least, f"{name} = {getattr(self, name)} must be at least {least}")
 
     def beyond(self, name: str, what: str, file: Path) -> DataError:

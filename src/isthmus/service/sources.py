@@ -18,8 +18,10 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -340,6 +342,42 @@ def _files(root: Path, reading: _Reading) -> Iterator[Path]:
                 yield path
             else:
                 reading.skipped[suffix] += 1
+
+
+class Watch:
+    """Tells when files of sources have changed since they were read, once nobody writes them any more."""
+
+    def __init__(self) -> None:
+        self._read = self._seen = frozenset[tuple[str, int, int]]()
+        self._next = 0.0
+
+    def begin(self, sources: Collection[Source]) -> None:
+        """Note the files as they are, just before they are read."""
+        self._read = self._seen = _stamps(sources)
+
+    def has_changed(self, sources: Collection[Source], every: float) -> bool:
+        """Whether the files are others than those read, and the same twice; looked at all so many seconds."""
+        if not every or time.monotonic() < self._next:
+            return False
+        before, self._seen = self._seen, _stamps(sources)
+        self._next = time.monotonic() + every
+        return before == self._seen != self._read
+
+
+def _stamps(sources: Collection[Source]) -> frozenset[tuple[str, int, int]]:
+    """Path, time and size of every file that these are read from; a database has none."""
+    stamps, reading = set(), _Reading(lambda error: None, ParsingLimits(), Counter())
+    for source in sources:
+        if source.path is None:
+            continue
+        is_folder = source.kind == "folder"
+        for file in (
+            _files(source.path, reading) if is_folder else (source.path / "corpus.jsonl", source.path)
+        ):
+            with suppress(OSError):
+                status = file.stat()
+                stamps.add((str(file), status.st_mtime_ns, status.st_size))
+    return frozenset(stamps)
 
 
 def _row(id: str, row: Row, path: Path) -> Draft:
