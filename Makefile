@@ -98,9 +98,11 @@ bench: $(EXTRAS) $(REPRODUCE) $(PEERS)
 	ISTHMUS_TORCH_PYTHON="$${ISTHMUS_TORCH_PYTHON:-$$(cd $(VENV)/torch/bin 2>/dev/null && echo "$$PWD/python")}" \
 	  $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-soak: $(EXTRAS) $(REPRODUCE)
+# Tuning of encoders needs torch, which has an environment of its own; without it those trials are skipped.
+soak: $(EXTRAS) $(REPRODUCE) $(PEERS)
 	@echo "· the long trials at full count"
-	@ISTHMUS_SOAK=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "soak or hypothesis" --timeout 3600 $(TEST_ARGS)
+	@ISTHMUS_TORCH_PYTHON="$${ISTHMUS_TORCH_PYTHON:-$$(cd $(VENV)/torch/bin 2>/dev/null && echo "$$PWD/python")}" \
+	ISTHMUS_SOAK=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "soak or hypothesis" --timeout 3600 $(TEST_ARGS)
 	@echo "· proof by mutation: the test of every row of docs/papers.md fails when its code is broken"
 	@$(BIN)/python tools/mutants.py
 

@@ -40,7 +40,7 @@ HOMES = {
     "joblib": (),
     "typer": (),
     "click": (),
-    "torch": (),
+    "torch": ("isthmus.encoders.torch_tuning",),  # a program of another Python's, which nothing imports
 }
 """The only parts of the package that may import a library."""
 

@@ -1,4 +1,4 @@
-"""`isthmus encoder`: bring encoders to this machine, list them, remove them."""
+"""`isthmus encoder`: bring encoders to this machine, list them, remove them, tune one on labelled texts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.command import Command, add, add_json, print_json, say
+from isthmus.cli.command import Command, add, add_json, close, print_json, probability, say, whole
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from isthmus.classification import LabelledTexts
     from isthmus.encoders import Description
 
 
@@ -38,6 +41,119 @@ def _list(parser: argparse.ArgumentParser) -> None:
 def _remove(parser: argparse.ArgumentParser) -> None:
     add(parser, "name NAME", "of an encoder that was added")
     add_json(parser, "one object {removed}")
+
+
+def _tune(parser: argparse.ArgumentParser) -> None:
+    data = "labelled texts: CSV, TSV, JSON lines, a folder with one per label, or a label set's name"
+    add(parser, "corpus CORPUS", data)
+    base = "the weights to start from: minilm, or a folder of a BERT or RoBERTa as transformers writes it"
+    add(parser, "--base DIR", base, required=True)
+    add(parser, "-o --out DIR", "the encoder's folder; the same command goes on after a kill", required=True)
+    add(parser, "--text COLUMN", "the column of the texts (recognised by its name)")
+    add(parser, "--label COLUMN", "the column of the labels (recognised by its name)")
+    add(parser, "--descriptions FILE", "what labels mean: of classify describe, or a JSON object")
+    share = "of the texts, to choose the epoch by, where no column split names them (0.1)"
+    add(parser, "--validation SHARE", share, type=probability, default=0.1)
+    add(parser, "--epochs N", "at most (5)", type=whole(1), default=5)
+    add(
+        parser, "--patience N", "epochs without a better validation that end it (2)", type=whole(1), default=2
+    )
+    add(parser, "--batch N", "texts a step, each the others' negative (64)", type=whole(2), default=64)
+    add(parser, "--rate R", "the learning rate, which falls to 0 (0.0001)", type=float, default=1e-4)
+    add(parser, "--temperature T", "of the contrastive loss (0.07)", type=float, default=0.07)
+    add(parser, "--pairs KIND", "both, or labels: texts and labels alone (both)", choices=("both", "labels"))
+    add(parser, "--layers N", "tune the upper layers alone, which is quicker (all)", type=whole(1), default=0)
+    add(parser, "--tokens N", "of a text that are read (64)", type=whole(3), default=64)
+    add(parser, "--seed", "of every random draw (0)", type=whole(0), default=0)
+    add(parser, "--int8", "a graph that computes in int8: twice as fast, not exact")
+    add(parser, "--python PATH", "an interpreter that has torch and transformers (ISTHMUS_TORCH_PYTHON)")
+    add_json(parser, "one object {folder, best, seconds, validation, history}")
+
+
+def _run_tune(arguments: argparse.Namespace) -> None:
+    import numpy as np
+
+    from isthmus.classification import described, read_descriptions, read_labelled
+    from isthmus.encoders import TuningSettings, TuningTexts, tune
+
+    data = read_labelled(arguments.corpus, text=arguments.text, label=arguments.label)
+    if arguments.descriptions:
+        data = described(data, read_descriptions(arguments.descriptions))
+    train, validation = (
+        TuningTexts(part.texts, [np.flatnonzero(row).tolist() for row in part.labels])
+        for part in tuning_parts(data, arguments.validation, arguments.seed)
+    )
+    names = ("epochs", "patience", "batch", "rate", "temperature", "layers", "seed")
+    settings = TuningSettings(
+        **{name: getattr(arguments, name) for name in names},
+        max_tokens=arguments.tokens,
+        texts=0.0 if arguments.pairs == "labels" else 1.0,
+    )
+    say(f"{len(train.texts):,} texts to learn from, {len(validation.texts):,} to choose the epoch by")
+    tuned = tune(
+        arguments.base,
+        arguments.out,
+        data.documents.texts,
+        train=train,
+        validation=validation,
+        settings=settings,
+        python=arguments.python,
+        int8=arguments.int8,
+        report=lambda facts: say(_progress(facts)),
+    )
+    facts: dict[str, object] = {"best epoch": f"{tuned.best} of {len(tuned.history)}"}
+    facts |= {f"validation {name}": f"{value:.3f}" for name, value in tuned.validation.items()}
+    facts |= {"seconds": f"{tuned.seconds:,.0f}", "use it": f"--encoder {arguments.out}"}
+    facts["or by name"] = f"isthmus encoder add {arguments.out} --name NAME"
+    close(arguments, "tuned", tuned.record(), [arguments.out], facts)
+
+
+def tuning_parts(data: LabelledTexts, share: float, seed: int) -> tuple[LabelledTexts, LabelledTexts]:
+    """Texts to learn from and texts to choose the epoch by: the owner's splits, or a share held out.
+
+    Texts of the split `test` are in neither, nor are texts to learn from that stand in another split too.
+    """
+    import numpy as np
+
+    from isthmus.classification import same_text
+    from isthmus.errors import DataError
+    from isthmus.partition import folds
+    from isthmus.randomness import Streams
+
+    data = data.take(np.asarray(data.labels.any(axis=1)))
+    groups = same_text(data.texts)
+    splits = np.array(data.splits or ["train"] * len(data))
+    free = splits == "train"
+    held_out = splits == "validation"
+    if not held_out.any():
+        if not 0 < share < 1:
+            raise DataError(f"a share of {share:g} to choose the epoch by", cure="0.1 is usual")
+        parts = max(2, round(1 / share))
+        held_out = free & (folds(len(data), parts, Streams(seed)("tuning"), groups=groups) == 0)
+    train = free & ~np.isin(groups, groups[~free | held_out])
+    validation = held_out & ~np.isin(groups, groups[splits == "test"])
+    if not train.any() or not validation.any():
+        raise DataError(
+            f"{int(train.sum())} texts to learn from, {int(validation.sum())} to choose the epoch by",
+            cure="the column split has train and validation; without it one text in ten is held out",
+        )
+    return data.take(train), data.take(validation)
+
+
+def _progress(facts: Mapping[str, Any]) -> str:
+    """What torch says of itself, as a line."""
+    if "frozen" in facts:
+        return f"{facts['frozen']} layers stay as they are, computed in {facts['seconds']:.0f} s"
+    if "resumed" in facts:
+        return f"going on in epoch {facts['epoch']} behind batch {facts['batch']}"
+    if "done" in facts:
+        return f"epoch {facts['best']} is taken; making its graph"
+    if "MRR" in facts:
+        best = " (best)" if facts["best"] == facts["epoch"] else ""
+        measures = f"validation P@1 {facts['P@1']:.3f}, MRR {facts['MRR']:.3f}{best}"
+        return f"epoch {facts['epoch']}: loss {facts['loss']:.3f}, {measures}, {facts['seconds']:.0f} s"
+    of = f"batch {facts['batch']} of {facts['batches']}"
+    return f"epoch {facts['epoch']}: {of}, loss {facts['loss']:.3f}"
 
 
 def _run_add(arguments: argparse.Namespace) -> None:
@@ -116,10 +232,18 @@ _ADD, _LIST, _REMOVE = (
     "isthmus encoder list --json",
     "isthmus encoder remove minilm",
 )
+_TUNE = "isthmus encoder tune tickets.csv --base minilm -o tickets.encoder --python torch-env/bin/python"
 _VERBS = (
     Command("add", "bring an encoder: a preset, a folder, or an endpoint", _ADD, _add, _run_add),
     Command("list", "list what was added, and the presets", _LIST, _list, _run_list),
     Command("remove", "remove an encoder that was added", _REMOVE, _remove, _run_remove),
+    Command(
+        "tune",
+        "tune a transformer on labelled texts, with torch in a Python of its own",
+        _TUNE,
+        _tune,
+        _run_tune,
+    ),
 )
-_ABOUT = "bring encoders of texts to this machine, list them, remove them"
+_ABOUT = "bring encoders of texts to this machine, list them, remove them, tune one"
 COMMANDS = (Command("encoder", _ABOUT, _ADD, verbs=_VERBS),)

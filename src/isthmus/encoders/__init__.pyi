@@ -12,6 +12,12 @@ from isthmus.encoders.passages import Span as Span
 from isthmus.encoders.passages import passage_texts as passage_texts
 from isthmus.encoders.passages import split_passages as split_passages
 from isthmus.encoders.presets import PRESETS as PRESETS
+from isthmus.encoders.tuning import Tuned as Tuned
+from isthmus.encoders.tuning import TuningSettings as TuningSettings
+from isthmus.encoders.tuning import TuningTexts as TuningTexts
+from isthmus.encoders.tuning import read_tuned as read_tuned
+from isthmus.encoders.tuning import torch_python as torch_python
+from isthmus.encoders.tuning import tune as tune
 from isthmus.encoders.vectors import Encoder as Encoder
 from isthmus.encoders.vectors import Lsa as Lsa
 from isthmus.encoders.vectors import Spans as Spans

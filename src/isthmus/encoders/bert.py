@@ -1,4 +1,4 @@
-"""The ONNX graph of a BERT encoder from its weights: what `encoder add` makes of a folder without one.
+"""The ONNX graph of a BERT or RoBERTa from its weights: what `encoder add` makes of a folder without one.
 
 The graph takes one text a row, without padding, and gives the vectors of its tokens. Its nodes are the fused
 ones of onnxruntime, so that a layer is seven of them. The file is written as the protocol buffer it is
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.encoders.folders import first_position
 from isthmus.errors import DataError, MissingExtra
 
 FUSED = "com.microsoft"
@@ -28,15 +29,17 @@ Tensors = Mapping[str, NDArray[np.float32] | NDArray[np.int8]]
 
 def bert_graph(folder: Path, *, int8: bool = False) -> bytes:
     """The ONNX model of a folder with `config.json` and `model.safetensors`; a DataError for any other."""
-    config = _config(folder / "config.json")
+    config = bert_config(folder)
     try:
         from safetensors.numpy import load_file
     except ImportError:
         raise MissingExtra("dense", "weights in a safetensors file") from None
     try:
         raw = load_file(folder / "model.safetensors")
-        weights = {name.removeprefix("bert."): array.astype(np.float32) for name, array in raw.items()}
+        prefix = f"{config['model_type']}."
+        weights = {name.removeprefix(prefix): array.astype(np.float32) for name, array in raw.items()}
         tensors = _tensors(weights, config["num_hidden_layers"])
+        tensors["position"] = tensors["position"][first_position(config) :]
         return _model(_quantised(tensors) if int8 else tensors, config, int8=int8)
     except KeyError as error:
         raise DataError(f"has no {error.args[0]}", file=folder / "model.safetensors") from None
@@ -46,7 +49,9 @@ def bert_graph(folder: Path, *, int8: bool = False) -> bytes:
         raise DataError(f"is no safetensors file: {error}", file=folder / "model.safetensors") from None
 
 
-def _config(file: Path) -> dict[str, Any]:
+def bert_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a BERT or RoBERTa that a graph can be made of; a DataError for any other."""
+    file = folder / "config.json"
     try:
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         kind, activation = config["model_type"], config["hidden_act"]
@@ -55,9 +60,10 @@ def _config(file: Path) -> dict[str, Any]:
         raise DataError.unreadable(file, error) from None
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"is no configuration of an encoder: {error}", file=file) from None
-    if (kind, activation, positions) != ("bert", "gelu", "absolute"):
+    if kind not in ("bert", "roberta") or (activation, positions) != ("gelu", "absolute"):
         problem = (
-            f"is of {kind} with {activation} and {positions} positions, not of bert with gelu and absolute"
+            f"is of {kind} with {activation} and {positions} positions, not of bert or roberta with gelu and"
+            " absolute"
         )
         raise DataError(problem, file=file, cure="export the model to ONNX and add that folder")
     return config

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,6 +21,8 @@ from isthmus.errors import DataError
 Pooling = Literal["cls", "mean"]
 MANIFEST, MODEL, TOKENIZER = "encoder.json", "model.onnx", "tokenizer.json"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+TUNED_ON = "tuned_on.txt"
+"""Hashes of the texts whose labels an encoder was tuned on, a line each."""
 LONGEST_JSON = 1 << 20
 USUAL_LIMIT = 512
 
@@ -83,7 +85,8 @@ def _sentence_transformers(folder: Path) -> Description:
         cure = "export all of it to one ONNX file with the output sentence_embedding"
         raise DataError(problem, file=folder / "modules.json", cure=cure)
     prompts = read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
-    own = read_json(folder / CONFIG).get("max_position_embeddings", USUAL_LIMIT)
+    config = read_json(folder / CONFIG)
+    own = config.get("max_position_embeddings", USUAL_LIMIT) - first_position(config)
     wanted = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
     return Description(
         name=folder.resolve().name,
@@ -92,6 +95,36 @@ def _sentence_transformers(folder: Path) -> Description:
         document_prefix=str(prompts.get("document", prompts.get("passage", ""))),
         limit=min(int(wanted or own), int(own)),
     )
+
+
+def first_position(config: Mapping[str, Any]) -> int:
+    """The row of the position embeddings that a text's first token has; RoBERTa's begin behind its padding.
+
+    >>> first_position({"model_type": "roberta", "pad_token_id": 1})
+    2
+    """
+    return int(config.get("pad_token_id", 1)) + 1 if config.get("model_type") == "roberta" else 0
+
+
+def text_hash(text: str) -> str:
+    """A text's hash, letter case and white space aside, by which it is known to have been tuned on."""
+    return hashlib.blake2b(" ".join(text.casefold().split()).encode(), digest_size=8).hexdigest()
+
+
+def write_tuned_on(folder: Path, texts: Iterable[str]) -> None:
+    """Write the hashes of the texts that an encoder was tuned on to its folder."""
+    lines = sorted({text_hash(text) for text in texts})
+    (folder / TUNED_ON).write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+
+
+def read_tuned_on(folder: Path) -> frozenset[str]:
+    """The hashes of the texts that an encoder was tuned on; none for one that was not tuned here."""
+    try:
+        return frozenset((folder / TUNED_ON).read_text(encoding="ascii").split())
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, ValueError) as error:
+        raise DataError(f"holds no hashes: {error}", file=folder / TUNED_ON) from None
 
 
 def _pooling(file: Path) -> Pooling:

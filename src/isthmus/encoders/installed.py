@@ -28,6 +28,7 @@ from isthmus.encoders.folders import (
     CONFIG,
     MODEL,
     TOKENIZER,
+    TUNED_ON,
     USUAL_LIMIT,
     WEIGHTS,
     Description,
@@ -204,6 +205,8 @@ def _copy(folder: Path, name: str, part: Path) -> Description:
             shutil.copyfile(file, part / target)
         except OSError as error:
             raise DataError.unreadable(file, error) from None
+    if (hashes := folder / TUNED_ON).is_file():
+        shutil.copyfile(hashes, part / TUNED_ON)
     return replace(description, name=name, source=str(folder.resolve()), sha256={})
 
 
@@ -217,7 +220,7 @@ def _finish(part: Path, description: Description, final: Path, *, int8: bool) ->
             raise DataError(problem, file=part, cure=f"{cure}, or a folder of a BERT without an ONNX file")
         for file in (WEIGHTS, CONFIG):
             (part / file).unlink(missing_ok=True)
-        files = [path for path in part.iterdir() if path.is_file()]
+        files = [path for path in part.iterdir() if path.is_file() and path.name != TUNED_ON]
         description = replace(description, sha256={file.name: sha256(file) for file in files})
         description.write(part)
         description = replace(description, width=_tried(part, description))

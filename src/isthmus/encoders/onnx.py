@@ -26,7 +26,9 @@ from isthmus.encoders.folders import (
     Description,
     model_file,
     read_description,
+    read_tuned_on,
     sha256,
+    text_hash,
     weight_files,
 )
 from isthmus.encoders.vectors import Encoder, Spans, Vectors, unit
@@ -158,6 +160,11 @@ class OnnxEncoder(Encoder):
         """Tokens of a document that are read, without those of its prefix and those that are added."""
         added = len(self.model.tokenizer.encode(self.model.description.document_prefix))
         return max(1, self.model.description.limit - added)
+
+    def was_tuned_on(self, texts: Sequence[str]) -> NDArray[np.bool_]:
+        """Which texts it was tuned on, letter case and white space aside."""
+        known = read_tuned_on(self.model.folder)
+        return np.array([bool(known) and text_hash(text) in known for text in texts], dtype=bool)
 
     def token_spans(self, text: str) -> Spans:
         """Where every token begins and ends, in characters; all of them, beyond the limit too."""

@@ -48,6 +48,10 @@ class Encoder(Protocol):
         """Tokens at which a document is cut, those that the encoder adds aside; None if it reads all."""
         return None
 
+    def was_tuned_on(self, texts: Sequence[str]) -> NDArray[np.bool_]:
+        """Which texts it learned the labels of; it knows these better than texts it will meet."""
+        return np.zeros(len(texts), dtype=bool)
+
     def token_spans(self, text: str) -> Spans:
         """Where every token of a document begins and ends, in characters: shape (tokens, 2)."""
         words = [match.span() for match in _WORD.finditer(text)]

@@ -51,7 +51,7 @@ def encoder(texts: Iterable[str], *, label: str | None = None) -> tuple[Encoder,
     return Remembered.of(model, known, label=label), name
 
 
-def _marked(texts: Sequence[str]) -> bool:
+def marked(texts: Sequence[str]) -> bool:
     """Whether a tenth of the texts are posts with markup in them."""
     return 10 * sum(unmarked(text) != " ".join(text.split()) for text in texts) > len(texts)
 
@@ -105,7 +105,7 @@ def default_panel(view: Encoded, texts: Iterable[str], *, single: bool) -> dict[
     letters = CountedGrams.of(Characters(), known)
     return {
         **few,
-        **(_unmarked_panel(view.encoder, known, bigrams, letters) if _marked(known) else {}),
+        **(_unmarked_panel(view.encoder, known, bigrams, letters) if marked(known) else {}),
         "content words": OneVsRest(CountedGrams.of(Words(stop=True), known)),
         "bigrams": OneVsRest(bigrams),
         "trigrams and marks": OneVsRest(CountedGrams.of(Words(3, least=2, marks=True), known)),
