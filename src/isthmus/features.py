@@ -357,14 +357,14 @@ class _Documents:
 
 
 def _of_one_query(fields: Sequence[_Formulae], documents: IntArray, table: FloatArray) -> None:
-    """Fill in the features of one query's pairs: its words are the last axis, the fields the first."""
+    """Fill in the features of one query's pairs: documents are the last axis, its words the one before, the
+    fields the first."""
     terms = fields[0].terms
-    shape = (len(fields), len(documents), len(terms.words))
-    rows, entries = np.repeat(documents, shape[2]), np.tile(np.arange(shape[2]), shape[1])
-    words = terms.words[entries]
+    shape = (len(fields), len(terms.words), len(documents))
+    rows, words = np.tile(documents, shape[1]), terms.words[np.repeat(np.arange(shape[1]), shape[2])]
     counted = np.array([each.field.counts(rows, words) for each in fields], dtype=np.float64).reshape(shape)
     weight, share = (
-        np.array([getattr(each, name) for each in fields])[:, None] for name in ("weight", "share")
+        np.array([getattr(each, name) for each in fields])[..., None] for name in ("weight", "share")
     )
     lengths = np.array([each.field.lengths[documents] for each in fields])
     distinct = np.array([each.field.distinct[documents] for each in fields])
@@ -372,10 +372,10 @@ def _of_one_query(fields: Sequence[_Formulae], documents: IntArray, table: Float
     sums = _values(
         fields[0].settings,
         counted,
-        _Words(terms.times, weight, share),
+        _Words(terms.times[:, None], weight, share),
         _Documents(lengths, distinct, mean_length),
-        lambda of_documents: of_documents[..., None],
-    ).sum(axis=-1)
+        lambda of_documents: of_documents[:, None],
+    ).sum(axis=-2)
     for at, each in enumerate(fields):
         first = at * len(_KINDS)
         table[:, first], table[:, first + 1] = sums[0, at], each.idf[0]

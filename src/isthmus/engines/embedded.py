@@ -123,8 +123,11 @@ class EmbeddedReader:
     def _handles(self, hits: Sequence[tuple[float, Any]]) -> IntArray:
         """The documents of hits, ascending; none of a batch that was never acknowledged."""
         values = self.searcher.fast_field_values("change", [address for _, address in hits])
-        changes = np.array(sorted(set(values)), dtype=np.int64)
-        return changes[self.view.rows(changes) >= 0]
+        changes = np.array(values, dtype=np.int64)
+        changes.sort()
+        is_known = self.view.rows(changes) >= 0
+        is_known[1:] &= changes[1:] != changes[:-1]
+        return changes[is_known]
 
     def meeting(self, handles: IntArray, only: Constraints) -> IntArray:
         from tantivy import Query

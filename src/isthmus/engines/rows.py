@@ -108,8 +108,8 @@ class RowsView:
         if packed.size and len(self.terms):
             place, has = self._bisected(rows, self.codes(words).astype(np.int32))
             packed[has] = self.counts.view(np.int64).take(place[has])
-        of_document = np.ascontiguousarray(packed.T).view(COUNTS)
-        title, lead, body = (of_document[name].astype(np.int32) for name in COUNTS.names or ())
+        of_word = packed.view(COUNTS)
+        title, lead, body = (of_word[name].astype(np.int32).T for name in COUNTS.names or ())
         documents = self.documents
         return WordCounts(title, body, lead, documents["lengths"][rows], documents["distinct"][rows])
 
@@ -119,7 +119,7 @@ class RowsView:
         sizes = self.documents["terms"][rows] - starts
         is_empty = sizes == 0
         place = np.tile(starts - 1, (len(codes), 1))
-        while sizes.max() > 1:  # it stands among the `sizes` terms after `place`
+        for _ in range(int(sizes.max() - 1).bit_length()):  # it is among the `sizes` terms after `place`
             half = sizes >> 1
             probe = place + half
             np.copyto(place, probe, where=self.terms.take(probe, mode="clip") < wanted)

@@ -226,9 +226,9 @@ class Snapshot:
         if not counts.title.size:
             return np.zeros(len(counts.title))
         lengths = counts.lengths.sum(axis=1, dtype=np.int64) / self._average_length
-        spread = self.settings.spread(lengths).reshape(-1, 1)
-        weights = rarity * self.settings.saturation(counts.title + counts.body, spread)
-        scores: FloatArray = np.cumsum(weights[:, codes], axis=1)[:, -1]
+        times = (counts.title + counts.body).T  # rows of words, which are added up one after the other
+        weights = rarity[:, None] * self.settings.saturation(times, self.settings.spread(lengths))
+        scores: FloatArray = weights[codes].sum(axis=0)
         return scores
 
     def _best(self, scores: FloatArray, handles: IntArray, depth: int) -> Mask:

@@ -172,8 +172,8 @@ def best_first(candidates: QueryCandidates, scores: FloatArray) -> IntArray:
     if same.any():  # ids are needed only among equals
         tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
         names = candidates.names(order[tied])
-        keys = list(zip(ranked[tied].tolist(), names, strict=True))
-        order[tied] = order[tied][sorted(range(len(keys)), key=keys.__getitem__, reverse=True)]
+        by_name = order[tied][sorted(range(len(names)), key=names.__getitem__, reverse=True)]
+        order[tied] = by_name[np.argsort(-scores[by_name], kind="stable")]
     return order
 
 
