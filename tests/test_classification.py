@@ -97,6 +97,7 @@ def test_several_labels_folds_and_splits(tmp_path: Path) -> None:
     ("body", "message"),
     [
         ("words,label\na,b\n", "no column for the text"),
+        ("text;label\na, b;x\n", r"separated by semicolons \(text;label\), not by commas \(save it with"),
         ("text,label\na,b\n", "1 labels"),
         ("text,label\na,b,c\n", "not 2 columns"),
         ("text,label\n", "no rows"),
@@ -107,6 +108,15 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path: Path, body: str, messa
     path.write_text(body)
     with pytest.raises(DataError, match=message):
         read_labelled(path)
+
+
+def test_a_column_that_is_not_there_and_a_file_in_the_models_place_are_named(tmp_path: Path) -> None:
+    train = as_csv(tmp_path / "train.csv", labelled(20))
+    with pytest.raises(DataError, match=r"no column 'nope' \(name it with --text COLUMN; there are .*text"):
+        read_labelled(train, text="nope")
+    refused = isthmus("classify", "fit", "nowhere.csv", "-o", str(train), check=False)
+    assert refused.returncode == 2
+    assert "is a file" in refused.stderr
 
 
 def test_held_out_probabilities_hold_and_new_texts_get_the_like(fitted: TextClassifier) -> None:

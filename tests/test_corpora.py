@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isthmus.corpora import available, load, load_folds, load_letor
+from isthmus.corpora.labels import pydocs_labels
 from isthmus.errors import DataError
 from isthmus.evaluation import evaluate
 from isthmus.retrieval import BM25
@@ -337,12 +338,12 @@ class TestNames:
         write(tmp_path / "collections" / "npl", NPL)
         assert load("npl").name == "npl"
         here = {name for name, there in available().items() if there}
-        assert here == {"npl", "pydocs", "synthetic", "synthetic-mslr"}
+        assert here == {"npl", "pydocs", "pydocs-labels", "synthetic", "synthetic-mslr"}
 
     def test_without_a_data_folder_the_built_in_sets_remain(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("ISTHMUS_DATA", raising=False)
-        assert sum(available().values()) == 3
-        assert len(available()) == 15
+        assert sum(available().values()) == 4
+        assert len(available()) == 16
 
     @pytest.mark.parametrize(
         ("name", "told"),
@@ -357,6 +358,18 @@ class TestNames:
     def test_other_names_get_a_hint(self, name: str, told: str) -> None:
         with pytest.raises(DataError, match=told):
             load(name)
+
+    def test_the_built_in_label_set_has_as_many_texts_of_every_label(self) -> None:
+        labels = load("pydocs-labels")
+        right = labels.qrels.to_dict()
+        assert len(labels.queries) == 200 * len(labels.documents)
+        counts = Counter(label for one in right.values() for label in one)
+        assert set(counts.values()) == {200}
+        assert counts.keys() == set(labels.documents.ids)
+        assert all(name.startswith(next(iter(right[name]))) for name in labels.queries.ids)
+        assert pydocs_labels(seed=1).queries.ids != labels.queries.ids
+        with pytest.raises(DataError, match=r"0 sub-packages have 9,999 docstrings \(ask for fewer"):
+            pydocs_labels(texts=9_999)
 
     def test_a_folder_of_something_else(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="not a collection that Isthmus knows"):

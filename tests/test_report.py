@@ -184,6 +184,19 @@ class TestProgress:
             wait_for(lambda: "nDCG@10 0.41" in terminal.getvalue())
         assert "1/3" in terminal.getvalue()
 
+    def test_long_work_says_on_lines_how_far_it_is_where_there_is_no_terminal(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stream = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(sys.modules[Progress.__module__], "PAUSE", 0.01)
+        with Progress("folds", 3, lines=True) as bar:
+            wait_for(lambda: "folds: 0 of 3 after 0:0" in stream.getvalue())
+            bar.advance(note="fold 0")
+            wait_for(lambda: "folds: 1 of 3 after 0:0" in stream.getvalue())
+        assert ", fold 0" in stream.getvalue()
+        assert "\r" not in stream.getvalue()
+
     def test_an_error_inside_closes_the_bar(self) -> None:
         def doomed() -> None:
             with Progress("doomed", 2) as bar:

@@ -108,6 +108,7 @@ class Notebook:
         for left in (*self.folder.glob(".*.part"), *(self.folder / "results").glob(".*.part")):
             left.unlink(missing_ok=True)  # by a run that was killed while it wrote
         self._claim(config)
+        self._announced: set[str] = set()
 
     def _claim(self, config: Any) -> None:
         text, file = to_toml(config), self.folder / "config.toml"
@@ -135,10 +136,12 @@ class Notebook:
 
         `work` is a module's function whose arguments and JSON result travel between processes.
         """
+        if label not in self._announced:
+            self.announce([(label, work, units)], workers)
         results = self.saved(units)
         missing = [unit for unit in units if unit.key not in results]
         began, processes = time.perf_counter(), min(workers or os.cpu_count() or 1, max(len(missing), 1))
-        with Progress(label, len(units)) as bar:
+        with Progress(label, len(units), lines=True) as bar:
             bar.advance(len(results))
             for key, result in _each(work, missing, workers or os.cpu_count() or 1):
                 self.write(_file(key), json.dumps(result))
@@ -183,6 +186,7 @@ class Notebook:
 
         The time is that of this folder's units of the same kind, or of other folders' on this machine.
         """
+        self._announced.update(label for label, _, _ in work)
         times = self._times()
         seconds, unknown = 0.0, 0
         kept, total = 0, 0
@@ -195,7 +199,7 @@ class Notebook:
         about = f"about {minutes:.0f} minutes" if minutes >= 1 else "under a minute"
         rest = f", and {unknown} of a kind that this machine has not timed yet" if unknown else ""
         time_left = "nothing left to compute" if kept == total else f"{about} for the rest{rest}"
-        print(f"{self.folder}: {kept} of {total} units are there; {time_left}", file=sys.stderr)
+        print(f"{self.folder}: {kept} of {total} units are there; {time_left}", file=sys.stderr, flush=True)
 
     def _times(self) -> dict[str, float]:
         try:

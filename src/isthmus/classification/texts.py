@@ -152,6 +152,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         return
     mark = "\t" if path.suffix.lower() == ".tsv" else ","
     reader = csv.DictReader(io.StringIO(body, newline=""), delimiter=mark)
+    _check_separator(body, mark, path)
     try:
         for row in reader:
             if None in row or None in row.values():
@@ -161,6 +162,18 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             yield {str(key).strip().lower(): value for key, value in row.items()}
     except csv.Error as error:
         raise DataError(str(error), file=path, line=reader.line_num) from None
+
+
+def _check_separator(body: str, mark: str, path: Path) -> None:
+    """A header that is one column under this separator and several under another is an error."""
+    header = body.partition("\n")[0].strip()
+    others = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
+    mine = others.pop(mark)
+    for other, called in others.items():
+        if mark not in header and other in header:
+            wanted = "tabs, or name the file .csv" if mark == "\t" else "commas, or as .tsv with tabs"
+            problem = f"columns are separated by {called} ({header[:60]}), not by {mine}"
+            raise DataError(problem, file=path, line=1, cure=f"save it with {wanted}")
 
 
 def _decoded(path: Path) -> str:
@@ -181,7 +194,8 @@ def _column(
         if column in columns:
             return column
     cure = f"name it with --{what} COLUMN; there are {', '.join(columns)}"
-    raise DataError(f"no column for the {what}", file=path, cure=cure)
+    problem = f"no column {name!r}" if name else f"no column for the {what}"
+    raise DataError(problem, file=path, cure=cure)
 
 
 def _id(record: Mapping[str, Any], number: int) -> str:

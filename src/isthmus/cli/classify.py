@@ -6,6 +6,7 @@ import argparse
 import csv
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.cli.command import (
@@ -52,9 +53,18 @@ def _deciding(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _model_folder(text: str) -> str:
+    """An argument type: a folder to write a classifier to, refused before any work if it cannot be one."""
+    there = next(path for path in (Path(text).absolute(), *Path(text).absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder to write, but {there} is a file")
+    return text
+
+
 def _fit_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "data DATA", "CSV, TSV, JSON lines, a folder with one per label, or a label set's name")
-    add(parser, "-o --out MODEL", "the folder to write; it holds the training texts", required=True)
+    written = "the folder to write; it holds the training texts"
+    add(parser, "-o --out MODEL", written, type=_model_folder, required=True)
     _reading(parser)
     _learning(parser)
     add_json(parser, "one object {model, measures, labels, confusion, decision}")
@@ -173,8 +183,6 @@ def _describe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe(arguments: argparse.Namespace) -> None:
-    from pathlib import Path
-
     from isthmus.classification import describe, read_descriptions, read_labelled, write_descriptions
     from isthmus.encoders import Chat
 

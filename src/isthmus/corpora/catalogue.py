@@ -55,7 +55,9 @@ FEATURES = {
 """Where the named feature sets lie under ISTHMUS_DATA."""
 
 SYNTHETIC = ("synthetic", "synthetic-mslr")
-BUILT_IN = ("pydocs", *SYNTHETIC)
+COLLECTED: dict[str, Callable[[], Corpus]] = {"pydocs": pydocs.load, "pydocs-labels": labels.pydocs_labels}
+"""Made of what every installation has."""
+BUILT_IN = (*COLLECTED, *SYNTHETIC)
 ALL_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 DEALT_FOLDS = 5
 
@@ -67,9 +69,9 @@ def load(name_or_path: str | os.PathLike[str], *, fold: int = 0) -> Corpus:
     folds.
     """
     named = os.fspath(name_or_path)
-    if named == "pydocs":
+    if named in COLLECTED:
         _check_no_fold(named, fold)
-        return pydocs.load()
+        return COLLECTED[named]()
     folder = locate(named, CORPORA)
     if labels.is_label_folder(folder):
         return labels.read_labels(folder, fold=fold)
@@ -215,7 +217,7 @@ def locate(name_or_path: str, known: dict[str, str]) -> Path:
         ]
         wanted, actual = kinds if known is CORPORA else kinds[::-1]
         raise DataError(f"{name_or_path!r} is {actual}", cure=f"name {wanted}")
-    names = [*known, *(("pydocs",) if known is CORPORA else SYNTHETIC)]
+    names = [*known, *(COLLECTED if known is CORPORA else SYNTHETIC)]
     close = nearest(name_or_path, names)
     meant = f"did you mean {close!r}?" if close else f"give a path, or one of {', '.join(names)}"
     raise DataError(f"no data set and no path {name_or_path!r}", cure=meant)

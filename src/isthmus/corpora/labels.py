@@ -10,6 +10,8 @@ Two layouts are read:
 - Reuters-21578 as its SGML files, in the ModApte split (articles marked TOPICS="YES", LEWISSPLIT says train
   or test) with the topics that have an article in both: 90 topics, 10,789 articles. A topic named twice for
   an article counts once, 13,329 pairs in all. There is no validation part; a topic has a name but no body.
+
+`pydocs_labels` makes one of the built-in world, so that there always is one.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isthmus.arrays import frozen
+from isthmus.corpora import pydocs
 from isthmus.errors import DataError
 from isthmus.partition import folds
 from isthmus.randomness import Streams
@@ -45,6 +48,9 @@ LABEL_NAMES = {
 
 FOLDS = 10
 """Of a folder that brings none."""
+
+TEXTS_A_LABEL = 200
+"""Of the built-in label set."""
 
 _WHOLE = re.compile(r"-?[0-9]+")
 _SPLIT_OF_PART = {"train": "train", "val": "validation", "test": "test"}
@@ -144,6 +150,27 @@ def _dealt_fold(texts: Sequence[str], fold: int, folder: Path) -> list[str]:
     dealt = folds(len(texts), count, Streams(0)("label folds"), groups=groups)
     names = {fold: "test", (fold + 1) % count: "validation"}
     return [names.get(part, "train") for part in dealt.tolist()]
+
+
+def pydocs_labels(*, seed: int = 0, texts: int = TEXTS_A_LABEL) -> Corpus:
+    """Docstrings under the sub-package each is from: those with so many or more, so many of each drawn."""
+    world = pydocs.load_world()
+    rows_of: dict[str, list[int]] = {site: [] for site in sorted(set(world.sites))}
+    for row, site in enumerate(world.sites):
+        rows_of[site].append(row)
+    sites = [site for site, rows in rows_of.items() if len(rows) >= texts]
+    if len(sites) < 2:
+        raise DataError(f"{len(sites)} sub-packages have {texts:,} docstrings", cure="ask for fewer texts")
+    stream = Streams(seed)("pydocs labels")
+    drawn = {site: stream.choice(rows_of[site], texts, replace=False).tolist() for site in sites}
+    home = {row: site for site, rows in drawn.items() for row in rows}
+    return _corpus(
+        "pydocs-labels",
+        documents=_documents(sites, sites, [""] * len(sites)),
+        articles={world.names[row]: world.bodies[row] for row in sorted(home)},
+        splits=["train"] * len(home),
+        relevant={world.names[row]: {home[row]: 1} for row in sorted(home)},
+    )
 
 
 _ARTICLE = re.compile(r"<REUTERS([^>]*)>(.*?)</REUTERS>", re.DOTALL)

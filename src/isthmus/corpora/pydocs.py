@@ -134,13 +134,14 @@ def load(*, share: float = SHARE, silos: int = SILOS, distractors: bool = False)
 
     With `distractors` there are about a third more documents, and the same queries and judgements.
     """
-    world = _remembered()
+    world = load_world()
     if distractors:
         world = world.with_distractors()
     return world.corpus(share=share, silos=silos)
 
 
-def _remembered() -> PydocsWorld:
+def load_world() -> PydocsWorld:
+    """The world before it is dealt, from the cache folder where it is there."""
     try:
         cached = cache_folder() / f"pydocs-{_fingerprint()}.json"
     except RuntimeError:  # no home folder to keep anything in

@@ -1,7 +1,8 @@
 """Talk while work goes on: progress bars and the closing summary, all on stderr.
 
 stdout is data only. A bar appears when stderr is a terminal and the work has lasted two seconds; a bar
-opened while another is shown is drawn below it.
+opened while another is shown is drawn below it. Work of hours asks for `lines`: where stderr is a file, a
+line at times takes the bar's place.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import sys
 import textwrap
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sized
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +24,8 @@ T = TypeVar("T")
 
 PATIENCE = 2.0
 """Seconds of work before a bar appears."""
+PAUSE = 20.0
+"""Seconds between two lines where stderr is no terminal."""
 WIDTH = 80
 """Columns of a terminal."""
 
@@ -47,19 +51,37 @@ class Progress:
     ...         bar.advance(note="nDCG@10 0.41")
     """
 
-    def __init__(self, label: str, total: int | None = None) -> None:
-        self.label, self.total = label, total
+    def __init__(self, label: str, total: int | None = None, *, lines: bool = False) -> None:
+        self.label, self.total, self.lines = label, total, lines
         self._done, self._note = 0, ""
+        self._began = 0.0
         self._timer: threading.Timer | None = None
         self._task: TaskID | None = None
 
     def __enter__(self) -> Progress:
         # While there is a display stderr is rich's own stream, which does not say that it is a terminal.
+        self._began = time.monotonic()
         if _display is not None or sys.stderr.isatty():
-            self._timer = threading.Timer(PATIENCE, self._appear)
-            self._timer.daemon = True
-            self._timer.start()
+            self._start(PATIENCE, self._appear)
+        elif self.lines:
+            self._start(PAUSE, self._say)
         return self
+
+    def _start(self, seconds: float, then: Callable[[], None]) -> None:
+        self._timer = threading.Timer(seconds, then)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _say(self) -> None:
+        """How far it is, on a line of its own, and again after a pause; runs in the timer's thread."""
+        with _lock:
+            if self._timer is None:  # closed in the meantime
+                return
+            minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
+            so_far = str(self._done) if self.total is None else f"{self._done} of {self.total}"
+            note = f", {self._note}" if self._note else ""
+            print(f"{self.label}: {so_far} after {minutes}:{seconds:02}{note}", file=sys.stderr, flush=True)
+            self._start(PAUSE, self._say)
 
     def advance(self, steps: int = 1, *, note: str | None = None) -> None:
         """Some steps are done; the note stands beside the bar until the next one."""

@@ -20,7 +20,7 @@ import numpy as np
 from isthmus.corpora import available
 from isthmus.errors import DataError
 from isthmus.evaluation import Reliability, paired_t, reliability_diagram, write_per_query
-from isthmus.report import Page, Plot, Section, Table
+from isthmus.report import Page, Plot, Progress, Section, Table
 from isthmus_reproduce.fusion import printed
 from isthmus_reproduce.fusion.folds import FOLDS, label_fold
 from isthmus_reproduce.fusion.panels import DENSE, LINEAR, SPARSE, encoder
@@ -110,12 +110,13 @@ def reproduce(
     """
     notebook = Notebook(out, config)
     names = _names(config.data)
-    for name in names:
-        texts = label_fold(name, 0, seed=config.seed, most=config.most).texts
-        encoder(texts, label=f"encoding the texts of {_short(name)}")
     results: dict[Piece, Any] = {}
     work_by_kind = list(_work(config, names))
     notebook.announce(work_by_kind, workers)
+    with Progress("encoding texts", len(names), lines=True) as bar:
+        for name in names:
+            encoder(label_fold(name, 0, seed=config.seed, most=config.most).texts, label=_short(name))
+            bar.advance()
     for label, work, units in work_by_kind:
         results |= notebook.compute(work, units, label=label, workers=workers)
     cells = tuple(_all_cells(names, results, config))
