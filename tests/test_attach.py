@@ -106,6 +106,42 @@ def test_a_table_is_read_as_the_exact_engine_reads_the_same_documents(table, tmp
     engine.close()
 
 
+def test_keys_of_a_fixed_length_and_of_a_table_that_was_empty_are_read(postgres_url):
+    import psycopg
+
+    engine = open_remote(located(postgres_url, source="codes"))
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute("CREATE TABLE codes (id char(8) PRIMARY KEY, title text, body text)")
+        assert engine.get(["k7"]) == {}
+        db.execute("INSERT INTO codes SELECT 'k' || i, '', 'sea' FROM generate_series(1, 600) AS i")
+        assert engine.get(["k7"])["k7"].body == "sea"
+        assert [len(batch) for batch, _ in zip(engine.scan(), range(9), strict=False)] == [500, 100]
+        engine.close()
+        db.execute("DROP TABLE codes")
+        db.execute("CREATE TABLE codes (id bigint PRIMARY KEY, title text, body text)")
+        engine = open_remote(located(postgres_url, source="codes"))
+        assert engine.get(["7"]) == {}
+        db.execute("INSERT INTO codes VALUES (7, '', 'sea')")
+        assert engine.get(["7"])["7"].body == "sea"
+    engine.close()
+
+
+def test_dates_that_are_none_break_no_count(postgres_url):
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute("CREATE TABLE dated (id int, title text, body text, at bigint, moment timestamptz)")
+        db.execute("INSERT INTO dated VALUES (1, '', 'sea', 86400, '1970-01-02Z'), (2, '', 'sea', NULL, NULL)")
+        db.execute("INSERT INTO dated VALUES (3, '', 'sea', 99e15, '20000-01-01Z')")
+    for field in ("at", "moment"):
+        vector = "to_tsvector('english', body)"
+        engine = open_remote(located(postgres_url, source="dated", date=field, search_by=vector))
+        matches = engine.matches("sea")
+        assert (matches.count, matches.years) == (3, {1970: 1})
+        assert [each.date for each in engine.get(["1", "2", "3"]).values()] == [86400, None, None]
+        engine.close()
+
+
 def test_changes_are_counted_again_and_a_restart_counts_nothing_anew(table, tmp_path, eager, monkeypatch):
     engine = opened(tmp_path / "e", located(table))
     before = engine.reader

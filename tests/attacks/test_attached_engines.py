@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -199,3 +200,46 @@ def test_ids_that_are_no_numbers_never_reach_a_key_of_numbers(id):
     engine = PostgresEngine(Location("postgresql://127.0.0.1/x", "papers"))
     engine._key_type = "bigint"
     assert engine._keyed([id, "-5", "17"])[1] == ["-5", "17"]
+
+
+@contextmanager
+def signed_in(answer):
+    """A PostgreSQL server that lets everybody in, and sends `answer()` to each statement; its port."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        with suppress(OSError):
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I")
+                while connection.recv(1 << 16):
+                    answer(connection)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        listening.close()
+        thread.join()
+
+
+def trickles(connection):
+    """A notice now and then, as servers may send at any time."""
+    while True:
+        connection.sendall(b"N\0\0\0\x0dSLOG\0Mx\0\0")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("answer", [lambda connection: None, trickles], ids=["silent", "without end"])
+def test_a_database_that_stops_in_the_middle_is_given_up(answer):
+    """The server's own timeout ends no statement of a server that hangs, and a thread here would for ever."""
+    pytest.importorskip("psycopg")
+    with signed_in(answer) as port:
+        url = f"postgresql://reader@127.0.0.1:{port}/x?sslmode=disable&gssencmode=disable"
+        engine = PostgresEngine(Location(url, "papers", seconds=0.2))
+        began = time.monotonic()
+        with pytest.raises(ServiceError, match="cannot be reached: no answer within"):
+            engine.documents()
+        assert time.monotonic() - began < 15

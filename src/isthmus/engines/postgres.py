@@ -11,14 +11,23 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, ClassVar
 
 from isthmus.encoders import Vectors
 from isthmus.engines.engine import ANY, MOST_FACETS, Constraints, Matches
-from isthmus.engines.remote import BATCH, Location, RemoteDocument, RemoteProblem, RemoteSource, words_of
+from isthmus.engines.remote import (
+    BATCH,
+    LATEST,
+    Location,
+    RemoteDocument,
+    RemoteProblem,
+    RemoteSource,
+    words_of,
+)
 from isthmus.engines.terms import STOP
 from isthmus.errors import ConfigError, MissingExtra, ServiceError
 from isthmus.retrieval import BM25
@@ -27,6 +36,8 @@ GONE = ("08", "28", "3D", "53300", "57P")
 """SQLSTATEs of a server that nobody can use: no connection, no right to one, no database, shut down."""
 IDLE = 4
 """Connections that stay open at most."""
+GRACE = 2
+"""Times `Location.seconds` after which an answer is given up here, if the server's own timeout does not."""
 _SOURCES = """
     SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), n.nspname = 'public', c.reltuples
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -89,12 +100,12 @@ class PostgresEngine:
         column = _quoted(self._at.date)
         ((kind,),) = self._rows(f"SELECT pg_typeof((SELECT {column} FROM {self._source} LIMIT 1))::text")
         if kind in ("smallint", "integer", "bigint"):
-            return f"{column}::bigint", column, "%s"
+            return _dated(f"{column}::bigint"), column, "%s"
         if kind != "date" and not kind.startswith("timestamp"):
             raise ConfigError(
                 f"{self._at.date} is {kind}", key="engine.date", expected="a timestamp, a date, or seconds"
             )
-        seconds = f"CASE WHEN isfinite({column}) THEN extract(epoch FROM {column})::bigint END"
+        seconds = f"CASE WHEN isfinite({column}) THEN {_dated(f'extract(epoch FROM {column})::bigint')} END"
         moment = "to_timestamp(%s)" + ("" if kind.endswith("with time zone") else " AT TIME ZONE 'UTC'")
         return seconds, column, moment
 
@@ -143,7 +154,7 @@ class PostgresEngine:
         milliseconds = int(1000 * self._at.seconds)
         options = f"-c default_transaction_read_only=on -c statement_timeout={milliseconds}"
         seconds = max(2, round(self._at.seconds))
-        return self._psycopg.connect(
+        return _bounded(self._psycopg.Connection, GRACE * self._at.seconds).connect(
             self._at.url,
             autocommit=True,
             connect_timeout=seconds,
@@ -302,8 +313,9 @@ class PostgresEngine:
     def _keyed(self, ids: list[str]) -> tuple[str, list[str]]:
         """A condition that the key's index serves, and its value; keys not of its type are left out."""
         if not self._key_type:
-            kind = self._rows(f"SELECT pg_typeof({self._id})::text FROM {self._source} LIMIT 1")
-            self._key_type = str(kind[0][0]) if kind else "text"
+            first = f"SELECT {self._id} FROM {self._source} LIMIT 1"
+            ((kind,),) = self._rows(f"SELECT pg_typeof(({first}))::text")
+            self._key_type = "bpchar" if kind == "character" else str(kind)  # the former has one character
         if self._key_type in ("smallint", "integer", "bigint"):
             ids = [id for id in ids if _WHOLE.fullmatch(id)]
             return f"{self._id} = ANY(%s::bigint[])", ids
@@ -340,6 +352,40 @@ def vector_of(columns: Sequence[str], configuration: str) -> str:
     if not configuration.replace("_", "").isalnum():
         raise ConfigError(f"{configuration!r} is no text search configuration", expected="english")
     return f"to_tsvector('{configuration}', {texts})"
+
+
+def _bounded(connection: Any, seconds: float) -> Any:
+    """Connections that give up a server which is silent, or whose answer has no end."""
+
+    class BoundedConnection(connection):  # type: ignore[misc]
+        """Waits as long as that for each answer."""
+
+        def wait(self, gen: Any, *arguments: Any, **named: Any) -> Any:
+            """What an exchange with the server comes to."""
+            return super().wait(_within(gen, seconds), *arguments, **named)
+
+    return BoundedConnection
+
+
+def _within(exchange: Generator[Any, Any, Any], seconds: float) -> Generator[Any, Any, Any]:
+    """An exchange with a server that ends in time; psycopg resumes it several times a second."""
+    from psycopg import OperationalError
+
+    until = time.monotonic() + seconds
+    try:
+        waits_for = next(exchange)
+        while True:
+            ready = yield waits_for
+            if time.monotonic() > until:
+                raise OperationalError(f"no answer within {seconds:g} s")
+            waits_for = exchange.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+def _dated(seconds: str) -> str:
+    """Unix time, or NULL where that is no date."""
+    return f"CASE WHEN {seconds} BETWEEN {-LATEST} AND {LATEST} THEN {seconds} END"
 
 
 def _quoted(name: str) -> str:
