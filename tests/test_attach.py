@@ -131,7 +131,9 @@ def test_dates_that_are_none_break_no_count(postgres_url):
 
     with psycopg.connect(postgres_url, autocommit=True) as db:
         db.execute("CREATE TABLE dated (id int, title text, body text, at bigint, moment timestamptz)")
-        db.execute("INSERT INTO dated VALUES (1, '', 'sea', 86400, '1970-01-02Z'), (2, '', 'sea', NULL, NULL)")
+        db.execute(
+            "INSERT INTO dated VALUES (1, '', 'sea', 86400, '1970-01-02Z'), (2, '', 'sea', NULL, NULL)"
+        )
         db.execute("INSERT INTO dated VALUES (3, '', 'sea', 99e15, '20000-01-01Z')")
     for field in ("at", "moment"):
         vector = "to_tsvector('english', body)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import threading
 import time
@@ -17,9 +18,11 @@ from isthmus.engines.meilisearch import MeilisearchEngine
 from isthmus.engines.opensearch import OpenSearchEngine
 from isthmus.engines.postgres import PostgresEngine
 from isthmus.engines.qdrant import QdrantEngine
-from isthmus.engines.remote import Location, well_formed
+from isthmus.engines.remote import Location, RemoteDocument, RemoteProblem, base_url, well_formed
 from isthmus.engines.typesense import TypesenseEngine
-from isthmus.errors import IsthmusError, ServiceError
+from isthmus.errors import ConfigError, IsthmusError, ServiceError
+from isthmus.service.attached import remote_of
+from isthmus.service.settings import EngineSettings
 
 
 @contextmanager
@@ -47,9 +50,11 @@ def server(answer):
         made.server_close()
 
 
-def sends(status, body):
+def sends(status, body, encoding=""):
     def answer(handler):
         handler.send_response(status)
+        if encoding:
+            handler.send_header("content-encoding", encoding)
         handler.end_headers()
         handler.wfile.write(body)
 
@@ -84,6 +89,63 @@ def test_an_answer_that_never_ends_is_given_up():
     with server(trickle) as port, pytest.raises(ServiceError, match="for one answer"):
         opensearch(port, seconds=0.2).documents()
     assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("encoding", ["gzip, gzip", "deflate", "br", "zstd"])
+def test_an_answer_that_unpacks_to_a_thousand_times_its_length_twice_is_not_unpacked(encoding):
+    """A piece of it may have gigabytes, before its length is looked at."""
+    body = gzip.compress(gzip.compress(b'{"count": 5}'))
+    with server(sends(200, body, encoding)) as port, pytest.raises(ServiceError, match="encoding"):
+        opensearch(port).documents()
+    with server(sends(200, gzip.compress(b'{"count": 5}'), "gzip")) as port:
+        assert opensearch(port).documents() == 5
+
+
+def test_a_refusal_without_end_is_not_waited_for():
+    """Of an export, whose answer is read line by line."""
+
+    def refuse(handler):
+        handler.send_response(400)
+        handler.end_headers()
+        until = time.monotonic() + 20
+        with suppress(OSError):
+            while time.monotonic() < until:
+                handler.wfile.write(b"no such field " * 1000)
+                time.sleep(0.02)
+
+    began = time.monotonic()
+    with server(refuse) as port, pytest.raises(RemoteProblem, match="400, no such field"):
+        list(TypesenseEngine(Location(f"typesense://127.0.0.1:{port}", "papers")).scan())
+    assert time.monotonic() - began < 15
+
+
+class Prolific:
+    """An engine that gives more than it is asked for, and documents by other spellings of their ids."""
+
+    noun = "Prolific"
+    location = Location("prolific://127.0.0.1", "papers")
+
+    def search(self, text, vector, depth, only):
+        return [("7", 0.9), ("8", float("nan")), *((str(at), 0.5) for at in range(100, 400_000))]
+
+    def matching(self, weights, depth, only):
+        return [str(at) for at in range(100, 400_000)]
+
+    def get(self, ids):
+        return {str(int(id)): RemoteDocument(str(int(id)), "", "sea") for id in ids}
+
+
+def test_more_hits_than_were_asked_for_are_left_away(tmp_path):
+    reader = AttachedEngine(tmp_path, Prolific(), counted=False).reader
+    handles, scores = reader.search("sea", np.zeros(0), 3)
+    assert (reader.ids(handles), scores.tolist()) == (["7", "100"], [0.9, 0.5])
+    assert len(reader.matching({"sea": 1.0}, 3)) == 6
+
+
+def test_an_erased_document_has_no_other_name(tmp_path):
+    engine = AttachedEngine(tmp_path, Prolific(), counted=False)
+    engine.remote.is_hidden = lambda id: id == "7"
+    assert engine.remote.texts(["7", "007", "8"]).keys() == {"8"}
 
 
 def test_an_answer_of_nested_lists_is_no_json():
@@ -243,3 +305,27 @@ def test_a_database_that_stops_in_the_middle_is_given_up(answer):
         with pytest.raises(ServiceError, match="cannot be reached: no answer within"):
             engine.documents()
         assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+    "url", ["qdrant://127.0.0.1:abc", "qdrant://[::1", "qdrant://127.0.0.1:1/\0", "https://h:0"]
+)
+def test_what_is_no_address_is_one_line(url):
+    with pytest.raises(ConfigError, match=r"engine\.url is no address"):
+        base_url(url)
+
+
+@pytest.mark.parametrize("kind", [QdrantEngine, TypesenseEngine, MeilisearchEngine])
+@pytest.mark.parametrize("key", ["zanzi\nbar", "zanzib\u00e4r"])
+def test_a_key_that_cannot_be_sent_stands_in_no_message(kind, key):
+    with pytest.raises(ConfigError, match=r"engine\.key") as problem:
+        kind(Location(f"{kind.noun.lower()}://127.0.0.1:1", "papers", key=key)).documents()
+    assert "zanzi" not in str(problem.value)
+
+
+def test_half_of_a_password_is_no_host():
+    """libpq reads the address up to the first @, and names the rest as a host that it cannot find."""
+    pytest.importorskip("psycopg")
+    with pytest.raises(ConfigError, match="%40") as problem:
+        remote_of(EngineSettings(url="postgresql://reader:zan@zibar@127.0.0.1/x", source="papers"))
+    assert "zibar" not in str(problem.value)

@@ -36,6 +36,7 @@ from isthmus.engines.engine import (
 from isthmus.engines.exact import ExactReader
 from isthmus.engines.remote import (
     BATCH,
+    TOO_SLOW,
     CountedEngine,
     RemoteDocument,
     RemoteEngine,
@@ -118,7 +119,7 @@ class Remote:
         try:
             return self.ask(work)
         except RemoteProblem as problem:
-            if only != ANY:
+            if only != ANY and problem.code != TOO_SLOW:
                 raise CannotNarrow(f"{self.engine.noun} does not filter by this type or date") from None
             raise problem.of_query() from None
 
@@ -132,6 +133,8 @@ class Remote:
         missing = [id for id in dict.fromkeys(ids) if id not in texts]
         if missing:
             read = self.find(lambda: self.engine.get(missing))
+            # an engine may know an id by another spelling (7 by 007), whose document may be hidden
+            read = {id: read[id] for id in missing if id in read}
             now = time.monotonic()
             with self._lock:
                 self._recent |= {id: (now, document) for id, document in read.items()}
@@ -226,7 +229,8 @@ class AttachedReader:
         if depth < 1 or not weights:
             return np.empty(0, dtype=np.int64)
         engine, some = cast(CountedEngine, self.remote.engine), rarest(weights, self.tally.code_of)
-        ids = self.remote.find(lambda: engine.matching(some, OVERFETCH * depth, pushed), pushed)
+        most = OVERFETCH * depth
+        ids = self.remote.find(lambda: engine.matching(some, most, pushed), pushed)[:most]
         handles = self.named(list(filter(self.remote.shows, ids)))
         return handles if only is None else self.meeting(handles, only)
 
@@ -237,7 +241,7 @@ class AttachedReader:
         which are read in their texts."""
         pushed, most = self._pushed(only), depth if only is None else OVERFETCH * depth
         hits = self.remote.find(lambda: self.remote.engine.search(text, vector, most, pushed), pushed)
-        hits = [(id, score) for id, score in hits if self.remote.shows(id)]
+        hits = [(id, score) for id, score in hits[:most] if self.remote.shows(id) and np.isfinite(score)]
         scores = dict(zip(self._numbers([id for id, _ in hits]), (score for _, score in hits), strict=True))
         handles = np.array(sorted(scores), dtype=np.int64)
         if only is not None:

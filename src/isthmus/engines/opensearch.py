@@ -145,7 +145,7 @@ class OpenSearchEngine:
             {int(each["key_as_string"]): int(each["doc_count"]) for each in groups.get("years", ())}
         )
         total = int(reply["hits"]["total"]["value"])
-        return Matches(total, dict(types.most_common()), dict(years.most_common(MOST_FACETS)))
+        return Matches(total, dict(types.most_common(MOST_FACETS)), dict(years.most_common(MOST_FACETS)))
 
     def agreement(self, terms: Mapping[str, Sequence[str]]) -> int:
         """Terms of documents that are terms of theirs in the engine too."""

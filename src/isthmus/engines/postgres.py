@@ -22,6 +22,7 @@ from isthmus.engines.engine import ANY, MOST_FACETS, Constraints, Matches
 from isthmus.engines.remote import (
     BATCH,
     LATEST,
+    TOO_SLOW,
     Location,
     RemoteDocument,
     RemoteProblem,
@@ -170,7 +171,7 @@ class PostgresEngine:
     def _unanswered(self, error: Any) -> ServiceError:
         if isinstance(error, self._psycopg.errors.QueryCanceled):
             cure = "an index on the tsvector makes it fast; engine.seconds lets it take longer"
-            return RemoteProblem(self.noun, f"not within {self._at.seconds:g} s", cure, code="too slow")
+            return RemoteProblem(self.noun, f"not within {self._at.seconds:g} s", cure, code=TOO_SLOW)
         if error.sqlstate and not error.sqlstate.startswith(GONE):  # of one statement: others may do
             return self._refused(error)
         return ServiceError(

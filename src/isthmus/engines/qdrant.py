@@ -139,7 +139,7 @@ class QdrantEngine:
                 path = f"/collections/{self._at.source}/facet"
                 for each in self._server.ask("POST", path, body)["result"]["hits"]:
                     types[type_name(each["value"])] += int(each["count"])
-        return Matches(self._count(among), dict(types.most_common()), {})
+        return Matches(self._count(among), dict(types.most_common(MOST_FACETS)), {})
 
     def _similarity(self, score: float) -> float:
         """Between 0 and 1, the larger the nearer, whatever distance the collection has."""

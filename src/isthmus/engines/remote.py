@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -38,6 +38,8 @@ LONGEST_LINE = 32 << 20
 """Bytes of one document, as an export has it."""
 LATEST = 253_402_300_800
 """The Unix time after which nothing is a date: the year 10000."""
+TOO_SLOW = "too slow"
+"""The code of a RemoteProblem: what was asked took longer than `Location.seconds`."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -155,8 +157,14 @@ class JsonServer:
         import httpx
 
         self.noun, self._httpx = noun, httpx
+        if not all(value.isascii() and value.isprintable() for value in headers.values()):
+            raise ConfigError(
+                "engine.key has signs that no key has: a line's end, or beyond ASCII", key="engine.key"
+            )
         self._client = httpx.Client(
-            base_url=base_url(location.url), headers=dict(headers), timeout=location.seconds
+            base_url=base_url(location.url),
+            headers={**headers, "accept-encoding": "gzip"},
+            timeout=location.seconds,
         )
         self._seconds = location.seconds
 
@@ -172,7 +180,7 @@ class JsonServer:
         """A reply of bounded length and time: one that goes on and on would keep its thread for ever."""
         until, content = time.monotonic() + PATIENCE * self._seconds, bytearray()
         with self._client.stream(method, path, **options) as reply:
-            for piece in reply.iter_bytes():
+            for piece in self._pieces(reply):
                 content += piece
                 if len(content) > MOST_BYTES:
                     raise ServiceError(f"{self.noun} answers more than {MOST_BYTES >> 20} MB at once")
@@ -183,12 +191,20 @@ class JsonServer:
                     )
             return self._httpx.Response(reply.status_code, content=bytes(content))
 
+    def _pieces(self, reply: Any) -> Iterator[bytes]:
+        """A reply's bytes. One that was compressed twice over, or otherwise than as was said, may have
+        thousands of megabytes in a piece."""
+        if reply.headers.get("content-encoding", "identity") not in ("identity", "gzip"):
+            raise ServiceError(f"{self.noun} answers in an encoding that is not known (check engine.url)")
+        pieces: Iterator[bytes] = reply.iter_bytes()
+        return pieces
+
     def lines(self, path: str, **options: Any) -> Iterator[Any]:
         """What the server answers line by line, each as JSON, of bounded length and time."""
         with ExitStack() as stack:
             begun = self._client.stream("GET", path, **options)
             reply = self._reply(lambda: stack.enter_context(begun), whole=False)
-            pieces, rest, until = reply.iter_bytes(), b"", time.monotonic() + PATIENCE * self._seconds
+            pieces, rest, until = self._pieces(reply), b"", time.monotonic() + PATIENCE * self._seconds
             while (piece := self._reply(lambda: next(pieces, None), whole=False)) is not None:
                 *lines, rest = (rest + piece).split(b"\n")
                 until = time.monotonic() + PATIENCE * self._seconds if lines else until
@@ -217,13 +233,18 @@ class JsonServer:
                 f"{self.noun} cannot be reached: {problem} (check engine.url, and that the server runs)"
             ) from None
         status = getattr(reply, "status_code", 200)
-        if status >= 400 and not whole:
-            reply.read()
         if status in (401, 403):
             raise ServiceError(f"{self.noun} refuses these credentials (check engine.key, and its rights)")
         if status >= 400:
-            raise RemoteProblem(self.noun, f"{status}, {_message(reply.text)}", code=str(status))
+            text = reply.text if whole else self._beginning(reply)
+            raise RemoteProblem(self.noun, f"{status}, {_message(text)}", code=str(status))
         return reply
+
+    def _beginning(self, reply: Any) -> str:
+        """Of a reply that may have no end."""
+        with suppress(self._httpx.HTTPError):
+            return next(self._pieces(reply), b"").decode(errors="replace")
+        return ""
 
     def close(self) -> None:
         """Close the connections."""
@@ -270,8 +291,13 @@ def _message(text: str) -> str:
 
 def base_url(url: str) -> str:
     """The HTTP address of `scheme://host:port`: TLS but on this machine; a ConfigError for others."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
+    try:
+        parts = urlsplit(url)
+        host, is_address = parts.hostname or "", url.isprintable() and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ConfigError("engine.url is no address", key="engine.url", expected="scheme://host:port")
     if not host or parts.username or parts.password:
         raise ConfigError("engine.url needs a host, and no password", key="engine.url", expected="engine.key")
     is_local = host in LOCAL

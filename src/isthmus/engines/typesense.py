@@ -103,7 +103,7 @@ class TypesenseEngine:
         counts: Counter[str] = Counter()
         for each in (each for facet in result.get("facet_counts", ()) for each in facet["counts"]):
             counts[type_name(each["value"])] += int(each["count"])
-        return Matches(int(result["found"]), dict(counts.most_common()), {})
+        return Matches(int(result["found"]), dict(counts.most_common(MOST_FACETS)), {})
 
     def search(
         self, text: str, vector: Vectors, depth: int, only: Constraints = ANY

@@ -31,6 +31,8 @@ def secured(url: str, key: str) -> str:
         parts = conninfo_to_dict(url)
     except ProgrammingError:  # whose message may have the password in it
         raise ConfigError(f"{key} is not an address of PostgreSQL", key=key) from None
+    if any("@" in host[1:] for host in _hosts(parts)):  # messages that name the host would have it
+        raise ConfigError(f"{key} has a password with @ in it", key=key, expected="%40 in its place")
     mode = parts.get("sslmode") or os.environ.get("PGSSLMODE")
     if all(map(_is_here, _hosts(parts))):
         return url
