@@ -506,14 +506,37 @@ def test_hits_of_lists_that_are_all_alike_differ_still():
     assert second < 0.1
 
 
-def test_caution_ends_where_probabilities_would_be_dishonest(monkeypatch):
+def test_caution_ends_where_it_is_why_probabilities_are_dishonest(monkeypatch):
     lists, _, totals = lists_in_which_relevant_hits_stand_out()
+    monkeypatch.setattr(calibrating, "LEAST_SPREAD", 0.0)
     monkeypatch.setattr(calibrating, "CLEARLY", 0.3)  # no gate but the last is enough
     cautious, _ = fit_calibration(lists, totals, least=10)
-    unlike = Honesty(ece=0.2, floor=0.01, floor_high=0.02, hits=2_000, base_rate=0.2, groups=())
-    monkeypatch.setattr(calibrating, "_honesty", lambda *_: unlike)
-    honest, _ = fit_calibration(lists, totals, least=10)
-    assert honest.gate < honest.low < cautious.gate
+
+    def gate_of(*errors):
+        """Of a calibration whose errors with the last gate, the one before and so on are these; the quantile
+        is .02."""
+        left = list(errors)
+        monkeypatch.setattr(
+            calibrating,
+            "_honesty",
+            lambda *_: Honesty(
+                left.pop(0) if len(left) > 1 else left[0], 0.01, 0.02, hits=2_000, base_rate=0.2, groups=()
+            ),
+        )
+        return fit_calibration(lists, totals, least=10)[0].gate
+
+    assert gate_of(0.029) == cautious.gate  # chance may have done it
+    assert gate_of(0.2) == cautious.gate  # as dishonest with every list open
+    assert gate_of(0.031, 0.025, 0.02) < gate_of(0.031, 0.02) < cautious.gate
+
+
+def test_hits_that_are_all_alike_get_the_base_rate():
+    """Nothing tells their hits apart: neither what stands out nor a profile."""
+    margins, relevant = np.zeros((40, LIST)), np.arange(400).reshape(40, HITS) % 5 == 0
+    lists = RankedLists(margins, np.ones((40, 2)), np.arange(40) % 4)
+    line, honesty = fit_calibration(lists, totals_of(relevant), least=10)
+    np.testing.assert_allclose(line(lists.margins[:, :HITS], lists.profiles[:, None]), 0.2, atol=0.005)
+    assert honesty["after"].ece < 0.02
 
 
 def test_weights_of_rows_are_repetitions():

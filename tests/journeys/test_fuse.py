@@ -242,6 +242,18 @@ def test_values_of_every_query_make_the_tables_again(
         (["fuse", "{bm25}", "--method", "convex", "-o", "x"], "convex learns from judgements"),
         (["fuse", "{bm25}", "--qrels", "{qrels}", "--norm", "z-score", "-o", "x"], "auto compares methods"),
         (["calibrate", "{bm25}", "--model", "m", "-m", "platt", "-o", "x"], "--method is settled by the"),
+        (
+            ["calibrate", "{bm25}", "--model", "m", "--relevant", "2", "-o", "x"],
+            "--relevant reads judgements",
+        ),
+        (
+            ["calibrate", "{bm25}", "--model", "m", "--folds", "3", "-o", "x"],
+            "--folds is settled by the model",
+        ),
+        (
+            ["fuse", "{bm25}", "{other}", "-o", "x"],
+            "the runs have no query in common: bm25-validation.run (q0",
+        ),
         (["calibrate", "{bm25}", "-o", "x"], "--qrels FILE to learn from"),
         (["calibrate", "{bm25}", "--qrels", "{test}", "-o", "x"], "0 judged rows are relevant"),
     ],
@@ -256,6 +268,7 @@ def test_mistakes_are_one_line(
         "{dense}": str(folder / "dense-validation.run"),
         "{qrels}": str(folder / "validation.qrels"),
         "{test}": str(folder / "test.qrels"),
+        "{other}": str(folder / "bm25-test.run"),
     }
     assert main([named.get(argument, argument) for argument in arguments]) == 1
     told = capsys.readouterr()

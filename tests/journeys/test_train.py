@@ -124,6 +124,14 @@ def test_a_foreseen_failure_is_one_line(arguments, said, tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_folder_with_a_checkpoint_is_said_to_be_one(whole, tmp_path):
+    out = Path(shutil.copytree(whole[0], tmp_path / "run"))
+    done = isthmus("train", "mq2008", "--rounds", "1", "--out", out, check=False)
+    assert done.returncode == 1
+    assert f"isthmus train --resume {out} goes on with it" in done.stderr
+    assert "holds a run with another configuration" in done.stderr
+
+
 def test_a_failing_round_is_told_and_can_be_resumed(options, tmp_path):
     broken = ["--set", "rounds.norm_limit=0"]  # every update is too long
     done = isthmus("train", *options, "--out", tmp_path / "run", *broken, check=False)

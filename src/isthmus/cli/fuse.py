@@ -152,6 +152,7 @@ def _fuse(arguments: argparse.Namespace) -> None:
     if arguments.calibrated and arguments.confidence:
         raise ConfigError("--calibrated and --confidence both say where probabilities are", key="confidence")
     runs = _told_apart(_read(arguments), arguments.runs)
+    _check_queries(runs)
     qrels = read_qrels(arguments.qrels) if arguments.qrels else None
     model, fused = _fused(arguments, runs, qrels)
     curve = getattr(model, "curve_", None)
@@ -253,6 +254,15 @@ def _told_apart(runs: list[Run], paths: list[str]) -> list[Run]:
     if len({run.name for run in runs}) == len(runs):
         return runs
     return [run.named(Path(path).name) for run, path in zip(runs, paths, strict=True)]
+
+
+def _check_queries(runs: list[Run]) -> None:
+    """Raise DataError where nothing would be fused: runs of queries each, of which none is another's."""
+    answered = [run for run in runs if len(run)]
+    queries = {query for run in answered for query in run.queries}
+    if len(answered) > 1 and len(queries) == sum(len(run.queries) for run in answered):
+        names = " and ".join(f"{run.name} ({', '.join(run.queries[:3])}, …)" for run in answered[:2])
+        raise DataError(f"the runs have no query in common: {names}", cure="fuse runs of the same queries")
 
 
 def _save(model: Fuser | None, path: str) -> None:
@@ -407,9 +417,12 @@ def _needs(there: object, what: str) -> None:
 
 def _check_model(arguments: argparse.Namespace, usual: dict[str, object]) -> None:
     """Raise ConfigError for options that contradict a saved model, and for figures without matplotlib."""
-    for name, value in usual.items():
+    for name, value in {**usual, "folds": 5}.items():
         if arguments.model and getattr(arguments, name) != value:
             raise ConfigError(f"--{name} is settled by the model {arguments.model}: leave it out", key=name)
+    for name, value in {"relevant": 1, "unjudged": "irrelevant"}.items():
+        if arguments.model and not arguments.qrels and getattr(arguments, name) != value:
+            raise ConfigError(f"--{name} reads judgements: give --qrels too, or leave it out", key=name)
     if arguments.figures is not None:
         check_extra("plots", "--figures", "matplotlib")
     if arguments.per_query:

@@ -42,7 +42,11 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--queries FILE", about)
     about = "a grade of at least this is relevant (%(default)s)"
     add(parser, "--least-grade GRADE", about, type=int, default=1)
-    add(parser, "--silo NAME", "the silo that has all documents; otherwise every silo is asked")
+    add(
+        parser,
+        "--silo NAME",
+        "judge the documents of this silo only; without it every silo is asked which ones it has",
+    )
     add(parser, "--by NAME", "with --config: whose judgements they are (%(default)s)", default="operator")
     _where(parser)
     add_json(parser, "{judgements, added, changed, unchanged, unknown, ambiguous, unplaced, unanswered}")

@@ -88,11 +88,11 @@ def _over(arguments: argparse.Namespace) -> None:
         elif arguments.rollback is not None:
             _rolled_back(arguments, broker.rollback(arguments.rollback))
         else:
-            _end(arguments, _followed(broker, arguments.mode))
+            _end(arguments, _followed(broker, arguments.mode, url))
 
 
-def _followed(broker: Client, mode: str) -> LearnedVersion:
-    """A run of a broker, to its end; every stage is told once."""
+def _followed(broker: Client, mode: str, url: str) -> LearnedVersion:
+    """A run of a broker, to its end; every stage is told once. Who no longer waits does not end it."""
     last = [""]
 
     def tell(stage: str) -> None:
@@ -100,7 +100,15 @@ def _followed(broker: Client, mode: str) -> LearnedVersion:
             _stage(stage)
             last[0] = stage
 
-    return broker.learn_to_end(mode, progress=tell)
+    try:
+        return broker.learn_to_end(mode, progress=tell)
+    except KeyboardInterrupt:
+        say(
+            "isthmus: the broker goes on learning: the Training view of its page shows how far it is,"
+            f"\n  isthmus learn --broker {plain(url)} --list      the version, once it is there"
+            f"\n  isthmus learn --broker {plain(url)} --rollback  takes it back"
+        )
+        raise
 
 
 def _stage(stage: str) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isthmus.cli.command import Command, add, add_json, add_per_query, add_settings, print_json, whole
+from isthmus.cli.command import Command, add, add_json, add_per_query, add_settings, print_json, say, whole
 from isthmus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def _train(arguments: argparse.Namespace) -> None:
     else:
         config = _configured(arguments)
         out = arguments.out or f"runs/{_short(config.data)}-{config.strategy.name}-{config.seed}"
+        if (Path(out) / "checkpoint").exists():
+            say(f"isthmus: {out} has the checkpoint of a run: isthmus train --resume {out} goes on with it")
     trained = train(config, out=out, resume=bool(arguments.resume))
     if arguments.json:
         result = {"out": str(out), "rounds": trained.rounds, "final": dict(trained.final)}

@@ -11,9 +11,10 @@ of some hits together are relevant: never of one hit, nor of the hits of fewer q
              Hits of a list differ as far as its u is above a gate, see `model`
 
 The gate is the lowest of `GATES` with which the first hit of lists with missing hits is on average less
-probable than hits shown are relevant; a lower one where probabilities would not be honest with it, or hardly
-differ, as of lists that are all alike. The curve is fitted for each: those of a list come together, and what
-they were before is not just drawn out.
+probable than hits shown are relevant. Where probabilities hardly differ with it, as of lists that are all
+alike, or are clearly not honest, and are with a lower one, it is that; where they are honest with none, the
+gate is not why. The curve is fitted for each: those of a list come together, and what they were before is not
+just drawn out.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ CLEARLY = 0.95
 """Of the base rate: what first hits of lists with missing hits stay below."""
 LEAST_SPREAD = 0.1
 """Of the variance that probabilities have with every list open."""
+DISHONEST = 1.5
+"""Times the 95 % quantile of a perfect model: an error that chance does not explain, even if hits of a query
+are relevant together, of which the quantile knows nothing."""
 NO_CELL = -1
 LEAST_HITS = 25
 """Of a cell, so that its share of relevant hits says something."""
@@ -211,18 +215,18 @@ def fit_calibration(
     def honesty(gate: float) -> Honesty:
         return _honesty(lists, probabilities(gate), totals, least)
 
-    def is_honest(gate: float) -> bool:
-        """Whether a perfect model is this bad in one case of twenty, at least."""
-        seen = honesty(gate)
-        return seen.ece <= seen.floor_high
+    def excess(at: int) -> float:
+        """The error as a share of what a perfect model is below in nineteen cases of twenty."""
+        return honesty(GATES[at]).ece / max(honesty(GATES[at]).floor_high, 1e-9)
 
-    def differs(gate: float) -> bool:
-        spread = [probabilities(each)[lists.visible].var() for each in (gate, GATES[0])]
+    def differs(at: int) -> bool:
+        spread = [probabilities(GATES[each])[lists.visible].var() for each in (at, 0)]
         return bool(spread[0] >= LEAST_SPREAD * spread[1])
 
     at = bisect_left(GATES[:-1], True, key=is_enough)
-    while at and not (is_honest(GATES[at]) and differs(GATES[at])):
-        at -= 1
+    if not differs(at) or excess(at) > DISHONEST:
+        honest = (lower for lower in reversed(range(at)) if differs(lower) and excess(lower) <= 1)
+        at = next(honest, at if differs(at) else 0)
     return gated(GATES[at])[None], {"before": honesty(GATES[0]), "after": honesty(GATES[at])}
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from isthmus.config import toml_value
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, several
 from isthmus.files import write_private
 from isthmus.service.certificates import DAYS, LOOPBACK, TRAINING, Authority, check_name
 from isthmus.service.security import SCOPES, ApiKeys
@@ -88,11 +88,14 @@ def create_federation(
             value=", ".join(silos),
             expected="different names, not broker or authority",
         )
-    if not names or not 0 < port <= 65_535 - len(names):
+    if not names:
+        raise ConfigError("a federation needs a silo", expected="one silo or more")
+    if not 0 < port <= (last := 65_535 - len(names)):
         raise ConfigError(
-            "a federation needs a silo, and a port for each",
+            f"port {port} leaves none for {several(len(names), 'silo')} after the broker's",
+            key="port",
             value=port,
-            expected="one silo or more, and a port with as many free numbers after it",
+            expected=f"a port from 1 to {last:,}",
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists already", value=str(folder), expected="a new folder")
