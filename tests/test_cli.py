@@ -298,6 +298,25 @@ sys.exit(cli.main(["act"]))
     assert said == "isthmus: interrupted\n"
 
 
+def test_who_stops_waiting_is_told_that_the_broker_goes_on_learning(monkeypatch, capsys) -> None:
+    from isthmus.service import Client
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "learn_to_end", interrupted)
+    assert main(["learn", "--broker", "http://127.0.0.1:9"]) == 130
+    told = capsys.readouterr().err
+    assert "the broker goes on learning" in told
+    assert "isthmus learn --broker http://127.0.0.1:9 --list" in told
+
+
+def test_a_port_without_room_for_the_silos_is_one_line(tmp_path: Path, capsys) -> None:
+    assert main(["new", str(tmp_path / "new"), "--port", "99999"]) == 1
+    assert "port 99999 leaves none for 2 silos after the broker's" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_closed_pipe_is_quiet() -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "isthmus", "doctor", "--json"],
