@@ -17,7 +17,7 @@ import pytest
 
 from command_line import isthmus
 from engine_servers import ENGINES, Switch, running
-from isthmus.engines import Constraints, Location, attached, open_remote
+from isthmus.engines import Constraints, Location, attached, open_remote, remote
 from isthmus.engines.remote import base_url
 from isthmus.engines.tally import DocumentTally
 from isthmus.errors import ConfigError, DataError, Refused, ServiceError
@@ -204,6 +204,9 @@ def test_the_level_says_what_takes_part(server, tmp_path):
             assert node.searcher.scorer.name == "engine"
             with pytest.raises(Refused):
                 node.statistics("broker")
+            assert not node.share(
+                b"the sum of other silos"
+            )  # which a broker hands to all: not used, no error
             judged = node.learner.queries("broker")
             assert (judged.alone, judged.queries) == (True, [])
         else:
@@ -240,7 +243,7 @@ FIELDS = ("--type", "kind", "--date", "at", "--link", "https://wiki.example.org/
 
 
 @elsewhere
-def test_types_and_dates_are_filtered_in_the_engine_counted_and_shown(server, tmp_path):
+def test_types_and_dates_are_filtered_in_the_engine_counted_and_shown(server, tmp_path, monkeypatch):
     with serving(server, tmp_path / "w", *FIELDS) as node:
 
         def narrowed(query, k=10, **only):
@@ -277,7 +280,20 @@ def test_types_and_dates_are_filtered_in_the_engine_counted_and_shown(server, tm
         assert ids(narrowed("harbour", prefixes=["keep"])) == {north, south, east}
         assert narrowed("harbour", phrases=["harbour keepers"]).matches is None
         assert node.documents.links([north]) == {north: f"https://wiki.example.org/{north}"}
-        assert "words" in narrowed("", types=["open"]).detail
+        # without words, by date
+        latest = narrowed("", types=["open"], k=3)
+        assert [hit.document for hit in latest.hits] == [server.id(f"d{at}") for at in (119, 116, 113)]
+        assert (latest.scorer, latest.detail, latest.matches.count) == ("date", "", 80)
+        others = narrowed("", types=["open"], without=["wood", "accounts"], until=YEARS[1], k=2)
+        assert [hit.document for hit in others.hits] == [server.id(f"d{at}") for at in (115, 112)]
+        node.store.block([server.id("d119")], at=time.time())
+        assert ids(narrowed("", types=["open"], k=2)) == {server.id("d116")}
+        node.store.readmit([server.id("d119")])
+        monkeypatch.setattr(remote, "MOST_LISTED", 79)
+        if server.noun in ("Qdrant", "Meilisearch"):
+            assert "more than 79" in narrowed("", types=["open"]).detail
+        else:
+            assert len(narrowed("", types=["open"], k=100).hits) == 80
 
 
 @elsewhere

@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from isthmus.cli.broker import further_lines
+from isthmus.cli.documents import _hit
 from isthmus.engines import CannotNarrow
+from isthmus.errors import ServiceError
 from isthmus.service import wire
 from isthmus.service.display import digest_of
 from isthmus.service.results import fold_copies, has_more, in_order, suggestion_of
@@ -273,3 +276,25 @@ def test_a_node_of_the_release_before_is_asked_what_it_knows_and_named_where_tha
     assert not narrow.hits
     assert "knows no filters" in narrow.silos[0].detail
     assert [each.silo for each in again.hits] == ["a"] * 3
+
+
+class TestLines:
+    """What the command line says of an answer."""
+
+    COUNTED = wire.SiloStatus(silo="north", status="answered", matches=3)
+    OTHER = wire.SiloStatus(silo="south", status="answered")
+
+    def test_a_silo_that_did_not_count_is_named_where_counts_are_wanted(self):
+        answer = wire.Answer(hits=[], silos=[self.COUNTED, self.OTHER], threshold=0, took_ms=1)
+        assert further_lines(answer, 1, facets=True) == ["matches are not counted in south"]
+        assert further_lines(answer, 1) == []
+
+    def test_a_document_of_a_silo_that_is_down_is_not_called_no_hit(self):
+        down = wire.SiloStatus(silo="south", status="down", detail="no connection")
+
+        class Broker:
+            def search(self, query, **options):
+                return wire.Answer(hits=[], silos=[down], threshold=0, took_ms=1)
+
+        with pytest.raises(ServiceError, match="south is down: no connection"):
+            _hit(Broker(), "south/a.md", "tides")

@@ -95,6 +95,11 @@ class OpenSearchStandIn(EngineServer):
 
     def _page(self, documents: Any, body: Any, query: str) -> dict[str, Any]:
         hits = sorted(self._hits(documents, body), key=lambda hit: -hit["_score"])
+        for field, order in (
+            pair for each in body.get("sort", ()) if each != "_doc" for pair in each.items()
+        ):
+            assert order == {"order": "desc", "missing": "_last"}
+            hits.sort(key=lambda hit: hit["_source"].get(field, float("-inf")), reverse=True)
         rest = hits[body["size"] :]
         total = {"value": len(hits), "relation": "eq"}
         best = hits[0]["_score"] if hits else None

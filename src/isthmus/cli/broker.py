@@ -138,7 +138,7 @@ def _search(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(answer.model_dump())
     else:
-        show(answer, page=arguments.page)
+        show(answer, page=arguments.page, facets=arguments.facets)
     return 0 if any(silo.status == "answered" for silo in answer.silos) else 1
 
 
@@ -168,7 +168,7 @@ def _count_line(silo: SiloCount, threshold: float) -> str:
     return f"{answer.count:>6,} ({answer.low:,} to {answer.high:,}) {what}; {cost}"
 
 
-def show(answer: Answer, *, page: int = 1) -> None:
+def show(answer: Answer, *, page: int = 1, facets: bool = False) -> None:
     """The answer for a person."""
     from rich.console import Console
 
@@ -179,7 +179,7 @@ def show(answer: Answer, *, page: int = 1) -> None:
     if answer.hits:
         console.print(_table(answer))
     console.print(summary_of(answer))
-    for line in further_lines(answer, page):
+    for line in further_lines(answer, page, facets=facets):
         console.print(f"  {line}", markup=False)
     for silo in answer.silos:
         if silo.detail:
@@ -201,8 +201,8 @@ def understood_lines(answer: Answer) -> list[str]:
     return lines + [plain(hint) for hint in query.hints]
 
 
-def further_lines(answer: Answer, page: int) -> list[str]:
-    """Other spellings, numbers of matches, and that there is another page."""
+def further_lines(answer: Answer, page: int, *, facets: bool = False) -> list[str]:
+    """Other spellings, numbers of matches, who did not count them, and that there is another page."""
     lines = []
     if answer.suggestion is not None:
         lines.append(f"did you mean: {plain(answer.suggestion.query)}")
@@ -211,6 +211,9 @@ def further_lines(answer: Answer, page: int) -> list[str]:
         for name, counts in tables.items():
             rows = [f"{plain(value)} {count:,}" for value, count in list(counts.items())[:MOST_VALUES]]
             lines += [f"matches by {name}: {', '.join(rows)}"] if rows else []
+    uncounted = [each.silo for each in answer.silos if each.status == "answered" and each.matches is None]
+    if facets and uncounted:
+        lines.append(f"matches are not counted in {', '.join(map(plain, uncounted))}")
     if answer.more:
         lines.append(f"there is another page: --page {page + 1}")
     return lines

@@ -68,6 +68,9 @@ def _hit(broker: Client, document: str, query: str) -> Hit:
     answer = broker.search(query, k=SEARCHED, silos=[silo])
     hit = next((hit for hit in answer.hits if hit.document == id), None)
     if hit is None:
+        for status in answer.silos:
+            if status.status != "answered":
+                raise ServiceError(f"{silo} is {status.status}: {plain(status.detail)} (try again later)")
         cure = "use the words of a search that shows it"
         raise DataError(f"no hit of this search in {silo} is the document", cure=cure)
     return hit

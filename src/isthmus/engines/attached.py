@@ -334,19 +334,33 @@ class AttachedReader:
         return np.empty(0, dtype=np.int64)
 
     def newest(self, depth: int, only: Constraints) -> IntArray:
-        """Refused: an engine is searched by words."""
-        raise CannotNarrow("its engine lists no documents without words to look for")
+        """As the server lists them; of those, what meets constraints that are read in texts."""
+        pushed = self._pushed(only)
+        most = depth if pushed == only else OVERFETCH * depth
+        ids = self.remote.find(lambda: self.remote.engine.newest(most, pushed), pushed)[:most]
+        handles = np.array(self._numbers(list(filter(self.remote.shows, ids))), dtype=np.int64)
+        if pushed != only:
+            handles = handles[np.isin(handles, self.meeting(np.unique(handles), only))]
+        return handles[:depth]
 
     def matches(self, words: Iterable[str], only: Constraints | None = None) -> Matches:
         """As the server counts documents that have any of the words."""
         engine, pushed = cast(CountedEngine, self.remote.engine), self._counted(only)
         terms = list(rarest(dict.fromkeys(words, 1.0), self.tally.code_of))
+        if not terms:
+            return self._all_matches(pushed)
         return self.remote.find(lambda: engine.having(terms, pushed), pushed)
 
     def text_matches(self, text: str, only: Constraints | None = None) -> Matches:
         """As the server counts what its own search finds."""
         pushed = self._counted(only)
+        if not text.strip():
+            return self._all_matches(pushed)
         return self.remote.find(lambda: self.remote.engine.matches(text, pushed), pushed)
+
+    def _all_matches(self, pushed: Constraints) -> Matches:
+        """Of a search without words: how many documents meet constraints, and no facets."""
+        return Matches(self.remote.find(lambda: self.remote.engine.documents(pushed), pushed), {}, {})
 
     def _counted(self, only: Constraints | None) -> Constraints:
         pushed = self._pushed(only)

@@ -19,6 +19,7 @@ from isthmus.engines.remote import (
     RemoteSource,
     document_of,
     kinds_of,
+    latest,
     type_name,
     words_of,
 )
@@ -106,11 +107,17 @@ class MeilisearchEngine:
                 documents[str(each[self._at.id])] = document_of(each[self._at.id], each, self._at)
         return documents
 
-    def scan(self) -> Iterator[list[RemoteDocument]]:
-        """All documents in the order that Meilisearch has them."""
+    def newest(self, depth: int, only: Constraints = ANY) -> list[str]:
+        """Ordered here: Meilisearch does by what an index lets sort by alone."""
+        return latest(self.scan(only), depth)
+
+    def scan(self, only: Constraints = ANY) -> Iterator[list[RemoteDocument]]:
+        """Documents in the order that Meilisearch has them."""
         start, total = 0, 1
         while start < total:
-            page = self._ask("documents/fetch", {"offset": start, "limit": BATCH, "fields": self._fields})
+            page = self._ask(
+                "documents/fetch", {"offset": start, "limit": BATCH, "fields": self._fields}, only
+            )
             yield [document_of(each[self._at.id], each, self._at) for each in page["results"]]
             start, total = start + BATCH, page["total"]
 

@@ -168,9 +168,15 @@ class OpenSearchEngine:
                 documents[hit["_id"]] = document_of(hit["_id"], hit["_source"], self._at, ticks=MILLI)
         return documents
 
-    def scan(self) -> Iterator[list[RemoteDocument]]:
-        """All documents, as they were when the scroll began."""
-        body = {**self._query(), "size": BATCH, "sort": ["_doc"], "_source": self._read}
+    def newest(self, depth: int, only: Constraints = ANY) -> list[str]:
+        """By date."""
+        order = {"sort": [{self._at.date: {"order": "desc", "missing": "_last"}}]} if self._at.date else {}
+        body = {**self._query(only=only), "size": depth, "_source": False, **order}
+        return [hit["_id"] for hit in self._search(body)["hits"]["hits"]]
+
+    def scan(self, only: Constraints = ANY) -> Iterator[list[RemoteDocument]]:
+        """Documents as they were when the scroll began."""
+        body = {**self._query(only=only), "size": BATCH, "sort": ["_doc"], "_source": self._read}
         page = self._search(body, params={"scroll": OPEN})
         try:
             while hits := page["hits"]["hits"]:

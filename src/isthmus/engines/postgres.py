@@ -324,15 +324,22 @@ class PostgresEngine:
             return f"{self._id} = ANY(%s::text[])", [id.replace("\0", " ") for id in ids]
         return f"{self._id}::text = ANY(%s::text[])", [id.replace("\0", " ") for id in ids]
 
-    def scan(self) -> Iterator[list[RemoteDocument]]:
-        """All rows in the order of their keys, a statement for each batch: none runs for long."""
-        key = self._id
+    def newest(self, depth: int, only: Constraints = ANY) -> list[str]:
+        """By date."""
+        where, values = self._narrowed(only)
+        statement = f"""SELECT {self._id}::text FROM {self._source} WHERE {where}
+            ORDER BY {self._dates[0]} DESC NULLS LAST, 1 LIMIT %s"""
+        return [id for (id,) in self._rows(statement, (*values, depth))]
+
+    def scan(self, only: Constraints = ANY) -> Iterator[list[RemoteDocument]]:
+        """Rows in the order of their keys, a statement for each batch: none runs for long."""
+        key, (where, values) = self._id, self._narrowed(only)
         self._keyed([])
         last, after = "", "TRUE"
         while True:
             statement = f"""SELECT {self._fields} FROM {self._source}
-                WHERE {self._where} AND {after} ORDER BY {key} LIMIT {BATCH}"""
-            rows = self._rows(statement, (last,) if last else ())
+                WHERE {where} AND {after} ORDER BY {key} LIMIT {BATCH}"""
+            rows = self._rows(statement, (*values, *([last] if last else [])))
             if rows:
                 yield [RemoteDocument(*row) for row in rows]
             if len(rows) < BATCH:

@@ -26,6 +26,7 @@ from isthmus.engines.remote import (
     document_of,
     json_filter,
     kinds_of,
+    latest,
     type_name,
     words_of,
 )
@@ -170,9 +171,13 @@ class QdrantEngine:
         vectors = {str(row["id"]): row["vector"][name] if name else row["vector"] for row in rows}
         return {id: np.array(vector, dtype=np.float32) for id, vector in vectors.items()}
 
-    def scan(self) -> Iterator[list[RemoteDocument]]:
-        """All points in the order of their ids."""
-        body: dict[str, Any] = {"limit": BATCH, "with_payload": self._payload(), **self._only()}
+    def newest(self, depth: int, only: Constraints = ANY) -> list[str]:
+        """Ordered here: Qdrant does by what the payload has an index of alone, and leaves out the rest."""
+        return latest(self.scan(only), depth)
+
+    def scan(self, only: Constraints = ANY) -> Iterator[list[RemoteDocument]]:
+        """Points in the order of their ids."""
+        body: dict[str, Any] = {"limit": BATCH, "with_payload": self._payload(), **self._only(only=only)}
         while True:
             page = self._points("/scroll", body)
             yield [document_of(point["id"], point["payload"], self._at) for point in page["points"]]

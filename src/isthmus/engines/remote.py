@@ -21,11 +21,12 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, ClassVar, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from isthmus.encoders import Vectors
-from isthmus.engines.engine import ANY, Constraints, Matches
+from isthmus.engines.engine import ANY, CannotNarrow, Constraints, Matches
 from isthmus.errors import ConfigError, DataError, ServiceError
 
 BATCH = 500
@@ -36,6 +37,8 @@ MOST_TERMS = 400
 """Of a query, the rarest: engines refuse a thousand clauses, and every term is one in each field."""
 LONGEST_LINE = 32 << 20
 """Bytes of one document, as an export has it."""
+MOST_LISTED = 1_000
+"""Documents that are put in the order of their dates here, of an engine that does not."""
 LATEST = 253_402_300_800
 """The Unix time after which nothing is a date: the year 10000."""
 TOO_SLOW = "too slow"
@@ -121,8 +124,12 @@ class RemoteEngine(Protocol):
     def get(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:
         """The documents with these ids, by id; unknown ids are left out."""
 
-    def scan(self) -> Iterator[list[RemoteDocument]]:
-        """All documents, some hundred at a time."""
+    def newest(self, depth: int, only: Constraints = ANY) -> list[str]:
+        """Ids of documents that meet constraints, the latest first, and those without a date last; raises
+        CannotNarrow where too many do."""
+
+    def scan(self, only: Constraints = ANY) -> Iterator[list[RemoteDocument]]:
+        """All documents that meet constraints, some hundred at a time."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -373,6 +380,18 @@ def kinds_of(documents: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[s
             elif kinds.get(prefix + name) != "text":
                 kinds[prefix + name] = "text" if isinstance(first, str) else "other"
     return kinds
+
+
+def latest(batches: Iterator[list[RemoteDocument]], depth: int) -> list[str]:
+    """The ids of documents by date, the latest first; a CannotNarrow of more than `MOST_LISTED`."""
+    every = list(islice((each for batch in batches for each in batch), MOST_LISTED + 1))
+    if len(every) > MOST_LISTED:
+        raise CannotNarrow(
+            f"more than {MOST_LISTED:,} of its documents meet this: a word to look for is needed"
+        )
+    undated = float("-inf")
+    every.sort(key=lambda each: undated if each.date is None else each.date, reverse=True)
+    return [each.id for each in every[:depth]]
 
 
 def words_of(text: str) -> list[str]:

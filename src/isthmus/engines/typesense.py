@@ -40,13 +40,15 @@ class TypesenseEngine:
 
     def _search(self, *conditions: str, **search: Any) -> Any:
         """One search, in the body of a request: an address has no room for many ids."""
-        every = " && ".join(f"({part})" for part in (self._at.filter, *conditions) if part)
-        body = {"collection": self._at.source, "filter_by": every, **search}
+        body = {"collection": self._at.source, "filter_by": self._filters(*conditions), **search}
         (result,) = self._server.ask("POST", "/multi_search", {"searches": [body]})["results"]
         if "error" in result:
             code = str(result.get("code", ""))
             raise RemoteProblem(self.noun, str(result["error"])[:200], code=code)
         return result
+
+    def _filters(self, *conditions: str) -> str:
+        return " && ".join(f"({part})" for part in (self._at.filter, *conditions) if part)
 
     def _narrowed(self, only: Constraints) -> list[str]:
         """Filters of documents that meet constraints; dates are numbers."""
@@ -136,12 +138,18 @@ class TypesenseEngine:
                 documents[document["id"]] = document_of(document["id"], document, self._at)
         return documents
 
-    def scan(self) -> Iterator[list[RemoteDocument]]:
-        """All documents, as Typesense exports them; the key needs documents:export."""
+    def newest(self, depth: int, only: Constraints = ANY) -> list[str]:
+        """By date, as far as one search goes."""
+        order = {"sort_by": f"{self._at.date}:desc"} if self._at.date else {}
+        page = {"q": "*", "per_page": min(depth, PAGE), "include_fields": "id", **order}
+        return [str(hit["document"]["id"]) for hit in self._search(*self._narrowed(only), **page)["hits"]]
+
+    def scan(self, only: Constraints = ANY) -> Iterator[list[RemoteDocument]]:
+        """Documents as Typesense exports them; the key needs documents:export."""
         read = [name for name in ("id", *self._fields, self._at.type, self._at.date) if name]
         parameters = {"include_fields": ",".join(read)}
-        if self._at.filter:
-            parameters["filter_by"] = self._at.filter
+        if filters := self._filters(*self._narrowed(only)):
+            parameters["filter_by"] = filters
         lines = self._server.lines(f"/collections/{self._at.source}/documents/export", params=parameters)
         while batch := list(islice(lines, PAGE)):
             yield [document_of(each["id"], each, self._at) for each in batch]

@@ -216,7 +216,7 @@ class ScoredSnapshot(Snapshot):
 
     def matches(self, text: str, terms: Sequence[str], only: Constraints | None = None) -> Matches:
         """As the engine counts them; none of one that is searched by vectors, to which all are near."""
-        if self.encoder.width:
+        if self.encoder.width and text.strip():
             raise CannotNarrow("its engine is searched by vectors")
         return self.reader.text_matches(text, only)
 

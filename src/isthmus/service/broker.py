@@ -420,7 +420,7 @@ class Broker:
         if not answer.documents:
             return "it has no document in its index yet"
         remarks = (
-            self.exchange.remark(answer.statistics),
+            self.exchange.remark(answer.statistics) if answer.scorer != ENGINE else "",
             self.scale.remark(silo.name, answer.scorer, answer.scale),
             another_encoder(silo.encoder, self.encoder),
             self.models.remark(silo.name, answer),

@@ -491,7 +491,7 @@ class Node:
     def _restore_shared(self) -> None:
         """Score with the last sum again; one that cannot be used is set aside for the operator."""
         file = self._shared_file
-        if not file.exists():
+        if not file.exists() or not self._is_comparable:
             return
         try:
             self.index.share(self._checked(file.read_bytes()))
@@ -504,7 +504,10 @@ class Node:
         """Score with the sum of all silos' statistics from now on; the version of it.
 
         One that is out of bounds, or that a search fails with, is a ProtocolError; the one before it stays.
+        A silo whose engine has scores of its own has no use for any.
         """
+        if not self._is_comparable:
+            return ""
         with self._sharing:  # one is unpacked at a time
             statistics = self._checked(data)
             with replacing(self._shared_file) as stream:
