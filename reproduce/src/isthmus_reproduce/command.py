@@ -46,6 +46,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="search: with an encoder that was added, which all silos have agreed on, or lsa",
     )
+    parser.add_argument(
+        "--encoder-tuned",
+        metavar="DIR",
+        default="",
+        help="calibrated-fusion: with an encoder fine-tuned a fold, tuned there where missing (torch)",
+    )
     parser.add_argument("--seed", type=whole(0), default=0, help="of every random draw (0)")
     parser.add_argument("--workers", type=whole(1), help="processes at once (one a core)")
     parser.add_argument("--out", metavar="DIR", help="the run's folder; the same folder again resumes")
@@ -63,6 +69,9 @@ def _run(options: argparse.Namespace) -> None:
 
     experiment = import_module(EXPERIMENTS[options.paper])
     chosen = {"data": options.data, "only": tuple(options.only), "encoder": options.encoder}
+    if options.encoder_tuned and options.paper != "calibrated-fusion":
+        expected = "no --encoder-tuned"
+        raise ConfigError(f"{options.paper} tunes no encoder", key="--encoder-tuned", expected=expected)
     if options.encoder and options.paper != "search":
         raise ConfigError(f"{options.paper} has its own encoders", key="--encoder", expected="no --encoder")
     if options.only and options.paper not in ("fedrisk", "training-defaults"):
@@ -76,6 +85,7 @@ def _run(options: argparse.Namespace) -> None:
         )
     if more:
         check_per_query(options.per_query)
+    more |= {"tuned": options.encoder_tuned} if options.encoder_tuned else {}
     cells, wrote = [], []
     for data in _sets(experiment, options.data):
         chosen["data"] = data
@@ -83,6 +93,7 @@ def _run(options: argparse.Namespace) -> None:
             scale=options.scale, seed=options.seed, **{key: value for key, value in chosen.items() if value}
         )
         name = f"{options.paper}-{options.encoder}" if options.encoder else options.paper
+        name += "-tuned" if options.encoder_tuned else ""
         folder = f"{name}-{Path(config.data).name}-{config.scale}-{config.seed}"
         out = Path(options.out or "runs") / (folder if data != options.data or not options.out else "")
         result = experiment.reproduce(config, out, workers=options.workers, **more)

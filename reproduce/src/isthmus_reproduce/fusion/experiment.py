@@ -7,6 +7,7 @@ Sound mode ranks all labels, chooses on validation and keeps texts apart. The ro
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +26,12 @@ from isthmus_reproduce.fusion import printed
 from isthmus_reproduce.fusion.folds import FOLDS, label_fold
 from isthmus_reproduce.fusion.panels import DENSE, LINEAR, SPARSE, encoder
 from isthmus_reproduce.fusion.runs import BINS, MEASURES, PAPER_BINS, Way, default_stack, two_retrievers
+from isthmus_reproduce.fusion.tuned import TUNED, WITH_TUNED, WITHOUT_TUNED, tune_folds
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit, cells_table
 from isthmus_reproduce.prose import Prose
 
 Mode = Literal["paper", "sound"]
-Kind = Literal["paper", "sound", "default"]
+Kind = Literal["paper", "sound", "default", "tuned"]
 MODES: tuple[Mode, Mode] = ("paper", "sound")
 PROSE = Prose("fusion.j2")
 DATA = ("twitter", "trec", "reuters")
@@ -103,20 +105,25 @@ def reproduce(
     *,
     workers: int | None = None,
     values: str | PathLike[str] | None = None,
+    tuned: str | PathLike[str] | None = None,
 ) -> Reproduction:
     """Compute what is missing in the folder, and write the report.
 
-    To `values` go those of every text under the default and the linear model.
+    To `values` go those of every text under the default and the linear model. `tuned` is a folder with an
+    encoder tuned for every fold, which are made where they are missing; None leaves them out.
     """
     notebook = Notebook(out, config)
     names = _names(config.data)
     results: dict[Piece, Any] = {}
-    work_by_kind = list(_work(config, names))
+    work_by_kind = list(_work(config, names, tuned))
     notebook.announce(work_by_kind, workers)
     with Progress("encoding texts", len(names), lines=True) as bar:
         for name in names:
             encoder(label_fold(name, 0, seed=config.seed, most=config.most).texts, label=_short(name))
             bar.advance()
+    if tuned is not None:
+        pairs = [(name, fold) for name in names for fold in range(config.folds)]
+        tune_folds(Path(tuned), pairs, seed=config.seed, most=config.most, say=_say)
     for label, work, units in work_by_kind:
         results |= notebook.compute(work, units, label=label, workers=workers)
     cells = tuple(_all_cells(names, results, config))
@@ -151,11 +158,17 @@ def _names(data: str) -> tuple[str, ...]:
     return names
 
 
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _short(name: str) -> str:
     return Path(name).name
 
 
-def _work(config: Config, names: Sequence[str]) -> Iterator[tuple[str, Any, list[Unit]]]:
+def _work(
+    config: Config, names: Sequence[str], tuned: str | PathLike[str] | None
+) -> Iterator[tuple[str, Any, list[Unit]]]:
     folds, settings = range(config.folds), {"seed": config.seed, "most": config.most}
     pairs = [(name, fold) for name in names for fold in folds]
     yield (
@@ -168,11 +181,13 @@ def _work(config: Config, names: Sequence[str]) -> Iterator[tuple[str, Any, list
             if name != "trec" or mode == "sound"  # TREC is not among the paper's sets
         ],
     )
+    kind: Kind = "default" if tuned is None else "tuned"
+    more = {} if tuned is None else {"tuned": str(tuned)}
     yield (
         "the default",
         default_stack,
         [
-            Unit(Piece(_short(name), fold, "default"), {"data": name, "fold": fold, **settings})
+            Unit(Piece(_short(name), fold, kind), {"data": name, "fold": fold, **settings, **more})
             for name, fold in pairs
         ],
     )
@@ -182,6 +197,11 @@ def _of(results: Results, name: str, kind: Kind, config: Config) -> list[Any]:
     """The results of one kind, fold by fold."""
     pieces = (Piece(_short(name), fold, kind) for fold in range(config.folds))
     return [results[piece] for piece in pieces if piece in results]
+
+
+def _defaults(results: Results, name: str, config: Config) -> list[Any]:
+    """The default's results, fold by fold, with tuned encoders where there are."""
+    return _of(results, name, "tuned", config) or _of(results, name, "default", config)
 
 
 def _folds(results: Results, name: str, mode: Mode, config: Config) -> list[Fold]:
@@ -199,7 +219,7 @@ def _all_cells(names: Sequence[str], results: Results, config: Config) -> Iterat
                 yield from _calibration_cells(short, mode, folds)
                 yield from _figure_cells(short, mode, folds)
                 yield from _fusion_cells(short, mode, folds)
-        yield from _default_cells(short, _of(results, name, "default", config))
+        yield from _default_cells(short, _defaults(results, name, config))
     if config.data == "all":
         yield from _absent_cells()
 
@@ -379,7 +399,10 @@ def chosen(folds: Sequence[Fold], calibration: str, mode: Mode, measure: str) ->
 
 def _default_cells(data: str, folds: Sequence[Any]) -> Iterator[Cell]:
     """The product's default, the plain linear model, and how honest the probabilities are."""
-    for run, row in (("default", "default"), (LINEAR, "linear")):
+    rows = [("default", "default"), (LINEAR, "linear")]
+    if folds and "tuned" in folds[0]:
+        rows += [(name, name) for name in (TUNED, WITHOUT_TUNED, WITH_TUNED)]
+    for run, row in rows:
         for part in ("all", "head", "tail"):
             for measure in MEASURES:
                 values = [100 * means[measure] for fold in folds for means in _means(fold, run, part)]
@@ -458,17 +481,24 @@ def _diagrams(name: str, results: Results, config: Config) -> Iterator[Plot]:
             if named:
                 caption = f"{_short(name)}, {mode} mode, {part} labels: {retriever}"
                 yield reliability_diagram(named, caption=caption)
-    defaults = _of(results, name, "default", config)
+    defaults = _defaults(results, name, config)
     fused = _pooled([fold["honesty"]["default"]["all"] for fold in defaults], BINS)
     caption = f"{_short(name)}, sound mode, all labels: the default's fused probabilities"
     yield reliability_diagram({"default": fused}, caption=caption)
 
 
 def _verdicts(name: str, results: Results, cells: Sequence[Cell], config: Config) -> Iterator[str]:
-    folds = _of(results, name, "default", config)
+    folds = _defaults(results, name, config)
     default, linear = (
         [means["P@1"] for fold in folds for means in _means(fold, row, "all")] for row in ("default", LINEAR)
     )
+    if weighed := [fold["tuned"] for fold in folds if "tuned" in fold]:
+        first = {
+            row: 100 * np.mean([means["P@1"] for fold in folds for means in _means(fold, row, "all")])
+            for row in (TUNED, WITHOUT_TUNED, WITH_TUNED)
+        }
+        included = sum(one["included"] for one in weighed)
+        yield PROSE("tuned", values=first, included=included, folds=len(weighed))
     if len(folds) > 1:
         test = paired_t(np.array(default), np.array(linear))
         means = {"default": 100 * np.mean(default), "linear": 100 * np.mean(linear)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ from isthmus_reproduce.fusion.panels import (
     encoder,
     paper_panel,
 )
+from isthmus_reproduce.fusion.tuned import WITHOUT_TUNED, fold_folder, weigh
 
 MEASURES = tuple(f"{name}@{depth}" for name in ("P", "nDCG", "psP", "psnDCG") for depth in (1, 5, 10))
 PER_QUERY = ("P@1", "nDCG@10")
@@ -293,8 +295,14 @@ def _honesty(probabilities: FloatArray, right: NDArray[np.bool_]) -> dict[str, A
     return sums
 
 
-def default_stack(data: str, fold: int, seed: int = 0, most: int | None = None) -> dict[str, Any]:
-    """The product's default on one fold: a panel of label rankers, stacked on out-of-fold predictions."""
+def default_stack(
+    data: str, fold: int, seed: int = 0, most: int | None = None, tuned: str | None = None
+) -> dict[str, Any]:
+    """The product's default on one fold: a panel of label rankers, stacked on out-of-fold predictions.
+
+    `tuned` is a folder with an encoder that was tuned for every fold: the default has it where the validation
+    part says so, and stands beside itself with and without it.
+    """
     chosen = label_fold(data, fold, seed=seed, most=most)
     seen = chosen.train + chosen.validation
     model, name = encoder(chosen.texts)
@@ -305,7 +313,8 @@ def default_stack(data: str, fold: int, seed: int = 0, most: int | None = None) 
     qrels = seen.qrels(chosen.documents)
     labels, depth = chosen.documents.ids, len(chosen.documents)
     stacked = Stacked(calibrator="softmax" if chosen.single else "platt", single_label=chosen.single)
-    stacked.fit([as_run(seen.ids, labels, scores[one], depth, one) for one in panel.rankers], qrels)
+    lists = [as_run(seen.ids, labels, scores[one], depth, one) for one in panel.rankers]
+    held_out = stacked.fit_fuse(lists, qrels, name="default")
     test = [as_run(chosen.test.ids, labels, test_scores[one], depth, one) for one in panel.rankers]
     fused = stacked.fuse(test, name="default")
     propensity = Propensity.of_qrels(qrels)
@@ -316,18 +325,25 @@ def default_stack(data: str, fold: int, seed: int = 0, most: int | None = None) 
         "per query": [],
         "retrievers": list(panel.rankers),
     }
-    for run in (fused, *test):
-        for part in PARTS if run is fused or run.name == LINEAR else PARTS[:1]:
+    beside: tuple[Run, ...] = ()
+    if tuned is not None:
+        folder = fold_folder(Path(tuned), data, fold)
+        weighed = weigh(chosen, folder, held_out[chosen.validation.ids], fused)
+        result["tuned"] = {**weighed.record, "included": weighed.included}
+        beside = (*weighed.runs, replace(fused, name=WITHOUT_TUNED))
+        fused = replace(weighed.runs[1], name="default") if weighed.included else fused
+    by_part = {run.name for run in (fused, *beside)} | {LINEAR}
+    for run in (fused, *test, *beside):
+        for part in PARTS if run.name in by_part else PARTS[:1]:
             evaluation = evaluate(_judged(chosen, "test", part), run, MEASURES, propensity=propensity)
             result["metrics"].append({"run": run.name, "part": part, "means": dict(evaluation.means)})
             if part == "all" and (run is fused or run.name == LINEAR):
                 rows = per_query_rows(evaluation)
                 result["per query"] += [row for row in rows if row["measure"] in PER_QUERY]
     result["honesty"]["default"] = _honesty_of(fused, 0.0, chosen)
-    for run, ranker in zip(test, panel.rankers, strict=True):
-        lists = as_run(seen.ids, labels, scores[ranker], depth, ranker)
-        calibrated, absent = _default_calibration(lists, run, qrels, chosen.single)
-        result["honesty"][ranker] = _honesty_of(calibrated, absent, chosen)
+    for run, one in zip(test, lists, strict=True):
+        calibrated, absent = _default_calibration(one, run, qrels, chosen.single)
+        result["honesty"][run.name] = _honesty_of(calibrated, absent, chosen)
     return result
 
 
