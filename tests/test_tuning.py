@@ -17,15 +17,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isthmus.classification import read_labelled
+from isthmus.classification import TextClassifier, read_labelled, report_of
 from isthmus.cli import main
 from isthmus.cli.encoder import tuning_parts
 from isthmus.encoders import TuningSettings, TuningTexts, add_encoder, load_encoder, read_tuned, tune
 from isthmus.encoders.folders import sha256, write_tuned_on
-from isthmus.encoders.tuning import WORK, _export
+from isthmus.encoders.tuning import SCRIPT, WORK, _export
 from isthmus.errors import ConfigError, DataError
 from oracles.numpy_bert import token_vectors
-from tiny_encoders import WORDS, random_bert
+from tiny_encoders import WORDS, lookup_encoder, random_bert
 
 LABELS = ("fruit: pear apple", "colour: red green")
 TEXTS = [f"{first} {second} {third}" for first in WORDS[4:] for second in WORDS[4:] for third in WORDS[4:]]
@@ -235,6 +235,37 @@ def test_a_tuned_encoder_tells_labels_apart_without_torch(
     assert again.history == tuned.history
 
 
+LOSS = """
+import json, sys
+sys.path.insert(0, {folder!r})
+import torch, torch_tuning as t
+logits, same = (torch.tensor(each) for each in json.loads({arrays!r}))
+own = torch.eye(4, dtype=torch.bool)
+print(json.dumps([t.contrast(logits, same).item(), t.contrast(logits, same, own).item()]))
+"""
+
+
+@pytest.mark.soak
+def test_the_loss_is_nt_xent(torch_python: str) -> None:
+    """−mean over a of mean over p ∈ P(a) of log(exp(a·p/τ) / Σ_b exp(a·b/τ)), b ≠ a among texts."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(4, 4))
+    same = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=bool)
+    arrays = json.dumps([logits.tolist(), same.tolist()])
+    program = LOSS.format(folder=str(SCRIPT.parent), arrays=arrays)
+    done = subprocess.run([torch_python, "-c", program], capture_output=True, text=True, check=True)
+    expected = []
+    for left_out in (False, True):
+        each = []
+        for row in range(4):
+            others = [at for at in range(4) if not (left_out and at == row)]
+            total = np.log(np.exp(logits[row, others]).sum())
+            if positives := [at for at in others if same[row, at]]:
+                each.append(np.mean([total - logits[row, at] for at in positives]))
+        expected.append(np.mean(each))
+    np.testing.assert_allclose(json.loads(done.stdout), expected, rtol=1e-5)
+
+
 PROGRAM = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -281,3 +312,23 @@ def _running(out: Path) -> bool:
     """Whether torch still works in a folder."""
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     return str(out / WORK) in listed
+
+
+def test_a_classifier_rests_on_texts_that_its_encoder_was_not_tuned_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cross-fitted answers for texts that were tuned on would flatter it."""
+    monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path / "cache"))
+    kinds = [[float(word in kind) for word in WORDS] for kind in (("pear", "apple"), ("red", "green"))]
+    table = np.array([*kinds, [0.1] * len(WORDS)], dtype=np.float32).T
+    folder = lookup_encoder(tmp_path / "encoder", table)
+    rows = [f"{word} {number},{word},train" for number in range(50) for word in ("pear", "red")]
+    data = read_labelled(labelled(tmp_path / "texts.csv", rows))
+    write_tuned_on(folder, data.texts[:60])
+    classifier = TextClassifier(encoder=str(folder)).fit(data)
+    assert set(classifier.held_out_.queries) == set(data.ids[60:])
+    report = report_of(classifier.held_out_, data.qrels, data.names)
+    assert (report.measures["texts"], report.measures["P@1"]) == (40, 1)
+    write_tuned_on(folder, data.texts[:80])
+    with pytest.raises(DataError, match="tuned on 80 of these 100 texts"):
+        TextClassifier(encoder=str(folder)).fit(data)

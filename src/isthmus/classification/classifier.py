@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.calibration import ThresholdCurve
@@ -43,6 +44,8 @@ from isthmus.randomness import Streams
 from isthmus.report import Table, progress
 from isthmus.tables import Documents, Qrels, Run
 
+LEAST_FRESH = 30
+"""Texts that an encoder was not tuned on, for a stack and its probabilities to rest on."""
 FORMAT = 1
 FILES = ("classifier.json", "texts.jsonl", "stack.fuser")
 
@@ -98,13 +101,18 @@ class TextClassifier:
         parts = self._parts(data)
         panel = self._panel(data)
         scores = out_of_fold(panel, data.texts, data.labels, data.documents, parts)
-        runs = [as_run(data.ids, data.names, scores[name], len(data.names), name) for name in panel.rankers]
+        fresh = self._fresh(data)
+        judged = data.take(fresh)
+        runs = [
+            as_run(judged.ids, data.names, scores[name][fresh], len(data.names), name)
+            for name in panel.rankers
+        ]
         self.stack_ = Stacked(
             calibrator="softmax" if data.single else "platt",
             single_label=data.single,
             final="softmax" if data.single else "platt",
         )
-        self.held_out_ = self.stack_.fit_fuse(runs, data.qrels, name="held out")
+        self.held_out_ = self.stack_.fit_fuse(runs, judged.qrels, name="held out")
         self.data_ = data
         return self
 
@@ -176,6 +184,19 @@ class TextClassifier:
         if count < 2:
             raise DataError(f"{len(data)} texts with a label, of which {count} differ", cure="label more")
         return folds(len(data), count, Streams(self.seed)("classifier folds"), groups=groups)
+
+    def _fresh(self, data: LabelledTexts) -> NDArray[np.bool_]:
+        """The texts whose labels the encoder was not tuned on: they alone say what an answer is worth."""
+        if self.encoder == "lsa":
+            return np.ones(len(data), dtype=bool)
+        fresh = ~load_encoder(self.encoder).was_tuned_on(data.texts)
+        if not fresh.all() and fresh.sum() < LEAST_FRESH:
+            problem = f"the encoder was tuned on {len(data) - int(fresh.sum())} of these {len(data)} texts"
+            cure = (
+                f"add {LEAST_FRESH} labelled texts that it has not learned from, as those it was validated on"
+            )
+            raise DataError(problem, cure=cure)
+        return np.asarray(fresh)
 
     def _panel(self, data: LabelledTexts) -> Panel:
         known = sorted(set(data.texts))
@@ -252,7 +273,8 @@ class ClassificationReport:
 
 
 def report_of(run: Run, qrels: Qrels, names: Sequence[str]) -> ClassificationReport:
-    """Judge first answers; the run's probabilities must come from models that did not see these texts."""
+    """Judge first answers to the run's texts, whose probabilities are by models that did not see them."""
+    qrels = qrels[[query for query in run.queries if query in qrels]]
     column = {name: at for at, name in enumerate(names)}
     first = run.keep(run.ranks == 1)
     truth = qrels.to_dict()
