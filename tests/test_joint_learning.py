@@ -30,7 +30,7 @@ from isthmus.service import wire
 from isthmus.service.broker import Broker, SiloClient, merge_hits
 from isthmus.service.columns import silo_rows
 from isthmus.service.http_client import HttpReply
-from isthmus.service.joint_learning import JointLearning
+from isthmus.service.joint_learning import NO_CONSENT, JointLearning
 from isthmus.service.learning_runs import LearningRuns
 from isthmus.service.merging import Merger, ModelExchange
 from isthmus.service.node import Node
@@ -211,6 +211,16 @@ def test_two_learn_together_where_both_owners_agree(tmp_path):
     with silos(tmp_path, judging=(1, 2), consent="two") as opened:
         (_, record), _ = learned(opened)
         assert record.queries == len(QUERIES)
+        for node in opened[:2]:
+            guarantees = {each.guarantee for each in node.release().departures if each.kind == "sums"}
+            assert "no DP guarantee" in guarantees
+        opened[1].settings = replace(
+            opened[1].settings, learning=replace(opened[1].settings.learning, consent="")
+        )
+        opened[1].learner.settings = opened[1].settings
+        result, run = learned(opened)
+        assert result is None
+        assert run.left_out == {"silo2": NO_CONSENT}
 
 
 def test_silos_are_weighed_where_their_owners_let_them_be(tmp_path):

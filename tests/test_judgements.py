@@ -448,6 +448,12 @@ class TestInASilo:
         assert [each["document"] for each in record["unknown"]] == ["s1", "zz"]
         assert "2 judgements of documents that no silo has" in err
         assert "s1, zz" in err
+        assert main([*command, "--silo", "south"]) == 1
+        assert "is of the silo north" in capsys.readouterr().err
+        other = tmp_path / "other.csv"
+        other.write_text("query,document,relevant\nx,zz,1\n")
+        assert main(["judgements", "import", str(other), "--config", str(config), "--silo", "north"]) == 1
+        assert "1 judgement of documents that north has not" in capsys.readouterr().err
         assert main(command) == 0
         assert json.loads(capsys.readouterr().out)["unchanged"] == 2
         out = tmp_path / "back"

@@ -68,7 +68,7 @@ def _import(arguments: argparse.Namespace) -> int:
         arguments.file, queries=arguments.queries, least_grade=arguments.least_grade, silo=arguments.silo
     )
     done = _import_here(arguments, judgements) if arguments.config else _import_there(arguments, judgements)
-    _explain(done, judgements)
+    _explain(done, judgements, arguments.silo)
     record: dict[str, Any] = {"judgements": len(judgements), **done.model_dump()}
     for name in ("unknown", "unplaced"):
         record[name] = [_named(judgements[at]) for at in record[name]]
@@ -92,6 +92,10 @@ def _import_here(arguments: argparse.Namespace, judgements: Sequence[NamedJudgem
 
     settings, store = silo_store(arguments)
     try:
+        if arguments.silo not in (None, settings.silo):
+            raise ConfigError(
+                f"{arguments.config} is of the silo {settings.silo}", key="--silo", value=arguments.silo
+            )
         here = {each.document for each in judgements if each.silo in (None, settings.silo)}
         ids = {id: id for id in store.present(here)}
         return import_judgements(store, judgements, ids, peer=OPERATOR, person=arguments.by)
@@ -125,12 +129,13 @@ def _named(judgement: NamedJudgement) -> dict[str, str]:
     return {"query": judgement.query, "document": judgement.document}
 
 
-def _explain(done: Imported, judgements: Sequence[NamedJudgement]) -> None:
+def _explain(done: Imported, judgements: Sequence[NamedJudgement], silo: str | None) -> None:
     """What was left out, and why, for a person."""
     for silo, reason in done.unanswered.items():
         say(f"isthmus: {plain(silo)}: {plain(reason)}")
+    nowhere = f"{plain(silo)} has not" if silo else "no silo has"
     remarks = (
-        (done.unknown, "of documents that no silo has: check the ids against those of hits"),
+        (done.unknown, f"of documents that {nowhere}: check the ids against those of hits"),
         (list(done.ambiguous), "of documents that several silos have: name the silo (--silo, or a column)"),
         (done.unplaced, "whose documents no silo that answered has: run this again when all do"),
     )

@@ -40,6 +40,9 @@ M = TypeVar("M", bound=BaseModel)
 PATIENCE = 300.0
 """Seconds that silos have for one answer: rows of many queries take their time."""
 JSON = "application/json"
+NO_CONSENT = (
+    'two silos learn together if both owners write consent = "two" under [learning]; this one has not'
+)
 _JUDGED = "which queries somebody judged hits of, and into how many folds they may be dealt"
 _KEY = "its key for the masks of a session"
 
@@ -78,7 +81,10 @@ class JointLearning:
                     "no silo has judged queries enough to take part" + self._why(),
                     cure="judge hits of more queries: each half of a silo's has learning.least_queries (10)",
                 )
-            if len(adding) < LEAST_MEMBERS and not _agreed(members, adding):
+            agreed = [name for name in adding if members[name].consent == "two"]
+            if len(adding) < LEAST_MEMBERS and len(agreed) < 2:
+                if agreed and len(adding) == 2:
+                    self.left_out |= {name: NO_CONSENT for name in adding if name not in agreed}
                 await self._alone(adding)
                 return None
             try:
@@ -182,11 +188,6 @@ def _words(reply: HttpReply) -> Any:
     if len(reply.body) % 8:
         raise ProtocolError("an answer that is no vector of words")
     return np.frombuffer(reply.body, dtype="<u8").astype(np.uint64)
-
-
-def _agreed(judged: Mapping[str, wire.Judged], adding: Sequence[str]) -> bool:
-    """Whether the owners of two silos agree to learn in a sum of two."""
-    return len(adding) == 2 and all(judged[name].consent == "two" for name in adding)
 
 
 def _accepted(reply: HttpReply) -> HttpReply:

@@ -35,8 +35,8 @@ SCHEDULE = "schedule"
 LOOK_EVERY = 60.0
 """Seconds between two looks at whether a run is due."""
 ALONE = (
-    "fewer than three silos with enough judged queries took part: each calibrated the baseline by its own, "
-    'and nothing has left it (to learn together: three silos, or consent = "two" under [learning] of both)'
+    "fewer than three silos with enough judged queries took part: each calibrated the baseline by its own "
+    'judgements, which stay there (together: three silos, or consent = "two" under [learning] of both)'
 )
 
 _log = logging.getLogger("isthmus.service")
