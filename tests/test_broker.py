@@ -102,12 +102,13 @@ class TestSearch:
         assert {each["status"] for each in told["silos"]} == {"answered"}
         assert all(each["documents"] == 100 and each["took_ms"] > 0 for each in told["silos"])
 
-    def test_scores_of_an_engine_s_own_need_no_statistics(self, site, monkeypatch):
+    @pytest.mark.parametrize("scorer", ["engine", "date"])
+    def test_scores_of_an_engine_s_own_need_no_statistics(self, site, monkeypatch, scorer):
         """Else each of its answers would have the sum sent to all silos again."""
         exchange = site.broker.exchange
         monkeypatch.setattr(exchange, "version", "v1")
         monkeypatch.setattr(exchange, "_holders", {"west"})
-        content = json.dumps(answer("west", [], scorer="engine")).encode()
+        content = json.dumps(answer("west", [], scorer=scorer)).encode()
         site.silos["west"].behave = (200, b"application/json", content)
         assert site.search(silos=["west"])["silos"][0]["detail"] == ""
         assert exchange._holders == {"west"}

@@ -56,6 +56,8 @@ from isthmus.tables import Unpacker
 JSON = "application/json"
 ENGINE = "engine"
 """The scorer of silos whose scores are their engine's own."""
+WITHOUT_STATISTICS = (ENGINE, "date")
+"""Scorers that have no use for the statistics of all silos."""
 LAG = 0.25
 """Seconds by which a deadline may be noticed late; more, and it was this process that had no time."""
 MOST_UNPACKED = 64 << 20
@@ -420,7 +422,7 @@ class Broker:
         if not answer.documents:
             return "it has no document in its index yet"
         remarks = (
-            self.exchange.remark(answer.statistics) if answer.scorer != ENGINE else "",
+            "" if answer.scorer in WITHOUT_STATISTICS else self.exchange.remark(answer.statistics),
             self.scale.remark(silo.name, answer.scorer, answer.scale),
             another_encoder(silo.encoder, self.encoder),
             self.models.remark(silo.name, answer),
