@@ -332,6 +332,8 @@ def test_documents_are_changed_where_they_are(server, tmp_path):
         pytest.raises(Refused, match=f"{server.noun}, which is only"),
     ):
         node.put([Draft("x", "", "text")])
+    listed = isthmus("documents", "list", "--config", tmp_path / "w" / "north" / "silo.toml")
+    assert listed.stderr.endswith("isthmus: 100 of 120 documents\n")
 
 
 @elsewhere

@@ -159,6 +159,8 @@ class AttachedStore(SqliteStore):
         self, *, source: str = "", words: str = "", most: int = 100
     ) -> list[tuple[str, str, str, str]]:
         """(id, title, source, language) of the first documents whose id or title has these words in it."""
+        if not self._engine.is_counted and self._engine.maintain():  # where no node has looked yet
+            self._engine.refresh()
         wanted = words.lower().split()
         every = () if source else self.living()
         named = (each for each in every if all(word in f"{each.id}\n{each.title}".lower() for word in wanted))
