@@ -26,8 +26,9 @@ from isthmus.engines import (
 from isthmus.engines.remote import RemoteProblem
 from isthmus.errors import ConfigError, Refused, ServiceError
 from isthmus.service import Draft, Node, read_node
+from isthmus.service.erasure import erase
 from isthmus.service.settings import EngineSettings, NodeSettings, Policy, SharedStatistics
-from isthmus.service.wire import AttributedFeedback, Search
+from isthmus.service.wire import AttributedFeedback, CountQuestion, Search
 from test_engines import STOP, WORDS, hits, spelled, texts
 
 TABLE = """CREATE TABLE articles (id text PRIMARY KEY, title text, body text, secret boolean DEFAULT false,
@@ -244,6 +245,9 @@ def test_attach_writes_a_silo_that_is_searched_judged_and_says_what_left(table, 
         assert [each.document for each in node.store.judgements()] == [first.document]
         node.statistics("broker")  # private, charged to every document
         assert node.release().most_spent > 0
+        node.count(CountQuestion(query="green bridges"), "broker")
+        erase(node, ["d0003"])
+        node.count(CountQuestion(query="iron bridges"), "broker")  # of the documents that are left
         with pytest.raises(Refused, match="PostgreSQL, which is only read"):
             node.put([Draft("x", "", "text")])
     assert not (tmp_path / "world" / "north" / "index" / "index" / "manifest.json").exists()

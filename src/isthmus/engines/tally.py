@@ -65,12 +65,13 @@ class DocumentTally:
         return {word: code for code, word in enumerate(self.words)}
 
     def without(self, is_gone: Callable[[str], bool]) -> DocumentTally:
-        """The documents but some, whose words are in the totals still; itself where there is none of them."""
+        """The documents but some, whose words are in the totals still, each a change; itself where there is
+        none of them."""
         rows = [row for row, id in enumerate(self.ids) if not is_gone(id)]
         if len(rows) == len(self):
             return self
-        ids = tuple(self.ids[row] for row in rows)
-        return replace(self, ids=ids, handles=self.handles[rows], digests=self.digests[rows])
+        ids, last = tuple(self.ids[row] for row in rows), self.last + len(self) - len(rows)
+        return replace(self, last=last, ids=ids, handles=self.handles[rows], digests=self.digests[rows])
 
     def tables(self, words: Sequence[str]) -> dict[str, FloatArray]:
         """The totals of words; 0 for one that no document has."""
