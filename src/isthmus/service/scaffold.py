@@ -121,7 +121,12 @@ def create_federation(
     )
     write_private(folder / "broker.toml", broker.encode())
     readme = template("README.md").format(
-        title=folder.name, count=len(names) + 1, starts="\n".join(starts), port=port, first=names[0]
+        title=folder.name,
+        count=len(names) + 1,
+        starts="\n".join(starts),
+        port=port,
+        first=names[0],
+        query="words of a document" if engines else "first document",
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")
     (folder / ".gitignore").write_text(template("gitignore"), encoding="utf-8")
