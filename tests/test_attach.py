@@ -23,7 +23,7 @@ from isthmus.engines import (
     attached,
     open_remote,
 )
-from isthmus.engines.remote import RemoteProblem
+from isthmus.engines.remote import RemoteProblem, words_of
 from isthmus.errors import ConfigError, Refused, ServiceError
 from isthmus.service import Draft, Node, read_node
 from isthmus.service.erasure import erase
@@ -135,13 +135,17 @@ def test_dates_that_are_none_break_no_count(postgres_url):
         db.execute(
             "INSERT INTO dated VALUES (1, '', 'sea', 86400, '1970-01-02Z'), (2, '', 'sea', NULL, NULL)"
         )
-        db.execute("INSERT INTO dated VALUES (3, '', 'sea', 99e15, '20000-01-01Z')")
+        db.execute(
+            "INSERT INTO dated VALUES (3, '', 'sea', 99e15, '20000-01-01Z'), (NULL, '', 'sea', 1, NULL)"
+        )
     for field in ("at", "moment"):
         vector = "to_tsvector('english', body)"
         engine = open_remote(located(postgres_url, source="dated", date=field, search_by=vector))
         matches = engine.matches("sea")
         assert (matches.count, matches.years) == (3, {1970: 1})
         assert [each.date for each in engine.get(["1", "2", "3"]).values()] == [86400, None, None]
+        assert [each.id for batch in engine.scan() for each in batch] == ["1", "2", "3"]
+        assert engine.newest(9) == ["1", "2", "3"]
         engine.close()
 
 
@@ -333,6 +337,10 @@ def test_a_server_that_is_not_there_is_one_line_with_the_cure(tmp_path):
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert words in done.stderr
         assert "engine." not in done.stderr
+
+
+def test_marks_are_parts_of_words():
+    assert words_of('हिन्दी, cafe\u0301 "tides -tides') == ["हिन्दी", "cafe\u0301", "tides"]
 
 
 class Stub:

@@ -144,6 +144,8 @@ def test_a_node_finds_what_the_engine_has(server, tmp_path):
             assert scores == sorted(scores, reverse=True)
             assert all(topic.split()[0] in (hit.title + hit.snippet).lower() for hit in answer.hits[:3])
         assert search(node, "zzyzx").hits == search(node, "?").hits == []
+        plain, signed = (search(node, query).hits for query in ("harbour keepers", 'harbour -"keepers'))
+        assert [hit.document for hit in signed] == [hit.document for hit in plain]
         one = search(node, "harbour", k=100).hits
         assert len(one) == 15
         first = DOCUMENTS[0]

@@ -77,9 +77,15 @@ class MeilisearchEngine:
     def matches(self, text: str, only: Constraints = ANY) -> Matches:
         """What its search finds, at most as many as the index's `maxTotalHits`; by type where that is
         filterable."""
-        if not words_of(text):
+        words = " ".join(words_of(text))  # signs have meanings of their own there: -word, "a phrase"
+        if not words:
             return Matches(0, {}, {})
-        body: dict[str, Any] = {"q": text, "page": 1, "hitsPerPage": 1, "attributesToRetrieve": [self._at.id]}
+        body: dict[str, Any] = {
+            "q": words,
+            "page": 1,
+            "hitsPerPage": 1,
+            "attributesToRetrieve": [self._at.id],
+        }
         try:
             result = self._ask("search", {**body, "facets": [self._at.type] if self._at.type else []}, only)
         except RemoteProblem:
@@ -93,8 +99,9 @@ class MeilisearchEngine:
         self, text: str, vector: Vectors, depth: int, only: Constraints = ANY
     ) -> list[tuple[str, float]]:
         """By Meilisearch's order."""
-        body = {"q": text, "limit": depth, "showRankingScore": True, "attributesToRetrieve": [self._at.id]}
-        hits = self._ask("search", body, only)["hits"] if words_of(text) else []
+        words = " ".join(words_of(text))
+        body = {"q": words, "limit": depth, "showRankingScore": True, "attributesToRetrieve": [self._at.id]}
+        hits = self._ask("search", body, only)["hits"] if words else []
         return [(str(hit[self._at.id]), float(hit["_rankingScore"])) for hit in hits]
 
     def get(self, ids: Sequence[str]) -> dict[str, RemoteDocument]:

@@ -85,7 +85,10 @@ class PostgresEngine:
         self._texts = [f"coalesce({column}::text, '')" for column in columns]
         self._type = f"left(lower(trim({_quoted(location.type)}::text)), 100)" if location.type else "NULL"
         self._size = " + ".join(f"coalesce(octet_length({column}::text), 0)" for column in columns)
-        self._where = f"({location.filter})".replace("%", "%%") if location.filter else "TRUE"
+        named = f"{self._id} IS NOT NULL"
+        self._where = (
+            f"({location.filter})".replace("%", "%%") + f" AND {named}" if location.filter else named
+        )
 
     @cached_property
     def _fields(self) -> str:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, ClassVar, Protocol, runtime_checkable
+from unicodedata import category
 from urllib.parse import urlsplit
 
 from isthmus.encoders import Vectors
@@ -396,7 +397,9 @@ def latest(batches: Iterator[list[RemoteDocument]], depth: int) -> list[str]:
 
 def words_of(text: str) -> list[str]:
     """A query's words as they are written, each once, the first of very many."""
-    words = dict.fromkeys("".join(sign if sign.isalnum() else " " for sign in text).split())
+    # marks are parts of words: the vowels of Hindi, accents that follow their letters
+    is_part = {sign: sign.isalnum() or category(sign).startswith("M") for sign in set(text)}
+    words = dict.fromkeys("".join(sign if is_part[sign] else " " for sign in text).split())
     return list(words)[:MOST_TERMS]
 
 
