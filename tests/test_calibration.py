@@ -32,6 +32,7 @@ from isthmus.calibration import (
     Judging,
     LabelledScores,
     ListLogistic,
+    NoisySoftmax,
     PerPart,
     Platt,
     QueryFeature,
@@ -293,6 +294,24 @@ def test_softmax_sums_to_at_most_one_and_learns_label_priors() -> None:
     assert np.bincount(groups, weights=chances).max() <= 1 + 1e-12
     truth = (odds / odds.sum(axis=1, keepdims=True)).reshape(-1)
     assert np.abs(chances - truth).mean() < 0.03
+
+
+def test_a_share_of_noise_is_found_and_keeps_the_clearest_answers_from_being_too_sure() -> None:
+    rng = np.random.default_rng(5)
+    count, size, noise = 3000, 5, 0.06
+    groups = np.repeat(np.arange(count), size)
+    scores = rng.normal(size=count * size)
+    odds = np.exp(4 * scores).reshape(count, size)
+    truth = (1 - noise) * odds / odds.sum(axis=1, keepdims=True) + noise / size
+    answer = np.array([rng.choice(size, p=row / row.sum()) for row in truth])
+    y = (np.tile(np.arange(size), count) == np.repeat(answer, size)).astype(int)
+    noisy, plain = (kind().fit(scores, y, groups=groups) for kind in (NoisySoftmax, Softmax))
+    chances, others = (model.probabilities(scores, groups=groups) for model in (noisy, plain))
+    assert abs(noisy.noise_ - noise) < 0.02
+    assert abs(noisy.choice_.weights[0] - 4) < 0.4
+    assert np.abs(chances - truth.reshape(-1)).mean() < 0.5 * np.abs(others - truth.reshape(-1)).mean()
+    assert np.bincount(groups, weights=chances).max() <= 1 + 1e-12
+    assert np.array_equal(np.argsort(scores[:size]), np.argsort(chances[:size]))
 
 
 def labelled(lists: int) -> tuple[Run, Qrels]:

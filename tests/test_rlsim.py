@@ -13,6 +13,8 @@ from isthmus.fusion.learned import Formula
 from isthmus.fusion.rl_sim import (
     LARGEST,
     aggregate,
+    calibrated_edges,
+    edge_distances,
     intersections,
     object_distances,
     rerank,
@@ -282,6 +284,28 @@ def test_one_run_is_reranked_by_what_its_lists_share() -> None:
     for at, query in enumerate(run.queries[:5]):
         mine = [names[item] for item in lists[len(names) + at] if item < len(names)]
         assert reranked[query].documents.tolist() == mine
+
+
+def test_calibrated_edges_order_the_lists_and_weigh_what_they_share() -> None:
+    run = Run.from_dict({"p": {"a": 3.0, "b": 2.0}, "q": {"a": 1.0, "b": 5.0}})
+    other = Run.from_dict({"p": {"b": 1.0}})
+    edges = calibrated_edges([run, other], [np.array([0.9, 0.1, 0.8, 0.2]), np.array([0.7])], "ab", "pq")
+    # p: a .9/2, b (.1 + .7)/2; q: b, which stands first, .8/2, a .2/2
+    assert edges[2, :2] == pytest.approx([0.45, 0.4])
+    assert edges[3, :2] == pytest.approx([0.1, 0.4])
+    assert np.array_equal(edges, edges.T)
+    assert edges[2, 3] == pytest.approx((0.45 * 0.1 + 0.4 * 0.4) / np.hypot(0.45, 0.4) / np.hypot(0.1, 0.4))
+    assert edge_distances(edges, 2)[3].tolist() == [2, 1, 3, 0]
+    lists = np.array([[0, 1, 2], [1, 2, 0], [2, 1, 0]])
+    strengths = np.array([[1.0, 0.25, 0.5], [0.25, 1.0, 0.04], [0.5, 0.04, 1.0]])
+    # K = 2: lists 0 and 1 share object 1, by √(.25·1); lists 1 and 2 share both, twice √(1·.04)
+    found = intersections(lists, 2, strengths)
+    assert found[0, 1] == pytest.approx(0.5 * 2 / 6)
+    assert found[1, 2] == pytest.approx(2 * 0.2 * 2 / 6)
+    fused = fuse([run.with_probabilities(np.array([0.4, 0.3, 0.9, 0.1]))], "rl-sim", edges="calibrated")
+    assert fused["q"].documents.tolist() == ["b", "a"]
+    with pytest.raises(ConfigError, match="no edges 'sure'"):
+        fuse([run], "rl-sim", edges="sure")
 
 
 def test_strictly_increasing_calibration_changes_nothing() -> None:

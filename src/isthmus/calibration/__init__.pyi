@@ -35,6 +35,7 @@ from isthmus.calibration.saving import record_of as record_of
 from isthmus.calibration.saving import save_calibrator as save_calibrator
 from isthmus.calibration.saving import unpack as unpack
 from isthmus.calibration.softmax import Choice as Choice
+from isthmus.calibration.softmax import NoisySoftmax as NoisySoftmax
 from isthmus.calibration.softmax import Softmax as Softmax
 from isthmus.calibration.softmax import choice_probabilities as choice_probabilities
 from isthmus.calibration.softmax import fit_choice as fit_choice

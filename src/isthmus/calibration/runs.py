@@ -30,7 +30,7 @@ from isthmus.calibration.curves import (
 from isthmus.calibration.estimator import Calibrator, own_weight
 from isthmus.calibration.list_logistic import TOP, ListLogistic
 from isthmus.calibration.query_feature import QueryFeature
-from isthmus.calibration.softmax import Softmax
+from isthmus.calibration.softmax import NoisySoftmax, Softmax
 from isthmus.errors import ConfigError, DataError
 from isthmus.partition import folds as deal_folds
 from isthmus.randomness import Streams
@@ -50,6 +50,7 @@ CALIBRATORS: dict[str, Callable[[], Calibrator]] = {
     "query-feature": QueryFeature,
     "query-feature-unconstrained": lambda: QueryFeature(boosting="unconstrained"),
     "softmax": Softmax,
+    "softmax-noise": NoisySoftmax,
 }
 """Every calibrator by name."""
 
@@ -57,7 +58,7 @@ SMALL = {"platt": 2, "list-logistic": 3, "list-logistic-score": 4}
 CURVES = {"temperature": 1, "gaussian": 3, "gamma": 3, "beta": 3, "isotonic-binned": 10, "isotonic": 20}
 CONTEST = {**SMALL, **CURVES, "query-feature": 14}
 """What `auto` chooses from, with the parameters each counts for. The others are the paper's forms, which
-reorder lists or know no prior, and softmax, for lists in which one answer is right."""
+reorder lists or know no prior, and the two softmaxes, for lists in which one answer is right."""
 FIRST = "list-logistic"
 CLEARLY = 2.0
 """Standard errors by which another must be better than it."""

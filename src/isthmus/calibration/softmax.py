@@ -5,6 +5,13 @@ Every candidate of a list competes with the others and with "none of these":
     P(i | list) = exp(zᵢ) / (1 + Σⱼ exp(zⱼ)),   zᵢ = Σₖ wₖ·xₖᵢ + intercept + bias(itemᵢ)
 
 so probabilities of a list sum to at most one, and a list of one candidate is plain logistic regression.
+
+`NoisySoftmax` adds what no score can know: in a share ε of the lists the right answer is any of the n,
+
+    P(i | list) = (1 − ε)·exp(zᵢ) / (1 + Σⱼ exp(zⱼ)) + ε/n
+
+Without it the few texts that are labelled against all evidence flatten the curve of all others: the clearest
+answers come out too sure, the rest not sure enough.
 """
 
 from __future__ import annotations
@@ -140,3 +147,49 @@ class Softmax(Calibrator):
             return np.full(len(items), -1, dtype=np.int64)
         at = np.minimum(np.searchsorted(self.items_, items), len(self.items_) - 1)
         return np.where(self.items_[at] == items, at, -1)
+
+
+LARGEST_NOISE = 0.5
+
+
+class NoisySoftmax(Softmax):
+    """A softmax across each list in which a share of the answers is noise; items have no biases."""
+
+    def fit(
+        self,
+        scores: ArrayLike,
+        y: ArrayLike,
+        *,
+        groups: ArrayLike | None = None,
+        judged: ArrayLike | None = None,
+        items: ArrayLike | None = None,
+    ) -> Self:
+        """Learn a weight and an intercept, then the share of noise and how much it steepens them."""
+        from scipy.optimize import minimize
+
+        super().fit(scores, y, groups=groups, judged=judged)
+        values, relevant, known = self._checked(scores, y, judged)
+        lists = np.unique(numbered_lists(groups, len(values))[known], return_inverse=True)[1]
+        plain, right = self.choice_, relevant[known] > 0
+        margins, sizes = plain.margins(values[known][None, :], None), np.bincount(lists)[lists]
+        unanswered = np.bincount(lists, weights=right) == 0
+
+        def loss(theta: FloatArray) -> float:
+            clean = choice_probabilities(np.exp(theta[0]) * margins, lists)
+            noisy = (1 - theta[1]) * clean + theta[1] / sizes
+            none = (1 - theta[1]) * (1 - np.bincount(lists, weights=clean))[unanswered]
+            return -float(np.log(np.maximum(np.concatenate((noisy[right], none)), 1e-300)).sum())
+
+        bounds = [(-1.0, 2.0), (0.0, LARGEST_NOISE)]
+        steeper, self.noise_ = minimize(loss, np.array([0.0, 0.01]), method="L-BFGS-B", bounds=bounds).x
+        factor = float(np.exp(steeper))
+        self.choice_ = Choice(factor * plain.weights, factor * plain.intercept, plain.biases)
+        return self
+
+    def probabilities(
+        self, scores: ArrayLike, *, groups: ArrayLike | None = None, items: ArrayLike | None = None
+    ) -> FloatArray:
+        """P(relevant) of every score."""
+        clean = super().probabilities(scores, groups=groups)
+        lists = numbered_lists(groups, len(clean))
+        return np.asarray((1 - self.noise_) * clean + self.noise_ / np.bincount(lists)[lists])

@@ -107,11 +107,8 @@ class TextClassifier:
             as_run(judged.ids, data.names, scores[name][fresh], len(data.names), name)
             for name in panel.rankers
         ]
-        self.stack_ = Stacked(
-            calibrator="softmax" if data.single else "platt",
-            single_label=data.single,
-            final="softmax" if data.single else "platt",
-        )
+        curve = "softmax-noise" if data.single else "platt"
+        self.stack_ = Stacked(calibrator=curve, single_label=data.single, final=curve)
         self.held_out_ = self.stack_.fit_fuse(runs, judged.qrels, name="held out")
         self.data_ = data
         return self

@@ -56,8 +56,8 @@ FUSE_MORE = """
 
 CALIBRATE_METHODS = (
     "auto (the default): the least log-loss over the first ten of lists held out. Also platt, isotonic, "
-    "isotonic-binned, temperature, gaussian, gamma, beta, beta-cdf, softmax, list-logistic, "
-    "list-logistic-score, query-feature, query-feature-unconstrained"
+    "isotonic-binned, temperature, gaussian, gamma, beta, beta-cdf, softmax, softmax-noise, "
+    "list-logistic, list-logistic-score, query-feature, query-feature-unconstrained"
 )
 FUSE_METHODS = (
     "auto (the default): with judgements what does best on queries held out, else rrf (log-odds with "

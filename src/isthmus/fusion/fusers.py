@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import ConfigError
 from isthmus.fusion.normalisers import NORMALISERS, min_max, nonnegative
-from isthmus.fusion.rl_sim import ROUNDS, TOPK, aggregate, object_distances, positions, rerank, separations
+from isthmus.fusion.rl_sim import (
+    ROUNDS,
+    TOPK,
+    aggregate,
+    calibrated_edges,
+    edge_distances,
+    object_distances,
+    positions,
+    rerank,
+    separations,
+)
 from isthmus.fusion.union import Union
 from isthmus.tables import Qrels, Run
 
@@ -202,6 +212,7 @@ def rl_sim(
     ck: int | None = None,
     rounds: int | None = None,
     weights: Sequence[float] | None = None,
+    edges: str = "positions",
 ) -> FloatArray:
     """RL-Sim over queries and documents together; the score is 1/position in the query's new list.
 
@@ -210,11 +221,37 @@ def rl_sim(
     are the runs `similar` (one per retriever, from object to object), or else how high the same lists rank
     both. K = 2 and one round, or what judgements choose; CK = min(700, objects − 1). `weights` are the runs'
     parts in the fused distance, by default how clearly each tells its first answers from the others; equal
-    ones are the framework's.
+    ones are the framework's. `edges="calibrated"` takes the runs' probabilities for the graph's edges instead
+    of positions: no weights of runs are needed then.
     """
+    if edges not in EDGES:
+        raise ConfigError(f"no edges {edges!r} of RL-Sim", key=edges, known=EDGES)
     union = candidates.union
     used, codes = np.unique(union.documents.codes, return_inverse=True)
     names = [union.documents.words[code] for code in used]
+    strengths = None
+    if edges == "calibrated":
+        strengths = calibrated_edges(union.runs, candidates.confidences, names, union.queries)
+        fused = edge_distances(strengths, len(names))
+    else:
+        fused = _fused_distances(candidates, names, similar, weights)
+    rounds = min(ROUNDS, len(fused) - 1) if rounds is None else rounds
+    topk = max(1, min(TOPK, len(fused) - rounds + 1)) if topk is None else topk  # it grows by one each round
+    final, _ = rerank(fused, topk=topk, ck=ck, rounds=rounds, edges=strengths)
+    return np.asarray(1.0 / positions(final)[len(names) + union.query_of_row, codes])
+
+
+EDGES = ("positions", "calibrated")
+
+
+def _fused_distances(
+    candidates: Candidates,
+    names: Sequence[str],
+    similar: Sequence[Run] | None,
+    weights: Sequence[float] | None,
+) -> FloatArray:
+    """Distances by the positions in all runs' lists."""
+    union = candidates.union
     matrices = [
         object_distances(run, names, union.queries, None if similar is None else similar[at])
         for at, run in enumerate(union.runs)
@@ -222,11 +259,7 @@ def rl_sim(
     shares = separations(union.runs) if weights is None else np.asarray(weights, dtype=np.float64)
     if len(shares) != len(matrices):
         raise ConfigError(f"{len(shares)} weights for {len(matrices)} runs", key="weights", value=weights)
-    fused = aggregate(matrices, shares if shares.sum() > 0 else None) if len(matrices) > 1 else matrices[0]
-    rounds = min(ROUNDS, len(fused) - 1) if rounds is None else rounds
-    topk = max(1, min(TOPK, len(fused) - rounds + 1)) if topk is None else topk  # it grows by one each round
-    final, _ = rerank(fused, topk=topk, ck=ck, rounds=rounds)
-    return np.asarray(1.0 / positions(final)[len(names) + union.query_of_row, codes])
+    return aggregate(matrices, shares if shares.sum() > 0 else None) if len(matrices) > 1 else matrices[0]
 
 
 def rlsim_eq15(candidates: Candidates, *, neighbours: int = 20) -> FloatArray:

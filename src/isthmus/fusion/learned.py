@@ -77,7 +77,7 @@ class Formula(Fuser):
         return self
 
     def _gather(self, training: TrainingUnion) -> FloatArray:
-        if self.formula != "rl-sim" or {"topk", "rounds", "weights"} & set(self.options):
+        if self.formula != "rl-sim" or {"topk", "rounds", "weights", "edges"} & set(self.options):
             return self._evidence(training.union)
         self._settings = _rl_sim_settings(training.union)
         settings = progress(self._settings, label="choosing") if training.folds > 1 else self._settings[:1]

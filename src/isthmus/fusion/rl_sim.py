@@ -3,7 +3,8 @@
 Pedronette & Torres (2013), with aggregation and parameters as the Unsupervised Distance Learning Framework
 has them, written anew from the description. Every object owns a ranked list of all objects, itself first;
 two objects are close when their lists have the same top. Only positions enter, so any strictly increasing
-change of scores leaves the result as it is.
+change of scores leaves the result as it is; unless the edges of the graph are calibrated probabilities, which
+order the lists and weigh what they have in common.
 """
 
 from __future__ import annotations
@@ -69,27 +70,38 @@ def _separation(run: Run) -> float:
     return max(0.0, float(logit((above + 0.5) / (count * rest + 1)) - logit(chance)))
 
 
-def intersections(lists: IntArray, topk: int) -> FloatArray:
-    """(2 / (K(K+1))) · Σ_{m=2..K} |τᵢ^m ∩ τⱼ^m| for all pairs of lists, τ^m being the first m entries."""
+def intersections(lists: IntArray, topk: int, edges: FloatArray | None = None) -> FloatArray:
+    """(2 / (K(K+1))) · Σ_{m=2..K} |τᵢ^m ∩ τⱼ^m| for all pairs of lists, τ^m being the first m entries.
+
+    With `edges`, the strength e(i, x) of every entry x of i's list, a common entry counts √(e(i, x)·e(j, x)).
+    """
     from scipy.sparse import csr_matrix
 
     objects = len(lists)
     depth, place = np.meshgrid(np.arange(2, topk + 1), np.arange(topk), indexing="ij")
     inside = place < depth  # at depth m the first m places count
-    columns = (lists[:, place[inside]] + objects * (depth[inside] - 2)[None, :]).reshape(-1)
+    entries = lists[:, place[inside]]
+    columns = (entries + objects * (depth[inside] - 2)[None, :]).reshape(-1)
+    strengths = np.ones(entries.shape) if edges is None else np.take_along_axis(edges, entries, axis=1)
     starts = np.arange(objects + 1) * inside.sum()
-    tops = csr_matrix((np.ones(len(columns)), columns, starts), shape=(objects, objects * (topk - 1)))
+    rows = np.sqrt(strengths).reshape(-1), columns, starts
+    tops = csr_matrix(rows, shape=(objects, objects * (topk - 1)))
     return np.asarray((tops @ tops.T).toarray() * (2.0 / (topk * (topk + 1))))
 
 
 def rerank(
-    distance: FloatArray, *, topk: int = 15, ck: int | None = None, rounds: int = 3
+    distance: FloatArray,
+    *,
+    topk: int = 15,
+    ck: int | None = None,
+    rounds: int = 3,
+    edges: FloatArray | None = None,
 ) -> tuple[IntArray, FloatArray]:
     """Run RL-Sim's iterations on a distance matrix: (ranked lists, distances).
 
     Among the first CK of i's list the new distance is 1/(1 + sim) where the lists intersect, else the old
     one + 1; beyond CK the old one + 2. Both directions take the smaller, lists are sorted again (ties
-    keep their order), and K grows by one each round.
+    keep their order), and K grows by one each round. `edges` are those of `intersections`.
     """
     objects = len(distance)
     ck = min(700, objects - 1) if ck is None else ck
@@ -99,7 +111,7 @@ def rerank(
         raise DataError("an object is not first in its own list", cure="give it distance 0 to itself alone")
     near = np.arange(objects) <= ck
     for k in range(topk, topk + rounds):
-        similar = intersections(lists, k)
+        similar = intersections(lists, k, edges)
         within: NDArray[np.bool_] = np.empty((objects, objects), dtype=bool)
         np.put_along_axis(within, lists, np.broadcast_to(near, lists.shape), axis=1)
         distance = np.where(
@@ -139,6 +151,42 @@ def object_distances(
     np.fill_diagonal(distances, -1.0)
     place = positions(np.argsort(distances, axis=1, kind="stable")).astype(np.float64)
     return np.where(np.isfinite(distances), place, float(sum(count)))
+
+
+def calibrated_edges(
+    runs: Sequence[Run], confidences: Sequence[FloatArray], documents: Sequence[str], queries: Sequence[str]
+) -> FloatArray:
+    """How strong every edge among documents and queries (in this order) is, by calibrated probabilities.
+
+    Between a query and a document it is the mean of the runs' probabilities, 0 where a run does not name the
+    document; inside a kind the cosine of these probabilities; an object is sure of itself.
+    """
+    if len(documents) + len(queries) > LARGEST:
+        _check(len(documents) + len(queries), 1, 1)
+    row = {name: at for at, name in enumerate(queries)}
+    column = {name: at for at, name in enumerate(documents)}
+    probabilities = np.zeros((len(queries), len(documents)))
+    for run, confidence in zip(runs, confidences, strict=True):
+        homes = np.array([row[query] for query in run.queries], dtype=np.int64)[run.query_of_row]
+        places = np.array([column[name] for name in run.documents.tolist()], dtype=np.int64)
+        probabilities[homes, places] += confidence / len(runs)
+    edges = np.block([[_cosines(probabilities.T), probabilities.T], [probabilities, _cosines(probabilities)]])
+    np.fill_diagonal(edges, 1.0)
+    return edges
+
+
+def edge_distances(edges: FloatArray, documents: int) -> FloatArray:
+    """The place of every object in every list by strength: itself, then documents, then queries."""
+    order = 1.0 - edges
+    order[:, documents:] += 1.0
+    np.fill_diagonal(order, -1.0)
+    return positions(np.argsort(order, axis=1, kind="stable")).astype(np.float64)
+
+
+def _cosines(rows: FloatArray) -> FloatArray:
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    units = rows / np.where(lengths > 0, lengths, 1.0)
+    return np.asarray(np.clip(units @ units.T, 0.0, 1.0))
 
 
 def positions(lists: IntArray) -> IntArray:
