@@ -13,8 +13,18 @@ from isthmus.encoders import TuningTexts
 from isthmus.encoders.folders import write_tuned_on
 from isthmus.errors import ConfigError, DataError
 from isthmus.tables import Documents
+from isthmus_reproduce.fusion.experiment import _default_cells
 from isthmus_reproduce.fusion.folds import LabelFold, Part
-from isthmus_reproduce.fusion.tuned import TUNED, WITH_TUNED, WITHOUT_TUNED, _without, tune_fold, weigh
+from isthmus_reproduce.fusion.runs import default_stack
+from isthmus_reproduce.fusion.tuned import (
+    TUNED,
+    WITH_TUNED,
+    WITHOUT_TUNED,
+    _without,
+    fold_folder,
+    tune_fold,
+    weigh,
+)
 from tiny_encoders import WORDS, lookup_encoder
 
 LABELS = Documents(("fruit", "colour"), ("pear", "red"), ("apple", "green"), np.zeros(2, dtype=np.int64))
@@ -78,16 +88,42 @@ def test_posts_that_are_equal_without_markup_are_not_learned_from() -> None:
     assert (list(rest.texts), list(rest.labels)) == (["good night", "a pear"], [[1], [0]])
 
 
-def test_a_fold_without_an_encoder_needs_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = tmp_path / "words"
-    (data / "folds").mkdir(parents=True)
-    texts = [f"{word} {number}" for number in range(30) for word in ("pear", "red")]
-    (data / "texts.txt").write_text("\n".join(texts) + "\n")
-    (data / "labels.txt").write_text("0\n1\n" * 30)
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A label set of two labels and ten equal folds; a word in four is of the other label."""
+    folder, rng = tmp_path / "words", np.random.default_rng(6)
+    (folder / "folds").mkdir(parents=True)
+    right = rng.integers(0, 2, 200)
+    shown = np.where(rng.random(200) < 0.25, 1 - right, right)
+    texts = [f"{rng.choice(KINDS[kind])} number{at}" for at, kind in enumerate(shown)]
+    (folder / "texts.txt").write_text("\n".join(texts) + "\n")
+    (folder / "labels.txt").write_text("".join(f"{label}\n" for label in right))
+    parts = {"train": list(range(120)), "val": list(range(120, 160)), "test": list(range(160, 200))}
+    described = {"label_descriptions": {"0": "pear apple", "1": "red green"}}
     for fold in range(10):
-        parts = {"train": list(range(40)), "val": list(range(40, 50)), "test": list(range(50, 60))}
-        described = {"label_descriptions": {"0": "fruit", "1": "colour"}}
-        (data / "folds" / f"{fold}.json").write_text(json.dumps(parts | described))
+        (folder / "folds" / f"{fold}.json").write_text(json.dumps(parts | described))
+    return folder
+
+
+def test_a_fold_without_an_encoder_needs_torch(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ISTHMUS_TORCH_PYTHON", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="cannot be run"):
         tune_fold(tmp_path / "tuned", str(data), 0)
+
+
+def test_the_default_stands_in_the_table_with_and_without_its_tuned_encoder(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ISTHMUS_ENCODERS", str(tmp_path / "none"))  # latent semantics are quicker
+    encoder(fold_folder(tmp_path / "tuned", str(data), 0), knowing=True)
+    result = default_stack(str(data), 0, tuned=str(tmp_path / "tuned"))
+    assert set(result["tuned"]) == {"validation P@1", "validation log-loss", "tuning", "included"}
+    cells = {cell.row: cell for cell in _default_cells("words", [result]) if cell.measure == "P@1"}
+    assert {TUNED, WITH_TUNED, WITHOUT_TUNED, "default"} <= set(cells)
+    chosen = WITH_TUNED if result["tuned"]["included"] else WITHOUT_TUNED
+    first = {row["run"]: row["means"]["P@1"] for row in result["metrics"] if row["part"] == "all"}
+    assert first["default"] == first[chosen]
+    assert first[TUNED] > 0.6

@@ -35,6 +35,8 @@ CHECKPOINT, BEST, MODEL = "checkpoint.pt", "best.pt", "model"
 WINDOW = 8
 """Batches whose texts are dealt by length, so that little is padded."""
 PROBES = 8
+MOST_HIDDEN = 2 << 30
+"""Bytes of vectors behind layers that are not tuned that are kept in memory."""
 
 
 def say(**facts: Any) -> None:
@@ -159,11 +161,16 @@ class Tuning:
         return AutoModel.from_pretrained(self.base, local_files_only=True, dtype=torch.float32)
 
     def freeze(self, below: int) -> None:
-        """Layers up to this one stay as they are; what they make of the texts is computed once."""
-        began = time.monotonic()
+        """Layers up to this one stay as they are; what they make of texts is computed once, if it fits."""
+        began, everything = time.monotonic(), (self.labels, *self.parts.values())
+        tokens = sum(len(ids) for texts in everything for ids in texts.ids)
+        if 4 * tokens * self.model.config.hidden_size > MOST_HIDDEN:
+            for module in (self.model.embeddings, *self.model.encoder.layer[:below]):
+                module.requires_grad_(False)
+            return
         bottom = self.load().eval()
         bottom.encoder.layer = bottom.encoder.layer[:below]
-        for texts in (self.labels, *self.parts.values()):
+        for texts in everything:
             texts.read(bottom)
         self.below = below
         self.model.embeddings = Passed()

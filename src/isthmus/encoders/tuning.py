@@ -263,7 +263,8 @@ def _run(python: str, work: Path) -> Iterator[dict[str, Any]]:
         )
         try:
             for line in process.stdout or ():
-                yield json.loads(line)
+                if line.startswith(b"{"):  # libraries may say something of their own
+                    yield json.loads(line)
             status = process.wait()
         finally:
             if process.poll() is None:

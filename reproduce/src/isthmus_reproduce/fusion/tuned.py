@@ -29,7 +29,7 @@ from isthmus_reproduce.fusion.panels import MAX_TOKENS, marked
 
 BASE = "minilm"
 SETTINGS = TuningSettings(epochs=2, patience=1, layers=3)
-"""Two epochs over the upper half of the layers: a fold of TWITTER takes four minutes of one core."""
+"""Two epochs over the upper half of the layers: a fold of TWITTER takes about five minutes of one core."""
 LEAST_GAIN = 0.001
 TUNED, WITH_TUNED, WITHOUT_TUNED = "tuned transformer", "default with tuned", "default without tuned"
 
