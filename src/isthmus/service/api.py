@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 
 from isthmus import __version__
 from isthmus.service import pages, wire
-from isthmus.service.apps import METRICS, PROBLEMS, new_app, problems, reference
+from isthmus.service.apps import METRICS, PROBLEMS, ShortWay, new_app, problems, reference
 from isthmus.service.broker import Broker
 from isthmus.service.count_routing import count_matches
 from isthmus.service.learning_runs import LearningRuns
@@ -74,7 +74,7 @@ def broker_app(broker: Broker, gate: Gate[Any] | None = None) -> ASGIApp:
         times.observe(seconds, path=path)
 
     return Protect(
-        app,
+        ShortWay(app, "/v1/search", wire.Search, search),
         gate=gate,
         limits=broker.settings.limits,
         surface=Surface(open=(*OPEN, *opened), abandoned=("/v1/search",), hosts=hosts_of(broker.settings)),

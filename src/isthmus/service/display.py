@@ -21,6 +21,10 @@ from isthmus.text import STOP_WORDS
 LONGEST_SNIPPET = 240
 READ_FOR_SNIPPET = 20_000
 _WORD = re.compile(r"\w+")
+_ASCII_WORDS = bytes(
+    ord(chr(code).lower()) if _WORD.match(chr(code)) else 0x20 for code in range(128)
+) + bytes(128)
+"""Letters in lower case, blanks for what is in no word."""
 _ACCENTS = {signs[0]: f"[{signs}]" for signs in ("aàáâãäå", "cç", "eèéêë", "iìíîï", "nñ", "oòóôõö", "uùúûü")}
 
 
@@ -83,8 +87,12 @@ def day_of(date: int) -> str:
 def digest_of(text: Draft, key: bytes) -> str:
     """A keyed digest of the words of a text, in any case and with any punctuation: equal for the same words
     in the same order. Without the key nobody can tell whether a text has it."""
-    words = normalize("NFKC", f"{text.title}\n{text.body}").lower()
-    content = " ".join(_WORD.findall(words)).encode("utf-8", "surrogatepass")
+    whole = f"{text.title}\n{text.body}"
+    if whole.isascii():
+        content = b" ".join(whole.encode().translate(_ASCII_WORDS).split())
+    else:
+        words = _WORD.findall(normalize("NFKC", whole).lower())
+        content = " ".join(words).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(content, key=key, digest_size=16, person=b"isthmus doubles").hexdigest()
 
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from isthmus import __version__
 from isthmus.errors import BudgetExhausted, ConfigError, DataError, PrivacyError, Refused, ServiceError
 from isthmus.service import wire
-from isthmus.service.apps import METRICS, PROBLEMS, Answers, new_app, problems
+from isthmus.service.apps import METRICS, PROBLEMS, Answers, ShortWay, new_app, problems
 from isthmus.service.display import Extras
 from isthmus.service.encoding import another_encoder
 from isthmus.service.erasure import erase
@@ -128,7 +128,7 @@ class NodeApi:
         """Work on one of the processors. Cancelled, it gives up its turn; or the processor, when it ends."""
         return await _answered(asyncio.get_running_loop().run_in_executor(self._processors, work))
 
-    async def search(self, request: Request, body: wire.NodeSearch) -> Response:
+    async def search(self, body: wire.NodeSearch, request: Request) -> Response:
         """The best hits of this silo; matches and spellings beside them where the policy allows it."""
         peer, policy = self._allowed(request, "search")
         limits = self.settings.limits
@@ -515,7 +515,7 @@ def node_app(node: Node) -> ASGIApp:
     app = new_app(f"Isthmus node {settings.silo}", OPEN)
     _routes(app, api)
     return Protect(
-        app,
+        ShortWay(app, "/v1/search", wire.NodeSearch, api.search),
         gate=gate_of(settings),
         limits=settings.limits,
         surface=Surface(open=OPEN, large=LARGE, abandoned=("/v1/search",), hosts=hosts_of(settings)),
