@@ -113,6 +113,22 @@ class TestSearch:
         assert site.search(silos=["west"])["silos"][0]["detail"] == ""
         assert exchange._holders == {"west"}
 
+    @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8"])
+    def test_a_body_is_read_alike_whatever_is_said_of_its_type(self, site, kind):
+        def status(body):
+            return site.http.post("/v1/search", content=body, headers={"content-type": kind}).status_code
+
+        bodies = (
+            '{"query": "tides"}',
+            '\ufeff{"query": "tides"}',
+            "",
+            "{",
+            '{"query": "tides", "more": 1}',
+            "[]",
+        )
+        assert [status(body.encode()) for body in bodies] == [200, 200, 422, 422, 422, 422]
+        assert 'path="/v1/search",status="200"' in site.http.get("/metrics").text
+
     def test_a_threshold_and_an_honest_empty_answer(self, site):
         told = site.search(threshold=0.9)
         assert [each["probability"] for each in told["hits"]] == [0.95, 0.9, 0.9]

@@ -181,6 +181,8 @@ class TestDuplicates:
         assert digest_of(one, key) == digest_of(other, key)
         assert digest_of(one, key) != digest_of(one, b"l" * 16)
         assert digest_of(one, key) != digest_of(Draft("a", "T", "a c b"), key)
+        plain, dashed = Draft("a", "T_1", "It's 12:30\x0b[A]"), Draft("b", "t_1", "it s—12 30 \xa0a")
+        assert digest_of(plain, key) == digest_of(dashed, key)
 
     def test_copies_in_one_silo_stay_apart_and_the_best_place_counts(self):
         def of(silo, number, probability, digest):
