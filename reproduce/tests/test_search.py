@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from isthmus.learning import COLUMNS
+from isthmus.report import Page, Section
 from isthmus_reproduce.search import experiment as search
 from isthmus_reproduce.search import hybrid
 from isthmus_reproduce.search.experiment import BEFORE, CENTRAL, LEARNED, Config, Outcome, pooled, reproduce
-from isthmus_reproduce.search.learned import Study
+from isthmus_reproduce.search.learned import Ranking, Study
+from isthmus_reproduce.search.learned import _fallen as fallen
 from isthmus_reproduce.search.world import World, federation
 
 
@@ -65,6 +70,22 @@ def test_queries_that_lose_are_counted_and_pooled():
     gain, mean = pooled([one, other])
     assert gain.value == pytest.approx(0.1)
     assert mean == pytest.approx(0.15)
+
+
+def test_a_query_that_fell_is_listed_with_its_cause():
+    table = np.zeros((12, len(COLUMNS)))
+    table[1:, COLUMNS.index("lead")] = 5.0
+    names = [f"d{at}" for at in range(12)]
+    profile = np.zeros(6)
+    before = Ranking(names, -np.arange(12.0), table, profile)
+    after = Ranking([*names[1:], "d0"], -np.arange(12.0), np.roll(table, -1, axis=0), profile)
+    queries = SimpleNamespace(texts=["tidal power"])
+    study = SimpleNamespace(right=[{"d0"}], world=SimpleNamespace(corpus=SimpleNamespace(queries=queries)))
+    (row,) = fallen(study, {0: before}, {0: after}, np.array([1.0]), np.array([0.0]))
+    assert row[:3] == ["tidal power", 1.0, 0.0]
+    assert "its relevant document is at 12; the first differs most in lead" in row[3]
+    (listed,) = search._fallen([Outcome("one", {}, {"fallen": [row]})])
+    assert "tidal power" in Page("", (Section("", (listed,)),)).markdown()
 
 
 def test_a_group_is_tested_together():
