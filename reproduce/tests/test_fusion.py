@@ -13,6 +13,7 @@ import pytest
 from isthmus.encoders import Lsa
 from isthmus.errors import ConfigError
 from isthmus.evaluation import means_of, read_per_query
+from isthmus.tables import Qrels, Run
 from isthmus_reproduce.fusion import experiment as calibrated_fusion
 from isthmus_reproduce.fusion import folds as label_folds
 from isthmus_reproduce.fusion import panels as label_panels
@@ -20,6 +21,7 @@ from isthmus_reproduce.fusion import runs as label_runs
 from isthmus_reproduce.fusion.encoders import Remembered
 from isthmus_reproduce.fusion.experiment import Config, reproduce
 from isthmus_reproduce.fusion.folds import label_fold
+from isthmus_reproduce.fusion.hypotheses import hypotheses
 from isthmus_reproduce.fusion.runs import Way
 from isthmus_reproduce.notebook import Cell, cells_table
 
@@ -83,6 +85,26 @@ def test_folds_keep_equal_texts_apart_unless_copies_are_asked_for(folder: Path) 
         assert sound.head.sum() == 2
 
 
+def test_confidence_and_agreement_are_measured_on_first_answers() -> None:
+    # texts 1 to 4: both right; only the surer is right; only the less sure is right; both wrong alike
+    answers = {"1": ("a", "a"), "2": ("a", "b"), "3": ("b", "a"), "4": ("b", "b")}
+    sure = {"1": (0.9, 0.75), "2": (0.8, 0.5), "3": (0.7, 0.45), "4": (0.2, 0.1)}
+    runs = [
+        Run.of(list(answers), [pair[at] for pair in answers.values()], np.ones(4), name=name)
+        .with_probabilities(np.array([pair[at] for pair in sure.values()]))
+        for at, name in enumerate(("first", "second"))
+    ]  # fmt: skip
+    plain, weighed = (Run.of(list(answers), list(labels), np.ones(4)) for labels in ("abbb", "aaab"))
+    found = hypotheses(runs, plain, weighed, Qrels.from_dict({query: {"a": 1} for query in answers}))
+    assert found["AUC of first"] == 1.0
+    assert found["AUC of second"] == 0.75
+    assert found["surer is right"] == 0.5
+    assert found["agree"] == 0.5
+    assert found["gain where they agree"] == 0.0
+    assert found["gain where they differ"] == 1.0
+    assert found["asymmetry and gain"] == pytest.approx(4 / 20**0.5)
+
+
 def test_a_look_takes_the_same_texts_in_every_fold(folder: Path) -> None:
     looks = [label_fold(str(folder), fold, copies=True, most=60) for fold in range(2)]
     assert looks[0].texts == looks[1].texts
@@ -129,6 +151,7 @@ def test_every_table_has_its_cells_in_both_modes(folder: Path, out: Path) -> Non
     assert found.wrote[-1] == file
     tables = {(cell.table, cell.mode) for cell in found.cells}
     assert tables >= {(table, mode) for table in (*TABLES, "fig1") for mode in ("paper", "sound")}
+    assert ("hypotheses", "sound") in tables
     values = {(cell.table, cell.row, cell.mode, cell.part, cell.measure): cell for cell in found.cells}
     default = values["V", "default", "sound", "all", "P@1"]
     assert default.n == 2

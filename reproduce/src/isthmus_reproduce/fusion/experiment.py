@@ -24,6 +24,7 @@ from isthmus.evaluation import Reliability, paired_t, reliability_diagram, write
 from isthmus.report import Page, Plot, Progress, Section, Table
 from isthmus_reproduce.fusion import printed
 from isthmus_reproduce.fusion.folds import FOLDS, label_fold
+from isthmus_reproduce.fusion.hypotheses import SHARES
 from isthmus_reproduce.fusion.panels import DENSE, LINEAR, SPARSE, encoder
 from isthmus_reproduce.fusion.runs import BINS, MEASURES, PAPER_BINS, Way, default_stack, two_retrievers
 from isthmus_reproduce.fusion.tuned import TUNED, WITH_TUNED, WITHOUT_TUNED, tune_folds
@@ -219,6 +220,8 @@ def _all_cells(names: Sequence[str], results: Results, config: Config) -> Iterat
                 yield from _calibration_cells(short, mode, folds)
                 yield from _figure_cells(short, mode, folds)
                 yield from _fusion_cells(short, mode, folds)
+        if sound := _of(results, name, "sound", config):
+            yield from _hypothesis_cells(short, sound)
         yield from _default_cells(short, _defaults(results, name, config))
     if config.data == "all":
         yield from _absent_cells()
@@ -233,6 +236,17 @@ def _set_cells(data: str, mode: Mode, folds: Sequence[Any]) -> Iterator[Cell]:
         values = [100 * fold["readings"][name][measure] for fold in folds]
         about = {"row": name, "measure": measure, "mode": mode, "data": data}
         yield Cell.over_folds(values, table="readings", **about)
+
+
+def _hypothesis_cells(data: str, folds: Sequence[Any]) -> Iterator[Cell]:
+    """What the paper supposes and does not test, by calibration, in sound mode."""
+    told = [fold.get("hypotheses", {}) for fold in folds]
+    for calibration, measures in told[0].items():
+        for measure in measures:
+            scale = 100 if measure in SHARES else 1
+            values = [scale * fold[calibration][measure] for fold in told if calibration in fold]
+            about = {"row": calibration, "measure": measure, "mode": "sound", "data": data}
+            yield Cell.over_folds(values, table="hypotheses", **about)
 
 
 def _absent_cells() -> Iterator[Cell]:
@@ -454,6 +468,7 @@ def _sections(name: str, results: Results, cells: Sequence[Cell], config: Config
         "VI": "Table VI: both retrievers before and after QueryFeature",
         "VII": "Table VII: fusions and normalisations",
         "VIII": "Table VIII: which configuration is best by nDCG@10",
+        "hypotheses": "Not tested in the paper: confidence against quality, agreement of the retrievers",
     }
     for table, title in titles.items():
         rows = [cell for cell in mine if cell.table == table]

@@ -25,6 +25,7 @@ from isthmus.randomness import Streams
 from isthmus.retrieval import shaped
 from isthmus.tables import Qrels, Run
 from isthmus_reproduce.fusion.folds import LabelFold, Part, label_fold
+from isthmus_reproduce.fusion.hypotheses import hypotheses
 from isthmus_reproduce.fusion.panels import (
     DENSE,
     LINEAR,
@@ -105,6 +106,7 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | N
     propensity = Propensity.of_qrels(chosen.train.qrels(chosen.documents))
     fused: dict[Way, dict[str, list[Run]]] = {}
     single: dict[str, list[Run]] = {}
+    sure: dict[str, tuple[Run, ...]] = {}
     lists = {
         split: label_lists(chosen, split, scores[split], oracle_partition=mode == "paper")
         for split in ("validation", "test")
@@ -119,6 +121,7 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | N
         positions = _by_position(validation, test) if mode == "sound" else {}
         for name, (on_validation, on_test) in _calibrated(validation, test, mode):
             result["calibration"] += _errors(name, part, on_test, test.qrels)
+            sure |= {name: on_test} if mode == "sound" and name != "base" else {}
             for split, runs in (("validation", on_validation), ("test", on_test)):
                 if runs:
                     ways = {**dict(_fused(name, runs, shift=mode == "sound"))}
@@ -138,11 +141,21 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | N
                     means = dict(evaluate(qrels, run, MEASURES, propensity=propensity).means)
                     record = {**way._asdict(), "split": split, "part": part, "means": means}
                     result["metrics"].append(record)
+    result["hypotheses"] = {
+        name: hypotheses(runs, *_plain_and_weighed(fused, name), judged["test", "all"])
+        for name, runs in sure.items()
+    }
     result["readings"] = {
         name: dict(evaluate(judged["test", "all"], Run.concat(parts), ["P@1", "nDCG@10"]).means)
         for name, parts in single.items()
     }
     return result
+
+
+def _plain_and_weighed(fused: dict[Way, dict[str, list[Run]]], calibration: str) -> list[Run]:
+    """The test part fused without and with confidences."""
+    ways = Way("base", "CombMNZ", "zmuv"), Way(calibration, "CombMNZ-Conf", "zmuv")
+    return [fused[way]["test"][0] for way in ways]
 
 
 def _sizes(fold: LabelFold) -> list[float]:

@@ -1,0 +1,67 @@
+"""The two hypotheses that the rank-fusion paper names and does not test.
+
+It holds that weighing by confidence helps where retrievers differ in confidence, which takes confidence that
+tells quality, and where they disagree about the first answer. Both are measured on first answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from isthmus.arrays import FloatArray
+from isthmus.tables import Qrels, Run
+
+SHARES = ("surer is right", "agree", "gain where they agree", "gain where they differ")
+"""What is in hundredths; an AUC and a correlation are not."""
+
+
+def hypotheses(runs: Sequence[Run], plain: Run, weighed: Run, qrels: Qrels) -> dict[str, float]:
+    """Confidence against quality, and agreement against what weighing by confidence gains; NaN where unknown.
+
+    `runs` are two, with calibrated probabilities; `plain` and `weighed` their fusions without and with them.
+    """
+    queries = [query for query in qrels.queries if all(query in run.queries for run in (*runs, plain))]
+    firsts = [run.keep(run.ranks == 1)[queries] for run in (*runs, plain, weighed)]
+    right = np.array([first.grades(qrels) > 0 for first in firsts], dtype=np.float64)
+    sure = np.array([first.required_probabilities for first in firsts[:2]])
+    gain, apart = right[3] - right[2], np.abs(sure[0] - sure[1])
+    agree = np.array(firsts[0].documents.tolist()) == np.array(firsts[1].documents.tolist())
+    one = right[0] != right[1]
+    surer = np.where(sure[0] > sure[1], right[0], right[1])
+    areas = {
+        f"AUC of {run.name}": _area(each, truth) for run, each, truth in zip(runs, sure, right, strict=False)
+    }
+    return {
+        **areas,
+        "surer is right": _mean(surer[one]),
+        "agree": _mean(agree.astype(np.float64)),
+        "gain where they agree": _mean(gain[agree]),
+        "gain where they differ": _mean(gain[~agree]),
+        "asymmetry and gain": _correlation(apart, gain),
+    }
+
+
+def _mean(values: FloatArray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _area(sure: FloatArray, right: FloatArray) -> float:
+    """P(a right answer is surer than a wrong one), ties counting half."""
+    from scipy.stats import rankdata
+
+    good = right > 0
+    count, others = int(good.sum()), int((~good).sum())
+    if not count or not others:
+        return float("nan")
+    return float((rankdata(sure)[good].sum() - count * (count + 1) / 2) / (count * others))
+
+
+def _correlation(first: FloatArray, second: FloatArray) -> float:
+    """Spearman's."""
+    from scipy.stats import rankdata
+
+    if len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return float("nan")
+    return float(np.corrcoef(rankdata(first), rankdata(second))[0, 1])
