@@ -152,10 +152,10 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | N
     return result
 
 
-def _plain_and_weighed(fused: dict[Way, dict[str, list[Run]]], calibration: str) -> list[Run]:
+def _plain_and_weighed(fused: dict[Way, dict[str, list[Run]]], calibration: str) -> tuple[Run, Run]:
     """The test part fused without and with confidences."""
-    ways = Way("base", "CombMNZ", "zmuv"), Way(calibration, "CombMNZ-Conf", "zmuv")
-    return [fused[way]["test"][0] for way in ways]
+    plain, weighed = Way("base", "CombMNZ", "zmuv"), Way(calibration, "CombMNZ-Conf", "zmuv")
+    return fused[plain]["test"][0], fused[weighed]["test"][0]
 
 
 def _sizes(fold: LabelFold) -> list[float]:
