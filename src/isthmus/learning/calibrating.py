@@ -54,8 +54,7 @@ CLEARLY = 0.95
 LEAST_SPREAD = 0.1
 """Of the variance that probabilities have with every list open."""
 DISHONEST = 1.5
-"""Times the 95 % quantile of a perfect model: an error that chance does not explain, even if hits of a query
-are relevant together, of which the quantile knows nothing."""
+"""Times the 95 % quantile of a perfect model: an error above it ends caution, see docs/search.md."""
 NO_CELL = -1
 LEAST_HITS = 25
 """Of a cell, so that its share of relevant hits says something."""
