@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import shutil
@@ -146,7 +145,6 @@ async def _served(serving: Server, host: str, started: Callable[[str], None]) ->
     while not (serving.started or work.done()):
         await asyncio.sleep(0.02)
     if serving.started:
-        gc.freeze()  # what is there stays there: a full collection that looked at it would hold searches up
         port = serving.servers[0].sockets[0].getsockname()[1]
         started(f"{serving.scheme}://{f'[{host}]' if ':' in host else host}:{port}")
     await work
