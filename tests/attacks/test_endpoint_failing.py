@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
@@ -37,9 +38,13 @@ def endpoint(tmp_path, monkeypatch):
             usual = [[1.0 + len(text), 1.0, float(at), 2.0] for at, text in enumerate(texts)]
             rows = [NONSENSE.get(server.behaviour, row) for row in usual]
             content = json.dumps({"data": [{"embedding": row} for row in rows]}).encode()
+            packed = server.behaviour == "packed twice"
+            content = gzip.compress(gzip.compress(content)) if packed else content
             self.send_response(503 if server.behaviour in ("fails", "odd header") else 200)
             if server.behaviour == "odd header":
                 self.send_header("retry-after", "\N{SUPERSCRIPT TWO}")
+            if packed:
+                self.send_header("content-encoding", "gzip, gzip")
             self.send_header("content-length", str(len(content)))
             self.end_headers()
             for at in range(len(content)):
@@ -69,6 +74,14 @@ def test_nonsense_is_an_error_of_the_endpoint(behaviour, endpoint):
     encoder = Endpoint(endpoint.url, pauses=0.01)
     encoder.encode(["moon"])
     endpoint.behaviour = behaviour
+    with pytest.raises(ServiceError):
+        encoder.encode(["tide"])
+
+
+def test_nothing_is_unpacked(endpoint):
+    encoder = Endpoint(endpoint.url, pauses=0.01)
+    encoder.encode(["moon"])
+    endpoint.behaviour = "packed twice"
     with pytest.raises(ServiceError):
         encoder.encode(["tide"])
 

@@ -214,7 +214,7 @@ class Endpoint(Encoder):
                     "POST", self._address, content=body, headers=self._headers(), timeout=patience.seconds
                 ) as reply:
                     if reply.status_code == 200:
-                        return _bounded(reply.iter_bytes(), self._address, until)
+                        return _bounded(reply.iter_raw(), self._address, until)
                     problem = f"status {reply.status_code}"
                     if reply.status_code in (401, 403):
                         problem += f", key from {self.key or 'nowhere'}"
@@ -234,7 +234,8 @@ class Endpoint(Encoder):
     def _headers(self) -> dict[str, str]:
         key = read_key(self.key)
         authorization = {"authorization": f"Bearer {key}"} if key else {}
-        return {"content-type": "application/json", **authorization}
+        # identity: nothing that unpacks to more than it is
+        return {"content-type": "application/json", "accept-encoding": "identity", **authorization}
 
 
 @dataclass(frozen=True, eq=False)
