@@ -20,6 +20,7 @@ from isthmus.classification import (
     LabelledTexts,
     TextClassifier,
     describe,
+    from_lists,
     load_classifier,
     read_descriptions,
     read_labelled,
@@ -75,7 +76,7 @@ def test_csv_json_lines_and_folders_say_the_same(tmp_path: Path) -> None:
     records, folder = read_labelled(lines), read_labelled(tmp_path / "folder")
     expected = {(text, (label,)) for text, label in rows}
     for each in (table, records, folder):
-        names = [tuple(each.names[at] for at in np.flatnonzero(row)) for row in each.labels]
+        names = [tuple(each.names[at] for at in np.flatnonzero(row)) for row in each.dense]
         assert set(zip(each.texts, names, strict=True)) == expected
         assert each.single
     assert folder.ids == ("x/0.txt", "x/2.txt", "y/1.txt")
@@ -85,7 +86,7 @@ def test_several_labels_folds_and_splits(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("id,text,labels,fold,split\np,one,a;b,0,train\nq,two,b,1,train\nr,three,,1,test\n")
     texts = read_labelled(path)
-    assert texts.labels.tolist() == [[True, True], [False, True], [False, False]]
+    assert texts.dense.tolist() == [[True, True], [False, True], [False, False]]
     assert texts.folds is not None
     assert texts.folds.tolist() == [0, 1, 1]
     assert not texts.single
@@ -139,7 +140,7 @@ def test_a_text_is_never_scored_by_rankers_that_saw_a_copy_of_it() -> None:
     rng = np.random.default_rng(2)
     once = [" ".join(map(str, rng.integers(10_000, size=6))) for _ in range(60)]
     labels = rng.integers(2, size=60)
-    both = np.eye(2, dtype=bool)[np.concatenate((labels, labels))]
+    both = from_lists(np.concatenate((labels, labels))[:, None], 2)
     names = tuple(str(at) for at in range(120))
     texts = LabelledTexts(names, tuple(once + [text.upper() for text in once]), both, ("a", "b"), ("", ""))
     classifier = TextClassifier(folds=3).fit(texts)

@@ -97,10 +97,10 @@ class TextClassifier:
 
     def fit(self, data: LabelledTexts) -> Self:
         """Learn from labelled texts; those without a label are passed over."""
-        data = data.take(np.asarray(data.labels.any(axis=1)))
+        data = data.take(data.labelled)
         parts = self._parts(data)
         panel = self._panel(data)
-        scores = out_of_fold(panel, data.texts, data.labels, data.documents, parts)
+        scores = out_of_fold(panel, data.texts, data.dense, data.documents, parts)
         fresh = self._fresh(data)
         judged = data.take(fresh)
         runs = [
@@ -117,7 +117,7 @@ class TextClassifier:
     def panel_(self) -> FittedPanel:
         """The rankers, learned from all texts; made when a text is first asked about."""
         data = self._fitted()
-        return self._panel(data).fit(data.texts, data.labels, data.documents)
+        return self._panel(data).fit(data.texts, data.dense, data.documents)
 
     def predict(self, texts: Sequence[str], ids: Sequence[str] | None = None) -> Run:
         """Every text's labels, the likeliest first, with probabilities."""
@@ -146,10 +146,9 @@ class TextClassifier:
             },
         }
         settings.write_text(json.dumps(about, ensure_ascii=False, indent=1), encoding="utf-8")
-        rows = zip(data.ids, data.texts, data.labels, strict=True)
+        rows = zip(data.ids, data.texts, data.label_lists, strict=True)
         lines = (
-            {"id": name, "text": text, "labels": [data.names[at] for at in np.flatnonzero(row)]}
-            for name, text, row in rows
+            {"id": name, "text": text, "labels": [data.names[at] for at in row]} for name, text, row in rows
         )
         texts.write_text(
             "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8"

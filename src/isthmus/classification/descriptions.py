@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.arrays import FloatArray
+from isthmus.classification.sparse import label_counts
 from isthmus.classification.texts import LabelledTexts
 from isthmus.encoders import Chat
 from isthmus.errors import DataError
@@ -105,8 +106,8 @@ def _own_words(data: LabelledTexts) -> FloatArray:
     """How much more often a label's texts have a word than others': log-odds, labels × words."""
     tokens = tokenise(data.texts)
     having = (tokens.counts() > 0).astype(np.float64)
-    inside = np.asarray(data.labels.T.astype(np.float64) @ having)
-    texts = data.labels.sum(axis=0)[:, None].astype(np.float64)
+    inside = np.asarray((data.labels.T.astype(np.float64) @ having).toarray())
+    texts = label_counts(data.labels)[:, None].astype(np.float64)
     outside = np.asarray(having.sum(axis=0))[None, :] - inside
     rest = len(data) - texts
     odds = np.log((inside + 0.5) / (texts - inside + 0.5)) - np.log((outside + 0.5) / (rest - outside + 0.5))
@@ -117,7 +118,7 @@ def _telling(data: LabelledTexts, weights: FloatArray, label: int) -> list[int]:
     """The label's texts, those with the most words of its own first."""
     counts = (tokenise(data.texts).counts() > 0).astype(np.float64)
     scores = np.asarray(counts @ weights[label]) / np.sqrt(1.0 + np.asarray(counts.sum(axis=1)).ravel())
-    own = np.flatnonzero(data.labels[:, label])
+    own = data.labels[:, [label]].nonzero()[0]
     return list(own[np.argsort(-scores[own], kind="stable")])
 
 

@@ -16,6 +16,8 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import IntArray
+from isthmus.classification.sparse import Sparse, from_lists
 from isthmus.corpora import load
 from isthmus.errors import DataError
 from isthmus.tables import Corpus, Documents, Qrels, read_all
@@ -31,21 +34,27 @@ from isthmus.tables import Corpus, Documents, Qrels, read_all
 TEXT = ("text", "texts", "content", "body", "sentence", "document", "message", "question", "review", "title")
 LABEL = ("label", "labels", "class", "category", "topic", "target", "tag")
 ID = ("id", "_id")
+MOST_DENSE = 10**8
+"""Texts × labels that are ever made an array of."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledTexts:
-    """Texts and which labels are right for each; `labels` is texts × label names."""
+    """Texts and which labels are right for each."""
 
     ids: tuple[str, ...]
     texts: tuple[str, ...]
-    labels: NDArray[np.bool_]
+    """None at all where there are `features` instead."""
+    labels: Sparse
+    """Texts × label names: a `csr_array` of bool."""
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
     """What is known of each label besides its name, or ""."""
     folds: IntArray | None = None
     splits: tuple[str, ...] = ()
     """The owner's split of every text, or none at all."""
+    features: Sparse | None = None
+    """Texts × features, their weights, of data that came without texts."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -53,7 +62,28 @@ class LabelledTexts:
     @property
     def single(self) -> bool:
         """Whether every text has exactly one label."""
-        return bool((self.labels.sum(axis=1) == 1).all())
+        return bool((np.diff(self.labels.indptr) == 1).all())
+
+    @cached_property
+    def labelled(self) -> NDArray[np.bool_]:
+        """Which texts have a label."""
+        return np.asarray(np.diff(self.labels.indptr) > 0)
+
+    @property
+    def label_lists(self) -> list[list[int]]:
+        """The numbers of every text's labels, ascending."""
+        indices, ends = self.labels.indices, self.labels.indptr.tolist()
+        return [sorted(indices[start:end].tolist()) for start, end in pairwise(ends)]
+
+    @property
+    def dense(self) -> NDArray[np.bool_]:
+        """The labels as an array, for what is made for few labels."""
+        if np.prod(self.labels.shape, dtype=np.float64) > MOST_DENSE:
+            raise DataError(
+                f"{len(self):,} texts × {len(self.names):,} labels are too many for an array",
+                cure="learn them with --multi, or fewer of them",
+            )
+        return np.asarray(self.labels.toarray(), dtype=bool)
 
     @property
     def documents(self) -> Documents:
@@ -63,8 +93,8 @@ class LabelledTexts:
     @property
     def qrels(self) -> Qrels:
         """The right labels as judgements."""
-        rows = zip(self.ids, self.labels, strict=True)
-        right = {name: {self.names[at]: 1 for at in np.flatnonzero(row)} for name, row in rows}
+        rows = zip(self.ids, self.label_lists, strict=True)
+        right = {name: {self.names[at]: 1 for at in row} for name, row in rows}
         return Qrels.from_dict({name: labels for name, labels in right.items() if labels})
 
     def take(self, rows: NDArray[np.bool_]) -> LabelledTexts:
@@ -72,12 +102,13 @@ class LabelledTexts:
         chosen = np.flatnonzero(rows)
         return LabelledTexts(
             tuple(self.ids[row] for row in chosen),
-            tuple(self.texts[row] for row in chosen),
+            tuple(self.texts[row] for row in chosen) if self.texts else (),
             self.labels[chosen],
             self.names,
             self.descriptions,
             None if self.folds is None else self.folds[chosen],
             tuple(self.splits[row] for row in chosen) if self.splits else (),
+            None if self.features is None else self.features[chosen],
         )
 
     def split(self, name: str) -> LabelledTexts:
@@ -257,9 +288,7 @@ def _labelled(rows: Sequence[Row], descriptions: Mapping[str, str], path: Path) 
     if len(set(ids)) < len(ids):
         ids = tuple(str(at) for at in range(1, len(rows) + 1))
     column = {label: at for at, label in enumerate(names)}
-    right = np.zeros((len(rows), len(names)), dtype=bool)
-    for at, (_, _, labels) in enumerate(rows):
-        right[at, [column[label] for label in labels]] = True
+    right = from_lists([[column[label] for label in labels] for _, _, labels in rows], len(names))
     about = tuple(descriptions.get(label, "") for label in names)
     return LabelledTexts(ids, tuple(text for _, text, _ in rows), right, names, about)
 

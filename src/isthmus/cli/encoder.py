@@ -71,7 +71,6 @@ def _tune(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_tune(arguments: argparse.Namespace) -> None:
-    import numpy as np
 
     from isthmus.classification import described, read_descriptions, read_labelled
     from isthmus.encoders import TuningSettings, TuningTexts, tune
@@ -80,7 +79,7 @@ def _run_tune(arguments: argparse.Namespace) -> None:
     if arguments.descriptions:
         data = described(data, read_descriptions(arguments.descriptions))
     train, validation = (
-        TuningTexts(part.texts, [np.flatnonzero(row).tolist() for row in part.labels])
+        TuningTexts(part.texts, part.label_lists)
         for part in tuning_parts(data, arguments.validation, arguments.seed)
     )
     names = ("epochs", "patience", "batch", "rate", "temperature", "layers", "seed")
@@ -120,7 +119,7 @@ def tuning_parts(data: LabelledTexts, share: float, seed: int) -> tuple[Labelled
     from isthmus.partition import folds
     from isthmus.randomness import Streams
 
-    data = data.take(np.asarray(data.labels.any(axis=1)))
+    data = data.take(data.labelled)
     groups = same_text(data.texts)
     splits = np.array(data.splits or ["train"] * len(data))
     free = splits == "train"

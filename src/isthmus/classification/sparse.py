@@ -1,0 +1,176 @@
+"""Labels by the million: texts, right labels and ranked labels as sparse rows, a batch at a time.
+
+    texts        `TextRows`: rows of term weights, and vectors where there are any, made of texts or of
+                 feature weights that came as such (the XMC repository's format)
+    right        `csr_array` of bool, texts × labels
+    candidates   `csr_array` of float32, texts × labels: stored entries are the labels that a ranker lists,
+                 with its score (which may be 0); what is not stored is not listed
+
+Nothing of size texts × labels is ever made: a ranker works on `BATCH` texts, and lists at most `k` labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array, vstack
+
+from isthmus.arrays import IntArray
+from isthmus.errors import DataError
+from isthmus.files import replacing
+
+BATCH = 1_024
+"""Texts that are ranked at once."""
+Sparse: TypeAlias = Any
+"""A `csr_array`; SciPy's stubs disagree on what its operations return."""
+
+
+@dataclass(frozen=True, eq=False)
+class TextRows:
+    """Texts as rankers see them."""
+
+    terms: Sparse
+    """Texts × terms, float32: how often each term stands in a text, or weights that came as such."""
+    vectors: NDArray[np.float32] | None = None
+    """Unit rows of an encoder, or of latent semantics."""
+
+    def __len__(self) -> int:
+        return int(self.terms.shape[0])
+
+    def take(self, rows: Any) -> TextRows:
+        """Those at these positions (integers, a mask or a slice)."""
+        return TextRows(self.terms[rows], None if self.vectors is None else self.vectors[rows])
+
+    def batches(self, size: int = BATCH) -> Iterator[TextRows]:
+        """All of them in order, so many at a time."""
+        for start in range(0, len(self), size):
+            yield self.take(slice(start, start + size))
+
+
+class FittedLabelRanker(Protocol):
+    """What a ranker has learned."""
+
+    def candidates(self, texts: TextRows, k: int) -> Sparse:
+        """At most k labels of every text with their scores, as above."""
+
+    def save(self, folder: Path) -> None:
+        """Write all of it to a folder that is there; its last file is written last."""
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read what `save` wrote."""
+
+
+class SparseLabelRanker(Protocol):
+    """Ranks labels for texts; the constructor stores, `fit` returns what was learned."""
+
+    def fit(self, texts: TextRows, labels: Sparse, documents: TextRows) -> FittedLabelRanker:
+        """Learn from texts and their labels; `documents` are the labels' own names and descriptions, in the
+        terms of the texts (rows without terms where nothing is known of them)."""
+
+
+def ranked_in_batches(
+    texts: TextRows, width: int, rank: Callable[[TextRows], Sparse], *, size: int = BATCH
+) -> Sparse:
+    """`rank` applied to a batch of texts at a time; `width` is the number of labels."""
+    parts = [rank(batch) for batch in texts.batches(size)]
+    if not parts:
+        return csr_array((0, width), dtype=np.float32)
+    return vstack(parts, format="csr") if len(parts) > 1 else parts[0]
+
+
+def best_per_row(scores: Sparse, k: int) -> Sparse:
+    """The k largest stored entries of every row, as float32; of equal ones those of the lower column."""
+    counts = np.diff(scores.indptr)
+    if not (counts > k).any():
+        return csr_array((scores.data.astype(np.float32), scores.indices, scores.indptr), shape=scores.shape)
+    row = np.repeat(np.arange(len(counts)), counts)
+    order = np.lexsort((scores.indices, -scores.data, row))
+    rank = np.arange(len(order)) - np.repeat(scores.indptr[:-1], counts)
+    chosen = np.sort(order[rank < k])
+    ends = np.concatenate(([0], np.cumsum(np.minimum(counts, k))))
+    return csr_array(
+        (scores.data[chosen].astype(np.float32), scores.indices[chosen], ends), shape=scores.shape
+    )
+
+
+def from_lists(rows: Sequence[Any], width: int) -> Sparse:
+    """A bool matrix, texts × labels, from the numbers of every text's labels."""
+    counts = [len(row) for row in rows]
+    columns = np.concatenate([np.empty(0, np.int64), *(np.asarray(row, np.int64) for row in rows)])
+    ends = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+    matrix = csr_array((np.ones(len(columns), dtype=bool), columns, ends), shape=(len(rows), width))
+    matrix.sum_duplicates()
+    return matrix
+
+
+def label_counts(labels: Sparse) -> IntArray:
+    """How many texts every label has."""
+    return np.bincount(labels.indices, minlength=labels.shape[1]).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Labels by how many training texts they have: band b from `edges[b − 1]` on and below `edges[b]`."""
+
+    edges: tuple[int, ...] = (1, 4, 16, 64)
+
+    def __len__(self) -> int:
+        return len(self.edges) + 1
+
+    def of(self, counts: ArrayLike) -> NDArray[np.int8]:
+        """The band of labels with these counts, 0 the rarest."""
+        return np.searchsorted(np.array(self.edges), np.asarray(counts), side="right").astype(np.int8)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Such as 0, 1–3, 4–15, 64+."""
+        starts, ends = (0, *self.edges[:-1]), self.edges
+        spans = zip(starts, ends, strict=True)
+        named = [str(start) if start == end - 1 else f"{start}–{end - 1}" for start, end in spans]
+        return (*named, f"{ends[-1]}+")
+
+    @classmethod
+    def head_and_tail(cls, counts: IntArray, share: float = 0.2) -> Bands:
+        """The rank-fusion paper's split: the ⌊share·L⌋ + 1 most frequent of L labels are head, and those that
+        are as frequent as the last of them."""
+        if not len(counts):
+            raise DataError("no labels to split into head and tail")
+        least = np.sort(counts)[::-1][min(int(share * len(counts)), len(counts) - 1)]
+        return cls((max(int(least), 1),))
+
+
+def write_arrays(file: Path, **arrays: NDArray[Any]) -> None:
+    """Arrays in one file (.npz, not compressed) that is there whole or not at all."""
+    with replacing(file) as stream:
+        np.savez(stream, allow_pickle=False, **arrays)
+
+
+def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    """What `write_arrays` wrote."""
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            return dict(stored)
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        raise DataError(f"no arrays: {error}", file=file, cure="fit again") from None
+
+
+def sparse_arrays(name: str, matrix: Sparse) -> dict[str, NDArray[Any]]:
+    """A sparse matrix as arrays for `write_arrays`."""
+    parts = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
+    return {f"{name}.{part}": array for part, array in parts.items()} | {
+        f"{name}.shape": np.array(matrix.shape, dtype=np.int64)
+    }
+
+
+def sparse_of(name: str, arrays: dict[str, NDArray[Any]]) -> Sparse:
+    """The matrix of `sparse_arrays`."""
+    data, indices, indptr, shape = (
+        arrays[f"{name}.{part}"] for part in ("data", "indices", "indptr", "shape")
+    )
+    return csr_array((data, indices, indptr), shape=(int(shape[0]), int(shape[1])))
