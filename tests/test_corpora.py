@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -338,12 +339,13 @@ class TestNames:
         write(tmp_path / "collections" / "npl", NPL)
         assert load("npl").name == "npl"
         here = {name for name, there in available().items() if there}
-        assert here == {"npl", "pydocs", "pydocs-labels", "synthetic", "synthetic-mslr"}
+        labels = {"pydocs-labels", "pydocs-modules", "pydocs-see-also"}
+        assert here == {"npl", "pydocs", *labels, "synthetic", "synthetic-mslr"}
 
     def test_without_a_data_folder_the_built_in_sets_remain(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("ISTHMUS_DATA", raising=False)
-        assert sum(available().values()) == 4
-        assert len(available()) == 16
+        assert sum(available().values()) == 6
+        assert len(available()) == 18
 
     @pytest.mark.parametrize(
         ("name", "told"),
@@ -370,6 +372,29 @@ class TestNames:
         assert pydocs_labels(seed=1).queries.ids != labels.queries.ids
         with pytest.raises(DataError, match=r"0 sub-packages have 9,999 docstrings \(ask for fewer"):
             pydocs_labels(texts=9_999)
+
+    @pytest.mark.parametrize(("name", "labels"), [("pydocs-modules", 400), ("pydocs-see-also", 1_000)])
+    def test_label_sets_with_a_long_tail_do_not_tell_their_labels(self, name: str, labels: int) -> None:
+        corpus = load(name)
+        right = corpus.qrels.to_dict()
+        counts = Counter(label for one in right.values() for label in one)
+        assert counts.keys() == set(corpus.documents.ids)
+        assert len(counts) >= labels
+        assert min(counts.values()) == 2
+        assert sorted(right) == sorted(corpus.queries.ids)
+        assert sum(counts.values()) > 2 * len(right)  # several labels a text
+        parts = {part.casefold() for label in counts for part in label.split(".")}
+        hidden = (
+            parts if name == "pydocs-modules" else {each.rpartition(".")[2].casefold() for each in counts}
+        )
+        words = {word for text in corpus.queries.texts for word in re.findall(r"\w+", text.casefold())}
+        assert not hidden & words
+        assert not re.search(r"(?i)see also\s*\n\s*---", "\n".join(corpus.queries.texts))
+        if name == "pydocs-modules":
+            assert all(query.startswith(f"{label}.") for query, own in right.items() for label in own)
+        else:
+            assert all(query not in own for query, own in right.items())
+            assert all(corpus.documents.bodies)
 
     def test_a_folder_of_something_else(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="not a collection that Isthmus knows"):

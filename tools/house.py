@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 44_920,  # attached engines and their lists; learning, classification; tuned encoders
+    "src/isthmus": 45_117,  # attached engines and their lists; learning, classification; tuned encoders
     "benchmarks": 2_340,  # a node beside its peers at two sizes, and its growth; noised counts against ε
     "docs": 345,  # the reference's folders; how a node grows, as a plot beside tantivy
     "reproduce": 6_815,  # verdicts on claims, both scorings; how long it takes; a tuned encoder; hypotheses
@@ -45,7 +45,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/classification": 1_000,  # labels by the million as sparse rows; rankers of labels
     "src/isthmus/cli": 3_867,  # attach, calibrate-endpoint, encoder tune, learn; unused options refused
     "src/isthmus/config.py": 291,  # old keys are read for one release; single values as TOML; bytes
-    "src/isthmus/corpora": 1_022,  # a label set of the built-in world
+    "src/isthmus/corpora": 1_217,  # label sets of the built-in world; the sparse format of extreme classification
     "src/isthmus/demo": 669,  # the federation it sets up and measures, which was in service
     "src/isthmus/encoders": 1_720,  # presets by hash, the graph of a BERT; endpoints; a transformer tuned
     "src/isthmus/engines": 3_466,  # five engines elsewhere: tally, filters, facets, what is hidden, bounds

@@ -55,7 +55,12 @@ FEATURES = {
 """Where the named feature sets lie under ISTHMUS_DATA."""
 
 SYNTHETIC = ("synthetic", "synthetic-mslr")
-COLLECTED: dict[str, Callable[[], Corpus]] = {"pydocs": pydocs.load, "pydocs-labels": labels.pydocs_labels}
+COLLECTED: dict[str, Callable[[], Corpus]] = {
+    "pydocs": pydocs.load,
+    "pydocs-labels": labels.pydocs_labels,
+    "pydocs-modules": labels.pydocs_modules,
+    "pydocs-see-also": labels.pydocs_see_also,
+}
 """Made of what every installation has."""
 BUILT_IN = (*COLLECTED, *SYNTHETIC)
 ALL_SPLITS: tuple[Split, ...] = ("train", "validation", "test")

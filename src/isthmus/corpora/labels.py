@@ -11,7 +11,8 @@ Two layouts are read:
   or test) with the topics that have an article in both: 90 topics, 10,789 articles. A topic named twice for
   an article counts once, 13,329 pairs in all. There is no validation part; a topic has a name but no body.
 
-`pydocs_labels` makes one of the built-in world, so that there always is one.
+Three are made of the built-in world, so that there always are some: `pydocs_labels` (one label a text),
+`pydocs_modules` and `pydocs_see_also` (several, with a long tail).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,9 @@ FOLDS = 10
 
 TEXTS_A_LABEL = 200
 """Of the built-in label set."""
+
+TEXTS_OF_RARE = 2
+"""Of a label of the built-in sets with a long tail, at least: one to learn from and one to test."""
 
 _WHOLE = re.compile(r"-?[0-9]+")
 _SPLIT_OF_PART = {"train": "train", "val": "validation", "test": "test"}
@@ -173,6 +177,67 @@ def pydocs_labels(*, seed: int = 0, texts: int = TEXTS_A_LABEL) -> Corpus:
     )
 
 
+def pydocs_modules() -> Corpus:
+    """Docstrings, the standard library's too, under every module, package and class that their name passes.
+
+    `scipy.stats.qmc.Sobol.random` has the labels `scipy`, `scipy.stats`, `scipy.stats.qmc` and
+    `scipy.stats.qmc.Sobol`. No word of any label's name is left in any text.
+    """
+    world = pydocs.load_world().with_distractors()
+    right = {name: _prefixes(name) for name in world.names}
+    words = {"np", *(word for labels in right.values() for label in labels for word in label.split("."))}
+    texts = dict(zip(world.names, world.bodies, strict=True))
+    return _long_tail("pydocs-modules", texts, right, words, {})
+
+
+def pydocs_see_also() -> Corpus:
+    """Docstrings under the objects that their *See Also* names; a label's own docstring is its body.
+
+    *See Also* sections are no part of the texts, and the last word of no label's name is left in any.
+    """
+    world = pydocs.load_world()
+    right: dict[str, list[str]] = {}
+    for name, target in world.links:
+        right.setdefault(name, []).append(target)
+    words = {label.rpartition(".")[2] for labels in right.values() for label in labels}
+    texts = dict(zip(world.names, world.bodies, strict=True))
+    return _long_tail("pydocs-see-also", {name: texts[name] for name in sorted(right)}, right, words, texts)
+
+
+def _prefixes(name: str) -> list[str]:
+    """`a.b.c` is under `a` and `a.b`."""
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts))]
+
+
+def _long_tail(
+    name: str,
+    texts: Mapping[str, str],
+    right: Mapping[str, Sequence[str]],
+    words: Iterable[str],
+    bodies: Mapping[str, str],
+) -> Corpus:
+    """Texts without these words, under the labels that enough of them have."""
+    hidden = {word.casefold() for word in words}
+    counts = Counter(label for labels in right.values() for label in set(labels))
+    labels = sorted(label for label, count in counts.items() if count >= TEXTS_OF_RARE)
+    known = set(labels)
+    relevant = {text: dict.fromkeys(sorted(set(right[text]) & known), 1) for text in texts}
+    blanked = {
+        text: _WORD.sub(lambda word: "" if word[0].casefold() in hidden else word[0], texts[text])
+        for text, own in relevant.items()
+        if own
+    }
+    return _corpus(
+        name,
+        documents=_documents(labels, labels, [bodies.get(label, "") for label in labels]),
+        articles=blanked,
+        splits=["train"] * len(blanked),
+        relevant={text: relevant[text] for text in blanked},
+    )
+
+
+_WORD = re.compile(r"\w+")
 _ARTICLE = re.compile(r"<REUTERS([^>]*)>(.*?)</REUTERS>", re.DOTALL)
 _BOUND = re.compile(r"<REUTERS |</REUTERS>")
 _ENDLESS = "an article that does not end"

@@ -24,6 +24,7 @@ from isthmus.tables.files import Block as Block
 from isthmus.tables.files import cache_folder as cache_folder
 from isthmus.tables.files import locked as locked
 from isthmus.tables.files import read_all as read_all
+from isthmus.tables.files import read_blocks as read_blocks
 from isthmus.tables.files import replacing as replacing
 from isthmus.tables.grouped import CountColumns as CountColumns
 from isthmus.tables.grouped import falling as falling
