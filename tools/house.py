@@ -45,7 +45,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/classification": 1_000,  # labels by the million as sparse rows; rankers of labels
     "src/isthmus/cli": 3_867,  # attach, calibrate-endpoint, encoder tune, learn; unused options refused
     "src/isthmus/config.py": 291,  # old keys are read for one release; single values as TOML; bytes
-    "src/isthmus/corpora": 1_217,  # label sets of the built-in world; the sparse format of extreme classification
+    "src/isthmus/corpora": 1_217,  # label sets with a long tail; the XMC sparse format
     "src/isthmus/demo": 669,  # the federation it sets up and measures, which was in service
     "src/isthmus/encoders": 1_720,  # presets by hash, the graph of a BERT; endpoints; a transformer tuned
     "src/isthmus/engines": 3_466,  # five engines elsewhere: tally, filters, facets, what is hidden, bounds
