@@ -8,9 +8,46 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from isthmus.classification import Bands, best_per_row, from_lists, label_counts
+from isthmus.classification import (
+    Bands,
+    LabelBm25,
+    LabelVectors,
+    Sparse,
+    SparseLabelRanker,
+    SparseNeighbours,
+    TextSpace,
+    best_per_row,
+    from_lists,
+    label_counts,
+    plain_documents,
+    plain_queries,
+)
+from isthmus.classification import sparse_rankers as rankers_module
 from isthmus.classification.sparse import read_arrays, sparse_arrays, sparse_of, write_arrays
 from isthmus.errors import DataError
+from isthmus.retrieval import BM25
+
+RANKERS: dict[str, SparseLabelRanker] = {
+    "label text": LabelBm25(),
+    "neighbours": SparseNeighbours(k=7),
+    "best neighbour": SparseNeighbours(k=7, pool="max"),
+    "latent neighbours": SparseNeighbours("vectors", k=7),
+    "label vectors": LabelVectors(),
+}
+
+
+def world(texts: int, labels: int, seed: int = 0) -> tuple[list[str], Sparse, list[str]]:
+    """Texts of their labels' words and of words that all share; labels by Zipf; names of labels."""
+    rng = np.random.default_rng(seed)
+    chances = 1 / np.arange(1, labels + 1)
+    right, lines = [], []
+    for _ in range(texts):
+        own = rng.choice(labels, size=rng.integers(1, 4), replace=False, p=chances / chances.sum())
+        words = [f"w{label}x{rng.integers(6)}" for label in own for _ in range(rng.integers(1, 4))]
+        noise = [f"w{rng.integers(labels)}x{rng.integers(6)}" for _ in range(rng.integers(0, 4))]
+        lines.append(" ".join([*words, *noise, *(f"common{rng.integers(30)}" for _ in range(6))]))
+        right.append(own)
+    return lines, from_lists(right, labels), [f"w{label}x0 w{label}x1" for label in range(labels)]
 
 
 def test_the_best_of_every_row_are_kept_with_zeros_and_ties_to_the_lower_column() -> None:
@@ -46,3 +83,68 @@ def test_sparse_arrays_come_back_from_disk(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"half")
     with pytest.raises(DataError, match="no arrays"):
         read_arrays(tmp_path / "a.npz")
+
+
+def listed(matrix: Sparse) -> list[dict[int, float]]:
+    """Every text's labels with their scores."""
+    return [
+        dict(zip(matrix[[row]].indices.tolist(), matrix[[row]].data.tolist(), strict=True))
+        for row in range(matrix.shape[0])
+    ]
+
+
+@pytest.mark.parametrize("name", RANKERS)
+def test_labels_in_another_order_are_ranked_alike(name: str, tmp_path: Path) -> None:
+    texts, labels, documents = world(150, 20)
+    space = TextSpace.fit(texts, documents, dimensions=16)
+    order = np.random.default_rng(1).permutation(20)
+    new = space.rows(world(30, 20, seed=5)[0])
+    ranker = RANKERS[name]
+    rows = space.rows(texts)
+    fitted = ranker.fit(rows, labels, space.rows(documents))
+    other = ranker.fit(rows, labels[:, order], space.rows([documents[label] for label in order]))
+    mine, theirs = listed(fitted.candidates(new, 20)), listed(other.candidates(new, 20))
+    for one, two in zip(mine, theirs, strict=True):
+        assert one == pytest.approx({int(order[label]): score for label, score in two.items()}, abs=1e-5)
+    (tmp_path / name).mkdir()
+    fitted.save(tmp_path / name)
+    again = type(fitted).load(tmp_path / name)
+    assert listed(again.candidates(new, 20)) == mine
+    assert listed(again.candidates(new.take(slice(3, 4)), 20))[0] == pytest.approx(mine[3], abs=1e-5)
+
+
+def test_rankers_give_what_arrays_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, labels, documents = world(120, 15)
+    space = TextSpace.fit(texts, documents, dimensions=12)
+    queries = world(25, 15, seed=3)[0]
+    new, rows, own = space.rows(queries), space.rows(texts), space.rows(documents)
+    run = BM25().index(plain_documents(texts)).search(plain_queries(queries), 9)
+    neighbours = SparseNeighbours(k=9, power=1.0).fit(rows, labels, own)
+    near = neighbours.nearest(new, 9)
+    for at, (_, names, scores) in enumerate(run.lists()):
+        mine = near[[at]]
+        order = np.argsort(-mine.data)
+        assert mine.data[order] / mine.data.max() == pytest.approx(np.array(scores) / max(scores), abs=1e-4)
+        found = neighbours.candidates(new.take(slice(at, at + 1)), 15).toarray()[0]
+        carried = labels.toarray()[[int(name) for name in names]]
+        if len(set(np.round(scores, 6))) == 9:
+            assert found == pytest.approx(scores @ carried / np.sum(scores), abs=1e-4)
+    vectors = LabelVectors().fit(rows, labels, own)
+    centres = labels.toarray().T.astype(float) @ rows.vectors + own.vectors
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    assert vectors.candidates(new, 15).toarray() == pytest.approx(new.vectors @ centres.T, abs=1e-5)
+    exact = vectors.candidates(new, 4).toarray()
+    monkeypatch.setattr(rankers_module, "EXACT", 3)
+    many = LabelVectors(near=120).fit(rows, labels, own).candidates(new, 4).toarray()
+    assert many == pytest.approx(exact, abs=1e-5), "all texts are near: the same labels are compared"
+
+
+def test_weights_that_came_as_such_are_compared_by_cosine() -> None:
+    texts, labels, _ = world(80, 12)
+    counted = TextSpace.fit(texts, dimensions=8).rows(texts).terms
+    space = TextSpace.fit(counted, dimensions=8)
+    rows = space.rows(counted)
+    near = SparseNeighbours(k=5).fit(rows, labels, rows).nearest(rows, 1)
+    assert near.data == pytest.approx(np.ones(80), abs=1e-5), "nearest to every text is itself"
+    with pytest.raises(DataError, match="texts, where rows of features"):
+        space.rows(["a text"])

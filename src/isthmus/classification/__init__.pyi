@@ -21,6 +21,7 @@ from isthmus.classification.label_rankers import TextNeighbours as TextNeighbour
 from isthmus.classification.label_rankers import as_run as as_run
 from isthmus.classification.label_rankers import plain_documents as plain_documents
 from isthmus.classification.label_rankers import plain_queries as plain_queries
+from isthmus.classification.space import TextSpace as TextSpace
 from isthmus.classification.sparse import BATCH as BATCH
 from isthmus.classification.sparse import Bands as Bands
 from isthmus.classification.sparse import FittedLabelRanker as FittedLabelRanker
@@ -31,6 +32,11 @@ from isthmus.classification.sparse import best_per_row as best_per_row
 from isthmus.classification.sparse import from_lists as from_lists
 from isthmus.classification.sparse import label_counts as label_counts
 from isthmus.classification.sparse import ranked_in_batches as ranked_in_batches
+from isthmus.classification.sparse import rarity as rarity
+from isthmus.classification.sparse import weighed as weighed
+from isthmus.classification.sparse_rankers import LabelBm25 as LabelBm25
+from isthmus.classification.sparse_rankers import LabelVectors as LabelVectors
+from isthmus.classification.sparse_rankers import SparseNeighbours as SparseNeighbours
 from isthmus.classification.texts import LabelledTexts as LabelledTexts
 from isthmus.classification.texts import normal_text as normal_text
 from isthmus.classification.texts import read_labelled as read_labelled

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array, vstack
 
-from isthmus.arrays import IntArray
+from isthmus.arrays import FloatArray, IntArray
 from isthmus.errors import DataError
 from isthmus.files import replacing
 
@@ -38,13 +38,16 @@ class TextRows:
     """Texts × terms, float32: how often each term stands in a text, or weights that came as such."""
     vectors: NDArray[np.float32] | None = None
     """Unit rows of an encoder, or of latent semantics."""
+    counted: bool = True
+    """Whether terms are counted; weights that came as such are compared as they are."""
 
     def __len__(self) -> int:
         return int(self.terms.shape[0])
 
     def take(self, rows: Any) -> TextRows:
         """Those at these positions (integers, a mask or a slice)."""
-        return TextRows(self.terms[rows], None if self.vectors is None else self.vectors[rows])
+        vectors = None if self.vectors is None else self.vectors[rows]
+        return TextRows(self.terms[rows], vectors, self.counted)
 
     def batches(self, size: int = BATCH) -> Iterator[TextRows]:
         """All of them in order, so many at a time."""
@@ -86,17 +89,19 @@ def ranked_in_batches(
 
 def best_per_row(scores: Sparse, k: int) -> Sparse:
     """The k largest stored entries of every row, as float32; of equal ones those of the lower column."""
-    counts = np.diff(scores.indptr)
-    if not (counts > k).any():
-        return csr_array((scores.data.astype(np.float32), scores.indices, scores.indptr), shape=scores.shape)
-    row = np.repeat(np.arange(len(counts)), counts)
-    order = np.lexsort((scores.indices, -scores.data, row))
-    rank = np.arange(len(order)) - np.repeat(scores.indptr[:-1], counts)
-    chosen = np.sort(order[rank < k])
+    data, columns, ends = scores.data, scores.indices, scores.indptr
+    counts = np.diff(ends)
+    keep = np.ones(len(data), dtype=bool)
+    for row in np.flatnonzero(counts > k).tolist():
+        part = slice(ends[row], ends[row + 1])
+        values = data[part]
+        least = np.partition(values, len(values) - k)[len(values) - k]
+        mask = values > least
+        ties = np.flatnonzero(values == least)
+        mask[ties[np.argsort(columns[part][ties], kind="stable")[: k - int(mask.sum())]]] = True
+        keep[part] = mask
     ends = np.concatenate(([0], np.cumsum(np.minimum(counts, k))))
-    return csr_array(
-        (scores.data[chosen].astype(np.float32), scores.indices[chosen], ends), shape=scores.shape
-    )
+    return csr_array((data[keep].astype(np.float32), columns[keep], ends), shape=scores.shape)
 
 
 def from_lists(rows: Sequence[Any], width: int) -> Sparse:
@@ -107,6 +112,25 @@ def from_lists(rows: Sequence[Any], width: int) -> Sparse:
     matrix = csr_array((np.ones(len(columns), dtype=bool), columns, ends), shape=(len(rows), width))
     matrix.sum_duplicates()
     return matrix
+
+
+def rarity(texts: TextRows) -> FloatArray:
+    """ln((1 + N)/(1 + df)) + 1 of every term; ones for weights that came as such."""
+    if not texts.counted:
+        return np.ones(texts.terms.shape[1])
+    having = np.bincount(texts.terms.indices, minlength=texts.terms.shape[1])
+    return np.asarray(np.log((1 + len(texts)) / (1 + having)) + 1)
+
+
+def weighed(texts: TextRows, rarity_of_terms: FloatArray) -> Sparse:
+    """Rows of (1 + ln tf)·rarity, or of weights that came as such, scaled to unit length."""
+    terms = texts.terms
+    values = 1 + np.log(terms.data) if texts.counted else terms.data
+    values = values * rarity_of_terms[terms.indices]
+    row = np.repeat(np.arange(len(texts)), np.diff(terms.indptr))
+    lengths = np.sqrt(np.bincount(row, values**2, len(texts)))
+    values = (values / np.maximum(lengths, 1e-12)[row]).astype(np.float32)
+    return csr_array((values, terms.indices, terms.indptr), shape=terms.shape)
 
 
 def label_counts(labels: Sparse) -> IntArray:

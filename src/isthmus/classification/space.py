@@ -1,0 +1,127 @@
+"""From texts to rows: the terms of training texts and of labels, and vectors in a space of their own or of an
+encoder. Nothing of labels is learned here, so that every fold of a cross-fit can share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from isthmus.arrays import FloatArray, Ids
+from isthmus.classification.sparse import Sparse, TextRows, rarity, read_arrays, weighed, write_arrays
+from isthmus.encoders import Encoder, Vectors, load_encoder, unit
+from isthmus.errors import DataError
+from isthmus.randomness import Streams
+from isthmus.text import ENGLISH
+
+MOST_SAMPLED = 30_000
+"""Texts that directions are learned from."""
+LATENT = "latent"
+
+
+@dataclass(frozen=True, eq=False)
+class TextSpace:
+    """`rows(texts)`: terms that training knows, and vectors; unknown words say nothing.
+
+    `encoder` is `latent` (a truncated SVD of the training texts' TF-IDF) or the name of an encoder that was
+    added. Where feature weights came as such, `terms` is None and only `latent` can make vectors.
+    """
+
+    encoder: str
+    width: int
+    terms: Ids | None
+    rarity: FloatArray
+    components: Vectors
+
+    @classmethod
+    def fit(
+        cls,
+        texts: Sequence[str] | Sparse,
+        documents: Sequence[str] = (),
+        *,
+        encoder: str = LATENT,
+        dimensions: int = 128,
+        seed: int = 0,
+    ) -> TextSpace:
+        """The terms of training texts and of the labels' own texts; directions of the former alone."""
+        from sklearn.utils.extmath import randomized_svd
+
+        terms = None
+        if isinstance(texts, csr_array):
+            width = int(texts.shape[1])
+        else:
+            vocabulary = ENGLISH([*texts, *documents]).terms.vocabulary
+            terms, width = Ids(np.arange(len(vocabulary)), vocabulary), len(vocabulary)
+        empty = cls(encoder, width, terms, np.ones(width), np.zeros((width, 0), dtype=np.float32))
+        rows = TextRows(*empty._terms(texts))
+        weights = rarity(rows)
+        if encoder != LATENT and terms is None:
+            raise DataError("feature weights cannot be encoded", cure="leave the encoder out")
+        wanted = min(dimensions, width, len(rows)) if encoder == LATENT else 0
+        if not wanted:
+            return cls(encoder, width, terms, weights, empty.components)
+        chosen: Any = slice(None)
+        if len(rows) > MOST_SAMPLED:
+            chosen = Streams(seed)("directions").choice(len(rows), MOST_SAMPLED, replace=False)
+        known = weighed(rows.take(chosen), weights)
+        _, _, directions = randomized_svd(known, wanted, random_state=seed % 2**32)
+        return cls(encoder, width, terms, weights, np.ascontiguousarray(directions.T, dtype=np.float32))
+
+    def rows(self, texts: Sequence[str] | Sparse) -> TextRows:
+        """Texts, or feature weights that came as such, as rankers see them."""
+        rows = TextRows(*self._terms(texts))
+        if self.encoder != LATENT:
+            return TextRows(rows.terms, self._encoder.encode(texts), rows.counted)
+        vectors = unit(np.asarray(weighed(rows, self.rarity) @ self.components, dtype=np.float32))
+        return TextRows(rows.terms, vectors, rows.counted)
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return load_encoder(self.encoder)
+
+    def _terms(self, texts: Sequence[str] | Sparse) -> tuple[Any, None, bool]:
+        """Counts of known terms, or the weights as they came; whether they are counts."""
+        if isinstance(texts, csr_array):
+            if self.terms is not None or texts.shape[1] != self.width:
+                known = "texts" if self.terms is not None else f"{self.width:,} features"
+                raise DataError(
+                    f"rows of {texts.shape[1]:,} features, where {known} were learned from",
+                    cure="give what was given to fit",
+                )
+            return texts.astype(np.float32), None, False
+        if self.terms is None:
+            raise DataError("texts, where rows of features were learned from", cure="give such rows")
+        tokens = ENGLISH(texts)
+        counts = tokens.counts()
+        here = tokens.terms.translation(self.terms)[counts.indices]
+        known = here >= 0
+        ends = np.concatenate(([0], np.cumsum(known)))[counts.indptr]
+        data = counts.data[known].astype(np.float32)
+        return (
+            csr_array((data, here[known].astype(np.int32), ends), shape=(len(texts), self.width)),
+            None,
+            True,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write `space.npz`."""
+        words: NDArray[Any] = np.zeros(0, dtype=np.uint8)
+        if self.terms is not None:
+            words = np.frombuffer("\n".join(self.terms.words).encode(), dtype=np.uint8)
+        about = {"encoder": np.array(self.encoder), "width": np.array(self.width), "words": words}
+        write_arrays(folder / "space.npz", rarity=self.rarity, components=self.components, **about)
+
+    @classmethod
+    def load(cls, folder: Path) -> TextSpace:
+        """Read what `save` wrote."""
+        stored = read_arrays(folder / "space.npz")
+        words = stored["words"].tobytes().decode()
+        terms = Ids.of(words.split("\n")) if words else None
+        encoder, width = str(stored["encoder"]), int(stored["width"])
+        return cls(encoder, width, terms, stored["rarity"], stored["components"])
