@@ -21,6 +21,8 @@ from isthmus.classification.label_rankers import TextNeighbours as TextNeighbour
 from isthmus.classification.label_rankers import as_run as as_run
 from isthmus.classification.label_rankers import plain_documents as plain_documents
 from isthmus.classification.label_rankers import plain_queries as plain_queries
+from isthmus.classification.linear import FittedLinear as FittedLinear
+from isthmus.classification.linear import SparseLinear as SparseLinear
 from isthmus.classification.space import TextSpace as TextSpace
 from isthmus.classification.sparse import BATCH as BATCH
 from isthmus.classification.sparse import Bands as Bands
