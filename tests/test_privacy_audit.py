@@ -113,6 +113,10 @@ def test_the_audit_has_teeth() -> None:
     found = audit(OneShot(2.0), trials=40_000)
     assert 0.9 * found.charged < found.lowest <= found.charged
     assert found.success == pytest.approx(found.bound, abs=0.01)
+    low, high = found.success_interval
+    reach = 2.24 * (found.success * (1 - found.success) / 40_000) ** 0.5  # half of 5 % in either direction
+    assert (found.success - low, high - found.success) == pytest.approx((reach, reach), rel=0.05)
+    assert f"({low:.1%} to {high:.1%})" in str(found)
 
 
 def test_the_audit_refutes_the_papers_claim() -> None:

@@ -15,6 +15,7 @@ from isthmus_reproduce.csfltr import experiment as csfltr
 from isthmus_reproduce.csfltr.experiment import Config, _sorted, _table_units, _work
 from isthmus_reproduce.csfltr.plots import POINTS, Results
 from isthmus_reproduce.csfltr.report import (
+    AS_PRINTED,
     CONTRASTS,
     PRINTED,
     Contrast,
@@ -22,6 +23,7 @@ from isthmus_reproduce.csfltr.report import (
     cells_of,
     contrast,
     page_of,
+    printed_cells,
     verdicts,
 )
 from isthmus_reproduce.csfltr.rows import (
@@ -30,6 +32,7 @@ from isthmus_reproduce.csfltr.rows import (
     Bench,
     curve_unit,
     point_unit,
+    printed_unit,
     table_unit,
 )
 from isthmus_reproduce.csfltr.selection import PICKS
@@ -161,6 +164,7 @@ def test_a_reproduction_writes_every_table_and_figure(
     path = {way: [[0.3, 0.4]] * 4 for way in ("Local", "Local+", "Global", "CS-F-LTR")}
     fakes = {
         "table_unit": lambda *, case, more: units[case["seed"] % 2],
+        "printed_unit": lambda *, case: PROTOCOL_ROWS,
         "curve_unit": lambda *, case: {"epochs": epochs, "silos": list("abcd"), **path},
         "point_unit": lambda *, case, labels: {
             "seconds": 1.0 + case["seed"],
@@ -176,8 +180,40 @@ def test_a_reproduction_writes_every_table_and_figure(
     for heading in ("Figure 6", "Figure 8a", "Figure 8b", "A map of the gain", "Tests", "What it says"):
         assert heading in page
     assert page.count("<svg") == 4 + 2
+    assert "Table 4, paper mode" in page
     again = csfltr.reproduce(Config(data="synthetic", scale="smoke"), tmp_path, workers=1)
     assert [cell.record() for cell in again.cells] == [cell.record() for cell in done.cells]
+
+
+PROTOCOL_ROWS = [
+    {"row": row, "part": part, "test": dict.fromkeys((*AS_PRINTED.values(), "ERR", "nDCG@10", "MAP"), level)}
+    for row, part, level in (
+        ("Local", "silo1", 0.2),
+        ("Local", "silo2", 0.4),
+        ("Local+", "silo1", 0.5),
+        ("Global", "all", 0.6),
+        ("CS-F-LTR", "all", 0.7),
+    )
+]
+
+
+def test_the_papers_protocol_has_rows_of_its_own_beside_what_is_printed() -> None:
+    cells = list(printed_cells("cran", [PROTOCOL_ROWS, PROTOCOL_ROWS]))
+    values = {(cell.row, cell.part, cell.variant, cell.measure): cell for cell in cells}
+    assert len(values) == len(cells)
+    assert {cell.mode for cell in cells} == {"paper"}
+    mean = values["Local", "all", "measures as printed", "ERR"]
+    assert (mean.value, mean.n, mean.low, mean.paper) == (pytest.approx(0.3), 2, None, None)
+    assert values["Local", "silo2", "measures as printed", "nDCG@10"].paper == PRINTED["Local", "B"][1]
+    assert values["CS-F-LTR", "all", "the usual measures", "MAP"].paper is None
+
+
+def test_the_papers_protocol_runs_whole() -> None:
+    records = printed_unit(case=CASE)
+    assert {record["row"] for record in records} == {"Local", "Local+", "Global", "CS-F-LTR"}
+    figures = np.array([list(record["test"].values()) for record in records])
+    assert np.isfinite(figures).all()
+    assert np.ptp(figures[:, 1]) > 0
 
 
 def test_points_and_curves_have_what_figures_show() -> None:

@@ -62,12 +62,19 @@ def test_own_documents_need_no_release(corpus: Corpus) -> None:
 def test_differencing_is_told_for_both(tmp_path: Path) -> None:
     notebook = Notebook(tmp_path, Config(data="synthetic", scale="smoke"))
     found = attacks.compute(notebook, seed=0, trials=1000, workers=1)
-    assert found[Differencing("insecure_shared_noise", 1000)]["not empty"] >= 0.9
-    assert found[Differencing("per_cell", 1000)]["not empty"] < 0.1
+    assert found[Differencing("insecure_shared_noise", 1000)]["not empty"][0] >= 0.9
+    assert found[Differencing("per_cell", 1000)]["not empty"][0] < 0.1
     for name, epsilon, rows in attacks.AUDITED:
         one = found[Audit(name, epsilon, rows)]
         assert (one["audited ε at least"] <= one["claimed ε"]) == (name != attacks.SHARED)
         assert (one["charged ε"] is None) == (name == attacks.SHARED)
+    for value, low, high in (one["not empty"] for at, one in found.items() if isinstance(at, Differencing)):
+        assert 0 <= low <= value <= high <= 1
+    assert all(
+        one["attacker right"][1] < one["attacker right"][0] <= one["attacker right"][2]
+        for at, one in found.items()
+        if isinstance(at, Audit)
+    )
     assert [section.heading for section in attacks.sections(found)] == ["Attacks"]
 
 

@@ -55,6 +55,14 @@ class Audit:
         return certainty(self.charged, halves=self.halves)
 
     @property
+    def success_interval(self) -> tuple[float, float]:
+        """What the attacker's success may be by chance alone: exact binomial bounds with this confidence,
+        shared between the two directions that were tried."""
+        draws, doubt = 2 * (self.trials - self.trials // 2), (1 - self.confidence) / 4
+        right = round(self.success * draws)
+        return _at_least(right, draws, doubt), 1 - _at_least(draws - right, draws, doubt)
+
+    @property
     def holds(self) -> bool:
         """Whether nothing contradicts the claim."""
         return self.lowest <= self.claimed
@@ -62,10 +70,11 @@ class Audit:
     def __str__(self) -> str:
         verdict = "holds" if self.holds else "is refuted"
         meaning = explain(self.charged, halves=self.halves)
+        chance = "{:.1%} to {:.1%}".format(*self.success_interval)
         return (
             f"{self.mechanism}: claimed ε = {self.claimed:g} {verdict}, audited ε ≥ {self.lowest:.2f}"
             f" ({self.confidence:.0%}, {self.trials:,} draws); the attacker named the right word"
-            f" {self.success:.1%} of the time, the bound is {self.bound:.1%}. {meaning}"
+            f" {self.success:.1%} of the time ({chance}), the bound is {self.bound:.1%}. {meaning}"
         )
 
 

@@ -1,8 +1,8 @@
 """Cross-silo federated ranking, Table 4 and Figures 6 and 8: what is printed, and what ours come to.
 
 Everything is judged on real judgements: queries and documents of a collection are dealt into silos, and test
-queries are ranked over the documents of all of them. The paper's own protocol, labels from the rank in a run
-over synthetic text, is a second experiment: what it measures is how well a run is imitated.
+queries are ranked over the documents of all of them. The paper's own protocol, whole, has rows of its own:
+its labels are ranks in a run, so that what it measures is how well a run is imitated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from isthmus.corpora import available
 from isthmus_reproduce.csfltr.plots import Place, Results
 from isthmus_reproduce.csfltr.report import cells_of, page_of
-from isthmus_reproduce.csfltr.rows import curve_unit, point_unit, table_unit
+from isthmus_reproduce.csfltr.rows import curve_unit, point_unit, printed_unit, table_unit
 from isthmus_reproduce.csfltr.world import Case
 from isthmus_reproduce.notebook import Notebook, Reproduction, Unit
 
@@ -57,7 +57,7 @@ class Piece:
     """A unit of work on one collection: a seed of the table, of a curve, or of a point of a figure or map."""
 
     data: str
-    kind: Literal["table", "curve", "budget", "silos", "rough", "map"]
+    kind: Literal["table", "printed", "curve", "budget", "silos", "rough", "map"]
     seed: int
     deal: str = ""
     epsilon: float = Case.epsilon
@@ -89,6 +89,11 @@ def _names(config: Config) -> tuple[str, ...]:
 def _work(names: Sequence[str], config: Config) -> Iterator[tuple[str, Any, list[Unit]]]:
     tables = [unit for name in names for unit in _table_units(name, config)]
     yield "Table 4", table_unit, tables
+    yield (
+        "Table 4 as printed",
+        printed_unit,
+        [unit for name in names for unit in _printed_units(name, config)],
+    )
     if config.figures:
         yield "Figure 6", curve_unit, [unit for name in names for unit in _curve_units(name, config)]
         yield "points", point_unit, [unit for name in names for unit in _point_units(name, config)]
@@ -107,6 +112,12 @@ def _table_units(name: str, config: Config) -> Iterator[Unit]:
     for seed in config.seeds_of("table"):
         more = seed - config.seed < OPTIONS
         yield Unit(Piece(_short(name), "table", seed), {"case": _case(name, config, seed), "more": more})
+
+
+def _printed_units(name: str, config: Config) -> Iterator[Unit]:
+    for seed in config.seeds_of("figure"):
+        case = {**_case(name, config, seed), "circular": True}
+        yield Unit(Piece(_short(name), "printed", seed), {"case": case})
 
 
 def _curve_units(name: str, config: Config) -> Iterator[Unit]:
@@ -159,5 +170,5 @@ def _sorted(name: str, results: Mapping[Piece, Any]) -> Results:
         places.setdefault(Place(piece.deal, piece.epsilon), []).append(result)
     if Case.epsilon in budget:
         silos[Case.silos] = budget[Case.epsilon]
-    plain = {kind: list(of(kind).values()) for kind in ("table", "curve", "rough")}
+    plain = {kind: list(of(kind).values()) for kind in ("table", "printed", "curve", "rough")}
     return Results(**plain, budget=budget, silos=dict(sorted(silos.items())), places=places)

@@ -10,7 +10,7 @@ import numpy as np
 
 from isthmus.federation.semisupervised import ANCHORED
 from isthmus.report import Estimate, Plot, Series, Table, line_plot
-from isthmus_reproduce.intervals import fold_interval
+from isthmus_reproduce.intervals import LEAST_FOLDS, fold_interval
 from isthmus_reproduce.notebook import Cell
 from isthmus_reproduce.prose import Prose
 
@@ -37,10 +37,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """What the units of one collection gave: seeds of the table, of curves and of the rough place; points by
-    ε, by the number of silos, and by their place on the map."""
+    """What the units of one collection gave: seeds of the table, of the paper's protocol, of curves and of
+    the rough place; points by ε, by the number of silos, and by their place on the map."""
 
     table: Sequence[Any]
+    printed: Sequence[Any] = ()
     curve: Sequence[Any] = ()
     rough: Sequence[Any] = ()
     budget: Mapping[float, Sequence[Any]] = field(default_factory=dict)
@@ -105,8 +106,10 @@ def curves(units: Sequence[Any], name: str) -> Iterator[Plot]:
         for way in WAYS:
             values = np.array([unit[way][at] for unit in units], dtype=np.float64)
             mean, spread = np.nanmean(values, axis=0), np.nanstd(values, axis=0) / max(1, len(units)) ** 0.5
-            lines[way] = Series(units[0]["epochs"], mean, mean - 2 * spread, mean + 2 * spread)
-        caption = PROSE("curve_caption", name=name, silo=at + 1, seeds=len(units))
+            band = (mean - 2 * spread, mean + 2 * spread) if len(units) >= LEAST_FOLDS else ()
+            lines[way] = Series(units[0]["epochs"], mean, *band)
+        bands = len(units) >= LEAST_FOLDS
+        caption = PROSE("curve_caption", name=name, silo=at + 1, seeds=len(units), bands=bands)
         yield line_plot(lines, x="epochs", y="nDCG@10", caption=caption)
 
 
@@ -127,8 +130,9 @@ def points(cells: Sequence[Cell], x: str) -> Plot:
         low = [cell.value if cell.low is None else cell.low for _, cell in ordered]
         high = [cell.value if cell.high is None else cell.high for _, cell in ordered]
         drawn[row] = Series(at, values, low, high) if row in BANDS else Series(at, values)
-    last = "; log₂ ε, the last point is without noise" if x == "ε" else ""
-    caption = f"95 % intervals over seeds for {', '.join(BANDS)}{last}"
+    known = any(cell.low is not None for cell in cells)
+    caption = f"95 % intervals over seeds for {', '.join(BANDS)}" if known else "means over seeds"
+    caption += "; log₂ ε, the last point is without noise" if x == "ε" else ""
     return line_plot(drawn, x="log₂ ε" if x == "ε" else x, y="nDCG@10", caption=caption)
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from isthmus.arrays import FloatArray
 from isthmus.evaluation import paired_t, randomisation
 from isthmus.federation.semisupervised import DEFAULT as DEFAULT_ROW
+from isthmus.federation.semisupervised import FAULTS
 from isthmus.report import Page, Plot, Section, Table
 from isthmus_reproduce.csfltr.plots import (
     BY_INTEREST,
     POINTS,
     SHOWN,
+    WAYS,
     Results,
     at_labels,
     costs,
@@ -31,6 +33,7 @@ from isthmus_reproduce.csfltr.plots import (
     side_by_side,
 )
 from isthmus_reproduce.csfltr.world import MEASURES
+from isthmus_reproduce.intervals import LEAST_FOLDS
 from isthmus_reproduce.notebook import Cell, cells_table
 from isthmus_reproduce.prose import Prose
 
@@ -143,32 +146,35 @@ def contrasts(units: Sequence[Any]) -> dict[tuple[Key, Key], Contrast]:
 
 def cells_of(name: str, results: Results) -> Iterator[Cell]:
     """Every figure of one collection."""
-    mode: Literal["paper", "sound"] = "paper" if name == "synthetic" else "sound"
     units = results.table
     for variant, display in SHOWN.items():
         for record in units[0][variant]:
             row, part = record["row"], record["part"]
-            yield from _table_cells(name, mode, units, (variant, row), part, display)
+            yield from _table_cells(name, units, (variant, row), part, display)
         for row in ("Local", "Local+") if variant != "clipped" else ():
-            yield from _table_cells(name, mode, units, (variant, row), "all", display)
+            yield from _table_cells(name, units, (variant, row), "all", display)
     for variant, row in (("private", DEFAULT_ROW), ("exact", DEFAULT_ROW)):
         for measure in MEASURES:
             values = seed_means(units, (variant, row), measure)
-            about = {"table": "4", "row": "default", "variant": SHOWN[variant], "mode": mode, "data": name}
+            about = {"table": "4", "row": "default", "variant": SHOWN[variant], "mode": "sound", "data": name}
             yield Cell.over_folds(values.tolist(), measure=measure, **about)
     for row in dict.fromkeys(record["row"] for record in units[0]["private"]):
         validated = [record["validation"] for unit in units for record in rows_named(unit["private"], row)]
-        about = {"table": "validation", "row": row, "variant": SHOWN["private"], "mode": mode, "data": name}
+        about = {
+            "table": "validation",
+            "row": row,
+            "variant": SHOWN["private"],
+            "mode": "sound",
+            "data": name,
+        }
         yield Cell.over_folds(validated, measure="nDCG@10", **about)
-    yield from _figure_cells(name, mode, results)
+    yield from printed_cells(name, results.printed)
+    yield from _figure_cells(name, results)
 
 
-def _table_cells(
-    name: str, mode: Literal["paper", "sound"], units: Sequence[Any], key: Key, part: str, display: str
-) -> Iterator[Cell]:
+def _table_cells(name: str, units: Sequence[Any], key: Key, part: str, display: str) -> Iterator[Cell]:
     variant, row = key
-    party = PARTIES[int(part[4:]) - 1] if part.startswith("silo") and int(part[4:]) <= 4 else part
-    published = PRINTED.get((row, party))
+    published = _published(row, part)
     for at, measure in enumerate(MEASURES):
         if part == "all":
             values = seed_means(units, key, measure).tolist()
@@ -181,53 +187,101 @@ def _table_cells(
             row=row,
             part=part,
             variant=display,
-            mode=mode,
+            mode="sound",
             data=name,
             measure=measure,
             paper=None if published is None else published[at],
         )
 
 
-def _figure_cells(name: str, mode: Literal["paper", "sound"], results: Results) -> Iterator[Cell]:
+def _published(row: str, part: str) -> tuple[float, ...] | None:
+    """A row of Table 4 as printed; our first four silos are its parties."""
+    silo = int(part[4:]) if part.startswith("silo") else 0
+    return PRINTED.get((row, PARTIES[silo - 1] if 0 < silo <= len(PARTIES) else part))
+
+
+AS_PRINTED = {"ERR": "err_printed", "nDCG@10": "ndcg_printed@10", "nDCG": "nDCG", "MAP": "map_printed"}
+AS_THEY_ARE = {measure: measure for measure in MEASURES}
+PROTOCOL = {"measures as printed": AS_PRINTED, "the usual measures": AS_THEY_ARE}
+"""The columns of the paper's protocol, by variant."""
+
+
+def printed_cells(name: str, units: Sequence[Any]) -> Iterator[Cell]:
+    """Table 4 by the paper's protocol whole: a row a silo where every silo has a model, and their mean."""
+    every = [(record["row"], record["part"]) for record in units[0]] if units else []
+    for row, part in dict.fromkeys((*every, *((row, "all") for row, _ in every))):
+        for variant, measures in PROTOCOL.items():
+            for at, (measure, measured) in enumerate(measures.items()):
+                by_seed = [_printed_values(unit, row, part, measured) for unit in units]
+                published = _published(row, part) if variant == "measures as printed" else None
+                yield Cell.over_folds(
+                    [float(np.mean(values)) for values in by_seed],
+                    table="4",
+                    row=row,
+                    part=part,
+                    variant=variant,
+                    mode="paper",
+                    data=name,
+                    measure=measure,
+                    paper=None if published is None else published[at],
+                )
+
+
+def _printed_values(records: Sequence[Any], row: str, part: str, measure: str) -> list[float]:
+    """A row's figures on one seed: of one silo, or of all that have one."""
+    return [one["test"][measure] for one in rows_named(records, row) if part in ("all", one["part"])]
+
+
+def _figure_cells(name: str, results: Results) -> Iterator[Cell]:
     points = [("fig8a", f"ε = {epsilon:g}", units) for epsilon, units in results.budget.items()]
     points += [("fig8b", f"{count} silos", units) for count, units in results.silos.items()]
     for table, variant, units in points:
         for row in POINTS:
             for measure in MEASURES:
                 values = [mean_of(records, row, measure) for records in at_labels(units)]
-                about = {"table": table, "row": row, "variant": variant, "mode": mode}
+                about = {"table": table, "row": row, "variant": variant, "mode": "sound"}
                 yield Cell.over_folds(values, measure=measure, data=name, **about)
-    yield from _curve_cells(name, mode, results.curve)
+    yield from _curve_cells(name, results.curve)
     for row in POINTS if results.rough else ():
         values = [mean_of(records, row) for records in at_labels(results.rough)]
-        about = {"table": "rough", "row": row, "variant": "dealt at random, ε = 2", "mode": mode}
+        about = {"table": "rough", "row": row, "variant": "dealt at random, ε = 2", "mode": "sound"}
         yield Cell.over_folds(values, measure="nDCG@10", data=name, **about)
     for count, units in results.silos.items():
-        about = {"table": "fig8b", "row": "cost", "variant": f"{count} silos", "mode": mode, "data": name}
+        about = {"table": "fig8b", "row": "cost", "variant": f"{count} silos", "mode": "sound", "data": name}
         yield Cell.over_folds([unit["seconds"] for unit in units], measure="processor seconds", **about)
     for place, units in results.places.items():
         for labels in labels_of(units):
             for row in POINTS:
                 values = [mean_of(records, row) for records in at_labels(units, labels)]
-                about = {"table": "map", "row": row, "mode": mode, "data": name}
+                about = {"table": "map", "row": row, "mode": "sound", "data": name}
                 variant = f"{place.deal} {place.epsilon:g}, {said_labels(labels)} labelled queries a silo"
                 yield Cell.over_folds(values, measure="nDCG@10", variant=variant, **about)
 
 
-def _curve_cells(name: str, mode: Literal["paper", "sound"], units: Sequence[Any]) -> Iterator[Cell]:
+def _curve_cells(name: str, units: Sequence[Any]) -> Iterator[Cell]:
     """Figure 6: every way, silo and epoch; seeds deal differently, so a silo is its place."""
     for way in ("Local", "Local+", "Global", "CS-F-LTR") if units else ():
         for silo in range(min(len(unit["silos"]) for unit in units)):
             for at, epochs in enumerate(units[0]["epochs"]):
                 values = [unit[way][silo][at] for unit in units]
-                about = {"table": "fig6", "row": way, "part": f"silo{silo + 1}", "mode": mode, "data": name}
+                about = {
+                    "table": "fig6",
+                    "row": way,
+                    "part": f"silo{silo + 1}",
+                    "mode": "sound",
+                    "data": name,
+                }
                 yield Cell.over_folds(values, measure="nDCG@10", variant=f"{epochs} epochs", **about)
 
 
 def page_of(results: Mapping[str, Results], cells: Sequence[Cell], *, seeds: int) -> Page:
     """The report."""
     sections = [section for name in results for section in _sections(name, results[name], cells)]
-    return Page("Cross-silo federated ranking (CS-F-LTR)", tuple(sections), PROSE("lead", seeds=seeds))
+    return Page(
+        "Cross-silo federated ranking (CS-F-LTR)",
+        tuple(sections),
+        PROSE("lead", seeds=seeds, intervals=seeds >= LEAST_FOLDS),
+    )
 
 
 FIGURES = (("fig8a", "Figure 8a: privacy budget", "ε"), ("fig8b", "Figure 8b: silos", "silos"))
@@ -241,6 +295,10 @@ def _sections(name: str, results: Results, cells: Sequence[Cell]) -> Iterator[Se
     yield Section(f"What it says ({name})", tuple(verdicts(results.table, by_pair, circular=circular)))
     tables = tuple(side_by_side(mine, measure, name) for measure in BY_INTEREST)
     yield Section(f"Table 4 ({name}{note})", tables)
+    if results.printed:
+        printed = [cell for cell in mine if cell.mode == "paper"]
+        table = cells_table(printed, f"Table 4 by the paper's protocol, {name}")
+        yield Section(f"Table 4, paper mode ({name})", (_protocol(printed, len(results.printed)), table))
     yield Section(f"Tests ({name})", (_tests_table(by_pair, name),))
     yield Section(f"Every option, private counts ({name})", (options(mine, name),))
     if results.curve:
@@ -294,7 +352,7 @@ def verdicts(
     """What the figures say, in words; a gain is claimed only where both tests and both controls allow it."""
     if circular:
         yield PROSE("circular")
-        yield _direction(units)
+        yield _direction({row: float(seed_means(units, ("exact", row)).mean()) for row in WAYS})
     yield PROSE("cross_share", share=float(np.mean([unit["cross share"] for unit in units])))
     for row in ("Global", "CS-F-LTR"):
         yield PROSE("against_local", row=row, contrast=tests[("exact", row), ("exact", "Local")])
@@ -309,15 +367,24 @@ def verdicts(
     )
 
 
-def _direction(units: Sequence[Any]) -> str:
+def _direction(ours: Mapping[str, float]) -> str:
     """Which way the printed rows lie from each other in nDCG@10, and which way ours do."""
     at, steps = MEASURES.index("nDCG@10"), []
     for row, other in (("Local+", "Local"), ("Global", "Local"), ("CS-F-LTR", "Global")):
         rows = ([values[at] for (name, _), values in PRINTED.items() if name == one] for one in (row, other))
         higher, lower = (float(np.mean(values)) for values in rows)
-        ours = float((seed_means(units, ("exact", row)) - seed_means(units, ("exact", other))).mean())
-        steps.append({"row": row, "other": other, "printed": higher - lower, "ours": ours})
+        steps.append({"row": row, "other": other, "printed": higher - lower, "ours": ours[row] - ours[other]})
     return PROSE("direction", steps=steps)
+
+
+def _protocol(cells: Sequence[Cell], seeds: int) -> str:
+    """What paper mode is, what is wrong with it, and which way its rows lie."""
+    ours = {
+        cell.row: cell.value
+        for cell in cells
+        if (cell.part, cell.measure, cell.variant) == ("all", "nDCG@10", "measures as printed")
+    }
+    return PROSE("protocol", seeds=seeds, faults=FAULTS, direction=_direction(ours))
 
 
 def _privacy(tests: Mapping[tuple[Key, Key], Contrast]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from isthmus.federation.semisupervised import (
     Anchor,
     CoTraining,
     Labelling,
+    PrintedWorld,
     Scorer,
     SiloRows,
     Way,
@@ -40,7 +41,7 @@ from isthmus.randomness import Streams
 from isthmus.rankers import LambdaMART, Parameters, Scaling, TrainingRows, scores_of, train_epochs
 from isthmus.tables import Letor
 from isthmus_reproduce.csfltr.selection import PICKS
-from isthmus_reproduce.csfltr.world import MEASURES, Case, DealtSilos, Variant, VariantTables
+from isthmus_reproduce.csfltr.world import MEASURES, Case, DealtSilos, Variant, VariantTables, dealt_corpus
 
 Rows = Iterator[Way]
 
@@ -203,6 +204,14 @@ def table_unit(*, case: Mapping[str, Any], more: bool = True) -> dict[str, Any]:
     clipped = Bench(world.tables["clipped"]).rows(FEW, locals_too=False)
     results["clipped"] = measured(world, "clipped", clipped)
     return {**results, "seconds": time.process_time() - began}
+
+
+def printed_unit(*, case: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The paper's protocol whole, on one seed: every row with its measures as printed and as they are."""
+    world = PrintedWorld(*dealt_corpus(Case(**case)))
+    return [
+        {"row": row, "part": part, "test": world.measured(weights)} for row, part, weights in world.ways()
+    ]
 
 
 def point_unit(*, case: Mapping[str, Any], labels: list[int | None]) -> dict[str, Any]:

@@ -14,16 +14,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.arrays import Ids
 from isthmus.corpora import load
 from isthmus.errors import DataError
 from isthmus.features import FIELDS, ExactCounts
-from isthmus.federation.semisupervised import Chosen, CrossSilos, CrossTables, Releasing, Views
+from isthmus.federation.semisupervised import Chosen, CrossSilos, CrossTables, Releasing, Views, by_rank
 from isthmus.partition import move_share
 from isthmus.private import CountsView
 from isthmus.randomness import Streams
 from isthmus.retrieval import BM25, Statistics
-from isthmus.tables import Corpus, Letor, Qrels
+from isthmus.tables import Corpus, Letor
 from isthmus_reproduce import synthetic_text
 from isthmus_reproduce.csfltr.selection import judged_pairs
 from isthmus_reproduce.deals import deal_corpus
@@ -63,18 +62,18 @@ def collection(name: str, small: bool, circular: bool) -> Corpus:
     else:
         corpus = load(name)
     if circular:
-        corpus = replace(corpus, qrels=_by_rank(corpus))
+        corpus = by_rank(corpus, BM25().index(corpus.documents).search(corpus.queries, 100))
     judged = np.array([query in corpus.qrels for query in corpus.queries.ids], dtype=bool)
     if not judged.any():
         raise DataError(f"{name} has no judged queries", cure="name a collection with judgements")
     return replace(corpus, queries=corpus.queries.take(judged))
 
 
-def _by_rank(corpus: Corpus) -> Qrels:
-    """Labels that imitate a ranker: circular, as in the paper."""
-    run = BM25().index(corpus.documents).search(corpus.queries, 100)
-    names = Ids.of(run.queries)[run.query_of_row]
-    return Qrels.of(names, run.documents, np.where(run.ranks <= 10, 2, 1))
+def dealt_corpus(case: Case) -> tuple[Corpus, Streams]:
+    """A case's collection in silos, and the streams of its seed."""
+    streams = Streams(case.seed).under("cross-silo", case.data)
+    whole = _sampled(collection(case.data, case.small, case.circular), case, streams)
+    return _dealt(whole, case, streams), streams
 
 
 class DealtSilos(CrossSilos):
@@ -84,10 +83,8 @@ class DealtSilos(CrossSilos):
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        streams = Streams(case.seed).under("cross-silo", case.data)
-        whole = _sampled(collection(case.data, case.small, case.circular), case, streams)
         releasing = Releasing(epsilon=case.epsilon, reader=case.reader, width=case.width)
-        super().__init__(_dealt(whole, case, streams), streams, releasing)
+        super().__init__(*dealt_corpus(case), releasing)
 
     def exact(self, holder: str, *, noised: bool = False) -> CountsView:
         """What nobody sees: a silo's documents exactly, for comparison; there is no noise to ask for."""

@@ -37,8 +37,9 @@ from isthmus.private import (
     no_charge,
 )
 from isthmus.randomness import Streams
-from isthmus.report import Section, Table
+from isthmus.report import Estimate, Section, Table
 from isthmus.text import Tokeniser
+from isthmus_reproduce.intervals import fold_interval
 from isthmus_reproduce.notebook import Notebook, Unit
 from isthmus_reproduce.prose import Prose
 
@@ -129,13 +130,14 @@ def compute(notebook: Notebook, *, seed: int, trials: int, workers: int | None) 
 def sections(results: Mapping[Any, Any]) -> tuple[Section, ...]:
     """The attacks for a report."""
     differences = [
-        {"mechanism": name, "cells a row": width} | results[Differencing(name, width)]
+        {"mechanism": name, "cells a row": width}
+        | {key: _displayed(value) for key, value in results[Differencing(name, width)].items()}
         for name in (SHARED, "per_cell")
         for width in WIDTHS
     ]
     audits = [
         {"mechanism": kind[0], "rows": kind[2]}
-        | {key: _finite_or_sign(value) for key, value in results[Audit(*kind)].items()}
+        | {key: _displayed(value) for key, value in results[Audit(*kind)].items()}
         for kind in AUDITED
     ]
     return (
@@ -151,12 +153,14 @@ def sections(results: Mapping[Any, Any]) -> tuple[Section, ...]:
     )
 
 
-def _finite_or_sign(value: Any) -> Any:
-    return "∞" if value is None else value
+def _displayed(value: Any) -> Any:
+    """None is ∞; three numbers are an estimate and its interval."""
+    return "∞" if value is None else Estimate(*value) if isinstance(value, list | tuple) else value
 
 
-def recovered(*, name: str, width: int, seed: int) -> dict[str, float]:
-    """How often differencing finds the true cell: of all cells, and of those that are not empty."""
+def recovered(*, name: str, width: int, seed: int) -> dict[str, tuple[float, float, float]]:
+    """How often differencing finds the true cell, with 95 % intervals over documents: of all cells, and of
+    those that are not empty."""
     kind = _mechanism(name, epsilon=0.5, rows=30)
     rng = Streams(seed)("attack", width)
     ranks = np.minimum(rng.zipf(1.35, size=(_DOCUMENTS, 1000)), 20_000)
@@ -172,20 +176,29 @@ def recovered(*, name: str, width: int, seed: int) -> dict[str, float]:
     cells = request.question.columns + np.arange(kind.rows) * width
     truth = CountSketch.of(tokens, family).columns(cells.ravel()).reshape(*cells.shape, -1)
     right = np.stack([differencing(vector) for vector in CountsAnswer.decode(answer).table()]) == truth
-    return {"all cells": float(right.mean()), "not empty": float(right[truth != 0].mean())}
+    every, full = (np.where(cells, right, np.nan) for cells in (np.ones_like(right), truth != 0))
+    return {"all cells": _over_documents(every), "not empty": _over_documents(full)}
 
 
-def audited(*, name: str, epsilon: float, rows: int, trials: int, seed: int) -> dict[str, float | None]:
-    """The best that three attacks do; ∞ is None."""
+def _over_documents(right: FloatArray) -> tuple[float, float, float]:
+    """The mean share of the documents (the last axis) with its interval."""
+    shares = np.nanmean(right.reshape(-1, right.shape[-1]), axis=0)
+    interval = fold_interval(shares)
+    return interval.value, max(interval.low, 0.0), min(interval.high, 1.0)
+
+
+def audited(*, name: str, epsilon: float, rows: int, trials: int, seed: int) -> dict[str, Any]:
+    """The best that three attacks do, with the interval of what was counted; ∞ is None."""
     kind = _mechanism(name, epsilon=epsilon, rows=rows)
     tried = [audit(kind, trials=trials, statistic=attack, seed=seed) for attack in ATTACKS]
-    first = tried[0]
+    first, best = tried[0], max(tried, key=lambda one: one.success)
     return {
         "claimed ε": first.claimed,
         "charged ε": first.charged if np.isfinite(first.charged) else None,
         "audited ε at least": max(one.lowest for one in tried),
-        "attacker right": max(one.success for one in tried),
+        "attacker right": (best.success, *best.success_interval),
         "bound": first.bound,
+        "draws": trials,
     }
 
 

@@ -46,6 +46,7 @@ from isthmus.tables import Corpus
 from isthmus.text import Tokens
 from isthmus_reproduce import synthetic_text
 from isthmus_reproduce.deals import deal_corpus
+from isthmus_reproduce.intervals import LEAST_FOLDS
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit, cells_table
 from isthmus_reproduce.private import attacks
 from isthmus_reproduce.private import plots as pictures
@@ -224,11 +225,11 @@ def _page(names: Sequence[str], cells: Sequence[Cell], more: Sequence[Section], 
     for name in names:
         own = [cell for cell in cells if cell.data == name]
         table = cells_table(own, f"BM25 from private counts on {name}, dealt by {config.deal}")
-        sections.append(Section(name, (_curves(own), table)))
+        sections.append(Section(name, (_curves(own, len(config.seeds)), table)))
     return Page("Private features", (*sections, *more), lead)
 
 
-def _curves(cells: Sequence[Cell]) -> Plot:
+def _curves(cells: Sequence[Cell], seeds: int) -> Plot:
     """A curve over ε for every mechanism and reader: nDCG@10 beside the exact one's, and Kendall's τ."""
 
     def draw(axes: Any) -> None:
@@ -245,7 +246,7 @@ def _curves(cells: Sequence[Cell]) -> Plot:
             *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
         )
 
-    caption = PROSE("curves_caption")
+    caption = PROSE("curves_caption", seeds=seeds, intervals=seeds >= LEAST_FOLDS)
     return Plot(draw, caption, (9.6, 4.8))
 
 
