@@ -130,8 +130,8 @@ def points(cells: Sequence[Cell], x: str) -> Plot:
         low = [cell.value if cell.low is None else cell.low for _, cell in ordered]
         high = [cell.value if cell.high is None else cell.high for _, cell in ordered]
         drawn[row] = Series(at, values, low, high) if row in BANDS else Series(at, values)
-    known = any(cell.low is not None for cell in cells)
-    caption = f"95 % intervals over seeds for {', '.join(BANDS)}" if known else "means over seeds"
+    banded = any(cell.low is not None for cell in cells)
+    caption = f"95 % intervals over seeds for {', '.join(BANDS)}" if banded else "means over seeds"
     caption += "; log₂ ε, the last point is without noise" if x == "ε" else ""
     return line_plot(drawn, x="log₂ ε" if x == "ε" else x, y="nDCG@10", caption=caption)
 

@@ -289,6 +289,7 @@ FIGURES = (("fig8a", "Figure 8a: privacy budget", "ε"), ("fig8b", "Figure 8b: s
 
 def _sections(name: str, results: Results, cells: Sequence[Cell]) -> Iterator[Section]:
     mine = [cell for cell in cells if cell.data == name]
+    parts: list[str | Table | Plot]
     circular = name == "synthetic"
     note = " — circular: labels are ranks of a BM25 run" if circular else ""
     by_pair = contrasts(results.table)
@@ -297,8 +298,9 @@ def _sections(name: str, results: Results, cells: Sequence[Cell]) -> Iterator[Se
     yield Section(f"Table 4 ({name}{note})", tables)
     if results.printed:
         printed = [cell for cell in mine if cell.mode == "paper"]
-        table = cells_table(printed, f"Table 4 by the paper's protocol, {name}")
-        yield Section(f"Table 4, paper mode ({name})", (_protocol(printed, len(results.printed)), table))
+        words = _protocol(printed, len(results.printed))
+        parts = [words, cells_table(printed, f"Table 4 by the paper's protocol, {name}")]
+        yield Section(f"Table 4, paper mode ({name})", tuple(parts))
     yield Section(f"Tests ({name})", (_tests_table(by_pair, name),))
     yield Section(f"Every option, private counts ({name})", (options(mine, name),))
     if results.curve:
@@ -306,7 +308,7 @@ def _sections(name: str, results: Results, cells: Sequence[Cell]) -> Iterator[Se
     for table, title, x in FIGURES:
         some = [cell for cell in mine if cell.table == table]
         if some:
-            parts: list[str | Table | Plot] = [points(some, x)]
+            parts = [points(some, x)]
             parts += costs(results.silos) if table == "fig8b" else ()
             yield Section(f"{title} ({name})", (*parts, cells_table(some, f"{title}, {name}")))
     if results.rough:

@@ -1,7 +1,8 @@
 """The two hypotheses that the rank-fusion paper names and does not test.
 
 It holds that weighing by confidence helps where retrievers differ in confidence, which takes confidence that
-tells quality, and where they disagree about the first answer. Both are measured on first answers.
+tells quality, and where they disagree about the first answer. Both are measured on first answers; so is what
+it names as future work, calibrated weights in UDLF's graph.
 """
 
 from __future__ import annotations
@@ -11,9 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from isthmus.arrays import FloatArray
+from isthmus.evaluation import evaluate
+from isthmus.fusion import fuse
 from isthmus.tables import Qrels, Run
 
-SHARES = ("surer is right", "agree", "gain where they agree", "gain where they differ")
+EDGES = {"RL-Sim": "positions", "RL-Sim, calibrated edges": "calibrated"}
+SHARES = (
+    *("surer is right", "agree", "gain where they agree", "gain where they differ"),
+    *(f"P@1 of {name}" for name in ("the best input", *EDGES)),
+)
 """What is in hundredths; an AUC and a correlation are not."""
 
 
@@ -41,6 +48,14 @@ def hypotheses(runs: Sequence[Run], plain: Run, weighed: Run, qrels: Qrels) -> d
         "gain where they differ": _mean(gain[~agree]),
         "asymmetry and gain": _correlation(apart, gain),
     }
+
+
+def calibrated_edges(runs: Sequence[Run], qrels: Qrels) -> dict[str, float]:
+    """What probabilities for edges are worth to RL-Sim, with its default K and rounds, beside positions."""
+    best = max(evaluate(qrels, run, ["P@1"])["P@1"] for run in runs)
+    fused = {name: fuse(runs, "rl-sim", edges=edges) for name, edges in EDGES.items()}
+    values = {f"P@1 of {name}": evaluate(qrels, run, ["P@1"])["P@1"] for name, run in fused.items()}
+    return {"P@1 of the best input": best, **values}
 
 
 def _mean(values: FloatArray) -> float:

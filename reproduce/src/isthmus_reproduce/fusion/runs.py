@@ -25,7 +25,7 @@ from isthmus.randomness import Streams
 from isthmus.retrieval import shaped
 from isthmus.tables import Qrels, Run
 from isthmus_reproduce.fusion.folds import LabelFold, Part, label_fold
-from isthmus_reproduce.fusion.hypotheses import hypotheses
+from isthmus_reproduce.fusion.hypotheses import calibrated_edges, hypotheses
 from isthmus_reproduce.fusion.panels import (
     DENSE,
     LINEAR,
@@ -143,6 +143,7 @@ def two_retrievers(data: str, fold: int, mode: str, seed: int = 0, most: int | N
                     result["metrics"].append(record)
     result["hypotheses"] = {
         name: hypotheses(runs, *_plain_and_weighed(fused, name), judged["test", "all"])
+        | calibrated_edges(runs, judged["test", "all"])
         for name, runs in sure.items()
     }
     result["readings"] = {
