@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,11 @@ from scipy.sparse import csr_array
 
 from isthmus.classification import (
     Bands,
+    CandidateTable,
     LabelBm25,
+    LabelledTexts,
     LabelVectors,
+    MultiLabelClassifier,
     Sparse,
     SparseLabelRanker,
     SparseNeighbours,
@@ -19,13 +23,16 @@ from isthmus.classification import (
     best_per_row,
     from_lists,
     label_counts,
+    load_multilabel,
     plain_documents,
     plain_queries,
 )
 from isthmus.classification import sparse_rankers as rankers_module
 from isthmus.classification.sparse import read_arrays, sparse_arrays, sparse_of, write_arrays
-from isthmus.errors import DataError
+from isthmus.errors import ConfigError, DataError
+from isthmus.evaluation import Propensity, evaluate
 from isthmus.retrieval import BM25
+from isthmus.tables import Run
 
 RANKERS: dict[str, SparseLabelRanker] = {
     "label text": LabelBm25(),
@@ -148,3 +155,105 @@ def test_weights_that_came_as_such_are_compared_by_cosine() -> None:
     assert near.data == pytest.approx(np.ones(80), abs=1e-5), "nearest to every text is itself"
     with pytest.raises(DataError, match="texts, where rows of features"):
         space.rows(["a text"])
+
+
+def labelled(texts: int, labels: int, seed: int = 0) -> LabelledTexts:
+    lines, right, _ = world(texts, labels, seed)
+    names = tuple(f"label {at}" for at in range(labels))
+    return LabelledTexts(tuple(map(str, range(texts))), tuple(lines), right, names, ("",) * labels)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[MultiLabelClassifier, Path]:
+    folder = tmp_path_factory.mktemp("multi") / "model"
+    return MultiLabelClassifier(folds=3).fit(labelled(400, 30), folder), folder
+
+
+def test_probabilities_hold_on_new_texts_and_rise_with_the_fused_score(
+    model: tuple[MultiLabelClassifier, Path],
+) -> None:
+    classifier, folder = model
+    fresh = labelled(400, 30, seed=8)
+    probabilities = classifier.predict(fresh.texts)
+    assert probabilities.data.min() >= 0
+    assert probabilities.data.max() <= 1
+    seen, new = classifier.report().measures, classifier.report(probabilities, fresh.labels).measures
+    assert new["P@1"] == pytest.approx(seen["P@1"], abs=0.08)
+    assert new["P@1"] > 0.6
+    assert new["ECE"] < new["ECE floor"] + 0.03
+    assert new["expected labels"] == pytest.approx(fresh.labels.nnz / 400, abs=0.25)
+    last = classifier.fusion_.last
+    assert last is not None
+    for band in range(len(classifier.bands_)):
+        rising = last.probabilities(np.linspace(-9, 9, 50), parts=np.full(50, band))
+        assert (np.diff(rising) >= 0).all()
+    loaded = load_multilabel(folder)
+    one_by_one = [loaded.predict(fresh.texts[at : at + 7]).toarray() for at in range(0, 70, 7)]
+    assert np.concatenate(one_by_one) == pytest.approx(probabilities[:70].toarray(), abs=1e-5)
+    assert loaded.report().record() == classifier.report().record()
+
+
+def test_labels_that_are_not_sure_enough_are_not_said(model: tuple[MultiLabelClassifier, Path]) -> None:
+    classifier, _ = model
+    held_out = classifier.held_out_
+    fresh = labelled(400, 30, seed=9)
+    sure = classifier.decided(classifier.predict(fresh.texts), 0.9)
+    right = CandidateTable.rows_of(sure).hits(fresh.labels)
+    assert len(right) > 100
+    assert right.mean() > 0.85
+    assert (np.diff(sure.indptr) == 0).any(), "some texts keep no label"
+    thresholds = held_out.thresholds(0.9)
+    for band in np.unique(held_out.bands):
+        said = (held_out.bands == band) & (held_out.probabilities.data >= thresholds[band])
+        assert not said.any() or held_out.hits[said].mean() >= 0.9 or held_out.hits[said].sum() < 10
+
+
+def test_measures_are_those_of_the_evaluation(model: tuple[MultiLabelClassifier, Path]) -> None:
+    classifier, _ = model
+    data = labelled(60, 30, seed=4)
+    probabilities = classifier.predict(data.texts)
+    lists = listed(probabilities)
+    named = [{data.names[label]: chance for label, chance in row.items()} for row in lists]
+    run = Run.from_dict(dict(zip(data.ids, named, strict=True)))
+    counts = dict(zip(data.names, classifier.counts_.tolist(), strict=True))
+    propensity = Propensity.of_counts(counts, classifier.texts_)
+    names = ["P@1", "P@5", "psP@5", "psnDCG@5"]
+    wanted = evaluate(data.qrels, run, names, propensity=propensity)
+    report = classifier.report(probabilities, data.labels).measures
+    assert [report[name] for name in names] == pytest.approx([wanted[name] for name in names], abs=1e-6)
+
+
+def test_a_fit_that_was_cut_off_goes_on_behind_its_last_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = labelled(150, 12)
+    calls: list[str] = []
+    learn = LabelVectors.fit
+
+    def counted(self: LabelVectors, *arguments: Any) -> Any:
+        calls.append("fit")
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return learn(self, *arguments)
+
+    monkeypatch.setattr(LabelVectors, "fit", counted)
+    with pytest.raises(KeyboardInterrupt):
+        MultiLabelClassifier(folds=3).fit(data, tmp_path / "model")
+    with pytest.raises(DataError, match="no classifier"):
+        load_multilabel(tmp_path / "model")
+    resumed = MultiLabelClassifier(folds=3).fit(data, tmp_path / "model")
+    assert len(calls) == 5, "two folds were there, the third and the whole were learned"
+    whole = MultiLabelClassifier(folds=3).fit(data)
+    fresh = labelled(20, 12, seed=2).texts
+    assert resumed.predict(fresh).toarray() == pytest.approx(whole.predict(fresh).toarray())
+    assert not list((tmp_path / "model").glob("stage-*"))
+    assert load_multilabel(tmp_path / "model").predict(fresh).nnz
+
+
+def test_the_papers_preset_has_two_rankers_and_splits_head_and_tail() -> None:
+    classifier = MultiLabelClassifier(preset="xcoretriev", folds=2).fit(labelled(150, 12))
+    assert list(classifier.rankers_) == ["sparse", "dense"]
+    assert len(classifier.bands_) == 2
+    assert (classifier.bands_.of(classifier.counts_) == 1).sum() >= 3, "⌊0.2·12⌋ + 1"
+    with pytest.raises(ConfigError, match="no preset"):
+        MultiLabelClassifier(preset="nope").fit(labelled(30, 4))

@@ -33,7 +33,7 @@ LONGEST = 60
 """Code lines of a function, its docstring aside."""
 
 LIMITS: Mapping[str, int] = {
-    "src/isthmus": 45_657,  # attached engines and their lists; learning, classification; tuned encoders
+    "src/isthmus": 46_255,  # attached engines and their lists; learning, classification; tuned encoders
     "benchmarks": 2_340,  # a node beside its peers at two sizes, and its growth; noised counts against ε
     "docs": 345,  # the reference's folders; how a node grows, as a plot beside tantivy
     "reproduce": 6_903,  # verdicts on claims; a tuned encoder; hypotheses; CS-F-LTR's protocol as printed
@@ -42,7 +42,7 @@ LIMITS: Mapping[str, int] = {
     "src/isthmus/asking.py": 165,  # sums under masks that are agreed for a session
     "src/isthmus/arrays.py": 75,
     "src/isthmus/calibration": 1_231,  # a contest of all calibrators; what a threshold rests on; noisy labels
-    "src/isthmus/classification": 1_534,  # labels by the million as sparse rows; rankers of labels; DiSMEC
+    "src/isthmus/classification": 2_135,  # labels by the million as sparse rows; rankers of labels; DiSMEC
     "src/isthmus/cli": 3_867,  # attach, calibrate-endpoint, encoder tune, learn; unused options refused
     "src/isthmus/config.py": 291,  # old keys are read for one release; single values as TOML; bytes
     "src/isthmus/corpora": 1_217,  # label sets with a long tail; the XMC sparse format

@@ -8,6 +8,9 @@ from isthmus.classification.descriptions import describe as describe
 from isthmus.classification.descriptions import described as described
 from isthmus.classification.descriptions import read_descriptions as read_descriptions
 from isthmus.classification.descriptions import write_descriptions as write_descriptions
+from isthmus.classification.label_fusion import CandidateTable as CandidateTable
+from isthmus.classification.label_fusion import LabelFusion as LabelFusion
+from isthmus.classification.label_fusion import cross_fitted as cross_fitted
 from isthmus.classification.label_rankers import Bm25Neighbours as Bm25Neighbours
 from isthmus.classification.label_rankers import Centroid as Centroid
 from isthmus.classification.label_rankers import FittedPanel as FittedPanel
@@ -21,8 +24,14 @@ from isthmus.classification.label_rankers import TextNeighbours as TextNeighbour
 from isthmus.classification.label_rankers import as_run as as_run
 from isthmus.classification.label_rankers import plain_documents as plain_documents
 from isthmus.classification.label_rankers import plain_queries as plain_queries
+from isthmus.classification.label_report import LabelReport as LabelReport
+from isthmus.classification.label_report import label_report as label_report
 from isthmus.classification.linear import FittedLinear as FittedLinear
 from isthmus.classification.linear import SparseLinear as SparseLinear
+from isthmus.classification.multilabel import HeldOutLabels as HeldOutLabels
+from isthmus.classification.multilabel import MultiLabelClassifier as MultiLabelClassifier
+from isthmus.classification.multilabel import load_multilabel as load_multilabel
+from isthmus.classification.multilabel import preset_rankers as preset_rankers
 from isthmus.classification.space import TextSpace as TextSpace
 from isthmus.classification.sparse import BATCH as BATCH
 from isthmus.classification.sparse import Bands as Bands

@@ -1,10 +1,11 @@
 """From texts to rows: the terms of training texts and of labels, and vectors in a space of their own or of an
-encoder. Nothing of labels is learned here, so that every fold of a cross-fit can share it."""
+encoder. Terms are shared by all folds of a cross-fit; directions are not, since texts that they were learned
+from lie nearer to them than new ones do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from scipy.sparse import csr_array
 
 from isthmus.arrays import FloatArray, Ids
 from isthmus.classification.sparse import Sparse, TextRows, rarity, read_arrays, weighed, write_arrays
-from isthmus.encoders import Encoder, Vectors, load_encoder, unit
+from isthmus.encoders import Encoder, Vectors, encode_cached, load_encoder, unit
 from isthmus.errors import DataError
 from isthmus.randomness import Streams
 from isthmus.text import ENGLISH
@@ -50,36 +51,46 @@ class TextSpace:
         seed: int = 0,
     ) -> TextSpace:
         """The terms of training texts and of the labels' own texts; directions of the former alone."""
-        from sklearn.utils.extmath import randomized_svd
-
         terms = None
         if isinstance(texts, csr_array):
             width = int(texts.shape[1])
         else:
             vocabulary = ENGLISH([*texts, *documents]).terms.vocabulary
             terms, width = Ids(np.arange(len(vocabulary)), vocabulary), len(vocabulary)
-        empty = cls(encoder, width, terms, np.ones(width), np.zeros((width, 0), dtype=np.float32))
-        rows = TextRows(*empty._terms(texts))
-        weights = rarity(rows)
         if encoder != LATENT and terms is None:
             raise DataError("feature weights cannot be encoded", cure="leave the encoder out")
-        wanted = min(dimensions, width, len(rows)) if encoder == LATENT else 0
+        empty = cls(encoder, width, terms, np.ones(width), np.zeros((width, 0), dtype=np.float32))
+        return empty.directed(TextRows(*empty._terms(texts)), dimensions=dimensions, seed=seed)
+
+    def directed(self, rows: TextRows, *, dimensions: int = 128, seed: int = 0) -> TextSpace:
+        """The same terms, with weights and directions of these texts; an encoder needs none."""
+        from sklearn.utils.extmath import randomized_svd
+
+        wanted = min(dimensions, self.width, len(rows)) if self.encoder == LATENT else 0
         if not wanted:
-            return cls(encoder, width, terms, weights, empty.components)
+            return self
         chosen: Any = slice(None)
         if len(rows) > MOST_SAMPLED:
             chosen = Streams(seed)("directions").choice(len(rows), MOST_SAMPLED, replace=False)
+        weights = rarity(rows)
         known = weighed(rows.take(chosen), weights)
-        _, _, directions = randomized_svd(known, wanted, random_state=seed % 2**32)
-        return cls(encoder, width, terms, weights, np.ascontiguousarray(directions.T, dtype=np.float32))
+        _, _, directions = randomized_svd(known, wanted, n_iter=4, random_state=seed % 2**32)
+        components = np.ascontiguousarray(directions.T, dtype=np.float32)
+        return replace(self, rarity=weights, components=components)
 
     def rows(self, texts: Sequence[str] | Sparse) -> TextRows:
         """Texts, or feature weights that came as such, as rankers see them."""
         rows = TextRows(*self._terms(texts))
         if self.encoder != LATENT:
-            return TextRows(rows.terms, self._encoder.encode(texts), rows.counted)
-        vectors = unit(np.asarray(weighed(rows, self.rarity) @ self.components, dtype=np.float32))
-        return TextRows(rows.terms, vectors, rows.counted)
+            return replace(rows, vectors=encode_cached(self._encoder, texts))
+        return self.turned(rows)
+
+    def turned(self, rows: TextRows) -> TextRows:
+        """The same texts with vectors in these directions; an encoder's stay as they are."""
+        if self.encoder != LATENT:
+            return rows
+        vectors = np.asarray(weighed(rows, self.rarity) @ self.components, dtype=np.float32)
+        return replace(rows, vectors=unit(vectors))
 
     @cached_property
     def _encoder(self) -> Encoder:

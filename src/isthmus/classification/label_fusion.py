@@ -1,0 +1,205 @@
+"""Ranked labels of several rankers as one probability, which holds for rare labels and for common ones.
+
+Every ranker's scores become probabilities by a curve per band of label frequency, shrunk towards the pooled
+one. A logistic model stacks their log-odds with who lists a label, how high, and how frequent it is; a last
+curve per band makes its margin a probability. All of it rests on candidates of texts that the rankers did
+not learn from, and what is reported of those texts is by curves and weights that did not see them either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.special import expit, logit
+
+from isthmus.arrays import FloatArray, IntArray
+from isthmus.calibration import Beta, PerPart, Platt, load_calibrator, save_calibrator
+from isthmus.classification.sparse import Sparse
+from isthmus.errors import DataError
+from isthmus.files import write_whole
+from isthmus.logistic import likelihood_sums, newton_steps, newton_together
+
+RIDGE = 1.0
+SURE = 1e-6
+LEAST_HITS = 20
+"""Right labels among candidates that a fusion is learned from."""
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateTable:
+    """A row for every text and label that any ranker lists."""
+
+    shape: tuple[int, int]
+    text: IntArray
+    label: IntArray
+    scores: FloatArray
+    """Rankers × rows; NaN where a ranker does not list the label."""
+
+    @classmethod
+    def of(cls, candidates: Sequence[Sparse]) -> CandidateTable:
+        """The union of every ranker's candidates, by text and label."""
+        texts, labels = candidates[0].shape
+        keys = [
+            np.repeat(np.arange(texts, dtype=np.int64), np.diff(each.indptr)) * labels + each.indices
+            for each in candidates
+        ]
+        rows = np.unique(np.concatenate(keys))
+        scores = np.full((len(candidates), len(rows)), np.nan)
+        for ranker, (key, each) in enumerate(zip(keys, candidates, strict=True)):
+            scores[ranker, np.searchsorted(rows, key)] = each.data
+        return cls((texts, labels), rows // labels, rows % labels, scores)
+
+    @classmethod
+    def rows_of(cls, matrix: Sparse) -> CandidateTable:
+        """The stored entries of a matrix in their order, without scores."""
+        text = np.repeat(np.arange(matrix.shape[0], dtype=np.int64), np.diff(matrix.indptr))
+        return cls(matrix.shape, text, matrix.indices.astype(np.int64), np.zeros((0, len(text))))
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def take(self, rows: NDArray[np.bool_]) -> CandidateTable:
+        """Some of the rows, of the same texts."""
+        return CandidateTable(self.shape, self.text[rows], self.label[rows], self.scores[:, rows])
+
+    def hits(self, labels: Sparse) -> NDArray[np.bool_]:
+        """Which rows are right."""
+        keys = np.repeat(np.arange(labels.shape[0], dtype=np.int64), np.diff(labels.indptr)) * labels.shape[1]
+        return np.isin(self.text * self.shape[1] + self.label, keys + labels.indices)
+
+    def filled(self, values: FloatArray) -> Sparse:
+        """A value for every row as a sparse matrix, texts × labels."""
+        ends = np.searchsorted(self.text, np.arange(self.shape[0] + 1))
+        return csr_array((values.astype(np.float32), self.label.astype(np.int32), ends), shape=self.shape)
+
+    def depths(self, values: FloatArray) -> FloatArray:
+        """ln(rank) of every row among those of its text that have a value; 0 without one."""
+        rows = np.flatnonzero(~np.isnan(values))
+        text = self.text[rows]
+        order = np.lexsort((-values[rows], text))
+        starts = np.searchsorted(text, np.arange(self.shape[0]))
+        depths = np.zeros(len(values))
+        depths[rows[order]] = np.log1p(np.arange(len(rows)) - starts[text[order]])
+        return depths
+
+
+@dataclass(frozen=True, eq=False)
+class LabelFusion:
+    """What was learned: a curve per ranker, the weights of the stack, and the last curve."""
+
+    bands: int
+    curves: tuple[PerPart, ...]
+    weights: FloatArray
+    last: PerPart | None = None
+
+    @classmethod
+    def fit(cls, table: CandidateTable, hits: NDArray[np.bool_], bands: IntArray, count: int) -> LabelFusion:
+        """Learn curves and weights; `bands` has the band of every row, one of `count`."""
+        if hits.sum() < LEAST_HITS:
+            raise DataError(
+                f"rankers list {int(hits.sum())} right labels of texts held out, {LEAST_HITS} are needed",
+                cure="label more texts",
+            )
+        curves = []
+        for scores in table.scores:
+            listed = ~np.isnan(scores)
+            right = hits[listed]
+            if 0 < right.sum() < len(right):
+                curve = PerPart(Beta()).fit(scores[listed], right, parts=bands[listed])
+            else:  # a ranker that lists nothing right, or nothing else, says nothing
+                curve = PerPart(Platt()).fit(np.zeros(len(hits)), hits)
+            curves.append(curve)
+        fusion = cls(count, tuple(curves), np.zeros(0))
+        design = fusion._design(table, bands)
+        size = len(design)
+        start = np.zeros(size)
+        start[-1] = logit(np.clip(hits.mean(), SURE, 1 - SURE))
+        penalty = np.where(np.arange(size) < size - 1, RIDGE, 0.0)
+        least = np.where(np.arange(size) < len(curves), 0.0, -np.inf)  # more probable never counts against it
+        right = hits.astype(np.float64)
+        steps = newton_steps(start, penalty, least=least, tolerance=1e-9)
+        weights = newton_together(
+            lambda places, thetas: [likelihood_sums(design, right, theta) for theta in thetas], [steps]
+        )[0]
+        return cls(count, tuple(curves), weights)
+
+    def _design(self, table: CandidateTable, bands: IntArray) -> FloatArray:
+        """A row for every feature: log-odds, who does not list it, ln rank by each ranker; bands; ones."""
+        odds, absent, depth = [], [], []
+        for curve, scores in zip(self.curves, table.scores, strict=True):
+            listed = ~np.isnan(scores)
+            values = np.zeros(len(table))
+            if listed.any():
+                stated = curve.probabilities(scores[listed], parts=bands[listed])
+                values[listed] = logit(np.clip(stated, SURE, 1 - SURE))
+            odds.append(values)
+            absent.append((~listed).astype(np.float64))
+            depth.append(table.depths(scores))
+        frequency = [(bands == band).astype(np.float64) for band in range(1, self.bands)]
+        return np.stack([*odds, *absent, *depth, *frequency, np.ones(len(table))])
+
+    def margins(self, table: CandidateTable, bands: IntArray) -> FloatArray:
+        """The fused log-odds of every row, before the last curve."""
+        return np.asarray(self.weights @ self._design(table, bands))
+
+    def probabilities(self, table: CandidateTable, bands: IntArray) -> FloatArray:
+        """The probability of every row."""
+        margins = self.margins(table, bands)
+        if self.last is None or not len(margins):
+            return np.asarray(expit(margins))
+        return self.last.probabilities(margins, parts=bands)
+
+    def with_last(self, margins: FloatArray, hits: NDArray[np.bool_], bands: IntArray) -> LabelFusion:
+        """The same with a last curve, learned from margins of texts that weights and curves did not see."""
+        return LabelFusion(self.bands, self.curves, self.weights, last_curve(margins, hits, bands))
+
+    def save(self, folder: Path) -> None:
+        """A file for every curve, and the weights."""
+        for at, curve in enumerate(self.curves):
+            save_calibrator(curve, folder / f"ranker-{at}.calibrator")
+        if self.last is not None:
+            save_calibrator(self.last, folder / "last.calibrator")
+        about = {"bands": self.bands, "curves": len(self.curves), "weights": self.weights.tolist()}
+        write_whole(folder / "fusion.json", json.dumps(about).encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> LabelFusion:
+        """Read what `save` wrote."""
+        about = json.loads((folder / "fusion.json").read_bytes())
+        files = [*(f"ranker-{at}.calibrator" for at in range(about["curves"])), "last.calibrator"]
+        loaded = [curve for file in files if isinstance(curve := load_calibrator(folder / file), PerPart)]
+        if len(loaded) < len(files):
+            raise DataError("a calibrator without bands", file=folder, cure="fit again")
+        weights = np.array(about["weights"], dtype=np.float64)
+        return cls(int(about["bands"]), tuple(loaded[:-1]), weights, loaded[-1])
+
+
+def last_curve(margins: FloatArray, hits: NDArray[np.bool_], bands: IntArray) -> PerPart:
+    """From fused log-odds to probabilities, per band."""
+    return PerPart(Platt()).fit(margins, hits, parts=bands)
+
+
+def cross_fitted(
+    table: CandidateTable, hits: NDArray[np.bool_], bands: IntArray, count: int, parts: IntArray
+) -> tuple[LabelFusion, FloatArray]:
+    """The fusion learned from all rows, and every row's probability by one that did not see its text.
+
+    `parts` has the part of every row.
+    """
+    margins, probabilities = np.zeros(len(table)), np.zeros(len(table))
+    for part in np.unique(parts).tolist():
+        inside = parts == part
+        fusion = LabelFusion.fit(table.take(~inside), hits[~inside], bands[~inside], count)
+        margins[inside] = fusion.margins(table.take(inside), bands[inside])
+    for part in np.unique(parts).tolist():
+        inside = parts == part
+        curve = last_curve(margins[~inside], hits[~inside], bands[~inside])
+        probabilities[inside] = curve.probabilities(margins[inside], parts=bands[inside])
+    whole = LabelFusion.fit(table, hits, bands, count)
+    return whole.with_last(margins, hits, bands), probabilities

@@ -1,0 +1,478 @@
+"""Texts under any number of labels out of very many: retrieved, fused, and with probabilities that hold.
+
+Two stages, as xCoRetriev has them: rankers list some dozens of labels each, from training texts, from the
+labels' own words and from vectors; what they list is fused. Rankers of folds are learned without the texts
+that curves and weights rest on; where there are many texts, those of as many folds as are needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import vstack
+
+from isthmus.arrays import FloatArray, IntArray
+from isthmus.calibration import ThresholdCurve
+from isthmus.classification.label_fusion import CandidateTable, LabelFusion, cross_fitted
+from isthmus.classification.label_report import LabelReport, label_report
+from isthmus.classification.linear import FittedLinear, SparseLinear
+from isthmus.classification.space import LATENT, TextSpace
+from isthmus.classification.sparse import (
+    BATCH,
+    Bands,
+    FittedLabelRanker,
+    Sparse,
+    SparseLabelRanker,
+    TextRows,
+    label_counts,
+    read_arrays,
+    sparse_arrays,
+    sparse_of,
+    write_arrays,
+)
+from isthmus.classification.sparse_rankers import (
+    FittedLabelBm25,
+    FittedLabelVectors,
+    FittedNeighbours,
+    LabelBm25,
+    LabelVectors,
+    SparseNeighbours,
+)
+from isthmus.classification.texts import LabelledTexts, same_text
+from isthmus.encoders import load_encoder
+from isthmus.errors import ConfigError, DataError
+from isthmus.files import write_whole
+from isthmus.partition import folds
+from isthmus.randomness import Streams
+from isthmus.report import progress
+
+DEPTH = 64
+"""Labels that a ranker lists."""
+ENOUGH = 10_000
+"""Texts that curves and weights rest on, where there are so many."""
+MOST_LINEAR = 10_000
+"""Labels that each have a linear classifier by default."""
+FORMAT = 1
+PRESETS = ("default", "xcoretriev")
+Texts = Sequence[str] | Sparse
+"""Texts, or rows of feature weights where the training data had those."""
+T = TypeVar("T", bound="Kept")
+
+_FITTED: dict[str, type[FittedLabelRanker]] = {
+    kind.__name__: kind for kind in (FittedLabelBm25, FittedLabelVectors, FittedLinear, FittedNeighbours)
+}
+
+
+def preset_rankers(preset: str, documents: TextRows) -> dict[str, SparseLabelRanker]:
+    """The rankers of a preset; labels without words are not searched by words.
+
+    `xcoretriev` has the rank-fusion paper's two: the best of 64 neighbours by BM25, and label vectors.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"no preset {preset!r}", key="preset", value=preset, known=PRESETS)
+    if preset == "xcoretriev":
+        return {"sparse": SparseNeighbours(pool="max"), "dense": LabelVectors()}
+    rankers: dict[str, SparseLabelRanker] = {
+        "neighbours": SparseNeighbours(),
+        "latent neighbours": SparseNeighbours("vectors"),
+        "label vectors": LabelVectors(),
+    }
+    if len(documents) <= MOST_LINEAR:
+        rankers["linear"] = SparseLinear()
+    return {**rankers, "label text": LabelBm25()} if documents.terms.nnz else rankers
+
+
+class Kept(Protocol):
+    """What a stage of fitting leaves on disk."""
+
+    def save(self, folder: Path) -> None:
+        """Write it."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutLabels:
+    """Probabilities of texts held out, by models that saw none of them, and what is right."""
+
+    probabilities: Sparse
+    labels: Sparse
+    bands: IntArray
+    """The band of every stored entry, by the training texts of its fold."""
+    names: tuple[str, ...]
+
+    @property
+    def hits(self) -> NDArray[np.bool_]:
+        """Which stored entries are right."""
+        return CandidateTable.rows_of(self.probabilities).hits(self.labels)
+
+    @property
+    def unlisted(self) -> float:
+        """Right labels a text that no ranker lists."""
+        return float((self.labels.nnz - self.hits.sum()) / max(self.labels.shape[0], 1))
+
+    def thresholds(self, precision: float) -> FloatArray:
+        """The lowest probability at which labels of a band were right with this precision; infinite where
+        none is. A band with too few labels to tell has the threshold of all."""
+        hits, stated = self.hits, self.probabilities.data
+        text = CandidateTable.rows_of(self.probabilities).text
+
+        def lowest(rows: NDArray[np.bool_]) -> float:
+            return ThresholdCurve.of(stated[rows], hits[rows], text[rows]).threshold_for(precision)
+
+        try:
+            pooled = lowest(np.ones(len(hits), dtype=bool))
+        except DataError:
+            pooled = np.inf
+        values = np.full(len(self.names), pooled)
+        for band in range(len(self.names)):
+            rows = self.bands == band
+            if hits[rows].sum() >= 10:
+                try:
+                    values[band] = lowest(rows)
+                except DataError:
+                    values[band] = np.inf
+        return values
+
+    def save(self, folder: Path) -> None:
+        """One file."""
+        arrays = sparse_arrays("probabilities", self.probabilities) | sparse_arrays("labels", self.labels)
+        write_arrays(folder / "held_out.npz", bands=self.bands, names=np.array(self.names), **arrays)
+
+    @classmethod
+    def load(cls, folder: Path) -> HeldOutLabels:
+        """Read what `save` wrote."""
+        arrays = read_arrays(folder / "held_out.npz")
+        probabilities, labels = (sparse_of(name, arrays) for name in ("probabilities", "labels"))
+        return cls(probabilities, labels, arrays["bands"], tuple(arrays["names"].tolist()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """Candidates on disk."""
+
+    matrix: Sparse
+
+    def save(self, folder: Path) -> None:
+        write_arrays(folder / "candidates.npz", **sparse_arrays("candidates", self.matrix))
+
+    @classmethod
+    def load(cls, folder: Path) -> _Stored:
+        return cls(sparse_of("candidates", read_arrays(folder / "candidates.npz")))
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What has been computed of a fit, in a folder; whoever is killed goes on behind the last whole stage."""
+
+    folder: Path | None
+
+    def begin(self, fingerprint: str) -> None:
+        """Drop what is there unless it is an unfinished fit of the same data and settings."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        mark = self.folder / "fit.json"
+        begun = json.loads(mark.read_bytes())["fingerprint"] if mark.exists() else ""
+        if begun != fingerprint or (self.folder / "classifier.json").exists():
+            (self.folder / "classifier.json").unlink(missing_ok=True)
+            for old in (*self.folder.glob("stage-*"), *self.folder.glob("model-*")):
+                shutil.rmtree(old)
+            write_whole(mark, json.dumps({"fingerprint": fingerprint}).encode())
+
+    def get(self, name: str, make: Callable[[], T], load: Callable[[Path], T]) -> T:
+        """What the stage left, or what `make` gives, which is kept."""
+        if self.folder is None:
+            return make()
+        home = self.folder / name
+        if (home / "done").exists():
+            return load(home)
+        result = make()
+        home.mkdir(exist_ok=True)
+        result.save(home)
+        write_whole(home / "done", type(result).__name__.encode())
+        return result
+
+    def end(self) -> None:
+        """Drop what only fitting needed."""
+        for old in self.folder.glob("stage-*") if self.folder else ():
+            shutil.rmtree(old)
+
+
+class MultiLabelClassifier:
+    """`fit(data)` learns; `predict(texts)` gives probabilities of the labels that rankers list, a sparse
+    matrix texts × labels; `held_out_` has those of training texts by models that did not see them.
+
+    `encoder` is `latent` (latent semantics of the training texts) or the name of one that was added. `bands`
+    are the frequencies at which labels have curves of their own; the preset `xcoretriev` has head and tail.
+    """
+
+    def __init__(
+        self,
+        *,
+        preset: str = "default",
+        encoder: str = LATENT,
+        depth: int = DEPTH,
+        folds: int = 5,
+        seed: int = 0,
+        enough: int = ENOUGH,
+    ) -> None:
+        self.preset, self.encoder, self.depth = preset, encoder, depth
+        self.folds, self.seed, self.enough = folds, seed, enough
+
+    def fit(self, data: LabelledTexts, folder: str | PathLike[str] | None = None) -> Self:
+        """Learn from labelled texts; those without a label are passed over.
+
+        With a folder, every stage is kept there, and a fit that was killed goes on where it was; in the end
+        the folder is what `load_multilabel` reads.
+        """
+        data = data.take(data.labelled)
+        stages = Stages(None if folder is None else Path(folder))
+        stages.begin(self._fingerprint(data))
+        self.__dict__.pop("label_bands_", None)
+        self.names_, self.counts_ = data.names, label_counts(data.labels)
+        self.texts_ = len(data)
+        self.bands_ = Bands.head_and_tail(self.counts_) if self.preset == "xcoretriev" else Bands()
+        source = data.texts if data.features is None else data.features
+        documents: Sequence[str] = () if data.features is not None else data.documents.texts
+        self.space_ = stages.get("model-space", lambda: self._space(source, documents), TextSpace.load)
+        texts = self.space_.rows(source)
+        labels_as_texts = self._documents(documents, len(data.names))
+        rankers = preset_rankers(self.preset, labels_as_texts)
+        self._fuse(stages, data, texts, labels_as_texts, rankers)
+        self.rankers_ = {}
+        for at, (name, ranker) in enumerate(progress(rankers.items(), total=len(rankers), label="learning")):
+            learn = _Learner(ranker, texts, data.labels, labels_as_texts)
+            self.rankers_[name] = stages.get(f"model-ranker-{at}", learn, _load_ranker)
+        if stages.folder is not None:
+            self._describe(stages.folder)
+        stages.end()
+        return self
+
+    def _space(self, source: Texts, documents: Sequence[str]) -> TextSpace:
+        return TextSpace.fit(source, documents, encoder=self.encoder, seed=self.seed)
+
+    def _documents(self, documents: Sequence[str], count: int) -> TextRows:
+        """The labels as texts; rows without terms or direction where the data have no texts."""
+        if documents:
+            return self.space_.rows(documents)
+        from scipy.sparse import csr_array
+
+        return TextRows(csr_array((count, self.space_.width), dtype=np.float32), None, counted=False)
+
+    def _fuse(
+        self,
+        stages: Stages,
+        data: LabelledTexts,
+        texts: TextRows,
+        documents: TextRows,
+        rankers: Mapping[str, SparseLabelRanker],
+    ) -> None:
+        """Candidates of texts held out, the fusion learned from them, and what it says of them."""
+        parts, chosen = self._parts(data)
+        scored = [np.flatnonzero((parts == part) & chosen) for part in np.unique(parts[chosen]).tolist()]
+        listed: list[list[Sparse]] = []
+        bands = []
+        for at, inside in enumerate(progress(scored, label="cross-fitting")):
+            learned = parts != parts[inside[0]]
+            space = self.space_.directed(texts.take(learned), seed=self.seed)
+            queries, known, own = map(space.turned, (texts.take(inside), texts.take(learned), documents))
+            bands.append(self.bands_.of(label_counts(data.labels[learned])))
+            fold = []
+            for number, ranker in enumerate(rankers.values()):
+                learner = _Learner(ranker, known, data.labels[learned], own)
+                search = _Searcher(learner, queries, self.depth)
+                fold.append(stages.get(f"stage-{at}-{number}", search, _Stored.load).matrix)
+            listed.append(fold)
+        self.share_ = float(np.mean([(parts != parts[inside[0]]).mean() for inside in scored]))
+        table = CandidateTable.of([vstack(each, format="csr") for each in zip(*listed, strict=True)])
+        fold_of = np.repeat(np.arange(len(scored)), [len(inside) for inside in scored])[table.text]
+        band = np.stack(bands)[fold_of, table.label].astype(np.int64)
+        right = data.labels[np.concatenate(scored)]
+        spread = Streams(self.seed)("fusion folds").permutation(right.shape[0]) % self.folds
+        fused = cache(
+            lambda: cross_fitted(table, table.hits(right), band, len(self.bands_), spread[table.text])
+        )
+        self.fusion_ = stages.get("model-fusion", lambda: fused()[0], LabelFusion.load)
+        names = self.bands_.names
+        self.held_out_ = stages.get(
+            "model-held-out",
+            lambda: HeldOutLabels(table.filled(fused()[1]), right, band, names),
+            HeldOutLabels.load,
+        )
+
+    def _parts(self, data: LabelledTexts) -> tuple[IntArray, NDArray[np.bool_]]:
+        """The fold of every text, and which texts are scored: of as many folds as make enough texts."""
+        rng = Streams(self.seed)("multi-label folds")
+        if data.folds is not None:
+            parts = np.unique(data.folds, return_inverse=True)[1]
+        else:
+            groups = same_text(data.texts) if data.features is None else np.arange(len(data))
+            count = min(self.folds, int(groups.max(initial=-1)) + 1)
+            if count < 2:
+                raise DataError(f"{len(data)} texts with a label, of which {count} differ", cure="label more")
+            parts = folds(len(data), count, rng, groups=groups)
+        fresh = np.ones(len(data), dtype=bool)
+        if self.encoder != LATENT:
+            fresh = ~load_encoder(self.encoder).was_tuned_on(data.texts)
+        order = rng.permutation(len(data))
+        order = order[np.argsort(parts[order], kind="stable")]
+        chosen = np.zeros(len(data), dtype=bool)
+        chosen[order[fresh[order]][: self.enough]] = True
+        if not chosen.any():
+            cure = "add labelled texts that it has not learned from"
+            raise DataError("the encoder was tuned on all of these texts", cure=cure)
+        return np.asarray(parts, dtype=np.int64), chosen
+
+    def _fingerprint(self, data: LabelledTexts) -> str:
+        digest = hashlib.blake2b(json.dumps([FORMAT, self._settings()]).encode(), digest_size=16)
+        for text in (*data.ids, *data.texts, *data.names, *data.descriptions):
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+        matrices = [data.labels, *([] if data.features is None else [data.features])]
+        for array in [part for each in matrices for part in (each.indptr, each.indices, each.data)]:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    def _settings(self) -> dict[str, Any]:
+        names = ("preset", "encoder", "depth", "folds", "seed", "enough")
+        return {name: getattr(self, name) for name in names}
+
+    def predict(self, texts: Texts) -> Sparse:
+        """Probabilities of the labels that rankers list, texts × labels; what is not stored is not listed."""
+        self._check()
+        parts = [self._predicted(batch) for batch in _batches(texts)]
+        if not parts:
+            raise DataError("no texts to label")
+        return vstack(parts, format="csr")
+
+    def _predicted(self, texts: Texts) -> Sparse:
+        rows = self.space_.rows(texts)
+        table = CandidateTable.of([each.candidates(rows, self.depth) for each in self.rankers_.values()])
+        bands = self.label_bands_[table.label]
+        return table.filled(self.fusion_.probabilities(table, bands))
+
+    def report(self, probabilities: Sparse | None = None, labels: Sparse | None = None) -> LabelReport:
+        """How good probabilities of texts with these labels are; without them, those of texts held out."""
+        if probabilities is None or labels is None:
+            probabilities, labels, bands = (
+                self.held_out_.probabilities,
+                self.held_out_.labels,
+                self.held_out_.bands,
+            )
+        else:
+            bands = self.label_bands_[probabilities.indices]
+        return label_report(
+            probabilities,
+            labels,
+            counts=self.counts_,
+            instances=self.texts_,
+            bands=bands,
+            names=self.bands_.names,
+            expected=self.expected_labels(probabilities),
+        )
+
+    def expected_labels(self, probabilities: Sparse) -> FloatArray:
+        """How many labels every text has, in expectation, those that no ranker lists included."""
+        sums = np.asarray(probabilities.sum(axis=1), dtype=np.float64).ravel()
+        return np.asarray(sums + self.held_out_.unlisted)
+
+    def decided(self, probabilities: Sparse, precision: float) -> Sparse:
+        """Only labels that are as probable as their band asks for, for labels to be right so often; a text
+        nothing is sure enough for keeps none."""
+        least = self.held_out_.thresholds(precision)[self.label_bands_]
+        table = CandidateTable.rows_of(probabilities)
+        passing = probabilities.data >= least[table.label]
+        return table.take(passing).filled(probabilities.data[passing])
+
+    @cached_property
+    def label_bands_(self) -> IntArray:
+        """The band of every label: as frequent as it was, in proportion, where curves were learned."""
+        return self.bands_.of(np.ceil(self.counts_ * self.share_)).astype(np.int64)
+
+    def _check(self) -> None:
+        if not hasattr(self, "rankers_"):
+            raise DataError("the classifier is not fitted", cure="call fit, or load a saved one")
+
+    def _describe(self, folder: Path) -> None:
+        """The file that makes the folder a classifier, written last."""
+        about = {
+            "format": FORMAT,
+            "kind": "multi-label",
+            "settings": self._settings(),
+            "rankers": list(self.rankers_),
+            "texts": self.texts_,
+            "share": self.share_,
+            "bands": asdict(self.bands_)["edges"],
+        }
+        write_arrays(folder / "labels.npz", counts=self.counts_)
+        write_whole(folder / "labels.json", json.dumps(self.names_, ensure_ascii=False).encode())
+        write_whole(folder / "classifier.json", json.dumps(about, indent=1).encode())
+
+
+@dataclass(frozen=True, eq=False)
+class _Learner:
+    """A ranker that learns when it is called."""
+
+    ranker: SparseLabelRanker
+    texts: TextRows
+    labels: Sparse
+    documents: TextRows
+
+    def __call__(self) -> FittedLabelRanker:
+        return self.ranker.fit(self.texts, self.labels, self.documents)
+
+
+@dataclass(frozen=True, eq=False)
+class _Searcher:
+    """A ranker that learns and searches when it is called."""
+
+    learner: _Learner
+    queries: TextRows
+    depth: int
+
+    def __call__(self) -> _Stored:
+        return _Stored(self.learner().candidates(self.queries, self.depth))
+
+
+def _batches(texts: Texts) -> Iterator[Texts]:
+    count = texts.shape[0] if hasattr(texts, "shape") else len(texts)
+    for start in range(0, count, BATCH):
+        yield texts[start : start + BATCH]
+
+
+def _load_ranker(folder: Path) -> FittedLabelRanker:
+    return _FITTED[(folder / "done").read_text()].load(folder)
+
+
+def load_multilabel(folder: str | PathLike[str]) -> MultiLabelClassifier:
+    """Read a classifier that `fit` left in a folder."""
+    home = Path(folder)
+    try:
+        about = json.loads((home / "classifier.json").read_bytes())
+        if about["format"] != FORMAT or about.get("kind") != "multi-label":
+            raise ConfigError(f"format {about['format']}", key="format", expected=f"{FORMAT}, multi-label")
+        classifier = MultiLabelClassifier(**about["settings"])
+        classifier.names_ = tuple(json.loads((home / "labels.json").read_bytes()))
+        classifier.counts_ = read_arrays(home / "labels.npz")["counts"]
+        classifier.share_ = float(about["share"])
+        classifier.texts_, classifier.bands_ = int(about["texts"]), Bands(tuple(about["bands"]))
+        classifier.rankers_ = {
+            name: _load_ranker(home / f"model-ranker-{at}") for at, name in enumerate(about["rankers"])
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, (ConfigError, DataError)):
+            raise
+        cure = "give the folder that isthmus classify fit wrote"
+        raise DataError(f"no classifier: {error}", file=home / "classifier.json", cure=cure) from None
+    classifier.space_ = TextSpace.load(home / "model-space")
+    classifier.fusion_ = LabelFusion.load(home / "model-fusion")
+    classifier.held_out_ = HeldOutLabels.load(home / "model-held-out")
+    return classifier
