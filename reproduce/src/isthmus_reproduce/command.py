@@ -16,6 +16,7 @@ EXPERIMENTS = {
     "fusion-defaults": "isthmus_reproduce.fusion.defaults",
     "private-features": "isthmus_reproduce.private.experiment",
     "search": "isthmus_reproduce.search.experiment",
+    "search-choices": "isthmus_reproduce.search.choices",
     "training-defaults": "isthmus_reproduce.fedrisk.defaults",
 }
 """Where each has its `Config` and its `reproduce`."""
@@ -44,7 +45,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--encoder",
         metavar="NAME",
         default="",
-        help="search: with an encoder that was added, which all silos have agreed on, or lsa",
+        help="search, search-choices: with an encoder that was added, which all silos have agreed on, or lsa",
     )
     parser.add_argument(
         "--encoder-tuned",
@@ -72,7 +73,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.encoder_tuned and options.paper != "calibrated-fusion":
         expected = "no --encoder-tuned"
         raise ConfigError(f"{options.paper} tunes no encoder", key="--encoder-tuned", expected=expected)
-    if options.encoder and options.paper != "search":
+    if options.encoder and not options.paper.startswith("search"):
         raise ConfigError(f"{options.paper} has its own encoders", key="--encoder", expected="no --encoder")
     if options.only and options.paper not in ("fedrisk", "training-defaults"):
         raise ConfigError(f"{options.paper} is computed whole", key="--only", expected="no --only")

@@ -43,18 +43,15 @@ SHAPES = ((1e3, 0.4), (4.0, 1.0), (2.0, 1.0), (1.0, 1.0), (0.5, 1.0))
 to tell: a straight line mostly overrates hits that stand out."""
 CLEAR = 4.0
 """By which the log-likelihood of another shape must be higher than that of the first."""
-PENALTY, PENALTY_BETWEEN, PENALTY_CURVE, PENALTY_BEND = 1.0, 30.0, 1e5, 1e6
-"""½·penalty·θ² holds back the weights of the profile, what tells lists apart, and, divided by the square of
-how many queries there are, how steep the curve is and how it bends; all in deviations."""
+PENALTY, PENALTY_BETWEEN = 1.0, 30.0
+"""½·penalty·θ² holds back the weights of the profile, and what tells lists apart; in deviations."""
+BENDS = 10.0
+"""How much more firmly the bends of the curve are held than how steep it is."""
 FAR = 2.0
 """Deviations below the mean of judged queries' u where unlike queries begin."""
 BINS = 10
-CLEARLY = 0.95
-"""Of the base rate: what first hits of lists with missing hits stay below."""
 LEAST_SPREAD = 0.1
 """Of the variance that probabilities have with every list open."""
-DISHONEST = 1.5
-"""Times the 95 % quantile of a perfect model: an error above it ends caution, see docs/search.md."""
 NO_CELL = -1
 LEAST_HITS = 25
 """Of a cell, so that its share of relevant hits says something."""
@@ -72,10 +69,26 @@ USUAL_BETWEEN, USUAL_SHARE = 0.1, 0.7
 """What tells lists apart, where few queries say otherwise: log-odds for a mean one deviation higher, and for
 u (−.25 to .24, and .16 to 1.26, the medians .1 and .8, on those collections)."""
 
-USUAL_STEEP = 0.25
-"""How steep the curve is where few queries say otherwise: they mostly promise too much."""
-AT = (0.15, 0.4, 0.65, 0.85, 0.95)
-"""The quantiles of z where it may bend."""
+
+@dataclass(frozen=True)
+class CalibrationRules:
+    """What was chosen by how it does on collections, see `isthmus reproduce search`."""
+
+    caution: float = 0.95
+    """Of the base rate: what first hits of lists with missing hits stay below; infinite: none is closed."""
+    dishonest: float = 1.5
+    """Times the 95 % quantile of a perfect model: an error above it ends caution."""
+    regated: bool = False
+    """Whether what tells lists apart is weighed anew with every gate."""
+    knots: tuple[float, ...] = (0.15, 0.4, 0.65, 0.85, 0.95)
+    """The quantiles of z where the curve may bend."""
+    steep: float = 0.25
+    """How steep it is where few queries say otherwise: they mostly promise too much."""
+    firm: float = 1e5
+    """½·firm/queries²·θ² holds that, in deviations of z."""
+
+
+RULES = CalibrationRules()
 
 Totals = Callable[[IntArray], FloatArray]
 """(hits, relevant hits) of every cell, from the cell of every hit shown: (queries, `HITS`) → (cells, 2)."""
@@ -183,10 +196,10 @@ def _groups(
 
 
 def fit_calibration(
-    lists: RankedLists, totals: Totals, *, least: int
+    lists: RankedLists, totals: Totals, least: int, rules: CalibrationRules = RULES
 ) -> tuple[HitCalibration, dict[str, Honesty]]:
     """The calibration of all lists, and its honesty on folds that were left out: with every list open
-    (before), and with the gate (after)."""
+    (before), and with the gate (after). Groups of hits are of at least `least` queries."""
     most = len(lists.fold) // (2 * LAYERS * least)
     lists = replace(lists, fold=lists.fold % max(2, min(most, 1 + int(lists.fold.max()))))
     cells = HitGroups.of(lists, lists.deviations, _layers(lists.profiles[:, MEAN]), totals, least=least)
@@ -194,17 +207,22 @@ def fit_calibration(
     lines = {fold: _line(lists, cells, without=fold) for fold in folds}
     layer = _layers(lines[None].answerable(lists.profiles))
     cells = HitGroups.of(lists, lists.deviations, layer, totals, least=least)
-    weighed = {fold: _weighed(lists, cells, lines[fold], fold) for fold in folds}
+
+    @cache
+    def weighed(gate: float) -> Calibrations:
+        each = {fold: _with_gate(line, gate) for fold, line in lines.items()}
+        return {fold: _weighed(lists, cells, line, fold) for fold, line in each.items()}
 
     @cache
     def gated(gate: float) -> Calibrations:
-        so_far = {fold: _with_gate(each, gate) for fold, each in weighed.items()}
+        every = weighed(gate if rules.regated else GATES[0])
+        so_far = {fold: _with_gate(each, gate) for fold, each in every.items()}
         z = so_far[None].evidence(lists.margins[:, :HITS], lists.profiles[:, None])
-        cells = HitGroups.of(lists, z, np.zeros_like(layer), totals, least=least)
-        return {fold: _curved(lists, cells, each, fold) for fold, each in so_far.items()}
+        groups = HitGroups.of(lists, z, np.zeros_like(layer), totals, least=least)
+        return {fold: _curved(lists, groups, each, fold, rules) for fold, each in so_far.items()}
 
     def is_enough(gate: float) -> bool:
-        return _first_missing(lists, lines, gated(gate)) < CLEARLY * cells.base_rate
+        return _first_missing(lists, lines, gated(gate)) < rules.caution * cells.base_rate
 
     @cache
     def probabilities(gate: float) -> FloatArray:
@@ -223,10 +241,14 @@ def fit_calibration(
         return bool(spread[0] >= LEAST_SPREAD * spread[1])
 
     at = bisect_left(GATES[:-1], True, key=is_enough)
-    if not differs(at) or excess(at) > DISHONEST:
+    if not differs(at) or excess(at) > rules.dishonest:
         honest = (lower for lower in reversed(range(at)) if differs(lower) and excess(lower) <= 1)
         at = next(honest, at if differs(at) else 0)
     return gated(GATES[at])[None], {"before": honesty(GATES[0]), "after": honesty(GATES[at])}
+
+
+Calibrate = Callable[[RankedLists, Totals, int], tuple[HitCalibration, dict[str, Honesty]]]
+"""`fit_calibration`, or another in its place."""
 
 
 def _layers(values: FloatArray) -> IntArray:
@@ -314,21 +336,23 @@ def _with_gate(line: HitCalibration, gate: float) -> HitCalibration:
     return replace(line, gate=line.low + (FAR + gate) * line.spread, width=SLOPE * line.spread)
 
 
-def _curved(lists: RankedLists, cells: HitGroups, line: HitCalibration, fold: int | None) -> HitCalibration:
-    """The line with the curve from z to log-odds."""
+def _curved(
+    lists: RankedLists, cells: HitGroups, line: HitCalibration, fold: int | None, rules: CalibrationRules
+) -> HitCalibration:
+    """The line with the curve from z to log-odds: how steep it is on the whole, then piece by piece."""
     used = _used(cells, fold)
     z = line.evidence(lists.margins[:, :HITS], lists.profiles[:, None])[used]
-    knots = np.quantile(z, AT)
-    own = pieces(z, knots)
-    scales = np.maximum(np.array([z.std(), *own.std(axis=1)]), 1e-9)
-    features = np.vstack((np.vstack((z, own)) / scales[:, None], np.ones(len(z))))
-    few = 1 / max(int(used.any(axis=1).sum()), 1) ** 2
-    penalty = np.array([PENALTY_CURVE * few, *[PENALTY_BEND * few] * len(own), 1e-3])
-    least = np.array([-USUAL_STEEP * scales[0], *[-np.inf] * (len(own) + 1)])
-    _, theta = _fit(cells, used, features, USUAL_STEEP * z, penalty, least)
-    slopes = np.maximum(USUAL_STEEP + theta[0] / scales[0] + theta[1:-1] / scales[1:], 0.0)
-    _, (start,) = _fit(cells, used, features[-1:], slopes @ own, penalty[-1:], least[-1:])
-    return replace(line, knots=knots, slopes=slopes, start=float(start))
+    knots = np.quantile(z, rules.knots)
+    firm = rules.firm / max(int(used.any(axis=1).sum()), 1) ** 2
+    slopes, start = np.array([rules.steep]), 0.0
+    for own, penalty in ((z[None], firm), (pieces(z, knots), BENDS * firm)):
+        scales = np.maximum(own.std(axis=1), 1e-9)
+        features = np.vstack((own / scales[:, None], np.ones(len(z))))
+        penalties = np.append(np.full(len(own), penalty), 1e-3)
+        least = np.append(-slopes * scales, -np.inf)
+        _, theta = _fit(cells, used, features, slopes[0] * z, penalties, least)
+        slopes, start = np.maximum(slopes + theta[:-1] / scales, 0.0), float(theta[-1])
+    return replace(line, knots=knots, slopes=slopes, start=start)
 
 
 def _line(lists: RankedLists, cells: HitGroups, *, without: int | None = None) -> HitCalibration:

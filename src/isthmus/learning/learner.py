@@ -24,7 +24,7 @@ from isthmus.arrays import FloatArray, IntArray
 from isthmus.asking import Answers, Silos, TooFew
 from isthmus.errors import ConfigError, DataError, ProtocolError
 from isthmus.federation import Weighed
-from isthmus.learning.calibrating import NO_CELL, RankedLists, fit_calibration
+from isthmus.learning.calibrating import NO_CELL, Calibrate, RankedLists, fit_calibration
 from isthmus.learning.columns import COLUMNS, DISCOUNTS, HITS, LIST, OF_QUERY, RETRIEVERS, merged
 from isthmus.learning.guard import BASELINE, ModelChoice, choose
 from isthmus.learning.model import HitCalibration, SearchModel, Weights
@@ -96,6 +96,7 @@ class LearningOptions:
     least_queries: int = LEAST_QUERIES
     """Whose hits a group of hits has at least."""
     mode: str = SUMS
+    calibrate: Calibrate = fit_calibration
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -320,7 +321,7 @@ def _calibrated(
         return _check_totals(session.sum(question)).reshape(2, -1).T
 
     lists = RankedLists(best[some], session.of_query[some], session.fold[some])
-    return fit_calibration(lists, totals, least=session.options.least_queries)
+    return session.options.calibrate(lists, totals, session.options.least_queries)
 
 
 # models

@@ -60,7 +60,7 @@ class Part:
 def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None = None) -> Reproduction:
     """Compute what is missing in the folder, and write the report."""
     notebook = Notebook(out, config)
-    names = tuple(_present()) if config.data == ALL else (config.data,)
+    names = tuple(present()) if config.data == ALL else (config.data,)
     about = {"seed": config.seed, "scale": config.scale, "encoder": config.encoder}
     kinds = ("merged", "learned") if config.encoder else ("merged", "learned", "inverted")
     units = [
@@ -73,7 +73,7 @@ def reproduce(config: Config, out: str | PathLike[str], *, workers: int | None =
     return notebook.publish([*cells, *_pooled_cells(outcomes)], _page(outcomes))
 
 
-def _present() -> Iterator[str]:
+def present() -> Iterator[str]:
     from isthmus.corpora import load
 
     for name in DATA:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -116,6 +116,13 @@ class Study:
             Rows(*map(np.concatenate, zip(*_rows(silo, texts, own, self.encoder), strict=True)))
             for silo in self.silos.silos
         ]
+
+    def hiding(self, columns: Sequence[str]) -> Study:
+        """The same rows without what some columns say."""
+        other, hidden = replace(self), np.isin(COLUMNS, columns)
+        parts = [replace(part, table=np.where(hidden, np.nan, part.table)) for part in self.parts]
+        vars(other).update(parts=parts, right=self.right, relevant=self.relevant, scale=self.scale)
+        return other
 
     @cached_property
     def parts(self) -> list[Rows]:
@@ -262,9 +269,9 @@ def learned(world: World, data: str, encoder: str) -> dict[str, Any]:
                 for at in np.flatnonzero(turn == fold).tolist():
                     ranking = after[at] = study.ranking(at, model)
                     names = [] if ranking is None else ranking.names
-                    hits = zip(_first(ranking, model, SHOWN), names, strict=False)
+                    hits = zip(first_hits(ranking, model, SHOWN), names, strict=False)
                     result["hits"] += [[at, chance, name in study.right[at], number] for chance, name in hits]
-                    result["missing"] += _first(study.ranking(at, model, without_relevant=True), model)
+                    result["missing"] += first_hits(study.ranking(at, model, without_relevant=True), model)
             values = study.values(after)
             result["after"].append(values.tolist())
             result.setdefault("fallen", []).extend(
@@ -276,12 +283,13 @@ def learned(world: World, data: str, encoder: str) -> dict[str, Any]:
         foreign = load(OTHER.get(data, "cran")).queries.texts[:FOREIGN]
         parts = study.rows(foreign, [None] * len(foreign))
         firsts = (Ranking.of([part.of(at) for part in parts], model) for at in range(len(foreign)))
-        result["foreign"] = [chance for each in firsts for chance in _first(each, model)]
+        result["foreign"] = [chance for each in firsts for chance in first_hits(each, model)]
         result["known"] = _known_items(study, model)
     return result
 
 
-def _first(ranking: Ranking | None, model: SearchModel, count: int = 1) -> list[float]:
+def first_hits(ranking: Ranking | None, model: SearchModel, count: int = 1) -> list[float]:
+    """Probabilities of the first hits."""
     return [] if ranking is None else ranking.probabilities(model, count).tolist()
 
 
