@@ -31,7 +31,7 @@ from isthmus.learning import (
     profile_of,
     question_of,
 )
-from isthmus.learning.calibrating import RankedLists, fit_calibration
+from isthmus.learning.calibrating import CalibrationRules, RankedLists, fit_calibration
 from isthmus.learning.columns import DISCOUNTS, HITS, LIST, merged, shapes
 from isthmus.learning.learner import PENALTY
 from isthmus.learning.model import KNOTS
@@ -509,8 +509,8 @@ def test_hits_of_lists_that_are_all_alike_differ_still():
 def test_caution_ends_where_it_is_why_probabilities_are_dishonest(monkeypatch):
     lists, _, totals = lists_in_which_relevant_hits_stand_out()
     monkeypatch.setattr(calibrating, "LEAST_SPREAD", 0.0)
-    monkeypatch.setattr(calibrating, "CLEARLY", 0.3)  # no gate but the last is enough
-    cautious, _ = fit_calibration(lists, totals, least=10)
+    rules = CalibrationRules(caution=0.3)  # no gate but the last is enough
+    cautious, _ = fit_calibration(lists, totals, 10, rules)
 
     def gate_of(*errors):
         """Of a calibration whose errors with the last gate, the one before and so on are these; the quantile
@@ -523,11 +523,13 @@ def test_caution_ends_where_it_is_why_probabilities_are_dishonest(monkeypatch):
                 left.pop(0) if len(left) > 1 else left[0], 0.01, 0.02, hits=2_000, base_rate=0.2, groups=()
             ),
         )
-        return fit_calibration(lists, totals, least=10)[0].gate
+        return fit_calibration(lists, totals, 10, rules)[0].gate
 
     assert gate_of(0.029) == cautious.gate  # chance may have done it
     assert gate_of(0.2) == cautious.gate  # as dishonest with every list open
     assert gate_of(0.031, 0.025, 0.02) < gate_of(0.031, 0.02) < cautious.gate
+    rules = replace(rules, dishonest=np.inf)
+    assert gate_of(0.2, 0.02) == cautious.gate  # it never ends
 
 
 def test_hits_that_are_all_alike_get_the_base_rate():

@@ -1,3 +1,5 @@
+from isthmus.learning.calibrating import CalibrationRules as CalibrationRules
+from isthmus.learning.calibrating import fit_calibration as fit_calibration
 from isthmus.learning.columns import COLUMNS as COLUMNS
 from isthmus.learning.columns import FEATURES as FEATURES
 from isthmus.learning.columns import GROUPS as GROUPS

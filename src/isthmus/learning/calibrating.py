@@ -78,14 +78,14 @@ class CalibrationRules:
     """Of the base rate: what first hits of lists with missing hits stay below; infinite: none is closed."""
     dishonest: float = 1.5
     """Times the 95 % quantile of a perfect model: an error above it ends caution."""
-    regated: bool = False
-    """Whether what tells lists apart is weighed anew with every gate."""
     knots: tuple[float, ...] = (0.15, 0.4, 0.65, 0.85, 0.95)
     """The quantiles of z where the curve may bend."""
     steep: float = 0.25
     """How steep it is where few queries say otherwise: they mostly promise too much."""
     firm: float = 1e5
     """½·firm/queries²·θ² holds that, in deviations of z."""
+    bounded: bool = False
+    """Whether pieces that would fall are bounded in the fit; else they are made level after it."""
 
 
 RULES = CalibrationRules()
@@ -207,16 +207,11 @@ def fit_calibration(
     lines = {fold: _line(lists, cells, without=fold) for fold in folds}
     layer = _layers(lines[None].answerable(lists.profiles))
     cells = HitGroups.of(lists, lists.deviations, layer, totals, least=least)
-
-    @cache
-    def weighed(gate: float) -> Calibrations:
-        each = {fold: _with_gate(line, gate) for fold, line in lines.items()}
-        return {fold: _weighed(lists, cells, line, fold) for fold, line in each.items()}
+    weighed = {fold: _weighed(lists, cells, lines[fold], fold) for fold in folds}
 
     @cache
     def gated(gate: float) -> Calibrations:
-        every = weighed(gate if rules.regated else GATES[0])
-        so_far = {fold: _with_gate(each, gate) for fold, each in every.items()}
+        so_far = {fold: _with_gate(each, gate) for fold, each in weighed.items()}
         z = so_far[None].evidence(lists.margins[:, :HITS], lists.profiles[:, None])
         groups = HitGroups.of(lists, z, np.zeros_like(layer), totals, least=least)
         return {fold: _curved(lists, groups, each, fold, rules) for fold, each in so_far.items()}
@@ -339,20 +334,28 @@ def _with_gate(line: HitCalibration, gate: float) -> HitCalibration:
 def _curved(
     lists: RankedLists, cells: HitGroups, line: HitCalibration, fold: int | None, rules: CalibrationRules
 ) -> HitCalibration:
-    """The line with the curve from z to log-odds: how steep it is on the whole, then piece by piece."""
+    """The line with the curve from z to log-odds."""
     used = _used(cells, fold)
     z = line.evidence(lists.margins[:, :HITS], lists.profiles[:, None])[used]
     knots = np.quantile(z, rules.knots)
+    own = pieces(z, knots)
+    scales = np.maximum(np.array([z.std(), *own.std(axis=1)]), 1e-9)
+    features = np.vstack((np.vstack((z, own)) / scales[:, None], np.ones(len(z))))
     firm = rules.firm / max(int(used.any(axis=1).sum()), 1) ** 2
-    slopes, start = np.array([rules.steep]), 0.0
-    for own, penalty in ((z[None], firm), (pieces(z, knots), BENDS * firm)):
-        scales = np.maximum(own.std(axis=1), 1e-9)
-        features = np.vstack((own / scales[:, None], np.ones(len(z))))
-        penalties = np.append(np.full(len(own), penalty), 1e-3)
-        least = np.append(-slopes * scales, -np.inf)
-        _, theta = _fit(cells, used, features, slopes[0] * z, penalties, least)
-        slopes, start = np.maximum(slopes + theta[:-1] / scales, 0.0), float(theta[-1])
-    return replace(line, knots=knots, slopes=slopes, start=start)
+    penalty = np.array([firm, *[BENDS * firm] * len(own), 1e-3])
+    least = np.array([-rules.steep * scales[0], *[-np.inf] * (len(own) + 1)])
+    if rules.bounded:  # how steep it is on the whole first, then piece by piece
+        ends = [0, -1]
+        _, (more, _) = _fit(cells, used, features[ends], rules.steep * z, penalty[ends], least[ends])
+        steep = rules.steep + more / scales[0]
+        least = np.append(-steep * scales[1:], -np.inf)
+        _, theta = _fit(cells, used, features[1:], steep * z, penalty[1:], least)
+        slopes = np.maximum(steep + theta[:-1] / scales[1:], 0.0)
+        return replace(line, knots=knots, slopes=slopes, start=float(theta[-1]))
+    _, theta = _fit(cells, used, features, rules.steep * z, penalty, least)
+    slopes = np.maximum(rules.steep + theta[0] / scales[0] + theta[1:-1] / scales[1:], 0.0)
+    _, (start,) = _fit(cells, used, features[-1:], slopes @ own, penalty[-1:], least[-1:])
+    return replace(line, knots=knots, slopes=slopes, start=float(start))
 
 
 def _line(lists: RankedLists, cells: HitGroups, *, without: int | None = None) -> HitCalibration:

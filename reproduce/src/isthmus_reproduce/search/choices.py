@@ -26,8 +26,15 @@ import numpy as np
 from isthmus.corpora import load
 from isthmus.errors import ConfigError
 from isthmus.evaluation import log_loss
-from isthmus.learning import FEATURES, PROFILE, HitCalibration, LearningOptions, SearchModel
-from isthmus.learning.calibrating import CalibrationRules, fit_calibration
+from isthmus.learning import (
+    FEATURES,
+    PROFILE,
+    CalibrationRules,
+    HitCalibration,
+    LearningOptions,
+    SearchModel,
+    fit_calibration,
+)
 from isthmus.report import Page, Section, Table
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit
 from isthmus_reproduce.search.experiment import BEFORE, LEARNED, Outcome, present
@@ -47,14 +54,12 @@ LEARNERS = {
 }
 """Columns that a learner does without, and what holds back the others."""
 FEW, MANY = (0.15, 0.4, 0.65, 0.85, 0.95), (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+FORMS = {"level": (FEW, False), "bounded": (FEW, True), f"bounded, {len(MANY)} knots": (MANY, True)}
 RULES = {
-    **{f"no caution, {len(knots)} knots": CalibrationRules(inf, inf, True, knots) for knots in (FEW, MANY)},
-    **{
-        f"caution {caution}, ends at {end}, {'with' if regated else 'before'} the gate, {len(knots)} knots": (
-            CalibrationRules(caution, end, regated, knots)
-        )
-        for end, regated, knots, caution in product((inf, 1.5), (True, False), (FEW, MANY), (1.0, 0.95, 0.9))
-    },
+    f"caution {caution}, ends at {end}, {form}": CalibrationRules(caution, end, knots, bounded=bounded)
+    for (caution, end), (form, (knots, bounded)) in product(
+        ((inf, inf), *product((1.0, 0.95, 0.9), (inf, 1.5))), FORMS.items()
+    )
 }
 CURVES = {
     f"steep {steep}, firm {firm:g}": CalibrationRules(steep=steep, firm=firm)
