@@ -147,15 +147,15 @@ class Calibrated:
     """A model and the arguments of its calibrations, the baseline's last."""
 
     model: SearchModel
-    fits: Sequence[tuple[Any, ...]]
+    fits: Sequence[tuple[Any, Any, int]]
 
     @classmethod
     def of(cls, study: Study, queries: Any) -> Calibrated:
         """Learned from some queries."""
-        fits: list[tuple[Any, ...]] = []
+        fits: list[tuple[Any, Any, int]] = []
 
-        def remember(*arguments: Any) -> Any:
-            fits.append(arguments)
+        def remember(lists: Any, totals: Any, least: int) -> Any:
+            fits.append((lists, totals, least))
             return _FLAT, {}
 
         return cls(study.learn(queries, options=LearningOptions(calibrate=remember))[0], fits)
