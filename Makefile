@@ -96,6 +96,7 @@ check: $(DEV)
 bench: $(EXTRAS) $(REPRODUCE) $(PEERS)
 	@ISTHMUS_RANX_PYTHON="$${ISTHMUS_RANX_PYTHON:-$$(cd $(VENV)/ranx/bin 2>/dev/null && echo "$$PWD/python")}" \
 	ISTHMUS_TORCH_PYTHON="$${ISTHMUS_TORCH_PYTHON:-$$(cd $(VENV)/torch/bin 2>/dev/null && echo "$$PWD/python")}" \
+	ISTHMUS_PECOS_PYTHON="$${ISTHMUS_PECOS_PYTHON:-$$(cd $(VENV)/pecos/bin 2>/dev/null && echo "$$PWD/python")}" \
 	  $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 # Tuning of encoders needs torch, which has an environment of its own; without it those trials are skipped.
@@ -158,12 +159,13 @@ $(EXTRAS): requirements-extras.txt $(DEV)
 	@$(BIN)/python tests/engine_servers/packages.py
 	@touch $@
 
-$(PEERS): requirements-bench.txt requirements-bench-torch.txt | $(VENV)/.created
-	@echo "· installing peers of the benchmarks: ranx into $(VENV)/ranx, torch into $(VENV)/torch (minutes; torch is large)"
-	@for peer in ranx torch; do \
-	  wanted=requirements-bench.txt; [ $$peer = torch ] && wanted=requirements-bench-torch.txt; \
+$(PEERS): requirements-bench.txt requirements-bench-torch.txt requirements-bench-pecos.txt | $(VENV)/.created
+	@echo "· installing peers of the benchmarks: ranx into $(VENV)/ranx, PECOS into $(VENV)/pecos, torch into $(VENV)/torch (minutes; torch is large)"
+	@for peer in ranx pecos torch; do \
+	  wanted=requirements-bench-$$peer.txt; [ $$peer = ranx ] && wanted=requirements-bench.txt; \
+	  alone=; [ $$peer = pecos ] && alone=--no-deps; \
 	  $(PYTHON) -m venv $(VENV)/$$peer && \
-	  $(VENV)/$$peer/bin/python -m pip --disable-pip-version-check install -qq --no-input -r $$wanted || \
+	  $(VENV)/$$peer/bin/python -m pip --disable-pip-version-check install -qq --no-input $$alone -r $$wanted || \
 	    { rm -rf $(VENV)/$$peer; echo "  ($$peer is not to be had here; what is compared with it will say so)"; }; \
 	done
 	@touch $@

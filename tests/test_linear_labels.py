@@ -63,6 +63,16 @@ def test_candidates_are_the_best_scores(data: tuple[TextRows, csr_array]) -> Non
     assert right[np.arange(TEXTS), first][labelled].mean() > 0.95
 
 
+def test_many_texts_are_learned_as_few_are(
+    data: tuple[TextRows, csr_array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = SparseLinear().fit(*data)
+    monkeypatch.setattr(linear, "FEW_TEXTS", 0)
+    many = SparseLinear(tolerance=1e-6).fit(*data)
+    assert many.weights.toarray() == pytest.approx(few.weights.toarray(), abs=0.011)  # one may be dropped
+    assert many.intercepts == pytest.approx(few.intercepts, abs=1e-3)
+
+
 def test_small_weights_are_dropped(data: tuple[TextRows, csr_array]) -> None:
     texts, labels = data
     whole, pruned = (SparseLinear(prune=least).fit(texts, labels).weights for least in (0.0, 0.1))
@@ -78,15 +88,15 @@ def test_blocks_of_a_fit_that_ended_are_not_learned_again(
     monkeypatch.setattr(linear, "BLOCK", 2)
     ranker = SparseLinear(checkpoint=tmp_path, workers=1)
     learned: list[int] = []
-    solve = linear.squared_hinge
+    solve = linear._liblinear
 
-    def count(rows: csr_array, signs: np.ndarray, cost: float, *, tolerance: float) -> object:
+    def count(rows: csr_array, signs: np.ndarray, cost: float) -> object:
         learned.append(int((signs > 0).sum()))
         if len(learned) == 5:
             raise KeyboardInterrupt
-        return solve(rows, signs, cost, tolerance=tolerance)
+        return solve(rows, signs, cost)
 
-    monkeypatch.setattr(linear, "squared_hinge", count)
+    monkeypatch.setattr(linear, "_liblinear", count)
     with pytest.raises(KeyboardInterrupt):
         ranker.fit(texts, labels)
     fitted = ranker.fit(texts, labels)

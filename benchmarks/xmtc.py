@@ -1,0 +1,290 @@
+"""Thousands of labels and more: quality beside two peers on real labels, costs on synthetic long tails.
+
+    python -m benchmarks xmtc                        a linear classifier per label beside liblinear and PECOS
+    python -m benchmarks.xmtc quality [SET …]        folds of Reuters and of the built-in label sets, as JSON
+    python -m benchmarks.xmtc cost LABELS [peer]     fit and predict 10⁵ texts under so many labels, as JSON
+    python -m benchmarks.xmtc summary FILE           what `quality` printed, as tables
+
+The peers are our own linear classifier per label (DiSMEC) and PECOS's XR-Linear with its defaults, in an
+interpreter of its own that ISTHMUS_PECOS_PYTHON names. Propensities, bands and everything that is learned
+come from a fold's training texts. ECE is that of the first five labels; PECOS's scores are between 0 and 1,
+and the linear classifier's are put through 1/(1 + e^−s).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._long_tail import write_long_tail
+from benchmarks._rows import row
+from isthmus.classification import (
+    Bands,
+    CandidateTable,
+    LabelledTexts,
+    MultiLabelClassifier,
+    SparseLinear,
+    TextRows,
+    TextSpace,
+    from_lists,
+    label_counts,
+    preset_rankers,
+    same_text,
+    weighed,
+)
+from isthmus.classification.label_report import label_report, ranks_of
+from isthmus.corpora import load, read_xmc, stream_xmc
+from isthmus.partition import folds
+from isthmus.randomness import Streams
+
+SETS = ("reuters", "pydocs-modules", "pydocs-see-also")
+FOLDS, DEPTH = 5, 64
+PEER = Path(__file__).with_name("_pecos.py")
+MEASURES = ("P@1", "P@5", "psP@5", "psnDCG@5", "tail recall@5", "ECE")
+LINEAR, PECOS, FUSED = "DiSMEC (ours)", "PECOS XR-Linear", "calibrated fusion"
+T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
+"""Of Student's distribution, by number of folds."""
+
+Scores = dict[str, Any]
+"""Candidates (texts × labels, SciPy CSR) by system."""
+
+
+def main() -> list[dict[str, Any]]:
+    """The rows of the table."""
+    from sklearn.svm import LinearSVC
+
+    from isthmus.classification.linear import squared_hinge
+
+    data = read_set("pydocs-modules")
+    source = TextSpace.fit(data.texts, dimensions=0)
+    texts = source.rows(data.texts)
+    rows = weighed(texts, source.rarity).astype(np.float64)
+    order = np.argsort(label_counts(data.labels))
+    right = data.labels.tocsc()[:, order[:: len(order) // 20]].toarray()
+    ours = theirs = 0.0
+    for column in right.T:
+        signs = np.where(column, 1.0, -1.0)
+        ours += _processor(lambda signs=signs: squared_hinge(rows, signs, 1.0))
+        theirs += _processor(lambda signs=signs: LinearSVC(C=1.0).fit(rows, signs))
+    told = "a linear classifier, 6,044 texts (ms of a core)"
+    table = [row(told, 1000 * ours / right.shape[1], 1000 * theirs / right.shape[1], "liblinear", goal=0.3)]
+    began = time.process_time()
+    SparseLinear().fit(texts, data.labels)
+    spent = time.process_time() - began
+    answer = pecos(texts, source.rarity, data.labels, texts.take(slice(100)))
+    fit = None if answer is None else answer[1]["fit"]
+    name = "PECOS XR-Linear" if answer else "no ISTHMUS_PECOS_PYTHON"
+    return [*table, row("… 497 labels (s of processor)", spent, fit, name, goal=0)]
+
+
+def _processor(work: Any) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def read_set(name: str) -> LabelledTexts:
+    """A label set by name, with its labels' own texts where these are no one's but theirs."""
+    corpus = load(name)
+    at = {label: number for number, label in enumerate(corpus.documents.ids)}
+    right = corpus.qrels.to_dict()
+    labels = from_lists([[at[label] for label in right[text]] for text in corpus.queries.ids], len(at))
+    names = corpus.documents.ids
+    return LabelledTexts(corpus.queries.ids, corpus.queries.texts, labels, names, corpus.documents.bodies)
+
+
+def quality(names: Iterable[str], count: int = FOLDS) -> list[dict[str, Any]]:
+    """A record per set, fold and system."""
+    records = []
+    for name in names:
+        data = read_set(name)
+        parts = folds(len(data), FOLDS, Streams(0)("xmtc", name), groups=same_text(data.texts))
+        for fold in range(count):
+            train, test = data.take(parts != fold), data.take(parts == fold)
+            records += judged(name, fold, train, test)
+            print(f"· {name}, fold {fold}", file=sys.stderr, flush=True)
+    return records
+
+
+def judged(name: str, fold: int, train: LabelledTexts, test: LabelledTexts) -> list[dict[str, Any]]:
+    """Every system's measures on a fold, and on how many texts fusion is worse and better than it."""
+    counts, (scores, singles) = label_counts(train.labels), systems(train, test)
+    tail = Bands.head_and_tail(counts).of(counts) == 0
+    bands = Bands()
+    records: list[dict[str, Any]] = []
+    gains = {system: _gains(matrix, test.labels) for system, matrix in scores.items()}
+    for system, matrix in scores.items():
+        likely = matrix.copy()
+        if system == LINEAR:
+            likely.data = 1 / (1 + np.exp(-likely.data))
+        likely.data = np.clip(likely.data, 0, 1)
+        report = label_report(
+            likely,
+            test.labels,
+            counts=counts,
+            instances=len(train),
+            bands=bands.of(counts)[likely.indices],
+            names=bands.names,
+        )
+        table = CandidateTable.rows_of(matrix)
+        hits = table.hits(test.labels) & (ranks_of(table, matrix.data.astype(np.float64)) <= 5)
+        wanted = tail[test.labels.indices].sum()
+        measures = dict(report.measures)
+        measures["tail recall@5"] = float((hits & tail[table.label]).sum() / max(wanted, 1))
+        records.append(
+            {
+                "set": name,
+                "fold": fold,
+                "system": system,
+                "single": system in singles,
+                "measures": measures,
+                "bands": list(report.by_band),
+                "fusion worse": int((gains[FUSED] < gains[system] - 1e-9).sum()),
+                "fusion better": int((gains[FUSED] > gains[system] + 1e-9).sum()),
+            }
+        )
+    return records
+
+
+def systems(train: LabelledTexts, test: LabelledTexts) -> tuple[Scores, set[str]]:
+    """Candidates of every single ranker, of both peers and of their calibrated fusion."""
+    space = TextSpace.fit(train.texts, train.documents.texts)
+    known, queries, documents = map(space.rows, (train.texts, test.texts, train.documents.texts))
+    rankers = preset_rankers("default", documents)
+    rankers = {name: ranker for name, ranker in rankers.items() if not isinstance(ranker, SparseLinear)}
+    scores: Scores = {
+        name: ranker.fit(known, train.labels, documents).candidates(queries, DEPTH)
+        for name, ranker in rankers.items()
+    }
+    scores[LINEAR] = SparseLinear().fit(known, train.labels, documents).candidates(queries, DEPTH)
+    singles = set(scores)
+    answer = pecos(known, space.rarity, train.labels, queries)
+    if answer is not None:
+        scores[PECOS] = answer[0]
+    scores[FUSED] = MultiLabelClassifier().fit(train).predict(test.texts)
+    return scores, singles
+
+
+def _gains(matrix: Any, labels: Any) -> Any:
+    """nDCG@5 of every text."""
+    table = CandidateTable.rows_of(matrix)
+    ranks = ranks_of(table, matrix.data.astype(np.float64))
+    hits = table.hits(labels) & (ranks <= 5)
+    gains = np.bincount(table.text[hits], 1 / np.log2(ranks[hits] + 1), labels.shape[0])
+    ideal = np.cumsum(1 / np.log2(np.arange(2, 7)))[np.clip(np.diff(labels.indptr), 1, 5) - 1]
+    return gains / ideal
+
+
+def pecos(
+    texts: TextRows, rarity: Any, labels: Any, queries: TextRows, *, k: int = DEPTH
+) -> tuple[Any, dict[str, float]] | None:
+    """PECOS's candidates and costs; None without an interpreter that has it."""
+    from scipy.sparse import csr_array, csr_matrix, load_npz, save_npz
+
+    python = os.environ.get("ISTHMUS_PECOS_PYTHON")
+    if not python:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        parts = {"train": weighed(texts, rarity), "labels": labels, "test": weighed(queries, rarity)}
+        for name, matrix in parts.items():
+            save_npz(Path(folder) / f"{name}.npz", csr_matrix(matrix).astype(np.float32), compressed=False)
+        command = [python, str(PEER), folder, str(k), "2"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        scores = csr_array(load_npz(Path(folder) / "scores.npz"))
+    scores.sort_indices()
+    return scores, json.loads(done.stdout.splitlines()[-1])
+
+
+def cost(labels: int, *, peer: bool) -> dict[str, Any]:
+    """Seconds of processor and by the clock, and gigabytes, of one size; in this process."""
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
+        write_long_tail(folder, labels)
+        costs: dict[str, Any] = {"labels": labels}
+        began = time.process_time(), time.perf_counter()
+        data = read_xmc(folder / "train.txt")
+        costs |= {"texts": len(data), "read": time.process_time() - began[0]}
+        names = tuple(map(str, range(labels)))
+        ids = tuple(map(str, range(len(data))))
+        train = LabelledTexts(ids, (), data.labels, names, ("",) * labels, features=data.features)
+        if peer:
+            test = TextRows(read_xmc(folder / "test.txt").features, counted=False)
+            answer = pecos(
+                TextRows(data.features, counted=False), np.ones(data.features.shape[1]), data.labels, test
+            )
+            return costs | {"peer": answer and answer[1]}
+        del data
+        began = time.process_time(), time.perf_counter()
+        classifier = MultiLabelClassifier().fit(train)
+        costs |= {"fit": time.process_time() - began[0], "fit clock": time.perf_counter() - began[1]}
+        began, tests, right = (time.process_time(), time.perf_counter()), 0, 0.0
+        for batch in stream_xmc(folder / "test.txt", batch=1_000):
+            predicted = classifier.predict(batch.features)
+            right += classifier.report(predicted, batch.labels).measures["P@1"] * len(batch)
+            tests += len(batch)
+        spent = time.process_time() - began[0], time.perf_counter() - began[1]
+    costs |= {"predict ms": 1000 * spent[0] / tests, "predict clock ms": 1000 * spent[1] / tests}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return costs | {"memory": peak, "P@1": right / tests}
+
+
+def summary(records: list[dict[str, Any]]) -> str:
+    """Tables of quality: a line per set and system, the mean over folds and half a 95 % interval."""
+    lines = []
+    for name in dict.fromkeys(each["set"] for each in records):
+        own = [each for each in records if each["set"] == name]
+        bands = list(dict.fromkeys(band["band"] for each in own for band in each["bands"]))
+        heads = [*MEASURES, *(f"ECE, {band}" for band in sorted(bands, key=_first_number))]
+        lines += ["", f"**{name}**", "", "| | " + " | ".join(heads) + " | fusion worse, better on |"]
+        lines.append("|---" * (len(heads) + 2) + "|")
+        for system in dict.fromkeys(each["system"] for each in own):
+            runs = [each for each in own if each["system"] == system]
+            cells = [_interval([run["measures"][measure] for run in runs]) for measure in MEASURES]
+            for head in heads[len(MEASURES) :]:
+                cells.append(_pooled(runs, head.removeprefix("ECE, ")))
+            worse, better = (sum(run[f"fusion {way}"] for run in runs) for way in ("worse", "better"))
+            cells.append("" if system == FUSED else f"{worse:,}, {better:,}")
+            lines.append(f"| {system} | " + " | ".join(cells) + " |")
+    return "\n".join(lines[1:])
+
+
+def _first_number(band: str) -> int:
+    return int(band.partition("–")[0].rstrip("+"))
+
+
+def _interval(values: list[float]) -> str:
+    half = (
+        T_95.get(len(values), 2.0) * np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0
+    )
+    return f"{np.mean(values):.3f} ± {half:.3f}".replace("0.", ".")
+
+
+def _pooled(runs: list[dict[str, Any]], band: str) -> str:
+    """The mean over folds, and the mean floor."""
+    rows = [each for run in runs for each in run["bands"] if each["band"] == band]
+    if not rows:
+        return "–"
+    error, floor = (np.mean([each[name] for each in rows]) for name in ("ECE", "ECE floor 95%"))
+    return f"{error:.3f} ({floor:.3f})".replace("0.", ".")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    what, *rest = sys.argv[1:]
+    if what == "quality":
+        print(json.dumps(quality(rest or SETS)))
+    elif what == "cost":
+        print(json.dumps(cost(int(rest[0]), peer=rest[1:] == ["peer"])))
+    elif what == "summary":
+        print(summary(json.loads(Path(rest[0]).read_text("utf-8"))))
