@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,6 @@ from isthmus_reproduce.fedrisk.cells import (
     figure_2,
     figure_4,
     restlessness,
-    rows_of,
     stacked,
 )
 from isthmus_reproduce.fedrisk.claims import claims
@@ -216,6 +216,27 @@ def test_the_report_names_the_data_and_explains(out: Path) -> None:
     titles = [line for line in plain.split("\n") if line.startswith("**") and line.endswith("**")]
     assert len(titles) > 12
     assert all("tiny" in title for title in titles)
+
+
+def rows_of(values: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str, str], Row]:
+    """The rows of all tables, by (table, mode, row, variant), from the values of single queries."""
+    groups: dict[tuple[str, str], dict[tuple[int, int], dict[str, list[float]]]] = {}
+    for one in values:
+        runs = groups.setdefault((one["experiment"], one["method"]), {})
+        measures = runs.setdefault((one["fold"], one["seed"]), {})
+        measures.setdefault(one["measure"], []).append(np.nan if one["value"] is None else one["value"])
+    rows: dict[tuple[str, str, str, str], Row] = {}
+    for (experiment, method), runs in groups.items():
+        _, table, mode = experiment.split("/")
+        row, _, variant = method.partition("/")
+        folds: dict[int, list[Mapping[str, np.ndarray]]] = {}
+        for (fold, _), measures in sorted(runs.items()):
+            folds.setdefault(fold, []).append({name: np.array(each) for name, each in measures.items()})
+        by_fold = tuple(tuple(seeds) for seeds in folds.values())
+        rows[table, mode, row, variant] = Row(
+            table, row, variant, "paper" if mode == "paper" else "sound", by_fold
+        )
+    return rows
 
 
 def test_tables_are_made_again_from_the_values_of_single_queries(out: Path) -> None:

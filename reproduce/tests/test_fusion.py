@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,14 @@ def test_confidence_and_agreement_are_measured_on_first_answers() -> None:
     assert found["gain where they agree"] == 0.0
     assert found["gain where they differ"] == 1.0
     assert found["asymmetry and gain"] == pytest.approx(4 / 20**0.5)
+    more = Run.of(["5"], ["a"], np.ones(1)).with_probabilities(np.ones(1))
+    nothing = more.keep(np.zeros(1, dtype=bool))
+    both = zip(runs, (nothing, more), strict=True)
+    longer = [replace(Run.concat([run, other]), name=run.name) for run, other in both]
+    fusions = [Run.concat([run, Run.of(["5"], ["a"], np.ones(1))]) for run in (plain, weighed)]
+    qrels = Qrels.from_dict({query: {"a": 1} for query in (*answers, "5")})
+    with_nothing = hypotheses(longer, *fusions, qrels)
+    assert with_nothing == pytest.approx(found)
 
 
 def test_a_look_takes_the_same_texts_in_every_fold(folder: Path) -> None:

@@ -23,8 +23,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from isthmus.arrays import FloatArray
 from isthmus.config import to_toml
 from isthmus.errors import ConfigError, MissingExtra
+from isthmus.evaluation import bootstrap
 from isthmus.report import Estimate, Page, Plot, Progress, Table
 from isthmus.tables import cache_folder, replacing
 from isthmus.workers import hired
@@ -77,6 +79,12 @@ class Cell:
             return cls(value=float(known.mean()) if len(known) else float("nan"), n=len(known), **facts)
         interval = fold_interval(known)
         return cls(value=interval.value, low=interval.low, high=interval.high, n=len(known), **facts)
+
+    @classmethod
+    def over_queries(cls, values: FloatArray, **facts: Any) -> Cell:
+        """The mean over queries with its bootstrap interval."""
+        interval = bootstrap(values)
+        return cls(value=interval.value, low=interval.low, high=interval.high, n=interval.n, **facts)
 
     def record(self) -> dict[str, Any]:
         """As JSON has it; a figure that does not exist is null."""
@@ -303,6 +311,12 @@ def cells_table(cells: Sequence[Cell], title: str, *, digits: int = 3) -> Table:
             if any((line, each, kind) in displayed for each in measures)
         ]
     return Table(header, tuple(rows), title, (), digits)
+
+
+def listed(cells: Iterable[Cell], title: str, *names: str) -> Table:
+    """A line per cell: these fields of it, its measure, and the figure with its interval."""
+    header = (*names, "measure", "value", "low", "high", "n")
+    return Table(header, tuple(tuple(getattr(cell, name) for name in header) for cell in cells), title)
 
 
 def _displayed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from isthmus_reproduce.fedrisk.plans import (
     all_bad,
     plans,
 )
-from isthmus_reproduce.intervals import LEAST_FOLDS, fold_interval
 from isthmus_reproduce.notebook import Cell
 
 Results = Mapping["RunUnit", Any]
@@ -106,25 +105,10 @@ class Row:
 
     def cell(self, measure: str, data: str, paper: float | None = None) -> Cell:
         """The mean with its 95 % t interval over folds."""
+        facts: dict[str, Any] = {"table": self.table, "row": self.row, "variant": self.variant}
+        facts |= {"measure": measure, "mode": self.mode, "data": data, "paper": paper}
         folds = self.by_fold(measure)
-        low = high = None
-        if len(folds) >= LEAST_FOLDS:
-            interval = fold_interval(folds)
-            low, high = interval.low, interval.high
-        value = float(folds.mean())
-        return Cell(
-            self.table,
-            self.row,
-            measure,
-            value,
-            self.mode,
-            data,
-            variant=self.variant,
-            low=low,
-            high=high,
-            n=self.n,
-            paper=paper,
-        )
+        return replace(Cell.over_folds(folds.tolist(), **facts), value=float(folds.mean()), n=self.n)
 
 
 class Outcome:
@@ -134,26 +118,23 @@ class Outcome:
         self.results, self.protocol, self.seed = results, protocol, seed
         self._rows: dict[tuple[str, str, str, str], Row] = {}
         for run, plan in plans(protocol).items():
-            self._add_run(run, run.table, self._read(run, plan.seeds, "queries"))
+            self._add(run, run.table, self._read(run, plan.seeds, "queries"))
             if run.mode == "paper" and run.table == "1":
-                self._add_run(likeliest(run), "1", self._read(run, plan.seeds, ARGMAX))
+                self._add(likeliest(run), "1", self._read(run, plan.seeds, ARGMAX))
         for mode in MODES:
             run = central_name(mode)
-            self._add_run(run, "1", self._read(run, protocol.seeds, "queries"))
+            self._add(run, "1", self._read(run, protocol.seeds, "queries"))
             if mode == "paper":
-                self._add_run(likeliest(run), "1", self._read(run, protocol.seeds, ARGMAX))
+                self._add(likeliest(run), "1", self._read(run, protocol.seeds, ARGMAX))
         for run, names in ((TREES, TREE_ROWS), (REFERENCED, REFERENCES)):
             for name in names:
-                self._add(Row("1", name, "", "sound", self._read(run, 1, name)))
+                self._add(RunName("1", "sound", name), "1", self._read(run, 1, name))
 
-    def _add_run(
-        self, run: RunName, table: str, values: tuple[tuple[Mapping[str, Floats], ...], ...]
-    ) -> None:
-        self._add(Row(table, run.row, run.variant, run.mode, values))
-
-    def _add(self, row: Row) -> None:
-        if row.n:
-            self._rows[row.table, row.mode, row.row, row.variant] = row
+    def _add(self, run: RunName, table: str, runs: Runs) -> None:
+        if runs:
+            self._rows[table, run.mode, run.row, run.variant] = Row(
+                table, run.row, run.variant, run.mode, runs
+            )
 
     def units(self, run: RunName, seeds: int) -> list[list[Any]]:
         """The results of a run that are there, by fold."""
@@ -229,27 +210,6 @@ def per_query(
 
 def _method(row: str, variant: str) -> str:
     return f"{row}/{variant}" if variant else row
-
-
-def rows_of(values: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str, str], Row]:
-    """The rows of all tables, by (table, mode, row, variant), made again from what `per_query` gave."""
-    groups: dict[tuple[str, str], dict[tuple[int, int], dict[str, list[float]]]] = {}
-    for one in values:
-        runs = groups.setdefault((one["experiment"], one["method"]), {})
-        measures = runs.setdefault((one["fold"], one["seed"]), {})
-        measures.setdefault(one["measure"], []).append(np.nan if one["value"] is None else one["value"])
-    rows: dict[tuple[str, str, str, str], Row] = {}
-    for (experiment, method), runs in groups.items():
-        _, table, mode = experiment.split("/")
-        row, _, variant = method.partition("/")
-        folds: dict[int, list[Mapping[str, Floats]]] = {}
-        for (fold, _), measures in sorted(runs.items()):
-            folds.setdefault(fold, []).append({name: np.array(each) for name, each in measures.items()})
-        by_fold = tuple(tuple(seeds) for seeds in folds.values())
-        rows[table, mode, row, variant] = Row(
-            table, row, variant, "paper" if mode == "paper" else "sound", by_fold
-        )
-    return rows
 
 
 def _curve(unit: Any, key: str) -> Sequence[float | None]:

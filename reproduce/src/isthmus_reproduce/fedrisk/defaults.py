@@ -18,7 +18,7 @@ import numpy as np
 from isthmus.arrays import FloatArray
 from isthmus.corpora import SYNTHETIC, load_folds, load_synthetic
 from isthmus.errors import ConfigError, DataError
-from isthmus.evaluation import bootstrap, write_per_query
+from isthmus.evaluation import write_per_query
 from isthmus.federation import FedRisk, Judge, Rounds, State, StrategyOptions, held_back
 from isthmus.partition import Dealing, folds, silos_for
 from isthmus.randomness import Streams
@@ -28,7 +28,7 @@ from isthmus.tables import Fold, Letor
 from isthmus_reproduce.faults import FaultyConfig, train
 from isthmus_reproduce.fedrisk.plans import ATTACK
 from isthmus_reproduce.fedrisk.runs import Result, honest_queries, timed
-from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit
+from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit, listed
 from isthmus_reproduce.prose import Prose
 
 PROSE = Prose("training_defaults.j2")
@@ -292,14 +292,14 @@ def _set_cells(results: Values) -> Iterator[Cell]:
         about: dict[str, Any] = {"table": "sets", "mode": "sound", "data": data}
         for row in (TWIN, *ROWS):
             for mine in by_query(results, data, [(row, LAST)]):
-                yield _estimate(mine, row=row, measure=MEASURE, **about)
+                yield Cell.over_queries(mine, row=row, measure=MEASURE, **about)
         for row, rival in DIFFERENCES:
             pair = by_query(results, data, [(row, LAST), (rival, LAST)])
             if not pair:
                 continue
             mine, other = pair
             facts: dict[str, Any] = {"row": f"{row}, less {rival}", **about}
-            yield _estimate(mine - other, measure=MEASURE, **facts)
+            yield Cell.over_queries(mine - other, measure=MEASURE, **facts)
             counts = {"ratio": mine.mean() / other.mean(), "queries worse": (mine < other).sum()}
             for measure, value in counts.items():
                 yield Cell(measure=measure, value=float(value), n=len(mine), **facts)
@@ -338,13 +338,7 @@ def _choice_cells(results: Values) -> Iterator[Cell]:
             chosen = choice(results, question, family)
             if chosen is not None:
                 about: dict[str, Any] = {"table": "choice", "mode": "sound", "data": family}
-                yield _estimate(chosen[1], row=question, variant=chosen[0], measure=MEASURE, **about)
-
-
-def _estimate(values: FloatArray, **about: Any) -> Cell:
-    """A mean over queries with its bootstrap interval."""
-    interval = bootstrap(values)
-    return Cell(value=interval.value, low=interval.low, high=interval.high, n=interval.n, **about)
+                yield Cell.over_queries(chosen[1], row=question, variant=chosen[0], measure=MEASURE, **about)
 
 
 def _per_query(results: Values) -> Iterator[dict[str, Any]]:
@@ -357,11 +351,8 @@ def _per_query(results: Values) -> Iterator[dict[str, Any]]:
 
 
 def _page(cells: Sequence[Cell]) -> Page:
-    header = ("row", "variant", "data", "measure", "value", "low", "high", "n")
-
     def table(name: str) -> Table:
-        mine = (cell for cell in cells if cell.table == name)
-        return Table(header, tuple(tuple(getattr(cell, key) for key in header) for cell in mine), name)
+        return listed((cell for cell in cells if cell.table == name), name, "row", "variant", "data")
 
     sections = (
         Section("What the defaults come to", (PROSE("sets"), table("sets"))),

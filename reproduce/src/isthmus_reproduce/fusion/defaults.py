@@ -20,13 +20,13 @@ import numpy as np
 from isthmus.arrays import FloatArray
 from isthmus.calibration import Judging, calibrate
 from isthmus.errors import DataError
-from isthmus.evaluation import bootstrap, calibration_of, evaluate, write_per_query
+from isthmus.evaluation import calibration_of, evaluate, write_per_query
 from isthmus.fusion import Auto, fuser
 from isthmus.report import Page, Section, Table
 from isthmus.tables import Qrels, Run, read_qrels, read_run
 from isthmus_reproduce.fusion.worlds import KINDS, FusionWorld
 from isthmus_reproduce.intervals import fold_interval
-from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit
+from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit, listed
 from isthmus_reproduce.prose import Prose
 
 PROSE = Prose("defaults.j2")
@@ -230,10 +230,10 @@ def _run_cells(judged: Mapping[Any, Mapping[str, Any]]) -> Iterator[Cell]:
         about: dict[str, Any] = {"mode": "sound", "data": part.data, "variant": _variant(part)}
         for measure, values in one["values"].items():
             for row, mine in values.items():
-                yield _estimate(np.array(mine), row=row, measure=measure, **about)
+                yield Cell.over_queries(np.array(mine), table="runs", row=row, measure=measure, **about)
             for row, rival in _rivals(values).items():
                 difference, name = np.array(values[AUTO]) - rival, f"auto over {row}"
-                yield _estimate(difference, row=name, measure=measure, **about)
+                yield Cell.over_queries(difference, table="runs", row=name, measure=measure, **about)
                 worse: dict[str, Any] = {"measure": f"{measure}, queries worse"}
                 worse["value"] = float((difference < 0).sum())
                 yield Cell(table="runs", row=name, n=len(difference), **worse, **about)
@@ -245,14 +245,6 @@ def _run_cells(judged: Mapping[Any, Mapping[str, Any]]) -> Iterator[Cell]:
 
 def _variant(part: Part) -> str:
     return f"relevant from {part.number}"
-
-
-def _estimate(values: FloatArray, **about: Any) -> Cell:
-    """A mean over queries with its bootstrap interval."""
-    interval = bootstrap(values)
-    return Cell(
-        table="runs", value=interval.value, low=interval.low, high=interval.high, n=interval.n, **about
-    )
 
 
 def _page(
@@ -274,7 +266,5 @@ def _page(
 
 
 def _table(cells: Sequence[Cell], table: str, data: str = "worlds", variant: str = "") -> Table:
-    header = ("row", "part", "measure", "value", "low", "high", "n")
     mine = [cell for cell in cells if (cell.table, cell.data, cell.variant) == (table, data, variant)]
-    rows = tuple(tuple(getattr(cell, name) for name in header) for cell in mine)
-    return Table(header, rows, f"{table}: {data} {variant}".strip())
+    return listed(mine, f"{table}: {data} {variant}".strip(), "row", "part")

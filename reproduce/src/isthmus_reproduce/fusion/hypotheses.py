@@ -28,9 +28,12 @@ def hypotheses(runs: Sequence[Run], plain: Run, weighed: Run, qrels: Qrels) -> d
     """Confidence against quality, and agreement against what weighing by confidence gains; NaN where unknown.
 
     `runs` are two, with calibrated probabilities; `plain` and `weighed` their fusions without and with them.
+    Texts for which one of them finds nothing are left out.
     """
-    queries = [query for query in qrels.queries if all(query in run.queries for run in (*runs, plain))]
-    firsts = [run.keep(run.ranks == 1)[queries] for run in (*runs, plain, weighed)]
+    firsts = [run.keep(run.ranks == 1) for run in (*runs, plain, weighed)]
+    answered = [{run.queries[at] for at in run.query_of_row.tolist()} for run in firsts]
+    queries = [query for query in qrels.queries if all(query in each for each in answered)]
+    firsts = [first[queries] for first in firsts]
     right = np.array([first.grades(qrels) > 0 for first in firsts], dtype=np.float64)
     sure = np.array([first.required_probabilities for first in firsts[:2]])
     gain, apart = right[3] - right[2], np.abs(sure[0] - sure[1])

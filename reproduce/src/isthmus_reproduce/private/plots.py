@@ -1,6 +1,5 @@
 """Pictures of what sketches and noise do to counts and features.
 
-- how features from noiseless sketches approach exact ones as sketches widen;
 - the measured error of a count beside the bounds of the paper's Theorems 2 and 3;
 - the paper's Figure 7: feature vectors of some pairs, embedded in the plane by t-SNE.
 """
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from isthmus.arrays import Ids, IntArray
 from isthmus.corpora import available, load
-from isthmus.features import NAMES, ExactCounts, Pairs
+from isthmus.features import ExactCounts, Pairs
 from isthmus.features import compute as features
 from isthmus.private import CountMin, CountSketch, HashFamily, Sketch
 from isthmus.randomness import Streams
@@ -29,7 +28,7 @@ from isthmus_reproduce.notebook import Notebook, Unit
 from isthmus_reproduce.prose import Prose
 
 PROSE = Prose("private.j2")
-WIDTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 PANELS: dict[str, tuple[str, int, int]] = {
     "a: exact": ("exact", 0, 0),
     "b: Count Sketch w=120 z=10": ("signed", 120, 10),
@@ -67,18 +66,15 @@ class SketchedCounts(ExactCounts):
 class Picture:
     """A unit of work: a width of the sketches, or a panel of Figure 7."""
 
-    kind: Literal["converging", "theorems", "panel"]
+    kind: Literal["theorems", "panel"]
     width: int | None = None
     panel: str = ""
 
 
 def compute(notebook: Notebook, *, seed: int, workers: int | None) -> dict[Picture, Any]:
     """The data of all plots."""
-    results: dict[Picture, Any] = {}
-    units = [Unit(Picture("converging", width), {"width": width, "seed": seed}) for width in WIDTHS]
-    results |= notebook.compute(converging, units, label="widening sketches", workers=workers)
-    units = [Unit(Picture("theorems", width), {"width": width, "seed": seed}) for width in WIDTHS[1:8]]
-    results |= notebook.compute(theorems, units, label="errors and bounds", workers=workers)
+    units = [Unit(Picture("theorems", width), {"width": width, "seed": seed}) for width in WIDTHS]
+    results = notebook.compute(theorems, units, label="errors and bounds", workers=workers)
     units = [Unit(Picture("panel", panel=name), {"panel": name, "seed": seed}) for name in PANELS]
     return results | notebook.compute(panel, units, label="embedding feature vectors", workers=workers)
 
@@ -86,26 +82,9 @@ def compute(notebook: Notebook, *, seed: int, workers: int | None) -> dict[Pictu
 def sections(results: Mapping[Picture, Any]) -> tuple[Section, ...]:
     """The pictures for a report."""
     return (
-        Section("Sketches without noise", (_converging_plot(results),)),
         Section("Errors and the paper's bounds", (_theorem_plot(results, 2), _theorem_plot(results, 3))),
         Section("Feature vectors in the plane", (_panels_plot(results),)),
     )
-
-
-def converging(*, width: int, seed: int) -> dict[str, float]:
-    """The mean distance of features from sketches to exact ones, in standard deviations of the feature."""
-    corpus = synthetic_text.text(200, 40, seed=seed, words=300)
-    queries, title, body = _tokens(corpus)
-    pairs = Pairs.all(len(queries), len(body))
-    truth = features(queries, pairs, title=ExactCounts.of(title), body=ExactCounts.of(body))
-    spread = truth.std(axis=0) + 1e-12
-    errors = {}
-    for name, kind, rows in (("Count-Min, 1 row", CountMin, 1), ("Count Sketch, 10 rows", CountSketch, 10)):
-        family = HashFamily(Streams(seed)("converging", name).bytes(32), rows, width)
-        sketched = [SketchedCounts.through(tokens, kind, family) for tokens in (title, body)]
-        table = features(queries, pairs, title=sketched[0], body=sketched[1])
-        errors[name] = float((np.abs(table - truth) / spread).mean())
-    return errors
 
 
 def error_bound(epsilon: float, rest: float, width: int, words: int = 1) -> float:
@@ -198,25 +177,14 @@ def _text(ranks: IntArray) -> Tokens:
     return Tokens(Ids(codes, words.vocabulary), np.array([0, len(codes)]))
 
 
-def _converging_plot(results: Mapping[Picture, Any]) -> Plot:
-    widths = list(WIDTHS)
-    lines = {
-        name: Series(widths, [results[Picture("converging", width)][name] or np.nan for width in WIDTHS])
-        for name in results[Picture("converging", widths[0])]
-    }
-    caption = PROSE("converging_caption", features=len(NAMES))
-    return _on_log_axes(line_plot(lines, x="cells a row", y="mean distance"), caption)
-
-
 def _theorem_plot(results: Mapping[Picture, Any], number: int) -> Plot:
-    widths = [width for width in WIDTHS if Picture("theorems", width) in results]
     names = {
         "bound": f"bound of Theorem {number}",
         "shared noise": "shared noise, as the paper has it",
         "noise a cell": "noise of its own for every cell",
     }
     lines = {
-        label: Series(widths, [results[Picture("theorems", width)][f"{name} {number}"] for width in widths])
+        label: Series(WIDTHS, [results[Picture("theorems", width)][f"{name} {number}"] for width in WIDTHS])
         for name, label in names.items()
     }
     caption = PROSE("theorem_caption", number=number, words=WORDS, epsilon=EPSILON, rows=ROWS)
@@ -229,7 +197,7 @@ def _on_log_axes(plot: Plot, caption: str) -> Plot:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         low, high = axes.get_xlim()
-        axes.set_xticks([width for width in WIDTHS[1::2] if low <= width <= high])
+        axes.set_xticks([width for width in WIDTHS[::2] if low <= width <= high])
         axes.xaxis.set_major_formatter(_plainly)
         axes.yaxis.set_major_formatter(_plainly)
         low, high = axes.get_ylim()
