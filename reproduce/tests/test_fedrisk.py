@@ -163,14 +163,11 @@ def test_a_claim_is_judged_from_the_rows_of_the_run() -> None:
     rng = np.random.default_rng(0)
     folds = [rng.random(50) for _ in range(3)]
 
-    def row(name: str, gain: float, variant: str = "") -> Row:
-        runs = tuple((dict.fromkeys(MEASURES, fold * gain),) for fold in folds)
-        return Row("1", name, variant, "paper", runs)
-
     outcome = Outcome({}, SMALL, 0)
     rows = (("FedRisk", 0.5), ("FedProx", 0.4), ("FedAvg", 0.6), ("FedAdagrad", 0.5), ("Centralised", 0.5))
     for name, gain in rows:
-        outcome._add(row(name, gain))
+        runs = tuple((dict.fromkeys(MEASURES, fold * gain),) for fold in folds)
+        outcome._add(RunName("1", "paper", name), "1", runs)
     verdicts = {claim.text: (claim.value, claim.verdict) for claim in claims(outcome)}
     assert verdicts["+15.6 % over FedProx in nDCG@5"] == ("+25.0 %", "holds")
     assert verdicts["+18.0 % over FedAvg in nDCG@10"][1] == "does not hold"

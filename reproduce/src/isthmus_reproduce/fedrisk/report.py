@@ -33,6 +33,7 @@ from isthmus_reproduce.fedrisk.claims import claims
 from isthmus_reproduce.fedrisk.plans import ARGMAX, MEASURES, MODES, RATES, RunName
 from isthmus_reproduce.fedrisk.plots import Curve, curves_plot
 from isthmus_reproduce.fedrisk.trials import PROSE, Part, Trials, Writer
+from isthmus_reproduce.intervals import LEAST_FOLDS
 
 
 def report(outcome: Outcome, data: str) -> Page:
@@ -68,6 +69,7 @@ class _Tables(Writer):
         return PROSE(
             "lead",
             where=self.where,
+            intervals=protocol.folds >= LEAST_FOLDS,
             synthetic=self.data.startswith("synthetic"),
             concentration=protocol.concentration,
             least=protocol.least,

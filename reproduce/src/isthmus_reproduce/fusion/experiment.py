@@ -28,6 +28,7 @@ from isthmus_reproduce.fusion.hypotheses import SHARES
 from isthmus_reproduce.fusion.panels import DENSE, LINEAR, SPARSE, encoder
 from isthmus_reproduce.fusion.runs import BINS, MEASURES, PAPER_BINS, Way, default_stack, two_retrievers
 from isthmus_reproduce.fusion.tuned import TUNED, WITH_TUNED, WITHOUT_TUNED, tune_folds
+from isthmus_reproduce.intervals import LEAST_FOLDS
 from isthmus_reproduce.notebook import Cell, Notebook, Reproduction, Unit, cells_table
 from isthmus_reproduce.prose import Prose
 
@@ -449,6 +450,7 @@ def _lead(names: Sequence[str], results: Results, config: Config) -> str:
     return PROSE(
         "lead",
         folds=config.folds,
+        intervals=config.folds >= LEAST_FOLDS,
         most=config.most,
         encoders=", ".join(Counter(one["encoder"] for one in results.values())),
         trec="trec" in names,
@@ -517,7 +519,7 @@ def _verdicts(name: str, results: Results, cells: Sequence[Cell], config: Config
     if len(folds) > 1:
         test = paired_t(np.array(default), np.array(linear))
         means = {"default": 100 * np.mean(default), "linear": 100 * np.mean(linear)}
-        yield PROSE("default_row", test=test, **means)
+        yield PROSE("default_row", test=test, enough=len(folds) >= LEAST_FOLDS, **means)
     oracle, sound = (_first_answers(cells, "V", mode, "all") for mode in ("paper", "sound"))
     leaks = {row: value - sound[row] for row, value in oracle.items() if row in sound}
     levels = {"oracle": oracle, "sound": sound, "rows": list(leaks)}

@@ -8,6 +8,6 @@ no row, but no DP guarantee either.
 
 from isthmus_reproduce.trees.certificates import Papers, Seat, make_papers
 from isthmus_reproduce.trees.exchange import Exchange
-from isthmus_reproduce.trees.silos import compare_with_central, train_silo, train_silos
+from isthmus_reproduce.trees.silos import train_silo, train_silos
 
-__all__ = ["Exchange", "Papers", "Seat", "compare_with_central", "make_papers", "train_silo", "train_silos"]
+__all__ = ["Exchange", "Papers", "Seat", "make_papers", "train_silo", "train_silos"]

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +16,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from isthmus.errors import ConfigError, DataError, FederationError, MissingExtra, check_extra
-from isthmus.evaluation import evaluate
 from isthmus.rankers import LambdaMART, check_trainable, tree_library
 from isthmus.tables import Letor
 from isthmus_reproduce.trees.certificates import Seat, make_papers
@@ -57,22 +55,6 @@ def train_silo(letor: Letor, model: LambdaMART, seat: Seat, *, deadline: float =
         part = stack.enter_context(_Part.start(Path(folder) / "part", letor, model, seat))
         _wait(dict.fromkeys(named, part), deadline)
         return model.with_model(part.model_text(), letor.width)
-
-
-def compare_with_central(
-    silos: Mapping[str, Letor], test: Letor, model: LambdaMART, *, measure: str = "nDCG@10(empty=skip)"
-) -> dict[str, float]:
-    """The measure on test queries: trained on pooled rows, across silos, and (mean) in each silo alone."""
-
-    def measured(ranker: LambdaMART) -> float:
-        return evaluate(test.qrels(), ranker.rank(test), [measure])[measure]
-
-    pooled = Letor.concat(list(silos.values()))
-    return {
-        "central": measured(copy(model).fit(pooled)),
-        "federated": measured(train_silos(silos, model)),
-        "alone": float(np.mean([measured(copy(model).fit(letor)) for letor in silos.values()])),
-    }
 
 
 @dataclass(frozen=True)
