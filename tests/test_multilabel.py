@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
+from command_line import isthmus
 from isthmus.classification import (
     Bands,
     CandidateTable,
@@ -26,9 +31,12 @@ from isthmus.classification import (
     load_multilabel,
     plain_documents,
     plain_queries,
+    read_labelled,
+    stream_texts,
 )
 from isthmus.classification import sparse_rankers as rankers_module
 from isthmus.classification.sparse import read_arrays, sparse_arrays, sparse_of, write_arrays
+from isthmus.corpora import SparseRows, write_xmc
 from isthmus.errors import ConfigError, DataError
 from isthmus.evaluation import Propensity, evaluate
 from isthmus.retrieval import BM25
@@ -223,31 +231,94 @@ def test_measures_are_those_of_the_evaluation(model: tuple[MultiLabelClassifier,
     assert [report[name] for name in names] == pytest.approx([wanted[name] for name in names], abs=1e-6)
 
 
-def test_a_fit_that_was_cut_off_goes_on_behind_its_last_stage(
+KILLED = """
+import os, signal, sys
+from isthmus.classification import LabelVectors, MultiLabelClassifier, read_labelled
+calls, learn = [], LabelVectors.fit
+def fit(self, *arguments):
+    calls.append(1)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return learn(self, *arguments)
+LabelVectors.fit = fit
+MultiLabelClassifier(folds=3).fit(read_labelled(sys.argv[1]), sys.argv[2])
+"""
+
+
+def as_json_lines(path: Path, data: LabelledTexts) -> Path:
+    rows = zip(data.ids, data.texts, data.label_lists, strict=True)
+    lines = ({"id": name, "text": text, "labels": [data.names[at] for at in row]} for name, text, row in rows)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_fit_that_was_killed_goes_on_behind_its_last_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = labelled(150, 12)
+    path = as_json_lines(tmp_path / "train.jsonl", labelled(150, 12))
+    program = [sys.executable, "-c", KILLED, str(path), str(tmp_path / "model")]
+    assert subprocess.run(program, check=False, capture_output=True).returncode == -signal.SIGKILL
+    with pytest.raises(DataError, match="no classifier"):
+        load_multilabel(tmp_path / "model")
     calls: list[str] = []
     learn = LabelVectors.fit
 
     def counted(self: LabelVectors, *arguments: Any) -> Any:
         calls.append("fit")
-        if len(calls) == 3:
-            raise KeyboardInterrupt
         return learn(self, *arguments)
 
     monkeypatch.setattr(LabelVectors, "fit", counted)
-    with pytest.raises(KeyboardInterrupt):
-        MultiLabelClassifier(folds=3).fit(data, tmp_path / "model")
-    with pytest.raises(DataError, match="no classifier"):
-        load_multilabel(tmp_path / "model")
+    data = read_labelled(path)
     resumed = MultiLabelClassifier(folds=3).fit(data, tmp_path / "model")
-    assert len(calls) == 5, "two folds were there, the third and the whole were learned"
+    assert len(calls) == 2, "two folds were there, the third and the whole were learned"
     whole = MultiLabelClassifier(folds=3).fit(data)
     fresh = labelled(20, 12, seed=2).texts
-    assert resumed.predict(fresh).toarray() == pytest.approx(whole.predict(fresh).toarray())
+    assert resumed.predict(fresh).toarray() == pytest.approx(whole.predict(fresh).toarray(), abs=1e-6)
     assert not list((tmp_path / "model").glob("stage-*"))
     assert load_multilabel(tmp_path / "model").predict(fresh).nnz
+
+
+def test_the_command_line_sees_several_labels_and_writes_a_batch_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, test = labelled(200, 12), labelled(60, 12, seed=3)
+    path, other = (as_json_lines(tmp_path / f"{at}.jsonl", each) for at, each in enumerate((train, test)))
+    fit = isthmus("classify", "fit", path, "-o", tmp_path / "model", "--folds", 3, "--json")
+    assert "of 200 texts have several labels" in fit.stderr
+    learned = json.loads(fit.stdout)
+    assert set(learned) == {"model", "measures", "bands", "decision"}
+    judged = isthmus("classify", "evaluate", other, "--model", tmp_path / "model")
+    assert "psnDCG@5" in judged.stdout
+    assert "say a label from this probability" in judged.stdout
+    new = tmp_path / "new.csv"
+    new.write_text("id,text\n" + "".join(f"n{at},{text}\n" for at, text in enumerate(test.texts)))
+    isthmus("classify", "predict", tmp_path / "model", new, "--precision", 0.9, "-o", tmp_path / "out.jsonl")
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [answer["id"] for answer in answers] == [f"n{at}" for at in range(60)]
+    model = load_multilabel(tmp_path / "model")
+    sure = model.decided(model.predict(test.texts), 0.9)
+    assert [len(answer["labels"]) for answer in answers] == np.diff(sure.indptr).tolist()
+    assert {one["probability"] for one in answers[0]["labels"]} == {
+        round(float(p), 4) for p in sure[[0]].data
+    }
+    streamed = [model.predict(texts).toarray() for _, texts in stream_texts(new, batch=7)]
+    assert np.concatenate(streamed) == pytest.approx(model.predict(test.texts).toarray(), abs=1e-5)
+
+
+def test_sparse_rows_of_the_repository_are_learned_and_streamed(tmp_path: Path) -> None:
+    data = labelled(200, 12)
+    weights = TextSpace.fit(data.texts).rows(data.texts).terms
+    train = tmp_path / "train.txt"
+    write_xmc(train, [SparseRows(weights, data.labels)], rows=200)
+    read = read_labelled(train)
+    assert read.names[:2] == ("0", "1")
+    assert (read.labels != data.labels).nnz == 0
+    classifier = MultiLabelClassifier(folds=3).fit(read, tmp_path / "model")
+    assert classifier.report().measures["P@1"] > 0.5
+    parts = [classifier.predict(rows).toarray() for _, rows in stream_texts(train, batch=64)]
+    assert np.concatenate(parts) == pytest.approx(classifier.predict(weights).toarray(), abs=1e-5)
+    with pytest.raises(DataError, match="texts, where rows of features were learned from"):
+        load_multilabel(tmp_path / "model").predict(["words"])
 
 
 def test_the_papers_preset_has_two_rankers_and_splits_head_and_tail() -> None:

@@ -30,6 +30,7 @@ from isthmus.classification.linear import FittedLinear as FittedLinear
 from isthmus.classification.linear import SparseLinear as SparseLinear
 from isthmus.classification.multilabel import HeldOutLabels as HeldOutLabels
 from isthmus.classification.multilabel import MultiLabelClassifier as MultiLabelClassifier
+from isthmus.classification.multilabel import is_multilabel as is_multilabel
 from isthmus.classification.multilabel import load_multilabel as load_multilabel
 from isthmus.classification.multilabel import preset_rankers as preset_rankers
 from isthmus.classification.space import TextSpace as TextSpace
@@ -53,6 +54,7 @@ from isthmus.classification.texts import normal_text as normal_text
 from isthmus.classification.texts import read_labelled as read_labelled
 from isthmus.classification.texts import read_texts as read_texts
 from isthmus.classification.texts import same_text as same_text
+from isthmus.classification.texts import stream_texts as stream_texts
 from isthmus.classification.views import Beside as Beside
 from isthmus.classification.views import Characters as Characters
 from isthmus.classification.views import CountedGrams as CountedGrams

@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import vstack
+from scipy.sparse import csr_array, vstack
 
 from isthmus.arrays import FloatArray, IntArray
 from isthmus.calibration import ThresholdCurve
@@ -141,6 +141,31 @@ class HeldOutLabels:
                 except DataError:
                     values[band] = np.inf
         return values
+
+    def decision(self, precision: float) -> dict[str, Any]:
+        """For a wanted precision: thresholds by band, how often labels at or above them were right, and the
+        share of texts that have none."""
+        thresholds, hits = self.thresholds(precision), self.hits
+        passing = self.probabilities.data >= thresholds[self.bands]
+        rows = [
+            {
+                "band": name,
+                "threshold": float(thresholds[band]) if np.isfinite(thresholds[band]) else None,
+                "labels": int((passing & (self.bands == band)).sum()),
+                "right": float(hits[passing & (self.bands == band)].mean())
+                if (passing & (self.bands == band)).any()
+                else None,
+            }
+            for band, name in enumerate(self.names)
+        ]
+        texts = np.unique(CandidateTable.rows_of(self.probabilities).text[passing])
+        return {
+            "wanted": precision,
+            "precision": float(hits[passing].mean()) if passing.any() else None,
+            "recall": float(hits[passing].sum() / max(self.labels.nnz, 1)),
+            "abstained": 1 - len(texts) / max(self.labels.shape[0], 1),
+            "bands": rows,
+        }
 
     def save(self, folder: Path) -> None:
         """One file."""
@@ -264,8 +289,6 @@ class MultiLabelClassifier:
         """The labels as texts; rows without terms or direction where the data have no texts."""
         if documents:
             return self.space_.rows(documents)
-        from scipy.sparse import csr_array
-
         return TextRows(csr_array((count, self.space_.width), dtype=np.float32), None, counted=False)
 
     def _fuse(
@@ -379,6 +402,15 @@ class MultiLabelClassifier:
             expected=self.expected_labels(probabilities),
         )
 
+    def matched(self, data: LabelledTexts) -> Sparse:
+        """The labels of other texts in this classifier's order; one that it does not know is an error."""
+        place = {name: at for at, name in enumerate(self.names_)}
+        if strange := next((name for name in data.names if name not in place), None):
+            raise DataError(f"the classifier does not know the label {strange!r}", cure="fit it anew")
+        columns = np.array([place[name] for name in data.names], dtype=np.int64)
+        parts = (data.labels.data, columns[data.labels.indices], data.labels.indptr)
+        return csr_array(parts, shape=(len(data), len(self.names_)))
+
     def expected_labels(self, probabilities: Sparse) -> FloatArray:
         """How many labels every text has, in expectation, those that no ranker lists included."""
         sums = np.asarray(probabilities.sum(axis=1), dtype=np.float64).ravel()
@@ -450,6 +482,14 @@ def _batches(texts: Texts) -> Iterator[Texts]:
 
 def _load_ranker(folder: Path) -> FittedLabelRanker:
     return _FITTED[(folder / "done").read_text()].load(folder)
+
+
+def is_multilabel(folder: str | PathLike[str]) -> bool:
+    """Whether a folder has, or is to have, such a classifier."""
+    try:
+        return bool(json.loads((Path(folder) / "classifier.json").read_bytes()).get("kind") == "multi-label")
+    except (OSError, ValueError, AttributeError):
+        return (Path(folder) / "fit.json").exists()
 
 
 def load_multilabel(folder: str | PathLike[str]) -> MultiLabelClassifier:

@@ -2,6 +2,7 @@
 
     CSV, TSV     a header line; columns are recognised by name (`text`, `label`, …) or named by the caller
     JSON lines   an object a line with the same names; `labels` may be a list
+    sparse rows  of the XMC repository: a header "N D L", then `label,label feature:weight …`
     folder       one sub-folder per label with a text file per text; or `texts.txt` and `labels.txt`
 
 Optional columns: `id`; `fold`, a whole number, for folds of the owner's; `split` (train, validation, test).
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.arrays import IntArray
-from isthmus.classification.sparse import Sparse, from_lists
-from isthmus.corpora import load
+from isthmus.classification.sparse import BATCH, Sparse, from_lists
+from isthmus.corpora import load, read_header, read_xmc, stream_xmc
 from isthmus.errors import DataError
-from isthmus.tables import Corpus, Documents, Qrels, read_all
+from isthmus.tables import Corpus, Documents, Qrels, read_all, read_blocks
 
 TEXT = ("text", "texts", "content", "body", "sentence", "document", "message", "question", "review", "title")
 LABEL = ("label", "labels", "class", "category", "topic", "target", "tag")
 ID = ("id", "_id")
+TABLES = (".csv", ".tsv", ".jsonl", ".json", ".ndjson")
 MOST_DENSE = 10**8
 """Texts × labels that are ever made an array of."""
 
@@ -133,9 +135,15 @@ def read_labelled(
     text: str | None = None,
     label: str | None = None,
     descriptions: Mapping[str, str] | None = None,
+    label_names: str | PathLike[str] | None = None,
 ) -> LabelledTexts:
-    """Labelled texts from a file, a folder or a data set's name; `text` and `label` name other columns."""
+    """Labelled texts from a file, a folder or a data set's name; `text` and `label` name other columns.
+
+    `label_names` is a file with a line per label of data in the XMC repository's sparse format.
+    """
     path = Path(data)
+    if is_xmc(path):
+        return _of_features(path, label_names)
     if path.is_file():
         return _table(path, list(_records(path)), text, label, descriptions or {})
     folders = sorted(each for each in path.iterdir() if each.is_dir()) if path.is_dir() else []
@@ -146,18 +154,51 @@ def read_labelled(
 
 def read_texts(data: str | PathLike[str], *, text: str | None = None) -> tuple[list[str], list[str]]:
     """Ids and texts to be labelled: CSV or JSON lines as above, or one text a line."""
-    path = Path(data)
-    if path.suffix.lower() not in (".csv", ".tsv", ".jsonl", ".json", ".ndjson"):
-        lines = enumerate((line.rstrip("\r") for line in _decoded(path).split("\n")), 1)
-        rows = [(str(number), line) for number, line in lines if line.strip()]
-        return [name for name, _ in rows], [line for _, line in rows]
-    records = list(_records(path))
-    column = _column(records, TEXT, text, "text", path)
-    rows = [(_id(record, at), _text(record, column, at, path)) for at, record in enumerate(records, 1)]
+    rows = list(_texts(Path(data), text))
     ids = [name for name, _ in rows]
     if twice := next((name for name, count in Counter(ids).items() if count > 1), None):
-        raise DataError(f"the id {twice} stands twice", file=path, cure="give every text an id of its own")
+        raise DataError(f"the id {twice} stands twice", file=data, cure="give every text an id of its own")
     return ids, [line for _, line in rows]
+
+
+def stream_texts(
+    data: str | PathLike[str], *, text: str | None = None, batch: int = BATCH
+) -> Iterator[tuple[list[str], list[str] | Sparse]]:
+    """Ids and texts to be labelled, so many at a time; rows of features of the XMC repository's format."""
+    path = Path(data)
+    if is_xmc(path):
+        first = 0
+        for part in stream_xmc(path, batch=batch):
+            yield [str(first + row) for row in range(len(part))], part.features
+            first += len(part)
+        return
+    rows = _texts(path, text)
+    while some := list(islice(rows, batch)):
+        yield [name for name, _ in some], [line for _, line in some]
+
+
+def is_xmc(path: Path) -> bool:
+    """Whether a file begins as the XMC repository's do, with three numbers; no table by its name does."""
+    if not path.is_file() or path.suffix.lower() in TABLES:
+        return False
+    try:
+        read_header(path)
+    except DataError:
+        return False
+    return True
+
+
+def _texts(path: Path, text: str | None) -> Iterator[tuple[str, str]]:
+    if path.suffix.lower() not in TABLES:
+        lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(_lines(path), 1))
+        yield from ((str(number), line) for number, line in lines if line.strip())
+        return
+    column = None
+    for number, record in enumerate(_records(path), 1):
+        column = column or _column([record], TEXT, text, "text", path)
+        yield _id(record, number), _text(record, column, number, path)
+    if column is None:
+        raise DataError("no rows", file=path)
 
 
 def _text(record: Mapping[str, Any], column: str, number: int, path: Path) -> str:
@@ -168,9 +209,9 @@ def _text(record: Mapping[str, Any], column: str, number: int, path: Path) -> st
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a file as dictionaries, keys in lower case."""
-    body = _decoded(path)
+    lines = _lines(path)
     if path.suffix.lower() in (".jsonl", ".json", ".ndjson"):
-        for number, line in enumerate(body.split("\n"), 1):
+        for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
@@ -182,8 +223,9 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             yield {str(key).lower(): value for key, value in record.items()}
         return
     mark = "\t" if path.suffix.lower() == ".tsv" else ","
-    reader = csv.DictReader(io.StringIO(body, newline=""), delimiter=mark)
-    _check_separator(body, mark, path)
+    header = next(lines)
+    _check_separator(header, mark, path)
+    reader = csv.DictReader(chain((header,), lines), delimiter=mark)
     try:
         for row in reader:
             if None in row or None in row.values():
@@ -195,9 +237,15 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(str(error), file=path, line=reader.line_num) from None
 
 
-def _check_separator(body: str, mark: str, path: Path) -> None:
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a file with their ends; only a block of them is in memory."""
+    for block in read_blocks(path):
+        yield from io.StringIO(block.data.decode("utf-8"), newline="\n")
+
+
+def _check_separator(first: str, mark: str, path: Path) -> None:
     """A header that is one column under this separator and several under another is an error."""
-    header = body.partition("\n")[0].strip()
+    header = first.strip()
     others = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
     mine = others.pop(mark)
     for other, called in others.items():
@@ -293,6 +341,16 @@ def _labelled(rows: Sequence[Row], descriptions: Mapping[str, str], path: Path) 
     return LabelledTexts(ids, tuple(text for _, text, _ in rows), right, names, about)
 
 
+def _of_features(path: Path, label_names: str | PathLike[str] | None) -> LabelledTexts:
+    rows = read_xmc(path, label_names=label_names)
+    count, width = rows.labels.shape
+    names = rows.names or tuple(map(str, range(width)))
+    if len(set(names)) < width:  # numbered, where two labels have one name
+        names = tuple(f"{name} ({at})" for at, name in enumerate(names))
+    ids = tuple(map(str, range(count)))
+    return LabelledTexts(ids, (), rows.labels, names, ("",) * width, features=rows.features)
+
+
 def _of_corpus(corpus: Corpus, descriptions: Mapping[str, str]) -> LabelledTexts:
     """A label set: its labels are the documents, its texts the queries."""
     titles = dict(zip(corpus.documents.ids, corpus.documents.titles, strict=True))
@@ -300,4 +358,7 @@ def _of_corpus(corpus: Corpus, descriptions: Mapping[str, str]) -> LabelledTexts
         (name, text, [titles[label] or label for label in corpus.qrels.to_dict().get(name, {})])
         for name, text in zip(corpus.queries.ids, corpus.queries.texts, strict=True)
     ]
+    if any(len(labels) > 1 for _, _, labels in rows):  # of few single labels the figures are without them
+        bodies = zip(corpus.documents.ids, corpus.documents.bodies, strict=True)
+        descriptions = {titles[name] or name: body for name, body in bodies} | dict(descriptions)
     return _labelled(rows, descriptions, Path(corpus.name))

@@ -32,6 +32,7 @@ def _reading(parser: argparse.ArgumentParser) -> None:
     add(parser, "--text COLUMN", "the column of the texts (recognised by its name)")
     add(parser, "--label COLUMN", "the column of the labels (recognised by its name)")
     add(parser, "--descriptions FILE", "what labels mean: of classify describe, or a JSON object")
+    add(parser, "--label-names FILE", "a line per label, of data in the XMC repository's sparse format")
 
 
 def _learning(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +41,9 @@ def _learning(parser: argparse.ArgumentParser) -> None:
         parser, "--folds", "parts for held-out answers, where the data have no column fold (5)", type=whole(2)
     )
     add(parser, "--seed", "of the folds (0)", type=whole(0), default=0)
+    add(parser, "--multi", "any number of labels a text, out of very many (where a text has several)")
+    presets = "with --multi: default, or xcoretriev, the rank-fusion paper's two retrievers"
+    add(parser, "--preset NAME", presets, choices=("default", "xcoretriev"), default="default")
     _deciding(parser)
 
 
@@ -62,17 +66,28 @@ def _model_folder(text: str) -> str:
 
 
 def _fit_arguments(parser: argparse.ArgumentParser) -> None:
-    add(parser, "data DATA", "CSV, TSV, JSON lines, a folder with one per label, or a label set's name")
-    written = "the folder to write; it holds the training texts"
+    add(
+        parser,
+        "data DATA",
+        "CSV, TSV, JSON lines, XMC sparse rows, a folder with one per label, or a set's name",
+    )
+    written = "the folder to write; it holds the training texts, or with --multi what was made of them"
     add(parser, "-o --out MODEL", written, type=_model_folder, required=True)
     _reading(parser)
     _learning(parser)
-    add_json(parser, "one object {model, measures, labels, confusion, decision}")
+    add_json(
+        parser, "one object {model, measures, labels, confusion, decision}; with --multi bands for labels"
+    )
 
 
 def _fit(arguments: argparse.Namespace) -> None:
     data = _data(arguments)
     data = data.split("train") if "train" in data.splits else data
+    if _multi(arguments, data):
+        from isthmus.cli import classify_multi
+
+        classify_multi.fit(arguments, data)
+        return
     classifier = _classifier(arguments).fit(data)
     wrote = classifier.save(arguments.out)
     report = _held_out(classifier)
@@ -84,21 +99,28 @@ def _fit(arguments: argparse.Namespace) -> None:
 
 def _predict_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "model MODEL", "the folder that fit wrote")
-    add(parser, "texts TEXTS", "CSV, TSV, JSON lines, or one text a line")
+    add(parser, "texts TEXTS", "CSV, TSV, JSON lines, one text a line, or XMC sparse rows")
     add(parser, "-o --out FILE", "CSV, or JSON lines if it ends so; - is stdout (-)", type=output)
-    add(parser, "--top", "so many labels a text (1)", type=whole(1), default=1)
+    add(parser, "--top", "so many labels a text at most (1; 5 where a text may have several)", type=whole(1))
     add(parser, "--text COLUMN", "the column of the texts (recognised by its name)")
     add(parser, "--precision P", "abstain where answers were right less often", type=probability)
-    add_json(parser, "a list of {id, label, probability}; the label is null where it abstains")
+    add_json(
+        parser, "a list of {id, label, probability}, label null where it abstains; {id, labels, expected}"
+    )
 
 
 def _predict(arguments: argparse.Namespace) -> None:
-    from isthmus.classification import load_classifier, read_texts
+    from isthmus.classification import is_multilabel, load_classifier, read_texts
 
+    if is_multilabel(arguments.model):
+        from isthmus.cli import classify_multi
+
+        classify_multi.predict(arguments)
+        return
     classifier = load_classifier(arguments.model)
     ids, texts = read_texts(arguments.texts, text=arguments.text)
     threshold = classifier.threshold_for(arguments.precision) if arguments.precision else 0.0
-    answers = list(_answers(classifier.predict(texts, ids), arguments.top, threshold))
+    answers = list(_answers(classifier.predict(texts, ids), arguments.top or 1, threshold))
     if not arguments.json:
         _write(answers, arguments.out or "/dev/stdout")
     abstained = len({answer["id"] for answer in answers if answer["label"] is None})
@@ -139,13 +161,18 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--model MODEL", "judge this classifier on them, instead of learning from them")
     _reading(parser)
     _learning(parser)
-    add_json(parser, "one object {measures, labels, confusion, decision}")
+    add_json(parser, "one object {measures, labels, confusion, decision}; with --multi bands")
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    from isthmus.classification import load_classifier, report_of
+    from isthmus.classification import is_multilabel, load_classifier, report_of
 
     data = _data(arguments)
+    if is_multilabel(arguments.model) if arguments.model else _multi(arguments, data):
+        from isthmus.cli import classify_multi
+
+        classify_multi.evaluate(arguments, data)
+        return
     if arguments.model or "test" in data.splits:
         if arguments.model:
             classifier = load_classifier(arguments.model)
@@ -167,8 +194,23 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 def _data(arguments: argparse.Namespace) -> LabelledTexts:
     from isthmus.classification import described, read_descriptions, read_labelled
 
-    data = read_labelled(arguments.data, text=arguments.text, label=arguments.label)
+    names = arguments.label_names
+    data = read_labelled(arguments.data, text=arguments.text, label=arguments.label, label_names=names)
     return described(data, read_descriptions(arguments.descriptions)) if arguments.descriptions else data
+
+
+def _multi(arguments: argparse.Namespace, data: LabelledTexts) -> bool:
+    """Whether any number of labels is learned: where that is asked for, or the data have it so."""
+    if not 0 < arguments.precision <= 1:
+        raise ConfigError("a precision of 0 asks for nothing", key="precision", value=arguments.precision)
+    if arguments.multi or data.features is not None:
+        return True
+    if data.take(data.labelled).single:
+        return False
+    from isthmus.cli.classify_multi import announce
+
+    announce(data)
+    return True
 
 
 def _describe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -205,8 +247,6 @@ def _describe(arguments: argparse.Namespace) -> None:
 def _classifier(arguments: argparse.Namespace) -> TextClassifier:
     from isthmus.classification import TextClassifier
 
-    if not 0 < arguments.precision <= 1:
-        raise ConfigError("a precision of 0 asks for nothing", key="precision", value=arguments.precision)
     return TextClassifier(encoder=arguments.encoder, folds=arguments.folds or 5, seed=arguments.seed)
 
 

@@ -6,6 +6,7 @@ from isthmus.corpora.catalogue import load_letor as load_letor
 from isthmus.corpora.labels import fold_count as fold_count
 from isthmus.corpora.synthetic import load_synthetic as load_synthetic
 from isthmus.corpora.xmc import SparseRows as SparseRows
+from isthmus.corpora.xmc import read_header as read_header
 from isthmus.corpora.xmc import read_label_names as read_label_names
 from isthmus.corpora.xmc import read_xmc as read_xmc
 from isthmus.corpora.xmc import stream_xmc as stream_xmc
